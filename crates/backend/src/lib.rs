@@ -1,0 +1,1 @@
+//! Back ends: where a disk's bytes are kept.

@@ -1,0 +1,81 @@
+//! The contract of a back end.
+
+use std::io;
+
+use fathom_reactor::{Event, Reactor};
+
+use crate::clock::Clock;
+use crate::geometry::{Capabilities, Geometry};
+use crate::request::{ErrorKind, Outcome, Request};
+
+/// Where a disk's bytes are kept: what all queues of the disk share.
+///
+/// The do-nothing version is `fathom_backend::Null`.
+pub trait Backend: Send + Sync {
+    /// One word for status and logs, for example `file`.
+    fn name(&self) -> &'static str;
+
+    /// The size of the disk, in bytes.
+    fn capacity(&self) -> u64;
+
+    /// The sizes that hold as long as the back end is open.
+    fn geometry(&self) -> Geometry;
+
+    /// What the queues of this back end can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// A queue, for the thread that owns `reactor`.
+    ///
+    /// # Errors
+    /// When the queue cannot be had: no descriptor, no memory.
+    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>>;
+
+    /// Makes the disk `capacity` bytes large. Requests may be in flight; those behind a new, nearer
+    /// end may fail.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where the size is given by something else.
+    fn resize(&self, capacity: u64) -> Result<(), ErrorKind>;
+}
+
+/// One thread's way into a back end.
+///
+/// **Callers** guarantee that a request lies within the capacity, is aligned, has buffers that add
+/// up, and asks for nothing beyond the capabilities. **Implementors** give every box back exactly
+/// once through [`BackendContext::complete`], at once or later; they do not block for longer than
+/// a memory copy takes, except where the operating system leaves no other way.
+pub trait BackendQueue {
+    /// Carries out `request`, or begins to.
+    fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>);
+
+    /// Something that this queue submitted to the reactor has come back. Events of other owners
+    /// may be seen too and are left alone.
+    fn event(&mut self, event: &Event, context: &mut BackendContext<'_>);
+
+    /// Called whenever the thread has made its round, before it sleeps.
+    fn advance(&mut self, context: &mut BackendContext<'_>);
+}
+
+/// What a back end's queue can reach while it is called.
+pub struct BackendContext<'a> {
+    pub(crate) reactor: &'a mut Reactor,
+    pub(crate) clock: &'a Clock,
+    pub(crate) completed: &'a mut Vec<(Box<Request>, Outcome)>,
+}
+
+impl BackendContext<'_> {
+    /// Gives `request` back with its outcome.
+    pub fn complete(&mut self, request: Box<Request>, outcome: Outcome) {
+        self.completed.push((request, outcome));
+    }
+
+    /// The ring of this thread.
+    pub fn reactor(&mut self) -> &mut Reactor {
+        self.reactor
+    }
+
+    /// The time, in nanoseconds of the stack's clock.
+    pub fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+}

@@ -1,0 +1,86 @@
+//! What a disk is like and what it can do.
+
+use crate::request::{ErrorKind, Operation, Request};
+
+/// The unit of virtio's offsets and of the paper's `Sector` and `Size`, in bytes.
+pub const SECTOR_SIZE: u64 = 512;
+
+/// Sizes of a disk, in bytes. The capacity is not here because it can change; see
+/// [`Disk::capacity`](crate::Disk::capacity).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The logical block size that clients are told; a power of two from 512 to 4096.
+    pub block_size: u32,
+    /// The size that the disk beneath writes at once without reading first; at least `block_size`.
+    pub physical_block_size: u32,
+    /// The size that is best for throughput, or 0 where nothing is known.
+    pub optimal_size: u32,
+    /// What offset and length of every request must be multiples of: 1 where any byte will do.
+    pub alignment: u32,
+}
+
+impl Default for Geometry {
+    fn default() -> Self {
+        Self { block_size: 512, physical_block_size: 4096, optimal_size: 0, alignment: 1 }
+    }
+}
+
+/// What a layer or back end can do. It never claims more than it honours: the crossing refuses
+/// the rest before it gets there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Whether operations that modify are accepted.
+    pub write: bool,
+    /// Whether [`Operation::Flush`] makes completed writes durable (a disk that keeps nothing,
+    /// like memory, honours it by doing nothing).
+    pub flush: bool,
+    /// Whether writes can be durable at their completion; see
+    /// [`Flags::force_unit_access`](crate::Flags::force_unit_access).
+    pub force_unit_access: bool,
+    /// Whether [`Operation::Discard`] gives room back.
+    pub discard: bool,
+    /// Whether [`Operation::WriteZeroes`] is offered.
+    pub write_zeroes: bool,
+    /// Whether [`Operation::Extents`] is answered from knowledge; where not, everything is data.
+    pub extents: bool,
+    /// Whether seeks cost time.
+    pub rotational: bool,
+}
+
+impl Capabilities {
+    /// Everything, on a disk without moving parts.
+    pub const ALL: Self = Self {
+        write: true,
+        flush: true,
+        force_unit_access: true,
+        discard: true,
+        write_zeroes: true,
+        extents: true,
+        rotational: false,
+    };
+
+    /// The same without anything that modifies.
+    #[must_use]
+    pub fn read_only(self) -> Self {
+        Self { write: false, discard: false, write_zeroes: false, ..self }
+    }
+
+    /// Refuses a request that this capability set does not cover.
+    pub(crate) fn check(&self, request: &Request) -> Result<(), ErrorKind> {
+        let offered = match request.operation {
+            Operation::Read | Operation::GetId => true,
+            Operation::Write => self.write,
+            Operation::Flush => self.flush,
+            Operation::Discard => self.write && self.discard,
+            Operation::WriteZeroes => self.write && self.write_zeroes,
+            Operation::Extents => self.extents,
+        };
+        if request.operation.modifies() && !self.write {
+            return Err(ErrorKind::ReadOnly);
+        }
+        if !offered || request.flags.force_unit_access && !self.force_unit_access {
+            return Err(ErrorKind::Unsupported);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,35 @@
+//! The vocabulary of Fathom's data path.
+//!
+//! A [`Request`] comes from a front end, crosses the [`Layer`]s of its [`Disk`] downward, is
+//! carried out by a [`Backend`], and its [`Outcome`] crosses the same layers upward. Each crossing
+//! goes through one checked function, in [`Stack`]. A stack belongs to one queue and one thread:
+//! it takes no lock and, once warm, allocates nothing.
+//!
+//! ```text
+//!  front end ─▶ Stack::submit ─▶ layer 0 ─▶ layer 1 ─▶ … ─▶ back end
+//!                   ▲                                          │
+//!            Stack::completed ◀── layer 0 ◀── layer 1 ◀── … ◀──┘
+//! ```
+
+mod backend;
+mod buffer;
+mod clock;
+mod disk;
+mod geometry;
+mod insight;
+mod layer;
+mod request;
+mod stack;
+
+pub use backend::{Backend, BackendContext, BackendQueue};
+pub use buffer::{Buffers, GuestAddress};
+pub use clock::Clock;
+pub use disk::{ChangeListener, Disk, DiskChange, DiskOptions};
+pub use geometry::{Capabilities, Geometry, SECTOR_SIZE};
+pub use insight::{Insight, IoClass, Kind};
+pub use layer::{Crossing, LAYERS_MAX, Layer, LayerQueue};
+pub use request::{
+    Allocation, ErrorKind, Extent, Flags, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
+    SERIAL_LENGTH,
+};
+pub use stack::{Stack, StackCounters};

@@ -1,0 +1,250 @@
+//! The request: what is asked of a disk, and what comes of it.
+
+use std::fmt;
+
+use crate::buffer::{Buffers, GuestAddress};
+use crate::insight::Insight;
+use crate::layer::LAYERS_MAX;
+
+/// The longest read or write, in bytes: 32 MiB, what NBD clients take for granted.
+/// Discards and zeroes carry no data and may be longer.
+pub const REQUEST_LENGTH_MAX: u64 = 32 << 20;
+
+/// The length of a disk's serial, in bytes, as `VIRTIO_BLK_ID_BYTES` has it.
+pub const SERIAL_LENGTH: usize = 20;
+
+/// What is asked. The set is closed, and every layer matches it in full: an operation that a
+/// layer does not know is a compile error there, never a request passed on unseen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Operation {
+    /// Fill the buffers from the disk.
+    Read,
+    /// Put the buffers on the disk.
+    Write,
+    /// Make everything that has completed before this request was submitted durable.
+    Flush,
+    /// The range is of no use any more. It may read as anything afterwards, here as zeroes.
+    Discard,
+    /// The range reads as zeroes afterwards.
+    WriteZeroes,
+    /// Fill the buffers with the serial of the disk ([`SERIAL_LENGTH`] bytes, zero-padded).
+    GetId,
+    /// Say which parts of the range are allocated and which read as zeroes, in
+    /// [`Request::extents`].
+    Extents,
+}
+
+impl Operation {
+    /// Every operation, in the order of declaration.
+    pub const ALL: [Self; 7] = [
+        Self::Read,
+        Self::Write,
+        Self::Flush,
+        Self::Discard,
+        Self::WriteZeroes,
+        Self::GetId,
+        Self::Extents,
+    ];
+
+    /// The name used in logs, metrics and the control interface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Discard => "discard",
+            Self::WriteZeroes => "write-zeroes",
+            Self::GetId => "get-id",
+            Self::Extents => "extents",
+        }
+    }
+
+    /// Whether the operation changes what the disk holds.
+    pub fn modifies(self) -> bool {
+        match self {
+            Self::Write | Self::Discard | Self::WriteZeroes => true,
+            Self::Read | Self::Flush | Self::GetId | Self::Extents => false,
+        }
+    }
+
+    /// Whether the request's buffers carry its range's bytes.
+    pub fn carries_data(self) -> bool {
+        match self {
+            Self::Read | Self::Write => true,
+            Self::Flush | Self::Discard | Self::WriteZeroes | Self::GetId | Self::Extents => false,
+        }
+    }
+
+    /// Whether offset and length name a range of the disk.
+    pub fn has_range(self) -> bool {
+        match self {
+            Self::Read | Self::Write | Self::Discard | Self::WriteZeroes | Self::Extents => true,
+            Self::Flush | Self::GetId => false,
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// How an operation is to be carried out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Force unit access: the write is durable before it completes.
+    pub force_unit_access: bool,
+    /// [`Operation::WriteZeroes`] must leave the range allocated.
+    pub keep_allocated: bool,
+    /// [`Operation::WriteZeroes`] must fail with [`ErrorKind::Unsupported`] rather than be as slow
+    /// as writing the zeroes out (NBD's `FAST_ZERO`).
+    pub only_if_fast: bool,
+}
+
+/// Why a request failed. Small and `Copy`: what there is to tell a person is logged where the
+/// failure happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The back end failed to read or write.
+    Io,
+    /// There is no room left beneath the disk.
+    NoSpace,
+    /// The range ends behind the end of the disk.
+    OutOfRange,
+    /// Offset, length or memory is no multiple of what the disk needs.
+    Misaligned,
+    /// The disk is read-only.
+    ReadOnly,
+    /// The disk does not offer this operation.
+    Unsupported,
+    /// The request is longer than allowed.
+    TooLong,
+    /// The request contradicts itself, for example buffers that do not add up to its length.
+    Malformed,
+    /// The disk is being closed.
+    ShuttingDown,
+}
+
+impl ErrorKind {
+    /// What an `errno` of the operating system means for a request.
+    pub fn from_errno(errno: i32) -> Self {
+        match errno {
+            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Self::NoSpace,
+            libc::EROFS | libc::EPERM | libc::EACCES => Self::ReadOnly,
+            libc::EOPNOTSUPP | libc::ENOSYS => Self::Unsupported,
+            libc::EINVAL => Self::Misaligned,
+            _ => Self::Io,
+        }
+    }
+
+    /// The name used in logs, metrics and the control interface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Io => "input/output error",
+            Self::NoSpace => "no space left",
+            Self::OutOfRange => "out of range",
+            Self::Misaligned => "misaligned",
+            Self::ReadOnly => "read-only",
+            Self::Unsupported => "unsupported",
+            Self::TooLong => "too long",
+            Self::Malformed => "malformed",
+            Self::ShuttingDown => "shutting down",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl std::error::Error for ErrorKind {}
+
+/// What comes of a request.
+pub type Outcome = Result<(), ErrorKind>;
+
+/// Whether a part of a disk has room of its own beneath.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocation {
+    /// It holds data.
+    Data,
+    /// It reads as zeroes and has no room beneath.
+    Hole,
+    /// It reads as zeroes and has room beneath.
+    Zero,
+}
+
+/// A part of a disk that is of one [`Allocation`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Where it begins, in bytes from the start of the disk.
+    pub offset: u64,
+    /// How long it is, in bytes; never 0.
+    pub length: u64,
+    /// What it holds.
+    pub allocation: Allocation,
+}
+
+/// One request on its way through a stack.
+///
+/// Whoever holds the box owns the buffers with it; the box comes back with the outcome. Boxes are
+/// kept and used again by their stack (see [`Stack::request`](crate::Stack::request)), so a warm
+/// queue allocates nothing.
+#[derive(Debug, Default)]
+pub struct Request {
+    /// Unique within its disk while the daemon runs.
+    pub id: u64,
+    /// What is asked.
+    pub operation: Operation,
+    /// How.
+    pub flags: Flags,
+    /// Where the range begins, in bytes; 0 where the operation has no range.
+    pub offset: u64,
+    /// How long the range is, in bytes; 0 where the operation has no range.
+    pub length: u64,
+    /// The memory that the bytes come from or go to.
+    pub buffers: Buffers,
+    /// The guest-physical address of the request's own header, where a guest asked.
+    pub header: Option<GuestAddress>,
+    /// What is known about the request's meaning. A hint: a wrong one may cost time, never data.
+    pub insight: Insight,
+    /// The answer to [`Operation::Extents`]: adjoining, in order, from `offset` on. May end before
+    /// the end of the range, never empty on success.
+    pub extents: Vec<Extent>,
+    /// Free for whoever made the request: a descriptor index, a client's cookie.
+    pub token: u64,
+    /// The level that made the request: 0 for the front end, n + 1 for layer n.
+    pub(crate) origin: usize,
+    /// A word for each layer, to remember something from the way down on the way up.
+    pub(crate) words: [u64; LAYERS_MAX],
+}
+
+impl Default for Operation {
+    /// The operation of a blank request: the one that changes nothing and moves nothing.
+    fn default() -> Self {
+        Self::Flush
+    }
+}
+
+impl Request {
+    /// The first byte behind the range, or `None` where it does not fit 64 bits.
+    pub fn end(&self) -> Option<u64> {
+        self.offset.checked_add(self.length)
+    }
+
+    /// Makes the box as good as new, keeping the memory that it has for later use.
+    pub(crate) fn reset(&mut self) {
+        self.operation = Operation::default();
+        self.flags = Flags::default();
+        self.offset = 0;
+        self.length = 0;
+        self.buffers.clear();
+        self.header = None;
+        self.insight = Insight::default();
+        self.extents.clear();
+        self.token = 0;
+        self.words = [0; LAYERS_MAX];
+    }
+}

@@ -1,0 +1,279 @@
+//! One queue's way through a disk, and the checked crossing.
+
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fathom_reactor::{Event, Reactor};
+
+use crate::backend::{BackendContext, BackendQueue};
+use crate::clock::Clock;
+use crate::disk::Disk;
+use crate::geometry::Capabilities;
+use crate::layer::{Crossing, Held, LayerQueue, Pool, Step};
+use crate::request::{
+    Allocation, ErrorKind, Extent, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
+};
+
+/// What a crossing refused, counted for the whole disk.
+#[derive(Debug, Default)]
+pub struct StackCounters {
+    /// Requests that contradicted themselves or asked for what the disk does not offer.
+    pub refused: AtomicU64,
+}
+
+/// A disk's layers and back end, opened for one queue and used by that queue's thread alone.
+///
+/// The owner calls [`submit`](Self::submit) for each request, [`event`](Self::event) for each
+/// event of the reactor, [`advance`](Self::advance) once a round, and takes what is done from
+/// [`completed`](Self::completed). [`deadline_ns`](Self::deadline_ns) says how long it may sleep.
+pub struct Stack {
+    disk: Arc<Disk>,
+    layers: Vec<Box<dyn LayerQueue>>,
+    backend: Box<dyn BackendQueue>,
+    /// What each level offers to the one above: the layers', then the back end's.
+    capabilities: Vec<Capabilities>,
+    alignment_mask: u64,
+    clock: Clock,
+    pool: Pool,
+    steps: VecDeque<Step>,
+    /// What the back end has given back and no layer has seen yet.
+    finished: Vec<(Box<Request>, Outcome)>,
+    /// What layers asked to be held during this call.
+    holding: Vec<Held>,
+    held: BinaryHeap<Held>,
+    held_count: u64,
+    completed: VecDeque<(Box<Request>, Outcome)>,
+    in_flight: usize,
+}
+
+impl Stack {
+    pub(crate) fn new(
+        disk: Arc<Disk>,
+        queue: u64,
+        layers: Vec<Box<dyn LayerQueue>>,
+        backend: Box<dyn BackendQueue>,
+        capabilities: Vec<Capabilities>,
+        clock: Clock,
+    ) -> Self {
+        debug_assert_eq!(capabilities.len(), layers.len() + 1);
+        let alignment_mask = u64::from(disk.geometry().alignment) - 1;
+        Self {
+            disk,
+            layers,
+            backend,
+            capabilities,
+            alignment_mask,
+            clock,
+            pool: Pool::new(queue),
+            steps: VecDeque::new(),
+            finished: Vec::new(),
+            holding: Vec::new(),
+            held: BinaryHeap::new(),
+            held_count: 0,
+            completed: VecDeque::new(),
+            in_flight: 0,
+        }
+    }
+
+    /// The disk that this stack belongs to.
+    pub fn disk(&self) -> &Arc<Disk> {
+        &self.disk
+    }
+
+    /// What the disk offers to its front end.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities[0]
+    }
+
+    /// A blank request for the front end to fill in.
+    pub fn request(&mut self) -> Box<Request> {
+        self.pool.take(0)
+    }
+
+    /// Takes back the box of a request that is done.
+    pub fn recycle(&mut self, request: Box<Request>) {
+        self.pool.give(request);
+    }
+
+    /// Sends `request` on its way. It comes back through [`completed`](Self::completed) exactly
+    /// once, perhaps before this call returns.
+    pub fn submit(&mut self, request: Box<Request>, reactor: &mut Reactor) {
+        debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
+        self.in_flight += 1;
+        self.down(0, request, reactor);
+        self.run(reactor);
+    }
+
+    /// Lets the back end have an event of the reactor.
+    pub fn event(&mut self, event: &Event, reactor: &mut Reactor) {
+        let mut context =
+            BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
+        self.backend.event(event, &mut context);
+        self.run(reactor);
+    }
+
+    /// Resumes held requests that are due and lets the back end make its round.
+    pub fn advance(&mut self, reactor: &mut Reactor) {
+        if !self.held.is_empty() {
+            let now_ns = self.clock.now_ns();
+            while self.held.peek().is_some_and(|held| held.deadline_ns <= now_ns) {
+                let Some(Held { level, request, outcome, .. }) = self.held.pop() else { break };
+                let (layer, mut crossing) = self.layer(level);
+                layer.resume(request, outcome, &mut crossing);
+                self.run(reactor);
+            }
+        }
+        let mut context =
+            BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
+        self.backend.advance(&mut context);
+        self.run(reactor);
+    }
+
+    /// When [`advance`](Self::advance) must be called at the latest, by the stack's clock.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        self.held.peek().map(|held| held.deadline_ns)
+    }
+
+    /// The time by the stack's clock, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// The next request that is done.
+    pub fn completed(&mut self) -> Option<(Box<Request>, Outcome)> {
+        let done = self.completed.pop_front()?;
+        self.in_flight -= 1;
+        Some(done)
+    }
+
+    /// Whether a request that is done waits to be taken.
+    pub fn has_completed(&self) -> bool {
+        !self.completed.is_empty()
+    }
+
+    /// How many requests have been submitted and not yet taken back.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// The layer at `level` and what it can reach.
+    fn layer(&mut self, level: usize) -> (&mut dyn LayerQueue, Crossing<'_>) {
+        let crossing = Crossing {
+            level,
+            steps: &mut self.steps,
+            held: &mut self.holding,
+            pool: &mut self.pool,
+            clock: &self.clock,
+        };
+        (&mut *self.layers[level], crossing)
+    }
+
+    /// Takes steps until every request waits for something outside.
+    fn run(&mut self, reactor: &mut Reactor) {
+        loop {
+            let bottom = self.layers.len();
+            if bottom == 0 && self.steps.is_empty() {
+                // The plain disk: what the back end is done with goes to the front end.
+                self.completed.extend(self.finished.drain(..));
+                return;
+            }
+            for (request, outcome) in self.finished.drain(..) {
+                self.steps.push_back(Step::Up { level: bottom, request, outcome });
+            }
+            let Some(step) = self.steps.pop_front() else { break };
+            match step {
+                Step::Down { level, request } => self.down(level, request, reactor),
+                Step::Up { level, request, outcome } => self.up(level, request, outcome),
+            }
+        }
+        for mut held in self.holding.drain(..) {
+            held.sequence = self.held_count;
+            self.held_count += 1;
+            self.held.push(held);
+        }
+    }
+
+    /// The crossing downward: the one place where a request is checked against what the part
+    /// below it offers.
+    fn down(&mut self, level: usize, mut request: Box<Request>, reactor: &mut Reactor) {
+        if let Err(error) = self.check(level, &request) {
+            self.disk.counters().refused.fetch_add(1, Ordering::Relaxed);
+            self.steps.push_back(Step::Up { level, request, outcome: Err(error) });
+            return;
+        }
+        if level < self.layers.len() {
+            let (layer, mut crossing) = self.layer(level);
+            layer.submit(request, &mut crossing);
+            return;
+        }
+        match request.operation {
+            Operation::GetId => {
+                request.buffers.copy_from(0, self.disk.serial());
+                self.steps.push_back(Step::Up { level, request, outcome: Ok(()) });
+            }
+            Operation::Extents if !self.capabilities[level].extents => {
+                let (offset, length) = (request.offset, request.length);
+                request.extents.push(Extent { offset, length, allocation: Allocation::Data });
+                self.steps.push_back(Step::Up { level, request, outcome: Ok(()) });
+            }
+            Operation::Read
+            | Operation::Write
+            | Operation::Flush
+            | Operation::Discard
+            | Operation::WriteZeroes
+            | Operation::Extents => {
+                let mut context =
+                    BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
+                self.backend.submit(request, &mut context);
+            }
+        }
+    }
+
+    /// The crossing upward: to the maker of the request, or to the layer above `level`.
+    fn up(&mut self, level: usize, request: Box<Request>, outcome: Outcome) {
+        if request.origin == level {
+            if level == 0 {
+                self.completed.push_back((request, outcome));
+            } else {
+                let (layer, mut crossing) = self.layer(level - 1);
+                layer.returned(request, outcome, &mut crossing);
+            }
+            return;
+        }
+        let (layer, mut crossing) = self.layer(level - 1);
+        layer.complete(request, outcome, &mut crossing);
+    }
+
+    fn check(&self, level: usize, request: &Request) -> Result<(), ErrorKind> {
+        let capabilities = &self.capabilities[level];
+        match request.operation {
+            // Everything can say that all of a range is data.
+            Operation::Extents => {}
+            _ => capabilities.check(request)?,
+        }
+        if request.operation.has_range() {
+            let end = request.end().ok_or(ErrorKind::OutOfRange)?;
+            if end > self.disk.capacity() {
+                return Err(ErrorKind::OutOfRange);
+            }
+            if request.length == 0 {
+                return Err(ErrorKind::Malformed);
+            }
+            if (request.offset | request.length) & self.alignment_mask != 0 {
+                return Err(ErrorKind::Misaligned);
+            }
+        } else if request.offset != 0 || request.length != 0 {
+            return Err(ErrorKind::Malformed);
+        }
+        if request.operation.carries_data() {
+            if request.length > REQUEST_LENGTH_MAX {
+                return Err(ErrorKind::TooLong);
+            }
+            if request.buffers.length() != request.length {
+                return Err(ErrorKind::Malformed);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,1 @@
+//! The fathom commands: faces of the control interface.

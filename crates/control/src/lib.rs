@@ -1,0 +1,1 @@
+//! The control interface's vocabulary: the JSON that the daemon and its faces exchange.

@@ -1,0 +1,1 @@
+//! Layers between a front end and a back end.

@@ -1,0 +1,315 @@
+//! A thread's one `io_uring`.
+//!
+//! Every queue of Fathom is served by one thread, and that thread sleeps in one place: here.
+//! Kicks of a guest, bytes of a client, completions of a file and commands of the daemon all
+//! arrive as [`Event`]s of the same ring, so a thread that has nothing to do is blocked in one
+//! system call and uses no CPU.
+//!
+//! Each part that submits work registers as an [`Owner`]; the events of its submissions carry its
+//! mark and the token that it chose. The reactor knows nothing about disks.
+
+#![warn(missing_docs)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
+
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
+
+/// The bits of a completion's user data that carry the token; the owner's mark is above them.
+const TOKEN_BITS: u32 = 48;
+const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
+/// The mark of submissions whose completion nobody waits for.
+const NOBODY: u16 = u16::MAX;
+
+/// A part that submits work to a reactor, as handed out by [`Reactor::register`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner(u16);
+
+/// One completion.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// Who submitted it.
+    pub owner: Owner,
+    /// The token given at submission, 48 bits.
+    pub token: u64,
+    /// What the kernel returned: a count, or a negated `errno`.
+    pub result: i32,
+    /// Whether more events of the same submission follow (multi-shot polls).
+    pub more: bool,
+}
+
+/// One thread's ring. Not `Send` in use: the thread that submits first must go on submitting.
+pub struct Reactor {
+    ring: IoUring,
+    owners: u16,
+    /// Entries that found the submission queue full.
+    backlog: VecDeque<squeue::Entry>,
+    /// Entries pushed since the last system call.
+    unsubmitted: usize,
+}
+
+impl Reactor {
+    /// A ring with room for `entries` submissions at once (rounded up to a power of two).
+    ///
+    /// # Errors
+    /// When the kernel refuses a ring: `io_uring` disabled (`kernel.io_uring_disabled`), a seccomp
+    /// filter, or no memory.
+    pub fn new(entries: u32) -> io::Result<Self> {
+        let modern = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_cqsize(entries * 4)
+            .setup_clamp()
+            .build(entries);
+        let ring = match modern {
+            Ok(ring) => ring,
+            // Kernels before 6.1 know no deferred task work.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                IoUring::builder().setup_cqsize(entries * 4).setup_clamp().build(entries)?
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self { ring, owners: 0, backlog: VecDeque::new(), unsubmitted: 0 })
+    }
+
+    /// A new owner of submissions.
+    pub fn register(&mut self) -> Owner {
+        let owner = Owner(self.owners);
+        self.owners += 1;
+        assert!(self.owners < NOBODY, "a reactor has few owners");
+        owner
+    }
+
+    /// The operations that this kernel's `io_uring` knows.
+    ///
+    /// # Errors
+    /// When the kernel refuses to tell.
+    pub fn probe(&self) -> io::Result<Probe> {
+        let mut probe = Probe::new();
+        self.ring.submitter().register_probe(&mut probe)?;
+        Ok(probe)
+    }
+
+    /// Queues `entry`; it reaches the kernel with the next [`submit`](Self::submit) or
+    /// [`wait`](Self::wait).
+    ///
+    /// # Safety
+    /// Whatever memory and descriptors `entry` names must stay valid until its event arrives.
+    pub unsafe fn push(&mut self, owner: Owner, token: u64, entry: squeue::Entry) {
+        debug_assert!(token <= TOKEN_MASK);
+        let entry = entry.user_data(u64::from(owner.0) << TOKEN_BITS | (token & TOKEN_MASK));
+        self.unsubmitted += 1;
+        if !self.backlog.is_empty() {
+            self.backlog.push_back(entry);
+            return;
+        }
+        // SAFETY: the caller keeps what the entry names valid until its event.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.backlog.push_back(entry);
+        }
+    }
+
+    /// Asks for one event as soon as `descriptor` is readable. Ask again after each event.
+    ///
+    /// The descriptor must stay open until the event has arrived or the reactor is dropped.
+    pub fn watch(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
+        self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLIN as u32, false);
+    }
+
+    /// Asks for one event as soon as `descriptor` is writable. Ask again after each event.
+    pub fn watch_writable(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
+        self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLOUT as u32, false);
+    }
+
+    /// Asks for an event each time `descriptor` becomes readable, until an event says that no
+    /// `more` follow.
+    pub fn watch_always(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
+        self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLIN as u32, true);
+    }
+
+    fn poll(&mut self, owner: Owner, token: u64, descriptor: RawFd, mask: u32, multi: bool) {
+        let entry = opcode::PollAdd::new(types::Fd(descriptor), mask).multi(multi).build();
+        // SAFETY: a poll names no memory; the kernel holds the file itself once submitted.
+        unsafe { self.push(owner, token, entry) };
+    }
+
+    /// Cancels what `owner` submitted under `token`. The cancelled submission still gets its
+    /// event.
+    pub fn cancel(&mut self, owner: Owner, token: u64) {
+        let entry =
+            opcode::AsyncCancel::new(u64::from(owner.0) << TOKEN_BITS | (token & TOKEN_MASK))
+                .build();
+        // SAFETY: a cancellation names no memory.
+        unsafe { self.push(Owner(NOBODY), 0, entry) };
+    }
+
+    /// Hands the queued entries to the kernel without waiting. No system call when there are none.
+    ///
+    /// # Errors
+    /// When the kernel refuses the ring itself (never for what a single entry asks).
+    pub fn submit(&mut self) -> io::Result<()> {
+        while self.unsubmitted > 0 {
+            self.fill();
+            match self.ring.submit() {
+                Ok(0) => break,
+                Ok(count) => self.unsubmitted = self.unsubmitted.saturating_sub(count),
+                Err(error) if is_transient(&error) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands the queued entries to the kernel and sleeps until an event is there or `limit` has
+    /// passed; `None` sleeps as long as it takes. A signal ends the sleep early.
+    ///
+    /// # Errors
+    /// When the kernel refuses the ring itself.
+    pub fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        self.fill();
+        if !self.backlog.is_empty() {
+            // More than a ring of entries is waiting: hand them over ring by ring.
+            self.submit()?;
+        }
+        if !self.ring.completion().is_empty() {
+            return self.submit();
+        }
+        let result = match limit {
+            None => self.ring.submit_and_wait(1),
+            Some(limit) => {
+                let time = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
+                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time))
+            }
+        };
+        match result {
+            Ok(count) => {
+                self.unsubmitted = self.unsubmitted.saturating_sub(count);
+                Ok(())
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ETIME) => {
+                // The entries were taken before the sleep.
+                self.unsubmitted = self.backlog.len() + self.ring.submission().len();
+                Ok(())
+            }
+            Err(error) if is_transient(&error) => {
+                self.unsubmitted = self.backlog.len() + self.ring.submission().len();
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether an event can be had now. Reads two shared words and makes no system call, so it
+    /// is fit for a spin.
+    pub fn is_ready(&mut self) -> bool {
+        !self.ring.completion().is_empty() || self.ring.submission().taskrun()
+    }
+
+    /// Whether entries wait to be handed to the kernel.
+    pub fn has_unsubmitted(&self) -> bool {
+        self.unsubmitted > 0
+    }
+
+    /// Moves what has arrived into `events`, in order of arrival.
+    ///
+    /// # Errors
+    /// When the kernel refuses the ring itself.
+    pub fn collect(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        if self.ring.submission().taskrun() && self.ring.completion().is_empty() {
+            // Completions wait as deferred task work: entering the kernel posts them.
+            self.fill();
+            let now = Timespec::new();
+            match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&now)) {
+                Ok(count) => self.unsubmitted = self.unsubmitted.saturating_sub(count),
+                Err(error) if error.raw_os_error() == Some(libc::ETIME) || is_transient(&error) => {
+                    self.unsubmitted = self.backlog.len() + self.ring.submission().len();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        for entry in self.ring.completion() {
+            let data = entry.user_data();
+            let mark = (data >> TOKEN_BITS) as u16;
+            if mark == NOBODY {
+                continue;
+            }
+            events.push(Event {
+                owner: Owner(mark),
+                token: data & TOKEN_MASK,
+                result: entry.result(),
+                more: cqueue::more(entry.flags()),
+            });
+        }
+        Ok(())
+    }
+
+    /// Moves entries of the backlog into the submission queue as far as it has room.
+    fn fill(&mut self) {
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: whoever pushed the entry keeps what it names valid until its event.
+            if unsafe { self.ring.submission().push(entry) }.is_err() {
+                break;
+            }
+            self.backlog.pop_front();
+        }
+    }
+}
+
+/// Whether a refusal of `io_uring_enter` passes by itself: a signal, or a full completion queue
+/// that the caller is about to empty.
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    #[test]
+    fn a_watched_descriptor_gives_its_event_with_owner_and_token() {
+        let mut reactor = Reactor::new(8).unwrap();
+        let first = reactor.register();
+        let second = reactor.register();
+        assert_ne!(first, second);
+        let (mut writer, reader) = UnixStream::pair().unwrap();
+        reactor.watch(second, 77, reader.as_fd());
+        let start = Instant::now();
+        reactor.wait(Some(Duration::from_millis(20))).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(15));
+        let mut events = Vec::new();
+        reactor.collect(&mut events).unwrap();
+        assert!(events.is_empty());
+        writer.write_all(b"x").unwrap();
+        reactor.wait(None).unwrap();
+        reactor.collect(&mut events).unwrap();
+        assert_eq!(events.len(), 1);
+        assert_eq!((events[0].owner, events[0].token), (second, 77));
+    }
+
+    #[test]
+    fn more_entries_than_the_ring_holds_all_complete() {
+        let mut reactor = Reactor::new(4).unwrap();
+        let owner = reactor.register();
+        for token in 0..1000 {
+            // SAFETY: a no-op names nothing.
+            unsafe { reactor.push(owner, token, opcode::Nop::new().build()) };
+        }
+        let mut events = Vec::new();
+        while events.len() < 1000 {
+            reactor.wait(Some(Duration::from_secs(5))).unwrap();
+            reactor.collect(&mut events).unwrap();
+        }
+        let mut tokens: Vec<u64> = events.iter().map(|event| event.token).collect();
+        tokens.sort_unstable();
+        assert!(tokens.into_iter().eq(0..1000));
+        assert!(!reactor.has_unsubmitted());
+    }
+}

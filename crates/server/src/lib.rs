@@ -1,0 +1,1 @@
+//! The Fathom daemon: configuration, wiring, control interface and metrics.

@@ -1,0 +1,1 @@
+//! Seeded clock, faulty back end and models to compare with: for development only.
