@@ -1,1 +1,53 @@
-//! The harness of the end-to-end tests.
+//! The harness of the end-to-end tests: real QEMU guests on disks that Fathom serves.
+//!
+//! ```no_run
+//! use fathom_tests::{Daemon, Disk, Guest};
+//!
+//! let daemon = Daemon::start(|directory| {
+//!     format!("[control]\nsocket = {:?}\n", directory.join("control.sock"))
+//! })?;
+//! let guest = Guest::builder().disk(Disk::vhost_user(daemon.path("disk.sock"))).start()?;
+//! guest.check("mkfs.ext4 -q /dev/vda && mount /dev/vda /mnt && echo hello > /mnt/file")?;
+//! guest.check_console()?;
+//! guest.shutdown()?;
+//! # Ok::<(), fathom_tests::Error>(())
+//! ```
+//!
+//! Every guest, daemon and peer lives in a folder of its own that goes with it, and ends with the
+//! value that stands for it, also when the test is killed. The guest's kernel and images are made by
+//! `scripts/guest`.
+//!
+//! | environment | |
+//! |---|---|
+//! | `FATHOM_ACCEL` | QEMU's `-accel`, instead of trying |
+//! | `FATHOM_GUEST` | the folder with kernel and images, instead of `target/guest` |
+//! | `FATHOM_QEMU` | the QEMU binary, instead of `qemu-system-x86_64` |
+//! | `FATHOM_BINARY` | the `fathom` binary, instead of the newest below `target` |
+//! | `FATHOM_PATIENCE` | multiplies every time limit, for slow machines |
+
+#![forbid(unsafe_code)]
+
+mod accelerator;
+mod assets;
+mod builder;
+mod channel;
+mod daemon;
+mod error;
+mod guest;
+mod process;
+mod qemu;
+mod qmp;
+mod storage_daemon;
+mod wait;
+
+pub use accelerator::accelerator;
+pub use assets::{Assets, repository};
+pub use channel::{Output, Ticket};
+pub use daemon::Daemon;
+pub use error::{Error, Result};
+pub use guest::{Builder, Disk, Guest};
+pub use process::Process;
+pub use qemu::Qemu;
+pub use qmp::Qmp;
+pub use storage_daemon::StorageDaemon;
+pub use wait::{patience, until};

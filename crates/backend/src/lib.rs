@@ -1,1 +1,13 @@
 //! Back ends: where a disk's bytes are kept.
+//!
+//! - [`FileBackend`]: a raw image or a block device, through `io_uring`.
+//! - [`Memory`]: anonymous memory that lives as long as the daemon.
+//! - [`Null`]: keeps nothing and answers at once; the do-nothing back end.
+
+mod file;
+mod memory;
+mod null;
+
+pub use file::{FileBackend, FileOptions, OpenError};
+pub use memory::Memory;
+pub use null::Null;

@@ -1,5 +1,6 @@
 //! The contract of a layer, and what it can reach.
 
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 
@@ -146,6 +147,8 @@ pub struct Crossing<'a> {
     pub(crate) held: &'a mut Vec<Held>,
     pub(crate) pool: &'a mut Pool,
     pub(crate) clock: &'a Clock,
+    /// The time of this round, or 0 where nobody has asked yet.
+    pub(crate) round_ns: &'a Cell<u64>,
 }
 
 impl Crossing<'_> {
@@ -189,6 +192,17 @@ impl Crossing<'_> {
 
     /// The time, in nanoseconds of the stack's clock.
     pub fn now_ns(&self) -> u64 {
-        self.clock.now_ns()
+        let now_ns = self.clock.now_ns();
+        self.round_ns.set(now_ns);
+        now_ns
+    }
+
+    /// The time at which anyone last looked at the clock in this round, in nanoseconds: the clock
+    /// is read at most once for all the requests that a thread takes or gets back at one go.
+    pub fn round_ns(&self) -> u64 {
+        match self.round_ns.get() {
+            0 => self.now_ns(),
+            round_ns => round_ns,
+        }
     }
 }

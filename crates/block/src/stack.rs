@@ -1,5 +1,6 @@
 //! One queue's way through a disk, and the checked crossing.
 
+use std::cell::Cell;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,6 +46,10 @@ pub struct Stack {
     held_count: u64,
     completed: VecDeque<(Box<Request>, Outcome)>,
     in_flight: usize,
+    /// The time of this round by the clock, or 0 where nobody has asked yet.
+    round_ns: Cell<u64>,
+    /// The reactor's count of rounds when `round_ns` was cleared.
+    rounds: u64,
 }
 
 impl Stack {
@@ -73,6 +78,8 @@ impl Stack {
             held_count: 0,
             completed: VecDeque::new(),
             in_flight: 0,
+            round_ns: Cell::new(0),
+            rounds: 0,
         }
     }
 
@@ -101,12 +108,14 @@ impl Stack {
     pub fn submit(&mut self, request: Box<Request>, reactor: &mut Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
         self.in_flight += 1;
+        self.look_at_round(reactor);
         self.down(0, request, reactor);
         self.run(reactor);
     }
 
     /// Lets the back end have an event of the reactor.
     pub fn event(&mut self, event: &Event, reactor: &mut Reactor) {
+        self.look_at_round(reactor);
         let mut context =
             BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
         self.backend.event(event, &mut context);
@@ -115,6 +124,7 @@ impl Stack {
 
     /// Resumes held requests that are due and lets the back end make its round.
     pub fn advance(&mut self, reactor: &mut Reactor) {
+        self.round_ns.set(0);
         if !self.held.is_empty() {
             let now_ns = self.clock.now_ns();
             while self.held.peek().is_some_and(|held| held.deadline_ns <= now_ns) {
@@ -128,6 +138,15 @@ impl Stack {
             BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
         self.backend.advance(&mut context);
         self.run(reactor);
+        self.round_ns.set(0);
+    }
+
+    /// Forgets the time of the round when another has begun.
+    fn look_at_round(&mut self, reactor: &Reactor) {
+        if self.rounds != reactor.rounds() {
+            self.rounds = reactor.rounds();
+            self.round_ns.set(0);
+        }
     }
 
     /// When [`advance`](Self::advance) must be called at the latest, by the stack's clock.
@@ -165,21 +184,24 @@ impl Stack {
             held: &mut self.holding,
             pool: &mut self.pool,
             clock: &self.clock,
+            round_ns: &self.round_ns,
         };
         (&mut *self.layers[level], crossing)
     }
 
     /// Takes steps until every request waits for something outside.
     fn run(&mut self, reactor: &mut Reactor) {
+        let bottom = self.layers.len();
+        if bottom == 0 && self.steps.is_empty() {
+            // The plain disk: what the back end is done with goes to the front end.
+            self.completed.extend(self.finished.drain(..));
+            return;
+        }
         loop {
-            let bottom = self.layers.len();
-            if bottom == 0 && self.steps.is_empty() {
-                // The plain disk: what the back end is done with goes to the front end.
-                self.completed.extend(self.finished.drain(..));
-                return;
-            }
-            for (request, outcome) in self.finished.drain(..) {
-                self.steps.push_back(Step::Up { level: bottom, request, outcome });
+            if !self.finished.is_empty() {
+                for (request, outcome) in self.finished.drain(..) {
+                    self.steps.push_back(Step::Up { level: bottom, request, outcome });
+                }
             }
             let Some(step) = self.steps.pop_front() else { break };
             match step {
@@ -187,10 +209,12 @@ impl Stack {
                 Step::Up { level, request, outcome } => self.up(level, request, outcome),
             }
         }
-        for mut held in self.holding.drain(..) {
-            held.sequence = self.held_count;
-            self.held_count += 1;
-            self.held.push(held);
+        if !self.holding.is_empty() {
+            for mut held in self.holding.drain(..) {
+                held.sequence = self.held_count;
+                self.held_count += 1;
+                self.held.push(held);
+            }
         }
     }
 

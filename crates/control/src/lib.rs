@@ -1,1 +1,56 @@
-//! The control interface's vocabulary: the JSON that the daemon and its faces exchange.
+//! The control interface of the Fathom daemon: its vocabulary and a small blocking client.
+//!
+//! The daemon speaks HTTP/1.1 with JSON bodies on a Unix socket (mode 0600). Every path begins with
+//! the version, `/v1`; within a version fields are only added, and a reader ignores those that it
+//! does not know. Errors have a body of their own, [`ErrorBody`].
+//!
+//! | method and path | body | answer |
+//! |---|---|---|
+//! | `GET /v1/daemon` | | [`DaemonInfo`] |
+//! | `GET /v1/disks` | | [`DiskList`] |
+//! | `GET /v1/disks/{name}` | | [`DiskStatus`] |
+//! | `POST /v1/disks` | [`DiskDefinition`] | [`DiskStatus`] |
+//! | `PATCH /v1/disks/{name}` | [`DiskChange`] | [`DiskStatus`] |
+//! | `DELETE /v1/disks/{name}` | | [`Done`] |
+//! | `GET /v1/statistics` | | [`Statistics`] |
+//! | `GET /v1/events?after=N&wait_ms=T` | | [`EventList`] |
+//! | `POST /v1/reload` | | [`ReloadReport`] |
+//! | `POST /v1/shutdown` | | [`Done`] |
+//! | `GET /metrics` | | Prometheus text |
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod client;
+mod daemon;
+mod definition;
+mod disk;
+mod error;
+mod histogram;
+mod http;
+mod statistics;
+mod units;
+
+pub use client::{Client, ClientError};
+pub use daemon::{
+    DaemonEvent, DaemonInfo, DaemonState, Done, EventLevel, EventList, ListenerStatus, ReloadReport,
+};
+pub use definition::{
+    BackendDefinition, DelayDefinition, DiskChange, DiskDefinition, ExportsDefinition,
+    FaultDefinition, FaultEffect, LayerDefinition, ListenerDefinition, LogDefinition,
+    ModelDefinition, ModelKind, TlsDefinition, VhostUserDefinition,
+};
+pub use disk::{
+    BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,
+    LayerStatus, NbdStatus, VhostUserStatus,
+};
+pub use error::{ErrorBody, ErrorCode, ErrorReply};
+pub use histogram::Histogram;
+pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
+pub use units::{Bytes, Nanoseconds, UnitError, parse_bytes, parse_nanoseconds};
+
+/// The version of the interface, and the first part of its paths.
+pub const VERSION: u32 = 1;
+
+/// Where the daemon's control socket is unless the configuration says otherwise.
+pub const SOCKET_DEFAULT: &str = "/run/fathom/control.sock";

@@ -1,1 +1,6 @@
 //! Front ends: vhost-user-blk and NBD, the only code that knows the wire.
+
+pub mod nbd;
+
+pub mod socket;
+pub mod vhost_user;

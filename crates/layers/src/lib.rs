@@ -1,1 +1,32 @@
 //! Layers between a front end and a back end.
+//!
+//! | layer | what it does |
+//! |---|---|
+//! | [`Passthrough`] | nothing: the shape of a layer |
+//! | [`Tap`] | counts, measures, and gives one event for each request and each response |
+//! | [`Delay`] | makes operations slower, by a fixed time and a seeded jitter |
+//! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
+//! | [`Log`] | writes a line for each request and each response |
+//!
+//! A layer knows neither its neighbours nor where requests come from. It spawns no threads and
+//! takes time and randomness as arguments, so a seed replays a whole run.
+
+#![forbid(unsafe_code)]
+
+mod delay;
+mod fault;
+mod log;
+mod passthrough;
+pub mod tap;
+
+pub use delay::{Delay, DelayTime};
+pub use fault::{Fault, FaultEffect, FaultRule};
+pub use log::{Log, LogSink};
+pub use passthrough::Passthrough;
+pub use tap::Tap;
+
+/// A generator for queue `queue` out of a layer's `seed`: neighbouring queues get unrelated
+/// sequences.
+fn generator(seed: u64, queue: u64) -> fastrand::Rng {
+    fastrand::Rng::with_seed(seed ^ (queue + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}

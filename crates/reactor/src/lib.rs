@@ -49,6 +49,8 @@ pub struct Reactor {
     backlog: VecDeque<squeue::Entry>,
     /// Entries pushed since the last system call.
     unsubmitted: usize,
+    /// Calls that may have taken time: see [`Reactor::rounds`].
+    rounds: u64,
 }
 
 impl Reactor {
@@ -73,7 +75,7 @@ impl Reactor {
             }
             Err(error) => return Err(error),
         };
-        Ok(Self { ring, owners: 0, backlog: VecDeque::new(), unsubmitted: 0 })
+        Ok(Self { ring, owners: 0, backlog: VecDeque::new(), unsubmitted: 0, rounds: 0 })
     }
 
     /// A new owner of submissions.
@@ -152,6 +154,7 @@ impl Reactor {
     /// # Errors
     /// When the kernel refuses the ring itself (never for what a single entry asks).
     pub fn submit(&mut self) -> io::Result<()> {
+        self.rounds += 1;
         while self.unsubmitted > 0 {
             self.fill();
             match self.ring.submit() {
@@ -170,6 +173,7 @@ impl Reactor {
     /// # Errors
     /// When the kernel refuses the ring itself.
     pub fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        self.rounds += 1;
         self.fill();
         if !self.backlog.is_empty() {
             // More than a ring of entries is waiting: hand them over ring by ring.
@@ -209,6 +213,12 @@ impl Reactor {
         !self.ring.completion().is_empty() || self.ring.submission().taskrun()
     }
 
+    /// How often work was handed over, awaited or collected: while this stands still, so little
+    /// time has passed that one look at a clock serves for all of it.
+    pub fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
     /// Whether entries wait to be handed to the kernel.
     pub fn has_unsubmitted(&self) -> bool {
         self.unsubmitted > 0
@@ -219,6 +229,7 @@ impl Reactor {
     /// # Errors
     /// When the kernel refuses the ring itself.
     pub fn collect(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        self.rounds += 1;
         if self.ring.submission().taskrun() && self.ring.completion().is_empty() {
             // Completions wait as deferred task work: entering the kernel posts them.
             self.fill();

@@ -1,0 +1,266 @@
+//! Opening a file: what it is, what it can do, and the lock.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use fathom_block::{Capabilities, Geometry, SECTOR_SIZE};
+
+use super::{FileKind, Shared};
+
+/// What to open, and how.
+#[derive(Clone, Debug, Default)]
+pub struct FileOptions {
+    /// The image or device.
+    pub path: PathBuf,
+    /// Go past the host's page cache (`O_DIRECT`).
+    pub direct: bool,
+    /// Open for reading only; other readers may do the same.
+    pub read_only: bool,
+    /// The logical block size that guests see, in bytes: 512 or 4096; `None` takes the smallest
+    /// that the file allows.
+    pub block_size: Option<u32>,
+}
+
+/// Why a file could not be opened. The text says what to do next.
+#[derive(Debug)]
+pub enum OpenError {
+    /// There is no such file.
+    Missing(PathBuf),
+    /// The file may not be opened this way.
+    Permission(PathBuf),
+    /// Another process has the image open.
+    Locked(PathBuf),
+    /// It is neither a regular file nor a block device.
+    NotADisk(PathBuf),
+    /// The size is no multiple of the block size, both in bytes.
+    Size(PathBuf, u64, u64),
+    /// The file system does not do direct I/O.
+    NoDirect(PathBuf),
+    /// The block size asked for is not possible, in bytes: asked for, smallest possible.
+    BlockSize(PathBuf, u32, u32),
+    /// Anything else that the operating system says.
+    Io(PathBuf, io::Error),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(path) => {
+                let path = path.display();
+                write!(
+                    formatter,
+                    "{path}: no such image; make one with `fathom disk create {path} 10G`"
+                )
+            }
+            Self::Permission(path) => write!(
+                formatter,
+                "{}: permission denied; give the daemon's user access, or serve it read-only",
+                path.display()
+            ),
+            Self::Locked(path) => write!(
+                formatter,
+                "{}: in use by another process; stop it first (`lslocks` names it), or serve it \
+                 read-only from both",
+                path.display()
+            ),
+            Self::NotADisk(path) => {
+                write!(formatter, "{}: neither a regular file nor a block device", path.display())
+            }
+            Self::Size(path, size, block) => write!(
+                formatter,
+                "{0}: its size of {size} bytes is no multiple of {block}; round it up with \
+                 `fathom disk resize {0} {1}`",
+                path.display(),
+                size.next_multiple_of(*block)
+            ),
+            Self::NoDirect(path) => write!(
+                formatter,
+                "{}: its file system does not do direct I/O; leave `direct` out",
+                path.display()
+            ),
+            Self::BlockSize(path, asked, least) => write!(
+                formatter,
+                "{}: a block size of {asked} is not possible here; it can be {least} or 4096",
+                path.display()
+            ),
+            Self::Io(path, error) => write!(formatter, "{}: {error}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
+    let path = &options.path;
+    let failed = |error: io::Error| match error.raw_os_error() {
+        Some(libc::ENOENT) => OpenError::Missing(path.clone()),
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) => OpenError::Permission(path.clone()),
+        Some(libc::EINVAL) if options.direct => OpenError::NoDirect(path.clone()),
+        _ => OpenError::Io(path.clone(), error),
+    };
+    let flags = if options.direct { libc::O_DIRECT } else { 0 } | libc::O_CLOEXEC;
+    // A named pipe would block the open for ever; a device node other than a disk may act on it.
+    let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(OpenError::NotADisk(path.clone()));
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(!options.read_only)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(failed)?;
+    lock(&file, options.read_only, path)?;
+    let metadata = file.metadata().map_err(failed)?;
+    let kind = if metadata.file_type().is_block_device() {
+        FileKind::Device
+    } else if !metadata.file_type().is_file() {
+        return Err(OpenError::NotADisk(path.clone()));
+    } else if lives_in_memory(&file) {
+        FileKind::InMemory
+    } else {
+        FileKind::Regular
+    };
+    let capacity = match kind {
+        FileKind::Device => device_capacity(&file).map_err(failed)?,
+        FileKind::Regular | FileKind::InMemory => metadata.len(),
+    };
+    let (offset_alignment, memory_alignment) =
+        if options.direct { direct_alignment(&file, kind) } else { (1, 1) };
+    let least = offset_alignment.max(SECTOR_SIZE as u32);
+    let block_size = options.block_size.unwrap_or(least);
+    if !matches!(block_size, 512 | 4096) || block_size < least {
+        return Err(OpenError::BlockSize(path.clone(), block_size, least));
+    }
+    if capacity % u64::from(block_size) != 0 {
+        return Err(OpenError::Size(path.clone(), capacity, u64::from(block_size)));
+    }
+    let physical_block_size = match kind {
+        FileKind::Device => device_size(&file, libc::BLKPBSZGET as libc::c_ulong).unwrap_or(4096),
+        FileKind::Regular | FileKind::InMemory => 4096,
+    };
+    let punch = kind == FileKind::Device || !options.read_only && can_punch(&file, capacity);
+    let capabilities = Capabilities {
+        write: !options.read_only,
+        flush: true,
+        force_unit_access: true,
+        discard: !options.read_only && punch,
+        write_zeroes: !options.read_only,
+        extents: kind != FileKind::Device,
+        rotational: false,
+    };
+    Ok(Shared {
+        file,
+        capacity: AtomicU64::new(capacity),
+        geometry: Geometry {
+            block_size,
+            physical_block_size: physical_block_size.max(block_size),
+            optimal_size: 0,
+            alignment: offset_alignment,
+        },
+        capabilities,
+        kind,
+        direct: options.direct,
+        memory_alignment,
+        poisoned: AtomicBool::new(false),
+    })
+}
+
+/// Takes a lock of the open file description on the whole file: exclusive for writers, shared for
+/// readers. It ends with the last descriptor, so a killed daemon leaves none behind, and QEMU's
+/// own image locks, which are of the same kind, see it.
+fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), OpenError> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the structure lives through the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Err(OpenError::Locked(path.to_owned())),
+        // Some network file systems have no locks; the operator is told by the log.
+        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL) => {
+            tracing::warn!(path = %path.display(), %error, "the image cannot be locked here");
+            Ok(())
+        }
+        _ => Err(OpenError::Io(path.to_owned(), error)),
+    }
+}
+
+/// Whether the file's home is the page cache itself.
+fn lives_in_memory(file: &File) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    // SAFETY: an all-zero statfs is a valid value of that plain structure.
+    let mut status: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure lives through the call.
+    let known = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut status) } == 0;
+    #[allow(clippy::unnecessary_cast, reason = "the type differs between C libraries")]
+    let magic = status.f_type as i64;
+    known && matches!(magic, TMPFS_MAGIC | RAMFS_MAGIC)
+}
+
+/// The size of a block device, in bytes.
+pub(super) fn device_capacity(file: &File) -> io::Result<u64> {
+    const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
+    let mut size: u64 = 0;
+    // SAFETY: the call writes one u64 to the place it is given.
+    if unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64, &raw mut size) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(size)
+}
+
+/// A block size of a device, in bytes.
+fn device_size(file: &File, request: libc::c_ulong) -> Option<u32> {
+    let mut size: libc::c_uint = 0;
+    // SAFETY: these calls write one int to the place they are given.
+    let known = unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut size) } == 0;
+    known.then_some(size).filter(|size| size.is_power_of_two() && (512..=1 << 20).contains(size))
+}
+
+/// What direct I/O must be aligned to, in bytes: offset and length, and memory.
+fn direct_alignment(file: &File, kind: FileKind) -> (u32, usize) {
+    // SAFETY: an all-zero statx is a valid value of that plain structure.
+    let mut status: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is an empty C string and the structure lives through the call.
+    let known = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &raw mut status,
+        )
+    } == 0;
+    if known && status.stx_mask & libc::STATX_DIOALIGN != 0 && status.stx_dio_offset_align > 0 {
+        let memory = status.stx_dio_mem_align.max(1) as usize;
+        return (status.stx_dio_offset_align, memory);
+    }
+    // Kernels before 6.1 do not say; a device tells its logical block size.
+    let least = match kind {
+        FileKind::Device => device_size(file, libc::BLKSSZGET as libc::c_ulong).unwrap_or(4096),
+        FileKind::Regular | FileKind::InMemory => 4096,
+    };
+    (least, least as usize)
+}
+
+/// Whether the file system can give room back: tried behind the end, where there is nothing.
+fn can_punch(file: &File, capacity: u64) -> bool {
+    let Ok(offset) = libc::off_t::try_from(capacity.next_multiple_of(4096)) else { return false };
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: a system call on our own descriptor; there is nothing behind the end to lose.
+    unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, 4096) == 0 }
+}

@@ -1,0 +1,235 @@
+//! A disk in memory.
+//!
+//! The bytes live in one private anonymous mapping without reserved swap, so memory is used only
+//! for what was written, and a discard gives it back. The mapping is larger than the disk where
+//! the host allows it, so that the disk can grow in place: addresses never change, and a request
+//! in flight while the disk shrinks still has mapped memory under it.
+//!
+//! A bit for each [`CHUNK`] says whether it may hold data. A write copies first and sets the bit
+//! afterwards; a discard clears the bit first and drops the memory afterwards. Whichever way the
+//! two meet, a clear bit means zeroes.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fathom_block::{
+    Allocation, Backend, BackendContext, BackendQueue, Capabilities, ErrorKind, Extent, Geometry,
+    Operation, Request,
+};
+use fathom_reactor::{Event, Reactor};
+
+/// The unit in which allocation is remembered, in bytes.
+const CHUNK: u64 = 64 << 10;
+/// The unit in which memory is given back, in bytes.
+const PAGE: u64 = 4096;
+/// Room for growth that is asked for beyond the capacity, in bytes.
+const GROWTH: u64 = 256 << 30;
+
+/// A disk whose bytes live in the daemon's memory and end with it.
+pub struct Memory {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    base: NonNull<u8>,
+    /// The bytes mapped; the capacity never exceeds them.
+    mapped: u64,
+    capacity: AtomicU64,
+    /// A bit for each chunk of the mapping.
+    written: Box<[AtomicU64]>,
+}
+
+// SAFETY: the mapping is reached only by copies through raw pointers within checked bounds, never
+// through references; concurrent copies to one place give one or the other bytes, as on any disk.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Memory {
+    /// A disk of `capacity` bytes of zeroes.
+    ///
+    /// # Errors
+    /// When the host does not give that much address space (strict overcommit).
+    pub fn open(capacity: u64) -> io::Result<Self> {
+        let exact = capacity.max(1).next_multiple_of(CHUNK);
+        let (base, mapped) = match map(exact + GROWTH) {
+            Ok(base) => (base, exact + GROWTH),
+            Err(_) => (map(exact)?, exact),
+        };
+        let words = mapped.div_ceil(CHUNK * 64) as usize;
+        let written = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let shared = Shared { base, mapped, capacity: AtomicU64::new(capacity), written };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// A disk of `capacity` bytes of zeroes, for tests and examples.
+    ///
+    /// # Panics
+    /// Where [`open`](Self::open) fails.
+    pub fn new(capacity: u64) -> Self {
+        Self::open(capacity).expect("address space for a memory disk")
+    }
+}
+
+fn map(length: u64) -> io::Result<NonNull<u8>> {
+    let length = usize::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, of this length, and nobody holds the object any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped as usize) };
+    }
+}
+
+impl Shared {
+    /// Copies between the disk and the request's buffers.
+    fn transfer(&self, request: &Request, write: bool) {
+        let mut place = self.base.as_ptr().wrapping_add(request.offset as usize);
+        for segment in request.buffers.segments() {
+            let memory = segment.iov_base.cast::<u8>();
+            // SAFETY: the crossing checked the range against a capacity that was at most the
+            // mapping; the segments add up to the range and are mapped while in flight; guest
+            // memory and this private mapping cannot overlap.
+            unsafe {
+                if write {
+                    std::ptr::copy_nonoverlapping(memory, place, segment.iov_len);
+                } else {
+                    std::ptr::copy_nonoverlapping(place, memory, segment.iov_len);
+                }
+            }
+            place = place.wrapping_add(segment.iov_len);
+        }
+    }
+
+    fn mark_written(&self, offset: u64, length: u64) {
+        for chunk in offset / CHUNK..=(offset + length - 1) / CHUNK {
+            let (word, bit) = (&self.written[(chunk / 64) as usize], 1 << (chunk % 64));
+            if word.load(Ordering::Acquire) & bit == 0 {
+                word.fetch_or(bit, Ordering::AcqRel);
+            }
+        }
+    }
+
+    fn is_written(&self, chunk: u64) -> bool {
+        self.written[(chunk / 64) as usize].load(Ordering::Acquire) & (1 << (chunk % 64)) != 0
+    }
+
+    /// Makes the range zeroes and gives back the whole pages in it.
+    fn zero(&self, offset: u64, length: u64) {
+        let end = offset + length;
+        for chunk in offset.div_ceil(CHUNK)..end / CHUNK {
+            self.written[(chunk / 64) as usize].fetch_and(!(1 << (chunk % 64)), Ordering::AcqRel);
+        }
+        let first = offset.next_multiple_of(PAGE).min(end);
+        let last = (end / PAGE * PAGE).max(first);
+        let at = |place: u64| self.base.as_ptr().wrapping_add(place as usize);
+        // SAFETY: within the mapping, by the crossing's check.
+        unsafe {
+            at(offset).write_bytes(0, (first - offset) as usize);
+            at(last).write_bytes(0, (end - last) as usize);
+        }
+        if last > first {
+            let (start, count) = (at(first), (last - first) as usize);
+            // SAFETY: whole pages of our own private mapping, which read as zeroes afterwards.
+            if unsafe { libc::madvise(start.cast(), count, libc::MADV_DONTNEED) } != 0 {
+                // Locked memory cannot be given back.
+                // SAFETY: within the mapping.
+                unsafe { start.write_bytes(0, count) };
+            }
+        }
+    }
+
+    fn extents(&self, request: &mut Request) {
+        const EXTENTS_MAX: usize = 4096;
+        let (mut offset, end) = (request.offset, request.offset + request.length);
+        while offset < end && request.extents.len() < EXTENTS_MAX {
+            let data = self.is_written(offset / CHUNK);
+            let mut next = (offset / CHUNK + 1) * CHUNK;
+            while next < end && self.is_written(next / CHUNK) == data {
+                next += CHUNK;
+            }
+            let next = next.min(end);
+            let allocation = if data { Allocation::Data } else { Allocation::Hole };
+            request.extents.push(Extent { offset, length: next - offset, allocation });
+            offset = next;
+        }
+    }
+}
+
+impl Backend for Memory {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn capacity(&self) -> u64 {
+        self.shared.capacity.load(Ordering::Relaxed)
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry::default()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::ALL
+    }
+
+    fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        Ok(Box::new(MemoryQueue { shared: Arc::clone(&self.shared) }))
+    }
+
+    fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
+        if capacity > self.shared.mapped {
+            return Err(ErrorKind::NoSpace);
+        }
+        let before = self.shared.capacity.swap(capacity, Ordering::Relaxed);
+        if capacity < before {
+            self.shared.zero(capacity, before - capacity);
+        }
+        Ok(())
+    }
+}
+
+struct MemoryQueue {
+    shared: Arc<Shared>,
+}
+
+impl BackendQueue for MemoryQueue {
+    fn submit(&mut self, mut request: Box<Request>, context: &mut BackendContext<'_>) {
+        let (offset, length) = (request.offset, request.length);
+        match request.operation {
+            Operation::Read => self.shared.transfer(&request, false),
+            Operation::Write => {
+                self.shared.transfer(&request, true);
+                self.shared.mark_written(offset, length);
+            }
+            Operation::Discard | Operation::WriteZeroes => self.shared.zero(offset, length),
+            Operation::Extents => self.shared.extents(&mut request),
+            // Nothing outlives the daemon, so nothing is left to be made durable; the serial is
+            // answered above.
+            Operation::Flush | Operation::GetId => {}
+        }
+        context.complete(request, Ok(()));
+    }
+
+    fn event(&mut self, _event: &Event, _context: &mut BackendContext<'_>) {}
+
+    fn advance(&mut self, _context: &mut BackendContext<'_>) {}
+}

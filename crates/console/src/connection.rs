@@ -1,0 +1,36 @@
+//! Where the running daemon is.
+use std::path::PathBuf;
+
+use clap::Args;
+use fathom_control::{Client, SOCKET_DEFAULT};
+
+/// The variable that names the control socket where `--control` does not.
+pub const VARIABLE: &str = "FATHOM_CONTROL";
+
+/// How to reach the daemon.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ControlOptions {
+    /// The daemon's control socket [default: $FATHOM_CONTROL, or /run/fathom/control.sock]
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
+}
+
+impl ControlOptions {
+    /// The control socket.
+    pub fn socket(&self) -> PathBuf {
+        self.control
+            .clone()
+            .or_else(|| std::env::var_os(VARIABLE).filter(|s| !s.is_empty()).map(PathBuf::from))
+            .unwrap_or_else(|| SOCKET_DEFAULT.into())
+    }
+
+    /// Whether the user named the socket.
+    pub fn is_named(&self) -> bool {
+        self.control.is_some() || std::env::var_os(VARIABLE).is_some()
+    }
+
+    /// A client for it.
+    pub fn client(&self) -> Client {
+        Client::new(self.socket())
+    }
+}

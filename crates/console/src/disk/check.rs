@@ -1,0 +1,210 @@
+//! `fathom disk check`: reads all of an image.
+use std::{io, os::fd::AsRawFd, os::unix::fs::FileExt, path::Path};
+
+use fathom_control::Bytes;
+use serde::Serialize;
+
+use super::{CheckOptions, exact, image::Image, partitions, signatures};
+use crate::{
+    failure::{FAILED, Failure, Outcome, reason},
+    output::{
+        self,
+        progress::Progress,
+        style::{self, Style},
+    },
+};
+
+/// Bytes read at once.
+const CHUNK: usize = 1 << 20;
+/// What is tried again alone after an error: the smallest part that disks lose at once.
+const SECTOR: usize = 4096;
+/// An image with more bad ranges than this is not worth listing further.
+const RANGES_MAX: usize = 1000;
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct BadRange {
+    offset: u64,
+    length: u64,
+    error: String,
+}
+
+#[derive(Serialize)]
+struct Checked<'a> {
+    path: &'a Path,
+    size_bytes: u64,
+    data_bytes: u64,
+    unreadable: Vec<BadRange>,
+    problems: Vec<String>,
+}
+
+pub(super) fn run(options: &CheckOptions) -> Outcome {
+    let image = Image::open(&options.path)?;
+    let mut problems = Vec::new();
+    if image.size % 512 != 0 {
+        problems.push(format!(
+            "its size, {} bytes, is no multiple of 512; `fathom disk resize {} {}` rounds it up",
+            image.size,
+            options.path.display(),
+            image.size.next_multiple_of(512)
+        ));
+    }
+    if image.size == 0 {
+        problems.push("it is empty".into());
+    }
+    let failed = |error| Failure::io("read", &options.path, &error);
+    let head = partitions::read_up_to(&image.file, 0, signatures::LENGTH as u64);
+    if let Some(name) = head.ok().and_then(|head| signatures::recognise(&head)) {
+        if signatures::is_container(name) {
+            problems.push(format!(
+                "it is a {name}, not a raw one; convert it with `fathom disk import`"
+            ));
+        }
+    }
+    if let Some(table) = partitions::read(&image.file, image.size).map_err(failed)? {
+        problems.extend(table.problems);
+    }
+    let (data_bytes, unreadable) = read_all(&image, options.format.json);
+    let checked =
+        Checked { path: &options.path, size_bytes: image.size, data_bytes, unreadable, problems };
+    if options.format.json {
+        output::json(&checked)?;
+    } else {
+        output::text_line(&checked.text())?;
+    }
+    checked.verdict()
+}
+
+/// Reads every stretch of data.
+fn read_all(image: &Image, silent: bool) -> (u64, Vec<BadRange>) {
+    // Advice only: an image that is read once need not push others out of the page cache.
+    for advice in [libc::POSIX_FADV_SEQUENTIAL, libc::POSIX_FADV_NOREUSE] {
+        // SAFETY: a plain system call on an open file.
+        unsafe { libc::posix_fadvise(image.file.as_raw_fd(), 0, 0, advice) };
+    }
+    let label = format!("Reading {}", image.path.display());
+    let (_, holes) = image.holes();
+    let mut progress = Progress::new(label, image.size - holes).silent(silent);
+    let mut buffer = vec![0; CHUNK];
+    let mut done = 0;
+    let mut bad = Vec::new();
+    image.for_each_extent(|start, end| {
+        let mut position = start;
+        while position < end && bad.len() < RANGES_MAX {
+            let length = (end - position).min(CHUNK as u64) as usize;
+            let read = |offset, buffer: &mut [u8]| image.file.read_at(buffer, offset);
+            read_chunk(position, &mut buffer[..length], read, &mut bad);
+            position += length as u64;
+            done += length as u64;
+            progress.update(done);
+        }
+    });
+    (done, bad)
+}
+
+/// Reads a chunk; if that fails, sector by sector, so that the bad ranges are as short as they are.
+fn read_chunk(
+    offset: u64,
+    buffer: &mut [u8],
+    read: impl Fn(u64, &mut [u8]) -> io::Result<usize>,
+    bad: &mut Vec<BadRange>,
+) {
+    if read_whole(offset, buffer, &read).is_ok() {
+        return;
+    }
+    let mut position = offset;
+    for sector in buffer.chunks_mut(SECTOR) {
+        if let Err(error) = read_whole(position, sector, &read) {
+            let length = sector.len() as u64;
+            let error = reason(&error);
+            match bad.last_mut() {
+                Some(last) if last.offset + last.length == position && last.error == error => {
+                    last.length += length;
+                }
+                _ => bad.push(BadRange { offset: position, length, error }),
+            }
+        }
+        position += sector.len() as u64;
+    }
+}
+
+fn read_whole(
+    offset: u64,
+    buffer: &mut [u8],
+    read: impl Fn(u64, &mut [u8]) -> io::Result<usize>,
+) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match read(offset + filled as u64, &mut buffer[filled..]) {
+            Ok(0) => return Err(io::Error::other("the file ended early")),
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+impl Checked<'_> {
+    fn text(&self) -> String {
+        let style = Style::stdout();
+        let mut lines = Vec::new();
+        for range in &self.unreadable {
+            lines.push(format!(
+                "{} bytes {} to {} cannot be read: {}",
+                style.paint(style::BAD, "✗"),
+                range.offset,
+                range.offset + range.length - 1,
+                range.error
+            ));
+        }
+        for problem in &self.problems {
+            lines.push(format!("{} {problem}", style.paint(style::BAD, "✗")));
+        }
+        if lines.is_empty() {
+            lines.push(format!(
+                "{} {}: {}, all of its {} of data can be read",
+                style.paint(style::GOOD, "✓"),
+                self.path.display(),
+                exact(self.size_bytes),
+                Bytes(self.data_bytes)
+            ));
+        }
+        lines.join("\n")
+    }
+
+    fn verdict(&self) -> Outcome {
+        let found = self.unreadable.len() + self.problems.len();
+        if found == 0 {
+            return Ok(());
+        }
+        debug_assert_eq!(FAILED, 1);
+        let failure = Failure::new(format!("{}: {found} problem(s) found", self.path.display()));
+        Err(if self.unreadable.is_empty() {
+            failure
+        } else {
+            failure.advise("copy what can be read with `ddrescue`, and check the disk beneath")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_ranges_are_narrowed_and_joined() {
+        let bad_bytes = [8192..16384u64, 40960..40961];
+        let read = |offset: u64, buffer: &mut [u8]| {
+            let end = offset + buffer.len() as u64;
+            if bad_bytes.iter().any(|bad| bad.start < end && offset < bad.end) {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            Ok(buffer.len().min(5000))
+        };
+        let mut bad = Vec::new();
+        read_chunk(0, &mut vec![0; 64 << 10], read, &mut bad);
+        let ranges: Vec<_> = bad.iter().map(|range| (range.offset, range.length)).collect();
+        assert_eq!(ranges, [(8192, 8192), (40960, 4096)]);
+        assert_eq!(bad[0].error, "Input/output error");
+    }
+}

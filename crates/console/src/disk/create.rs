@@ -1,0 +1,116 @@
+//! `fathom disk create`: a new raw image.
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+use super::{CreateOptions, exact, holders};
+use crate::{
+    failure::{Failure, Outcome},
+    output::{self, progress::Progress},
+};
+
+#[derive(Serialize)]
+struct Created<'a> {
+    path: &'a Path,
+    size_bytes: u64,
+    preallocated: bool,
+}
+
+pub(super) fn run(options: &CreateOptions) -> Outcome {
+    let path = &options.path;
+    let size = options.size.0;
+    check_size(size)?;
+    let file = create(path, options.force)?;
+    let made = fill(&file, size, options.preallocate, options.format.json)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| sync_directory(path));
+    if let Err(error) = made {
+        // Half an image is worse than none, and it was empty from here on anyway.
+        let _ = std::fs::remove_file(path);
+        return Err(Failure::io("create", path, &error));
+    }
+    if options.format.json {
+        output::json(&Created { path, size_bytes: size, preallocated: options.preallocate })
+    } else {
+        output::text_line(&format!("{}: {}", path.display(), exact(size)))
+    }
+}
+
+/// Disks are made of sectors.
+pub(super) fn check_size(size: u64) -> Outcome {
+    if size == 0 || size % 512 != 0 || size > i64::MAX as u64 {
+        let nearest = size.max(1).next_multiple_of(512).min(1 << 62);
+        return Err(Failure::usage(format!("a disk cannot have {size} bytes"))
+            .advise(format!("sizes are multiples of 512, for example {nearest}")));
+    }
+    Ok(())
+}
+
+/// Opens a new, empty image; replaces one only with `force`, and none that is in use.
+pub(super) fn create(path: &Path, force: bool) -> Outcome<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    match options.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        result => return result.map_err(|error| Failure::io("create", path, &error)),
+    }
+    if !force {
+        return Err(Failure::new(format!("{} exists", path.display()))
+            .advise("choose another path, or replace it with --force: what it holds is lost"));
+    }
+    if !path.is_file() {
+        return Err(Failure::new(format!("{} is no regular file", path.display())));
+    }
+    refuse_if_held(path)?;
+    options.truncate(true).open(path).map_err(|error| Failure::io("replace", path, &error))
+}
+
+/// Fails if any process holds a lock on the image or has it open for writing.
+pub(super) fn refuse_if_held(path: &Path) -> Outcome {
+    match holders::of(path).into_iter().find(|holder| holder.locks || holder.writes) {
+        None => Ok(()),
+        Some(holder) => Err(Failure::new(format!("{} is in use by {holder}", path.display()))
+            .advise("stop that process, or remove the disk from the daemon, first")),
+    }
+}
+
+fn fill(file: &File, size: u64, preallocate: bool, silent: bool) -> io::Result<()> {
+    file.set_len(size)?;
+    if !preallocate {
+        return Ok(());
+    }
+    // SAFETY: a plain system call on an open file.
+    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, size as i64) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() != Some(libc::EOPNOTSUPP) {
+        return Err(error);
+    }
+    // Some file systems cannot reserve room but by writing.
+    let zeroes = vec![0; 1 << 20];
+    let mut progress = Progress::new("Writing zeroes", size).silent(silent);
+    let mut written = 0;
+    let mut file = file;
+    while written < size {
+        let part = (size - written).min(zeroes.len() as u64) as usize;
+        file.write_all(&zeroes[..part])?;
+        written += part as u64;
+        progress.update(written);
+    }
+    Ok(())
+}
+
+/// Makes a new name in a directory durable.
+pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    File::open(parent)?.sync_all()
+}

@@ -1,0 +1,114 @@
+//! The disks of the running daemon: add, remove, list.
+use fathom_control::{Bytes, DiskDefinition, DiskStatus, FrontendStatus, VhostUserDefinition};
+
+use super::{AddOptions, ListOptions, RemoveOptions, absolute, info::disk_sheet};
+use crate::{
+    failure::{Failure, Outcome},
+    output::{
+        self,
+        style::Style,
+        table::{Column, Table},
+    },
+};
+
+pub(super) fn add(options: &AddOptions) -> Outcome {
+    if options.image.is_none() && options.memory.is_none() && options.null.is_none() {
+        return Err(Failure::usage("a disk needs something to keep its bytes")
+            .advise("name one of --image PATH, --memory SIZE and --null SIZE"));
+    }
+    let definition = DiskDefinition {
+        name: options.name.clone(),
+        vm: options.vm.clone(),
+        serial: options.serial.clone(),
+        image: options.image.as_deref().map(absolute),
+        memory: options.memory,
+        null: options.null,
+        direct: options.direct,
+        read_only: options.read_only,
+        block_size: options.block_size,
+        tap: !options.no_tap,
+        vhost_user: options.socket.as_deref().map(|socket| VhostUserDefinition {
+            socket: absolute(socket),
+            queues: options.queues,
+            ..VhostUserDefinition::default()
+        }),
+        ..DiskDefinition::default()
+    };
+    let status = options.control.client().add_disk(&definition)?;
+    if options.format.json {
+        return output::json(&status);
+    }
+    output::text_line(&disk_sheet(&status).render(output::width(), Style::stdout()))
+}
+
+pub(super) fn remove(options: &RemoveOptions) -> Outcome {
+    let done = options.control.client().remove_disk(&options.name)?;
+    if options.format.json {
+        return output::json(&done);
+    }
+    let message = if done.message.is_empty() {
+        format!("{} is served no more", options.name)
+    } else {
+        done.message
+    };
+    output::text_line(&message)
+}
+
+pub(super) fn list(options: &ListOptions) -> Outcome {
+    let list = options.control.client().disks()?;
+    if options.format.json {
+        return output::json(&list);
+    }
+    if list.disks.is_empty() {
+        return output::text_line("The daemon serves no disk. `fathom disk add` adds one.");
+    }
+    output::text_line(&table(&list.disks).render(output::width(), Style::stdout()))
+}
+
+fn table(disks: &[DiskStatus]) -> Table {
+    let mut table = Table::new([
+        Column::text("NAME").flexible(),
+        Column::text("VM").flexible().importance(3),
+        Column::number("SIZE"),
+        Column::text("STATE"),
+        Column::text("BACK END").flexible().importance(5),
+        Column::text("SOCKET").flexible().importance(4),
+        Column::text("LAYERS").importance(1),
+    ]);
+    for disk in disks {
+        let layers: Vec<&str> = disk.layers.iter().map(|layer| layer.name.as_str()).collect();
+        let backend = disk.backend.image.as_ref().unwrap_or(&disk.backend.name);
+        let socket = disk.frontends.iter().find_map(|frontend| match frontend {
+            FrontendStatus::VhostUser(status) => Some(status.socket.clone()),
+            FrontendStatus::Nbd(_) => None,
+        });
+        table.row([
+            disk.name.clone(),
+            disk.vm.clone(),
+            Bytes(disk.capacity_bytes).to_string(),
+            state(disk),
+            backend.clone(),
+            socket.unwrap_or_default(),
+            layers.join(" "),
+        ]);
+    }
+    table
+}
+
+/// Who uses a disk, in a word or two.
+fn state(disk: &DiskStatus) -> String {
+    if !disk.problems.is_empty() {
+        return "problem".into();
+    }
+    let mut users = Vec::new();
+    for frontend in &disk.frontends {
+        match frontend {
+            FrontendStatus::VhostUser(status) if status.connected => users.push("guest".to_owned()),
+            FrontendStatus::Nbd(status) if status.connections > 0 => {
+                users.push(format!("{} NBD", status.connections));
+            }
+            _ => {}
+        }
+    }
+    if users.is_empty() { "idle".into() } else { users.join(", ") }
+}

@@ -1,0 +1,171 @@
+//! What can be said of an image without reading all of it.
+use std::{
+    ffi::CString,
+    fs::{self, File},
+    io::{self, Seek, SeekFrom},
+    mem::MaybeUninit,
+    os::{
+        fd::AsRawFd,
+        unix::{
+            ffi::OsStrExt,
+            fs::{FileTypeExt, MetadataExt},
+        },
+    },
+    path::{Path, PathBuf},
+};
+
+use crate::failure::{Failure, Outcome};
+
+/// An open image.
+pub struct Image {
+    pub path: PathBuf,
+    pub file: File,
+    pub size: u64,
+    pub is_device: bool,
+    /// Room taken on the file system; of a device, its size.
+    pub allocated: u64,
+}
+
+impl Image {
+    /// Opens an image or block device for reading.
+    pub fn open(path: &Path) -> Outcome<Self> {
+        let failed = |error: io::Error| {
+            let failure = Failure::io("open", path, &error);
+            match error.kind() {
+                io::ErrorKind::NotFound => failure.advise(format!(
+                    "make an image with `fathom disk create {} 10G`; `fathom disk list` shows the \
+                     daemon's disks",
+                    path.display()
+                )),
+                _ => failure,
+            }
+        };
+        let metadata = fs::metadata(path).map_err(failed)?;
+        let is_device = metadata.file_type().is_block_device();
+        if !is_device && !metadata.is_file() {
+            return Err(Failure::new(format!(
+                "{} is neither a regular file nor a block device",
+                path.display()
+            )));
+        }
+        let mut file = File::open(path).map_err(failed)?;
+        let (size, allocated) = if is_device {
+            let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
+            (size, size)
+        } else {
+            (metadata.len(), metadata.blocks() * 512)
+        };
+        Ok(Self { path: path.to_owned(), file, size, is_device, allocated })
+    }
+
+    /// Calls `visit` with each stretch of data: first byte, and the byte after the last.
+    pub fn for_each_extent(&self, mut visit: impl FnMut(u64, u64)) {
+        let mut position = 0;
+        while position < self.size {
+            let Some(start) = self.seek(position, libc::SEEK_DATA) else { break };
+            let end = self.seek(start, libc::SEEK_HOLE).unwrap_or(self.size);
+            visit(start, end.min(self.size));
+            position = end.max(start + 1);
+        }
+    }
+
+    /// The next data or hole; `None` if there is none. A device without holes is all data.
+    fn seek(&self, position: u64, what: i32) -> Option<u64> {
+        // SAFETY: a plain system call on an open file.
+        let found = unsafe { libc::lseek(self.file.as_raw_fd(), position as i64, what) };
+        if found >= 0 {
+            return Some(found as u64);
+        }
+        let is_end = io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
+        match what {
+            libc::SEEK_DATA if is_end => None,
+            libc::SEEK_DATA => Some(position),
+            _ => Some(self.size),
+        }
+    }
+
+    /// How many holes there are and how many bytes lie in them.
+    pub fn holes(&self) -> (u64, u64) {
+        let (mut count, mut data, mut position) = (0, 0, 0);
+        self.for_each_extent(|start, end| {
+            count += u64::from(start > position);
+            data += end - start;
+            position = end;
+        });
+        count += u64::from(self.size > position);
+        (count, self.size - data)
+    }
+}
+
+/// The file system beneath a path.
+pub struct FileSystem {
+    pub kind: String,
+    pub free: u64,
+    pub mount_point: Option<PathBuf>,
+}
+
+/// The file system that holds a path, if it can be asked.
+pub fn file_system(path: &Path) -> Option<FileSystem> {
+    let text = CString::new(path.as_os_str().as_bytes()).ok()?;
+    let mut status = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the path is a C string; the result is read only if it was written.
+    let status = unsafe {
+        if libc::statfs(text.as_ptr(), status.as_mut_ptr()) != 0 {
+            return None;
+        }
+        status.assume_init()
+    };
+    let mount = mount_of(path);
+    let kind = mount.as_ref().map_or_else(|| "unknown".to_owned(), |(_, kind)| kind.clone());
+    let block = u64::try_from(status.f_frsize).unwrap_or(0);
+    Some(FileSystem { kind, free: status.f_bavail * block, mount_point: mount.map(|m| m.0) })
+}
+
+/// The mount point and type of the longest mount that holds the path.
+fn mount_of(path: &Path) -> Option<(PathBuf, String)> {
+    let path = fs::canonicalize(path).ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    longest_mount(&mounts, &path)
+}
+
+fn longest_mount(mounts: &str, path: &Path) -> Option<(PathBuf, String)> {
+    let entries = mounts.lines().filter_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let point = before.split(' ').nth(4)?.replace("\\040", " ");
+        Some((PathBuf::from(point), after.split(' ').next()?.to_owned()))
+    });
+    // Of equally long ones the last was mounted over the others.
+    entries
+        .filter(|(point, _)| path.starts_with(point))
+        .max_by_key(|(point, _)| point.as_os_str().len())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn holes_are_counted() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        file.as_file().set_len(4 << 20).expect("a larger file");
+        file.as_file().write_at(&[1; 4096], 1 << 20).expect("some data");
+        let image = Image::open(file.path()).expect("the image opens");
+        let (count, bytes) = image.holes();
+        // A file system without holes reports none.
+        assert!((count, bytes) == (2, (4 << 20) - 4096) || (count, bytes) == (0, 0));
+        assert_eq!(image.size, 4 << 20);
+    }
+
+    #[test]
+    fn the_innermost_mount_counts() {
+        let mounts = "22 1 254:0 / / rw - ext4 /dev/vda rw\n\
+                      30 22 0:30 / /mnt/a\\040b rw,nosuid shared:1 - xfs /dev/vdb rw\n\
+                      31 22 0:31 / /mnt rw - tmpfs none rw\n";
+        let find = |path: &str| longest_mount(mounts, Path::new(path)).expect("a mount").1;
+        assert_eq!(find("/home/x"), "ext4");
+        assert_eq!(find("/mnt/x"), "tmpfs");
+        assert_eq!(find("/mnt/a b/x.img"), "xfs");
+    }
+}

@@ -1,0 +1,244 @@
+//! `fathom disk info`: an image, or a disk of the running daemon.
+use std::path::Path;
+
+use fathom_control::{Bytes, DiskStatus, FrontendStatus};
+use serde::Serialize;
+
+use super::{
+    InfoOptions, exact,
+    holders::{self, Holder},
+    image::{self, Image},
+    is_path, partitions, signatures,
+};
+use crate::{
+    failure::{Failure, Outcome},
+    output::{
+        self,
+        sheet::Sheet,
+        style::{self, Style},
+        table::{Column, Table},
+    },
+};
+
+pub(super) fn run(options: &InfoOptions) -> Outcome {
+    if is_path(&options.disk) {
+        return show_image(Path::new(&options.disk), options.format.json);
+    }
+    let status = options.control.client().disk(&options.disk).map_err(|error| {
+        let unreachable = matches!(error, fathom_control::ClientError::Unreachable { .. });
+        let failure = Failure::from(error);
+        if unreachable {
+            Failure::new(format!(
+                "there is no image {}, and no daemon to ask for a disk of that name",
+                options.disk
+            ))
+            .advise("give the path of an image, or start the daemon with `fathom serve`")
+        } else {
+            failure
+        }
+    })?;
+    if options.format.json {
+        return output::json(&status);
+    }
+    output::text_line(&disk_sheet(&status).render(output::width(), Style::stdout()))
+}
+
+/// All that is known of an image.
+#[derive(Serialize)]
+struct ImageInfo<'a> {
+    path: &'a Path,
+    size_bytes: u64,
+    allocated_bytes: u64,
+    block_device: bool,
+    holes: u64,
+    holes_bytes: u64,
+    file_system: Option<String>,
+    mount_point: Option<String>,
+    free_bytes: Option<u64>,
+    content: Option<&'static str>,
+    partition_table: Option<partitions::Table>,
+    holders: Vec<Holder>,
+}
+
+fn show_image(path: &Path, json: bool) -> Outcome {
+    let image = Image::open(path)?;
+    let (holes, holes_bytes) = image.holes();
+    let failed = |error| Failure::io("read", path, &error);
+    let head = partitions::read_up_to(&image.file, 0, signatures::LENGTH as u64).map_err(failed)?;
+    let below = image::file_system(path);
+    let info = ImageInfo {
+        path,
+        size_bytes: image.size,
+        allocated_bytes: image.allocated,
+        block_device: image.is_device,
+        holes,
+        holes_bytes,
+        file_system: below.as_ref().map(|b| b.kind.clone()),
+        mount_point: below
+            .as_ref()
+            .and_then(|b| b.mount_point.as_ref())
+            .map(|point| point.display().to_string()),
+        free_bytes: below.as_ref().map(|b| b.free),
+        content: signatures::recognise(&head),
+        partition_table: partitions::read(&image.file, image.size).map_err(failed)?,
+        holders: holders::of(path),
+    };
+    if json {
+        return output::json(&info);
+    }
+    output::text_line(&info.text())
+}
+
+impl ImageInfo<'_> {
+    fn text(&self) -> String {
+        let style = Style::stdout();
+        let mut sheet = Sheet::default();
+        let kind = if self.block_device { "block device" } else { "image" };
+        sheet.fact(kind, self.path.display().to_string());
+        sheet.fact("size", exact(self.size_bytes));
+        if !self.block_device {
+            let share = 100.0 * self.allocated_bytes as f64 / self.size_bytes.max(1) as f64;
+            sheet.fact("allocated", format!("{}, {share:.0} %", Bytes(self.allocated_bytes)));
+            sheet.fact("holes", format!("{}, together {}", self.holes, Bytes(self.holes_bytes)));
+        }
+        if let (Some(kind), Some(free)) = (&self.file_system, self.free_bytes) {
+            let point = self.mount_point.as_deref().unwrap_or("?");
+            if !self.block_device {
+                sheet.fact("lies on", format!("{kind} at {point}, {} free", Bytes(free)));
+            }
+        }
+        sheet.fact("content", self.content());
+        for holder in &self.holders {
+            sheet.fact("held by", holder.to_string());
+        }
+        if self.holders.is_empty() {
+            sheet.fact("held by", "nobody");
+        }
+        let mut text = sheet.render(output::width(), style);
+        if let Some(name) = self.content.filter(|name| signatures::is_container(name)) {
+            text += &format!(
+                "\n\n{} This is a {name}, not a raw one; served as it is, guests would see its \
+                 raw bytes.\nConvert it: fathom disk import {} NEW.img",
+                style.paint(style::SOSO, "!"),
+                self.path.display()
+            );
+        }
+        if let Some(table) = &self.partition_table {
+            text += &format!("\n\n{}", partition_table(table));
+            for problem in &table.problems {
+                text += &format!("\n{} {problem}", style.paint(style::SOSO, "!"));
+            }
+        }
+        text
+    }
+
+    fn content(&self) -> String {
+        match (&self.partition_table, self.content) {
+            (Some(table), _) => {
+                format!("{} partition table, {} partition(s)", table.kind, table.partitions.len())
+            }
+            (None, Some(name)) => name.to_owned(),
+            (None, None) if !self.block_device && self.allocated_bytes == 0 => "empty".into(),
+            (None, None) => "not recognised".into(),
+        }
+    }
+}
+
+fn partition_table(table: &partitions::Table) -> String {
+    let mut text = Table::new([
+        Column::number("PARTITION"),
+        Column::number("START").importance(1),
+        Column::number("SIZE"),
+        Column::text("CONTENT"),
+        Column::text("NAME").flexible().importance(2),
+    ]);
+    for partition in &table.partitions {
+        text.row([
+            partition.number.to_string(),
+            Bytes(partition.start).to_string(),
+            Bytes(partition.length).to_string(),
+            partition.content.unwrap_or("–").to_owned(),
+            partition.name.clone(),
+        ]);
+    }
+    text.render(output::width(), Style::stdout())
+}
+
+/// A disk of the daemon.
+pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
+    let mut sheet = Sheet::default();
+    sheet.fact("disk", status.name.clone());
+    sheet.fact_if_any("machine", status.vm.clone());
+    sheet.fact_if_any("serial", status.serial.clone());
+    sheet.fact("size", exact(status.capacity_bytes));
+    sheet.fact("access", if status.read_only { "read only" } else { "read and write" });
+    let geometry = &status.geometry;
+    sheet.fact(
+        "blocks",
+        format!("{} bytes, {} beneath", geometry.block_size, geometry.physical_block_size),
+    );
+    let can = &status.capabilities;
+    let offered = [
+        (can.flush, "flush"),
+        (can.force_unit_access, "FUA"),
+        (can.discard, "discard"),
+        (can.write_zeroes, "write zeroes"),
+        (can.extents, "block status"),
+    ];
+    let offered: Vec<&str> = offered.iter().filter(|o| o.0).map(|o| o.1).collect();
+    sheet.fact_if_any("offers", offered.join(", "));
+    let layers: Vec<&str> = status.layers.iter().map(|layer| layer.name.as_str()).collect();
+    sheet.fact_if_any("layers", layers.join(" → "));
+    let backend = &status.backend;
+    let mut below = backend.name.clone();
+    if let Some(image) = &backend.image {
+        below += &format!(" {image}");
+    }
+    if backend.direct {
+        below += ", direct";
+    }
+    if let Some(model) = &backend.model {
+        below += &format!(", with the timing of an {:?}", model.kind).to_uppercase();
+    }
+    sheet.fact("back end", below);
+    for frontend in &status.frontends {
+        let (name, value) = frontend_text(frontend);
+        sheet.fact(name, value);
+    }
+    if status.refused > 0 {
+        sheet.fact("refused", format!("{} requests", status.refused));
+    }
+    for problem in &status.problems {
+        sheet.fact("problem", problem.clone());
+    }
+    sheet
+}
+
+fn frontend_text(frontend: &FrontendStatus) -> (&'static str, String) {
+    match frontend {
+        FrontendStatus::VhostUser(status) => {
+            let mut text = status.socket.clone();
+            if status.connected {
+                text += &format!(
+                    ", guest connected, {} of {} queues in use, {} of memory",
+                    status.queues_active,
+                    status.queues_max,
+                    Bytes(status.guest_memory_bytes)
+                );
+            } else {
+                text += &format!(", no guest, {} queue(s)", status.queues_max);
+            }
+            if status.refused > 0 {
+                text += &format!(", {} malformed requests refused", status.refused);
+            }
+            if let Some(problem) = &status.problem {
+                text += &format!("; {problem}");
+            }
+            ("vhost-user", text)
+        }
+        FrontendStatus::Nbd(status) => (
+            "NBD",
+            format!("{} as {:?}, {} connection(s)", status.address, status.export, status.connections),
+        ),
+    }
+}

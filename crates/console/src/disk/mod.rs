@@ -1,0 +1,237 @@
+//! `fathom disk`: images, and the disks of the running daemon.
+
+mod check;
+mod create;
+mod daemon;
+mod holders;
+mod image;
+mod import;
+mod info;
+mod partitions;
+mod resize;
+mod signatures;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use fathom_control::Bytes;
+
+use crate::{connection::ControlOptions, failure::Outcome, output::Format};
+
+/// Virtual disks: images, and the disks of the running daemon.
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Make a raw image
+    #[command(after_help = "\
+Examples:
+  fathom disk create root.img 10G                 a sparse image, which grows as it is written
+  fathom disk create fast.img 10G --preallocate   all of its room taken now")]
+    Create(CreateOptions),
+    /// Show an image, or a disk of the running daemon
+    #[command(after_help = "\
+Examples:
+  fathom disk info root.img     an image: size, holes, partitions, who holds it
+  fathom disk info root         a disk that the daemon serves, by name")]
+    Info(InfoOptions),
+    /// Read all of an image and report what is wrong with it
+    #[command(after_help = "\
+Exit status: 0 nothing wrong, 1 something found, 2 wrong usage.
+
+Example:
+  fathom disk check root.img")]
+    Check(CheckOptions),
+    /// Change the size of an image, or of a disk while a guest uses it
+    #[command(after_help = "\
+An image that the daemon serves is resized through it, and the guest sees the new size at once.
+
+Examples:
+  fathom disk resize root.img 20G           to 20 GiB
+  fathom disk resize root +5G               5 GiB more, by the disk's name
+  fathom disk resize root.img 5G --shrink   what lies behind 5 GiB is lost")]
+    Resize(ResizeOptions),
+    /// Convert an image of any format that qemu-img reads to a raw one
+    #[command(after_help = "\
+Examples:
+  fathom disk import debian-12.qcow2 root.img
+  fathom disk import --source-format vpc old.vhd new.img")]
+    Import(ImportOptions),
+    /// Have the running daemon serve one disk more
+    #[command(after_help = "\
+Examples:
+  fathom disk add data --image data.img --socket /run/fathom/data.sock
+  fathom disk add scratch --memory 1G --socket /run/fathom/scratch.sock --queues 2")]
+    Add(AddOptions),
+    /// Have the running daemon serve a disk no more; its image stays
+    #[command(after_help = "Example:\n  fathom disk remove data")]
+    Remove(RemoveOptions),
+    /// List the disks of the running daemon
+    #[command(after_help = "Examples:\n  fathom disk list\n  fathom disk list --json")]
+    List(ListOptions),
+}
+
+/// Options of `fathom disk create`.
+#[derive(Debug, Args)]
+pub struct CreateOptions {
+    /// The image's path
+    path: PathBuf,
+    /// The disk's size: 512, 64K, 10G, 1.5TiB
+    size: Bytes,
+    /// Take all of the room on the file system now
+    #[arg(long)]
+    preallocate: bool,
+    /// Replace an image that exists; what it holds is lost
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Options of `fathom disk info`.
+#[derive(Debug, Args)]
+pub struct InfoOptions {
+    /// An image's path, or the name of a disk of the running daemon
+    #[arg(value_name = "PATH|NAME")]
+    disk: String,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Options of `fathom disk check`.
+#[derive(Debug, Args)]
+pub struct CheckOptions {
+    /// The image's path
+    path: PathBuf,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Options of `fathom disk resize`.
+#[derive(Debug, Args)]
+pub struct ResizeOptions {
+    /// An image's path, or the name of a disk of the running daemon
+    #[arg(value_name = "PATH|NAME")]
+    disk: String,
+    /// The new size, or with + or - the change
+    #[arg(allow_hyphen_values = true)]
+    size: String,
+    /// Allow a smaller size: what lies behind the new end is lost
+    #[arg(long)]
+    shrink: bool,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Options of `fathom disk import`.
+#[derive(Debug, Args)]
+pub struct ImportOptions {
+    /// The image to read: qcow2, vmdk, vdi, vhdx, raw, an NBD URI, …
+    source: String,
+    /// The raw image to make
+    target: PathBuf,
+    /// The source's format, where it cannot be told from its content
+    #[arg(long, value_name = "FORMAT")]
+    source_format: Option<String>,
+    /// Replace an image that exists; what it holds is lost
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Options of `fathom disk add`.
+#[derive(Debug, Args)]
+pub struct AddOptions {
+    /// The disk's name, unique within the daemon
+    name: String,
+    /// A raw image or block device
+    #[arg(long, value_name = "PATH", group = "backend")]
+    image: Option<PathBuf>,
+    /// A disk in memory, gone when it is removed
+    #[arg(long, value_name = "SIZE", group = "backend")]
+    memory: Option<Bytes>,
+    /// A disk that reads as zeroes and forgets what is written, for measurements
+    #[arg(long, value_name = "SIZE", group = "backend")]
+    null: Option<Bytes>,
+    /// A vhost-user socket for a guest
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Queues offered to the guest
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "socket")]
+    queues: u16,
+    /// Bypass the host's page cache
+    #[arg(long)]
+    direct: bool,
+    /// Refuse writes
+    #[arg(long)]
+    read_only: bool,
+    /// The block size that guests see
+    #[arg(long, value_name = "SIZE")]
+    block_size: Option<Bytes>,
+    /// The virtual machine that the disk belongs to
+    #[arg(long, value_name = "NAME", default_value = "")]
+    vm: String,
+    /// The serial that guests see; the name by default
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    serial: String,
+    /// Neither count nor measure the disk's requests
+    #[arg(long)]
+    no_tap: bool,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Options of `fathom disk remove`.
+#[derive(Debug, Args)]
+pub struct RemoveOptions {
+    /// The disk's name
+    name: String,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Options of `fathom disk list`.
+#[derive(Debug, Args)]
+pub struct ListOptions {
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Carries out a command.
+pub fn run(command: &DiskCommand) -> Outcome {
+    match command {
+        DiskCommand::Create(options) => create::run(options),
+        DiskCommand::Info(options) => info::run(options),
+        DiskCommand::Check(options) => check::run(options),
+        DiskCommand::Resize(options) => resize::run(options),
+        DiskCommand::Import(options) => import::run(options),
+        DiskCommand::Add(options) => daemon::add(options),
+        DiskCommand::Remove(options) => daemon::remove(options),
+        DiskCommand::List(options) => daemon::list(options),
+    }
+}
+
+/// Whether a word that may be a path or a disk's name is a path.
+fn is_path(word: &str) -> bool {
+    word.contains('/') || Path::new(word).exists()
+}
+
+/// A path as the daemon, which runs elsewhere, has to be told it.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Bytes for people, with the exact number where that says more.
+fn exact(bytes: u64) -> String {
+    let short = Bytes(bytes).to_string();
+    if bytes < 1024 { short } else { format!("{short} ({bytes} bytes)") }
+}

@@ -1,0 +1,149 @@
+//! `fathom disk resize`: of an image, or of a disk while a guest uses it.
+use std::{
+    fs::{self, OpenOptions},
+    os::unix::fs::MetadataExt,
+    path::Path,
+};
+
+use fathom_control::{Bytes, Client, parse_bytes};
+use serde::Serialize;
+
+use super::{
+    ResizeOptions, create::check_size, create::refuse_if_held, exact, image::Image, is_path,
+    partitions,
+};
+use crate::{
+    failure::{Failure, Outcome},
+    output,
+};
+
+/// A size, or a change of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    Absolute(u64),
+    Grow(u64),
+    Shrink(u64),
+}
+
+impl Target {
+    fn parse(text: &str) -> Outcome<Self> {
+        let (make, size): (fn(u64) -> Self, &str) = match text.as_bytes().first() {
+            Some(b'+') => (Self::Grow, &text[1..]),
+            Some(b'-') => (Self::Shrink, &text[1..]),
+            _ => (Self::Absolute, text),
+        };
+        parse_bytes(size).map(make).map_err(|error| Failure::usage(error.to_string()))
+    }
+
+    fn apply(self, size: u64) -> Outcome<u64> {
+        let result = match self {
+            Self::Absolute(size) => Some(size),
+            Self::Grow(by) => size.checked_add(by),
+            Self::Shrink(by) => size.checked_sub(by),
+        };
+        result.ok_or_else(|| Failure::usage(format!("from {} that is impossible", Bytes(size))))
+    }
+}
+
+#[derive(Serialize)]
+struct Resized<'a> {
+    disk: &'a str,
+    online: bool,
+    size_bytes_before: u64,
+    size_bytes: u64,
+}
+
+pub(super) fn run(options: &ResizeOptions) -> Outcome {
+    let target = Target::parse(&options.size)?;
+    let client = options.control.client();
+    let mut note = None;
+    let (online, before, size) = if is_path(&options.disk) {
+        let path = Path::new(&options.disk);
+        let image = Image::open(path)?;
+        let size = new_size(options, target, image.size)?;
+        if let Some(name) = served_as(&client, path) {
+            client.resize_disk(&name, size, options.shrink)?;
+            (true, image.size, size)
+        } else {
+            resize_image(path, &image, size)?;
+            note = grown_table(&image, size);
+            (false, image.size, size)
+        }
+    } else {
+        let before = client.disk(&options.disk)?.capacity_bytes;
+        let size = new_size(options, target, before)?;
+        (true, before, client.resize_disk(&options.disk, size, options.shrink)?.capacity_bytes)
+    };
+    if options.format.json {
+        let disk = &options.disk;
+        return output::json(&Resized { disk, online, size_bytes_before: before, size_bytes: size });
+    }
+    let how = if online { ", through the daemon: guests see it at once" } else { "" };
+    output::text_line(&format!("{}: {} → {}{how}", options.disk, Bytes(before), exact(size)))?;
+    note.map_or(Ok(()), |note| output::text_line(&note))
+}
+
+fn new_size(options: &ResizeOptions, target: Target, before: u64) -> Outcome<u64> {
+    let size = target.apply(before)?;
+    check_size(size)?;
+    if size < before && !options.shrink {
+        return Err(Failure::new(format!(
+            "{} is smaller than {} is now ({})",
+            Bytes(size),
+            options.disk,
+            Bytes(before)
+        ))
+        .advise("--shrink allows it; what lies behind the new end is lost, so shrink the file \
+                 systems in it first"));
+    }
+    Ok(size)
+}
+
+/// The name of the daemon's disk whose image this is, if a daemon runs and has one.
+fn served_as(client: &Client, path: &Path) -> Option<String> {
+    let same = |other: &str| {
+        let (Ok(ours), Ok(theirs)) = (fs::metadata(path), fs::metadata(other)) else {
+            return false;
+        };
+        (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino())
+    };
+    let disks = client.disks().ok()?.disks;
+    disks.into_iter().find(|disk| disk.backend.image.as_deref().is_some_and(same)).map(|d| d.name)
+}
+
+fn resize_image(path: &Path, image: &Image, size: u64) -> Outcome {
+    if image.is_device {
+        return Err(Failure::new(format!("{} is a block device", path.display()))
+            .advise("resize it with the tool that made it (lvextend, …); served disks follow"));
+    }
+    refuse_if_held(path)?;
+    let failed = |error| Failure::io("resize", path, &error);
+    let file = OpenOptions::new().write(true).open(path).map_err(failed)?;
+    file.set_len(size).and_then(|()| file.sync_all()).map_err(failed)
+}
+
+/// A GPT's copy at the end does not move by itself.
+fn grown_table(image: &Image, size: u64) -> Option<String> {
+    let table = partitions::read(&image.file, image.size).ok()??;
+    (table.kind == "GPT" && size > image.size).then(|| {
+        "Its GPT still ends at the old size: in the guest, run `sgdisk --move-second-header`, then \
+         grow partition and file system."
+            .to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_absolute_or_changes() {
+        let apply = |text: &str| Target::parse(text).and_then(|t| t.apply(10 << 30)).ok();
+        assert_eq!(apply("20G"), Some(20 << 30));
+        assert_eq!(apply("+5G"), Some(15 << 30));
+        assert_eq!(apply("-5G"), Some(5 << 30));
+        assert_eq!(apply("-11G"), None);
+        assert_eq!(apply("++1G"), None);
+        assert_eq!(apply("much"), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! How a command fails: what happened, and what to do next.
+use std::{fmt, io, path::Path, process::ExitCode};
+
+use fathom_control::ClientError;
+
+use crate::output::style::{self, Style};
+
+/// The command failed.
+pub const FAILED: u8 = 1;
+/// The command line makes no sense.
+pub const USAGE: u8 = 2;
+
+/// Why a command failed.
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    remedy: String,
+    code: u8,
+}
+
+/// What a command comes to.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    /// A failure with no advice yet.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), remedy: String::new(), code: FAILED }
+    }
+
+    /// The command line makes no sense.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { code: USAGE, ..Self::new(message) }
+    }
+
+    /// A failed system call on a path.
+    pub fn io(doing: &str, path: &Path, error: &io::Error) -> Self {
+        let failure = Self::new(format!("cannot {doing} {}: {}", path.display(), reason(error)));
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                failure.advise("check the permissions, or try again as root")
+            }
+            io::ErrorKind::StorageFull => failure.advise("make room on that file system"),
+            _ => failure,
+        }
+    }
+
+    /// Says what to do next.
+    #[must_use]
+    pub fn advise(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: remedy.into(), ..self }
+    }
+
+    /// Prints the failure to standard error.
+    pub fn report(&self) -> ExitCode {
+        let style = Style::stderr();
+        eprintln!("{} {}", style.paint(style::BAD, "error:"), self.message);
+        if !self.remedy.is_empty() {
+            eprintln!("  {} {}", style.paint(style::DIM, "→"), self.remedy);
+        }
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::new(error.to_string()).advise(error.remedy())
+    }
+}
+
+/// An error's text without Rust's `(os error N)`.
+pub fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}

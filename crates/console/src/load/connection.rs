@@ -1,0 +1,209 @@
+//! The connection to the server: negotiation, shared memory, queues.
+use std::{
+    io,
+    mem::{self, MaybeUninit},
+    ops::Range,
+    os::{fd::RawFd, unix::ffi::OsStrExt},
+    path::Path,
+    sync::Arc,
+};
+
+use virtio_driver::{
+    VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
+    virtio_blk_max_queues,
+};
+
+use super::{
+    DEPTH_MAX, LoadError, LoadOptions, Order,
+    memory::SharedMemory,
+    verify::Ledger,
+    worker::{Buffers, Work, Worker},
+};
+use crate::process::CpuClock;
+
+/// Descriptors of one queue; a request takes three.
+const QUEUE_SIZE_MAX: u16 = 1024;
+
+/// A negotiated session with the server.
+pub struct Connection {
+    transport: Box<VirtioBlkTransport>,
+    features: VirtioBlkFeatureFlags,
+    capacity: u64,
+    socket: Option<RawFd>,
+}
+
+impl Connection {
+    /// Connects and negotiates.
+    pub fn open(options: &LoadOptions) -> Result<Self, LoadError> {
+        let failed = |error| LoadError::Connect(options.socket.clone(), error);
+        let path = options
+            .socket
+            .to_str()
+            .ok_or_else(|| LoadError::Option("the socket's path is not UTF-8".into()))?;
+        let wanted = VirtioFeatureFlags::VERSION_1.bits()
+            | VirtioFeatureFlags::RING_EVENT_IDX.bits()
+            | VirtioBlkFeatureFlags::RO.bits()
+            | VirtioBlkFeatureFlags::FLUSH.bits()
+            | VirtioBlkFeatureFlags::BLK_SIZE.bits()
+            | VirtioBlkFeatureFlags::MQ.bits();
+        let transport: Box<VirtioBlkTransport> =
+            Box::new(VhostUser::new(path, wanted).map_err(failed)?);
+        let features = VirtioBlkFeatureFlags::from_bits_truncate(transport.get_features());
+        let config = transport.get_config().map_err(failed)?;
+        let capacity = { config.capacity }.to_native() * 512;
+        let queues_max = virtio_blk_max_queues(&*transport).map_err(failed)?;
+        if options.queues == 0 || usize::from(options.queues) > queues_max {
+            return Err(LoadError::Option(format!(
+                "the disk offers {queues_max} queue(s), {} asked for",
+                options.queues
+            )));
+        }
+        let socket = connected_socket(&options.socket);
+        Ok(Self { transport, features, capacity, socket })
+    }
+
+    /// Checks the options against the disk; the range in whole blocks.
+    pub fn range(&self, options: &LoadOptions) -> Result<Range<u64>, LoadError> {
+        let refuse = |message: String| Err(LoadError::Option(message));
+        let block_size = u64::from(options.block_size);
+        if block_size == 0 || block_size % 512 != 0 || block_size > 16 << 20 {
+            return refuse(format!(
+                "block size {block_size}: a multiple of 512 up to 16 MiB is needed"
+            ));
+        }
+        if options.depth == 0 || options.depth > DEPTH_MAX {
+            return refuse(format!("depth {}: 1 to {DEPTH_MAX} is possible", options.depth));
+        }
+        if options.read_percent > 100 {
+            return refuse(format!("{} percent reads: at most 100", options.read_percent));
+        }
+        if options.read_percent < 100 && self.features.contains(VirtioBlkFeatureFlags::RO) {
+            return refuse("the disk is read-only, but writes were asked for".into());
+        }
+        let bytes = options.range.clone().unwrap_or(0..self.capacity);
+        if bytes.end > self.capacity {
+            return refuse(format!(
+                "the range ends at {}, the disk at {}",
+                bytes.end, self.capacity
+            ));
+        }
+        let blocks = bytes.start.div_ceil(block_size)..bytes.end / block_size;
+        let needed = u64::from(options.queues) * u64::from(options.depth);
+        if blocks.end.saturating_sub(blocks.start) < needed {
+            return refuse(format!(
+                "the range holds fewer than {needed} blocks of {block_size} bytes"
+            ));
+        }
+        Ok(blocks)
+    }
+
+    /// Shares memory with the server, sets up the queues and hands each to a worker.
+    pub fn workers(
+        &mut self,
+        options: &LoadOptions,
+        range: &Range<u64>,
+    ) -> Result<Vec<Worker>, LoadError> {
+        let failed = |error| LoadError::Connect(options.socket.clone(), error);
+        let queue_size = (options.depth * 4).next_power_of_two().clamp(128, QUEUE_SIZE_MAX);
+        let queues = VirtioBlkQueue::<u16>::setup_queues(
+            &mut *self.transport,
+            options.queues.into(),
+            queue_size,
+        )
+        .map_err(failed)?;
+
+        let queue_length = usize::from(options.depth) * options.block_size as usize;
+        let memory = SharedMemory::new(queue_length * usize::from(options.queues))
+            .map_err(|error| LoadError::System("shared memory", error))?;
+        let memory = Arc::new(memory);
+        self.transport
+            .map_mem_region(memory.address() as usize, memory.length(), memory.fd(), 0)
+            .map_err(failed)?;
+
+        let share = (range.end - range.start) / u64::from(options.queues);
+        let workers = queues.into_iter().enumerate().map(|(index, queue)| {
+            // Blocks are split between the queues where two requests on one block at a time would
+            // spoil the work; else each queue works on all of them.
+            let start = range.start + share * index as u64;
+            let own = start..start + share;
+            let split = options.verify || options.order == Order::Sequential;
+            Worker::new(
+                index,
+                queue,
+                self.transport.get_submission_notifier(index),
+                self.transport.get_completion_fd(index),
+                Buffers::new(Arc::clone(&memory), index * queue_length, options),
+                Work {
+                    order: options.order,
+                    read_percent: options.read_percent,
+                    waiting: options.waiting,
+                    blocks: if split { own.clone() } else { range.clone() },
+                    ledger: options.verify.then(|| Ledger::new(options.seed, own.start, share)),
+                    flushes: self.features.contains(VirtioBlkFeatureFlags::FLUSH),
+                    seed: options.seed + index as u64,
+                },
+            )
+        });
+        Ok(workers.collect())
+    }
+
+    /// The server's CPU clock, if its process can be seen from here.
+    pub fn server(&self) -> Option<CpuClock> {
+        let mut credentials = MaybeUninit::<libc::ucred>::uninit();
+        let mut length = mem::size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the option writes a `ucred` of the length given, which is read only then.
+        let credentials = unsafe {
+            let failed = libc::getsockopt(
+                self.socket?,
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                credentials.as_mut_ptr().cast(),
+                &mut length,
+            );
+            if failed != 0 {
+                return None;
+            }
+            credentials.assume_init()
+        };
+        (credentials.pid > 0).then(|| CpuClock::of(credentials.pid)).flatten()
+    }
+
+    /// Whether the server has hung up.
+    pub fn is_closed(&self) -> bool {
+        let Some(fd) = self.socket else { return false };
+        let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: one entry, and a time-out of zero.
+        let ready = unsafe { libc::poll(&mut poll, 1, 0) };
+        ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0
+    }
+}
+
+/// The newest descriptor of this process that is connected to the path. The driver library keeps
+/// its socket to itself; a second connection would not do, as servers serve one at a time.
+fn connected_socket(path: &Path) -> Option<RawFd> {
+    let entries = std::fs::read_dir("/proc/self/fd").ok()?;
+    let mut fds: Vec<RawFd> = entries
+        .filter_map(io::Result::ok)
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    fds.sort_unstable_by(|left, right| right.cmp(left));
+    fds.into_iter().find(|&fd| peer_path(fd).is_some_and(|peer| peer == path.as_os_str().as_bytes()))
+}
+
+/// The path of a connected Unix socket's other end.
+fn peer_path(fd: RawFd) -> Option<Vec<u8>> {
+    let mut address = MaybeUninit::<libc::sockaddr_un>::zeroed();
+    let mut length = mem::size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: the address is large enough for a Unix address, and zeroes are a valid one.
+    let address = unsafe {
+        if libc::getpeername(fd, address.as_mut_ptr().cast(), &mut length) != 0 {
+            return None;
+        }
+        address.assume_init()
+    };
+    if i32::from(address.sun_family) != libc::AF_UNIX {
+        return None;
+    }
+    let bytes = address.sun_path.iter().map(|&byte| byte as u8);
+    Some(bytes.take_while(|&byte| byte != 0).collect())
+}

@@ -1,0 +1,131 @@
+//! What a load measured.
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{
+    LoadOptions, Measured,
+    worker::{Tally, WorkerResult},
+};
+
+/// What one kind of request did.
+#[derive(Clone, Debug, Serialize)]
+pub struct OperationReport {
+    /// Requests completed in the measured time.
+    pub requests: u64,
+    /// Requests a second.
+    pub iops: f64,
+    /// Bytes a second.
+    pub bytes_per_second: f64,
+    /// Mean latency in microseconds; zero without requests, like the others.
+    pub latency_us_mean: f64,
+    /// Median latency.
+    pub latency_us_p50: f64,
+    /// 90th percentile.
+    pub latency_us_p90: f64,
+    /// 99th percentile.
+    pub latency_us_p99: f64,
+    /// 99.9th percentile.
+    pub latency_us_p999: f64,
+    /// Longest latency.
+    pub latency_us_max: f64,
+}
+
+/// What a load measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct LoadReport {
+    /// The measured time.
+    pub seconds: f64,
+    /// Reads.
+    pub reads: OperationReport,
+    /// Writes.
+    pub writes: OperationReport,
+    /// Requests that failed, in the whole of the time.
+    pub errors: u64,
+    /// Blocks compared with what was written to them.
+    pub blocks_verified: u64,
+    /// Blocks that differed.
+    pub blocks_wrong: u64,
+    /// The first block that differed.
+    pub block_wrong_first: Option<u64>,
+    /// The server's process, if it can be seen from here.
+    pub server_process_id: Option<i32>,
+    /// The server's CPU time as a share of one core.
+    pub server_cpu_share: Option<f64>,
+    /// The server's CPU time for a request, in microseconds.
+    pub server_cpu_us_per_request: Option<f64>,
+    /// This process's CPU time as a share of one core.
+    pub client_cpu_share: f64,
+    /// How often this process slept for a completion.
+    pub client_wakeups: u64,
+    /// How often this process notified the server.
+    pub client_notifications: u64,
+}
+
+impl LoadReport {
+    /// Reads and writes a second.
+    pub fn iops(&self) -> f64 {
+        self.reads.iops + self.writes.iops
+    }
+}
+
+impl Measured {
+    /// Sums up what the queues did.
+    pub(super) fn report(&self, options: &LoadOptions, results: Vec<WorkerResult>) -> LoadReport {
+        let mut reads = Tally::new();
+        let mut writes = Tally::new();
+        let mut report = LoadReport {
+            seconds: self.elapsed.as_secs_f64(),
+            reads: operation(&reads, self.elapsed, options.block_size),
+            writes: operation(&writes, self.elapsed, options.block_size),
+            errors: 0,
+            blocks_verified: 0,
+            blocks_wrong: 0,
+            block_wrong_first: None,
+            server_process_id: self.server_process_id,
+            server_cpu_share: None,
+            server_cpu_us_per_request: None,
+            client_cpu_share: self.client_cpu.as_secs_f64() / self.elapsed.as_secs_f64(),
+            client_wakeups: 0,
+            client_notifications: 0,
+        };
+        for result in results {
+            for (sum, part) in [(&mut reads, result.reads), (&mut writes, result.writes)] {
+                sum.requests += part.requests;
+                sum.latency_ns += part.latency_ns;
+            }
+            report.errors += result.errors;
+            report.blocks_verified += result.blocks_verified;
+            report.blocks_wrong += result.blocks_wrong;
+            report.block_wrong_first = report.block_wrong_first.or(result.block_wrong_first);
+            report.client_wakeups += result.wakeups;
+            report.client_notifications += result.notifications;
+        }
+        report.reads = operation(&reads, self.elapsed, options.block_size);
+        report.writes = operation(&writes, self.elapsed, options.block_size);
+        let requests = reads.requests + writes.requests;
+        report.server_cpu_share =
+            self.server_cpu.map(|cpu| cpu.as_secs_f64() / self.elapsed.as_secs_f64());
+        report.server_cpu_us_per_request = self
+            .server_cpu
+            .filter(|_| requests > 0)
+            .map(|cpu| cpu.as_secs_f64() * 1e6 / requests as f64);
+        report
+    }
+}
+
+fn operation(tally: &Tally, elapsed: Duration, block_size: u32) -> OperationReport {
+    let iops = tally.requests as f64 / elapsed.as_secs_f64();
+    let quantile = |q| tally.latency_ns.value_at_quantile(q) as f64 / 1e3;
+    OperationReport {
+        requests: tally.requests,
+        iops,
+        bytes_per_second: iops * f64::from(block_size),
+        latency_us_mean: tally.latency_ns.mean() / 1e3,
+        latency_us_p50: quantile(0.5),
+        latency_us_p90: quantile(0.9),
+        latency_us_p99: quantile(0.99),
+        latency_us_p999: quantile(0.999),
+        latency_us_max: tally.latency_ns.max() as f64 / 1e3,
+    }
+}

@@ -1,0 +1,348 @@
+//! One queue's thread: keeps its requests under way and times them.
+use std::{
+    ops::Range,
+    os::fd::AsRawFd,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use hdrhistogram::Histogram;
+use virtio_driver::{EventFd, QueueNotifier, VirtioBlkQueue};
+
+use super::{LoadOptions, Order, Phase, Shared, Waiting, memory::SharedMemory, verify::Ledger};
+use crate::random::Random;
+
+/// The longest latency told apart from longer ones, one minute.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+
+/// Sleeps until the eventfd was signalled, and resets it. A server may have made the descriptor,
+/// which both sides share, non-blocking; so a read alone does not wait.
+fn wait_readable(event: &EventFd) {
+    let mut poll = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, which is a local variable.
+    unsafe { libc::poll(&mut poll, 1, -1) };
+    // Fails only when interrupted, and then the caller looks again.
+    if poll.revents != 0 {
+        let _ = event.read();
+    }
+}
+
+/// The buffers of one queue, one for each request that can be under way.
+pub struct Buffers {
+    memory: Arc<SharedMemory>,
+    offset: usize,
+    block_size: usize,
+    count: u16,
+}
+
+impl Buffers {
+    /// Takes a queue's part of the memory and fills it with noise.
+    pub fn new(memory: Arc<SharedMemory>, offset: usize, options: &LoadOptions) -> Self {
+        let block_size = options.block_size as usize;
+        let mut buffers = Self { memory, offset, block_size, count: options.depth };
+        let mut random = Random::new(options.seed ^ offset as u64);
+        for slot in 0..buffers.count {
+            for chunk in buffers.get(slot).chunks_exact_mut(8) {
+                chunk.copy_from_slice(&random.next().to_le_bytes());
+            }
+        }
+        buffers
+    }
+
+    fn pointer(&self, slot: u16) -> *mut u8 {
+        assert!(slot < self.count);
+        self.memory.address().wrapping_add(self.offset + usize::from(slot) * self.block_size)
+    }
+
+    /// A buffer with no request under way.
+    fn get(&mut self, slot: u16) -> &mut [u8] {
+        // SAFETY: the buffer lies within the mapping, this queue's part of it is borrowed, and the
+        // server has finished with this slot. A server that writes to it all the same makes the
+        // bytes change, which at worst a comparison reports.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(slot), self.block_size) }
+    }
+}
+
+/// What a worker has to do.
+pub struct Work {
+    pub order: Order,
+    pub read_percent: u8,
+    pub waiting: Waiting,
+    pub blocks: Range<u64>,
+    pub ledger: Option<Ledger>,
+    pub flushes: bool,
+    pub seed: u64,
+}
+
+/// What a slot's request is.
+#[derive(Clone, Copy)]
+enum Request {
+    Read { block: u64 },
+    Write { block: u64, generation: u32 },
+    Flush,
+}
+
+/// What one kind of request did within the measured time.
+pub struct Tally {
+    pub requests: u64,
+    pub latency_ns: Histogram<u64>,
+}
+
+impl Tally {
+    pub fn new() -> Self {
+        let latency_ns = Histogram::new_with_max(LATENCY_NS_MAX, 3).expect("the bounds are valid");
+        Self { requests: 0, latency_ns }
+    }
+}
+
+/// What one queue did.
+pub struct WorkerResult {
+    pub reads: Tally,
+    pub writes: Tally,
+    pub errors: u64,
+    pub blocks_verified: u64,
+    pub blocks_wrong: u64,
+    pub block_wrong_first: Option<u64>,
+    pub wakeups: u64,
+    pub notifications: u64,
+}
+
+/// One queue and its state.
+pub struct Worker {
+    index: usize,
+    queue: VirtioBlkQueue<'static, u16>,
+    notifier: Box<dyn QueueNotifier>,
+    completion_fd: Arc<EventFd>,
+    buffers: Buffers,
+    work: Work,
+    random: Random,
+    next_block: u64,
+    slots: Vec<(Request, Instant)>,
+    under_way: u16,
+    result: WorkerResult,
+}
+
+impl Worker {
+    pub fn new(
+        index: usize,
+        queue: VirtioBlkQueue<'static, u16>,
+        notifier: Box<dyn QueueNotifier>,
+        completion_fd: Arc<EventFd>,
+        buffers: Buffers,
+        work: Work,
+    ) -> Self {
+        let slots = vec![(Request::Flush, Instant::now()); buffers.count.into()];
+        Self {
+            index,
+            queue,
+            notifier,
+            completion_fd,
+            buffers,
+            random: Random::new(work.seed),
+            next_block: work.blocks.start,
+            work,
+            slots,
+            under_way: 0,
+            result: WorkerResult {
+                reads: Tally::new(),
+                writes: Tally::new(),
+                errors: 0,
+                blocks_verified: 0,
+                blocks_wrong: 0,
+                block_wrong_first: None,
+                wakeups: 0,
+                notifications: 0,
+            },
+        }
+    }
+
+    /// The eventfd on which this worker may sleep.
+    pub fn completion_fd(&self) -> Arc<EventFd> {
+        Arc::clone(&self.completion_fd)
+    }
+
+    /// Works until told to stop, and finishes what is under way.
+    pub fn run(mut self, shared: &Shared) -> WorkerResult {
+        self.queue.set_used_notif_enabled(false);
+        for slot in 0..self.buffers.count {
+            self.begin(slot);
+        }
+        self.notify();
+        self.drive(shared, |worker, slot, phase| {
+            if phase < Phase::Drain as u8 {
+                worker.begin(slot);
+            }
+        });
+        self.read_back(shared);
+        shared.completed[self.index].store(u64::MAX, Ordering::Relaxed);
+        shared.finished.fetch_add(1, Ordering::Release);
+        self.result
+    }
+
+    /// Reaps completions until none is under way; `next` may begin another request in the slot.
+    fn drive(&mut self, shared: &Shared, mut next: impl FnMut(&mut Self, u16, u8)) {
+        let completed = &shared.completed[self.index];
+        while self.under_way > 0 {
+            let phase = shared.phase();
+            if phase == Phase::Abort as u8 {
+                return;
+            }
+            let mut reaped = 0;
+            while let Some(completion) = self.queue.completions().next() {
+                self.under_way -= 1;
+                reaped += 1;
+                self.complete(completion.context, completion.ret, phase);
+                next(self, completion.context, phase);
+            }
+            if reaped > 0 {
+                completed.fetch_add(reaped, Ordering::Relaxed);
+                self.notify();
+            } else {
+                self.wait();
+            }
+        }
+    }
+
+    /// Waits for completions; may return without any.
+    fn wait(&mut self) {
+        match self.work.waiting {
+            Waiting::Poll => std::hint::spin_loop(),
+            Waiting::Event => {
+                self.queue.set_used_notif_enabled(true);
+                // What completed before the notification was on would never be signalled.
+                if !self.queue.completions().has_next() {
+                    self.result.wakeups += 1;
+                    wait_readable(&self.completion_fd);
+                }
+                self.queue.set_used_notif_enabled(false);
+            }
+        }
+    }
+
+    fn notify(&mut self) {
+        if self.queue.avail_notif_needed() {
+            self.result.notifications += 1;
+            // A full counter means that the server has a notification to read already.
+            let _ = self.notifier.notify();
+        }
+    }
+
+    fn begin(&mut self, slot: u16) {
+        let span = self.work.blocks.end - self.work.blocks.start;
+        let mut block = match self.work.order {
+            Order::Random => self.work.blocks.start + self.random.below(span),
+            Order::Sequential => {
+                let block = self.next_block;
+                self.next_block += 1;
+                if self.next_block == self.work.blocks.end {
+                    self.next_block = self.work.blocks.start;
+                }
+                block
+            }
+        };
+        let is_read = match self.work.read_percent {
+            100 => true,
+            0 => false,
+            percent => self.random.below(100) < percent.into(),
+        };
+        if let Some(ledger) = &mut self.work.ledger {
+            // The range holds at least one block for each slot, but they may all be busy nearby.
+            match ledger.claim(block) {
+                Some(claimed) => block = claimed,
+                None => return,
+            }
+        }
+        let request = if is_read {
+            Request::Read { block }
+        } else {
+            let generation = self.work.ledger.as_ref().map_or(0, |l| l.generation(block) + 1);
+            if let Some(ledger) = &self.work.ledger {
+                ledger.fill(block, generation, self.buffers.get(slot));
+            }
+            Request::Write { block, generation }
+        };
+        self.submit(slot, request);
+    }
+
+    fn submit(&mut self, slot: u16, request: Request) {
+        let length = self.buffers.block_size;
+        let pointer = self.buffers.pointer(slot);
+        self.slots[usize::from(slot)] = (request, Instant::now());
+        // SAFETY: the buffer lies within shared memory that outlives the queue (the worker holds
+        // it), and the slot's buffer is not touched until its completion.
+        let queued = unsafe {
+            match request {
+                Request::Read { block } => {
+                    self.queue.read_raw(block * length as u64, pointer, length, slot)
+                }
+                Request::Write { block, .. } => {
+                    self.queue.write_raw(block * length as u64, pointer, length, slot)
+                }
+                Request::Flush => self.queue.flush(slot),
+            }
+        };
+        // The queue has four descriptors for each slot, and a request takes three.
+        queued.expect("the queue has room for every slot");
+        self.under_way += 1;
+    }
+
+    fn complete(&mut self, slot: u16, status: i32, phase: u8) {
+        let (request, started) = self.slots[usize::from(slot)];
+        let failed = status != 0;
+        self.result.errors += u64::from(failed);
+        let tally = match request {
+            Request::Read { block } => {
+                self.check(slot, block, failed);
+                &mut self.result.reads
+            }
+            Request::Write { block, generation } => {
+                if let Some(ledger) = &mut self.work.ledger {
+                    ledger.written(block, if failed { 0 } else { generation });
+                }
+                &mut self.result.writes
+            }
+            Request::Flush => return,
+        };
+        if phase == Phase::Measure as u8 {
+            tally.requests += 1;
+            tally.latency_ns.saturating_record(started.elapsed().as_nanos() as u64);
+        }
+    }
+
+    fn check(&mut self, slot: u16, block: u64, failed: bool) {
+        let Some(ledger) = &mut self.work.ledger else { return };
+        ledger.release(block);
+        let generation = ledger.generation(block);
+        if failed || generation == 0 {
+            return;
+        }
+        self.result.blocks_verified += 1;
+        if !ledger.matches(block, generation, self.buffers.get(slot)) {
+            self.result.blocks_wrong += 1;
+            self.result.block_wrong_first.get_or_insert(block);
+        }
+    }
+
+    /// Flushes, then reads and compares every block that was written.
+    fn read_back(&mut self, shared: &Shared) {
+        let Some(first) = self.work.ledger.as_ref().map(Ledger::first) else { return };
+        if self.work.flushes {
+            self.submit(0, Request::Flush);
+            self.notify();
+            self.drive(shared, |_, _, _| {});
+        }
+        let mut cursor = first;
+        let mut next = move |worker: &mut Self, slot| {
+            let written = worker.work.ledger.as_ref().and_then(|l| l.next_written(cursor));
+            if let Some(block) = written {
+                cursor = block + 1;
+                worker.submit(slot, Request::Read { block });
+            }
+        };
+        for slot in 0..self.buffers.count {
+            next(self, slot);
+        }
+        self.notify();
+        self.drive(shared, |worker, slot, _| next(worker, slot));
+    }
+}

@@ -1,0 +1,88 @@
+//! What commands print: tables, sheets of facts, JSON, progress.
+
+pub mod progress;
+pub mod sheet;
+pub mod style;
+pub mod table;
+
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+
+use crate::failure::{Failure, Outcome};
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct Format {
+    /// Print JSON in place of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The width of the terminal on standard output; `None` where that is no terminal.
+pub fn width() -> Option<usize> {
+    if !io::stdout().is_terminal() {
+        return None;
+    }
+    ratatui::crossterm::terminal::size().ok().map(|(columns, _)| columns.max(20).into())
+}
+
+/// Prints a value as JSON.
+pub fn json(value: &impl Serialize) -> Outcome {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
+    text_line(&text)
+}
+
+/// Prints text and ends the line. A reader who has left is no failure.
+pub fn text_line(text: &str) -> Outcome {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(b"\n")) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("cannot write the result: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A number with few digits and a metric unit: `950`, `12.3k`, `4.56M`.
+pub fn short_number(value: f64) -> String {
+    let (value, unit) = match value {
+        v if v < 9_999.5 => return format!("{v:.0}"),
+        v if v < 999_950.0 => (v / 1e3, "k"),
+        v if v < 999_950_000.0 => (v / 1e6, "M"),
+        v => (v / 1e9, "G"),
+    };
+    let digits = if value < 9.995 {
+        2
+    } else {
+        usize::from(value < 99.95)
+    };
+    format!("{value:.digits$}{unit}")
+}
+
+/// Bytes a second, in binary units: `512 B/s`, `12.3 MiB/s`.
+pub fn rate(bytes_per_second: f64) -> String {
+    format!("{}/s", fathom_control::Bytes(bytes_per_second.round() as u64))
+}
+
+/// A latency with three digits at most: `850 ns`, `12.3 µs`, `4.5 ms`.
+pub fn latency(nanoseconds: u64) -> String {
+    if nanoseconds == 0 { "–".into() } else { fathom_control::Nanoseconds(nanoseconds).to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_stay_short() {
+        assert_eq!(short_number(0.4), "0");
+        assert_eq!(short_number(9_999.0), "9999");
+        assert_eq!(short_number(12_345.0), "12.3k");
+        assert_eq!(short_number(123_456.0), "123k");
+        assert_eq!(short_number(1_234_567.0), "1.23M");
+        assert_eq!(rate(1536.0), "1.5 KiB/s");
+        assert_eq!(latency(0), "–");
+    }
+}

@@ -1,0 +1,65 @@
+//! What can be read of other processes.
+use std::{mem::MaybeUninit, time::Duration};
+
+/// A process's CPU time, to the nanosecond.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuClock {
+    process_id: i32,
+    clock: libc::clockid_t,
+}
+
+impl CpuClock {
+    /// The clock of another process; `None` if there is no such process.
+    pub fn of(process_id: i32) -> Option<Self> {
+        let mut clock = 0;
+        // SAFETY: the result goes to a local variable.
+        let failed = unsafe { libc::clock_getcpuclockid(process_id, &mut clock) };
+        (failed == 0).then_some(Self { process_id, clock })
+    }
+
+    /// This process's own clock.
+    pub fn own() -> Self {
+        Self { process_id: std::process::id() as i32, clock: libc::CLOCK_PROCESS_CPUTIME_ID }
+    }
+
+    /// CPU time used so far by all threads; `None` once the process is gone.
+    pub fn now(&self) -> Option<Duration> {
+        let mut time = MaybeUninit::<libc::timespec>::uninit();
+        // SAFETY: the result goes to a local variable, which is read only if it was written.
+        let time = unsafe {
+            if libc::clock_gettime(self.clock, time.as_mut_ptr()) != 0 {
+                return None;
+            }
+            time.assume_init()
+        };
+        Some(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+    }
+
+    /// The process.
+    pub fn process_id(&self) -> i32 {
+        self.process_id
+    }
+}
+
+/// A process's name, as `ps` shows it.
+pub fn name(process_id: i32) -> Option<String> {
+    let name = std::fs::read_to_string(format!("/proc/{process_id}/comm")).ok()?;
+    Some(name.trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_grows_and_unknown_processes_have_none() {
+        let clock = CpuClock::of(std::process::id() as i32).expect("this process exists");
+        let before = clock.now().expect("it has a clock");
+        let mut sum = 0u64;
+        while clock.now().expect("it has a clock") == before {
+            sum = sum.wrapping_add(1);
+        }
+        assert!(CpuClock::of(i32::MAX).is_none());
+        assert!(name(std::process::id() as i32).is_some());
+    }
+}

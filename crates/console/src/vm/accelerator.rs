@@ -1,0 +1,221 @@
+//! Which accelerator works here: found out by running a guest, never by looking at a device.
+//!
+//! The probe is a whole machine with its firmware, which goes through real and protected mode and
+//! then runs a boot sector of seven bytes. The boot sector ends QEMU by its debug device with a
+//! status of its own. A `/dev/kvm` that opens, but behind which a guest crawls or stands, does not
+//! get there in time.
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::qemu::Qemu;
+use crate::failure::reason;
+
+/// How long the probe's guest may take; on hardware that helps it is a tenth of a second or two.
+const LIMIT: Duration = Duration::from_secs(4);
+
+/// `mov al, 0x15; out 0xf4, al; hlt; jmp` to the `hlt`.
+const BOOT_SECTOR: [u8; 7] = [0xb0, 0x15, 0xe6, 0xf4, 0xf4, 0xeb, 0xfd];
+
+/// What QEMU makes of 0x15 written to the debug device.
+const STATUS: i32 = 0x15 << 1 | 1;
+
+/// The accelerator that the user asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Choice {
+    /// KVM where a guest runs under it, else TCG
+    Auto,
+    /// The processor's own virtualisation
+    Kvm,
+    /// Emulation
+    Tcg,
+}
+
+/// How guests are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accelerator {
+    /// The processor's own virtualisation.
+    Kvm,
+    /// Emulation.
+    Tcg,
+}
+
+impl Accelerator {
+    /// QEMU's options for it.
+    pub fn options(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Kvm => ("kvm", "host"),
+            Self::Tcg => ("tcg,thread=multi", "max"),
+        }
+    }
+}
+
+/// What was found out about KVM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kvm {
+    /// A guest ran.
+    Works,
+    /// Why none did.
+    Fails(String),
+}
+
+/// Chooses an accelerator, and says why where it is not KVM.
+pub fn choose(choice: Choice, qemu: &Qemu) -> (Accelerator, Option<String>) {
+    match choice {
+        Choice::Kvm => (Accelerator::Kvm, None),
+        Choice::Tcg => (Accelerator::Tcg, None),
+        Choice::Auto => match kvm(qemu) {
+            Kvm::Works => (Accelerator::Kvm, None),
+            Kvm::Fails(reason) => (Accelerator::Tcg, Some(reason)),
+        },
+    }
+}
+
+/// Whether guests run under KVM here; tried once a boot and emulator, then remembered.
+pub fn kvm(qemu: &Qemu) -> Kvm {
+    // Whether the device opens depends on the user and is quickly seen.
+    if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
+        return Kvm::Fails(match error.kind() {
+            io::ErrorKind::NotFound => "there is no /dev/kvm".into(),
+            io::ErrorKind::PermissionDenied => {
+                "/dev/kvm may not be opened by this user (is it in the group kvm?)".into()
+            }
+            _ => format!("/dev/kvm: {}", reason(&error)),
+        });
+    }
+    if !qemu.is_x86() {
+        return Kvm::Fails("the probe is for x86 only; choose with --accel".into());
+    }
+    let note = note_path();
+    let key = note_key(qemu);
+    if let Some(found) = note.as_deref().and_then(|note| recall(note, &key)) {
+        return found;
+    }
+    let found = try_kvm(qemu);
+    if let Some(note) = note {
+        // Without the note the next start tries again, which costs time only.
+        let _ = remember(&note, &key, &found);
+    }
+    found
+}
+
+fn try_kvm(qemu: &Qemu) -> Kvm {
+    let sector = match boot_sector() {
+        Ok(sector) => sector,
+        Err(error) => return Kvm::Fails(format!("no room for the probe: {}", reason(&error))),
+    };
+    let drive = format!("file={},format=raw,if=ide,snapshot=on", sector.path().display());
+    let child = Command::new(&qemu.path)
+        .args(["-accel", "kvm", "-cpu", "host", "-machine", "pc", "-m", "64M"])
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-drive", &drive])
+        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return Kvm::Fails(format!("QEMU does not start: {}", reason(&error))),
+    };
+    let started = Instant::now();
+    while started.elapsed() < LIMIT {
+        match child.try_wait() {
+            Ok(None) => thread::sleep(Duration::from_millis(10)),
+            Ok(Some(status)) if status.code() == Some(STATUS) => return Kvm::Works,
+            Ok(Some(_)) => return Kvm::Fails(last_line(child)),
+            Err(error) => return Kvm::Fails(reason(&error)),
+        }
+    }
+    // It is gone already, or dies now; either way it is waited for.
+    let _ = child.kill();
+    let _ = child.wait();
+    Kvm::Fails(format!(
+        "/dev/kvm opens, but a guest did not reach its boot sector in {} seconds",
+        LIMIT.as_secs()
+    ))
+}
+
+fn last_line(child: std::process::Child) -> String {
+    let text = child.wait_with_output().map(|output| output.stderr).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).trim().to_owned();
+    let line = text.lines().next_back().unwrap_or("QEMU gave up without a reason");
+    line.trim().to_owned()
+}
+
+/// A small disk that holds the boot sector.
+fn boot_sector() -> io::Result<tempfile::NamedTempFile> {
+    let mut file = tempfile::NamedTempFile::new()?;
+    let mut sector = [0; 512];
+    sector[..BOOT_SECTOR.len()].copy_from_slice(&BOOT_SECTOR);
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    file.write_all(&sector)?;
+    file.as_file().set_len(1 << 20)?;
+    Ok(file)
+}
+
+fn note_path() -> Option<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME")
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from)
+        .or_else(|| std::env::home_dir().map(|home| home.join(".cache")))?;
+    base.is_absolute().then(|| base.join("fathom/accelerator"))
+}
+
+fn note_key(qemu: &Qemu) -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("{} {} {}", boot.trim(), qemu.path.display(), qemu.version_text)
+}
+
+/// The note is two lines: what it is about, and the finding.
+fn recall(note: &Path, key: &str) -> Option<Kvm> {
+    let text = fs::read_to_string(note).ok()?;
+    let (noted, found) = text.trim_end().split_once('\n')?;
+    if noted != key {
+        return None;
+    }
+    match found.split_once(' ').unwrap_or((found, "")) {
+        ("works", _) => Some(Kvm::Works),
+        ("fails", reason) => Some(Kvm::Fails(reason.to_owned())),
+        _ => None,
+    }
+}
+
+fn remember(note: &Path, key: &str, found: &Kvm) -> io::Result<()> {
+    let directory = note.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    fs::create_dir_all(directory)?;
+    let text = match found {
+        Kvm::Works => "works".to_owned(),
+        Kvm::Fails(reason) => format!("fails {reason}"),
+    };
+    // Another start may read at this moment.
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    writeln!(file, "{key}\n{text}")?;
+    file.persist(note)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_is_remembered_for_its_key_only() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let note = directory.path().join("fathom/accelerator");
+        assert_eq!(recall(&note, "boot 1"), None);
+        for found in [Kvm::Works, Kvm::Fails("no guest ran".into())] {
+            remember(&note, "boot 1", &found).expect("it is noted");
+            assert_eq!(recall(&note, "boot 1"), Some(found));
+            assert_eq!(recall(&note, "boot 2"), None);
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! A small blocking client of the control interface.
+
+use std::fmt;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::daemon::{DaemonInfo, Done, EventList, ReloadReport};
+use crate::definition::{DiskChange, DiskDefinition};
+use crate::disk::{DiskList, DiskStatus};
+use crate::error::{ErrorBody, ErrorReply};
+use crate::http::{escape, exchange};
+use crate::statistics::Statistics;
+use crate::units::Bytes;
+
+/// How long an answer may take unless the caller says otherwise.
+const LIMIT_DEFAULT: Duration = Duration::from_secs(60);
+
+/// Asks a daemon, one connection a question.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+    limit: Duration,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum ClientError {
+    /// Nobody could be asked.
+    Unreachable {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The connection broke, or took too long.
+    Broken {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The answer is not of this interface.
+    Unreadable(String),
+    /// The daemon says no.
+    Refused(ErrorBody),
+}
+
+impl ClientError {
+    /// What to do next; may be empty.
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Unreachable { source, .. } => match source.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    "start the daemon with `fathom serve`, or name its control socket with \
+                     --control"
+                        .into()
+                }
+                io::ErrorKind::PermissionDenied => {
+                    "only the user that the daemon runs as may ask it: try again as that user or \
+                     as root"
+                        .into()
+                }
+                _ => String::new(),
+            },
+            Self::Broken { .. } => "see the daemon's log".into(),
+            Self::Unreadable(_) => "daemon and command must be of versions that fit: compare \
+                                    `fathom --version` with the daemon's"
+                .into(),
+            Self::Refused(body) => body.remedy.clone(),
+        }
+    }
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable { socket, source } => {
+                write!(formatter, "no daemon answers at {}: {source}", socket.display())
+            }
+            Self::Broken { socket, source } => {
+                write!(formatter, "the daemon at {} broke off: {source}", socket.display())
+            }
+            Self::Unreadable(what) => write!(formatter, "unexpected answer: {what}"),
+            Self::Refused(body) => formatter.write_str(&body.message),
+        }
+    }
+}
+
+impl std::error::Error for ClientError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Unreachable { source, .. } | Self::Broken { source, .. } => Some(source),
+            Self::Unreadable(_) => None,
+            Self::Refused(body) => Some(body),
+        }
+    }
+}
+
+impl Client {
+    /// A client of the daemon whose control socket is `socket`. Asks nothing yet.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into(), limit: LIMIT_DEFAULT }
+    }
+
+    /// The same client, with another limit to how long an answer may take.
+    #[must_use]
+    pub fn with_limit(self, limit: Duration) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// The control socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What the daemon is.
+    ///
+    /// # Errors
+    /// When there is no answer; so for all questions here.
+    pub fn daemon(&self) -> Result<DaemonInfo, ClientError> {
+        self.get("/v1/daemon")
+    }
+
+    /// All disks.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn disks(&self) -> Result<DiskList, ClientError> {
+        self.get("/v1/disks")
+    }
+
+    /// One disk.
+    ///
+    /// # Errors
+    /// When there is no answer, or no such disk.
+    pub fn disk(&self, name: &str) -> Result<DiskStatus, ClientError> {
+        self.get(&disk_path(name))
+    }
+
+    /// Has the daemon serve one disk more.
+    ///
+    /// # Errors
+    /// When there is no answer, or the disk cannot be served.
+    pub fn add_disk(&self, definition: &DiskDefinition) -> Result<DiskStatus, ClientError> {
+        self.send("POST", "/v1/disks", Some(definition))
+    }
+
+    /// Changes a disk while it is in use.
+    ///
+    /// # Errors
+    /// When there is no answer, no such disk, or the change cannot be made.
+    pub fn change_disk(&self, name: &str, change: &DiskChange) -> Result<DiskStatus, ClientError> {
+        self.send("PATCH", &disk_path(name), Some(change))
+    }
+
+    /// Gives a disk another size. A smaller one is refused unless `shrink`.
+    ///
+    /// # Errors
+    /// When there is no answer, no such disk, or the back end's size is given by something else.
+    pub fn resize_disk(
+        &self,
+        name: &str,
+        capacity_bytes: u64,
+        shrink: bool,
+    ) -> Result<DiskStatus, ClientError> {
+        let change =
+            DiskChange { capacity: Some(Bytes(capacity_bytes)), shrink, ..DiskChange::default() };
+        self.change_disk(name, &change)
+    }
+
+    /// Has the daemon serve a disk no more.
+    ///
+    /// # Errors
+    /// When there is no answer, or no such disk.
+    pub fn remove_disk(&self, name: &str) -> Result<Done, ClientError> {
+        self.send::<(), _>("DELETE", &disk_path(name), None)
+    }
+
+    /// A sample of what all disks have done.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn statistics(&self) -> Result<Statistics, ClientError> {
+        self.get("/v1/statistics")
+    }
+
+    /// The events after number `after`. Where there are none yet, waits for one up to `wait`.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn events(&self, after: u64, wait: Duration) -> Result<EventList, ClientError> {
+        let path = format!("/v1/events?after={after}&wait_ms={}", wait.as_millis());
+        let patient = self.clone().with_limit(self.limit.saturating_add(wait));
+        patient.get(&path)
+    }
+
+    /// Has the daemon read its configuration again.
+    ///
+    /// # Errors
+    /// When there is no answer, or the configuration is wrong.
+    pub fn reload(&self) -> Result<ReloadReport, ClientError> {
+        self.send::<(), _>("POST", "/v1/reload", None)
+    }
+
+    /// Has the daemon end. The answer comes before the end.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn shutdown(&self) -> Result<Done, ClientError> {
+        self.send::<(), _>("POST", "/v1/shutdown", None)
+    }
+
+    /// The metrics, in Prometheus' text format.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn metrics(&self) -> Result<String, ClientError> {
+        let body = self.ask("GET", "/metrics", None)?;
+        String::from_utf8(body).map_err(|error| ClientError::Unreadable(error.to_string()))
+    }
+
+    fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, ClientError> {
+        self.send::<(), _>("GET", path, None)
+    }
+
+    fn send<B: Serialize, A: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&B>,
+    ) -> Result<A, ClientError> {
+        let unreadable = |error: serde_json::Error| ClientError::Unreadable(error.to_string());
+        let body = body.map(serde_json::to_vec).transpose().map_err(unreadable)?;
+        let answer = self.ask(method, path, body.as_deref())?;
+        serde_json::from_slice(&answer).map_err(unreadable)
+    }
+
+    fn ask(&self, method: &str, path: &str, body: Option<&[u8]>) -> Result<Vec<u8>, ClientError> {
+        let unreachable = |source| ClientError::Unreachable { socket: self.socket.clone(), source };
+        let broken = |source| ClientError::Broken { socket: self.socket.clone(), source };
+        let mut stream = UnixStream::connect(&self.socket).map_err(unreachable)?;
+        stream.set_read_timeout(Some(self.limit)).map_err(broken)?;
+        stream.set_write_timeout(Some(self.limit)).map_err(broken)?;
+        let (status, answer) = exchange(&mut stream, method, path, body).map_err(broken)?;
+        if (200..300).contains(&status) {
+            return Ok(answer);
+        }
+        match serde_json::from_slice::<ErrorReply>(&answer) {
+            Ok(reply) => Err(ClientError::Refused(reply.error)),
+            Err(_) => Err(ClientError::Unreadable(format!("HTTP status {status}"))),
+        }
+    }
+}
+
+fn disk_path(name: &str) -> String {
+    format!("/v1/disks/{}", escape(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorCode;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    fn answering(answer: &'static str) -> (Client, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        });
+        (Client::new(path), folder)
+    }
+
+    #[test]
+    fn a_refusal_carries_code_and_remedy() {
+        let (client, _folder) = answering(
+            "HTTP/1.1 404 Not Found\r\n\r\n{\"error\": {\"code\": \"not-found\", \
+             \"message\": \"there is no disk \\\"a\\\"\", \"remedy\": \"see `fathom disk list`\"}}",
+        );
+        match client.disk("a") {
+            Err(ClientError::Refused(body)) => {
+                assert_eq!(body.code, ErrorCode::NotFound);
+                assert_eq!(body.remedy, "see `fathom disk list`");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn where_nobody_listens_the_remedy_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Client::new(folder.path().join("none.sock")).daemon().unwrap_err();
+        assert!(matches!(error, ClientError::Unreachable { .. }));
+        assert!(error.remedy().contains("fathom serve"));
+    }
+
+    #[test]
+    fn a_cut_answer_is_no_answer() {
+        let (client, _folder) = answering("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{");
+        assert!(matches!(client.daemon(), Err(ClientError::Broken { .. })));
+    }
+}

@@ -1,0 +1,359 @@
+//! How a disk is described: in the configuration file and when one is added to a running daemon.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{Bytes, Nanoseconds};
+
+/// A disk to be served.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DiskDefinition {
+    /// The name: unique within the daemon.
+    pub name: String,
+    /// The virtual machine that it belongs to.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub vm: String,
+    /// The serial that guests see, at most 20 bytes; the name where it is empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub serial: String,
+    /// A raw image or block device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<PathBuf>,
+    /// A disk in memory of this size, empty at the start, gone at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+    /// A disk of this size that reads as zeroes and forgets what is written: for measurements.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub null: Option<Bytes>,
+    /// Whether the host's page cache is bypassed (`O_DIRECT`).
+    pub direct: bool,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// The logical block size that guests see, from 512 to 4096 bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<Bytes>,
+    /// Whether the disk has a tap as its first layer.
+    pub tap: bool,
+    /// Further layers, from the front end down.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerDefinition>,
+    /// The disk whose timing is imitated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelDefinition>,
+    /// The socket for a guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<VhostUserDefinition>,
+}
+
+impl Default for DiskDefinition {
+    /// Nothing but a tap.
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            vm: String::new(),
+            serial: String::new(),
+            image: None,
+            memory: None,
+            null: None,
+            direct: false,
+            read_only: false,
+            block_size: None,
+            tap: true,
+            layers: Vec::new(),
+            model: None,
+            vhost_user: None,
+        }
+    }
+}
+
+/// What keeps a disk's bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackendDefinition {
+    /// A raw image or block device.
+    Image(PathBuf),
+    /// Memory, in bytes.
+    Memory(u64),
+    /// Nothing, in bytes.
+    Null(u64),
+}
+
+impl DiskDefinition {
+    /// The one back end that is named, or `None` where there is none or more than one.
+    pub fn backend(&self) -> Option<BackendDefinition> {
+        match (&self.image, self.memory, self.null) {
+            (Some(image), None, None) => Some(BackendDefinition::Image(image.clone())),
+            (None, Some(size), None) => Some(BackendDefinition::Memory(size.0)),
+            (None, None, Some(size)) => Some(BackendDefinition::Null(size.0)),
+            _ => None,
+        }
+    }
+}
+
+/// What changes on a running disk; what is not named stays.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DiskChange {
+    /// Another size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Bytes>,
+    /// Whether the disk has a tap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tap: Option<bool>,
+    /// Other layers below the tap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Vec<LayerDefinition>>,
+    /// Allow a smaller size: what lies behind the new end is lost.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub shrink: bool,
+}
+
+/// One layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum LayerDefinition {
+    /// Counts, measures and records.
+    Tap,
+    /// Makes requests take longer.
+    Delay(DelayDefinition),
+    /// Makes requests fail, by seed.
+    Fault(FaultDefinition),
+    /// Writes requests to the log.
+    Log(LogDefinition),
+}
+
+impl LayerDefinition {
+    /// The layer's word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Tap => "tap",
+            Self::Delay(_) => "delay",
+            Self::Fault(_) => "fault",
+            Self::Log(_) => "log",
+        }
+    }
+}
+
+/// Makes requests take longer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DelayDefinition {
+    /// How much longer each takes.
+    pub time: Nanoseconds,
+    /// How much longer still, at most: drawn evenly for each request.
+    pub jitter: Nanoseconds,
+    /// The operations that are delayed; all where it is empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub operations: Vec<String>,
+    /// Makes the draws repeatable.
+    pub seed: u64,
+}
+
+/// Makes requests fail, by seed, operation, range and count.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FaultDefinition {
+    /// What happens to a request that is struck.
+    pub effect: FaultEffect,
+    /// The share of the requests that is struck, from 0 to 1.
+    pub rate: f64,
+    /// The operations that are meant; all where it is empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub operations: Vec<String>,
+    /// Where the part of the disk that is meant begins.
+    pub offset: Bytes,
+    /// How long that part is; the whole disk, and requests without a range too, where it is 0.
+    pub length: Bytes,
+    /// How many requests pass before the first is struck.
+    pub after: u64,
+    /// How many are struck at most; any number where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strikes_max: Option<u64>,
+    /// Makes the draws repeatable.
+    pub seed: u64,
+}
+
+impl Default for FaultDefinition {
+    /// Every request fails.
+    fn default() -> Self {
+        Self {
+            effect: FaultEffect::Refused,
+            rate: 1.0,
+            operations: Vec::new(),
+            offset: Bytes(0),
+            length: Bytes(0),
+            after: 0,
+            strikes_max: None,
+            seed: 0,
+        }
+    }
+}
+
+/// What happens to a request that is struck.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultEffect {
+    /// It fails, and nothing of it reaches the disk.
+    #[default]
+    Refused,
+    /// It is carried out, and fails all the same.
+    Late,
+    /// A prefix of what it modifies reaches the disk, and it fails.
+    Short,
+    /// Some of the sectors that it modifies reach the disk, and it fails.
+    Torn,
+}
+
+/// Writes requests to the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogDefinition {
+    /// How many lines are written in a second at most.
+    pub lines_per_second_max: u64,
+}
+
+impl Default for LogDefinition {
+    /// A hundred lines a second.
+    fn default() -> Self {
+        Self { lines_per_second_max: 100 }
+    }
+}
+
+/// A disk whose timing is imitated.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelDefinition {
+    /// Which.
+    pub kind: ModelKind,
+    /// Makes the draws repeatable.
+    pub seed: u64,
+}
+
+/// The disks that can be imitated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ModelKind {
+    /// Seek, rotation, transfer, one head.
+    #[default]
+    Hdd,
+    /// Channels; programs and erases that stand in the way of reads.
+    Ssd,
+}
+
+/// The socket of a virtio-blk device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VhostUserDefinition {
+    /// Where the VMM connects.
+    pub socket: PathBuf,
+    /// The most queues that it can use. How long they are is the VMM's choice.
+    pub queues: u16,
+    /// The longest that a ring is watched before its thread sleeps; the daemon's choice where there
+    /// is none, never where it is 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spin: Option<Nanoseconds>,
+}
+
+impl Default for VhostUserDefinition {
+    /// Four queues, at no place.
+    fn default() -> Self {
+        Self { socket: PathBuf::new(), queues: 4, spin: None }
+    }
+}
+
+/// One NBD listener.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ListenerDefinition {
+    /// `unix:/path` or `host:port`.
+    pub address: String,
+    /// The disks that can be had here.
+    pub exports: ExportsDefinition,
+    /// TLS, without which TCP is refused unless `plain_allowed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsDefinition>,
+    /// Whether connections without TLS are served over TCP.
+    pub plain_allowed: bool,
+}
+
+/// The disks that an NBD listener offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "ExportsWritten", into = "ExportsWritten")]
+pub enum ExportsDefinition {
+    /// All, also those added later.
+    #[default]
+    All,
+    /// Those named.
+    Named(Vec<String>),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum ExportsWritten {
+    Word(String),
+    Names(Vec<String>),
+}
+
+impl From<ExportsWritten> for ExportsDefinition {
+    fn from(written: ExportsWritten) -> Self {
+        match written {
+            ExportsWritten::Word(word) if word == "all" => Self::All,
+            ExportsWritten::Word(name) => Self::Named(vec![name]),
+            ExportsWritten::Names(names) => Self::Named(names),
+        }
+    }
+}
+
+impl From<ExportsDefinition> for ExportsWritten {
+    fn from(exports: ExportsDefinition) -> Self {
+        match exports {
+            ExportsDefinition::All => Self::Word("all".into()),
+            ExportsDefinition::Named(names) => Self::Names(names),
+        }
+    }
+}
+
+/// How an NBD listener proves itself and whom it trusts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TlsDefinition {
+    /// The server's certificate chain (PEM).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// The authority whose clients are let in (PEM); any client where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_ca: Option<PathBuf>,
+    /// A file of `name:key` lines, in place of certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psk: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_definition_survives_json_and_unknown_fields_are_refused() {
+        let text = r#"{"name": "root", "image": "/a.img",
+            "layers": [{"kind": "delay", "time": "5ms"}, {"kind": "tap"}],
+            "vhost_user": {"socket": "/run/a.sock"}}"#;
+        let disk: DiskDefinition = serde_json::from_str(text).unwrap();
+        assert!(disk.tap);
+        assert_eq!(disk.vhost_user.as_ref().unwrap().queues, 4);
+        let again = serde_json::from_str(&serde_json::to_string(&disk).unwrap()).unwrap();
+        assert_eq!(disk, again);
+        assert!(serde_json::from_str::<DiskDefinition>(r#"{"name": "a", "imgae": "b"}"#).is_err());
+    }
+
+    #[test]
+    fn exports_are_a_word_or_a_list() {
+        let read = |text| serde_json::from_str::<ExportsDefinition>(text).unwrap();
+        assert_eq!(read("\"all\""), ExportsDefinition::All);
+        assert_eq!(read("[\"a\"]"), ExportsDefinition::Named(vec!["a".into()]));
+        assert_eq!(serde_json::to_string(&ExportsDefinition::All).unwrap(), "\"all\"");
+    }
+}

@@ -1,0 +1,210 @@
+//! Sizes and times as people write them.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A number of bytes: in JSON and TOML a whole number, or a text like `"10G"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(pub u64);
+
+/// A span of time in nanoseconds: in JSON and TOML a whole number, or a text like `"5ms"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nanoseconds(pub u64);
+
+/// Why a text is no size or no time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitError(String);
+
+impl fmt::Display for UnitError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UnitError {}
+
+/// Reads a size: digits, perhaps a fraction, and a unit of 1024 (`K`, `M`, `G`, `T`, `P`, each
+/// also as `KiB`…), or none for bytes.
+///
+/// # Errors
+/// When the text is no size, or one beyond 64 bits.
+pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
+    let (number, unit) = split(text);
+    let factor = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "ki" | "kib" => 1 << 10,
+        "m" | "mi" | "mib" => 1 << 20,
+        "g" | "gi" | "gib" => 1 << 30,
+        "t" | "ti" | "tib" => 1 << 40,
+        "p" | "pi" | "pib" => 1_u64 << 50,
+        _ => return Err(wrong(text, "size", "512, 64K, 1.5G or 2TiB")),
+    };
+    scale(number, factor).ok_or_else(|| wrong(text, "size", "512, 64K, 1.5G or 2TiB"))
+}
+
+/// Reads a span of time: digits, perhaps a fraction, and `ns`, `us`, `µs`, `ms`, `s` or `min`.
+///
+/// # Errors
+/// When the text is no span of time, or one beyond 64 bits.
+pub fn parse_nanoseconds(text: &str) -> Result<u64, UnitError> {
+    let (number, unit) = split(text);
+    let factor = match unit {
+        "ns" => 1,
+        "us" | "µs" | "μs" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "min" | "m" => 60_000_000_000,
+        "" if number.bytes().all(|byte| byte == b'0') => 1,
+        _ => return Err(wrong(text, "time", "250us, 5ms or 1.5s")),
+    };
+    scale(number, factor).ok_or_else(|| wrong(text, "time", "250us, 5ms or 1.5s"))
+}
+
+fn wrong(text: &str, what: &str, examples: &str) -> UnitError {
+    let shown: String = text.chars().take(40).collect();
+    UnitError(format!("{shown:?} is no {what}: write it like {examples}"))
+}
+
+fn split(text: &str) -> (&str, &str) {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    (&text[..end], text[end..].trim_start())
+}
+
+/// `number` times `factor`, exactly; what a fraction leaves below one is cut off.
+fn scale(number: &str, factor: u64) -> Option<u64> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() || number.ends_with('.') || fraction.len() > 18 {
+        return None;
+    }
+    let whole: u64 = whole.parse().ok()?;
+    let mut total = u128::from(whole) * u128::from(factor);
+    if !fraction.is_empty() {
+        let digits: u64 = fraction.parse().ok()?;
+        total += u128::from(digits) * u128::from(factor) / 10_u128.pow(fraction.len() as u32);
+    }
+    u64::try_from(total).ok()
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Number(u64),
+    Text(String),
+}
+
+macro_rules! unit {
+    ($name:ident, $parse:ident, $what:literal) => {
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_u64(self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                match Written::deserialize(deserializer) {
+                    Ok(Written::Number(number)) => Ok(Self(number)),
+                    Ok(Written::Text(text)) => {
+                        $parse(&text).map(Self).map_err(serde::de::Error::custom)
+                    }
+                    Err(_) => Err(serde::de::Error::custom(concat!(
+                        "expected ",
+                        $what,
+                        ": a whole number, or a text with a unit"
+                    ))),
+                }
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = UnitError;
+
+            fn from_str(text: &str) -> Result<Self, UnitError> {
+                $parse(text).map(Self)
+            }
+        }
+    };
+}
+
+unit!(Bytes, parse_bytes, "a size");
+unit!(Nanoseconds, parse_nanoseconds, "a time");
+
+impl fmt::Display for Bytes {
+    /// The largest unit that leaves at least one, for example `10 GiB`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+        let mut unit = 0;
+        while unit + 1 < UNITS.len() && self.0 >> (10 * (unit + 1)) > 0 {
+            unit += 1;
+        }
+        let value = self.0 as f64 / (1_u64 << (10 * unit)) as f64;
+        let text = if value.fract() < 0.05 || value >= 100.0 {
+            format!("{value:.0} {}", UNITS[unit])
+        } else {
+            format!("{value:.1} {}", UNITS[unit])
+        };
+        formatter.pad(&text)
+    }
+}
+
+impl fmt::Display for Nanoseconds {
+    /// The largest unit that leaves at least one, for example `1.5 ms`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (divisor, unit) = match self.0 {
+            0..1_000 => (1, "ns"),
+            1_000..1_000_000 => (1_000, "µs"),
+            1_000_000..1_000_000_000 => (1_000_000, "ms"),
+            _ => (1_000_000_000, "s"),
+        };
+        let value = self.0 as f64 / f64::from(divisor);
+        let text = if value >= 100.0 || divisor == 1 {
+            format!("{value:.0} {unit}")
+        } else {
+            format!("{value:.1} {unit}")
+        };
+        formatter.pad(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_are_read_as_people_write_them() {
+        assert_eq!(parse_bytes("512"), Ok(512));
+        assert_eq!(parse_bytes("10G"), Ok(10 << 30));
+        assert_eq!(parse_bytes("1.5 GiB"), Ok(3 << 29));
+        assert_eq!(parse_bytes("64k"), Ok(65536));
+        assert_eq!(parse_nanoseconds("5ms"), Ok(5_000_000));
+        assert_eq!(parse_nanoseconds("0.5us"), Ok(500));
+        assert_eq!(parse_nanoseconds("0"), Ok(0));
+        for text in ["", "G", "-1", "1e9", "10GB", "1.", ".5", "99999999999P", "1 0"] {
+            assert!(parse_bytes(text).is_err(), "{text:?}");
+        }
+        for text in ["", "5", "ms", "5 hours", "1..2s"] {
+            assert!(parse_nanoseconds(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn units_are_shown_short() {
+        assert_eq!(Bytes(10 << 30).to_string(), "10 GiB");
+        assert_eq!(Bytes(1536).to_string(), "1.5 KiB");
+        assert_eq!(Bytes(511).to_string(), "511 B");
+        assert_eq!(Nanoseconds(1_500_000).to_string(), "1.5 ms");
+        assert_eq!(Nanoseconds(0).to_string(), "0 ns");
+        assert_eq!(Nanoseconds(123_000).to_string(), "123 µs");
+    }
+
+    #[test]
+    fn json_takes_both_forms_and_gives_numbers() {
+        assert_eq!(serde_json::from_str::<Bytes>("\"4K\"").unwrap(), Bytes(4096));
+        assert_eq!(serde_json::from_str::<Bytes>("4096").unwrap(), Bytes(4096));
+        assert_eq!(serde_json::to_string(&Nanoseconds(5)).unwrap(), "5");
+        assert!(serde_json::from_str::<Bytes>("-1").is_err());
+        assert!(serde_json::from_str::<Bytes>("true").is_err());
+    }
+}

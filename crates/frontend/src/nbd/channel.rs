@@ -1,0 +1,302 @@
+//! A connection's bytes, plain or encrypted, without blocking.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use openssl::ssl::{ErrorCode, Ssl, SslStream};
+
+use super::tls::Tls;
+
+/// How much is encrypted at once, in bytes: the longest TLS record.
+const RECORD_LENGTH: usize = 16 << 10;
+
+/// A nonblocking stream socket.
+#[derive(Debug)]
+pub struct Socket(OwnedFd);
+
+impl Socket {
+    /// Takes a connected socket that does not block.
+    pub fn new(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+
+    /// Says that nothing more will be sent.
+    pub fn shut(&self) {
+        // SAFETY: the descriptor is open. A peer that has left already is no error here.
+        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_WR) };
+    }
+
+    fn receive(&self, segments: &mut [libc::iovec]) -> io::Result<usize> {
+        let mut message = message(segments);
+        // SAFETY: the segments are made from exclusive borrows that live as long as this call.
+        let count =
+            unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn receive_one(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: the buffer is borrowed exclusively for the call.
+        let count = unsafe {
+            libc::recv(
+                self.0.as_raw_fd(),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                libc::MSG_DONTWAIT,
+            )
+        };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Sends what the segments name.
+    ///
+    /// # Safety
+    /// The segments must be readable.
+    unsafe fn send(&self, segments: &mut [libc::iovec]) -> io::Result<usize> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the caller vouches for the segments.
+        let count = unsafe {
+            if let [segment] = segments {
+                libc::send(self.0.as_raw_fd(), segment.iov_base, segment.iov_len, flags)
+            } else {
+                let message = message(segments);
+                libc::sendmsg(self.0.as_raw_fd(), &raw const message, flags)
+            }
+        };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+fn message(segments: &mut [libc::iovec]) -> libc::msghdr {
+    // SAFETY: all zeroes is a message without address, segments and control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = segments.as_mut_ptr();
+    message.msg_iovlen = segments.len() as _;
+    message
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receive_one(buffer)
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut segment =
+            [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+        // SAFETY: the segment is borrowed for the call.
+        unsafe { self.send(&mut segment) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Where a connection's bytes come from and go to. Every call returns at once; what cannot go on
+/// is an error of kind `WouldBlock`.
+pub enum Channel {
+    /// As they are.
+    Plain(Socket),
+    /// Encrypted.
+    Secure(Box<Secure>),
+    /// Neither: while the one becomes the other, and if that fails.
+    Closed,
+}
+
+/// An encrypted stream.
+pub struct Secure {
+    stream: SslStream<Socket>,
+    /// What is to be encrypted next: whole replies are gathered into large records.
+    staging: Vec<u8>,
+    staged_sent: usize,
+}
+
+impl Channel {
+    /// Turns a plain channel into an encrypted one that has yet to shake hands.
+    pub fn secure(self, tls: &Tls) -> io::Result<Self> {
+        let Self::Plain(socket) = self else {
+            return Err(io::Error::other("the channel is encrypted already"));
+        };
+        let ssl = Ssl::new(tls.context())?;
+        let stream = SslStream::new(ssl, socket)?;
+        Ok(Self::Secure(Box::new(Secure {
+            stream,
+            staging: Vec::with_capacity(RECORD_LENGTH),
+            staged_sent: 0,
+        })))
+    }
+
+    /// Goes on with the TLS handshake. `Err(WouldBlock)` with what it waits for in `writable`.
+    pub fn shake_hands(&mut self, writable: &mut bool) -> io::Result<()> {
+        let Self::Secure(secure) = self else { return Ok(()) };
+        match secure.stream.accept() {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                *writable = error.code() == ErrorCode::WANT_WRITE;
+                Err(from_ssl(error))
+            }
+        }
+    }
+
+    /// The version of TLS, such as `TLSv1.3`.
+    pub fn tls_version(&self) -> Option<&'static str> {
+        match self {
+            Self::Plain(_) | Self::Closed => None,
+            Self::Secure(secure) => Some(secure.stream.ssl().version_str()),
+        }
+    }
+
+    fn socket(&self) -> Option<&Socket> {
+        match self {
+            Self::Plain(socket) => Some(socket),
+            Self::Secure(secure) => Some(secure.stream.get_ref()),
+            Self::Closed => None,
+        }
+    }
+
+    /// The socket, to be watched.
+    ///
+    /// # Errors
+    /// When the channel is closed.
+    pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        self.socket().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Says that nothing more will be sent.
+    pub fn shut(&mut self) {
+        if let Self::Secure(secure) = self {
+            // Best effort: the peer learns that the end is no cut.
+            let _ = secure.stream.shutdown();
+        }
+        if let Some(socket) = self.socket() {
+            socket.shut();
+        }
+    }
+
+    /// Receives into `first` and what is left into `second`. 0 is the end of the stream.
+    pub fn receive(&mut self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Closed => Err(io::ErrorKind::NotConnected.into()),
+            Self::Plain(socket) if first.is_empty() => socket.receive_one(second),
+            Self::Plain(socket) => socket.receive(&mut [segment(first), segment(second)]),
+            Self::Secure(secure) => {
+                let count = secure.receive(first)?;
+                if count < first.len() {
+                    return Ok(count);
+                }
+                match secure.receive(second) {
+                    Ok(more) => Ok(count + more),
+                    Err(_) if count > 0 => Ok(count),
+                    Err(error) => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Sends as much as there is room for, and returns how many bytes are taken care of.
+    ///
+    /// # Safety
+    /// The segments must be readable.
+    pub unsafe fn send(&mut self, segments: &mut [libc::iovec]) -> io::Result<usize> {
+        match self {
+            Self::Closed => Err(io::ErrorKind::NotConnected.into()),
+            // SAFETY: the caller vouches for the segments.
+            Self::Plain(socket) => unsafe { socket.send(segments) },
+            // SAFETY: as above.
+            Self::Secure(secure) => unsafe { secure.send(segments) },
+        }
+    }
+
+    /// Whether bytes that were taken care of have yet to leave; [`Self::flush`] goes on with them.
+    pub fn has_staged(&self) -> bool {
+        matches!(self, Self::Secure(secure) if !secure.staging.is_empty())
+    }
+
+    /// Sends what is staged.
+    pub fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(_) | Self::Closed => Ok(()),
+            Self::Secure(secure) => secure.drain(),
+        }
+    }
+}
+
+impl Secure {
+    /// Receives until the buffer is full or nothing more is there.
+    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.stream.ssl_read(&mut buffer[done..]) {
+                Ok(count) => done += count,
+                Err(_) if done > 0 => break,
+                Err(error) if error.code() == ErrorCode::ZERO_RETURN => return Ok(0),
+                Err(error) => return Err(from_ssl(error)),
+            }
+        }
+        Ok(done)
+    }
+
+    /// As [`Channel::send`].
+    unsafe fn send(&mut self, segments: &[libc::iovec]) -> io::Result<usize> {
+        let mut taken = 0;
+        for segment in segments {
+            // SAFETY: the caller vouches for the segment.
+            let mut bytes = unsafe {
+                std::slice::from_raw_parts(segment.iov_base.cast::<u8>(), segment.iov_len)
+            };
+            while !bytes.is_empty() {
+                if self.staging.len() == RECORD_LENGTH {
+                    match self.drain() {
+                        Ok(()) => {}
+                        Err(error) if taken == 0 || !is_blocked(&error) => return Err(error),
+                        Err(_) => return Ok(taken),
+                    }
+                }
+                let count = bytes.len().min(RECORD_LENGTH - self.staging.len());
+                self.staging.extend_from_slice(&bytes[..count]);
+                taken += count;
+                bytes = &bytes[count..];
+            }
+        }
+        match self.drain() {
+            Err(error) if !is_blocked(&error) => Err(error),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Encrypts and sends what is staged.
+    fn drain(&mut self) -> io::Result<()> {
+        while self.staged_sent < self.staging.len() {
+            match self.stream.ssl_write(&self.staging[self.staged_sent..]) {
+                Ok(count) => self.staged_sent += count,
+                Err(error) => return Err(from_ssl(error)),
+            }
+        }
+        self.staging.clear();
+        self.staged_sent = 0;
+        Ok(())
+    }
+}
+
+fn segment(buffer: &mut [u8]) -> libc::iovec {
+    libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }
+}
+
+/// Whether an error only says that nothing can be done now.
+pub fn is_blocked(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+fn from_ssl(error: openssl::ssl::Error) -> io::Error {
+    match error.code() {
+        ErrorCode::WANT_READ | ErrorCode::WANT_WRITE => io::ErrorKind::WouldBlock.into(),
+        _ => error.into_io_error().unwrap_or_else(io::Error::other),
+    }
+}

@@ -1,0 +1,249 @@
+//! One connection from its first byte to its last, on a thread of its own.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::channel::{Channel, Socket, is_blocked};
+use super::control::Control;
+use super::exports::{Export, Exports};
+use super::negotiation::{Agreement, Negotiation, OPTION_LENGTH_MAX, Security, Step};
+use super::tls::Tls;
+use super::transmission::{Ending, Transmission};
+
+/// How much is read at once while negotiating, in bytes.
+const PIECE_LENGTH: usize = 4096;
+/// More output than this is sent before the next option is looked at, in bytes.
+const OUTPUT_LENGTH_MAX: usize = 64 << 10;
+
+/// What all connections of a listener share.
+pub struct Shared {
+    pub(super) exports: Arc<Exports>,
+    pub(super) tls: Option<Tls>,
+    pub(super) security: Security,
+    pub(super) negotiation_time_max: Duration,
+    pub(super) counters: Counters,
+}
+
+/// What a listener counts.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub(super) accepted: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) protocol_errors: AtomicU64,
+    pub(super) requests: AtomicU64,
+}
+
+/// How a negotiation ended without a transmission.
+enum Failure {
+    /// The client left, or everything is being closed.
+    Left,
+    /// The client broke the protocol or was not let in.
+    Refused(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+/// Serves one client and returns when it is gone.
+pub fn serve(socket: OwnedFd, control: &Arc<Control>, shared: &Shared) {
+    let deadline = Instant::now() + shared.negotiation_time_max;
+    let mut handshake = Handshake {
+        channel: Channel::Plain(Socket::new(socket)),
+        control,
+        deadline,
+        input: Vec::new(),
+        output: Vec::new(),
+    };
+    let agreement = match handshake.run(shared) {
+        Ok(agreement) => agreement,
+        Err(Failure::Left) => return,
+        Err(Failure::Refused(reason)) => {
+            shared.counters.protocol_errors.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(peer = control.peer(), reason, "NBD client refused");
+            return;
+        }
+    };
+    let Handshake { channel, input, .. } = handshake;
+    let Agreement { export, mode, base_allocation } = agreement;
+    control.set_export(export.name(), mode.name());
+    // Entered before the disk is opened, so that no change of it goes unheard.
+    if !export.enter(control) {
+        return;
+    }
+    tracing::debug!(peer = control.peer(), export = export.name(), "NBD client connected");
+    let ending = match Transmission::new(
+        channel,
+        Arc::clone(control),
+        Arc::clone(&export),
+        mode,
+        base_allocation,
+        &input,
+    ) {
+        Ok(transmission) => transmission.run(),
+        Err(error) => Ending::Unable(error),
+    };
+    export.leave(control);
+    shared.counters.requests.fetch_add(control.requests.load(Ordering::Relaxed), Ordering::Relaxed);
+    let (peer, export) = (control.peer(), export.name());
+    match ending {
+        Ending::Orderly => tracing::debug!(peer, export, "NBD client left"),
+        Ending::Lost(error) => tracing::debug!(peer, export, %error, "NBD client vanished"),
+        Ending::Violation(reason) => {
+            shared.counters.protocol_errors.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(peer, export, reason, "NBD client cut off");
+        }
+        Ending::Unable(error) => {
+            tracing::error!(peer, export, %error, "an NBD connection cannot be served");
+        }
+    }
+}
+
+/// The socket's side of a negotiation: it blocks, but never beyond the deadline.
+struct Handshake<'a> {
+    channel: Channel,
+    control: &'a Arc<Control>,
+    deadline: Instant,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl Handshake<'_> {
+    /// Negotiates. What arrived behind the last option stays in `input`.
+    fn run(&mut self, shared: &Shared) -> Result<Agreement<Arc<Export>>, Failure> {
+        let mut negotiation = Negotiation::new(shared.security);
+        self.output.extend(Negotiation::GREETING);
+        self.send()?;
+        let mut used = 0;
+        loop {
+            let (count, step) =
+                negotiation.feed(&self.input[used..], &mut self.output, &*shared.exports);
+            used += count;
+            if self.output.len() > OUTPUT_LENGTH_MAX {
+                self.send()?;
+            }
+            match step {
+                Step::Again => {}
+                Step::Incomplete => {
+                    self.input.drain(..used);
+                    used = 0;
+                    self.send()?;
+                    self.receive()?;
+                }
+                Step::StartTls => {
+                    self.send()?;
+                    if used < self.input.len() {
+                        // Someone may have put plain options in front of the encrypted ones.
+                        return Err(Failure::Refused("options behind STARTTLS".into()));
+                    }
+                    self.input.clear();
+                    used = 0;
+                    self.start_tls(shared)?;
+                    negotiation.secured();
+                }
+                Step::Transmit(agreement) => {
+                    self.send()?;
+                    self.input.drain(..used);
+                    return Ok(agreement);
+                }
+                Step::Leave => {
+                    // A client that leaves need not wait for the answer.
+                    let _ = self.send();
+                    self.channel.shut();
+                    return Err(Failure::Left);
+                }
+                Step::Refuse(reason) => return Err(Failure::Refused(reason.into())),
+            }
+        }
+    }
+
+    fn start_tls(&mut self, shared: &Shared) -> Result<(), Failure> {
+        let Some(tls) = &shared.tls else { return Err(Failure::Left) };
+        self.channel = std::mem::replace(&mut self.channel, Channel::Closed).secure(tls)?;
+        let mut writable = false;
+        loop {
+            match self.channel.shake_hands(&mut writable) {
+                Ok(()) => break,
+                Err(error) if is_blocked(&error) => {
+                    self.wait(if writable { libc::POLLOUT } else { libc::POLLIN })?;
+                }
+                Err(error) => return Err(Failure::Refused(format!("TLS: {error}"))),
+            }
+        }
+        self.control.set_tls(self.channel.tls_version().unwrap_or_default());
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<(), Failure> {
+        debug_assert!(self.input.len() <= OPTION_LENGTH_MAX + 2 * PIECE_LENGTH);
+        let length = self.input.len();
+        self.input.resize(length + PIECE_LENGTH, 0);
+        loop {
+            match self.channel.receive(&mut [], &mut self.input[length..]) {
+                Ok(0) if length == 0 => return Err(Failure::Left),
+                Ok(0) => return Err(Failure::Refused("the client vanished in mid-option".into())),
+                Ok(count) => {
+                    self.input.truncate(length + count);
+                    return Ok(());
+                }
+                Err(error) if is_blocked(&error) => self.wait(libc::POLLIN)?,
+                // A client that only looked whether someone listens.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset && length == 0 => {
+                    return Err(Failure::Left);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn send(&mut self) -> Result<(), Failure> {
+        let mut sent = 0;
+        while sent < self.output.len() || self.channel.has_staged() {
+            let bytes = &self.output[sent..];
+            let result = if bytes.is_empty() {
+                self.channel.flush()
+            } else {
+                let base = bytes.as_ptr().cast_mut().cast();
+                let mut segment = [libc::iovec { iov_base: base, iov_len: bytes.len() }];
+                // SAFETY: the segment is borrowed for the call.
+                unsafe { self.channel.send(&mut segment) }.map(|count| sent += count)
+            };
+            match result {
+                Ok(()) => {}
+                Err(error) if is_blocked(&error) => self.wait(libc::POLLOUT)?,
+                Err(_) => return Err(Failure::Left),
+            }
+        }
+        self.output.clear();
+        Ok(())
+    }
+
+    /// Sleeps until the socket is ready, someone stops the connection, or its time is over.
+    fn wait(&self, events: libc::c_short) -> Result<(), Failure> {
+        let descriptor = self.channel.descriptor()?.as_raw_fd();
+        let mut polls = [
+            libc::pollfd { fd: descriptor, events, revents: 0 },
+            libc::pollfd { fd: self.control.descriptor(), events: libc::POLLIN, revents: 0 },
+        ];
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Failure::Refused("too slow in negotiating".into()));
+            }
+            let limit = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
+            // SAFETY: two entries, as said.
+            let count = unsafe { libc::poll(polls.as_mut_ptr(), 2, limit) };
+            if self.control.is_stopping() {
+                return Err(Failure::Left);
+            }
+            if count > 0 {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What others may tell a connection's thread, and what it tells about itself.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// A connection, as seen from outside.
+#[derive(Clone, Debug)]
+pub struct ConnectionStatus {
+    /// Counts up from 0 for each connection of the listener.
+    pub id: u64,
+    /// The client: an address, or `pid N uid N` for a Unix socket.
+    pub peer: String,
+    /// The export's name, or `None` while the client is still negotiating.
+    pub export: Option<String>,
+    /// Whether the connection is encrypted, and how: `TLSv1.3`.
+    pub tls: Option<String>,
+    /// The form of requests and replies: `simple`, `structured`, `extended`.
+    pub mode: &'static str,
+    /// How long it has been there, in seconds.
+    pub age_s: u64,
+    /// Requests answered.
+    pub requests: u64,
+    /// Bytes received in writes.
+    pub bytes_written: u64,
+    /// Bytes sent for reads.
+    pub bytes_read: u64,
+    /// Requests that are not yet answered.
+    pub in_flight: u64,
+}
+
+/// The part of a connection that other threads can reach.
+#[derive(Debug)]
+pub struct Control {
+    wake: EventFd,
+    stop: AtomicBool,
+    restack: AtomicBool,
+    begun: Instant,
+    id: u64,
+    peer: String,
+    facts: Mutex<Facts>,
+    /// Requests answered.
+    pub(super) requests: AtomicU64,
+    /// Bytes received in writes.
+    pub(super) bytes_written: AtomicU64,
+    /// Bytes sent for reads.
+    pub(super) bytes_read: AtomicU64,
+    /// Requests that are not yet answered.
+    pub(super) in_flight: AtomicU64,
+}
+
+/// What is learnt while a client negotiates.
+#[derive(Debug, Default)]
+struct Facts {
+    export: Option<String>,
+    tls: Option<String>,
+    mode: &'static str,
+}
+
+impl Control {
+    pub(super) fn new(id: u64, peer: String) -> io::Result<Self> {
+        Ok(Self {
+            wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            stop: AtomicBool::new(false),
+            restack: AtomicBool::new(false),
+            begun: Instant::now(),
+            id,
+            peer,
+            facts: Mutex::default(),
+            requests: AtomicU64::new(0),
+            bytes_written: AtomicU64::new(0),
+            bytes_read: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+        })
+    }
+
+    /// Ends the connection after what it has in flight.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Has the disk opened anew.
+    pub(super) fn restack(&self) {
+        self.restack.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // Fails only when the counter is full, and then the thread is being woken already.
+        let _ = self.wake.write(1);
+    }
+
+    /// Takes back the wake-ups so far.
+    pub(super) fn awake(&self) {
+        let _ = self.wake.read();
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Whether the disk is to be opened anew. Asked once, it is forgotten.
+    pub(super) fn take_restack(&self) -> bool {
+        self.restack.load(Ordering::Relaxed) && self.restack.swap(false, Ordering::Acquire)
+    }
+
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.wake.as_raw_fd()
+    }
+
+    pub(super) fn borrow(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the event counter, which is borrowed with self.
+        unsafe { BorrowedFd::borrow_raw(self.wake.as_raw_fd()) }
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    pub(super) fn set_tls(&self, version: &str) {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).tls = Some(version.to_owned());
+    }
+
+    pub(super) fn set_export(&self, name: &str, mode: &'static str) {
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        facts.export = Some(name.to_owned());
+        facts.mode = mode;
+    }
+
+    pub(super) fn status(&self) -> ConnectionStatus {
+        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        ConnectionStatus {
+            id: self.id,
+            peer: self.peer.clone(),
+            export: facts.export.clone(),
+            tls: facts.tls.clone(),
+            mode: facts.mode,
+            age_s: self.begun.elapsed().as_secs(),
+            requests: self.requests.load(Ordering::Relaxed),
+            bytes_written: self.bytes_written.load(Ordering::Relaxed),
+            bytes_read: self.bytes_read.load(Ordering::Relaxed),
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Entry points for fuzzing: bytes of a client, as hostile as they come.
+
+use super::negotiation::{Catalogue, Description, Negotiation, Security, Step};
+use super::wire::{Mode, RequestHeader};
+
+/// A catalogue of two exports that keeps nothing.
+struct Two;
+
+impl Two {
+    fn description(name: &str) -> Description {
+        Description {
+            name: name.to_owned(),
+            text: "for fuzzing".to_owned(),
+            capacity: 1 << 40,
+            flags: u16::MAX,
+            block_minimum: 1,
+            block_preferred: 4096,
+            block_maximum: 32 << 20,
+        }
+    }
+}
+
+impl Catalogue for Two {
+    type Export = ();
+
+    fn find(&self, name: &str) -> Option<((), Description)> {
+        match name {
+            "" | "one" => Some(((), Self::description("one"))),
+            "two" => Some(((), Self::description("two"))),
+            _ => None,
+        }
+    }
+
+    fn each(&self, visit: &mut dyn FnMut(&str, &str)) {
+        visit("one", "for fuzzing");
+        visit("two", "");
+    }
+}
+
+/// Negotiates with a client that says `data`, whole and byte by byte, and panics when the two
+/// differ or a bound is passed.
+#[doc(hidden)]
+pub fn fuzz_negotiation(data: &[u8]) {
+    let Some((first, rest)) = data.split_first() else { return };
+    let security = match first % 3 {
+        0 => Security::Plain,
+        1 => Security::Optional,
+        _ => Security::Required,
+    };
+    let whole = negotiate(security, rest, rest.len().max(1));
+    let piecemeal = negotiate(security, rest, 1 + usize::from(first / 3) % 7);
+    assert_eq!(whole, piecemeal, "how the bytes are cut makes no difference");
+}
+
+/// The answer to `data`, given in pieces, and how it ended.
+fn negotiate(security: Security, data: &[u8], piece: usize) -> (Vec<u8>, String, usize) {
+    let mut negotiation = Negotiation::new(security);
+    let mut output = Vec::new();
+    let (mut used, mut given) = (0, 0);
+    loop {
+        let before = output.len();
+        let (count, step) = negotiation.feed(&data[used..given], &mut output, &Two);
+        used += count;
+        assert!(used <= given, "no more is used than is there");
+        assert!(output.len() - before < 4096, "an option's answer is bounded");
+        match step {
+            Step::Again => {}
+            Step::Incomplete if given == data.len() => return (output, "incomplete".into(), used),
+            Step::Incomplete => given = (given + piece).min(data.len()),
+            Step::StartTls => {
+                assert_ne!(security, Security::Plain);
+                negotiation.secured();
+            }
+            Step::Transmit(agreement) => {
+                assert!(!agreement.base_allocation || agreement.mode != Mode::Simple);
+                return (output, format!("{agreement:?}"), used);
+            }
+            Step::Leave => return (output, "left".into(), used),
+            Step::Refuse(reason) => return (output, reason.into(), used),
+        }
+    }
+}
+
+/// Reads headers of requests out of `data`.
+#[doc(hidden)]
+pub fn fuzz_requests(data: &[u8]) {
+    for mode in [Mode::Simple, Mode::Structured, Mode::Extended] {
+        for bytes in data.windows(mode.request_length()) {
+            let _ = RequestHeader::parse(bytes, mode);
+        }
+        assert!(data.len() >= mode.request_length() || RequestHeader::parse(data, mode).is_none());
+    }
+}

@@ -1,0 +1,429 @@
+//! A listener: a socket, the thread that accepts on it, and the threads of its connections.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::connection::{self, Counters, Shared};
+use super::control::{ConnectionStatus, Control};
+use super::exports::Exports;
+use super::negotiation::Security;
+use super::tls::Tls;
+
+/// The connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+/// The socket buffer that is asked for, in bytes; the host may give less.
+const SOCKET_BUFFER: i32 = 1 << 20;
+/// How long the accepting thread pauses when the host has no descriptors left.
+const PAUSE_MS: i32 = 100;
+
+/// Where a listener listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket at this path, for its owner only (mode 0600).
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+            Self::Tcp(address) => write!(formatter, "tcp:{address}"),
+        }
+    }
+}
+
+/// How a listener listens.
+#[derive(Clone)]
+pub struct ListenerOptions {
+    /// Where.
+    pub address: Address,
+    /// The keys for encrypted connections; `None` offers none.
+    pub tls: Option<Tls>,
+    /// Whether clients may go on without TLS where they need not: over TCP at all, and where
+    /// `tls` is given. A Unix socket without `tls` is always plain.
+    pub plain_allowed: bool,
+    /// The most connections at once; further ones are closed as they come.
+    pub connections_max: usize,
+    /// How long a client may take to negotiate.
+    pub negotiation_time_max: Duration,
+}
+
+impl ListenerOptions {
+    /// Listens at `address` with nothing allowed that has to be asked for.
+    pub fn new(address: Address) -> Self {
+        Self {
+            address,
+            tls: None,
+            plain_allowed: false,
+            connections_max: 1024,
+            negotiation_time_max: Duration::from_secs(30),
+        }
+    }
+
+    fn security(&self) -> io::Result<Security> {
+        match (&self.tls, &self.address) {
+            (Some(_), _) if self.plain_allowed => Ok(Security::Optional),
+            (Some(_), _) => Ok(Security::Required),
+            (None, Address::Tcp(_)) if !self.plain_allowed => {
+                let text = "NBD over TCP without TLS lets anyone on the network at the disks: \
+                            give certificates or shared keys, or allow plain connections";
+                Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+            }
+            (None, _) => Ok(Security::Plain),
+        }
+    }
+}
+
+/// What a listener has counted since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListenerCounters {
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections closed at once, for there were too many.
+    pub refused: u64,
+    /// Clients that broke the protocol, were too slow, or were not let in.
+    pub protocol_errors: u64,
+    /// Requests answered on connections that have ended.
+    pub requests: u64,
+}
+
+/// A socket on which NBD clients are served, until it is shut down or dropped.
+pub struct Listener {
+    address: Address,
+    inner: Arc<Inner>,
+    acceptor: Option<JoinHandle<()>>,
+    /// The socket file's device and inode, to remove no file of somebody else.
+    file: Option<(u64, u64)>,
+}
+
+struct Inner {
+    shared: Shared,
+    socket: OwnedFd,
+    tcp: bool,
+    connections_max: usize,
+    stop: AtomicBool,
+    wake: EventFd,
+    /// The connections that are there.
+    controls: Mutex<Vec<Arc<Control>>>,
+}
+
+impl Listener {
+    /// Listens, and serves `exports` to whoever comes.
+    ///
+    /// # Errors
+    /// When the address is in use or not to be had, or when the options ask for plain TCP without
+    /// allowing it.
+    pub fn new(options: ListenerOptions, exports: Arc<Exports>) -> io::Result<Self> {
+        let security = options.security()?;
+        let (socket, address, file) = match &options.address {
+            Address::Unix(path) => {
+                let socket = bind_unix(path)?;
+                let data = fs::symlink_metadata(path)?;
+                (socket, options.address.clone(), Some((data.dev(), data.ino())))
+            }
+            Address::Tcp(wanted) => {
+                let listener = TcpListener::bind(wanted)?;
+                listener.set_nonblocking(true)?;
+                let address = Address::Tcp(listener.local_addr()?);
+                (OwnedFd::from(listener), address, None)
+            }
+        };
+        let inner = Arc::new(Inner {
+            shared: Shared {
+                exports,
+                tls: options.tls,
+                security,
+                negotiation_time_max: options.negotiation_time_max,
+                counters: Counters::default(),
+            },
+            socket,
+            tcp: matches!(options.address, Address::Tcp(_)),
+            connections_max: options.connections_max,
+            stop: AtomicBool::new(false),
+            wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            controls: Mutex::default(),
+        });
+        let acceptor = std::thread::Builder::new().name("nbd-accept".into()).spawn({
+            let inner = Arc::clone(&inner);
+            move || inner.accept_all()
+        })?;
+        Ok(Self { address, inner, acceptor: Some(acceptor), file })
+    }
+
+    /// Where it listens; for TCP with the port that port 0 became.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> ListenerCounters {
+        let counters = &self.inner.shared.counters;
+        ListenerCounters {
+            accepted: counters.accepted.load(Ordering::Relaxed),
+            refused: counters.refused.load(Ordering::Relaxed),
+            protocol_errors: counters.protocol_errors.load(Ordering::Relaxed),
+            requests: counters.requests.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The connections that are there now.
+    pub fn connections(&self) -> Vec<ConnectionStatus> {
+        let controls = self.inner.controls.lock().unwrap_or_else(PoisonError::into_inner);
+        controls.iter().map(|control| control.status()).collect()
+    }
+
+    /// Accepts no more, lets every connection finish what it has in flight, and returns when the
+    /// last one has ended.
+    pub fn shutdown(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let Some(acceptor) = self.acceptor.take() else { return };
+        self.inner.stop.store(true, Ordering::Release);
+        // Fails only when the counter is full, and then the thread is being woken already.
+        let _ = self.inner.wake.write(1);
+        if acceptor.join().is_err() {
+            tracing::error!(address = %self.address, "the thread accepting NBD clients panicked");
+        }
+        if let (Address::Unix(path), Some(file)) = (&self.address, self.file) {
+            let ours =
+                fs::symlink_metadata(path).is_ok_and(|data| (data.dev(), data.ino()) == file);
+            if ours {
+                // If it cannot be removed, the next listener there removes it.
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Inner {
+    /// Accepts until stopped, then ends all connections.
+    fn accept_all(self: &Arc<Self>) {
+        let mut threads: Vec<JoinHandle<()>> = Vec::new();
+        let mut next = 0;
+        while self.wait(-1) {
+            threads.retain(|thread| !thread.is_finished());
+            match self.accept() {
+                Ok((socket, peer)) => {
+                    if let Some(thread) = self.begin(socket, peer, next) {
+                        threads.push(thread);
+                    }
+                    next += 1;
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => {
+                        tracing::warn!(%error, "no NBD client can be accepted for now");
+                        if !self.pause() {
+                            break;
+                        }
+                    }
+                    // The client has left already, or nobody was there.
+                    _ => {}
+                },
+            }
+        }
+        for control in self.controls.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            control.stop();
+        }
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("the thread of an NBD connection panicked");
+            }
+        }
+    }
+
+    /// Sleeps until a client is there. False when the listener is to end.
+    fn wait(&self, limit_ms: i32) -> bool {
+        let entry = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut polls = [entry(self.socket.as_raw_fd()), entry(self.wake.as_raw_fd())];
+        // SAFETY: two entries, as said.
+        unsafe { libc::poll(polls.as_mut_ptr(), 2, limit_ms) };
+        !self.stop.load(Ordering::Acquire)
+    }
+
+    /// Sleeps a little without looking at the socket. False when the listener is to end.
+    fn pause(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.wake.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, as said.
+        unsafe { libc::poll(&raw mut poll, 1, PAUSE_MS) };
+        !self.stop.load(Ordering::Acquire)
+    }
+
+    fn accept(&self) -> io::Result<(OwnedFd, String)> {
+        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no address is asked for.
+        let descriptor = unsafe {
+            libc::accept4(
+                self.socket.as_raw_fd(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                flags,
+            )
+        };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is fresh and nobody else's.
+        let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER);
+        if !self.tcp {
+            let peer = unix_peer(&socket);
+            return Ok((socket, peer));
+        }
+        set(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+        set(&socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+        let stream = TcpStream::from(socket);
+        let peer = stream.peer_addr().map_or_else(|_| "unknown".into(), |peer| peer.to_string());
+        Ok((OwnedFd::from(stream), peer))
+    }
+
+    fn begin(self: &Arc<Self>, socket: OwnedFd, peer: String, id: u64) -> Option<JoinHandle<()>> {
+        let refuse = |reason: &str, peer: &str| {
+            self.shared.counters.refused.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(peer, reason, "NBD client turned away");
+        };
+        let control = match Control::new(id, peer) {
+            Ok(control) => Arc::new(control),
+            Err(error) => {
+                refuse(&error.to_string(), "unknown");
+                return None;
+            }
+        };
+        {
+            let mut controls = self.controls.lock().unwrap_or_else(PoisonError::into_inner);
+            if controls.len() >= self.connections_max {
+                drop(controls);
+                refuse("too many connections", control.peer());
+                return None;
+            }
+            controls.push(Arc::clone(&control));
+        }
+        self.shared.counters.accepted.fetch_add(1, Ordering::Relaxed);
+        let entered = Entered { inner: Arc::clone(self), control: Arc::clone(&control) };
+        let spawned = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
+            connection::serve(socket, &entered.control, &entered.inner.shared);
+        });
+        match spawned {
+            Ok(thread) => Some(thread),
+            Err(error) => {
+                refuse(&error.to_string(), control.peer());
+                None
+            }
+        }
+    }
+}
+
+/// A connection in the listener's list; struck out when its thread ends, however it ends.
+struct Entered {
+    inner: Arc<Inner>,
+    control: Arc<Control>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut controls = self.inner.controls.lock().unwrap_or_else(PoisonError::into_inner);
+        controls.retain(|other| other.id() != self.control.id());
+    }
+}
+
+/// A listening Unix socket that only its owner can connect to. A socket file that nobody listens
+/// on any more is replaced.
+fn bind_unix(path: &Path) -> io::Result<OwnedFd> {
+    // SAFETY: all zeroes is an address without a path.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.is_empty() || bytes.len() >= address.sun_path.len() {
+        let text = format!("{}: a socket's path has 1 to 107 bytes", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (target, source) in address.sun_path.iter_mut().zip(bytes) {
+        *target = *source as libc::c_char;
+    }
+    if fs::symlink_metadata(path).is_ok_and(|data| data.file_type().is_socket()) {
+        match UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_file(path)?;
+            }
+            _ => return Err(in_use(path)),
+        }
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: the call touches no memory.
+    let descriptor = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is fresh and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    let length = std::mem::size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the descriptor is open, the address as long as said. The mode set before the bind is
+    // that of the file, so there is no moment at which others could connect.
+    let failed = unsafe {
+        libc::fchmod(socket.as_raw_fd(), 0o600) != 0
+            || libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) != 0
+            || libc::listen(socket.as_raw_fd(), BACKLOG) != 0
+    };
+    if failed {
+        let error = io::Error::last_os_error();
+        if error.kind() == io::ErrorKind::AddrInUse {
+            return Err(in_use(path));
+        }
+        return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display())));
+    }
+    Ok(socket)
+}
+
+fn in_use(path: &Path) -> io::Error {
+    io::Error::new(io::ErrorKind::AddrInUse, format!("{} is in use", path.display()))
+}
+
+/// Sets an option that is of use where it can be had and no loss elsewhere.
+fn set(socket: &OwnedFd, level: i32, name: i32, value: i32) {
+    let length = std::mem::size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the value is as long as said.
+    unsafe {
+        libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length);
+    }
+}
+
+fn unix_peer(socket: &OwnedFd) -> String {
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = std::mem::size_of_val(&who) as libc::socklen_t;
+    // SAFETY: the structure is as long as said.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut who).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return "unknown".into();
+    }
+    format!("pid {} uid {}", who.pid, who.uid)
+}

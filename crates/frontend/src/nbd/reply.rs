@@ -1,0 +1,387 @@
+//! Replies: their headers, and the queue of those that have yet to be sent.
+
+use std::collections::VecDeque;
+use std::io;
+
+use fathom_block::{Allocation, Extent, Request};
+
+use super::channel::{Channel, is_blocked};
+use super::wire::{
+    BASE_ALLOCATION_ID, EXTENDED_REPLY_MAGIC, Mode, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
+    chunk, state,
+};
+
+/// The most segments that one system call takes.
+const SEGMENTS_MAX: usize = 1024;
+/// The longest header with what goes before the data, in bytes.
+const HEADER_LENGTH_MAX: usize = 72;
+/// Texts of errors are cut here, in bytes.
+const TEXT_LENGTH_MAX: usize = 32;
+/// The most extents in one reply.
+const EXTENTS_MAX: usize = 64 << 10;
+/// Buffers for descriptions of extents that are kept for the next one.
+const SPARE_MAX: usize = 4;
+
+/// What a reply answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered {
+    /// The request's cookie.
+    pub cookie: u64,
+    /// Where its range begins, in bytes.
+    pub offset: u64,
+    /// Whether it is of the kind that structured replies are for: a read or a block status.
+    pub structured: bool,
+}
+
+/// A reply on its way.
+#[derive(Debug)]
+struct Reply {
+    header: [u8; HEADER_LENGTH_MAX],
+    header_length: usize,
+    body: Body,
+    /// The bytes of the connection's budget that it gives back when it is gone.
+    charged: u64,
+}
+
+#[derive(Debug)]
+enum Body {
+    None,
+    Data(Box<Request>),
+    Bytes(Vec<u8>),
+}
+
+impl Reply {
+    fn new() -> Self {
+        Self { header: [0; HEADER_LENGTH_MAX], header_length: 0, body: Body::None, charged: 0 }
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.header[self.header_length..self.header_length + bytes.len()].copy_from_slice(bytes);
+        self.header_length += bytes.len();
+    }
+
+    /// The header of a reply's only chunk, whose payload is `length` bytes.
+    fn chunk(&mut self, mode: Mode, kind: u16, answered: &Answered, length: u64) {
+        match mode {
+            Mode::Simple | Mode::Structured => {
+                self.put(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+                self.put(&chunk::DONE.to_be_bytes());
+                self.put(&kind.to_be_bytes());
+                self.put(&answered.cookie.to_be_bytes());
+                self.put(&(length as u32).to_be_bytes());
+            }
+            Mode::Extended => {
+                self.put(&EXTENDED_REPLY_MAGIC.to_be_bytes());
+                self.put(&chunk::DONE.to_be_bytes());
+                self.put(&kind.to_be_bytes());
+                self.put(&answered.cookie.to_be_bytes());
+                self.put(&answered.offset.to_be_bytes());
+                self.put(&length.to_be_bytes());
+            }
+        }
+    }
+
+    fn simple(&mut self, error: u32, cookie: u64) {
+        self.put(&SIMPLE_REPLY_MAGIC.to_be_bytes());
+        self.put(&error.to_be_bytes());
+        self.put(&cookie.to_be_bytes());
+    }
+}
+
+/// Replies in the order in which they leave.
+pub struct Replies {
+    mode: Mode,
+    queue: VecDeque<Reply>,
+    /// How much of the first reply has left, in bytes.
+    sent: usize,
+    segments: Vec<libc::iovec>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Replies {
+    /// No replies yet.
+    pub fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            queue: VecDeque::with_capacity(64),
+            sent: 0,
+            segments: Vec::with_capacity(128),
+            spare: Vec::new(),
+        }
+    }
+
+    /// Whether all have left.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Answers that a request without data has succeeded.
+    pub fn success(&mut self, answered: &Answered, charged: u64) {
+        let mut reply = Reply::new();
+        reply.charged = charged;
+        match self.mode {
+            Mode::Extended => reply.chunk(self.mode, chunk::NONE, answered, 0),
+            Mode::Structured if answered.structured => {
+                reply.chunk(self.mode, chunk::NONE, answered, 0);
+            }
+            Mode::Simple | Mode::Structured => reply.simple(0, answered.cookie),
+        }
+        self.queue.push_back(reply);
+    }
+
+    /// Answers that a request has failed with `error` of the protocol; `text` is for people.
+    pub fn failure(&mut self, answered: &Answered, error: u32, text: &str, charged: u64) {
+        let mut reply = Reply::new();
+        reply.charged = charged;
+        let structured = match self.mode {
+            Mode::Simple => false,
+            Mode::Structured => answered.structured,
+            Mode::Extended => true,
+        };
+        if structured {
+            let text = &text.as_bytes()[..text.len().min(TEXT_LENGTH_MAX)];
+            reply.chunk(self.mode, chunk::ERROR, answered, 6 + text.len() as u64);
+            reply.put(&error.to_be_bytes());
+            reply.put(&(text.len() as u16).to_be_bytes());
+            reply.put(text);
+        } else {
+            reply.simple(error, answered.cookie);
+        }
+        self.queue.push_back(reply);
+    }
+
+    /// Answers a read with the request's own memory.
+    pub fn data(&mut self, answered: &Answered, request: Box<Request>, charged: u64) {
+        let mut reply = Reply::new();
+        reply.charged = charged;
+        match self.mode {
+            Mode::Simple => reply.simple(0, answered.cookie),
+            Mode::Structured | Mode::Extended => {
+                let length = request.buffers.length() + 8;
+                reply.chunk(self.mode, chunk::OFFSET_DATA, answered, length);
+                reply.put(&answered.offset.to_be_bytes());
+            }
+        }
+        reply.body = Body::Data(request);
+        self.queue.push_back(reply);
+    }
+
+    /// Answers a block status. Only the first extent with `one`.
+    pub fn extents(&mut self, answered: &Answered, extents: &[Extent], one: bool, charged: u64) {
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.clear();
+        let extended = self.mode == Mode::Extended;
+        bytes.extend(BASE_ALLOCATION_ID.to_be_bytes());
+        if extended {
+            bytes.extend([0; 4]);
+        }
+        let mut count = 0_u32;
+        for (length, flags) in merged(extents).take(if one { 1 } else { EXTENTS_MAX }) {
+            count += 1;
+            if extended {
+                bytes.extend(length.to_be_bytes());
+                bytes.extend(u64::from(flags).to_be_bytes());
+                continue;
+            }
+            // The rest of an extent that is too long for 32 bits is asked for anew.
+            let (narrow, cut) = match u32::try_from(length) {
+                Ok(length) => (length, false),
+                Err(_) => (u32::MAX & !0xffff, true),
+            };
+            bytes.extend(narrow.to_be_bytes());
+            bytes.extend(flags.to_be_bytes());
+            if cut {
+                break;
+            }
+        }
+        if extended {
+            bytes[4..8].copy_from_slice(&count.to_be_bytes());
+        }
+        let kind = if extended { chunk::BLOCK_STATUS_EXTENDED } else { chunk::BLOCK_STATUS };
+        let mut reply = Reply::new();
+        reply.charged = charged;
+        reply.chunk(self.mode, kind, answered, bytes.len() as u64);
+        reply.body = Body::Bytes(bytes);
+        self.queue.push_back(reply);
+    }
+
+    /// Sends as much as there is room for, in as few system calls as possible. Gives the boxes of
+    /// what has left to `done`, and the budget with them. False when the channel is full.
+    ///
+    /// # Errors
+    /// When the peer is gone.
+    pub fn send(
+        &mut self,
+        channel: &mut Channel,
+        mut done: impl FnMut(Option<Box<Request>>, u64),
+    ) -> io::Result<bool> {
+        while !self.queue.is_empty() {
+            self.gather();
+            // SAFETY: the segments name the headers and bodies of replies that are in the queue.
+            let mut sent = match unsafe { channel.send(&mut self.segments) } {
+                Ok(count) => count,
+                Err(error) if is_blocked(&error) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            while let Some(reply) = self.queue.front() {
+                let left = reply.length() - self.sent;
+                if sent < left {
+                    self.sent += sent;
+                    break;
+                }
+                sent -= left;
+                self.sent = 0;
+                let Some(reply) = self.queue.pop_front() else { break };
+                match reply.body {
+                    Body::None => done(None, reply.charged),
+                    Body::Data(request) => done(Some(request), reply.charged),
+                    Body::Bytes(bytes) => {
+                        if self.spare.len() < SPARE_MAX {
+                            self.spare.push(bytes);
+                        }
+                        done(None, reply.charged);
+                    }
+                }
+            }
+        }
+        if channel.has_staged() {
+            return match channel.flush() {
+                Ok(()) => Ok(true),
+                Err(error) if is_blocked(&error) => Ok(false),
+                Err(error) => Err(error),
+            };
+        }
+        Ok(true)
+    }
+
+    /// Lists what is to be sent next.
+    fn gather(&mut self) {
+        self.segments.clear();
+        let mut skip = self.sent;
+        for reply in &self.queue {
+            if self.segments.len() + 1 + reply.segments() > SEGMENTS_MAX {
+                break;
+            }
+            let header = &reply.header[..reply.header_length];
+            push(&mut self.segments, &mut skip, header.as_ptr(), header.len());
+            match &reply.body {
+                Body::None => {}
+                Body::Bytes(bytes) => {
+                    push(&mut self.segments, &mut skip, bytes.as_ptr(), bytes.len());
+                }
+                Body::Data(request) => {
+                    for segment in request.buffers.segments() {
+                        let base = segment.iov_base.cast::<u8>().cast_const();
+                        push(&mut self.segments, &mut skip, base, segment.iov_len);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Reply {
+    fn segments(&self) -> usize {
+        match &self.body {
+            Body::None => 0,
+            Body::Bytes(_) => 1,
+            Body::Data(request) => request.buffers.count(),
+        }
+    }
+
+    fn length(&self) -> usize {
+        self.header_length
+            + match &self.body {
+                Body::None => 0,
+                Body::Bytes(bytes) => bytes.len(),
+                Body::Data(request) => request.buffers.length() as usize,
+            }
+    }
+}
+
+/// Adds a segment without its first `skip` bytes, and takes from `skip` what it left out.
+fn push(segments: &mut Vec<libc::iovec>, skip: &mut usize, base: *const u8, length: usize) {
+    let left_out = length.min(*skip);
+    *skip -= left_out;
+    if left_out < length {
+        let base = base.wrapping_add(left_out).cast_mut().cast();
+        segments.push(libc::iovec { iov_base: base, iov_len: length - left_out });
+    }
+}
+
+/// Lengths and flags of extents, neighbours of the same kind as one.
+fn merged(extents: &[Extent]) -> impl Iterator<Item = (u64, u32)> {
+    let mut rest =
+        extents.iter().map(|extent| (extent.length, flags(extent.allocation))).peekable();
+    std::iter::from_fn(move || {
+        let (mut length, flags) = rest.next()?;
+        while let Some((more, _)) = rest.next_if(|(_, other)| *other == flags) {
+            length += more;
+        }
+        Some((length, flags))
+    })
+}
+
+fn flags(allocation: Allocation) -> u32 {
+    match allocation {
+        Allocation::Data => 0,
+        Allocation::Hole => state::HOLE | state::ZERO,
+        Allocation::Zero => state::ZERO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(offset: u64, length: u64, allocation: Allocation) -> Extent {
+        Extent { offset, length, allocation }
+    }
+
+    fn bytes(replies: &Replies) -> Vec<u8> {
+        let Some(Reply { header, header_length, body: Body::Bytes(bytes), .. }) =
+            replies.queue.front()
+        else {
+            panic!("a reply with bytes")
+        };
+        [&header[..*header_length], bytes].concat()
+    }
+
+    #[test]
+    fn neighbours_merge_and_long_extents_are_cut_for_narrow_headers() {
+        let extents = [
+            extent(0, 10, Allocation::Data),
+            extent(10, 20, Allocation::Data),
+            extent(30, 5 << 32, Allocation::Hole),
+            extent(30 + (5 << 32), 7, Allocation::Zero),
+        ];
+        let answered = Answered { cookie: 9, offset: 0, structured: true };
+        let mut narrow = Replies::new(Mode::Structured);
+        narrow.extents(&answered, &extents, false, 0);
+        let sent = bytes(&narrow);
+        // Header, context, and two extents: the second is cut and nothing follows it.
+        assert_eq!(sent.len(), 20 + 4 + 2 * 8);
+        assert_eq!(sent[24..28], 30_u32.to_be_bytes());
+        assert_eq!(sent[32..36], 0xffff_0000_u32.to_be_bytes());
+        assert_eq!(sent[36..40], (state::HOLE | state::ZERO).to_be_bytes());
+        let mut wide = Replies::new(Mode::Extended);
+        wide.extents(&answered, &extents, false, 0);
+        let sent = bytes(&wide);
+        assert_eq!(sent.len(), 32 + 8 + 3 * 16);
+        assert_eq!(sent[36..40], 3_u32.to_be_bytes());
+        assert_eq!(sent[56..64], (5_u64 << 32).to_be_bytes());
+        let mut first = Replies::new(Mode::Extended);
+        first.extents(&answered, &extents, true, 0);
+        assert_eq!(bytes(&first).len(), 32 + 8 + 16);
+    }
+
+    #[test]
+    fn the_longest_error_fits_its_header() {
+        let answered = Answered { cookie: 1, offset: 2, structured: true };
+        let mut replies = Replies::new(Mode::Extended);
+        replies.failure(&answered, 22, &"long ".repeat(100), 3);
+        let reply = replies.queue.front().unwrap();
+        assert_eq!(reply.header_length, 32 + 6 + TEXT_LENGTH_MAX);
+        assert_eq!(reply.charged, 3);
+    }
+}

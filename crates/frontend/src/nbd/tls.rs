@@ -1,0 +1,208 @@
+//! TLS: certificates, or keys shared beforehand (PSK) as GnuTLS clients speak it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use openssl::error::ErrorStack;
+use openssl::ssl::{
+    SslContext, SslContextBuilder, SslFiletype, SslMethod, SslMode, SslOptions,
+    SslSessionCacheMode, SslVerifyMode, SslVersion,
+};
+
+/// The longest shared key, in bytes: what TLS 1.3 of OpenSSL can take.
+const KEY_LENGTH_MAX: usize = 256;
+
+/// Where certificates are, as PEM files.
+#[derive(Clone, Debug)]
+pub struct Certificates {
+    /// The server's certificate, and behind it the chain up to what clients know.
+    pub certificate: PathBuf,
+    /// The server's private key.
+    pub key: PathBuf,
+    /// The authority that clients' certificates must be signed by; `None` lets all clients in.
+    pub client_authority: Option<PathBuf>,
+}
+
+impl Certificates {
+    /// The files of a directory, under the names that QEMU and libnbd use: `server-cert.pem`,
+    /// `server-key.pem`, and for `verify_clients` `ca-cert.pem`.
+    pub fn of_directory(directory: &Path, verify_clients: bool) -> Self {
+        Self {
+            certificate: directory.join("server-cert.pem"),
+            key: directory.join("server-key.pem"),
+            client_authority: verify_clients.then(|| directory.join("ca-cert.pem")),
+        }
+    }
+}
+
+/// How a listener encrypts.
+#[derive(Clone)]
+pub struct Tls {
+    context: SslContext,
+}
+
+impl Tls {
+    /// TLS with certificates.
+    ///
+    /// # Errors
+    /// When a file cannot be read or does not fit the others; the text names the file.
+    pub fn certificates(certificates: &Certificates) -> io::Result<Self> {
+        let mut builder = builder()?;
+        for path in [&certificates.certificate, &certificates.key] {
+            readable(path)?;
+        }
+        builder
+            .set_certificate_chain_file(&certificates.certificate)
+            .map_err(|error| unfit(&certificates.certificate, "certificate", &error))?;
+        builder
+            .set_private_key_file(&certificates.key, SslFiletype::PEM)
+            .map_err(|error| unfit(&certificates.key, "private key", &error))?;
+        builder
+            .check_private_key()
+            .map_err(|error| unfit(&certificates.key, "key of this certificate", &error))?;
+        if let Some(authority) = &certificates.client_authority {
+            readable(authority)?;
+            builder
+                .set_ca_file(authority)
+                .map_err(|error| unfit(authority, "certificate authority", &error))?;
+            builder.set_verify(SslVerifyMode::PEER | SslVerifyMode::FAIL_IF_NO_PEER_CERT);
+        }
+        Ok(Self { context: builder.build() })
+    }
+
+    /// TLS with keys shared beforehand. Each line of the file is `user:key`, the key in
+    /// hexadecimal, as `psktool` of GnuTLS writes it; empty lines and lines that begin with `#`
+    /// are skipped.
+    ///
+    /// # Errors
+    /// When the file cannot be read or a line is no such line; the text names file and line.
+    pub fn shared_keys(path: &Path) -> io::Result<Self> {
+        let keys = Arc::new(read_keys(path)?);
+        let mut builder = builder()?;
+        // The hash of a shared key is SHA-256 unless both sides say otherwise, and a suite of
+        // another hash would make TLS 1.3 pass the key over.
+        builder
+            .set_ciphersuites("TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256")
+            .map_err(io::Error::from)?;
+        builder.set_cipher_list("kECDHEPSK:kDHEPSK:!eNULL").map_err(io::Error::from)?;
+        builder.set_psk_server_callback(move |_, identity, target| {
+            let key = identity
+                .and_then(|identity| std::str::from_utf8(identity).ok())
+                .and_then(|user| keys.get(user));
+            match key {
+                Some(key) if key.len() <= target.len() => {
+                    target[..key.len()].copy_from_slice(key);
+                    Ok(key.len())
+                }
+                _ => Ok(0),
+            }
+        });
+        Ok(Self { context: builder.build() })
+    }
+
+    pub(super) fn context(&self) -> &SslContext {
+        &self.context
+    }
+}
+
+/// What both kinds of TLS have in common.
+fn builder() -> io::Result<SslContextBuilder> {
+    let mut builder = SslContext::builder(SslMethod::tls_server())?;
+    builder.set_min_proto_version(Some(SslVersion::TLS1_2))?;
+    builder.set_mode(
+        SslMode::AUTO_RETRY
+            | SslMode::ENABLE_PARTIAL_WRITE
+            | SslMode::ACCEPT_MOVING_WRITE_BUFFER
+            | SslMode::RELEASE_BUFFERS,
+    );
+    // A connection lives for as long as a guest: there is nothing to resume.
+    builder.set_options(
+        SslOptions::NO_TICKET | SslOptions::NO_RENEGOTIATION | SslOptions::CIPHER_SERVER_PREFERENCE,
+    );
+    builder.set_session_cache_mode(SslSessionCacheMode::OFF);
+    builder.set_num_tickets(0)?;
+    Ok(builder)
+}
+
+fn readable(path: &Path) -> io::Result<()> {
+    fs::File::open(path)
+        .map(drop)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+fn unfit(path: &Path, what: &str, error: &ErrorStack) -> io::Error {
+    let text = format!("{} is no usable {what}: {error}", path.display());
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+fn read_keys(path: &Path) -> io::Result<HashMap<String, Vec<u8>>> {
+    let text = fs::read_to_string(path)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+    let mut keys = HashMap::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let pair = line.rsplit_once(':').and_then(|(user, key)| Some((user, from_hex(key)?)));
+        let Some((user, key)) = pair else {
+            let text = format!(
+                "{}, line {}: a line of keys is user:key, the key in hexadecimal, at most \
+                 {KEY_LENGTH_MAX} bytes of it",
+                path.display(),
+                index + 1
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        };
+        keys.insert(user.to_owned(), key);
+    }
+    if keys.is_empty() {
+        let text = format!("{} holds no keys", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    Ok(keys)
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    if text.is_empty() || text.len() % 2 != 0 || text.len() > KEY_LENGTH_MAX * 2 || !text.is_ascii()
+    {
+        return None;
+    }
+    (0..text.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_keys_is_read_and_a_bad_line_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys.psk");
+        fs::write(&path, "# people\nalice:00ff10\n\nbob:x:0A\n").unwrap();
+        let keys = read_keys(&path).unwrap();
+        assert_eq!(keys["alice"], [0, 255, 16]);
+        assert_eq!(keys["bob:x"], [10]);
+        assert!(Tls::shared_keys(&path).is_ok());
+        for bad in ["alice", "alice:", "alice:0", "alice:zz", "alice:\u{e4}\u{e4}"] {
+            fs::write(&path, format!("# people\n{bad}\n")).unwrap();
+            let error = read_keys(&path).unwrap_err().to_string();
+            assert!(error.contains("line 2"), "{error}");
+        }
+        fs::write(&path, "\n").unwrap();
+        assert!(read_keys(&path).is_err());
+    }
+
+    #[test]
+    fn a_missing_certificate_is_named() {
+        let certificates = Certificates::of_directory(Path::new("/nowhere"), true);
+        let error = Tls::certificates(&certificates).err().unwrap().to_string();
+        assert!(error.contains("/nowhere/server-cert.pem"), "{error}");
+    }
+}

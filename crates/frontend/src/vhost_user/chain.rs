@@ -1,0 +1,164 @@
+//! Descriptor chains: from a head descriptor to the list of its memory.
+//!
+//! Everything here is read from the guest once. A chain that loops, leaves its table, nests an
+//! indirect table or puts memory to be read behind memory to be written is refused by name.
+
+use fathom_block::GuestAddress;
+
+use super::memory::Memory;
+use super::ring::Ring;
+
+/// The most descriptors of one request, whatever the ring's size: what QEMU allows.
+pub(super) const CHAIN_LENGTH_MAX: usize = 1024;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+/// `struct virtq_desc`, little-endian.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RawDescriptor {
+    pub address: u64,
+    pub length: u32,
+    pub flags: u16,
+    pub next: u16,
+}
+
+/// One piece of a request's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub address: GuestAddress,
+    pub length: u32,
+}
+
+/// Why a chain is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChainError {
+    /// It is longer than any table allows: it loops.
+    Loop,
+    /// A link leads out of the table.
+    Link,
+    /// An indirect table inside an indirect table, or one with a further link.
+    Nested,
+    /// An indirect table that is empty, odd in length, too long, or outside the guest's memory.
+    Indirect,
+    /// Memory to be read behind memory to be written.
+    Order,
+}
+
+impl ChainError {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Loop => "a descriptor chain that loops",
+            Self::Link => "a descriptor link that leads out of its table",
+            Self::Nested => "a nested indirect table",
+            Self::Indirect => "an indirect table that is not one",
+            Self::Order => "readable memory behind writable memory",
+        }
+    }
+}
+
+/// The memory of one request: what the guest gives to be read, then what it gives to be written.
+/// Kept and used again, so that a warm queue allocates nothing.
+#[derive(Debug, Default)]
+pub(super) struct Chain {
+    pub readable: Vec<Piece>,
+    pub writable: Vec<Piece>,
+}
+
+impl Chain {
+    /// Collects the chain that begins at `head`, which must be below the ring's size.
+    pub(super) fn read(&mut self, ring: &Ring, head: u16) -> Result<(), ChainError> {
+        self.clear();
+        let mut index = head;
+        for _ in 0..ring.size() {
+            let descriptor = ring.descriptor(index);
+            let flags = u16::from_le(descriptor.flags);
+            if flags & INDIRECT != 0 {
+                if flags & NEXT != 0 {
+                    return Err(ChainError::Nested);
+                }
+                return self.read_indirect(ring.memory(), descriptor);
+            }
+            self.add(descriptor)?;
+            if flags & NEXT == 0 {
+                return Ok(());
+            }
+            index = u16::from_le(descriptor.next);
+            if index >= ring.size() {
+                return Err(ChainError::Link);
+            }
+        }
+        Err(ChainError::Loop)
+    }
+
+    fn read_indirect(&mut self, memory: &Memory, table: RawDescriptor) -> Result<(), ChainError> {
+        let (address, length) = (u64::from_le(table.address), u32::from_le(table.length));
+        let count = length as usize / 16;
+        if length % 16 != 0 || count == 0 || count > usize::from(u16::MAX) {
+            return Err(ChainError::Indirect);
+        }
+        let place = memory
+            .translate(GuestAddress(address), u64::from(length))
+            .ok_or(ChainError::Indirect)?;
+        let mut index = 0;
+        for _ in 0..count.min(CHAIN_LENGTH_MAX) {
+            // SAFETY: the table is mapped in full and `index` is below its count. It need not be
+            // aligned; each field is taken once into a local copy.
+            let descriptor =
+                unsafe { place.cast::<RawDescriptorBytes>().wrapping_add(index).read_volatile() };
+            let descriptor = descriptor.decode();
+            let flags = u16::from_le(descriptor.flags);
+            if flags & INDIRECT != 0 {
+                return Err(ChainError::Nested);
+            }
+            self.add(descriptor)?;
+            if flags & NEXT == 0 {
+                return Ok(());
+            }
+            index = usize::from(u16::from_le(descriptor.next));
+            if index >= count {
+                return Err(ChainError::Link);
+            }
+        }
+        Err(ChainError::Loop)
+    }
+
+    fn add(&mut self, descriptor: RawDescriptor) -> Result<(), ChainError> {
+        let piece = Piece {
+            address: GuestAddress(u64::from_le(descriptor.address)),
+            length: u32::from_le(descriptor.length),
+        };
+        if u16::from_le(descriptor.flags) & WRITE != 0 {
+            self.writable.push(piece);
+        } else if self.writable.is_empty() {
+            self.readable.push(piece);
+        } else {
+            return Err(ChainError::Order);
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.readable.clear();
+        self.writable.clear();
+    }
+}
+
+/// A descriptor without alignment.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawDescriptorBytes([u8; 16]);
+
+impl RawDescriptorBytes {
+    fn decode(self) -> RawDescriptor {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = self.0;
+        RawDescriptor {
+            address: u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+            length: u32::from_ne_bytes([i, j, k, l]),
+            flags: u16::from_ne_bytes([m, n]),
+            next: u16::from_ne_bytes([o, p]),
+        }
+    }
+}

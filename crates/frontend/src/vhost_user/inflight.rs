@@ -1,0 +1,266 @@
+//! In-flight requests in memory that outlives the daemon.
+//!
+//! The front end keeps a shared file in which the daemon notes, for each ring, which requests it
+//! has taken and not yet given back. A daemon that is killed and started again gets the file back
+//! and carries out anew what is noted there: a read or a write may happen twice, but none is lost.
+//! The layout and the steps are those of the vhost-user specification, "Inflight I/O tracking",
+//! for split virtqueues:
+//!
+//! ```text
+//!  region of a queue (little-endian, native to both sides)
+//!  0  u64 features      0
+//!  8  u16 version       1
+//! 10  u16 desc_num      the ring's size
+//! 12  u16 last_batch_head
+//! 14  u16 used_idx      the used index when the last batch was complete
+//! 16  desc_num × { u8 inflight, 5 bytes unused, u16 next, u64 counter }
+//! ```
+//!
+//! Giving back a batch goes: link each head into a list that begins at `last_batch_head`; move the
+//! ring's used index; clear `inflight` of each; copy the used index. A crash between the second
+//! step and the last shows as two different indexes, and the list says whom to clear.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::FromRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+
+use super::ring::RING_SIZE_MAX;
+use super::shared_file::SharedFile;
+
+const HEADER_LENGTH: usize = 16;
+const ENTRY_LENGTH: usize = 16;
+/// Each queue's region begins at a multiple of this, in bytes.
+const REGION_ALIGNMENT: usize = 64;
+const VERSION: u16 = 1;
+
+/// The length of the region of a queue of `size` descriptors, in bytes.
+fn region_length(size: u16) -> usize {
+    (HEADER_LENGTH + ENTRY_LENGTH * usize::from(size)).next_multiple_of(REGION_ALIGNMENT)
+}
+
+/// The shared file of all queues.
+#[derive(Clone)]
+pub(super) struct Inflight {
+    map: Arc<SharedFile>,
+    queues: u16,
+    size: u16,
+}
+
+impl Inflight {
+    /// A new file for `queues` rings of `size` descriptors; returns it with its length in bytes.
+    pub(super) fn create(queues: u16, size: u16) -> io::Result<(Self, File, u64)> {
+        Self::check(queues, size)?;
+        let length = (region_length(size) * usize::from(queues)) as u64;
+        // SAFETY: the name is a C string; the call returns a new descriptor or -1.
+        let descriptor =
+            unsafe { libc::memfd_create(c"fathom-inflight".as_ptr(), libc::MFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and ours alone.
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        file.set_len(length)?;
+        let inflight = Self::open(&file, 0, length, queues, size)?;
+        for queue in 0..queues {
+            if let Some(region) = inflight.queue(queue) {
+                region.half(8).store(VERSION, Ordering::Relaxed);
+                region.half(10).store(size, Ordering::Release);
+            }
+        }
+        Ok((inflight, file, length))
+    }
+
+    /// A file that the front end has kept.
+    pub(super) fn open(
+        file: &File,
+        offset: u64,
+        length: u64,
+        queues: u16,
+        size: u16,
+    ) -> io::Result<Self> {
+        Self::check(queues, size)?;
+        if length < (region_length(size) * usize::from(queues)) as u64 || offset % 8 != 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the in-flight memory is too short for its queues",
+            ));
+        }
+        Ok(Self { map: Arc::new(SharedFile::map(file, offset, length)?), queues, size })
+    }
+
+    fn check(queues: u16, size: u16) -> io::Result<()> {
+        if queues == 0 || queues > 256 || size == 0 || size > RING_SIZE_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "in-flight memory for no queues, or for too many or too large ones",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The region of queue `index`, or `None` where there is none.
+    pub(super) fn queue(&self, index: u16) -> Option<QueueInflight> {
+        let offset = region_length(self.size) * usize::from(index);
+        (index < self.queues).then(|| QueueInflight {
+            map: Arc::clone(&self.map),
+            offset,
+            size: self.size,
+            counter: 0,
+            batch: Vec::new(),
+        })
+    }
+}
+
+/// One queue's region.
+pub(super) struct QueueInflight {
+    map: Arc<SharedFile>,
+    offset: usize,
+    size: u16,
+    /// Counts the requests taken, so that a later daemon repeats them in order.
+    counter: u64,
+    /// The heads of the batch that is being given back.
+    batch: Vec<u16>,
+}
+
+impl QueueInflight {
+    fn half(&self, offset: usize) -> &AtomicU16 {
+        // SAFETY: offsets are within the region, which `Inflight` checked to be mapped; each is a
+        // multiple of 2 from an aligned start; the mapping lives as long as self.
+        unsafe { AtomicU16::from_ptr(self.map.base().wrapping_add(self.offset + offset).cast()) }
+    }
+
+    fn flag(&self, head: u16) -> &AtomicU8 {
+        let offset = self.offset + Self::entry(head);
+        // SAFETY: as in `half`.
+        unsafe { AtomicU8::from_ptr(self.map.base().wrapping_add(offset)) }
+    }
+
+    fn count(&self, head: u16) -> &AtomicU64 {
+        let offset = self.offset + Self::entry(head) + 8;
+        // SAFETY: as in `half`, with offsets that are multiples of 8.
+        unsafe { AtomicU64::from_ptr(self.map.base().wrapping_add(offset).cast()) }
+    }
+
+    fn entry(head: u16) -> usize {
+        HEADER_LENGTH + ENTRY_LENGTH * usize::from(head)
+    }
+
+    /// How many descriptors the region has room for.
+    pub(super) fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Notes that the request at `head` has been taken.
+    pub(super) fn take(&mut self, head: u16) {
+        debug_assert!(head < self.size);
+        self.count(head).store(self.counter, Ordering::Relaxed);
+        self.counter += 1;
+        self.flag(head).store(1, Ordering::Release);
+    }
+
+    /// Notes that the request at `head` is being given back with the next batch.
+    pub(super) fn give_back(&mut self, head: u16) {
+        let last = self.half(12).load(Ordering::Relaxed);
+        self.half(Self::entry(head) + 6).store(last, Ordering::Relaxed);
+        self.half(12).store(head, Ordering::Release);
+        self.batch.push(head);
+    }
+
+    /// The used index has moved to `used_index`: the batch is done.
+    pub(super) fn published(&mut self, used_index: u16) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        for index in 0..self.batch.len() {
+            self.flag(self.batch[index]).store(0, Ordering::Relaxed);
+        }
+        self.batch.clear();
+        self.half(14).store(used_index, Ordering::Release);
+    }
+
+    /// Finishes what a crash interrupted and returns the heads that are still in flight, in the
+    /// order in which they were taken. `used_index` is the ring's. Everything in the region is
+    /// taken with suspicion: wrong contents give wrong heads within the ring, and no more.
+    pub(super) fn recover(&mut self, used_index: u16) -> Vec<u16> {
+        let mut left = used_index.wrapping_sub(self.half(14).load(Ordering::Acquire));
+        if left > 0 && left <= self.size {
+            let mut head = self.half(12).load(Ordering::Acquire);
+            while left > 0 && head < self.size {
+                self.flag(head).store(0, Ordering::Relaxed);
+                head = self.half(Self::entry(head) + 6).load(Ordering::Relaxed);
+                left -= 1;
+            }
+        }
+        self.half(14).store(used_index, Ordering::Release);
+        let mut heads: Vec<(u64, u16)> = (0..self.size)
+            .filter(|&head| self.flag(head).load(Ordering::Acquire) != 0)
+            .map(|head| (self.count(head).load(Ordering::Relaxed), head))
+            .collect();
+        heads.sort_unstable();
+        self.counter = heads.last().map_or(0, |&(count, _)| count.wrapping_add(1));
+        heads.into_iter().map(|(_, head)| head).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_taken_and_not_given_back_is_found_again_in_order() {
+        let (inflight, file, length) = Inflight::create(2, 8).unwrap();
+        let mut queue = inflight.queue(1).unwrap();
+        assert!(inflight.queue(2).is_none());
+        assert!(queue.recover(0).is_empty());
+        for head in [5, 1, 7, 2] {
+            queue.take(head);
+        }
+        queue.give_back(1);
+        queue.published(1);
+        drop((inflight, queue));
+        let again = Inflight::open(&file, 0, length, 2, 8).unwrap();
+        assert_eq!(again.queue(1).unwrap().recover(1), [5, 7, 2]);
+        assert!(again.queue(0).unwrap().recover(0).is_empty());
+    }
+
+    #[test]
+    fn a_crash_between_the_index_and_the_flags_gives_nothing_back_twice() {
+        let (inflight, file, length) = Inflight::create(1, 8).unwrap();
+        let mut queue = inflight.queue(0).unwrap();
+        queue.recover(65534);
+        for head in [0, 3, 4] {
+            queue.take(head);
+        }
+        queue.give_back(0);
+        queue.give_back(4);
+        // The ring's index has moved by two; the crash comes before `published`.
+        drop(queue);
+        let again = Inflight::open(&file, 0, length, 1, 8).unwrap();
+        assert_eq!(again.queue(0).unwrap().recover(0), [3]);
+        // The same crash before the index moved: all three are carried out again.
+        let (inflight, ..) = Inflight::create(1, 8).unwrap();
+        let mut queue = inflight.queue(0).unwrap();
+        for head in [0, 3, 4] {
+            queue.take(head);
+        }
+        queue.give_back(0);
+        queue.give_back(4);
+        assert_eq!(inflight.queue(0).unwrap().recover(0), [0, 3, 4]);
+    }
+
+    #[test]
+    fn rubbish_in_the_region_gives_heads_within_the_ring_and_ends() {
+        let (inflight, file, length) = Inflight::create(1, 16).unwrap();
+        use std::os::unix::fs::FileExt;
+        let rubbish: Vec<u8> = (0..length).map(|byte| (byte * 167 + 13) as u8 | 1).collect();
+        file.write_all_at(&rubbish, 0).unwrap();
+        for used_index in [0, 3, 16, 999, u16::MAX] {
+            let heads = inflight.queue(0).unwrap().recover(used_index);
+            assert!(heads.len() <= 16 && heads.iter().all(|&head| head < 16));
+        }
+        assert!(Inflight::open(&file, 0, length - 1, 1, 16).is_err());
+        assert!(Inflight::open(&file, 8, length, 1, 16).is_err());
+        assert!(Inflight::open(&file, 0, length, 1, 0).is_err());
+        assert!(Inflight::create(0, 16).is_err());
+    }
+}

@@ -1,0 +1,531 @@
+//! One connection of a VMM: the vhost-user messages, and the rings that they set up.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fathom_block::{Disk, DiskChange};
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVirtioFeatures,
+    VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+
+use super::VhostUserOptions;
+use super::config::{self, LOG_ALL};
+use super::dirty_log::DirtyLog;
+use super::inflight::Inflight;
+use super::memory::{Memory, RegionLayout};
+use super::ring::{RING_SIZE_MAX, Ring, RingAddresses};
+use super::status::Counters;
+use super::worker::{Restacker, WorkerHandle, WorkerStart};
+
+/// The most memory regions of a guest: what the protocol library takes in one table.
+const REGIONS_MAX: usize = 32;
+/// The configuration space can be read as if it were this long, in bytes; the rest is zeroes.
+const CONFIG_READ_MAX: usize = 256;
+
+/// What other threads need of the connection: to tell the VMM of a new size, and the rings of new
+/// layers.
+#[derive(Default)]
+pub(super) struct Live {
+    channel: Option<UnixStream>,
+    restackers: Vec<(usize, Restacker)>,
+    /// The guest's memory as it is now, for other parts of the daemon.
+    pub memory: Arc<Memory>,
+    pub connected: bool,
+    pub running_queues: u16,
+    pub features: u64,
+    pub protocol_features: u64,
+    pub inflight: bool,
+    pub logging: bool,
+}
+
+impl Live {
+    /// Hands a change of the disk on.
+    pub(super) fn tell(&mut self, change: DiskChange) {
+        match change {
+            DiskChange::Resized => self.announce_config(),
+            DiskChange::Restacked => {
+                for (_, restacker) in &self.restackers {
+                    restacker.restack();
+                }
+            }
+        }
+    }
+
+    /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`: the VMM reads the configuration space again and
+    /// tells the guest.
+    fn announce_config(&mut self) {
+        const CONFIG_CHANGE: u32 = 2;
+        const VERSION: u32 = 1;
+        let Some(channel) = &mut self.channel else { return };
+        let mut message = [0; 12];
+        message[..4].copy_from_slice(&CONFIG_CHANGE.to_ne_bytes());
+        message[4..8].copy_from_slice(&VERSION.to_ne_bytes());
+        if let Err(error) = channel.write_all(&message) {
+            tracing::warn!(%error, "the VMM cannot be told of the disk's new size");
+            self.channel = None;
+        }
+    }
+}
+
+/// A ring as the messages have described it so far.
+#[derive(Default)]
+struct RingSetup {
+    size: u16,
+    addresses: Option<RingAddresses>,
+    base: u16,
+    kick: Option<File>,
+    call: Option<File>,
+    enabled: bool,
+    worker: Option<WorkerHandle>,
+}
+
+/// One connection.
+pub(super) struct Session {
+    disk: Arc<Disk>,
+    options: VhostUserOptions,
+    counters: Arc<Counters>,
+    live: Arc<Mutex<Live>>,
+    memory: Arc<Memory>,
+    features: u64,
+    protocol_features: u64,
+    rings: Vec<RingSetup>,
+    log: Option<Arc<DirtyLog>>,
+    inflight: Option<Inflight>,
+}
+
+fn invalid(text: impl Into<String>) -> Error {
+    Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, text.into()))
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::ReqHandlerError(error)
+}
+
+impl Session {
+    pub(super) fn new(
+        disk: Arc<Disk>,
+        options: VhostUserOptions,
+        counters: Arc<Counters>,
+        live: Arc<Mutex<Live>>,
+    ) -> Self {
+        let rings = (0..options.queues).map(|_| RingSetup::default()).collect();
+        Self {
+            disk,
+            options,
+            counters,
+            live,
+            memory: Arc::default(),
+            features: 0,
+            protocol_features: 0,
+            rings,
+            log: None,
+            inflight: None,
+        }
+    }
+
+    fn live(&self) -> std::sync::MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&mut self, index: u32) -> Result<&mut RingSetup> {
+        let count = self.rings.len();
+        self.rings
+            .get_mut(index as usize)
+            .ok_or_else(|| invalid(format!("there is no queue {index}: the disk has {count}")))
+    }
+
+    fn event_index(&self) -> bool {
+        config::has(self.features, VIRTIO_RING_F_EVENT_IDX)
+    }
+
+    /// The log to write, while the guest is being migrated.
+    fn active_log(&self) -> Option<Arc<DirtyLog>> {
+        (self.features & LOG_ALL != 0).then(|| self.log.clone()).flatten()
+    }
+
+    /// Starts a ring as soon as everything about it is known.
+    fn start(&mut self, index: usize) -> Result<()> {
+        let (event_index, log) = (self.event_index(), self.active_log());
+        let setup = &mut self.rings[index];
+        let (Some(addresses), true) = (setup.addresses, setup.size > 0) else { return Ok(()) };
+        if setup.worker.is_some() || setup.kick.is_none() {
+            return Ok(());
+        }
+        let memory = Arc::clone(&self.memory);
+        let ring = Ring::new(memory, addresses, setup.size, event_index, setup.base)
+            .map_err(|error| invalid(format!("queue {index}: {}", error.name())))?;
+        let inflight = self.inflight.as_ref().and_then(|inflight| inflight.queue(index as u16));
+        if inflight.as_ref().is_some_and(|inflight| inflight.size() < setup.size) {
+            return Err(invalid(format!("queue {index} is larger than its in-flight memory")));
+        }
+        let Some(kick) = setup.kick.take() else { return Ok(()) };
+        let call = setup.call.as_ref().map(File::try_clone).transpose().map_err(failed)?;
+        let worker = WorkerHandle::start(WorkerStart {
+            disk: Arc::clone(&self.disk),
+            index: index as u16,
+            ring,
+            kick,
+            call,
+            enabled: setup.enabled,
+            write_back: config::has(self.features, VIRTIO_BLK_F_FLUSH),
+            log,
+            inflight,
+            spin_ns: self.options.spin_ns,
+            counters: Arc::clone(&self.counters),
+        })
+        .map_err(failed)?;
+        let restacker = worker.restacker();
+        setup.worker = Some(worker);
+        let mut live = self.live();
+        live.restackers.push((index, restacker));
+        live.running_queues += 1;
+        Ok(())
+    }
+
+    /// Stops a ring once nothing is in flight, and keeps how far it had come.
+    fn stop(&mut self, index: usize) {
+        let setup = &mut self.rings[index];
+        let Some(worker) = setup.worker.take() else { return };
+        if let Some(base) = worker.stop() {
+            setup.base = base;
+        }
+        let mut live = self.live();
+        live.restackers.retain(|(ring, _)| *ring != index);
+        live.running_queues -= 1;
+    }
+
+    pub(super) fn stop_all(&mut self) {
+        for index in 0..self.rings.len() {
+            self.stop(index);
+        }
+    }
+
+    /// Gives running rings the memory, the places and the log that hold now.
+    fn refresh(&mut self) -> Result<()> {
+        let (event_index, log) = (self.event_index(), self.active_log());
+        for index in 0..self.rings.len() {
+            let setup = &self.rings[index];
+            let (Some(worker), Some(addresses)) = (&setup.worker, setup.addresses) else {
+                continue;
+            };
+            let (memory, size, log) = (Arc::clone(&self.memory), setup.size, log.clone());
+            let refreshed = worker.update(true, move |worker| {
+                let next = worker.ring.next_available();
+                worker.ring = Ring::new(memory, addresses, size, event_index, next)?;
+                worker.ring.disable_notifications();
+                worker.log = log;
+                Ok(())
+            });
+            match refreshed {
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    let error: super::ring::RingError = error;
+                    // The ring is not where the memory is any more: it must not be touched.
+                    self.stop(index);
+                    return Err(invalid(format!("queue {index}: {}", error.name())));
+                }
+                None => self.stop(index),
+            }
+        }
+        Ok(())
+    }
+
+    fn replace_memory(&mut self, memory: Memory) -> Result<()> {
+        self.memory = Arc::new(memory);
+        self.live().memory = Arc::clone(&self.memory);
+        self.refresh()
+    }
+
+    /// The VMM has handed over a channel for messages of ours.
+    pub(super) fn set_channel(&self, channel: UnixStream) {
+        // A VMM that does not read must not stop the daemon.
+        if channel.set_nonblocking(true).is_ok() {
+            self.live().channel = Some(channel);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.stop_all();
+        for setup in &mut self.rings {
+            *setup = RingSetup::default();
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.stop_all();
+        let mut live = self.live();
+        *live = Live::default();
+    }
+}
+
+impl VhostUserBackendReqHandlerMut for Session {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.reset();
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.reset();
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(config::features(&self.disk))
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if features & !config::features(&self.disk) != 0 {
+            return Err(invalid("the VMM accepts features that were not offered"));
+        }
+        let changed = self.features ^ features;
+        self.features = features;
+        if features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
+            for setup in &mut self.rings {
+                setup.enabled = true;
+            }
+        }
+        let mut live = self.live();
+        live.features = features;
+        live.logging = features & LOG_ALL != 0;
+        drop(live);
+        if changed & LOG_ALL != 0 { self.refresh() } else { Ok(()) }
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        if regions.len() != files.len() || regions.len() > REGIONS_MAX {
+            return Err(Error::IncorrectFds);
+        }
+        let mut memory = Memory::default();
+        for (region, file) in regions.iter().zip(files) {
+            let layout = RegionLayout {
+                guest_address: region.guest_phys_addr,
+                length: region.memory_size,
+                user_address: region.user_addr,
+                file_offset: region.mmap_offset,
+            };
+            memory.add(layout, file).map_err(failed)?;
+        }
+        self.replace_memory(memory)?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, size: u32) -> Result<()> {
+        let valid = u16::try_from(size)
+            .ok()
+            .filter(|size| size.is_power_of_two() && *size <= RING_SIZE_MAX);
+        let ring = self.ring(index)?;
+        ring.size = valid.ok_or_else(|| {
+            invalid(format!("a ring of {size} is not possible: a power of two up to 1024 is"))
+        })?;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        let addresses = RingAddresses { descriptors, available, used };
+        self.ring(index)?.addresses = Some(addresses);
+        self.refresh()
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        self.ring(index)?.base = base as u16;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        self.ring(index)?;
+        self.stop(index as usize);
+        let setup = self.ring(index)?;
+        setup.kick = None;
+        setup.call = None;
+        Ok(VhostUserVringState::new(index, u32::from(setup.base)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.ring(u32::from(index))?;
+        let index = usize::from(index);
+        self.stop(index);
+        if file.is_none() {
+            return Err(invalid("a queue without a kick descriptor is not served"));
+        }
+        self.rings[index].kick = file;
+        self.start(index)
+    }
+
+    fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let setup = self.ring(u32::from(index))?;
+        setup.call = file;
+        let call = setup.call.as_ref().map(File::try_clone).transpose().map_err(failed)?;
+        if let Some(worker) = &setup.worker {
+            worker.update(false, move |worker| worker.call = call);
+        }
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, _file: Option<File>) -> Result<()> {
+        self.ring(u32::from(index)).map(drop)
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(config::protocol_features())
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        self.protocol_features = features;
+        self.live().protocol_features = features;
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(self.rings.len() as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        let setup = self.ring(index)?;
+        setup.enabled = enable;
+        if let Some(worker) = &setup.worker {
+            worker.update(false, move |worker| worker.enabled = enable);
+        }
+        Ok(())
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Result<Vec<u8>> {
+        let mut space = [0; CONFIG_READ_MAX];
+        let known = config::space(&self.disk, self.options.queues);
+        space[..known.len()].copy_from_slice(&known);
+        let (start, length) = (offset as usize, size as usize);
+        let end = start.checked_add(length).ok_or(Error::InvalidParam)?;
+        space.get(start..end).map(<[u8]>::to_vec).ok_or(Error::InvalidParam)
+    }
+
+    fn set_config(&mut self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> Result<()> {
+        Err(Error::InvalidOperation("no field of the configuration space can be written"))
+    }
+
+    fn set_backend_req_fd(&mut self, _backend: Backend) {
+        // The descriptor itself has been taken off the message; see `set_channel`.
+    }
+
+    fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
+        Err(Error::InvalidOperation("a disk has no display"))
+    }
+
+    fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
+        Err(Error::InvalidOperation("a disk shares no objects"))
+    }
+
+    fn get_inflight_fd(&mut self, wish: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (inflight, file, length) =
+            Inflight::create(wish.num_queues, wish.queue_size).map_err(failed)?;
+        self.inflight = Some(inflight);
+        self.live().inflight = true;
+        Ok((VhostUserInflight::new(length, 0, wish.num_queues, wish.queue_size), file))
+    }
+
+    fn set_inflight_fd(&mut self, given: &VhostUserInflight, file: File) -> Result<()> {
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *given;
+        let inflight = Inflight::open(&file, mmap_offset, mmap_size, num_queues, queue_size)
+            .map_err(failed)?;
+        self.inflight = Some(inflight);
+        self.live().inflight = true;
+        Ok(())
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(REGIONS_MAX as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        if self.memory.region_count() >= REGIONS_MAX {
+            return Err(invalid("the guest has too many memory regions"));
+        }
+        let layout = RegionLayout {
+            guest_address: region.guest_phys_addr,
+            length: region.memory_size,
+            user_address: region.user_addr,
+            file_offset: region.mmap_offset,
+        };
+        let mut memory = Memory::clone(&self.memory);
+        memory.add(layout, file).map_err(failed)?;
+        self.replace_memory(memory)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let mut memory = Memory::clone(&self.memory);
+        if !memory.remove(region.guest_phys_addr, region.memory_size) {
+            return Err(invalid("there is no such memory region to be removed"));
+        }
+        self.replace_memory(memory)
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _: VhostTransferStateDirection,
+        _: VhostTransferStatePhase,
+        _: File,
+    ) -> Result<Option<File>> {
+        Err(Error::InvalidOperation("the device has no state beyond its rings"))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation("the device has no state beyond its rings"))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(Error::InvalidOperation("the device has no shared memory regions"))
+    }
+
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let log = DirtyLog::new(&file, log.mmap_offset, log.mmap_size).map_err(failed)?;
+        self.log = Some(Arc::new(log));
+        self.refresh()
+    }
+}
+
+impl Session {
+    /// Marks the connection as there.
+    pub(super) fn begin(&self) {
+        self.counters.connections.fetch_add(1, Ordering::Relaxed);
+        self.counters.warned.store(false, Ordering::Relaxed);
+        self.live().connected = true;
+    }
+}

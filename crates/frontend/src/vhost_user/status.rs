@@ -1,0 +1,53 @@
+//! What a vhost-user front end tells about itself.
+
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// Counts of one front end since it started, over all its connections.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    /// Requests that made no sense.
+    pub refused: AtomicU64,
+    /// Rings that contradicted themselves.
+    pub broken_rings: AtomicU64,
+    /// Connections that ended with a protocol error.
+    pub protocol_errors: AtomicU64,
+    /// Connections accepted.
+    pub connections: AtomicU64,
+    /// Requests of an earlier daemon that were repeated.
+    pub recovered: AtomicU64,
+    /// Threads that failed.
+    pub panics: AtomicU64,
+    /// Whether the current connection's misbehaviour has been logged.
+    pub warned: AtomicBool,
+}
+
+/// The state of a vhost-user front end at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VhostUserStatus {
+    /// Whether a VMM is connected.
+    pub connected: bool,
+    /// Rings that are being served.
+    pub running_queues: u16,
+    /// The virtio and vhost features that the guest accepted.
+    pub features: u64,
+    /// The vhost-user protocol features that the VMM accepted.
+    pub protocol_features: u64,
+    /// Guest memory that is mapped, in bytes.
+    pub memory: u64,
+    /// Whether the VMM keeps the in-flight requests across a restart of the daemon.
+    pub inflight: bool,
+    /// Whether a live migration is being logged.
+    pub logging: bool,
+    /// Connections accepted since the start.
+    pub connections: u64,
+    /// Requests that made no sense and were refused.
+    pub refused: u64,
+    /// Rings that contradicted themselves and were stopped.
+    pub broken_rings: u64,
+    /// Connections that ended with a protocol error.
+    pub protocol_errors: u64,
+    /// Requests of an earlier daemon that were repeated.
+    pub recovered: u64,
+    /// Threads that failed.
+    pub panics: u64,
+}

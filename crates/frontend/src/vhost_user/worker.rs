@@ -1,0 +1,699 @@
+//! A ring's thread.
+//!
+//! One thread serves one ring: it takes requests off the ring, sends them through its stack, waits
+//! for what comes back, gives it back to the guest. The session's thread changes it through
+//! [`WorkerHandle::update`], which runs a closure here, between two rounds; so nothing on the
+//! request path is shared, and nothing is locked.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fathom_block::{Clock, Disk, ErrorKind, GuestAddress, Operation, Outcome, Request, Stack};
+use fathom_reactor::{Event, Owner, Reactor};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::chain::{Chain, Piece};
+use super::dirty_log::DirtyLog;
+use super::inflight::QueueInflight;
+use super::memory::Memory;
+use super::request::{self, Parsed, Segment};
+use super::ring::Ring;
+use super::spin::Spin;
+use super::status::Counters;
+
+/// The entries of a worker's `io_uring`.
+const REACTOR_ENTRIES: u32 = 256;
+/// How many requests are taken before what is done is given back: small enough that the guest
+/// works on the first while the last are being served.
+const BATCH: usize = 16;
+/// How often the ring is looked at between two looks at the clock.
+const LOOKS: u32 = 64;
+
+const TOKEN_KICK: u64 = 0;
+const TOKEN_WAKE: u64 = 1;
+
+/// What a ring's thread begins with.
+pub(super) struct WorkerStart {
+    pub disk: Arc<Disk>,
+    pub index: u16,
+    pub ring: Ring,
+    pub kick: File,
+    pub call: Option<File>,
+    pub enabled: bool,
+    /// Whether the guest knows of the volatile write cache; where not, every write is durable.
+    pub write_back: bool,
+    pub log: Option<Arc<DirtyLog>>,
+    pub inflight: Option<QueueInflight>,
+    /// How long to watch the ring before sleeping, at the longest, in nanoseconds.
+    pub spin_ns: u64,
+    pub counters: Arc<Counters>,
+}
+
+type Change = Box<dyn FnOnce(&mut Worker) + Send>;
+
+struct Command {
+    /// Whether nothing may be in flight when the change is made.
+    drained: bool,
+    change: Change,
+}
+
+/// How the session's thread reaches a worker.
+pub(super) struct WorkerHandle {
+    mailbox: Arc<Mailbox>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Mailbox {
+    commands: Mutex<VecDeque<Command>>,
+    /// Whether there may be commands: one load a round.
+    pending: AtomicBool,
+    wake: EventFd,
+}
+
+impl Mailbox {
+    fn send(&self, command: Command) {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
+        self.pending.store(true, Ordering::Release);
+        // The counter cannot overflow: the worker reads it whenever it is not zero.
+        let _ = self.wake.write(1);
+    }
+}
+
+/// Asks a worker, from any thread, to open its disk anew.
+pub(super) struct Restacker(Arc<Mailbox>);
+
+impl Restacker {
+    pub(super) fn restack(&self) {
+        self.0.send(Command { drained: true, change: Box::new(Worker::restack) });
+    }
+}
+
+impl WorkerHandle {
+    /// Starts the thread. Fails where the disk cannot be opened for it.
+    pub(super) fn start(start: WorkerStart) -> io::Result<Self> {
+        let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        let mailbox =
+            Arc::new(Mailbox { commands: Mutex::default(), pending: AtomicBool::new(false), wake });
+        let (sender, receiver) = sync_channel(1);
+        let for_thread = Arc::clone(&mailbox);
+        let name = format!("q{}-{}", start.index, start.disk.name());
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            let counters = Arc::clone(&start.counters);
+            let disk = start.disk.name().to_owned();
+            let result =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    match Worker::new(start, for_thread) {
+                        Ok(mut worker) => {
+                            let _ = sender.send(Ok(()));
+                            worker.run();
+                        }
+                        Err(error) => drop(sender.send(Err(error))),
+                    }
+                }));
+            if result.is_err() {
+                counters.panics.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(disk, "a queue's thread failed; its ring has stopped");
+            }
+        })?;
+        match receiver.recv() {
+            Ok(Ok(())) => Ok(Self { mailbox, thread: Some(thread) }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(io::Error::other("a queue's thread failed at its start")),
+        }
+    }
+
+    /// Runs `change` on the worker's thread and returns what it returns; `None` where the thread
+    /// has ended. With `drained`, no request is in flight by then, and no new ones were taken.
+    pub(super) fn update<R: Send + 'static>(
+        &self,
+        drained: bool,
+        change: impl FnOnce(&mut Worker) -> R + Send + 'static,
+    ) -> Option<R> {
+        let (sender, receiver) = sync_channel(1);
+        let change: Change = Box::new(move |worker| drop(sender.send(change(worker))));
+        self.mailbox.send(Command { drained, change });
+        // A thread that has ended reads no mail: drop the command, and with it the sender.
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            self.clear();
+        }
+        loop {
+            match receiver.recv_timeout(Duration::from_millis(100)) {
+                Ok(result) => return Some(result),
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return None,
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+                        self.clear();
+                    }
+                }
+            }
+        }
+    }
+
+    fn clear(&self) {
+        self.mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Lets another thread ask for a restack.
+    pub(super) fn restacker(&self) -> Restacker {
+        Restacker(Arc::clone(&self.mailbox))
+    }
+
+    /// Completes what is in flight, ends the thread, and returns how far it had come in the ring.
+    pub(super) fn stop(mut self) -> Option<u16> {
+        let base = self.update(true, |worker| {
+            worker.ended = true;
+            worker.ring.next_available()
+        });
+        self.join();
+        base
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for WorkerHandle {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.update(true, |worker| worker.ended = true);
+            self.join();
+        }
+    }
+}
+
+/// What is known of the request at a head while it is in flight.
+#[derive(Clone, Copy)]
+struct Taken {
+    /// Requests sent through the stack for it and not yet back; 0 where the head is free.
+    left: u16,
+    /// The first failure among them.
+    outcome: Outcome,
+    /// The bytes that will have been written to its data.
+    written: u32,
+    status: *mut u8,
+    status_address: GuestAddress,
+}
+
+/// The state of a ring's thread.
+pub(super) struct Worker {
+    pub ring: Ring,
+    pub call: Option<File>,
+    pub enabled: bool,
+    pub log: Option<Arc<DirtyLog>>,
+    disk: Arc<Disk>,
+    kick: File,
+    write_back: bool,
+    inflight: Option<QueueInflight>,
+    counters: Arc<Counters>,
+    spin: Spin,
+    mailbox: Arc<Mailbox>,
+    reactor: Reactor,
+    owner: Owner,
+    stack: Stack,
+    taken: Vec<Taken>,
+    /// Requests of an earlier daemon, to be carried out before any other.
+    recovered: VecDeque<u16>,
+    ended: bool,
+    /// A command waits until nothing is in flight.
+    draining: bool,
+    /// The ring has contradicted itself: nothing is taken from it any more.
+    broken: bool,
+    heads: Vec<u16>,
+    chain: Chain,
+    segments: Vec<Segment>,
+    events: Vec<Event>,
+}
+
+impl Worker {
+    fn new(start: WorkerStart, mailbox: Arc<Mailbox>) -> io::Result<Self> {
+        let mut reactor = Reactor::new(REACTOR_ENTRIES)?;
+        let owner = reactor.register();
+        let stack = start.disk.open_queue(&mut reactor, Clock::System)?;
+        set_nonblocking(&start.kick)?;
+        reactor.watch_always(owner, TOKEN_KICK, start.kick.as_fd());
+        // SAFETY: the event descriptor lives in the mailbox as long as this worker.
+        let wake = unsafe { std::os::fd::BorrowedFd::borrow_raw(mailbox.wake.as_raw_fd()) };
+        reactor.watch_always(owner, TOKEN_WAKE, wake);
+        let free = Taken {
+            left: 0,
+            outcome: Ok(()),
+            written: 0,
+            status: std::ptr::null_mut(),
+            status_address: GuestAddress(0),
+        };
+        let mut worker = Self {
+            taken: vec![free; usize::from(start.ring.size())],
+            ring: start.ring,
+            call: start.call,
+            enabled: start.enabled,
+            log: start.log,
+            disk: start.disk,
+            kick: start.kick,
+            write_back: start.write_back,
+            inflight: start.inflight,
+            counters: start.counters,
+            spin: Spin::new(start.spin_ns),
+            mailbox,
+            reactor,
+            owner,
+            stack,
+            recovered: VecDeque::new(),
+            ended: false,
+            draining: false,
+            broken: false,
+            heads: Vec::with_capacity(BATCH),
+            chain: Chain::default(),
+            segments: Vec::new(),
+            events: Vec::new(),
+        };
+        worker.recover();
+        Ok(worker)
+    }
+
+    /// Finds what an earlier daemon has taken and not given back.
+    fn recover(&mut self) {
+        let Some(inflight) = &mut self.inflight else { return };
+        let used_index = self.ring.used_index();
+        self.recovered = inflight.recover(used_index).into();
+        // The front end knows only what was given back. What was taken is that and the rest.
+        self.ring.set_next_available(used_index.wrapping_add(self.recovered.len() as u16));
+        if !self.recovered.is_empty() {
+            tracing::info!(
+                disk = self.disk.name(),
+                requests = self.recovered.len(),
+                "repeating requests that an earlier daemon had not completed"
+            );
+            self.counters.recovered.fetch_add(self.recovered.len() as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn run(&mut self) {
+        self.ring.disable_notifications();
+        while !self.ended {
+            let mut busy = self.take_requests();
+            busy |= self.take_events();
+            busy |= self.give_back();
+            if self.mailbox.pending.load(Ordering::Acquire) {
+                busy |= self.take_commands();
+            }
+            if !busy {
+                self.idle();
+            }
+        }
+    }
+
+    /// Takes a batch of requests off the ring and sends them on their way.
+    fn take_requests(&mut self) -> bool {
+        if !self.enabled || self.draining || self.broken {
+            return false;
+        }
+        if !self.recovered.is_empty() {
+            self.heads.clear();
+            let count = self.recovered.len().min(BATCH);
+            self.heads.extend(self.recovered.drain(..count));
+        } else if self.ring.has_available() {
+            self.heads.clear();
+            if let Err(error) = self.ring.take(BATCH, &mut self.heads) {
+                self.break_ring(error.name());
+            }
+        } else {
+            return false;
+        }
+        for index in 0..self.heads.len() {
+            self.take(self.heads[index]);
+        }
+        if let Err(error) = self.reactor.submit() {
+            self.break_ring(&error.to_string());
+        }
+        true
+    }
+
+    /// One request: from its head to the stack, or straight back.
+    fn take(&mut self, head: u16) {
+        if self.taken[usize::from(head)].left > 0 {
+            // Its memory would be two requests' at once.
+            self.break_ring("a request that is available twice");
+            return;
+        }
+        if let Some(inflight) = &mut self.inflight {
+            inflight.take(head);
+        }
+        if let Err(error) = self.chain.read(&self.ring, head) {
+            return self.refuse(head, error.name());
+        }
+        let parsed = match request::parse(self.ring.memory(), &mut self.chain) {
+            Ok(parsed) => parsed,
+            Err(error) => return self.refuse(head, error.name()),
+        };
+        self.taken[usize::from(head)] = Taken {
+            left: 1,
+            outcome: Ok(()),
+            written: 0,
+            status: parsed.status,
+            status_address: parsed.status_address,
+        };
+        match parsed.operation {
+            Some(Operation::Read | Operation::Write | Operation::GetId) => {
+                self.transfer(head, &parsed);
+            }
+            Some(Operation::Flush) => {
+                let mut request = self.stack.request();
+                request.operation = Operation::Flush;
+                self.submit(head, request, &parsed);
+            }
+            Some(operation @ (Operation::Discard | Operation::WriteZeroes)) => {
+                self.submit_segments(head, operation, &parsed);
+            }
+            Some(Operation::Extents) | None => self.finish(head, Err(ErrorKind::Unsupported)),
+        }
+    }
+
+    /// A request whose data is in the chain.
+    fn transfer(&mut self, head: u16, parsed: &Parsed) {
+        let operation = parsed.operation.unwrap_or_default();
+        let mut request = self.stack.request();
+        request.operation = operation;
+        if operation != Operation::GetId {
+            request.offset = parsed.offset;
+            request.length = parsed.data_length;
+        }
+        request.flags.force_unit_access = operation == Operation::Write && !self.write_back;
+        let fills = operation != Operation::Write;
+        let pieces = if fills { &self.chain.writable } else { &self.chain.readable };
+        for piece in pieces {
+            if !add_piece(self.ring.memory(), &mut request, *piece) {
+                self.stack.recycle(request);
+                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                self.warn(request::RequestError::Data.name());
+                return self.finish(head, Err(ErrorKind::Malformed));
+            }
+        }
+        if fills {
+            self.taken[usize::from(head)].written = parsed.data_length as u32;
+        }
+        self.submit(head, request, parsed);
+    }
+
+    /// A discard or write-zeroes request: one request of ours for each segment.
+    fn submit_segments(&mut self, head: u16, operation: Operation, parsed: &Parsed) {
+        let mut segments = std::mem::take(&mut self.segments);
+        match request::segments(self.ring.memory(), &mut self.chain, operation, &mut segments) {
+            Err(error) => {
+                if error != ErrorKind::Unsupported {
+                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    self.warn(request::RequestError::Payload.name());
+                }
+                self.finish(head, Err(error));
+            }
+            Ok(()) => {
+                self.taken[usize::from(head)].left = segments.len() as u16;
+                for segment in &segments {
+                    let mut request = self.stack.request();
+                    request.operation = operation;
+                    request.offset = segment.offset;
+                    request.length = segment.length;
+                    request.flags.keep_allocated =
+                        operation == Operation::WriteZeroes && !segment.unmap;
+                    request.flags.force_unit_access =
+                        operation == Operation::WriteZeroes && !self.write_back;
+                    self.submit(head, request, parsed);
+                }
+            }
+        }
+        self.segments = segments;
+    }
+
+    fn submit(&mut self, head: u16, mut request: Box<Request>, parsed: &Parsed) {
+        request.header = Some(parsed.header);
+        request.insight.io_priority = parsed.io_priority;
+        request.token = u64::from(head);
+        self.stack.submit(request, &mut self.reactor);
+    }
+
+    /// Gives back a request that says nothing one could act on.
+    fn refuse(&mut self, head: u16, what: &str) {
+        self.counters.refused.fetch_add(1, Ordering::Relaxed);
+        self.warn(what);
+        self.return_head(head, 0);
+        self.publish();
+    }
+
+    /// Tells the operator of a misbehaving guest: once for each connection, the rest is counted.
+    fn warn(&self, what: &str) {
+        if !self.counters.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                disk = self.disk.name(),
+                vm = self.disk.vm(),
+                "refused from the guest: {what}; further ones are only counted"
+            );
+        }
+    }
+
+    fn break_ring(&mut self, what: &str) {
+        self.broken = true;
+        self.counters.broken_rings.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(
+            disk = self.disk.name(),
+            vm = self.disk.vm(),
+            "the ring is out of use until the guest resets its device: {what}"
+        );
+    }
+
+    /// Handles what the reactor has.
+    fn take_events(&mut self) -> bool {
+        let mut busy = false;
+        if self.reactor.is_ready() {
+            let mut events = std::mem::take(&mut self.events);
+            if let Err(error) = self.reactor.collect(&mut events) {
+                self.break_ring(&error.to_string());
+            }
+            for event in events.drain(..) {
+                busy = true;
+                if event.owner == self.owner {
+                    self.signal(&event);
+                } else {
+                    self.stack.event(&event, &mut self.reactor);
+                }
+            }
+            self.events = events;
+        }
+        if self.stack.deadline_ns().is_some_and(|deadline| deadline <= self.stack.now_ns()) {
+            self.stack.advance(&mut self.reactor);
+            busy = true;
+        }
+        if busy && self.reactor.has_unsubmitted() {
+            if let Err(error) = self.reactor.submit() {
+                self.break_ring(&error.to_string());
+            }
+        }
+        busy
+    }
+
+    /// A kick, or mail.
+    fn signal(&mut self, event: &Event) {
+        let mut count = [0; 8];
+        if event.token == TOKEN_KICK {
+            let _ = self.kick.read(&mut count);
+            if !event.more {
+                self.reactor.watch_always(self.owner, TOKEN_KICK, self.kick.as_fd());
+            }
+        } else {
+            let _ = self.mailbox.wake.read();
+            if !event.more {
+                // SAFETY: the event descriptor lives in the mailbox as long as this worker.
+                let wake =
+                    unsafe { std::os::fd::BorrowedFd::borrow_raw(self.mailbox.wake.as_raw_fd()) };
+                self.reactor.watch_always(self.owner, TOKEN_WAKE, wake);
+            }
+        }
+    }
+
+    /// Gives back what is done.
+    fn give_back(&mut self) -> bool {
+        if !self.stack.has_completed() {
+            return false;
+        }
+        while let Some((request, outcome)) = self.stack.completed() {
+            let head = request.token as u16;
+            if let (Some(log), Operation::Read | Operation::GetId) = (&self.log, request.operation)
+            {
+                let segments = request.buffers.segments();
+                for (segment, address) in segments.iter().zip(request.buffers.addresses()) {
+                    if let Some(address) = address {
+                        log.mark(*address, segment.iov_len as u64);
+                    }
+                }
+            }
+            self.stack.recycle(request);
+            self.complete(head, outcome);
+        }
+        self.publish();
+        true
+    }
+
+    /// One of the requests of `head` has come back.
+    fn complete(&mut self, head: u16, outcome: Outcome) {
+        let taken = &mut self.taken[usize::from(head)];
+        if taken.outcome.is_ok() {
+            taken.outcome = outcome;
+        }
+        taken.left -= 1;
+        if taken.left > 0 {
+            return;
+        }
+        let Taken { outcome, written, status, status_address, .. } = *taken;
+        // SAFETY: the place was translated in this memory when the request was taken, and the
+        // memory is replaced only when nothing is in flight.
+        unsafe { status.write_volatile(request::status(outcome)) };
+        if let Some(log) = &self.log {
+            log.mark(status_address, 1);
+        }
+        let written = if outcome.is_ok() { written } else { 0 };
+        self.return_head(head, written.saturating_add(1));
+    }
+
+    /// Ends the request of `head` without the disk.
+    fn finish(&mut self, head: u16, outcome: Outcome) {
+        self.taken[usize::from(head)].left = 1;
+        self.complete(head, outcome);
+        self.publish();
+    }
+
+    fn return_head(&mut self, head: u16, written: u32) {
+        if let Some(inflight) = &mut self.inflight {
+            inflight.give_back(head);
+        }
+        self.ring.give_back(head, written);
+    }
+
+    /// Lets the guest see what was given back, and interrupts it if it wants to be.
+    fn publish(&mut self) {
+        self.ring.publish();
+        if let Some(inflight) = &mut self.inflight {
+            inflight.published(self.ring.next_used());
+        }
+        if let Some(log) = &self.log {
+            let (address, length) = self.ring.used_range();
+            log.mark(address, length);
+        }
+        if self.ring.wants_interrupt() {
+            if let Some(call) = &mut self.call {
+                let _ = call.write(&1_u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// Makes the changes that the session asks for.
+    fn take_commands(&mut self) -> bool {
+        loop {
+            let command = {
+                let mut commands =
+                    self.mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner);
+                match commands.front() {
+                    None => {
+                        self.mailbox.pending.store(false, Ordering::Release);
+                        self.draining = false;
+                        return true;
+                    }
+                    Some(command) if command.drained && self.stack.in_flight() > 0 => {
+                        self.draining = true;
+                        return false;
+                    }
+                    Some(_) => commands.pop_front(),
+                }
+            };
+            if let Some(command) = command {
+                (command.change)(self);
+            }
+        }
+    }
+
+    /// Opens the disk anew, with the layers that it has now. Nothing is in flight.
+    fn restack(&mut self) {
+        match self.disk.open_queue(&mut self.reactor, Clock::System) {
+            Ok(stack) => self.stack = stack,
+            Err(error) => {
+                tracing::error!(disk = self.disk.name(), %error, "the layers stay as they were");
+            }
+        }
+    }
+
+    /// Watches the ring for a while if that pays, then sleeps.
+    fn idle(&mut self) {
+        self.stack.advance(&mut self.reactor);
+        if self.stack.has_completed() {
+            return;
+        }
+        let serving = self.enabled && !self.draining && !self.broken;
+        let start_ns = self.stack.now_ns();
+        let deadline_ns = self.stack.deadline_ns().unwrap_or(u64::MAX);
+        let watch_ns = self.spin.limit_ns().min(deadline_ns.saturating_sub(start_ns));
+        if watch_ns > 0 {
+            loop {
+                for _ in 0..LOOKS {
+                    if serving && self.ring.has_available() || self.reactor.is_ready() {
+                        self.spin.learn(0, true);
+                        return;
+                    }
+                    std::hint::spin_loop();
+                }
+                if self.stack.now_ns() - start_ns >= watch_ns {
+                    break;
+                }
+            }
+        }
+        if serving && self.ring.enable_notifications() {
+            self.ring.disable_notifications();
+            return;
+        }
+        let now_ns = self.stack.now_ns();
+        let limit = (deadline_ns != u64::MAX)
+            .then(|| Duration::from_nanos(deadline_ns.saturating_sub(now_ns)));
+        if let Err(error) = self.reactor.wait(limit) {
+            self.break_ring(&error.to_string());
+        }
+        if serving {
+            self.ring.disable_notifications();
+        }
+        self.spin.learn(self.stack.now_ns() - start_ns, false);
+    }
+}
+
+/// Adds a piece of guest memory to a request, cut where regions meet. Returns whether all of it
+/// is guest memory.
+fn add_piece(memory: &Memory, request: &mut Request, piece: Piece) -> bool {
+    let (mut address, mut left) = (piece.address, u64::from(piece.length));
+    while left > 0 {
+        let Some((place, count)) = memory.translate_part(address, left) else { return false };
+        // SAFETY: the memory stays mapped while requests are in flight: it is replaced only by a
+        // command that waits until none is.
+        unsafe { request.buffers.push(place, count as usize, Some(address)) };
+        left -= count;
+        let Some(next) = address.0.checked_add(count) else { return left == 0 };
+        address = GuestAddress(next);
+    }
+    true
+}
+
+/// Keeps a read of the kick descriptor from ever blocking the thread.
+fn set_nonblocking(file: &File) -> io::Result<()> {
+    let descriptor = file.as_raw_fd();
+    // SAFETY: system calls on a descriptor that we own.
+    let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
+    // SAFETY: as above.
+    if flags < 0 || unsafe { libc::fcntl(descriptor, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0
+    {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

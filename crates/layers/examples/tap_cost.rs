@@ -1,0 +1,147 @@
+//! What the tap costs: nanoseconds per request with and without it, measured by turns in one run.
+//!
+//! ```text
+//! cargo run --release -p fathom-layers --example tap_cost
+//! ```
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fathom_backend::{Memory, Null};
+use fathom_block::{
+    Backend, BackendContext, BackendQueue, Capabilities, Clock, Disk, DiskOptions, ErrorKind,
+    Geometry, Layer, Operation, Request, Stack,
+};
+use fathom_layers::tap::{Labels, TapReader};
+use fathom_layers::{Passthrough, Tap};
+use fathom_reactor::{Event, Reactor};
+
+const CAPACITY: u64 = 64 << 20;
+const DEPTH: usize = 32;
+const ROUNDS: usize = 20_000;
+const TURNS: usize = 15;
+
+/// A back end that is done with everything in the next round, as a file is.
+struct Later;
+
+impl Backend for Later {
+    fn name(&self) -> &'static str {
+        "later"
+    }
+
+    fn capacity(&self) -> u64 {
+        CAPACITY
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry::default()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::ALL
+    }
+
+    fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        Ok(Box::new(LaterQueue(Vec::new())))
+    }
+
+    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
+        Err(ErrorKind::Unsupported)
+    }
+}
+
+#[expect(clippy::vec_box, reason = "a request travels in its box")]
+struct LaterQueue(Vec<Box<Request>>);
+
+impl BackendQueue for LaterQueue {
+    fn submit(&mut self, request: Box<Request>, _context: &mut BackendContext<'_>) {
+        self.0.push(request);
+    }
+
+    fn event(&mut self, _event: &Event, _context: &mut BackendContext<'_>) {}
+
+    fn advance(&mut self, context: &mut BackendContext<'_>) {
+        for request in self.0.drain(..) {
+            context.complete(request, Ok(()));
+        }
+    }
+}
+
+/// One variant: a stack, and the reader that keeps its ring empty where events are wanted.
+struct Variant {
+    name: &'static str,
+    stack: Stack,
+    reader: Option<TapReader>,
+    nanoseconds: Vec<f64>,
+}
+
+fn run(variant: &mut Variant, reactor: &mut Reactor) {
+    let mut events = Vec::new();
+    let start = Instant::now();
+    for round in 0..ROUNDS {
+        for slot in 0..DEPTH {
+            let mut request = variant.stack.request();
+            request.operation = Operation::Read;
+            request.offset = ((round * DEPTH + slot) as u64 * 7919 * 4096) % CAPACITY;
+            request.length = 4096;
+            request.buffers.allocate(4096);
+            variant.stack.submit(request, reactor);
+        }
+        variant.stack.advance(reactor);
+        while let Some((request, _)) = variant.stack.completed() {
+            variant.stack.recycle(request);
+        }
+        if let Some(reader) = &mut variant.reader {
+            if round % 64 == 0 {
+                events.clear();
+                reader.drain(&mut events);
+            }
+        }
+    }
+    variant.nanoseconds.push(start.elapsed().as_nanos() as f64 / (ROUNDS * DEPTH) as f64);
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() {
+    let mut reactor = Reactor::new(8).expect("an io_uring");
+    let backends: [Arc<dyn Backend>; 3] =
+        [Arc::new(Null::new(CAPACITY)), Arc::new(Memory::new(CAPACITY)), Arc::new(Later)];
+    for backend in backends {
+        let mut open = |name, layer: Option<Arc<dyn Layer>>, reader| {
+            let layers = layer.into_iter().collect();
+            let disk = Disk::new(DiskOptions::default(), layers, Arc::clone(&backend));
+            let disk = disk.expect("few layers");
+            let stack = disk.open_queue(&mut reactor, Clock::System).expect("a queue");
+            Variant { name, stack, reader, nanoseconds: Vec::new() }
+        };
+        let tap = Arc::new(Tap::new(0, Labels::default()));
+        let heard = Arc::new(Tap::new(0, Labels::default()));
+        let reader = heard.attach();
+        let mut variants = [
+            open("without", None, None),
+            open("passthrough", Some(Arc::new(Passthrough)), None),
+            open("tap", Some(tap), None),
+            open("tap, with a reader", Some(heard), reader),
+        ];
+        for _ in 0..TURNS {
+            for variant in &mut variants {
+                run(variant, &mut reactor);
+            }
+        }
+        let base = median(&mut variants[0].nanoseconds);
+        for variant in &mut variants {
+            let nanoseconds = median(&mut variant.nanoseconds);
+            println!(
+                "{:8} {:20} {nanoseconds:7.1} ns/request {:+7.1}",
+                backend.name(),
+                variant.name,
+                nanoseconds - base
+            );
+        }
+    }
+}

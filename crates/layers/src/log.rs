@@ -1,0 +1,161 @@
+//! A line for each request and each response.
+
+use std::fmt::Write as _;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use fathom_block::{Capabilities, Crossing, Layer, LayerQueue, Outcome, Request};
+
+/// Where lines go. Called by the queue's thread: it must not block for long.
+pub type LogSink = Box<dyn FnMut(&str) + Send>;
+
+/// How many lines may still be written, and where they go.
+struct Shared {
+    sink: LogSink,
+    /// Lines left in the second that began at `second_ns`.
+    left: u64,
+    second_ns: u64,
+    /// Lines of this second that were not written.
+    dropped: u64,
+    dropped_total: u64,
+    lines_per_second_max: u64,
+    line: String,
+}
+
+/// A layer that writes one line for each request and one for each response, and no more than it
+/// was told in a second; what it leaves out, it counts and says.
+///
+/// ```text
+/// disk0 #12 write 4096+512 fua
+/// disk0 #12 write 4096+512 done 81250 ns
+/// disk0 #13 read 0+4096 failed 1200 ns: input/output error
+/// ```
+pub struct Log {
+    shared: Arc<Mutex<Shared>>,
+    prefix: Arc<str>,
+}
+
+impl Log {
+    /// A layer that gives its lines, without line ends, to `sink`; each begins with `prefix`, for
+    /// example the disk's name. At most `lines_per_second_max` in each second of the stack's
+    /// clock.
+    pub fn new(prefix: &str, lines_per_second_max: u64, sink: LogSink) -> Self {
+        let shared = Shared {
+            sink,
+            left: lines_per_second_max,
+            second_ns: 0,
+            dropped: 0,
+            dropped_total: 0,
+            lines_per_second_max,
+            line: String::new(),
+        };
+        Self { shared: Arc::new(Mutex::new(shared)), prefix: prefix.into() }
+    }
+
+    /// A layer that writes its lines to `writer`. Errors of the writer are ignored: a log never
+    /// fails a disk.
+    pub fn to_writer(
+        prefix: &str,
+        lines_per_second_max: u64,
+        mut writer: impl io::Write + Send + 'static,
+    ) -> Self {
+        let sink = move |line: &str| {
+            let _ = writeln!(writer, "{line}");
+        };
+        Self::new(prefix, lines_per_second_max, Box::new(sink))
+    }
+
+    /// How many lines have been left out so far.
+    pub fn dropped(&self) -> u64 {
+        self.shared.lock().map_or(0, |shared| shared.dropped_total)
+    }
+}
+
+impl Shared {
+    /// Writes one line, if this second has room for it.
+    fn write(&mut self, now_ns: u64, fill: impl FnOnce(&mut String)) {
+        const SECOND_NS: u64 = 1_000_000_000;
+        if now_ns.saturating_sub(self.second_ns) >= SECOND_NS {
+            self.second_ns = now_ns;
+            self.left = self.lines_per_second_max;
+            if self.dropped > 0 {
+                let notice = format!("{} lines were left out", self.dropped);
+                (self.sink)(&notice);
+                self.dropped = 0;
+            }
+        }
+        if self.left == 0 {
+            self.dropped += 1;
+            self.dropped_total += 1;
+            return;
+        }
+        self.left -= 1;
+        self.line.clear();
+        fill(&mut self.line);
+        (self.sink)(&self.line);
+    }
+}
+
+impl Layer for Log {
+    fn name(&self) -> &'static str {
+        "log"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
+        Box::new(LogQueue { shared: Arc::clone(&self.shared), prefix: Arc::clone(&self.prefix) })
+    }
+}
+
+struct LogQueue {
+    shared: Arc<Mutex<Shared>>,
+    prefix: Arc<str>,
+}
+
+/// `disk0 #12 write 4096+512 fua`.
+fn describe(line: &mut String, prefix: &str, request: &Request) {
+    let _ = write!(line, "{prefix} #{} {}", request.id, request.operation);
+    if request.operation.has_range() {
+        let _ = write!(line, " {}+{}", request.offset, request.length);
+    }
+    let flags = request.flags;
+    for (set, name) in [
+        (flags.force_unit_access, " fua"),
+        (flags.keep_allocated, " keep-allocated"),
+        (flags.only_if_fast, " only-if-fast"),
+    ] {
+        if set {
+            line.push_str(name);
+        }
+    }
+}
+
+impl LayerQueue for LogQueue {
+    fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+        let now_ns = next.now_ns();
+        *next.word(&mut request) = now_ns;
+        // A sink that panicked once is left alone: a log never fails a disk.
+        if let Ok(mut shared) = self.shared.lock() {
+            shared.write(now_ns, |line| describe(line, &self.prefix, &request));
+        }
+        next.submit(request);
+    }
+
+    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let now_ns = next.now_ns();
+        let took_ns = now_ns.saturating_sub(*next.word(&mut request));
+        if let Ok(mut shared) = self.shared.lock() {
+            shared.write(now_ns, |line| {
+                describe(line, &self.prefix, &request);
+                let _ = match outcome {
+                    Ok(()) => write!(line, " done {took_ns} ns"),
+                    Err(error) => write!(line, " failed {took_ns} ns: {error}"),
+                };
+            });
+        }
+        next.complete(request, outcome);
+    }
+}

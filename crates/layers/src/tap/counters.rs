@@ -1,0 +1,218 @@
+//! What a queue counts, always.
+//!
+//! Every cell is written by one thread, the queue's, with a plain load and store; others only
+//! read. So no cache line is fought over, nothing is locked, and a reader that is slow or stops
+//! never holds up the queue. A reader may see one cell of a request before another of it.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fathom_block::{Operation, Outcome};
+
+/// The classes of request sizes: class n holds lengths up to 512 · 2ⁿ bytes, the last one also
+/// everything longer.
+pub const SIZE_CLASSES: usize = 12;
+
+/// The number of [`Operation`]s.
+pub(super) const OPERATIONS: usize = Operation::ALL.len();
+/// The number of kinds of error.
+pub(super) const ERRORS: usize = 9;
+
+/// The class that a request of `length` bytes belongs to; operations without a range are in the
+/// first.
+pub fn size_class(length: u64) -> usize {
+    let units = length.div_ceil(512).max(1);
+    (units.next_power_of_two().trailing_zeros() as usize).min(SIZE_CLASSES - 1)
+}
+
+/// The greatest length of a size class, in bytes; the last one has no bound.
+pub fn size_class_length_max(class: usize) -> u64 {
+    512 << class
+}
+
+/// Adds to a cell that only this thread writes.
+fn add(cell: &AtomicU64, value: u64) {
+    cell.store(cell.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
+}
+
+/// The bits within a power of two that a bucket resolves: 64 buckets, so the middle of a bucket is
+/// at most 0.8 % off, two significant digits.
+const RESOLUTION_BITS: u32 = 6;
+const RESOLUTION: u64 = 1 << RESOLUTION_BITS;
+/// Longer times, in nanoseconds, count as this: 68 s.
+const LATENCY_MAX_NS: u64 = (1 << 36) - 1;
+const BUCKETS: usize = (36 - RESOLUTION_BITS as usize + 1) << RESOLUTION_BITS;
+
+/// A histogram with a fixed, logarithmic-linear layout, as HDR histograms have it, that one thread
+/// writes while others read.
+#[derive(Debug)]
+pub(super) struct Cells(Box<[AtomicU64]>);
+
+impl Cells {
+    fn new() -> Self {
+        Self((0..BUCKETS).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn record(&self, value: u64) {
+        add(&self.0[index(value)], 1);
+    }
+
+    /// Adds what is there to `histogram`, each bucket as its middle.
+    pub(super) fn add_to(&self, histogram: &mut hdrhistogram::Histogram<u64>) {
+        for (index, cell) in self.0.iter().enumerate() {
+            let count = cell.load(Ordering::Relaxed);
+            if count > 0 {
+                histogram.saturating_record_n(middle(index), count);
+            }
+        }
+    }
+
+    fn merge(&self, other: &Self) {
+        for (target, source) in self.0.iter().zip(&other.0) {
+            add(target, source.load(Ordering::Relaxed));
+        }
+    }
+}
+
+fn index(value: u64) -> usize {
+    let value = value.min(LATENCY_MAX_NS);
+    let exponent = (value | (RESOLUTION - 1)).ilog2();
+    let shift = (exponent + 1).saturating_sub(RESOLUTION_BITS + 1);
+    if value < RESOLUTION {
+        return value as usize;
+    }
+    ((shift as usize + 1) << RESOLUTION_BITS) + ((value >> shift) & (RESOLUTION - 1)) as usize
+}
+
+fn middle(index: usize) -> u64 {
+    if index < RESOLUTION as usize {
+        return index as u64;
+    }
+    let shift = (index >> RESOLUTION_BITS) - 1;
+    let low = (RESOLUTION + (index as u64 & (RESOLUTION - 1))) << shift;
+    low + ((1 << shift) >> 1)
+}
+
+/// What is counted for one operation and one size class.
+#[derive(Debug, Default)]
+pub(super) struct Cell {
+    pub(super) count: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    /// Made when the first request of this kind succeeds.
+    pub(super) latency: OnceLock<Cells>,
+}
+
+/// What one queue counts.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Counters {
+    /// Requests under way now.
+    pub(super) in_flight: AtomicU64,
+    /// When `in_flight` changed last.
+    pub(super) changed_ns: AtomicU64,
+    /// The time during which anything was under way, up to `changed_ns`.
+    pub(super) busy_ns: AtomicU64,
+    /// The integral of `in_flight` over time, up to `changed_ns`.
+    pub(super) depth_ns: AtomicU64,
+    pub(super) cells: [[Cell; SIZE_CLASSES]; OPERATIONS],
+    pub(super) errors: [[AtomicU64; ERRORS]; OPERATIONS],
+}
+
+impl Counters {
+    /// A request has come.
+    pub(super) fn begin(&self, now_ns: u64) {
+        let in_flight = self.pass(now_ns);
+        self.in_flight.store(in_flight + 1, Ordering::Relaxed);
+    }
+
+    /// A request that came at `start_ns` is done.
+    pub(super) fn end(
+        &self,
+        operation: Operation,
+        length: u64,
+        outcome: Outcome,
+        start_ns: u64,
+        now_ns: u64,
+    ) {
+        let in_flight = self.pass(now_ns);
+        self.in_flight.store(in_flight.saturating_sub(1), Ordering::Relaxed);
+        match outcome {
+            Ok(()) => {
+                let cell = &self.cells[operation as usize][size_class(length)];
+                add(&cell.count, 1);
+                add(&cell.bytes, length);
+                let latency_ns = now_ns.saturating_sub(start_ns);
+                cell.latency.get_or_init(Cells::new).record(latency_ns);
+            }
+            Err(error) => add(&self.errors[operation as usize][error as usize], 1),
+        }
+    }
+
+    /// Takes account of the time until `now_ns`. Returns how many requests were under way in it.
+    fn pass(&self, now_ns: u64) -> u64 {
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        if in_flight > 0 {
+            let changed_ns = self.changed_ns.load(Ordering::Relaxed);
+            let passed_ns = now_ns.saturating_sub(changed_ns);
+            add(&self.busy_ns, passed_ns);
+            add(&self.depth_ns, passed_ns * in_flight);
+        }
+        self.changed_ns.store(now_ns, Ordering::Relaxed);
+        in_flight
+    }
+
+    /// Adds the counts of a queue that has closed. The caller is the only writer of this object.
+    pub(super) fn merge(&self, other: &Self) {
+        let each = |target: &AtomicU64, source: &AtomicU64| {
+            add(target, source.load(Ordering::Relaxed));
+        };
+        each(&self.busy_ns, &other.busy_ns);
+        each(&self.depth_ns, &other.depth_ns);
+        for (target, source) in self.cells.iter().flatten().zip(other.cells.iter().flatten()) {
+            each(&target.count, &source.count);
+            each(&target.bytes, &source.bytes);
+            if let Some(latency) = source.latency.get() {
+                target.latency.get_or_init(Cells::new).merge(latency);
+            }
+        }
+        for (target, source) in self.errors.iter().flatten().zip(other.errors.iter().flatten()) {
+            each(target, source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_fall_into_the_class_that_holds_them() {
+        for (length, class) in
+            [(0, 0), (1, 0), (512, 0), (513, 1), (4096, 3), (4097, 4), (1 << 20, 11), (1 << 30, 11)]
+        {
+            assert_eq!(size_class(length), class, "{length}");
+            assert!(class == SIZE_CLASSES - 1 || length <= size_class_length_max(class));
+        }
+    }
+
+    #[test]
+    fn the_middle_of_a_bucket_is_at_most_one_percent_off() {
+        let mut value = 1;
+        while value < LATENCY_MAX_NS {
+            let found = middle(index(value));
+            assert!(found.abs_diff(value) * 100 <= value, "{value} counts as {found}");
+            value += value / 37 + 1;
+        }
+        assert_eq!(index(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn buckets_follow_each_other() {
+        let mut last = 0;
+        for value in 0..100_000 {
+            let now = index(value);
+            assert!(now == last || now == last + 1);
+            last = now;
+        }
+    }
+}

@@ -1,0 +1,539 @@
+//! What the reader of one table cannot see: files, sockets, and what excludes what.
+
+use std::collections::BTreeMap;
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use fathom_block::{LAYERS_MAX, SECTOR_SIZE, SERIAL_LENGTH};
+use fathom_control::{BackendDefinition, DiskDefinition, ExportsDefinition, LayerDefinition};
+
+use super::problem::{Place, Places, Problems};
+use super::table::suggestion;
+use super::{Configuration, Placed};
+
+/// The longest path of a Unix socket, in bytes: `sun_path` less its terminator.
+const SOCKET_PATH_MAX: usize = 107;
+/// The longest name of a disk, in bytes.
+const NAME_MAX: usize = 128;
+/// The most queues of a disk: one for each CPU of a large guest.
+const QUEUES_MAX: u16 = 256;
+/// The longest that a ring may be watched, in nanoseconds.
+const SPIN_NS_MAX: u64 = 1_000_000;
+
+/// Where an NBD listener listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// `host:port`.
+    Tcp(String),
+}
+
+/// Reads `unix:/path` or `host:port`.
+pub fn parse_address(text: &str) -> Option<Address> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        return path.starts_with('/').then(|| Address::Unix(path.into()));
+    }
+    let (host, port) = text.rsplit_once(':')?;
+    let sound = !host.is_empty()
+        && !host.contains(char::is_whitespace)
+        && (!host.contains(':') || host.starts_with('[') && host.ends_with(']'))
+        && port.parse::<u16>().is_ok();
+    sound.then(|| Address::Tcp(text.to_owned()))
+}
+
+impl Configuration {
+    /// Checks everything that can be checked without starting anything.
+    ///
+    /// # Errors
+    /// Everything that is wrong.
+    pub fn check(&self) -> Result<(), Problems> {
+        let mut problems = Problems::default();
+        for disk in &self.disks {
+            check_disk_into(&disk.definition, &disk.places, &mut problems);
+        }
+        self.check_listeners(&mut problems);
+        self.check_names(&mut problems);
+        self.check_sockets(&mut problems);
+        self.check_images(&mut problems);
+        problems.none_or()
+    }
+
+    fn check_names(&self, problems: &mut Problems) {
+        let mut names: BTreeMap<&str, &Places> = BTreeMap::new();
+        for Placed { definition, places } in &self.disks {
+            if definition.name.is_empty() {
+                continue;
+            }
+            if let Some(first) = names.get(definition.name.as_str()) {
+                problems.add(
+                    places.of("name"),
+                    format!("there are two disks called {:?}", definition.name),
+                    format!("give each a name of its own{}", the_other(&first.of("name"))),
+                );
+            } else {
+                names.insert(&definition.name, places);
+            }
+        }
+        for Placed { definition, places } in &self.listeners {
+            let ExportsDefinition::Named(exports) = &definition.exports else { continue };
+            for export in exports {
+                if !names.contains_key(export.as_str()) {
+                    let known: Vec<&str> = names.keys().copied().collect();
+                    problems.add(
+                        places.of("exports"),
+                        format!("there is no disk {export:?} to export"),
+                        suggestion(export, &known),
+                    );
+                }
+            }
+        }
+    }
+
+    fn check_sockets(&self, problems: &mut Problems) {
+        let control = (self.daemon.control.clone(), self.daemon.places.of("control"), "control");
+        let mut sockets = vec![control];
+        for Placed { definition, places } in &self.disks {
+            if let Some(vhost_user) = &definition.vhost_user {
+                let place = places.of("vhost_user.socket");
+                sockets.push((vhost_user.socket.clone(), place, "vhost_user"));
+            }
+        }
+        for Placed { definition, places } in &self.listeners {
+            if let Some(Address::Unix(path)) = parse_address(&definition.address) {
+                sockets.push((path, places.of("address"), "nbd"));
+            }
+        }
+        let mut seen: BTreeMap<PathBuf, Place> = BTreeMap::new();
+        for (path, place, _) in &sockets {
+            if path.as_os_str().is_empty() {
+                continue;
+            }
+            check_socket(path, place, problems);
+            if let Some(first) = seen.get(&normal(path)) {
+                problems.add(
+                    place.clone(),
+                    format!("the socket {} is used twice", path.display()),
+                    format!("give each a socket of its own{}", the_other(first)),
+                );
+            } else {
+                seen.insert(normal(path), place.clone());
+            }
+        }
+        let mut addresses: BTreeMap<&str, Place> = BTreeMap::new();
+        for Placed { definition, places } in &self.listeners {
+            if let Some(Address::Tcp(address)) = parse_address(&definition.address) {
+                let place = places.of("address");
+                if let Some(first) = addresses.get(definition.address.as_str()) {
+                    problems.add(
+                        place,
+                        format!("the address {address} is used twice"),
+                        format!("give each listener an address of its own{}", the_other(first)),
+                    );
+                } else {
+                    addresses.insert(&definition.address, place);
+                }
+            }
+        }
+    }
+
+    fn check_images(&self, problems: &mut Problems) {
+        let mut seen: BTreeMap<(u64, u64), (&Placed<DiskDefinition>, bool)> = BTreeMap::new();
+        for disk in &self.disks {
+            let Some(image) = &disk.definition.image else { continue };
+            let Some(identity) = image_identity(image) else { continue };
+            let writes = !disk.definition.read_only;
+            match seen.get(&identity) {
+                Some((first, other_writes)) if writes || *other_writes => problems.add(
+                    disk.places.of("image"),
+                    format!(
+                        "the image {} is also that of the disk {:?}, and a writer shares with \
+                         nobody",
+                        image.display(),
+                        first.definition.name
+                    ),
+                    format!(
+                        "give each disk an image of its own, or make both `read_only = true`{}",
+                        the_other(&first.places.of("image"))
+                    ),
+                ),
+                Some(_) => {}
+                None => {
+                    seen.insert(identity, (disk, writes));
+                }
+            }
+        }
+    }
+
+    fn check_listeners(&self, problems: &mut Problems) {
+        for Placed { definition, places } in &self.listeners {
+            let address = parse_address(&definition.address);
+            if address.is_none() {
+                problems.add(
+                    places.of("address"),
+                    format!("{:?} is no address of an NBD listener", definition.address),
+                    "write it like `address = \"unix:/run/fathom/nbd.sock\"` or \
+                     `address = \"127.0.0.1:10809\"`",
+                );
+            }
+            if let Some(tls) = &definition.tls {
+                let certificates = tls.certificate.is_some() || tls.key.is_some();
+                let place = places.of("tls");
+                if certificates && tls.psk.is_some() {
+                    problems.add(
+                        place,
+                        "[nbd.tls] has both certificates and shared keys",
+                        "keep `certificate` and `key`, or `psk`",
+                    );
+                } else if tls.psk.is_none() && (tls.certificate.is_none() || tls.key.is_none()) {
+                    problems.add(
+                        place,
+                        "[nbd.tls] names no certificate and key",
+                        "add `certificate = \"…\"` and `key = \"…\"`, or `psk = \"…\"`",
+                    );
+                }
+                let files = [
+                    ("certificate", &tls.certificate),
+                    ("key", &tls.key),
+                    ("client_ca", &tls.client_ca),
+                    ("psk", &tls.psk),
+                ];
+                for (key, path) in files {
+                    let Some(path) = path else { continue };
+                    if let Err(error) = std::fs::metadata(path) {
+                        problems.add(
+                            places.of(&format!("tls.{key}")),
+                            format!("{}: {}", path.display(), plain(&error)),
+                            "name a file that the daemon may read",
+                        );
+                    }
+                }
+            } else if matches!(address, Some(Address::Tcp(_))) && !definition.plain_allowed {
+                problems.add(
+                    places.of("address"),
+                    format!(
+                        "the listener at {} would serve disks over TCP in plain text",
+                        definition.address
+                    ),
+                    "add [nbd.tls], or `plain_allowed = true` where the network is trusted",
+                );
+            }
+        }
+    }
+}
+
+/// Checks one disk by itself.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn check_disk(disk: &DiskDefinition, places: &Places) -> Result<(), Problems> {
+    let mut problems = Problems::default();
+    check_disk_into(disk, places, &mut problems);
+    if let Some(vhost_user) = &disk.vhost_user {
+        check_socket(&vhost_user.socket, &places.of("vhost_user.socket"), &mut problems);
+    }
+    problems.none_or()
+}
+
+fn check_disk_into(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+    check_name(disk, places, problems);
+    if disk.serial.len() > SERIAL_LENGTH {
+        problems.add(
+            places.of("serial"),
+            format!("the serial {:?} is longer than {SERIAL_LENGTH} bytes", disk.serial),
+            "shorten it: a virtio disk has room for no more",
+        );
+    }
+    check_backend(disk, places, problems);
+    check_layers(disk, places, problems);
+    if let Some(vhost_user) = &disk.vhost_user {
+        if vhost_user.queues == 0 || vhost_user.queues > QUEUES_MAX {
+            problems.add(
+                places.of("vhost_user.queues"),
+                format!("a disk cannot have {} queues", vhost_user.queues),
+                format!("choose a number from 1 to {QUEUES_MAX}: one for each of the guest's CPUs"),
+            );
+        }
+        if vhost_user.spin.is_some_and(|spin| spin.0 > SPIN_NS_MAX) {
+            problems.add(
+                places.of("vhost_user.spin"),
+                "a ring cannot be watched for that long",
+                "choose at most 1ms: a longer wait is better slept",
+            );
+        }
+    }
+}
+
+fn check_name(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+    if disk.name.is_empty() {
+        problems.add(places.of("name"), "a disk has no name", "add `name = \"…\"`");
+    } else if disk.name.len() > NAME_MAX || disk.name.contains(|c: char| c.is_control() || c == '/')
+    {
+        problems.add(
+            places.of("name"),
+            format!("a disk cannot be called {:?}", disk.name.chars().take(40).collect::<String>()),
+            format!("choose a name of at most {NAME_MAX} bytes, without slashes"),
+        );
+    }
+    if disk.vm.len() > NAME_MAX || disk.vm.contains(char::is_control) {
+        problems.add(
+            places.of("vm"),
+            "this is no name of a virtual machine",
+            format!("choose a name of at most {NAME_MAX} bytes"),
+        );
+    }
+}
+
+fn check_backend(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+    let choices =
+        [("image", disk.image.is_some()), ("memory", disk.memory.is_some()), ("null", disk.null.is_some())];
+    let chosen: Vec<&str> = choices.iter().filter(|choice| choice.1).map(|choice| choice.0).collect();
+    let title = if disk.name.is_empty() { "a disk".into() } else { format!("the disk {:?}", disk.name) };
+    if chosen.len() > 1 {
+        problems.add(
+            places.of(chosen[1]),
+            format!("{title} has `{}` and `{}`", chosen[0], chosen[1]),
+            "keep one of them: a disk's bytes are in one place",
+        );
+    }
+    match disk.backend() {
+        None if chosen.is_empty() => problems.add(
+            places.whole(),
+            format!("{title} has nothing that keeps its bytes"),
+            "add `image = \"disk.img\"`, or `memory = \"1G\"` for a disk in memory",
+        ),
+        None => {}
+        Some(BackendDefinition::Image(image)) => check_image(&image, disk, places, problems),
+        Some(BackendDefinition::Memory(size)) => check_size("memory", size, disk, places, problems),
+        Some(BackendDefinition::Null(size)) => check_size("null", size, disk, places, problems),
+    }
+    if let Some(size) = disk.block_size {
+        if disk.image.is_none() {
+            problems.add(
+                places.of("block_size"),
+                "`block_size` is for images only",
+                "leave it out: this disk has blocks of 512 bytes",
+            );
+        } else if !matches!(size.0, 512 | 4096) {
+            problems.add(
+                places.of("block_size"),
+                format!("a disk cannot have blocks of {} bytes", size.0),
+                "choose 512 or 4096",
+            );
+        }
+    }
+    if disk.direct && disk.image.is_none() {
+        problems.add(
+            places.of("direct"),
+            "`direct` is for images only",
+            "leave it out: nothing here goes through the page cache",
+        );
+    }
+}
+
+fn check_size(key: &str, size: u64, disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+    if size == 0 || size % SECTOR_SIZE != 0 || i64::try_from(size).is_err() {
+        problems.add(
+            places.of(key),
+            format!("the disk {:?} cannot have a size of {size} bytes", disk.name),
+            format!("choose a multiple of {SECTOR_SIZE}, for example `{key} = \"1G\"`"),
+        );
+    }
+}
+
+fn check_image(image: &Path, disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+    let place = places.of("image");
+    if !image.is_absolute() && place == Place::Request {
+        let message = format!("the image {} is no absolute path", image.display());
+        problems.add(place, message, "begin it with a slash: the daemon has a folder of its own");
+        return;
+    }
+    let shown = image.display();
+    match std::fs::metadata(image) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => problems.add(
+            place,
+            format!("there is no image {shown}"),
+            format!("make one with `fathom disk create {shown} 10G`, or correct the path"),
+        ),
+        Err(error) => problems.add(
+            place,
+            format!("the image {shown} cannot be looked at: {}", plain(&error)),
+            "give the daemon's user access to it and to the folders above",
+        ),
+        Ok(metadata) => check_image_file(image, &metadata, disk, place, problems),
+    }
+}
+
+fn check_image_file(
+    image: &Path,
+    metadata: &Metadata,
+    disk: &DiskDefinition,
+    place: Place,
+    problems: &mut Problems,
+) {
+    let shown = image.display();
+    let kind = metadata.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        problems.add(
+            place,
+            format!("{shown} is neither a file nor a block device"),
+            "name a raw image",
+        );
+    } else if kind.is_file() && metadata.len() == 0 {
+        problems.add(
+            place,
+            format!("the image {shown} is empty"),
+            format!("give it a size with `fathom disk resize {shown} 10G`"),
+        );
+    } else if !accessible(image, !disk.read_only) {
+        problems.add(
+            place,
+            format!("the image {shown} may not be {} here", if disk.read_only { "read" } else { "written" }),
+            if disk.read_only {
+                "give the daemon's user access to it"
+            } else {
+                "give the daemon's user access to it, or add `read_only = true`"
+            },
+        );
+    }
+}
+
+/// Whether the file may be opened so. Opens nothing: a device may act on an open.
+fn accessible(path: &Path, write: bool) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let mode = if write { libc::R_OK | libc::W_OK } else { libc::R_OK };
+    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: the path is a C string that lives through the call.
+    unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), mode, libc::AT_EACCESS) == 0 }
+}
+
+fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+    let taps = disk.layers.iter().filter(|layer| matches!(layer, LayerDefinition::Tap)).count();
+    if taps > 1 {
+        problems.add(
+            places.of("layers"),
+            format!("the disk {:?} has {taps} taps", disk.name),
+            "keep one: it would count everything twice",
+        );
+    }
+    let count = disk.layers.len() + usize::from(disk.tap && taps == 0);
+    if count > LAYERS_MAX {
+        problems.add(
+            places.of("layers"),
+            format!("the disk {:?} has {count} layers", disk.name),
+            format!("keep {LAYERS_MAX} at most, the tap among them"),
+        );
+    }
+    for layer in &disk.layers {
+        let place = || places.of("layers");
+        match layer {
+            LayerDefinition::Delay(delay) => check_operations(&delay.operations, place, problems),
+            LayerDefinition::Fault(fault) => {
+                check_operations(&fault.operations, place, problems);
+                if !(0.0..=1.0).contains(&fault.rate) {
+                    problems.add(
+                        place(),
+                        format!("a rate of {} is no share", fault.rate),
+                        "choose a number from 0 to 1: 0.01 strikes one request in a hundred",
+                    );
+                }
+                if fault.offset.0.checked_add(fault.length.0).is_none() {
+                    problems.add(place(), "`offset` and `length` lead too far", "shorten them");
+                }
+            }
+            LayerDefinition::Tap | LayerDefinition::Log(_) => {}
+        }
+    }
+}
+
+fn check_operations(names: &[String], place: impl Fn() -> Place, problems: &mut Problems) {
+    let known: Vec<&str> = fathom_block::Operation::ALL.iter().map(|o| o.name()).collect();
+    for name in names {
+        if !known.contains(&name.as_str()) {
+            problems.add(place(), format!("{name:?} is no operation"), suggestion(name, &known));
+        }
+    }
+}
+
+fn check_socket(path: &Path, place: &Place, problems: &mut Problems) {
+    let shown = path.display();
+    if !path.is_absolute() && *place == Place::Request {
+        problems.add(
+            place.clone(),
+            format!("the socket {shown} is no absolute path"),
+            "begin it with a slash: the daemon has a folder of its own",
+        );
+        return;
+    }
+    if path.as_os_str().len() > SOCKET_PATH_MAX {
+        problems.add(
+            place.clone(),
+            format!("the socket's path is longer than {SOCKET_PATH_MAX} bytes: {shown}"),
+            "choose a shorter one, for example in /run/fathom",
+        );
+    }
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    match std::fs::metadata(folder) {
+        Ok(metadata) if metadata.is_dir() => {}
+        Ok(_) => problems.add(
+            place.clone(),
+            format!("{} is no folder, so no socket can be in it", folder.display()),
+            "choose another path",
+        ),
+        Err(error) => problems.add(
+            place.clone(),
+            format!("the socket {shown} cannot be made: {}: {}", folder.display(), plain(&error)),
+            format!("make the folder with `mkdir -p {}`, or choose another", folder.display()),
+        ),
+    }
+    if let Ok(metadata) = std::fs::symlink_metadata(path) {
+        if !metadata.file_type().is_socket() {
+            problems.add(
+                place.clone(),
+                format!("{shown} exists and is no socket"),
+                "choose another path, or remove it if it is of no use",
+            );
+        }
+    }
+}
+
+/// What makes two paths one image: the file's identity, or the device's.
+pub(crate) fn image_identity(path: &Path) -> Option<(u64, u64)> {
+    let metadata = std::fs::metadata(path).ok()?;
+    if metadata.file_type().is_block_device() {
+        return Some((u64::MAX, metadata.rdev()));
+    }
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// The same for two ways to write one path, as far as folders exist.
+pub(crate) fn normal(path: &Path) -> PathBuf {
+    match (path.parent(), path.file_name()) {
+        (Some(folder), Some(name)) => {
+            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            folder.canonicalize().unwrap_or_else(|_| folder.to_owned()).join(name)
+        }
+        _ => path.to_owned(),
+    }
+}
+
+/// An error of the operating system without its number.
+fn plain(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such file or folder".into(),
+        io::ErrorKind::PermissionDenied => "permission denied".into(),
+        _ => error.to_string(),
+    }
+}
+
+fn the_other(place: &Place) -> String {
+    match place {
+        Place::File { line, .. } => format!(" (the other is in line {line})"),
+        Place::Flag(_) | Place::Request => String::new(),
+    }
+}

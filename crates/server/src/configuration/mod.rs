@@ -1,0 +1,203 @@
+//! The configuration: read from a TOML file or from flags, and checked before anything starts.
+//!
+//! - `problem`: what is wrong, where, and the remedy.
+//! - `table`: a TOML table read key by key; unknown keys and wrong types are noted by line.
+//! - `disk`: the tables that describe disks and NBD listeners.
+//! - `check`: what a reader of one table cannot see: files, sockets, and what excludes what.
+
+mod check;
+mod disk;
+mod problem;
+mod table;
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fathom_control::{DiskDefinition, ListenerDefinition, SOCKET_DEFAULT};
+use toml::de::DeTable;
+
+pub use check::{Address, check_disk, parse_address};
+pub use problem::{Place, Places, Problem, Problems};
+
+use problem::Source;
+use table::{Reading, Table};
+
+/// The longest configuration file that is read, in bytes.
+const LENGTH_MAX: u64 = 16 << 20;
+
+/// What the daemon is to do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Configuration {
+    /// The daemon itself.
+    pub daemon: DaemonOptions,
+    /// The disks, in the order of the file.
+    pub disks: Vec<Placed<DiskDefinition>>,
+    /// The NBD listeners, in the order of the file.
+    pub listeners: Vec<Placed<ListenerDefinition>>,
+}
+
+/// A definition, and where it was written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Placed<T> {
+    /// The definition.
+    pub definition: T,
+    /// Where it and its keys are.
+    pub places: Places,
+}
+
+/// The daemon itself: `[daemon]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DaemonOptions {
+    /// The control socket.
+    pub control: PathBuf,
+    /// Where `/metrics` is had over TCP, if anywhere.
+    pub metrics: Option<SocketAddr>,
+    /// What is logged.
+    pub log: LogLevel,
+    /// How long a shutdown waits for requests in flight.
+    pub shutdown_time_max: Duration,
+    /// Where the control socket and the metrics address were written.
+    pub places: Places,
+}
+
+impl Default for DaemonOptions {
+    fn default() -> Self {
+        Self {
+            control: SOCKET_DEFAULT.into(),
+            metrics: None,
+            log: LogLevel::Info,
+            shutdown_time_max: Duration::from_secs(15),
+            places: Places::default(),
+        }
+    }
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogLevel {
+    /// What does not work.
+    Error,
+    /// And what was refused or is degraded.
+    Warning,
+    /// And what happens in the course of things.
+    #[default]
+    Info,
+    /// And what helps developers.
+    Debug,
+}
+
+/// Reads and checks the configuration file at `path`.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn load(path: &Path) -> Result<Configuration, Problems> {
+    let text = read(path).map_err(|error| {
+        let (message, remedy) = match error.kind() {
+            std::io::ErrorKind::NotFound => (
+                format!("{}: no such file", path.display()),
+                "name the configuration with --config; `fathom serve --help` shows how to do \
+                 without one",
+            ),
+            std::io::ErrorKind::InvalidData => {
+                (format!("{}: not a text in UTF-8", path.display()), "")
+            }
+            _ => (format!("{}: {error}", path.display()), ""),
+        };
+        Problems(vec![Problem::new(Place::Request, message, remedy)])
+    })?;
+    let configuration = parse(&text, path)?;
+    configuration.check()?;
+    Ok(configuration)
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let length = std::fs::metadata(path)?.len();
+    if length > LENGTH_MAX {
+        return Err(std::io::Error::other("this is too large to be a configuration"));
+    }
+    std::fs::read_to_string(path)
+}
+
+/// Reads the text of a configuration, without a look at anything beyond it. `path` is for messages
+/// and for relative paths, which are taken from its folder.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn parse(text: &str, path: &Path) -> Result<Configuration, Problems> {
+    let source = Source::new(text, path);
+    let document = DeTable::parse(text).map_err(|error| {
+        let place = source.place(error.span().map_or(0, |span| span.start));
+        let message = error.message().replace('\n', ", ");
+        let remedy = "a configuration is TOML: https://toml.io shows how it is written";
+        Problems(vec![Problem::new(place, message, remedy)])
+    })?;
+    let reading = Reading { source, problems: RefCell::default() };
+    let configuration = document_of(&reading, document.get_ref(), document.span());
+    Problems(reading.problems.into_inner()).none_or()?;
+    Ok(configuration)
+}
+
+fn document_of(
+    reading: &Reading<'_>,
+    document: &DeTable<'_>,
+    span: std::ops::Range<usize>,
+) -> Configuration {
+    let mut root = Table::new(reading, "the configuration", "", document, &span);
+    let mut configuration = Configuration::default();
+    if let Some(table) = root.table("daemon", "[daemon]") {
+        configuration.daemon = daemon(table);
+    }
+    for table in root.tables("disk", "[[disk]]") {
+        let (definition, places) = disk::disk(table.without_prefix());
+        configuration.disks.push(Placed { definition, places });
+    }
+    for table in root.tables("nbd", "[[nbd]]") {
+        let (definition, places) = disk::listener(table.without_prefix());
+        configuration.listeners.push(Placed { definition, places });
+    }
+    root.finish();
+    configuration
+}
+
+fn daemon(table: Table<'_>) -> DaemonOptions {
+    let mut table = table.without_prefix();
+    let mut options = DaemonOptions::default();
+    if let Some(control) = table.path("control") {
+        options.control = control;
+    }
+    if let Some(text) = table.string("metrics") {
+        match parse_metrics(&text) {
+            Some(address) => options.metrics = Some(address),
+            None => table.problem(
+                table.place_of("metrics"),
+                format!("{text:?} is no address for metrics"),
+                "write it like `metrics = \"127.0.0.1:9560\"`, or only the port for this host",
+            ),
+        }
+    }
+    let levels = [
+        ("error", LogLevel::Error),
+        ("warning", LogLevel::Warning),
+        ("info", LogLevel::Info),
+        ("debug", LogLevel::Debug),
+    ];
+    options.log = table.word("log", &levels).unwrap_or_default();
+    if let Some(time) = table.nanoseconds("shutdown_time_max") {
+        options.shutdown_time_max = Duration::from_nanos(time);
+    }
+    options.places = table.finish();
+    options
+}
+
+/// An address for metrics: `127.0.0.1:9560`, `[::1]:9560`, or a port of the loopback.
+pub fn parse_metrics(text: &str) -> Option<SocketAddr> {
+    if let Ok(port) = text.trim_start_matches(':').parse::<u16>() {
+        return Some(SocketAddr::from(([127, 0, 0, 1], port)));
+    }
+    text.replacen("localhost:", "127.0.0.1:", 1).parse().ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! What is wrong with a configuration, where, and what to do about it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where something was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// In a file, lines and columns counted from 1.
+    File {
+        /// The file.
+        path: Arc<Path>,
+        /// The line.
+        line: usize,
+        /// The column, in characters.
+        column: usize,
+    },
+    /// On the command line.
+    Flag(&'static str),
+    /// In a request to the control interface, or nowhere in particular.
+    #[default]
+    Request,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { path, line, column } => {
+                write!(formatter, "{}:{line}:{column}: ", path.display())
+            }
+            Self::Flag(name) => write!(formatter, "{name}: "),
+            Self::Request => Ok(()),
+        }
+    }
+}
+
+/// Where a table and its keys were written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    whole: Place,
+    keys: BTreeMap<String, Place>,
+}
+
+impl Places {
+    /// A table that begins at `whole`.
+    pub fn new(whole: Place) -> Self {
+        Self { whole, keys: BTreeMap::new() }
+    }
+
+    /// Notes where the value of `key` (`vhost_user.socket` for a key of a table within) is.
+    pub fn note(&mut self, key: &str, place: Place) {
+        self.keys.insert(key.to_owned(), place);
+    }
+
+    /// Takes over the keys of a table within.
+    pub fn merge(&mut self, within: Self) {
+        self.keys.extend(within.keys);
+    }
+
+    /// Where the value of `key` is, or else the table.
+    pub fn of(&self, key: &str) -> Place {
+        self.keys.get(key).unwrap_or(&self.whole).clone()
+    }
+
+    /// Where the table is.
+    pub fn whole(&self) -> Place {
+        self.whole.clone()
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Where.
+    pub place: Place,
+    /// What.
+    pub message: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl Problem {
+    /// A problem at `place`.
+    pub fn new(place: Place, message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { place, message: message.into(), remedy: remedy.into() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}{}", self.place, self.message)?;
+        if !self.remedy.is_empty() {
+            write!(formatter, "\n  → {}", self.remedy)?;
+        }
+        Ok(())
+    }
+}
+
+/// Everything that is wrong; never empty where it is an error.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Problems(pub Vec<Problem>);
+
+impl Problems {
+    /// Nothing, or these problems.
+    ///
+    /// # Errors
+    /// When there is a problem.
+    pub fn none_or(self) -> Result<(), Self> {
+        if self.0.is_empty() { Ok(()) } else { Err(self) }
+    }
+
+    /// Adds one.
+    pub fn add(&mut self, place: Place, message: impl Into<String>, remedy: impl Into<String>) {
+        self.0.push(Problem::new(place, message, remedy));
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.0.iter().enumerate() {
+            if index > 0 {
+                writeln!(formatter)?;
+            }
+            write!(formatter, "{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// A configuration's text, and where it is from.
+pub(super) struct Source<'a> {
+    pub(super) text: &'a str,
+    pub(super) path: Arc<Path>,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(text: &'a str, path: &Path) -> Self {
+        Self { text, path: path.into() }
+    }
+
+    /// The place of the byte at `offset`.
+    pub(super) fn place(&self, offset: usize) -> Place {
+        let mut offset = offset.min(self.text.len());
+        while !self.text.is_char_boundary(offset) {
+            offset -= 1;
+        }
+        let before = &self.text[..offset];
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        Place::File {
+            path: Arc::clone(&self.path),
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
+    }
+
+    /// `path`, taken from the folder that the configuration is in.
+    pub(super) fn resolve(&self, path: &str) -> PathBuf {
+        match self.path.parent() {
+            Some(folder) => folder.join(path),
+            None => path.into(),
+        }
+    }
+}

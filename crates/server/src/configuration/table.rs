@@ -1,0 +1,310 @@
+//! Reading a TOML table key by key, with everything that is wrong noted by line.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue};
+
+use fathom_control::{parse_bytes, parse_nanoseconds};
+
+use super::problem::{Place, Places, Problem, Source};
+
+/// The numbers that TOML may hold: more would be lost on the way.
+const INTEGER_MAX: u64 = i64::MAX as u64;
+
+/// What the tables of one file share.
+pub(super) struct Reading<'a> {
+    pub(super) source: Source<'a>,
+    pub(super) problems: RefCell<Vec<Problem>>,
+}
+
+impl Reading<'_> {
+    pub(super) fn problem(&self, place: Place, message: impl Into<String>, remedy: &str) {
+        self.problems.borrow_mut().push(Problem::new(place, message, remedy));
+    }
+}
+
+/// A table whose keys are asked for one by one; what was never asked for is unknown.
+pub(super) struct Table<'a> {
+    reading: &'a Reading<'a>,
+    /// How messages call it, for example `[daemon]`.
+    title: String,
+    /// What goes before a key's name in [`Places`].
+    prefix: String,
+    table: &'a DeTable<'a>,
+    known: Vec<&'static str>,
+    places: Places,
+}
+
+impl<'a> Table<'a> {
+    pub(super) fn new(
+        reading: &'a Reading<'a>,
+        title: &str,
+        prefix: &str,
+        table: &'a DeTable<'a>,
+        span: &Range<usize>,
+    ) -> Self {
+        let places = Places::new(reading.source.place(span.start));
+        let (title, prefix) = (title.to_owned(), prefix.to_owned());
+        Self { reading, title, prefix, table, known: Vec::new(), places }
+    }
+
+    /// The same table, whose keys are noted under their own names.
+    pub(super) fn without_prefix(mut self) -> Self {
+        self.prefix.clear();
+        self
+    }
+
+    /// Where the table begins.
+    pub(super) fn place(&self) -> Place {
+        self.places.whole()
+    }
+
+    /// Where the value of `key` is, or else the table.
+    pub(super) fn place_of(&self, key: &str) -> Place {
+        self.places.of(&format!("{}{key}", self.prefix))
+    }
+
+    pub(super) fn problem(&self, place: Place, message: impl Into<String>, remedy: &str) {
+        self.reading.problem(place, message, remedy);
+    }
+
+    fn value(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
+        self.known.push(key);
+        let (_, value) = self.table.iter().find(|(name, _)| name.get_ref() == key)?;
+        let place = self.reading.source.place(value.span().start);
+        self.places.note(&format!("{}{key}", self.prefix), place);
+        Some(value)
+    }
+
+    fn wrong_type(&self, key: &str, value: &DeValue<'_>, wanted: &str, example: &str) {
+        let found = match value {
+            DeValue::String(_) => "a text",
+            DeValue::Integer(_) => "a whole number",
+            DeValue::Float(_) => "a number",
+            DeValue::Boolean(_) => "true or false",
+            DeValue::Datetime(_) => "a date",
+            DeValue::Array(_) => "a list",
+            DeValue::Table(_) => "a table",
+        };
+        let message = format!("`{key}` of {} has to be {wanted}, and is {found}", self.title);
+        self.problem(self.place_of(key), message, &format!("write it like `{key} = {example}`"));
+    }
+
+    pub(super) fn string(&mut self, key: &'static str) -> Option<String> {
+        let value = self.value(key)?.get_ref();
+        let text = value.as_str().map(str::to_owned);
+        if text.is_none() {
+            self.wrong_type(key, value, "a text", "\"…\"");
+        }
+        text
+    }
+
+    pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
+        let text = self.string(key)?;
+        if text.is_empty() || text.contains('\0') {
+            let message = format!("`{key}` of {} is no path", self.title);
+            self.problem(self.place_of(key), message, "name a file, or leave the line out");
+            return None;
+        }
+        Some(self.reading.source.resolve(&text))
+    }
+
+    /// `path`, taken from the folder that the configuration is in.
+    pub(super) fn resolve(&self, path: &str) -> PathBuf {
+        self.reading.source.resolve(path)
+    }
+
+    pub(super) fn boolean(&mut self, key: &'static str) -> Option<bool> {
+        let value = self.value(key)?.get_ref();
+        let found = value.as_bool();
+        if found.is_none() {
+            self.wrong_type(key, value, "true or false", "true");
+        }
+        found
+    }
+
+    pub(super) fn integer(&mut self, key: &'static str, range: Range<u64>) -> Option<u64> {
+        let value = self.value(key)?.get_ref();
+        let DeValue::Integer(integer) = value else {
+            self.wrong_type(key, value, "a whole number", &range.start.max(1).to_string());
+            return None;
+        };
+        let found = u64::from_str_radix(integer.as_str(), integer.radix())
+            .ok()
+            .filter(|found| *found <= INTEGER_MAX && range.contains(found));
+        if found.is_none() {
+            let message = format!("`{key}` of {} is out of range", self.title);
+            let remedy = if range.end > INTEGER_MAX {
+                format!("choose a number from {} up", range.start)
+            } else {
+                format!("choose a number from {} to {}", range.start, range.end - 1)
+            };
+            self.problem(self.place_of(key), message, &remedy);
+        }
+        found
+    }
+
+    /// A whole number, or a text that `parse` understands.
+    fn measure(
+        &mut self,
+        key: &'static str,
+        wanted: &str,
+        example: &str,
+        parse: impl Fn(&str) -> Result<u64, fathom_control::UnitError>,
+    ) -> Option<u64> {
+        let value = self.value(key)?.get_ref();
+        match value {
+            DeValue::Integer(integer) => {
+                let found = u64::from_str_radix(integer.as_str(), integer.radix()).ok();
+                let found = found.filter(|found| *found <= INTEGER_MAX);
+                if found.is_none() {
+                    let message = format!("`{key}` of {} is out of range", self.title);
+                    let remedy = format!("write it like `{key} = {example}`");
+                    self.problem(self.place_of(key), message, &remedy);
+                }
+                found
+            }
+            DeValue::String(text) => match parse(text) {
+                Ok(found) => Some(found),
+                Err(error) => {
+                    let message = format!("`{key}` of {}: {error}", self.title);
+                    let remedy = format!("write it like `{key} = {example}`");
+                    self.problem(self.place_of(key), message, &remedy);
+                    None
+                }
+            },
+            _ => {
+                self.wrong_type(key, value, wanted, example);
+                None
+            }
+        }
+    }
+
+    pub(super) fn bytes(&mut self, key: &'static str) -> Option<u64> {
+        self.measure(key, "a size", "\"10G\"", parse_bytes)
+    }
+
+    pub(super) fn nanoseconds(&mut self, key: &'static str) -> Option<u64> {
+        self.measure(key, "a time", "\"5ms\"", parse_nanoseconds)
+    }
+
+    pub(super) fn number(&mut self, key: &'static str) -> Option<f64> {
+        let value = self.value(key)?.get_ref();
+        let found = match value {
+            DeValue::Integer(integer) => integer.as_str().parse().ok(),
+            DeValue::Float(float) => float.as_str().parse().ok(),
+            _ => None,
+        };
+        let found = found.filter(|found: &f64| found.is_finite());
+        if found.is_none() {
+            self.wrong_type(key, value, "a number", "0.01");
+        }
+        found
+    }
+
+    /// One of a few words.
+    pub(super) fn word<T: Copy>(
+        &mut self,
+        key: &'static str,
+        words: &[(&'static str, T)],
+    ) -> Option<T> {
+        let text = self.string(key)?;
+        if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text) {
+            return Some(*meaning);
+        }
+        let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        let message = format!("{text:?} is no `{key}` of {}", self.title);
+        self.problem(self.place_of(key), message, &suggestion(&text, &names));
+        None
+    }
+
+    /// A list of texts; a single text counts as a list of one.
+    pub(super) fn strings(&mut self, key: &'static str) -> Option<Vec<String>> {
+        let value = self.value(key)?.get_ref();
+        let found = match value {
+            DeValue::String(text) => Some(vec![text.to_string()]),
+            DeValue::Array(array) => {
+                array.iter().map(|item| item.get_ref().as_str().map(str::to_owned)).collect()
+            }
+            _ => None,
+        };
+        if found.is_none() {
+            self.wrong_type(key, value, "a list of texts", "[\"…\"]");
+        }
+        found
+    }
+
+    /// A table within.
+    pub(super) fn table(&mut self, key: &'static str, title: &str) -> Option<Self> {
+        let spanned = self.value(key)?;
+        let Some(table) = spanned.get_ref().as_table() else {
+            self.wrong_type(key, spanned.get_ref(), "a table", "{ … }");
+            return None;
+        };
+        let prefix = format!("{}{key}.", self.prefix);
+        Some(Self::new(self.reading, title, &prefix, table, &spanned.span()))
+    }
+
+    /// A list of tables within.
+    pub(super) fn tables(&mut self, key: &'static str, title: &str) -> Vec<Self> {
+        let Some(spanned) = self.value(key) else { return Vec::new() };
+        let Some(array) = spanned.get_ref().as_array() else {
+            let message = format!("`{key}` has to be a list of tables");
+            self.problem(self.place_of(key), message, &format!("begin each one with {title}"));
+            return Vec::new();
+        };
+        self.tables_of(array, key, title)
+    }
+
+    fn tables_of(&self, array: &'a DeArray<'a>, key: &str, title: &str) -> Vec<Self> {
+        let mut tables = Vec::new();
+        for (index, item) in array.iter().enumerate() {
+            if let Some(table) = item.get_ref().as_table() {
+                let prefix = format!("{}{key}.{index}.", self.prefix);
+                tables.push(Self::new(self.reading, title, &prefix, table, &item.span()));
+            } else {
+                let place = self.reading.source.place(item.span().start);
+                let message = format!("`{key}` has to be a list of tables");
+                self.problem(place, message, &format!("begin each one with {title}"));
+            }
+        }
+        tables
+    }
+
+    /// Notes the keys that nobody asked for, and gives where the others are.
+    pub(super) fn finish(self) -> Places {
+        for (name, _) in self.table {
+            let key = name.get_ref().as_ref();
+            if !self.known.contains(&key) {
+                let place = self.reading.source.place(name.span().start);
+                let shown: String = key.chars().take(60).collect();
+                let message = format!("there is no key `{shown}` in {}", self.title);
+                self.problem(place, message, &suggestion(key, &self.known));
+            }
+        }
+        self.places
+    }
+
+    /// Takes over where the keys of a table within are.
+    pub(super) fn adopt(&mut self, places: Places) {
+        self.places.merge(places);
+    }
+}
+
+/// What `written` may have meant among `known`.
+pub(super) fn suggestion(written: &str, known: &[&str]) -> String {
+    let near = known
+        .iter()
+        .filter(|_| written.len() <= 64)
+        .map(|name| (strsim::damerau_levenshtein(&written.to_lowercase(), name), name))
+        .filter(|(distance, name)| *distance <= 1 + name.len() / 3)
+        .min_by_key(|(distance, _)| *distance);
+    if let Some((_, name)) = near {
+        return format!("did you mean `{name}`?");
+    }
+    let names: Vec<String> = known.iter().map(|name| format!("`{name}`")).collect();
+    format!("known here: {}", names.join(", "))
+}

@@ -1,0 +1,347 @@
+//! The log: lines on standard error, and the same lines kept for the control interface.
+//!
+//! A guest or client that misbehaves must not be able to fill a disk with log lines. So each cause
+//! (a line of code, and the disk it speaks of) has a small allowance that grows back slowly; what
+//! exceeds it is counted, and the next line of that cause says how many were left out. No timer is
+//! involved: an idle daemon sleeps.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::{self, Write as _};
+use std::io::{self, IsTerminal, Write as _};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use fathom_control::{DaemonEvent, EventLevel, EventList};
+use tokio::sync::Notify;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, callsite};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::configuration::LogLevel;
+
+/// Lines that a cause may write at once.
+const BURST: f64 = 10.0;
+/// Lines that a cause may write in a second, over time.
+const LINES_PER_SECOND: f64 = 0.5;
+/// Causes that are told apart; further ones share an allowance.
+const CAUSES_MAX: usize = 4096;
+/// Events that are kept for the control interface.
+const KEPT_MAX: usize = 1024;
+/// The longest line, in bytes.
+const LINE_MAX: usize = 4096;
+/// The target of lines that have a bound of their own: those of `log` layers.
+pub(crate) const REQUESTS: &str = "fathom::requests";
+
+/// The log of this process.
+pub struct Journal {
+    level: AtomicU8,
+    colours: bool,
+    quiet: bool,
+    kept: Mutex<Kept>,
+    allowances: Mutex<HashMap<(callsite::Identifier, String), Allowance>>,
+    arrived: Notify,
+}
+
+#[derive(Default)]
+struct Kept {
+    events: VecDeque<DaemonEvent>,
+    last: u64,
+}
+
+struct Allowance {
+    lines: f64,
+    since: Instant,
+    left_out: u64,
+}
+
+impl Journal {
+    /// A journal that writes to standard error, or only keeps its events where `quiet`.
+    pub fn new(level: LogLevel, quiet: bool) -> Arc<Self> {
+        Arc::new(Self {
+            level: AtomicU8::new(level as u8),
+            colours: io::stderr().is_terminal(),
+            quiet,
+            kept: Mutex::default(),
+            allowances: Mutex::default(),
+            arrived: Notify::new(),
+        })
+    }
+
+    /// Makes this the log of the whole process. Does nothing where there is one already.
+    pub fn install(self: &Arc<Self>) {
+        let subscriber =
+            tracing_subscriber::registry().with(JournalLayer(Arc::clone(self)));
+        let _ = tracing::subscriber::set_global_default(subscriber);
+    }
+
+    /// Logs more or less from now on.
+    pub fn set_level(&self, level: LogLevel) {
+        self.level.store(level as u8, Ordering::Relaxed);
+        callsite::rebuild_interest_cache();
+    }
+
+    /// The events after number `after`.
+    pub fn events(&self, after: u64) -> EventList {
+        let kept = self.kept();
+        let first = kept.events.front().map_or(kept.last + 1, |event| event.sequence);
+        let events = kept.events.iter().filter(|event| event.sequence > after).cloned().collect();
+        // A number from an earlier daemon asks for everything.
+        let lost = if after > kept.last { 0 } else { first.saturating_sub(after + 1) };
+        EventList { events, last: kept.last, lost }
+    }
+
+    /// The events after number `after`, waiting up to `wait` for the first.
+    pub async fn events_within(&self, after: u64, wait: Duration) -> EventList {
+        let mut arrived = std::pin::pin!(self.arrived.notified());
+        // From here on, an arrival is seen: so none is missed between the look and the wait.
+        arrived.as_mut().enable();
+        let list = self.events(after);
+        if !list.events.is_empty() || wait.is_zero() {
+            return list;
+        }
+        let _ = tokio::time::timeout(wait, arrived).await;
+        self.events(after)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        let most = match self.level.load(Ordering::Relaxed) {
+            0 => Level::ERROR,
+            1 => Level::WARN,
+            2 => Level::INFO,
+            _ => Level::DEBUG,
+        };
+        // What other libraries have to say in the course of things is of no use to an operator.
+        let foreign = !metadata.target().starts_with("fathom");
+        *metadata.level() <= most && (!foreign || *metadata.level() <= Level::WARN)
+    }
+
+    /// How many lines of this cause were left out before this one, or `None` where this one is
+    /// left out too.
+    fn allow(&self, metadata: &Metadata<'_>, disk: &str) -> Option<u64> {
+        if metadata.target() == REQUESTS {
+            return Some(0);
+        }
+        let now = Instant::now();
+        let mut allowances = self.allowances.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = if allowances.len() < CAUSES_MAX { disk } else { "" };
+        let allowance = allowances.entry((metadata.callsite(), key.to_owned())).or_insert(
+            Allowance { lines: BURST, since: now, left_out: 0 },
+        );
+        let passed = now.saturating_duration_since(allowance.since).as_secs_f64();
+        allowance.lines = (allowance.lines + passed * LINES_PER_SECOND).min(BURST);
+        allowance.since = now;
+        if allowance.lines < 1.0 {
+            allowance.left_out += 1;
+            return None;
+        }
+        allowance.lines -= 1.0;
+        Some(std::mem::take(&mut allowance.left_out))
+    }
+
+    fn record(&self, event: &Event<'_>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        let disk = text.disk.as_deref().unwrap_or("");
+        let Some(left_out) = self.allow(event.metadata(), disk) else { return };
+        let mut message = text.message;
+        message.push_str(&text.fields);
+        if left_out > 0 {
+            let _ = write!(message, " ({left_out} more like this were left out)");
+        }
+        let level = match *event.metadata().level() {
+            Level::ERROR => EventLevel::Error,
+            Level::WARN => EventLevel::Warning,
+            Level::INFO => EventLevel::Info,
+            Level::DEBUG | Level::TRACE => EventLevel::Debug,
+        };
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        if !self.quiet {
+            let line = self.line(since_1970, level, text.disk.as_deref(), &message);
+            // Nobody is left to hear that standard error is gone.
+            let _ = io::stderr().lock().write_all(line.as_bytes());
+        }
+        let mut kept = self.kept();
+        kept.last += 1;
+        let sequence = kept.last;
+        if kept.events.len() == KEPT_MAX {
+            kept.events.pop_front();
+        }
+        kept.events.push_back(DaemonEvent {
+            sequence,
+            unix_time_ns: u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX),
+            level,
+            disk: text.disk,
+            message,
+            left_out,
+        });
+        drop(kept);
+        self.arrived.notify_waiters();
+    }
+
+    fn line(
+        &self,
+        since_1970: Duration,
+        level: EventLevel,
+        disk: Option<&str>,
+        message: &str,
+    ) -> String {
+        let (word, colour) = match level {
+            EventLevel::Error => ("error", "\x1b[31m"),
+            EventLevel::Warning => ("warning", "\x1b[33m"),
+            EventLevel::Info => ("info", "\x1b[32m"),
+            EventLevel::Debug => ("debug", "\x1b[2m"),
+        };
+        let (colour, end) = if self.colours { (colour, "\x1b[0m") } else { ("", "") };
+        let mut line = format!("{} {colour}{word:7}{end} ", Time(since_1970));
+        if let Some(disk) = disk {
+            let _ = write!(line, "{disk}: ");
+        }
+        line.push_str(message);
+        line.push('\n');
+        line
+    }
+}
+
+/// What `tracing` calls.
+struct JournalLayer(Arc<Journal>);
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> tracing::subscriber::Interest {
+        if metadata.is_event() && self.0.enabled(metadata) {
+            tracing::subscriber::Interest::always()
+        } else {
+            tracing::subscriber::Interest::never()
+        }
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>, _context: Context<'_, S>) -> bool {
+        metadata.is_event() && self.0.enabled(metadata)
+    }
+
+    fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+        self.0.record(event);
+    }
+}
+
+/// An event's message, its disk, and its other fields as `name=value`.
+#[derive(Default)]
+struct Text {
+    message: String,
+    disk: Option<String>,
+    fields: String,
+}
+
+impl Text {
+    fn put(&mut self, field: &Field, value: fmt::Arguments<'_>) {
+        let mut printed = String::new();
+        let _ = write!(printed, "{value}");
+        let clean = clean(&printed);
+        match field.name() {
+            "message" => self.message = clean,
+            "disk" => self.disk = Some(clean),
+            name => {
+                let _ = write!(self.fields, " {name}={clean}");
+            }
+        }
+    }
+}
+
+impl Visit for Text {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, format_args!("{value}"));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, format_args!("{value:?}"));
+    }
+}
+
+/// `text` without anything that could forge a line or steer a terminal, and not too long.
+fn clean(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for character in text.chars() {
+        if clean.len() >= LINE_MAX {
+            clean.push('…');
+            break;
+        }
+        if character.is_control() {
+            clean.extend(character.escape_default());
+        } else {
+            clean.push(character);
+        }
+    }
+    clean
+}
+
+/// A time since 1970 as `2026-01-31T12:34:56.789Z`.
+struct Time(Duration);
+
+impl fmt::Display for Time {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        let (days, second) = (seconds / 86_400, seconds % 86_400);
+        // Years begin in March here, so that the day that leap years add is their last; 400 of
+        // them are an era of 146,097 days.
+        let days = days + 719_468;
+        let (era, day) = (days / 146_097, days % 146_097);
+        let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+        let day = day - (365 * year + year / 4 - year / 100);
+        let month = (5 * day + 2) / 153;
+        let day = day - (153 * month + 2) / 5 + 1;
+        let month = if month < 10 { month + 3 } else { month - 9 };
+        let year = era * 400 + year + u64::from(month <= 2);
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        let milliseconds = self.0.subsec_millis();
+        write!(
+            formatter,
+            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}Z"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        let at = |seconds| Time(Duration::new(seconds, 7_000_000)).to_string();
+        assert_eq!(at(0), "1970-01-01T00:00:00.007Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00.007Z");
+        assert_eq!(at(1_709_251_199), "2024-02-29T23:59:59.007Z");
+        assert_eq!(at(4_102_444_799), "2099-12-31T23:59:59.007Z");
+    }
+
+    #[test]
+    fn lines_cannot_be_forged() {
+        assert_eq!(clean("a\nb\x1b[31m\tc"), "a\\nb\\u{1b}[31m\\tc");
+        assert!(clean(&"x".repeat(10_000)).len() < LINE_MAX + 8);
+    }
+
+    #[test]
+    fn a_flood_is_bounded_for_each_disk_and_counted() {
+        let journal = Journal::new(LogLevel::Info, true);
+        let subscriber = tracing_subscriber::registry().with(JournalLayer(Arc::clone(&journal)));
+        tracing::subscriber::with_default(subscriber, || {
+            for round in 0..1000 {
+                for disk in ["a", "b"] {
+                    tracing::warn!(disk, round, "refused");
+                }
+            }
+            tracing::debug!("not for operators");
+        });
+        let list = journal.events(0);
+        let of_a = list.events.iter().filter(|event| event.disk.as_deref() == Some("a")).count();
+        assert!((10..=12).contains(&of_a), "{of_a}");
+        assert_eq!(list.events[0].message, "refused round=0");
+        assert_eq!(list.events[0].level, EventLevel::Warning);
+        assert!(list.events.len() <= 24);
+        assert_eq!(journal.events(list.last).events, []);
+    }
+}

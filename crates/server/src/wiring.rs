@@ -1,0 +1,322 @@
+//! Definitions made into working parts: the one place that knows back ends, layers and front ends
+//! by name.
+
+use std::io;
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fathom_backend::{FileBackend, FileOptions, Memory, Null};
+use fathom_block::{Backend, Clock, Disk, DiskOptions, ErrorKind, Layer, Operation};
+use fathom_control::{
+    BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, FaultDefinition, FaultEffect,
+    LayerDefinition, ListenerDefinition, ModelDefinition, TlsDefinition, VhostUserDefinition,
+};
+use fathom_frontend::nbd;
+use fathom_frontend::vhost_user;
+use fathom_layers::{Delay, DelayTime, Fault, FaultRule, Log, Tap, tap};
+use fathom_reactor::Reactor;
+
+use crate::configuration::{Address, parse_address};
+use crate::log::REQUESTS;
+
+/// A refusal of the control interface.
+pub(crate) fn refusal(
+    code: ErrorCode,
+    message: impl Into<String>,
+    remedy: impl Into<String>,
+) -> ErrorBody {
+    ErrorBody { code, message: message.into(), remedy: remedy.into() }
+}
+
+/// Opens the back end of `definition` and puts its layers over it. `number` is the disk's number
+/// in events.
+pub(crate) fn open_disk(
+    definition: &DiskDefinition,
+    number: u32,
+) -> Result<(Arc<Disk>, Option<Tap>), ErrorBody> {
+    let backend = open_backend(definition)?;
+    let tap = make_tap(definition, number);
+    let layers = make_layers(definition, tap.as_ref())?;
+    let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
+    let options = DiskOptions {
+        name: definition.name.clone(),
+        vm: definition.vm.clone(),
+        serial: serial.clone(),
+        read_only: definition.read_only,
+    };
+    let disk = Disk::new(options, layers, backend).map_err(too_many_layers)?;
+    Ok((disk, tap))
+}
+
+fn too_many_layers(_: ErrorKind) -> ErrorBody {
+    let most = fathom_block::LAYERS_MAX;
+    refusal(
+        ErrorCode::Invalid,
+        format!("a disk has at most {most} layers, its tap and model among them"),
+        "leave some out",
+    )
+}
+
+fn open_backend(definition: &DiskDefinition) -> Result<Arc<dyn Backend>, ErrorBody> {
+    let name = &definition.name;
+    match definition.backend() {
+        Some(BackendDefinition::Image(path)) => {
+            let options = FileOptions {
+                path,
+                direct: definition.direct,
+                read_only: definition.read_only,
+                block_size: definition.block_size.and_then(|size| u32::try_from(size.0).ok()),
+            };
+            let backend = FileBackend::open(&options).map_err(|error| {
+                // What to do comes behind the first semicolon of these messages.
+                let text = format!("the disk {name:?} cannot be opened: {error}");
+                let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+                refusal(ErrorCode::Failed, message, remedy)
+            })?;
+            Ok(Arc::new(backend))
+        }
+        Some(BackendDefinition::Memory(size)) => {
+            let memory = Memory::open(size).map_err(|error| {
+                refusal(
+                    ErrorCode::Failed,
+                    format!("the disk {name:?} gets no memory: {error}"),
+                    "make it smaller",
+                )
+            })?;
+            Ok(Arc::new(memory))
+        }
+        Some(BackendDefinition::Null(size)) => Ok(Arc::new(Null::new(size))),
+        None => Err(refusal(
+            ErrorCode::Invalid,
+            format!("the disk {name:?} has nothing that keeps its bytes"),
+            "name an image, or a size in memory",
+        )),
+    }
+}
+
+/// The tap of a disk that has one.
+pub(crate) fn make_tap(definition: &DiskDefinition, number: u32) -> Option<Tap> {
+    let explicit = definition.layers.iter().any(|layer| matches!(layer, LayerDefinition::Tap));
+    (definition.tap || explicit).then(|| {
+        let labels = tap::Labels {
+            vm_name: definition.vm.clone(),
+            virtual_disk: definition.name.clone(),
+            physical_disk: match definition.backend() {
+                Some(BackendDefinition::Image(path)) => path.display().to_string(),
+                Some(BackendDefinition::Memory(_)) => "memory".into(),
+                Some(BackendDefinition::Null(_)) => "null".into(),
+                None => String::new(),
+            },
+        };
+        Tap::new(number, labels)
+    })
+}
+
+/// The layers of a disk, the one nearest the front end first. `tap` is used where the definition
+/// has one: first, unless the layers say where.
+pub(crate) fn make_layers(
+    definition: &DiskDefinition,
+    tap: Option<&Tap>,
+) -> Result<Vec<Arc<dyn Layer>>, ErrorBody> {
+    let explicit = definition.layers.iter().any(|layer| matches!(layer, LayerDefinition::Tap));
+    let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
+    if let (false, Some(tap)) = (explicit, tap) {
+        layers.push(Arc::new(tap.clone()));
+    }
+    for layer in &definition.layers {
+        layers.push(match layer {
+            LayerDefinition::Tap => match tap {
+                Some(tap) => Arc::new(tap.clone()),
+                None => continue,
+            },
+            LayerDefinition::Delay(delay) => {
+                let time = DelayTime { fixed_ns: delay.time.0, jitter_ns: delay.jitter.0 };
+                let layer = Delay::new(delay.seed);
+                for operation in operations(&delay.operations)? {
+                    layer.set(operation, time);
+                }
+                Arc::new(layer)
+            }
+            LayerDefinition::Fault(fault) => {
+                Arc::new(Fault::new(vec![fault_rule(fault)?], fault.seed))
+            }
+            LayerDefinition::Log(log) => {
+                let disk = definition.name.clone();
+                let sink = move |line: &str| {
+                    tracing::info!(target: REQUESTS, disk = disk.as_str(), "{line}");
+                };
+                Arc::new(Log::new("", log.lines_per_second_max, Box::new(sink)))
+            }
+        });
+    }
+    if let Some(model) = &definition.model {
+        layers.push(make_model(model)?);
+    }
+    if layers.len() > fathom_block::LAYERS_MAX {
+        return Err(too_many_layers(ErrorKind::TooLong));
+    }
+    Ok(layers)
+}
+
+fn fault_rule(fault: &FaultDefinition) -> Result<FaultRule, ErrorBody> {
+    let effect = match fault.effect {
+        FaultEffect::Refused => fathom_layers::FaultEffect::Refused,
+        FaultEffect::Late => fathom_layers::FaultEffect::Late,
+        FaultEffect::Short => fathom_layers::FaultEffect::Short,
+        FaultEffect::Torn => fathom_layers::FaultEffect::Torn,
+    };
+    let range = (fault.length.0 > 0)
+        .then(|| fault.offset.0..fault.offset.0.saturating_add(fault.length.0))
+        .or_else(|| (fault.offset.0 > 0).then_some(fault.offset.0..u64::MAX));
+    let operations =
+        if fault.operations.is_empty() { Vec::new() } else { operations(&fault.operations)? };
+    Ok(FaultRule {
+        operations,
+        range,
+        after: fault.after,
+        rate: fault.rate,
+        strikes_max: fault.strikes_max.unwrap_or(u64::MAX),
+        effect,
+        ..FaultRule::default()
+    })
+}
+
+/// The operations called `names`; all where there are none.
+fn operations(names: &[String]) -> Result<Vec<Operation>, ErrorBody> {
+    if names.is_empty() {
+        return Ok(Operation::ALL.to_vec());
+    }
+    let find = |name: &String| {
+        Operation::ALL.into_iter().find(|operation| operation.name() == name).ok_or_else(|| {
+            let message = format!("{name:?} is no operation");
+            refusal(ErrorCode::Invalid, message, "choose among read, write, flush, …")
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+fn make_model(model: &ModelDefinition) -> Result<Arc<dyn Layer>, ErrorBody> {
+    let _ = model;
+    Err(refusal(ErrorCode::Unsupported, "this daemon imitates no disks yet", "leave `model` out"))
+}
+
+/// Serves `disk` to a VMM.
+pub(crate) fn start_vhost_user(
+    definition: &VhostUserDefinition,
+    disk: &Arc<Disk>,
+) -> Result<vhost_user::Server, ErrorBody> {
+    let mut options = vhost_user::VhostUserOptions::new(&definition.socket);
+    options.queues = definition.queues;
+    if let Some(spin) = definition.spin {
+        options.spin_ns = spin.0;
+    }
+    vhost_user::Server::start(options, Arc::clone(disk))
+        .map_err(|error| socket_refusal(&definition.socket.display().to_string(), &error))
+}
+
+/// What a socket that cannot be had means.
+pub(crate) fn socket_refusal(socket: &str, error: &io::Error) -> ErrorBody {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => refusal(
+            ErrorCode::Conflict,
+            format!("somebody else listens at {socket}"),
+            "stop the other daemon, or choose another socket",
+        ),
+        io::ErrorKind::PermissionDenied => refusal(
+            ErrorCode::Failed,
+            format!("no socket can be made at {socket}: permission denied"),
+            "give the daemon's user the right to write to that folder, or choose another",
+        ),
+        io::ErrorKind::AddrNotAvailable => refusal(
+            ErrorCode::Failed,
+            format!("{socket} is no address of this host"),
+            "choose one that `ip address` shows",
+        ),
+        _ => refusal(ErrorCode::Failed, format!("nobody can listen at {socket}: {error}"), ""),
+    }
+}
+
+/// Serves `exports` to NBD clients.
+pub(crate) fn start_listener(
+    definition: &ListenerDefinition,
+    exports: &Arc<nbd::Exports>,
+) -> Result<nbd::Listener, ErrorBody> {
+    let invalid = |message: String| refusal(ErrorCode::Invalid, message, "correct the address");
+    let address = match parse_address(&definition.address) {
+        Some(Address::Unix(path)) => nbd::Address::Unix(path),
+        Some(Address::Tcp(text)) => {
+            let mut found = text
+                .to_socket_addrs()
+                .map_err(|error| invalid(format!("the address {text} leads nowhere: {error}")))?;
+            let first =
+                found.next().ok_or_else(|| invalid(format!("the address {text} leads nowhere")))?;
+            nbd::Address::Tcp(first)
+        }
+        None => return Err(invalid(format!("{:?} is no address", definition.address))),
+    };
+    let mut options = nbd::ListenerOptions::new(address);
+    options.plain_allowed = definition.plain_allowed;
+    options.tls = definition.tls.as_ref().map(make_tls).transpose()?;
+    nbd::Listener::new(options, Arc::clone(exports))
+        .map_err(|error| socket_refusal(&definition.address, &error))
+}
+
+fn make_tls(definition: &TlsDefinition) -> Result<nbd::Tls, ErrorBody> {
+    let unfit = |error: io::Error| {
+        let message = format!("no TLS for NBD: {error}");
+        refusal(ErrorCode::Failed, message, "correct what [nbd.tls] names")
+    };
+    match (&definition.psk, &definition.certificate, &definition.key) {
+        (Some(psk), None, None) => nbd::Tls::shared_keys(psk).map_err(unfit),
+        (None, Some(certificate), Some(key)) => {
+            let certificates = nbd::Certificates {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                client_authority: definition.client_ca.clone(),
+            };
+            nbd::Tls::certificates(&certificates).map_err(unfit)
+        }
+        _ => Err(refusal(
+            ErrorCode::Invalid,
+            "TLS takes a certificate and its key, or shared keys",
+            "name `certificate` and `key`, or `psk`",
+        )),
+    }
+}
+
+/// Makes what has been written to `disk` durable, within `limit`.
+pub(crate) fn flush(disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+    let capabilities = disk.capabilities();
+    if !capabilities.write || !capabilities.flush {
+        return Ok(());
+    }
+    let end = Instant::now() + limit;
+    let mut reactor = Reactor::new(8)?;
+    let mut stack = disk.open_queue(&mut reactor, Clock::System)?;
+    // A blank request is a flush.
+    let mut request = stack.request();
+    request.operation = Operation::Flush;
+    stack.submit(request, &mut reactor);
+    let mut events = Vec::new();
+    loop {
+        stack.advance(&mut reactor);
+        if let Some((request, outcome)) = stack.completed() {
+            stack.recycle(request);
+            return outcome.map_err(io::Error::other);
+        }
+        let mut left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        if let Some(deadline_ns) = stack.deadline_ns() {
+            left = left.min(Duration::from_nanos(deadline_ns.saturating_sub(stack.now_ns())));
+        }
+        reactor.wait(Some(left))?;
+        events.clear();
+        reactor.collect(&mut events)?;
+        for event in &events {
+            stack.event(event, &mut reactor);
+        }
+    }
+}

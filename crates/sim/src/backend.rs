@@ -1,0 +1,452 @@
+//! A faulty store.
+//!
+//! Requests wait for some rounds. On the way a request takes effect (a write becomes visible, a
+//! read looks) in one round and comes back in the same or a later one, in any order among those
+//! under way. What a write made visible lies in a cache of sectors until a flush that was
+//! submitted after the write had come back makes it durable; force unit access passes the cache.
+//! A crash leaves, for each sector, the durable content or any that the cache has had since, and
+//! any of the sectors of writes that had not yet taken effect.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fathom_block::{
+    Allocation, Backend, BackendContext, BackendQueue, Capabilities, ErrorKind, Extent, Geometry,
+    Operation, Outcome, Request,
+};
+use fathom_reactor::{Event, Reactor};
+
+use crate::{SECTOR, SECTOR_BYTES};
+
+/// How a store misbehaves.
+#[derive(Clone, Debug)]
+pub struct SimOptions {
+    /// The size of the disk, in bytes; whole sectors.
+    pub capacity: u64,
+    /// What offsets and lengths must be multiples of, in bytes; at least a sector.
+    pub alignment: u32,
+    /// How many rounds a request takes at most; 0 answers at once.
+    pub rounds_max: u32,
+    /// The share of reads that fail, from 0 to 1.
+    pub read_error_rate: f64,
+    /// The share of writes, discards and zeroes that fail, torn: any of their sectors changed.
+    pub write_error_rate: f64,
+    /// The share of flushes that fail; nothing becomes durable then.
+    pub flush_error_rate: f64,
+    /// How many bytes there is room for, in sectors that hold data; writes beyond fail with
+    /// [`ErrorKind::NoSpace`].
+    pub room: u64,
+    /// Whether everything that takes effect is remembered, for [`SimBackend::image_after`].
+    pub journal: bool,
+}
+
+impl SimOptions {
+    /// A late and unordered store of `capacity` bytes that never fails.
+    pub fn new(capacity: u64) -> Self {
+        Self {
+            capacity,
+            alignment: SECTOR as u32,
+            rounds_max: 6,
+            read_error_rate: 0.0,
+            write_error_rate: 0.0,
+            flush_error_rate: 0.0,
+            room: u64::MAX,
+            journal: false,
+        }
+    }
+}
+
+/// Something that took effect, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JournalEntry {
+    /// These bytes became visible at this offset.
+    Write {
+        /// In bytes.
+        offset: u64,
+        /// The content; zeroes for discards and zeroes.
+        data: Vec<u8>,
+    },
+    /// A flush came back in success.
+    Flush,
+}
+
+/// A sector's content that is not durable.
+struct Cached {
+    sector: usize,
+    data: Box<[u8]>,
+    /// The request that wrote it.
+    request: u64,
+    /// How many requests had come back when that one did, once it has.
+    completed_at: Option<u64>,
+}
+
+struct State {
+    visible: Vec<u8>,
+    durable: Vec<u8>,
+    /// In the order in which they took effect.
+    cache: Vec<Cached>,
+    /// Writes that have not taken effect: offset and content.
+    waiting: BTreeMap<u64, (u64, Vec<u8>)>,
+    /// Whether each sector takes room.
+    allocated: Vec<bool>,
+    allocated_bytes: u64,
+    completions: u64,
+    submissions: u64,
+    base: Vec<u8>,
+    journal: Vec<JournalEntry>,
+}
+
+/// See the module.
+pub struct SimBackend {
+    options: SimOptions,
+    seed: u64,
+    state: Arc<Mutex<State>>,
+    queues: Mutex<u64>,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SimBackend {
+    /// An empty store; `seed` determines all that goes wrong.
+    pub fn new(options: SimOptions, seed: u64) -> Self {
+        let image = vec![0; options.capacity as usize];
+        Self::with_image(options, seed, image)
+    }
+
+    /// A store that holds `image`, durable: what a [`crash`](Self::crash) left behind.
+    ///
+    /// # Panics
+    /// When the image is not as long as the capacity says.
+    pub fn with_image(options: SimOptions, seed: u64, image: Vec<u8>) -> Self {
+        assert_eq!(image.len() as u64, options.capacity, "an image is as long as its disk");
+        let allocated: Vec<bool> =
+            image.chunks(SECTOR_BYTES).map(|sector| sector.iter().any(|byte| *byte != 0)).collect();
+        let allocated_bytes = allocated.iter().filter(|taken| **taken).count() as u64 * SECTOR;
+        let state = State {
+            visible: image.clone(),
+            durable: image.clone(),
+            cache: Vec::new(),
+            waiting: BTreeMap::new(),
+            allocated,
+            allocated_bytes,
+            completions: 0,
+            submissions: 0,
+            base: if options.journal { image } else { Vec::new() },
+            journal: Vec::new(),
+        };
+        Self { options, seed, state: Arc::new(Mutex::new(state)), queues: Mutex::new(0) }
+    }
+
+    /// What a crash at this moment leaves, by `seed`. The store itself goes on.
+    pub fn crash(&self, seed: u64) -> Vec<u8> {
+        let state = lock(&self.state);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut image = state.durable.clone();
+        let mut versions: BTreeMap<usize, Vec<&[u8]>> = BTreeMap::new();
+        for cached in &state.cache {
+            versions.entry(cached.sector).or_default().push(&cached.data);
+        }
+        for (offset, data) in state.waiting.values() {
+            for (index, bytes) in data.chunks(SECTOR_BYTES).enumerate() {
+                versions.entry((offset / SECTOR) as usize + index).or_default().push(bytes);
+            }
+        }
+        for (sector, contents) in versions {
+            // One more than there are: the durable content stays.
+            if let Some(bytes) = contents.get(random.usize(0..=contents.len())) {
+                image[sector * SECTOR_BYTES..][..SECTOR_BYTES].copy_from_slice(bytes);
+            }
+        }
+        image
+    }
+
+    /// What can be read at this moment.
+    pub fn image(&self) -> Vec<u8> {
+        lock(&self.state).visible.clone()
+    }
+
+    /// What is durable at this moment.
+    pub fn durable(&self) -> Vec<u8> {
+        lock(&self.state).durable.clone()
+    }
+
+    /// How many entries the journal has.
+    pub fn journal_length(&self) -> usize {
+        lock(&self.state).journal.len()
+    }
+
+    /// The journal so far.
+    pub fn journal(&self) -> Vec<JournalEntry> {
+        lock(&self.state).journal.clone()
+    }
+
+    /// What a store holds that let the first `count` entries of the journal through and no more.
+    pub fn image_after(&self, count: usize) -> Vec<u8> {
+        let state = lock(&self.state);
+        let mut image = state.base.clone();
+        for entry in state.journal.iter().take(count) {
+            if let JournalEntry::Write { offset, data } = entry {
+                image[*offset as usize..][..data.len()].copy_from_slice(data);
+            }
+        }
+        image
+    }
+}
+
+impl Backend for SimBackend {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn capacity(&self) -> u64 {
+        self.options.capacity
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { alignment: self.options.alignment, ..Geometry::default() }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::ALL
+    }
+
+    fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        *queues += 1;
+        let seed = self.seed ^ queues.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Ok(Box::new(SimQueue {
+            options: self.options.clone(),
+            state: Arc::clone(&self.state),
+            random: fastrand::Rng::with_seed(seed),
+            pending: Vec::new(),
+        }))
+    }
+
+    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
+        Err(ErrorKind::Unsupported)
+    }
+}
+
+/// A request on its way.
+struct Pending {
+    request: Box<Request>,
+    number: u64,
+    /// Requests that had come back when this one was submitted.
+    completions_before: u64,
+    /// Rounds until it takes effect; `None` once it has.
+    effect_in: Option<u32>,
+    /// Rounds until it comes back.
+    back_in: u32,
+    outcome: Outcome,
+}
+
+struct SimQueue {
+    options: SimOptions,
+    state: Arc<Mutex<State>>,
+    random: fastrand::Rng,
+    pending: Vec<Pending>,
+}
+
+impl State {
+    /// Makes `data` visible at sector `sector`.
+    fn put(&mut self, sector: usize, data: &[u8], number: u64, durable: bool) {
+        let range = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
+        self.visible[range.clone()].copy_from_slice(data);
+        if durable {
+            self.durable[range].copy_from_slice(data);
+            self.cache.retain(|cached| cached.sector != sector);
+        } else {
+            self.cache.push(Cached {
+                sector,
+                data: data.into(),
+                request: number,
+                completed_at: None,
+            });
+        }
+    }
+
+    /// Makes everything durable that had come back before `completions` requests had.
+    fn flush(&mut self, completions: u64) {
+        let covered = |cached: &Cached| cached.completed_at.is_some_and(|at| at < completions);
+        // The last content of each sector that is covered; what came before it is of the past.
+        let mut last: BTreeMap<usize, usize> = BTreeMap::new();
+        for (index, cached) in self.cache.iter().enumerate() {
+            if covered(cached) {
+                last.insert(cached.sector, index);
+            }
+        }
+        for (sector, index) in &last {
+            let range = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
+            self.durable[range].copy_from_slice(&self.cache[*index].data);
+        }
+        let mut index = 0;
+        self.cache.retain(|cached| {
+            let kept = last.get(&cached.sector).is_none_or(|covered| index > *covered);
+            index += 1;
+            kept
+        });
+    }
+
+    /// Takes or gives back the room of some sectors, or refuses.
+    fn allocate(&mut self, first: usize, count: usize, taken: bool, room: u64) -> Outcome {
+        let sectors = first..first + count;
+        let change = self.allocated[sectors.clone()].iter().filter(|now| **now != taken).count();
+        let bytes = change as u64 * SECTOR;
+        if taken {
+            if self.allocated_bytes + bytes > room {
+                return Err(ErrorKind::NoSpace);
+            }
+            self.allocated_bytes += bytes;
+        } else {
+            self.allocated_bytes -= bytes;
+        }
+        self.allocated[sectors].fill(taken);
+        Ok(())
+    }
+
+    fn extents(&self, request: &mut Request) {
+        let end = request.offset + request.length;
+        let mut offset = request.offset;
+        while offset < end {
+            let taken = self.allocated[(offset / SECTOR) as usize];
+            let mut next = offset;
+            while next < end && self.allocated[(next / SECTOR) as usize] == taken {
+                next += SECTOR;
+            }
+            let allocation = if taken { Allocation::Data } else { Allocation::Hole };
+            request.extents.push(Extent { offset, length: next - offset, allocation });
+            offset = next;
+        }
+    }
+}
+
+impl SimQueue {
+    fn fails(&mut self, rate: f64) -> bool {
+        rate > 0.0 && self.random.f64() < rate
+    }
+
+    /// Lets a request that modifies take effect.
+    fn change(&mut self, pending: &Pending) -> Outcome {
+        let failed = self.fails(self.options.write_error_rate);
+        let request = &pending.request;
+        let mut state = lock(&self.state);
+        let Some((offset, data)) = state.waiting.remove(&pending.number) else { return Ok(()) };
+        let first = (offset / SECTOR) as usize;
+        let taken = request.operation == Operation::Write || request.flags.keep_allocated;
+        state.allocate(first, data.len() / SECTOR_BYTES, taken, self.options.room)?;
+        let durable = request.flags.force_unit_access && !failed;
+        for (index, bytes) in data.chunks(SECTOR_BYTES).enumerate() {
+            if failed && self.random.bool() {
+                continue;
+            }
+            state.put(first + index, bytes, pending.number, durable);
+            if failed && self.options.journal {
+                let offset = offset + index as u64 * SECTOR;
+                state.journal.push(JournalEntry::Write { offset, data: bytes.to_vec() });
+            }
+        }
+        if failed {
+            return Err(ErrorKind::Io);
+        }
+        if self.options.journal {
+            state.journal.push(JournalEntry::Write { offset, data });
+        }
+        Ok(())
+    }
+
+    fn effect(&mut self, pending: &mut Pending) {
+        pending.effect_in = None;
+        pending.outcome = match pending.request.operation {
+            Operation::Write | Operation::Discard | Operation::WriteZeroes => self.change(pending),
+            Operation::Read if self.fails(self.options.read_error_rate) => Err(ErrorKind::Io),
+            Operation::Read => {
+                let request = &mut pending.request;
+                let start = request.offset as usize;
+                let state = lock(&self.state);
+                request.buffers.copy_from(0, &state.visible[start..start + request.length as usize]);
+                Ok(())
+            }
+            Operation::Flush if self.fails(self.options.flush_error_rate) => Err(ErrorKind::Io),
+            Operation::Flush => {
+                let mut state = lock(&self.state);
+                state.flush(pending.completions_before);
+                if self.options.journal {
+                    state.journal.push(JournalEntry::Flush);
+                }
+                Ok(())
+            }
+            Operation::Extents => {
+                lock(&self.state).extents(&mut pending.request);
+                Ok(())
+            }
+            // Answered above any back end.
+            Operation::GetId => Ok(()),
+        };
+    }
+
+    fn back(&mut self, pending: Pending, context: &mut BackendContext<'_>) {
+        let mut state = lock(&self.state);
+        let at = state.completions;
+        state.completions += 1;
+        if pending.request.operation.modifies() {
+            for cached in &mut state.cache {
+                if cached.request == pending.number {
+                    cached.completed_at = Some(at);
+                }
+            }
+        }
+        drop(state);
+        context.complete(pending.request, pending.outcome);
+    }
+}
+
+impl BackendQueue for SimQueue {
+    fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
+        let mut state = lock(&self.state);
+        let number = state.submissions;
+        state.submissions += 1;
+        if request.operation.modifies() {
+            let mut data = vec![0; request.length as usize];
+            if request.operation == Operation::Write {
+                request.buffers.copy_to(0, &mut data);
+            }
+            state.waiting.insert(number, (request.offset, data));
+        }
+        let completions_before = state.completions;
+        drop(state);
+        let back_in = self.random.u32(0..=self.options.rounds_max);
+        let effect_in = Some(self.random.u32(0..=back_in));
+        let outcome = Ok(());
+        let mut pending =
+            Pending { request, number, completions_before, effect_in, back_in, outcome };
+        if self.options.rounds_max == 0 {
+            self.effect(&mut pending);
+            self.back(pending, context);
+        } else {
+            self.pending.push(pending);
+        }
+    }
+
+    fn event(&mut self, _event: &Event, _context: &mut BackendContext<'_>) {}
+
+    fn advance(&mut self, context: &mut BackendContext<'_>) {
+        let mut pending = std::mem::take(&mut self.pending);
+        self.random.shuffle(&mut pending);
+        for mut each in pending {
+            match each.effect_in {
+                Some(0) => self.effect(&mut each),
+                Some(rounds) => each.effect_in = Some(rounds - 1),
+                None => {}
+            }
+            if each.back_in == 0 {
+                self.back(each, context);
+            } else {
+                each.back_in -= 1;
+                self.pending.push(each);
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Which accelerator guests run with here: found by trying.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use crate::process::Process;
+use crate::{Assets, Qemu, Result, patience};
+
+/// The argument of QEMU's `-accel`: KVM where a guest really runs under it, else emulation.
+///
+/// A device file tells nothing: `/dev/kvm` may open and its guests never run an instruction. So a
+/// kernel is started once and must print; the answer is kept beside the guest's images until the
+/// host boots again.
+///
+/// # Errors
+/// When there is no guest to try with.
+pub fn accelerator() -> Result<&'static str> {
+    static ANSWER: OnceLock<String> = OnceLock::new();
+    if let Some(answer) = ANSWER.get() {
+        return Ok(answer);
+    }
+    let answer = match std::env::var("FATHOM_ACCEL") {
+        Ok(forced) => forced,
+        Err(_) => remembered()?,
+    };
+    Ok(ANSWER.get_or_init(|| answer))
+}
+
+fn remembered() -> Result<String> {
+    let assets = Assets::get()?;
+    let note = assets.directory.join("accelerator");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    if let Some((noted_boot, answer)) =
+        std::fs::read_to_string(&note).ok().as_deref().and_then(|text| text.split_once(' '))
+    {
+        if noted_boot == boot.trim() {
+            return Ok(answer.to_owned());
+        }
+    }
+    let answer = if kvm_runs(assets)? { "kvm" } else { "tcg,thread=multi" };
+    std::fs::write(&note, format!("{} {answer}", boot.trim()))?;
+    Ok(answer.to_owned())
+}
+
+fn kvm_runs(assets: &Assets) -> Result<bool> {
+    if !Path::new("/dev/kvm").exists() {
+        return Ok(false);
+    }
+    let directory = tempfile::tempdir()?;
+    let console = directory.path().join("console");
+    let arguments = [
+        "-accel kvm -cpu host -m 256 -M q35 -nodefaults -display none -no-reboot -append"
+            .to_owned(),
+        format!("-serial file:{} -kernel {}", console.display(), assets.kernel.display()),
+    ];
+    let mut arguments: Vec<String> =
+        arguments.iter().flat_map(|part| part.split(' ')).map(str::to_owned).collect();
+    let append = arguments.iter().position(|argument| argument == "-append").unwrap_or_default();
+    arguments.insert(append + 1, "console=ttyS0 earlyprintk=ttyS0 panic=-1".to_owned());
+    let qemu = Qemu::current()?;
+    let process = Process::start(qemu.binary(), &arguments, &directory.path().join("log"))?;
+    let printed = crate::until("the kernel's first line", patience(5), || {
+        process.expect_running()?;
+        let text = std::fs::read(&console).unwrap_or_default();
+        Ok(String::from_utf8_lossy(&text).contains("Linux version").then_some(()))
+    });
+    process.kill();
+    Ok(printed.is_ok())
+}

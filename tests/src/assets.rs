@@ -1,0 +1,65 @@
+//! The guest's kernel and images.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::{Error, Result};
+
+/// The folder of the whole project.
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is inside the project")
+}
+
+/// Where the guest's parts are.
+#[derive(Debug)]
+pub struct Assets {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The initial file system; without `root=` it is a system of its own.
+    pub initrd: PathBuf,
+    /// The root image. It is never written to: take a [copy](Self::copy_root).
+    pub root: PathBuf,
+    /// The folder.
+    pub directory: PathBuf,
+}
+
+impl Assets {
+    /// The guest of `scripts/guest`, made when it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be made; the script's words are in the output of the test.
+    pub fn get() -> Result<&'static Self> {
+        static ASSETS: OnceLock<std::result::Result<Assets, String>> = OnceLock::new();
+        let assets = ASSETS.get_or_init(|| Self::make().map_err(|error| error.to_string()));
+        assets.as_ref().map_err(Error::new)
+    }
+
+    fn make() -> Result<Self> {
+        let script = repository().join("scripts/guest");
+        if !Command::new(&script).status()?.success() {
+            return Err(Error::new("scripts/guest failed"));
+        }
+        let path = Command::new(&script).arg("--path").output()?;
+        let directory = PathBuf::from(String::from_utf8_lossy(&path.stdout).trim_end());
+        Ok(Self {
+            kernel: directory.join("vmlinuz"),
+            initrd: directory.join("initrd.img"),
+            root: directory.join("root.ext4"),
+            directory,
+        })
+    }
+
+    /// Copies the root image, sparse.
+    ///
+    /// # Errors
+    /// When there is no room for it.
+    pub fn copy_root(&self, to: &Path) -> Result<()> {
+        let status = Command::new("cp")
+            .args(["--sparse=always", "--reflink=auto"])
+            .arg(&self.root)
+            .arg(to)
+            .status()?;
+        if status.success() { Ok(()) } else { Err(Error::new("cannot copy the root image")) }
+    }
+}

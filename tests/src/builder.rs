@@ -1,0 +1,248 @@
+//! What a guest is made of, and QEMU's command line for it.
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::guest::Guest;
+use crate::process::Process;
+use crate::{Assets, Qemu, Result, accelerator};
+
+/// A disk of a guest.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    kind: Kind,
+    properties: String,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    VhostUser { socket: PathBuf, queues: u32 },
+    File { image: PathBuf, snapshot: bool },
+}
+
+impl Disk {
+    /// A disk that a vhost-user server offers on a socket; one queue.
+    pub fn vhost_user(socket: impl Into<PathBuf>) -> Self {
+        let kind = Kind::VhostUser { socket: socket.into(), queues: 1 };
+        Self { kind, properties: String::new() }
+    }
+
+    /// A raw image that QEMU itself opens.
+    pub fn file(image: impl Into<PathBuf>) -> Self {
+        let kind = Kind::File { image: image.into(), snapshot: false };
+        Self { kind, properties: String::new() }
+    }
+
+    /// A raw image that QEMU itself opens; what the guest writes is forgotten.
+    pub fn snapshot_of(image: impl Into<PathBuf>) -> Self {
+        let kind = Kind::File { image: image.into(), snapshot: true };
+        Self { kind, properties: String::new() }
+    }
+
+    /// The number of queues, for a vhost-user disk.
+    #[must_use]
+    pub fn queues(mut self, number: u32) -> Self {
+        if let Kind::VhostUser { queues, .. } = &mut self.kind {
+            *queues = number;
+        }
+        self
+    }
+
+    /// A property of QEMU's device, such as `queue-size=256` or `config-wce=off`.
+    #[must_use]
+    pub fn property(mut self, text: &str) -> Self {
+        self.properties.push(',');
+        self.properties.push_str(text);
+        self
+    }
+}
+
+/// Describes a guest before it starts.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Builder {
+    qemu: Option<Qemu>,
+    machine: String,
+    memory_mib: u32,
+    processors: u32,
+    root: Option<Disk>,
+    disks: Vec<Disk>,
+    append: String,
+    arguments: Vec<String>,
+    incoming: Option<String>,
+    ready_seconds: u64,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            qemu: None,
+            machine: "q35".to_owned(),
+            memory_mib: 512,
+            processors: 2,
+            root: None,
+            disks: Vec::new(),
+            append: String::new(),
+            arguments: Vec::new(),
+            incoming: None,
+            ready_seconds: 90,
+        }
+    }
+}
+
+impl Builder {
+    /// Another QEMU than the one on `PATH`.
+    pub fn qemu(mut self, qemu: Qemu) -> Self {
+        self.qemu = Some(qemu);
+        self
+    }
+
+    /// Another machine than `q35`, such as `pc-q35-7.2`, which two QEMU versions can migrate.
+    pub fn machine(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.machine);
+        self
+    }
+
+    /// The guest's memory; 512 MiB unless told.
+    pub fn memory_mib(mut self, size: u32) -> Self {
+        self.memory_mib = size;
+        self
+    }
+
+    /// The guest's processors; 2 unless told.
+    pub fn processors(mut self, number: u32) -> Self {
+        self.processors = number;
+        self
+    }
+
+    /// The disk to boot from, `/dev/vda`: one with the root image. Without it the initrd is the
+    /// system.
+    pub fn root(mut self, disk: Disk) -> Self {
+        self.root = Some(disk);
+        self
+    }
+
+    /// Another disk: the first is `/dev/vda`, or `/dev/vdb` after a root disk, and so on.
+    pub fn disk(mut self, disk: Disk) -> Self {
+        self.disks.push(disk);
+        self
+    }
+
+    /// More of the kernel's command line.
+    pub fn append(mut self, text: &str) -> Self {
+        self.append.push(' ');
+        self.append.push_str(text);
+        self
+    }
+
+    /// One more argument of QEMU.
+    pub fn argument(mut self, argument: impl Into<String>) -> Self {
+        self.arguments.push(argument.into());
+        self
+    }
+
+    /// The guest waits for a migration on this address, such as `unix:/path`.
+    pub fn incoming(mut self, address: &str) -> Self {
+        self.incoming = Some(address.to_owned());
+        self
+    }
+
+    /// How long the guest may take to boot; 90 s unless told.
+    pub fn ready_within(mut self, seconds: u64) -> Self {
+        self.ready_seconds = seconds;
+        self
+    }
+
+    /// Starts the guest and waits until it takes commands; one that waits for a migration is only
+    /// started.
+    ///
+    /// # Errors
+    /// When QEMU does not start or the guest does not come up; with the end of its console.
+    pub fn start(self) -> Result<Guest> {
+        let qemu = match &self.qemu {
+            Some(qemu) => qemu.clone(),
+            None => Qemu::current()?,
+        };
+        let directory = tempfile::tempdir()?;
+        let arguments = self.command_line(&qemu, &directory)?;
+        let log = directory.path().join("qemu.log");
+        let process = Process::start(qemu.binary(), &arguments, &log)?;
+        let guest = Guest::new(process, directory)?;
+        if self.incoming.is_none() {
+            guest.wait_until_ready(1, crate::patience(self.ready_seconds))?;
+        }
+        Ok(guest)
+    }
+
+    fn command_line(&self, qemu: &Qemu, directory: &TempDir) -> Result<Vec<String>> {
+        let assets = Assets::get()?;
+        let accelerator = accelerator()?;
+        let model = if accelerator.starts_with("kvm") { "host" } else { "max" };
+        let path = |name: &str| directory.path().join(name).display().to_string();
+        let memory = self.memory_mib;
+        let mut line: Vec<String> = Vec::new();
+        let mut add = |parts: &[&str]| line.extend(parts.iter().map(|part| (*part).to_owned()));
+
+        add(&["-nodefaults", "-display", "none", "-accel", accelerator, "-cpu", model]);
+        add(&["-machine", &format!("{},memory-backend=memory", self.machine)]);
+        add(&["-object"]);
+        add(&[&format!("memory-backend-memfd,id=memory,size={memory}M,share=on")]);
+        add(&["-m", &format!("{memory}M"), "-smp", &self.processors.to_string()]);
+        add(&["-serial", &format!("file:{}", path("console"))]);
+        add(&["-serial", &format!("unix:{},server=on,wait=off", path("channel"))]);
+        add(&["-qmp", &format!("unix:{},server=on,wait=off", path("qmp"))]);
+        add(&["-kernel", &assets.kernel.display().to_string()]);
+        add(&["-initrd", &assets.initrd.display().to_string()]);
+        let root = if self.root.is_some() { " root=/dev/vda rw" } else { "" };
+        // Errors and warnings reach the console, the boot's chatter does not.
+        let append = format!("console=ttyS0 loglevel=5 mitigations=off{root}{}", self.append);
+        add(&["-append", &append]);
+        for (index, disk) in self.root.iter().chain(&self.disks).enumerate() {
+            for part in disk.arguments(index, qemu) {
+                add(&[&part]);
+            }
+        }
+        if let Some(address) = &self.incoming {
+            add(&["-incoming", address]);
+        }
+        line.extend(self.arguments.iter().cloned());
+        Ok(line)
+    }
+}
+
+impl Disk {
+    fn arguments(&self, index: usize, qemu: &Qemu) -> [String; 4] {
+        let properties = &self.properties;
+        match &self.kind {
+            Kind::VhostUser { socket, queues } => [
+                "-chardev".to_owned(),
+                format!(
+                    "socket,id=disk{index},path={},{}",
+                    escaped(socket),
+                    qemu.reconnect_option()
+                ),
+                "-device".to_owned(),
+                format!(
+                    "vhost-user-blk-pci,id=device{index},chardev=disk{index},\
+                     num-queues={queues}{properties}"
+                ),
+            ],
+            Kind::File { image, snapshot } => [
+                "-drive".to_owned(),
+                format!(
+                    "id=disk{index},if=none,format=raw,snapshot={},file={}",
+                    if *snapshot { "on" } else { "off" },
+                    escaped(image)
+                ),
+                "-device".to_owned(),
+                format!("virtio-blk-pci,id=device{index},drive=disk{index}{properties}"),
+            ],
+        }
+    }
+}
+
+/// A path as QEMU's option parser wants it.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}

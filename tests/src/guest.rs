@@ -1,0 +1,270 @@
+//! A running guest.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::channel::{Channel, Output, Ticket};
+use crate::process::{Process, tail};
+use crate::{Error, Qmp, Result, patience, until};
+
+pub use crate::builder::{Builder, Disk};
+
+/// What the guest's kernel says when a disk or a file system fails it.
+const COMPLAINTS: &[&str] = &[
+    "I/O error",
+    "Buffer I/O",
+    "critical medium error",
+    "critical target error",
+    "EXT4-fs error",
+    "EXT4-fs warning",
+    "JBD2: Error",
+    "Aborting journal",
+    "XFS (vd",
+    "BTRFS error",
+    "BTRFS warning",
+    "blocked for more than",
+    "Kernel panic",
+    "Call Trace",
+    "Out of memory",
+];
+
+/// A virtual machine; QEMU ends when the value goes.
+pub struct Guest {
+    // Dropped in this order: connections first, QEMU next, the folder last.
+    channel: Channel,
+    qmp: Mutex<Option<Qmp>>,
+    process: Process,
+    directory: TempDir,
+}
+
+impl Guest {
+    /// Describes a guest: 512 MiB, two processors, no disk.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    pub(crate) fn new(process: Process, directory: TempDir) -> Result<Self> {
+        let socket = directory.path().join("channel");
+        let channel = until("QEMU's sockets", patience(20), || {
+            process.expect_running()?;
+            Ok(Channel::connect(&socket).ok())
+        })?;
+        Ok(Self { channel, qmp: Mutex::new(None), process, directory })
+    }
+
+    /// Waits until the guest has booted `times` times in all.
+    pub(crate) fn wait_until_ready(&self, times: usize, limit: Duration) -> Result<()> {
+        until("the guest to boot", limit, || {
+            self.process.expect_running()?;
+            let console = self.console();
+            if console.contains("Kernel panic") {
+                return Err(Error::new("the guest's kernel panicked"));
+            }
+            Ok((console.matches("fathom-guest ready").count() >= times).then_some(()))
+        })
+        .map_err(|error| self.explained(&error))
+    }
+
+    /// Runs a shell script in the guest, for a minute at most; any exit status is an answer.
+    ///
+    /// # Errors
+    /// When it does not end, or QEMU does.
+    pub fn run(&self, script: &str) -> Result<Output> {
+        self.run_within(script, 60)
+    }
+
+    /// As [`run`](Self::run), with another limit.
+    ///
+    /// # Errors
+    /// When it does not end in `seconds`, or QEMU does.
+    pub fn run_within(&self, script: &str, seconds: u64) -> Result<Output> {
+        let ticket = self.spawn(script)?;
+        self.finish_within(ticket, seconds)
+            .map_err(|error| Error::new(format!("in the guest: {script}\n{error}")))
+    }
+
+    /// Runs a shell script (under `set -e`) that has to succeed, for a minute at most, and gives
+    /// what it printed.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn check(&self, script: &str) -> Result<String> {
+        self.check_within(script, 60)
+    }
+
+    /// As [`check`](Self::check), with another limit.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn check_within(&self, script: &str, seconds: u64) -> Result<String> {
+        let output = self.run_within(&format!("set -e\n{script}"), seconds)?;
+        if output.status == 0 {
+            return Ok(output.text);
+        }
+        let said = format!("in the guest: {script}\nstatus {}: {}", output.status, output.text);
+        Err(self.explained(&Error::new(said)))
+    }
+
+    /// Starts a shell script in the guest and does not wait for it.
+    ///
+    /// # Errors
+    /// When QEMU has ended.
+    pub fn spawn(&self, script: &str) -> Result<Ticket> {
+        self.channel.send(script)
+    }
+
+    /// Waits for what [`spawn`](Self::spawn) started, for a minute at most. After a migration, ask
+    /// the guest at the destination.
+    ///
+    /// # Errors
+    /// When it does not end, or QEMU does.
+    pub fn finish(&self, ticket: Ticket) -> Result<Output> {
+        self.finish_within(ticket, 60)
+    }
+
+    /// As [`finish`](Self::finish), with another limit.
+    ///
+    /// # Errors
+    /// When it does not end in `seconds`, or QEMU does.
+    pub fn finish_within(&self, ticket: Ticket, seconds: u64) -> Result<Output> {
+        match self.channel.wait(ticket, patience(seconds)) {
+            Ok(Some(output)) => Ok(output),
+            Ok(None) => {
+                Err(self.explained(&Error::new(format!("no answer from the guest in {seconds} s"))))
+            }
+            Err(error) => Err(self.explained(&error)),
+        }
+    }
+
+    /// Everything the guest has printed on its console so far.
+    pub fn console(&self) -> String {
+        std::fs::read(self.path("console"))
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Fails when the guest's kernel complained of a disk, a file system or itself.
+    ///
+    /// # Errors
+    /// With the complaint and what surrounds it.
+    pub fn check_console(&self) -> Result<()> {
+        let console = self.console();
+        let complains = |line: &&str| {
+            COMPLAINTS.iter().any(|complaint| line.contains(complaint))
+                // XFS tells of its every mount.
+                && !(line.contains("XFS (vd")
+                    && ["ounting", "nding clean mount"].iter().any(|news| line.contains(news)))
+        };
+        match console.lines().find(complains) {
+            None => Ok(()),
+            Some(line) => Err(self.explained(&Error::new(format!("the guest complained: {line}")))),
+        }
+    }
+
+    /// Sends a command of QEMU's machine protocol: `{"execute": …}`.
+    ///
+    /// # Errors
+    /// QEMU's own.
+    pub fn qmp(&self, command: &Value) -> Result<Value> {
+        self.with_qmp(|qmp| qmp.command(command))
+    }
+
+    /// Waits for an event of QEMU's machine protocol.
+    ///
+    /// # Errors
+    /// When it does not come in `seconds`.
+    pub fn qmp_event(&self, name: &str, seconds: u64) -> Result<Value> {
+        self.with_qmp(|qmp| qmp.event(name, patience(seconds)))
+    }
+
+    fn with_qmp<T>(&self, work: impl FnOnce(&Qmp) -> Result<T>) -> Result<T> {
+        let mut connection = self.qmp.lock().unwrap();
+        if connection.is_none() {
+            *connection = Some(Qmp::connect(&self.path("qmp"))?);
+        }
+        work(connection.as_ref().expect("just connected"))
+    }
+
+    /// Migrates this guest to a QEMU that waits for it at `address` and returns when it runs there.
+    ///
+    /// # Errors
+    /// When the migration fails or takes longer than `seconds`.
+    pub fn migrate(&self, destination: &Guest, address: &str, seconds: u64) -> Result<()> {
+        self.qmp(&json!({"execute": "migrate", "arguments": {"uri": address}}))?;
+        until("the migration", patience(seconds), || {
+            destination.process.expect_running()?;
+            let state = self.qmp(&json!({"execute": "query-migrate"}))?;
+            match state["status"].as_str() {
+                Some("completed") => Ok(Some(())),
+                Some("failed" | "cancelled") => Err(Error::new(format!("migration: {state}"))),
+                _ => Ok(None),
+            }
+        })?;
+        until("the guest to run at its destination", patience(20), || {
+            let state = destination.qmp(&json!({"execute": "query-status"}))?;
+            Ok((state["status"] == "running").then_some(()))
+        })
+    }
+
+    /// Reboots the guest and waits until it takes commands again.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn reboot(&self) -> Result<()> {
+        let boots = self.console().matches("fathom-guest ready").count();
+        self.spawn("reboot")?;
+        self.wait_until_ready(boots + 1, patience(90))
+    }
+
+    /// Presses the reset button, in mid-flight, and waits until the guest takes commands again.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn reset(&self) -> Result<()> {
+        let boots = self.console().matches("fathom-guest ready").count();
+        self.qmp(&json!({"execute": "system_reset"}))?;
+        self.wait_until_ready(boots + 1, patience(90))
+    }
+
+    /// Shuts the guest down in order: programs end, file systems are unmounted, QEMU ends.
+    ///
+    /// # Errors
+    /// When QEMU does not end by itself, or not well.
+    pub fn shutdown(self) -> Result<()> {
+        self.spawn("poweroff")?;
+        let status = self.process.wait(patience(60)).map_err(|error| self.explained(&error))?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(Error::new(format!("QEMU ended with {status}: {}", self.process.output())))
+    }
+
+    /// QEMU's process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn explained(&self, error: &Error) -> Error {
+        Error::new(format!(
+            "{error}\n--- the guest's console ---\n{}\n--- QEMU said ---\n{}",
+            tail(&self.console(), 40),
+            tail(&self.process.output(), 20)
+        ))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- the guest's console ---\n{}\n---", tail(&self.console(), 40));
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Child processes that never outlive the test.
+
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+use crate::{Error, Result, until};
+
+/// A running program; it is killed when the value goes, and when the test process does.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Mutex<Child>,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `program`; what it prints goes to the file `log`.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn start(program: &Path, arguments: &[String], log: &Path) -> Result<Self> {
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let output = File::options().create(true).append(true).open(log)?;
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        let child = spawn(command)
+            .map_err(|error| Error::new(format!("cannot start {}: {error}", program.display())))?;
+        Ok(Self { name, child: Mutex::new(child), log: log.to_owned() })
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.lock().unwrap().id()
+    }
+
+    /// How it ended, or `None` while it runs.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn status(&self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.lock().unwrap().try_wait()?)
+    }
+
+    /// Fails when the process has ended: to be asked while waiting for something that it does.
+    ///
+    /// # Errors
+    /// With the last lines that the program printed.
+    pub fn expect_running(&self) -> Result<()> {
+        match self.status()? {
+            None => Ok(()),
+            Some(status) => {
+                let name = &self.name;
+                Err(Error::new(format!("{name} ended with {status}; it said:\n{}", self.said())))
+            }
+        }
+    }
+
+    /// Waits for the program to end by itself.
+    ///
+    /// # Errors
+    /// After `limit`.
+    pub fn wait(&self, limit: Duration) -> Result<ExitStatus> {
+        until(&format!("{} to end; it said:\n{}", self.name, self.said()), limit, || self.status())
+    }
+
+    /// Asks the program to end (SIGTERM) and waits for it.
+    ///
+    /// # Errors
+    /// After `limit`.
+    pub fn terminate(&self, limit: Duration) -> Result<ExitStatus> {
+        self.signal("TERM")?;
+        self.wait(limit)
+    }
+
+    /// Sends a signal, by its name without `SIG`.
+    ///
+    /// # Errors
+    /// When there is no such signal or process.
+    pub fn signal(&self, name: &str) -> Result<()> {
+        let status =
+            Command::new("/bin/kill").args(["-s", name, &self.id().to_string()]).status()?;
+        if status.success() { Ok(()) } else { Err(Error::new(format!("kill -s {name} failed"))) }
+    }
+
+    /// Ends the program at once, as `kill -9` does, and waits until it is gone.
+    pub fn kill(&self) {
+        let mut child = self.child.lock().unwrap();
+        // The program may have ended by itself in the meantime.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    /// What the program printed so far.
+    pub fn output(&self) -> String {
+        std::fs::read(&self.log)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    fn said(&self) -> String {
+        tail(&self.output(), 20)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let failed = {
+            let mut child = self.child.lock().unwrap();
+            // A crash during a test is a finding even where nobody waits for the program.
+            let crashed = match child.try_wait() {
+                Ok(Some(status)) => status.signal().is_some_and(|signal| signal != 9),
+                _ => false,
+            };
+            crashed || std::thread::panicking()
+        };
+        self.kill();
+        let said = self.said();
+        if failed && !said.is_empty() {
+            eprintln!("--- {} said ---\n{said}\n---", self.name);
+        }
+    }
+}
+
+/// The last lines of a text.
+pub(crate) fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// Starts the command from a thread that lives as long as this process: the signal at the parent's
+/// death is sent when the thread that started the child ends, and threads of tests do end.
+fn spawn(command: Command) -> std::io::Result<Child> {
+    type Order = (Command, Sender<std::io::Result<Child>>);
+    static SPAWNER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (sender, receiver) = channel::<Order>();
+        std::thread::spawn(move || {
+            for (mut command, answer) in receiver {
+                // The asker waits for the answer.
+                let _ = answer.send(command.spawn());
+            }
+        });
+        Mutex::new(sender)
+    });
+    let (sender, receiver) = channel();
+    spawner.lock().unwrap().send((command, sender)).map_err(std::io::Error::other)?;
+    receiver.recv().map_err(std::io::Error::other)?
+}

@@ -1,0 +1,92 @@
+//! QEMU's machine protocol: one line of JSON a message.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::{Error, Result, patience};
+
+/// A connection to the machine protocol.
+pub struct Qmp {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    reader: BufReader<UnixStream>,
+    events: Vec<Value>,
+    /// A line of which the end has not come yet.
+    partial: Vec<u8>,
+}
+
+impl Qmp {
+    /// Connects and negotiates.
+    ///
+    /// # Errors
+    /// When nobody listens, or something else than QEMU does.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(path)?;
+        let reader = BufReader::new(stream);
+        let mut inner = Inner { reader, events: Vec::new(), partial: Vec::new() };
+        let greeting = inner.read(patience(20))?;
+        if greeting.get("QMP").is_none() {
+            return Err(Error::new(format!("not QMP: {greeting}")));
+        }
+        let qmp = Self { inner: Mutex::new(inner) };
+        qmp.command(&json!({"execute": "qmp_capabilities"}))?;
+        Ok(qmp)
+    }
+
+    /// Sends a command, such as `{"execute": "query-status"}`, and gives what it returns.
+    ///
+    /// # Errors
+    /// QEMU's own, with its words; or when no answer comes.
+    pub fn command(&self, command: &Value) -> Result<Value> {
+        let mut inner = self.inner.lock().unwrap();
+        inner.reader.get_mut().write_all(format!("{command}\n").as_bytes())?;
+        loop {
+            let mut message = inner.read(patience(60))?;
+            if message.get("event").is_some() {
+                inner.events.push(message);
+            } else if let Some(error) = message.get("error") {
+                return Err(Error::new(format!("QMP {command}: {error}")));
+            } else {
+                return Ok(message["return"].take());
+            }
+        }
+    }
+
+    /// Waits for an event by its name and gives it; those before it stay to be asked for.
+    ///
+    /// # Errors
+    /// After `limit`.
+    pub fn event(&self, name: &str, limit: Duration) -> Result<Value> {
+        let end = Instant::now() + limit;
+        let mut inner = self.inner.lock().unwrap();
+        loop {
+            if let Some(position) = inner.events.iter().position(|event| event["event"] == name) {
+                return Ok(inner.events.remove(position));
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::new(format!("no QMP event {name}")));
+            }
+            let message = inner.read(left)?;
+            inner.events.push(message);
+        }
+    }
+}
+
+impl Inner {
+    fn read(&mut self, limit: Duration) -> Result<Value> {
+        self.reader.get_ref().set_read_timeout(Some(limit.max(Duration::from_millis(1))))?;
+        match self.reader.read_until(b'\n', &mut self.partial) {
+            Ok(0) => Err(Error::new("QMP: the connection is closed")),
+            Ok(_) => Ok(serde_json::from_slice(&std::mem::take(&mut self.partial))?),
+            Err(error) => Err(Error::new(format!("QMP: {error}"))),
+        }
+    }
+}

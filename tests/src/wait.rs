@@ -1,0 +1,33 @@
+//! Waiting with a limit.
+
+use std::time::{Duration, Instant};
+
+use crate::{Error, Result};
+
+/// The time limit for something that takes at most `seconds` on an ordinary machine.
+pub fn patience(seconds: u64) -> Duration {
+    let factor =
+        std::env::var("FATHOM_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1.0);
+    Duration::from_secs(seconds).mul_f64(factor)
+}
+
+/// Asks every few milliseconds until there is an answer.
+///
+/// # Errors
+/// After `limit`, with `what` in its text; and the errors of `probe`, at once.
+pub fn until<T>(
+    what: &str,
+    limit: Duration,
+    mut probe: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = probe()? {
+            return Ok(answer);
+        }
+        if start.elapsed() > limit {
+            return Err(Error::new(format!("waited {} s for {what}", limit.as_secs())));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
