@@ -48,15 +48,17 @@ fn kvm_runs(assets: &Assets) -> Result<bool> {
     }
     let directory = tempfile::tempdir()?;
     let console = directory.path().join("console");
+    let serial = format!("file:{}", console.display());
+    let kernel = assets.kernel.display().to_string();
     let arguments = [
-        "-accel kvm -cpu host -m 256 -M q35 -nodefaults -display none -no-reboot -append"
-            .to_owned(),
-        format!("-serial file:{} -kernel {}", console.display(), assets.kernel.display()),
-    ];
-    let mut arguments: Vec<String> =
-        arguments.iter().flat_map(|part| part.split(' ')).map(str::to_owned).collect();
-    let append = arguments.iter().position(|argument| argument == "-append").unwrap_or_default();
-    arguments.insert(append + 1, "console=ttyS0 earlyprintk=ttyS0 panic=-1".to_owned());
+        &["-accel", "kvm", "-cpu", "host", "-m", "256", "-machine", "q35"][..],
+        &["-nodefaults", "-display", "none", "-no-reboot", "-serial", &serial],
+        &["-kernel", &kernel, "-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1"],
+    ]
+    .concat()
+    .into_iter()
+    .map(str::to_owned)
+    .collect::<Vec<_>>();
     let qemu = Qemu::current()?;
     let process = Process::start(qemu.binary(), &arguments, &directory.path().join("log"))?;
     let printed = crate::until("the kernel's first line", patience(5), || {

@@ -12,7 +12,7 @@ use crate::{Error, Result, patience, repository, until};
 
 /// A running `fathom serve` with a configuration and a folder of its own.
 ///
-/// The configuration is to put the control socket at `control.sock` in that folder.
+/// Its control socket is `control.sock` in that folder, whatever the configuration says.
 #[derive(Debug)]
 pub struct Daemon {
     process: Option<Process>,
@@ -53,9 +53,11 @@ impl Daemon {
             process.kill();
         }
         let configuration = self.path("fathom.toml").display().to_string();
-        let arguments = ["serve", "--config", &configuration].map(str::to_owned);
-        let process = Process::start(&Self::binary()?, &arguments, &self.path("log"))?;
         let socket = self.control_socket();
+        let control = socket.display().to_string();
+        let arguments =
+            ["serve", "--config", &configuration, "--control", &control].map(str::to_owned);
+        let process = Process::start(&Self::binary()?, &arguments, &self.path("log"))?;
         until("the daemon's control socket", patience(20), || {
             process.expect_running()?;
             Ok(UnixStream::connect(&socket).ok().map(drop))

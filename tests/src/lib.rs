@@ -4,7 +4,8 @@
 //! use fathom_tests::{Daemon, Disk, Guest};
 //!
 //! let daemon = Daemon::start(|directory| {
-//!     format!("[control]\nsocket = {:?}\n", directory.join("control.sock"))
+//!     let socket = directory.join("disk.sock");
+//!     format!("[[disk]]\nname = 'disk'\nmemory = '64M'\nvhost_user.socket = {socket:?}\n")
 //! })?;
 //! let guest = Guest::builder().disk(Disk::vhost_user(daemon.path("disk.sock"))).start()?;
 //! guest.check("mkfs.ext4 -q /dev/vda && mount /dev/vda /mnt && echo hello > /mnt/file")?;

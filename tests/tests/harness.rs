@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use fathom_tests::{Assets, Disk, Guest, Result, StorageDaemon};
+use fathom_tests::{Assets, Disk, Guest, Qemu, Result, StorageDaemon};
 use serde_json::json;
 
 /// A sparse image of this size in a folder of its own.
@@ -68,4 +68,33 @@ fn answers_are_exact_and_commands_run_side_by_side() -> Result<()> {
     guest.reboot()?;
     assert_eq!(guest.check("echo again")?, "again\n");
     guest.shutdown()
+}
+
+#[test]
+fn qemu_7_2_runs_a_guest_beside_the_newer_one() -> Result<()> {
+    let Some(qemu) = Qemu::version_7_2()? else { return Ok(()) };
+    assert_eq!(qemu.version(), (7, 2));
+    let (_directory, image) = image(64 << 20)?;
+    let daemon = StorageDaemon::start(&image, 1)?;
+    let guest = Guest::builder().qemu(qemu).disk(Disk::vhost_user(daemon.socket())).start()?;
+    guest.check(
+        "echo remember | dd of=/dev/vda oflag=direct bs=512 conv=sync status=none
+        dd if=/dev/vda iflag=direct bs=512 count=1 status=none | grep -q remember",
+    )?;
+    guest.check_console()?;
+    guest.shutdown()
+}
+
+#[test]
+fn a_guest_migrates_and_its_commands_go_on() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let address = format!("unix:{}", directory.path().join("migration").display());
+    let source = Guest::builder().memory_mib(384).start()?;
+    let destination = Guest::builder().memory_mib(384).incoming(&address).start()?;
+    source.check("echo kept > /tmp/file")?;
+    let ticket = source.spawn("sleep 8; cat /tmp/file")?;
+    source.migrate(&destination, &address, 60)?;
+    drop(source);
+    assert_eq!(destination.finish(ticket)?.text, "kept\n");
+    destination.shutdown()
 }

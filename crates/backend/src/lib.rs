@@ -6,6 +6,7 @@
 
 mod file;
 mod memory;
+pub mod model;
 mod null;
 
 pub use file::{FileBackend, FileOptions, OpenError};

@@ -10,7 +10,9 @@ fn main() -> ExitCode {
     let mut arguments = env::args().skip(1);
     let Some(socket) = arguments.next() else {
         eprintln!("usage: load SOCKET [reads=100] [size=4096] [depth=1] [queues=1] [seconds=3]");
-        eprintln!("       [warmup=0.3] [range=BYTES] [order=random] [wait=event] [verify=false] [seed=1]");
+        eprintln!(
+            "       [warmup=0.3] [range=BYTES] [order=random] [wait=event] [verify=false] [seed=1]"
+        );
         return ExitCode::from(2);
     };
     let mut options = LoadOptions::new(socket);

@@ -12,6 +12,8 @@ pub mod load;
 mod output;
 mod process;
 mod random;
+mod top;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -23,15 +25,22 @@ pub enum Command {
     /// Virtual disks: images, and the disks of the running daemon
     #[command(subcommand)]
     Disk(disk::DiskCommand),
+    /// Show what the daemon's disks do, live
+    Top(top::TopOptions),
+    /// Start a virtual machine on Fathom's disks, or print its QEMU command line
+    Vm(Box<vm::VmOptions>),
 }
 
 /// Carries out a command.
 pub fn run(command: Command) -> ExitCode {
+    let done = |()| 0;
     let outcome = match &command {
-        Command::Disk(command) => disk::run(command),
+        Command::Disk(command) => disk::run(command).map(done),
+        Command::Top(options) => top::run(options).map(done),
+        Command::Vm(options) => vm::run(options),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => ExitCode::from(status),
         Err(failure) => failure.report(),
     }
 }

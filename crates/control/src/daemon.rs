@@ -55,6 +55,12 @@ pub struct ListenerStatus {
     pub tls: String,
     /// Connections now.
     pub connections: u64,
+    /// Connections accepted since the start.
+    pub connections_total: u64,
+    /// Connections closed at once, for there were too many.
+    pub refused: u64,
+    /// Clients that broke the protocol, were too slow, or were not let in.
+    pub protocol_errors: u64,
     /// Why it does not work, where it does not.
     pub problem: Option<String>,
 }

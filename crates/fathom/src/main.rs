@@ -1,2 +1,30 @@
-//! The `fathom` command.
-fn main() {}
+//! The `fathom` command: the daemon and the faces of its control interface.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Parser, Subcommand};
+
+/// A virtual disk server for VM hosts
+#[derive(Debug, Parser)]
+#[command(name = "fathom", version, propagate_version = true, max_term_width = 100)]
+struct Fathom {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[command(about = "Serve disks to guests and NBD clients: the daemon")]
+    Serve(Box<fathom_server::Serve>),
+    #[command(flatten)]
+    Console(fathom_console::Command),
+}
+
+fn main() -> ExitCode {
+    let begun = Instant::now();
+    match Fathom::parse().command {
+        Command::Serve(options) => fathom_server::serve(&options, begun),
+        Command::Console(command) => fathom_console::run(command),
+    }
+}

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fathom_block::{
-    Capabilities, Crossing, Layer, LayerQueue, Operation, Outcome, Request,
-};
+use fathom_block::{Capabilities, Crossing, Layer, LayerQueue, Operation, Outcome, Request};
 
 use crate::generator;
 

@@ -1,1 +1,46 @@
-//! The Fathom daemon: configuration, wiring, control interface and metrics.
+//! The Fathom daemon.
+//!
+//! - [`Serve`]: `fathom serve`, its flags.
+//! - [`configuration`]: what is to be served, read from a file or flags and checked.
+//! - `wiring`: definitions made into back ends, layers and front ends.
+//! - `daemon`: the disks and listeners that are served, and how they change.
+//! - `run`: the life of the process: start, signals, end.
+//! - `routes`, `metrics`: the control interface and `/metrics`, on one thread that sleeps.
+//! - `log`: bounded lines on standard error, kept for the control interface.
+
+#![warn(missing_docs)]
+
+mod command;
+pub mod configuration;
+mod daemon;
+mod log;
+mod metrics;
+mod notify;
+mod routes;
+mod run;
+mod wiring;
+
+pub use command::{Serve, serve};
+
+/// Has the bytes of a fuzzer read as a configuration. Whatever they are, the answer is a
+/// configuration or a list of problems.
+#[doc(hidden)]
+pub fn fuzz_configuration(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let path = std::path::Path::new("/fuzz/fathom.toml");
+    match configuration::parse(text, path) {
+        Ok(configuration) => {
+            if let Err(problems) = configuration.check() {
+                assert!(!problems.0.is_empty());
+                assert!(!problems.to_string().is_empty());
+            }
+        }
+        Err(problems) => {
+            assert!(!problems.0.is_empty());
+            for problem in problems.0 {
+                assert!(matches!(problem.place, configuration::Place::File { line: 1.., .. }));
+                assert!(!problem.message.contains('\n') && !problem.remedy.contains('\n'));
+            }
+        }
+    }
+}

@@ -71,15 +71,17 @@ impl Journal {
 
     /// Makes this the log of the whole process. Does nothing where there is one already.
     pub fn install(self: &Arc<Self>) {
-        let subscriber =
-            tracing_subscriber::registry().with(JournalLayer(Arc::clone(self)));
+        let subscriber = tracing_subscriber::registry().with(JournalLayer(Arc::clone(self)));
         let _ = tracing::subscriber::set_global_default(subscriber);
     }
 
-    /// Logs more or less from now on.
-    pub fn set_level(&self, level: LogLevel) {
-        self.level.store(level as u8, Ordering::Relaxed);
-        callsite::rebuild_interest_cache();
+    /// Logs more or less from now on. False where that is as before.
+    pub fn set_level(&self, level: LogLevel) -> bool {
+        let changed = self.level.swap(level as u8, Ordering::Relaxed) != level as u8;
+        if changed {
+            callsite::rebuild_interest_cache();
+        }
+        changed
     }
 
     /// The events after number `after`.
@@ -130,9 +132,9 @@ impl Journal {
         let now = Instant::now();
         let mut allowances = self.allowances.lock().unwrap_or_else(PoisonError::into_inner);
         let key = if allowances.len() < CAUSES_MAX { disk } else { "" };
-        let allowance = allowances.entry((metadata.callsite(), key.to_owned())).or_insert(
-            Allowance { lines: BURST, since: now, left_out: 0 },
-        );
+        let allowance = allowances
+            .entry((metadata.callsite(), key.to_owned()))
+            .or_insert(Allowance { lines: BURST, since: now, left_out: 0 });
         let passed = now.saturating_duration_since(allowance.since).as_secs_f64();
         allowance.lines = (allowance.lines + passed * LINES_PER_SECOND).min(BURST);
         allowance.since = now;
@@ -212,7 +214,10 @@ impl Journal {
 struct JournalLayer(Arc<Journal>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
-    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> tracing::subscriber::Interest {
+    fn register_callsite(
+        &self,
+        metadata: &'static Metadata<'static>,
+    ) -> tracing::subscriber::Interest {
         if metadata.is_event() && self.0.enabled(metadata) {
             tracing::subscriber::Interest::always()
         } else {

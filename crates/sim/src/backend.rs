@@ -366,7 +366,9 @@ impl SimQueue {
                 let request = &mut pending.request;
                 let start = request.offset as usize;
                 let state = lock(&self.state);
-                request.buffers.copy_from(0, &state.visible[start..start + request.length as usize]);
+                request
+                    .buffers
+                    .copy_from(0, &state.visible[start..start + request.length as usize]);
                 Ok(())
             }
             Operation::Flush if self.fails(self.options.flush_error_rate) => Err(ErrorKind::Io),

@@ -190,10 +190,8 @@ impl Harness {
                 pattern(memory, action.content);
             }
             Operation::GetId => request.buffers.allocate(SERIAL_LENGTH),
-            Operation::Flush
-            | Operation::Discard
-            | Operation::WriteZeroes
-            | Operation::Extents => {}
+            Operation::Flush | Operation::Discard | Operation::WriteZeroes | Operation::Extents => {
+            }
         }
         self.model.begin(id, action, request.buffers.owned().unwrap_or_default());
         queue.stack.submit(request, &mut queue.reactor);

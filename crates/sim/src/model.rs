@@ -196,8 +196,10 @@ impl ModelDisk {
 
     /// Begins anew with `image`, which is what a crash left behind.
     pub fn restart(&mut self, image: &[u8]) {
-        let contents: Vec<Contents> =
-            image.chunks(SECTOR_BYTES).map(|sector| Contents::from([fingerprint(sector)])).collect();
+        let contents: Vec<Contents> = image
+            .chunks(SECTOR_BYTES)
+            .map(|sector| Contents::from([fingerprint(sector)]))
+            .collect();
         self.now.clone_from(&contents);
         self.kept = contents;
         self.changes.clear();
@@ -234,7 +236,8 @@ impl ModelDisk {
             }
             for look in self.looks.values_mut() {
                 let index = sector.checked_sub(look.first);
-                if let Some(allowed) = index.and_then(|index| look.allowed.get_mut(index as usize)) {
+                if let Some(allowed) = index.and_then(|index| look.allowed.get_mut(index as usize))
+                {
                     allowed.insert(content);
                 }
             }

@@ -126,8 +126,9 @@ pub fn qemu_image_info(source: &str, format: Option<&str>) -> Outcome<QemuImage>
 
 fn absent(error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::NotFound {
-        Failure::new("qemu-img, which reads foreign image formats, is not installed")
-            .advise("install it: apt install qemu-utils (Debian, Ubuntu), dnf install qemu-img (Fedora)")
+        Failure::new("qemu-img, which reads foreign image formats, is not installed").advise(
+            "install it: apt install qemu-utils (Debian, Ubuntu), dnf install qemu-img (Fedora)",
+        )
     } else {
         Failure::new(format!("qemu-img does not start: {error}"))
     }

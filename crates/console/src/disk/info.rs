@@ -238,7 +238,10 @@ fn frontend_text(frontend: &FrontendStatus) -> (&'static str, String) {
         }
         FrontendStatus::Nbd(status) => (
             "NBD",
-            format!("{} as {:?}, {} connection(s)", status.address, status.export, status.connections),
+            format!(
+                "{} as {:?}, {} connection(s)",
+                status.address, status.export, status.connections
+            ),
         ),
     }
 }

@@ -185,7 +185,8 @@ fn read_gpt(file: &File, size: u64, sector_size: u64) -> io::Result<Option<Table
             continue;
         }
         let (first, last) = (long(entry, 32), long(entry, 40));
-        let units = entry[56..128].chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+        let units =
+            entry[56..128].chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
         let units: Vec<u16> = units.take_while(|&unit| unit != 0).collect();
         table.partitions.push(Partition {
             number,
@@ -239,9 +240,8 @@ mod tests {
             bytes[510..520].copy_from_slice(b"\x55\xaaEFI PART");
             if round % 2 == 0 {
                 // Plausible enough to reach the entries.
-                bytes[512 + 72..512 + 92].copy_from_slice(
-                    b"\x02\0\0\0\0\0\0\0\x80\0\0\0\x80\0\0\0\0\0\0\0",
-                );
+                bytes[512 + 72..512 + 92]
+                    .copy_from_slice(b"\x02\0\0\0\0\0\0\0\x80\0\0\0\x80\0\0\0\0\0\0\0");
             }
             let file = tempfile::tempfile().expect("a temporary file");
             file.write_at(&bytes, 0).expect("it is written");

@@ -76,7 +76,12 @@ pub(super) fn run(options: &ResizeOptions) -> Outcome {
     };
     if options.format.json {
         let disk = &options.disk;
-        return output::json(&Resized { disk, online, size_bytes_before: before, size_bytes: size });
+        return output::json(&Resized {
+            disk,
+            online,
+            size_bytes_before: before,
+            size_bytes: size,
+        });
     }
     let how = if online { ", through the daemon: guests see it at once" } else { "" };
     output::text_line(&format!("{}: {} → {}{how}", options.disk, Bytes(before), exact(size)))?;
@@ -93,8 +98,10 @@ fn new_size(options: &ResizeOptions, target: Target, before: u64) -> Outcome<u64
             options.disk,
             Bytes(before)
         ))
-        .advise("--shrink allows it; what lies behind the new end is lost, so shrink the file \
-                 systems in it first"));
+        .advise(
+            "--shrink allows it; what lies behind the new end is lost, so shrink the file \
+                 systems in it first",
+        ));
     }
     Ok(size)
 }

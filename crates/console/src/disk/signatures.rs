@@ -33,7 +33,8 @@ const CONTAINERS: &[&str] =
 
 /// What the bytes at a volume's start say that it is.
 pub fn recognise(bytes: &[u8]) -> Option<&'static str> {
-    let at = |offset: usize, magic: &[u8]| bytes.get(offset..).is_some_and(|b| b.starts_with(magic));
+    let at =
+        |offset: usize, magic: &[u8]| bytes.get(offset..).is_some_and(|b| b.starts_with(magic));
     if at(1024 + 56, b"\x53\xef") {
         return Some(extended(bytes));
     }

@@ -187,7 +187,8 @@ fn connected_socket(path: &Path) -> Option<RawFd> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     fds.sort_unstable_by(|left, right| right.cmp(left));
-    fds.into_iter().find(|&fd| peer_path(fd).is_some_and(|peer| peer == path.as_os_str().as_bytes()))
+    fds.into_iter()
+        .find(|&fd| peer_path(fd).is_some_and(|peer| peer == path.as_os_str().as_bytes()))
 }
 
 /// The path of a connected Unix socket's other end.

@@ -124,9 +124,8 @@ impl fmt::Display for LoadError {
             Self::Connect(path, error) => {
                 write!(formatter, "cannot drive the disk at {}: {error}", path.display())
             }
-            Self::Closed => {
-                formatter.write_str("the server closed the connection while requests were under way")
-            }
+            Self::Closed => formatter
+                .write_str("the server closed the connection while requests were under way"),
             Self::Stalled(queue) => {
                 write!(formatter, "queue {queue} completed no request within the stall limit")
             }

@@ -61,7 +61,8 @@ impl Ledger {
     }
 
     fn words(&self, block: u64, generation: u32) -> impl Iterator<Item = u64> + use<> {
-        let mut state = crate::random::mix(self.seed ^ block.rotate_left(32) ^ u64::from(generation));
+        let mut state =
+            crate::random::mix(self.seed ^ block.rotate_left(32) ^ u64::from(generation));
         std::iter::repeat_with(move || {
             state ^= state << 13;
             state ^= state >> 7;

@@ -53,11 +53,7 @@ pub fn short_number(value: f64) -> String {
         v if v < 999_950_000.0 => (v / 1e6, "M"),
         v => (v / 1e9, "G"),
     };
-    let digits = if value < 9.995 {
-        2
-    } else {
-        usize::from(value < 99.95)
-    };
+    let digits = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
     format!("{value:.digits$}{unit}")
 }
 
@@ -66,9 +62,32 @@ pub fn rate(bytes_per_second: f64) -> String {
     format!("{}/s", fathom_control::Bytes(bytes_per_second.round() as u64))
 }
 
+/// Bytes in four characters or five: `512`, `97.7K`, `1.46G`.
+pub fn short_bytes(bytes: f64) -> String {
+    const UNITS: [&str; 6] = ["", "K", "M", "G", "T", "P"];
+    let mut value = bytes;
+    let mut unit = 0;
+    // What rounds to 1000 takes the next unit.
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = match value {
+        _ if unit == 0 => 0,
+        v if v < 9.995 => 2,
+        v if v < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}{}", UNITS[unit])
+}
+
 /// A latency with three digits at most: `850 ns`, `12.3 µs`, `4.5 ms`.
 pub fn latency(nanoseconds: u64) -> String {
-    if nanoseconds == 0 { "–".into() } else { fathom_control::Nanoseconds(nanoseconds).to_string() }
+    if nanoseconds == 0 {
+        "–".into()
+    } else {
+        fathom_control::Nanoseconds(nanoseconds).to_string()
+    }
 }
 
 #[cfg(test)]
@@ -83,6 +102,9 @@ mod tests {
         assert_eq!(short_number(123_456.0), "123k");
         assert_eq!(short_number(1_234_567.0), "1.23M");
         assert_eq!(rate(1536.0), "1.5 KiB/s");
+        assert_eq!(short_bytes(0.0), "0");
+        assert_eq!(short_bytes(4096.0 * 25_000.0), "97.7M");
+        assert_eq!(short_bytes(1023.0 * 1024.0), "1.00M");
         assert_eq!(latency(0), "–");
     }
 }

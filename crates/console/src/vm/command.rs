@@ -55,13 +55,11 @@ impl Machine {
             let path = comma(&disk.socket.display().to_string());
             let reconnect = self.qemu.reconnect();
             let chardev = format!("socket,id=disk{index},path={path},{reconnect}");
-            let boot = if self.kernel.is_none() {
-                format!(",bootindex={index}")
-            } else {
-                String::new()
-            };
+            let boot =
+                if self.kernel.is_none() { format!(",bootindex={index}") } else { String::new() };
             let queues = disk.queues;
-            let device = format!("vhost-user-blk-pci,chardev=disk{index},num-queues={queues}{boot}");
+            let device =
+                format!("vhost-user-blk-pci,chardev=disk{index},num-queues={queues}{boot}");
             add(&["-chardev", &chardev]);
             add(&["-device", &device]);
         }
@@ -131,11 +129,7 @@ mod tests {
 
     fn machine(version: Version) -> Machine {
         Machine {
-            qemu: Qemu {
-                path: "qemu-system-x86_64".into(),
-                version,
-                version_text: String::new(),
-            },
+            qemu: Qemu { path: "qemu-system-x86_64".into(), version, version_text: String::new() },
             accelerator: Accelerator::Tcg,
             name: "guest".into(),
             machine: "q35".into(),

@@ -232,16 +232,14 @@ impl Inner {
                     }
                     next += 1;
                 }
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => {
-                        tracing::warn!(%error, "no NBD client can be accepted for now");
-                        if !self.pause() {
-                            break;
-                        }
+                Err(error) if is_shortage(&error) => {
+                    tracing::warn!(%error, "no NBD client can be accepted for now");
+                    if !self.pause() {
+                        break;
                     }
-                    // The client has left already, or nobody was there.
-                    _ => {}
-                },
+                }
+                // The client has left already, or nobody was there.
+                Err(_) => {}
             }
         }
         for control in self.controls.lock().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -346,6 +344,12 @@ impl Drop for Entered {
         let mut controls = self.inner.controls.lock().unwrap_or_else(PoisonError::into_inner);
         controls.retain(|other| other.id() != self.control.id());
     }
+}
+
+/// Whether an accept failed for want of something that may come back.
+fn is_shortage(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    matches!(code, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
 }
 
 /// A listening Unix socket that only its owner can connect to. A socket file that nobody listens

@@ -19,6 +19,8 @@ const HEADER_LENGTH_MAX: usize = 72;
 const TEXT_LENGTH_MAX: usize = 32;
 /// The most extents in one reply.
 const EXTENTS_MAX: usize = 64 << 10;
+/// The longest extent in a reply with narrow headers, in bytes: a multiple of every block size.
+const NARROW_LENGTH_MAX: u32 = 0xffff_0000;
 /// Buffers for descriptions of extents that are kept for the next one.
 const SPARE_MAX: usize = 4;
 
@@ -186,7 +188,7 @@ impl Replies {
             // The rest of an extent that is too long for 32 bits is asked for anew.
             let (narrow, cut) = match u32::try_from(length) {
                 Ok(length) => (length, false),
-                Err(_) => (u32::MAX & !0xffff, true),
+                Err(_) => (NARROW_LENGTH_MAX, true),
             };
             bytes.extend(narrow.to_be_bytes());
             bytes.extend(flags.to_be_bytes());

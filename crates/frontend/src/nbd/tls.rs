@@ -1,4 +1,4 @@
-//! TLS: certificates, or keys shared beforehand (PSK) as GnuTLS clients speak it.
+//! TLS: certificates, or keys shared beforehand (PSK) as `GnuTLS` clients speak it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -74,7 +74,7 @@ impl Tls {
     }
 
     /// TLS with keys shared beforehand. Each line of the file is `user:key`, the key in
-    /// hexadecimal, as `psktool` of GnuTLS writes it; empty lines and lines that begin with `#`
+    /// hexadecimal, as `psktool` of `GnuTLS` writes it; empty lines and lines that begin with `#`
     /// are skipped.
     ///
     /// # Errors

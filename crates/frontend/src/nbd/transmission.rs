@@ -29,6 +29,9 @@ const IN_FLIGHT_MAX: usize = 1024;
 /// A payload that is refused is read and dropped up to this length; a longer one is taken for an
 /// attack, in bytes.
 const REFUSED_PAYLOAD_MAX: u64 = 64 << 20;
+/// The requests that are begun before replies are looked after: small, so that a client takes up
+/// the first replies while the server works on the rest of what it sent.
+const BATCH: usize = 2;
 /// The entries of the thread's ring.
 const RING_ENTRIES: u32 = 128;
 /// How long a connection that is being closed waits for a client that takes no replies.
@@ -121,6 +124,8 @@ pub struct Transmission {
     readable_watched: bool,
     writable_watched: bool,
     blocked: bool,
+    /// The input may hold a request that can be begun now.
+    unparsed: bool,
     spin: Spin,
 }
 
@@ -173,6 +178,7 @@ impl Transmission {
             readable_watched: false,
             writable_watched: false,
             blocked: false,
+            unparsed: true,
             spin: Spin::default(),
         })
     }
@@ -195,11 +201,11 @@ impl Transmission {
     }
 
     fn serve(&mut self) -> io::Result<()> {
-        self.parse();
-        let mut received = false;
         loop {
-            let mut progress = received || self.receive();
-            received = false;
+            let mut progress = self.unparsed || self.receive();
+            if self.unparsed {
+                self.parse();
+            }
             progress |= self.turn_stack()?;
             if self.reactor.is_ready() {
                 progress |= self.collect()?;
@@ -215,14 +221,14 @@ impl Transmission {
                 self.restack = false;
                 let disk = Arc::clone(self.export.disk());
                 self.stack = disk.open_queue(&mut self.reactor, Clock::System)?;
-                self.parse();
+                self.unparsed = true;
                 continue;
             }
             self.publish();
             if self.is_over() {
                 return self.hang_up();
             }
-            received = self.idle()?;
+            self.idle()?;
         }
     }
 
@@ -326,12 +332,14 @@ impl Transmission {
         } else {
             self.end += count;
         }
-        self.parse();
+        self.unparsed = true;
         true
     }
 
-    /// Submits every request that has arrived.
+    /// Submits the requests that have arrived, a batch at most.
     fn parse(&mut self) {
+        self.unparsed = false;
+        let mut submitted = 0;
         while self.partial.is_none() && self.phase == Phase::Open && !self.restack {
             if let Some(refused) = &mut self.refused {
                 let count = refused.left.min((self.end - self.begin) as u64);
@@ -357,6 +365,11 @@ impl Transmission {
             if !self.has_room(charge(&header)) {
                 break;
             }
+            if submitted == BATCH {
+                self.unparsed = true;
+                break;
+            }
+            submitted += 1;
             self.begin += self.mode.request_length();
             self.begin_request(&header);
         }
@@ -433,10 +446,9 @@ impl Transmission {
         let invalid = |text| Err((error::INVALID, text));
         let (known, data) = match header.command {
             command::READ => (flag::FUA | flag::DF, true),
-            command::WRITE => (flag::FUA, true),
+            command::WRITE | command::CACHE => (flag::FUA, true),
             command::FLUSH => return self.check_flush(header),
             command::TRIM => (flag::FUA, false),
-            command::CACHE => (flag::FUA, true),
             command::WRITE_ZEROES => (flag::FUA | flag::NO_HOLE | flag::FAST_ZERO, false),
             command::BLOCK_STATUS => (flag::FUA | flag::REQUEST_ONE, false),
             _ => return invalid("unknown command"),
@@ -587,7 +599,7 @@ impl Transmission {
         let progress = self.answered > before;
         if progress && self.begin < self.end {
             // There may be room now for what had to wait.
-            self.parse();
+            self.unparsed = true;
         }
         progress
     }
@@ -625,8 +637,8 @@ impl Transmission {
         Ok(progress)
     }
 
-    /// Looks for work a little longer, then sleeps. True when it has received something.
-    fn idle(&mut self) -> io::Result<bool> {
+    /// Looks for work a little longer, then sleeps.
+    fn idle(&mut self) -> io::Result<()> {
         let limit_ns = self.spin.limit_ns();
         let start_ns = self.stack.now_ns();
         if limit_ns > 0 && !self.readable_watched {
@@ -635,11 +647,8 @@ impl Transmission {
                 for _ in 0..8 {
                     std::hint::spin_loop();
                 }
-                if self.receive() {
-                    return Ok(true);
-                }
-                if self.reactor.is_ready() {
-                    return Ok(false);
+                if self.reactor.is_ready() || self.receive() {
+                    return Ok(());
                 }
                 now_ns = self.stack.now_ns();
             }
@@ -662,7 +671,7 @@ impl Transmission {
         self.reactor.wait(limit)?;
         self.collect()?;
         self.spin.slept(self.stack.now_ns().saturating_sub(start_ns));
-        Ok(false)
+        Ok(())
     }
 
     /// Waits for the disk alone.

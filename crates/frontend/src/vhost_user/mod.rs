@@ -13,6 +13,7 @@
 mod chain;
 mod config;
 mod dirty_log;
+mod fuzz;
 mod inflight;
 mod memory;
 mod peek;
@@ -36,6 +37,8 @@ use std::thread::JoinHandle;
 use fathom_block::Disk;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
+#[doc(hidden)]
+pub use fuzz::fuzz_requests;
 pub use memory::Memory;
 pub use status::VhostUserStatus;
 

@@ -195,8 +195,7 @@ impl Event {
     pub(super) fn from_words(words: [u64; EVENT_WORDS]) -> Self {
         let [blktap_ts, req_id, sector, size, disk_marks, insight, ..] = words;
         let [_, _, _, _, _, _, inode, file_size, files, owners, spare, queue] = words;
-        let [record_type, io_op, flags_low, flags_high] =
-            ((disk_marks >> 32) as u32).to_le_bytes();
+        let [record_type, io_op, flags_low, flags_high] = ((disk_marks >> 32) as u32).to_le_bytes();
         let [error, kind, class, cache_hit, layer, reserved, priority_low, priority_high] =
             insight.to_le_bytes();
         Self {

@@ -102,7 +102,11 @@ impl TapSnapshot {
 
     /// Requests that succeeded in a second, over `interval_ns`; 0 where that is unknown.
     pub fn requests_per_second(&self) -> f64 {
-        if self.interval_ns == 0 { 0.0 } else { self.count() as f64 * 1e9 / self.interval_ns as f64 }
+        if self.interval_ns == 0 {
+            0.0
+        } else {
+            self.count() as f64 * 1e9 / self.interval_ns as f64
+        }
     }
 
     /// What was counted between `earlier` and this snapshot of the same tap.

@@ -287,10 +287,15 @@ fn check_name(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
 }
 
 fn check_backend(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
-    let choices =
-        [("image", disk.image.is_some()), ("memory", disk.memory.is_some()), ("null", disk.null.is_some())];
-    let chosen: Vec<&str> = choices.iter().filter(|choice| choice.1).map(|choice| choice.0).collect();
-    let title = if disk.name.is_empty() { "a disk".into() } else { format!("the disk {:?}", disk.name) };
+    let choices = [
+        ("image", disk.image.is_some()),
+        ("memory", disk.memory.is_some()),
+        ("null", disk.null.is_some()),
+    ];
+    let chosen: Vec<&str> =
+        choices.iter().filter(|choice| choice.1).map(|choice| choice.0).collect();
+    let title =
+        if disk.name.is_empty() { "a disk".into() } else { format!("the disk {:?}", disk.name) };
     if chosen.len() > 1 {
         problems.add(
             places.of(chosen[1]),
@@ -333,7 +338,13 @@ fn check_backend(disk: &DiskDefinition, places: &Places, problems: &mut Problems
     }
 }
 
-fn check_size(key: &str, size: u64, disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+fn check_size(
+    key: &str,
+    size: u64,
+    disk: &DiskDefinition,
+    places: &Places,
+    problems: &mut Problems,
+) {
     if size == 0 || size % SECTOR_SIZE != 0 || i64::try_from(size).is_err() {
         problems.add(
             places.of(key),
@@ -390,7 +401,10 @@ fn check_image_file(
     } else if !accessible(image, !disk.read_only) {
         problems.add(
             place,
-            format!("the image {shown} may not be {} here", if disk.read_only { "read" } else { "written" }),
+            format!(
+                "the image {shown} may not be {} here",
+                if disk.read_only { "read" } else { "written" }
+            ),
             if disk.read_only {
                 "give the daemon's user access to it"
             } else {
@@ -480,6 +494,8 @@ fn check_socket(path: &Path, place: &Place, problems: &mut Problems) {
     };
     match std::fs::metadata(folder) {
         Ok(metadata) if metadata.is_dir() => {}
+        // The daemon makes this folder itself.
+        Err(_) if path == Path::new(fathom_control::SOCKET_DEFAULT) => {}
         Ok(_) => problems.add(
             place.clone(),
             format!("{} is no folder, so no socket can be in it", folder.display()),

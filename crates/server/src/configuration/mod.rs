@@ -19,7 +19,10 @@ use fathom_control::{DiskDefinition, ListenerDefinition, SOCKET_DEFAULT};
 use toml::de::DeTable;
 
 pub use check::{Address, check_disk, parse_address};
+pub(crate) use check::{image_identity, normal as normal_path};
 pub use problem::{Place, Places, Problem, Problems};
+
+pub(crate) use table::suggestion;
 
 use problem::Source;
 use table::{Reading, Table};
@@ -88,11 +91,39 @@ pub enum LogLevel {
     Debug,
 }
 
-/// Reads and checks the configuration file at `path`.
-///
-/// # Errors
-/// Everything that is wrong with it.
-pub fn load(path: &Path) -> Result<Configuration, Problems> {
+/// A configuration file, and what flags say instead of it.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigurationFile {
+    /// The file.
+    pub path: PathBuf,
+    /// The control socket.
+    pub control: Option<PathBuf>,
+    /// The address of `/metrics`.
+    pub metrics: Option<SocketAddr>,
+    /// What is logged.
+    pub log: Option<LogLevel>,
+}
+
+impl ConfigurationFile {
+    /// Reads and checks it.
+    ///
+    /// # Errors
+    /// Everything that is wrong.
+    pub fn load(&self) -> Result<Configuration, Problems> {
+        let mut configuration = read_and_parse(&self.path)?;
+        let daemon = &mut configuration.daemon;
+        if let Some(control) = &self.control {
+            daemon.control.clone_from(control);
+            daemon.places.note("control", Place::Flag("--control"));
+        }
+        daemon.metrics = self.metrics.or(daemon.metrics);
+        daemon.log = self.log.unwrap_or(daemon.log);
+        configuration.check()?;
+        Ok(configuration)
+    }
+}
+
+fn read_and_parse(path: &Path) -> Result<Configuration, Problems> {
     let text = read(path).map_err(|error| {
         let (message, remedy) = match error.kind() {
             std::io::ErrorKind::NotFound => (
@@ -107,9 +138,7 @@ pub fn load(path: &Path) -> Result<Configuration, Problems> {
         };
         Problems(vec![Problem::new(Place::Request, message, remedy)])
     })?;
-    let configuration = parse(&text, path)?;
-    configuration.check()?;
-    Ok(configuration)
+    parse(&text, path)
 }
 
 fn read(path: &Path) -> std::io::Result<String> {

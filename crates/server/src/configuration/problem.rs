@@ -135,11 +135,15 @@ impl std::error::Error for Problems {}
 pub(super) struct Source<'a> {
     pub(super) text: &'a str,
     pub(super) path: Arc<Path>,
+    /// What relative paths are taken from.
+    folder: PathBuf,
 }
 
 impl<'a> Source<'a> {
     pub(super) fn new(text: &'a str, path: &Path) -> Self {
-        Self { text, path: path.into() }
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let folder = absolute.parent().unwrap_or(Path::new("/")).to_owned();
+        Self { text, path: path.into(), folder }
     }
 
     /// The place of the byte at `offset`.
@@ -159,9 +163,6 @@ impl<'a> Source<'a> {
 
     /// `path`, taken from the folder that the configuration is in.
     pub(super) fn resolve(&self, path: &str) -> PathBuf {
-        match self.path.parent() {
-            Some(folder) => folder.join(path),
-            None => path.into(),
-        }
+        self.folder.join(path)
     }
 }

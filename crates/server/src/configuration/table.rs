@@ -295,7 +295,7 @@ impl<'a> Table<'a> {
 }
 
 /// What `written` may have meant among `known`.
-pub(super) fn suggestion(written: &str, known: &[&str]) -> String {
+pub(crate) fn suggestion(written: &str, known: &[&str]) -> String {
     let near = known
         .iter()
         .filter(|_| written.len() <= 64)
@@ -304,6 +304,9 @@ pub(super) fn suggestion(written: &str, known: &[&str]) -> String {
         .min_by_key(|(distance, _)| *distance);
     if let Some((_, name)) = near {
         return format!("did you mean `{name}`?");
+    }
+    if known.is_empty() {
+        return "this configuration has none".into();
     }
     let names: Vec<String> = known.iter().map(|name| format!("`{name}`")).collect();
     format!("known here: {}", names.join(", "))

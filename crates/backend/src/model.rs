@@ -1,0 +1,196 @@
+//! A disk that takes the time another kind of disk would.
+//!
+//! [`Model`] is a layer: it passes each request to the back end beneath at once and keeps the
+//! outcome until the modelled disk would be done with it. So the data is real, over any back end,
+//! and the time is that of a hard disk or a solid-state disk as far as the back end is not slower
+//! itself. For given parameters, seed and times of arrival it always takes the same time.
+//!
+//! All queues of a disk share one mechanism, behind a lock that is held for some hundred
+//! nanoseconds. The formulas, and where the parameters come from, are in `docs/model.md`.
+
+mod hdd;
+mod ssd;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fathom_block::{Capabilities, Crossing, Layer, LayerQueue, Operation, Outcome, Request};
+
+pub use hdd::HddParameters;
+pub use ssd::SsdParameters;
+
+use hdd::Hdd;
+use ssd::Ssd;
+
+/// What a modelled disk is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Task {
+    Read,
+    /// Whether it is durable at its completion.
+    Write(bool),
+    Flush,
+    /// A range is freed or zeroed without moving data.
+    Forget,
+}
+
+/// When a request is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    /// At this time, in nanoseconds.
+    At(u64),
+    /// Not decided; ask again at this time, in nanoseconds.
+    AskAt(u64),
+}
+
+enum Mechanism {
+    Hdd(Box<Hdd>),
+    Ssd(Box<Ssd>),
+}
+
+struct State {
+    mechanism: Mechanism,
+    arrivals: u64,
+    /// When requests are done, by number, once that is decided.
+    done_ns: HashMap<u64, u64>,
+}
+
+impl State {
+    fn arrive(&mut self, task: Task, offset: u64, length: u64, now_ns: u64) -> u64 {
+        self.arrivals += 1;
+        let number = self.arrivals;
+        match &mut self.mechanism {
+            Mechanism::Hdd(disk) => {
+                disk.arrive(number, task, offset, length, now_ns, &mut self.done_ns);
+            }
+            Mechanism::Ssd(disk) => {
+                let done_ns = disk.arrive(task, offset, length, now_ns);
+                self.done_ns.insert(number, done_ns);
+            }
+        }
+        number
+    }
+
+    fn due(&mut self, number: u64, now_ns: u64) -> Due {
+        if let Mechanism::Hdd(disk) = &mut self.mechanism {
+            disk.advance(now_ns, &mut self.done_ns);
+            if !self.done_ns.contains_key(&number) {
+                return Due::AskAt(disk.free_ns().max(now_ns + 1));
+            }
+        }
+        Due::At(self.done_ns.get(&number).copied().unwrap_or(now_ns))
+    }
+
+    fn forget(&mut self, number: u64) {
+        self.done_ns.remove(&number);
+        if let Mechanism::Hdd(disk) = &mut self.mechanism {
+            disk.cancel(number);
+        }
+    }
+}
+
+/// A layer that gives the disk beneath another kind's timing.
+#[derive(Clone)]
+pub struct Model {
+    state: Arc<Mutex<State>>,
+    name: &'static str,
+    rotational: bool,
+}
+
+impl Model {
+    /// A hard disk.
+    pub fn hdd(parameters: HddParameters, seed: u64) -> Self {
+        Self::new("hdd", true, Mechanism::Hdd(Box::new(Hdd::new(parameters, seed))))
+    }
+
+    /// A solid-state disk.
+    pub fn ssd(parameters: SsdParameters, seed: u64) -> Self {
+        Self::new("ssd", false, Mechanism::Ssd(Box::new(Ssd::new(parameters, seed))))
+    }
+
+    fn new(name: &'static str, rotational: bool, mechanism: Mechanism) -> Self {
+        let state = State { mechanism, arrivals: 0, done_ns: HashMap::new() };
+        Self { state: Arc::new(Mutex::new(state)), name, rotational }
+    }
+}
+
+impl Layer for Model {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        Capabilities { rotational: self.rotational, ..below }
+    }
+
+    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
+        Box::new(ModelQueue { state: Arc::clone(&self.state) })
+    }
+}
+
+struct ModelQueue {
+    state: Arc<Mutex<State>>,
+}
+
+impl ModelQueue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands the outcome on if the modelled disk is done, and keeps it until then otherwise.
+    fn settle(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let number = *next.word(&mut request);
+        let now_ns = next.now_ns();
+        let mut state = self.state();
+        let due = if outcome.is_ok() { state.due(number, now_ns) } else { Due::At(now_ns) };
+        match due {
+            Due::At(done_ns) if done_ns <= now_ns => {
+                state.forget(number);
+                drop(state);
+                next.complete(request, outcome);
+            }
+            Due::At(deadline_ns) | Due::AskAt(deadline_ns) => {
+                drop(state);
+                next.hold(request, Some(outcome), deadline_ns);
+            }
+        }
+    }
+}
+
+impl LayerQueue for ModelQueue {
+    fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+        let task = match request.operation {
+            Operation::Read => Some(Task::Read),
+            Operation::Write => Some(Task::Write(request.flags.force_unit_access)),
+            Operation::Flush => Some(Task::Flush),
+            Operation::Discard | Operation::WriteZeroes => Some(Task::Forget),
+            // No disk is asked.
+            Operation::GetId | Operation::Extents => None,
+        };
+        if let Some(task) = task {
+            let now_ns = next.now_ns();
+            let number = self.state().arrive(task, request.offset, request.length, now_ns);
+            *next.word(&mut request) = number;
+        }
+        next.submit(request);
+    }
+
+    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        if *next.word(&mut request) == 0 {
+            next.complete(request, outcome);
+        } else {
+            self.settle(request, outcome, next);
+        }
+    }
+
+    fn resume(&mut self, request: Box<Request>, outcome: Option<Outcome>, next: &mut Crossing<'_>) {
+        match outcome {
+            Some(outcome) => self.settle(request, outcome, next),
+            None => next.submit(request),
+        }
+    }
+}
+
+/// The nanoseconds that `length` bytes take at `rate` bytes in a second.
+fn transfer_ns(length: u64, rate: f64) -> u64 {
+    (length as f64 / rate * 1e9) as u64
+}

@@ -1,0 +1,165 @@
+//! Crash points: whatever a store lets through before it dies, what was flushed is there.
+
+mod support;
+
+use std::sync::Arc;
+
+use fathom_block::{Backend, Layer};
+use fathom_layers::{Fault, FaultEffect, FaultRule};
+use fathom_sim::{
+    Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
+};
+
+const CAPACITY: u64 = 64 << 10;
+
+fn options() -> SimOptions {
+    SimOptions { journal: true, ..SimOptions::new(CAPACITY) }
+}
+
+fn workload(seed: u64) -> Workload {
+    let mut options = WorkloadOptions::new(CAPACITY);
+    options.length_max = 8 << 10;
+    // Mostly what matters after a crash.
+    options.weights = [10, 50, 12, 5, 5, 0, 0];
+    Workload::new(options, seed)
+}
+
+/// After any prefix of the writes that the store let through, and with any of the unflushed
+/// sectors lost, the image holds what was flushed.
+fn crash_points(stack: &str, seed: u64, faults: Vec<Arc<dyn Layer>>) {
+    let store = Arc::new(SimBackend::new(options(), seed));
+    let may_fail = !faults.is_empty();
+    let mut layers = support::layers(stack, seed);
+    layers.extend(faults);
+    let disk = support::disk(layers, Arc::clone(&store) as Arc<dyn Backend>);
+    let depth = 1 + (seed as usize * 5) % 16;
+    let options = HarnessOptions { queues: 2, depth, simulated: true };
+    let mut harness = Harness::new(&disk, &options, seed);
+    if may_fail {
+        harness.allow_errors();
+    }
+    let mut checked = 0;
+    let mut round = 0;
+    let mut inspect = |model: &fathom_sim::ModelDisk| {
+        let length = store.journal_length();
+        for prefix in checked..=length {
+            if let Err(violation) = model.check_crash(&store.image_after(prefix)) {
+                panic!("after {prefix} writes under {stack}: {violation}");
+            }
+        }
+        checked = length;
+        round += 1;
+        for attempt in 0..2 {
+            let image = store.crash(seed ^ (round << 8 | attempt));
+            if let Err(violation) = model.check_crash(&image) {
+                panic!("crash {attempt} in round {round} under {stack}: {violation}");
+            }
+        }
+    };
+    harness.run(&mut workload(seed), 120, &mut inspect);
+    harness.drain(&mut inspect);
+    // With nothing under way, what the model knows is all there is.
+    if let Err(violation) = harness.model().check_crash(&store.crash(seed)) {
+        panic!("at the end under {stack}: {violation}");
+    }
+}
+
+#[test]
+fn what_was_flushed_is_there() {
+    each_seed(6, |seed| {
+        for stack in support::STACKS {
+            crash_points(stack, seed, Vec::new());
+        }
+    });
+}
+
+#[test]
+fn what_was_flushed_is_there_although_writes_tear() {
+    each_seed(6, |seed| {
+        for stack in ["plain", "tap", "all"] {
+            let rules = [FaultEffect::Refused, FaultEffect::Late, FaultEffect::Short]
+                .into_iter()
+                .chain([FaultEffect::Torn])
+                .map(|effect| FaultRule { effect, rate: 0.08, ..FaultRule::default() })
+                .collect();
+            crash_points(stack, seed, vec![Arc::new(Fault::new(rules, seed))]);
+        }
+    });
+}
+
+/// Several lives: each begins with what the crash before left.
+#[test]
+fn a_disk_goes_on_after_each_crash() {
+    each_seed(6, |seed| {
+        let mut image = vec![0; CAPACITY as usize];
+        let mut workload = workload(seed);
+        for life in 0..5 {
+            let life_seed = seed * 100 + life;
+            let store = Arc::new(SimBackend::with_image(options(), life_seed, image));
+            let layers = support::layers("all", life_seed);
+            let disk = support::disk(layers, Arc::clone(&store) as Arc<dyn Backend>);
+            let mut harness = Harness::new(&disk, &HarnessOptions::default(), life_seed);
+            harness.model_mut().restart(&store.image());
+            // The crash comes with requests under way.
+            harness.run(&mut workload, 100, |_| {});
+            image = store.crash(life_seed);
+            if let Err(violation) = harness.model().check_crash(&image) {
+                panic!("life {life}: {violation}");
+            }
+        }
+    });
+}
+
+/// The suite finds what it is for: a layer that answers flushes without passing them on is caught.
+#[test]
+fn a_lie_about_flushes_is_found() {
+    struct Liar;
+
+    impl Layer for Liar {
+        fn name(&self) -> &'static str {
+            "liar"
+        }
+
+        fn capabilities(&self, below: fathom_block::Capabilities) -> fathom_block::Capabilities {
+            below
+        }
+
+        fn open_queue(&self, _queue: u64) -> Box<dyn fathom_block::LayerQueue> {
+            Box::new(Self)
+        }
+    }
+
+    impl fathom_block::LayerQueue for Liar {
+        fn submit(
+            &mut self,
+            request: Box<fathom_block::Request>,
+            next: &mut fathom_block::Crossing<'_>,
+        ) {
+            if request.operation == fathom_block::Operation::Flush {
+                next.complete(request, Ok(()));
+            } else {
+                next.submit(request);
+            }
+        }
+
+        fn complete(
+            &mut self,
+            request: Box<fathom_block::Request>,
+            outcome: fathom_block::Outcome,
+            next: &mut fathom_block::Crossing<'_>,
+        ) {
+            next.complete(request, outcome);
+        }
+    }
+
+    let found = (0..8).any(|seed| {
+        let store = Arc::new(SimBackend::new(options(), seed));
+        let disk = support::disk(vec![Arc::new(Liar)], Arc::clone(&store) as Arc<dyn Backend>);
+        let mut harness = Harness::new(&disk, &HarnessOptions::default(), seed);
+        let mut found = false;
+        harness.run(&mut workload(seed), 200, |_| {});
+        harness.drain(|model| found |= model.check_crash(&store.crash(seed)).is_err());
+        found
+    });
+    assert!(found, "a lost flush must not pass");
+}

@@ -1,0 +1,290 @@
+//! The modelled disks take the time that arithmetic says, and keep data as any other disk.
+
+mod support;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use fathom_backend::model::{HddParameters, Model, SsdParameters};
+use fathom_backend::{Memory, Null};
+use fathom_block::{Backend, Clock, Layer, Operation};
+use fathom_reactor::Reactor;
+use fathom_sim::{
+    Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
+};
+
+const TERABYTE: u64 = 1_000_000_000_000;
+
+/// What a closed loop of requests on one queue found.
+#[derive(Debug)]
+struct Found {
+    /// Requests in a second.
+    rate: f64,
+    /// Bytes in a second.
+    throughput: f64,
+    latency_mean_us: f64,
+    /// Every latency, in nanoseconds, in order of completion.
+    latencies_ns: Vec<u64>,
+}
+
+/// How the next request is chosen.
+#[derive(Clone, Copy, PartialEq)]
+enum Order {
+    Random,
+    Sequential,
+}
+
+/// Keeps `depth` requests of `length` bytes under way until `count` are done.
+fn drive(
+    model: &Model,
+    capacity: u64,
+    operation: impl Fn(u64) -> Operation,
+    order: Order,
+    length: u64,
+    depth: usize,
+    count: u64,
+) -> Found {
+    let disk = support::disk(vec![Arc::new(model.clone())], Arc::new(Null::new(capacity)));
+    let mut reactor = Reactor::new(8).unwrap();
+    let start_ns = 1_000_000_000;
+    let time_ns = Rc::new(Cell::new(start_ns));
+    let mut stack = disk.open_queue(&mut reactor, Clock::Simulated(Rc::clone(&time_ns))).unwrap();
+    let mut random = fastrand::Rng::with_seed(42);
+    let (mut submitted, mut latencies_ns) = (0, Vec::new());
+    while (latencies_ns.len() as u64) < count {
+        while stack.in_flight() < depth && submitted < count {
+            let mut request = stack.request();
+            request.operation = operation(submitted);
+            if request.operation.has_range() {
+                request.offset = match order {
+                    Order::Random => random.u64(0..capacity / length) * length,
+                    Order::Sequential => submitted * length,
+                };
+                request.length = length;
+                request.buffers.allocate(length as usize);
+            }
+            request.token = time_ns.get();
+            submitted += 1;
+            stack.submit(request, &mut reactor);
+        }
+        if !stack.has_completed() {
+            time_ns.set(stack.deadline_ns().expect("something is held"));
+            stack.advance(&mut reactor);
+        }
+        while let Some((request, outcome)) = stack.completed() {
+            assert_eq!(outcome, Ok(()));
+            latencies_ns.push(time_ns.get() - request.token);
+            stack.recycle(request);
+        }
+    }
+    let seconds = (time_ns.get() - start_ns) as f64 / 1e9;
+    let total: u64 = latencies_ns.iter().sum();
+    Found {
+        rate: count as f64 / seconds,
+        throughput: (count * length) as f64 / seconds,
+        latency_mean_us: total as f64 / count as f64 / 1e3,
+        latencies_ns,
+    }
+}
+
+fn reads(_: u64) -> Operation {
+    Operation::Read
+}
+
+fn writes(_: u64) -> Operation {
+    Operation::Write
+}
+
+fn within(what: &str, found: f64, low: f64, high: f64) {
+    println!("{what}: {found:.1}");
+    assert!((low..=high).contains(&found), "{what}: {found:.1} is not in {low}..{high}");
+}
+
+#[test]
+fn hdd_random_reads_take_a_seek_and_half_a_turn() {
+    let found = |depth, count| {
+        let model = Model::hdd(HddParameters::spanning(TERABYTE), 1);
+        drive(&model, TERABYTE, reads, Order::Random, 4096, depth, count)
+    };
+    // 8.5 ms to seek, 4.17 ms half a turn, 0.1 ms overhead: 12.8 ms.
+    let alone = found(1, 2000);
+    within("random reads, depth 1", alone.rate, 74.0, 83.0);
+    // Choosing the nearest of many saves most of both.
+    let queued = found(32, 4000);
+    within("random reads, depth 32", queued.rate, alone.rate * 2.0, 350.0);
+    let some = found(4, 3000);
+    assert!(alone.rate * 1.1 < some.rate && some.rate < queued.rate, "{}", some.rate);
+    println!("random reads, depth 4: {:.1}", some.rate);
+    let longest_ns = queued.latencies_ns.iter().max().unwrap();
+    assert!(*longest_ns < 2_000_000_000, "nobody starves: {longest_ns}");
+}
+
+#[test]
+fn hdd_random_writes_take_a_little_longer() {
+    let model = Model::hdd(HddParameters::spanning(TERABYTE), 1);
+    let found = drive(&model, TERABYTE, writes, Order::Random, 4096, 1, 2000);
+    within("random writes, depth 1", found.rate, 70.0, 80.0);
+}
+
+#[test]
+fn hdd_sequential_requests_run_at_the_rate_of_the_tracks() {
+    // Every eleventh part of a track's time is the switch to the next: 210 MB/s become 192.
+    for (what, operation, depth) in [
+        ("sequential reads, depth 1", reads as fn(u64) -> Operation, 1),
+        ("sequential reads, depth 8", reads, 8),
+        ("sequential writes, depth 8", writes, 8),
+    ] {
+        let model = Model::hdd(HddParameters::spanning(TERABYTE), 1);
+        let found = drive(&model, TERABYTE, operation, Order::Sequential, 128 << 10, depth, 4000);
+        within(what, found.throughput / 1e6, 150.0, 210.0);
+    }
+    // Alone and without a cache, a write comes just too late and waits a turn: 128 KiB in 8.3 ms.
+    let model = Model::hdd(HddParameters::spanning(TERABYTE), 1);
+    let found = drive(&model, TERABYTE, writes, Order::Sequential, 128 << 10, 1, 500);
+    within("sequential writes, depth 1", found.throughput / 1e6, 13.0, 17.0);
+    let cached = HddParameters { write_cache: 16 << 20, ..HddParameters::spanning(TERABYTE) };
+    let model = Model::hdd(cached, 1);
+    let found = drive(&model, TERABYTE, writes, Order::Sequential, 128 << 10, 1, 4000);
+    within("the same with a cache", found.throughput / 1e6, 130.0, 260.0);
+}
+
+#[test]
+fn hdd_inner_tracks_are_slower() {
+    let rate = |rate_outer| {
+        let model = Model::hdd(HddParameters { rate_outer, ..HddParameters::spanning(4 << 30) }, 1);
+        // The whole disk, from edge to edge.
+        drive(&model, 4 << 30, reads, Order::Sequential, 1 << 20, 4, 4096).throughput / 1e6
+    };
+    let (zoned, flat) = (rate(210e6), rate(100e6));
+    within("edge to edge", zoned, 120.0, 160.0);
+    within("edge to edge, no zones", flat, 85.0, 100.0);
+}
+
+#[test]
+fn hdd_flushes_wait_for_the_cache() {
+    let cached = HddParameters { write_cache: 8 << 20, ..HddParameters::spanning(TERABYTE) };
+    let model = Model::hdd(cached, 3);
+    // Sixteen random writes, then a flush.
+    let operation = |number| if number % 17 == 16 { Operation::Flush } else { Operation::Write };
+    let found = drive(&model, TERABYTE, operation, Order::Random, 4096, 1, 170);
+    for round in found.latencies_ns.chunks(17) {
+        let slowest_write = round[..16].iter().max().unwrap();
+        assert!(*slowest_write < 1_000_000, "a cached write took {slowest_write} ns");
+        assert!((30_000_000..200_000_000).contains(&round[16]), "a flush took {} ns", round[16]);
+    }
+}
+
+#[test]
+fn ssd_reads_are_as_many_as_dies_work() {
+    let found = |depth, count| {
+        let model = Model::ssd(SsdParameters::nvme(), 1);
+        drive(&model, TERABYTE, reads, Order::Random, 4096, depth, count)
+    };
+    // 10 µs overhead, 55 µs sensing, 3.4 µs channel, 1.2 µs link.
+    let alone = found(1, 2000);
+    within("random reads, depth 1, µs", alone.latency_mean_us, 66.0, 74.0);
+    // Thirty-two dies, of which a few are asked twice and a few not at all.
+    let many = found(32, 20_000);
+    within("random reads, depth 32, times depth 1", many.rate / alone.rate, 15.0, 28.0);
+    // No more than all dies together: 32 / 55 µs.
+    let most = found(512, 100_000);
+    within("random reads, depth 512", most.rate, 400_000.0, 582_000.0);
+}
+
+#[test]
+fn ssd_sequential_reads_fill_the_link() {
+    for (parameters, low, high) in
+        [(SsdParameters::nvme(), 2800.0, 3500.0), (SsdParameters::sata(), 480.0, 550.0)]
+    {
+        let model = Model::ssd(parameters, 1);
+        let found = drive(&model, TERABYTE, reads, Order::Sequential, 128 << 10, 32, 20_000);
+        within("sequential reads, MB/s", found.throughput / 1e6, low, high);
+    }
+}
+
+#[test]
+fn ssd_writes_are_taken_at_once_until_the_buffer_is_full() {
+    let model = Model::ssd(SsdParameters::nvme(), 1);
+    let short = drive(&model, TERABYTE, writes, Order::Random, 4096, 1, 1000);
+    within("writes into the buffer, µs", short.latency_mean_us, 10.0, 15.0);
+    let model = Model::ssd(SsdParameters::nvme(), 1);
+    let long = drive(&model, TERABYTE, writes, Order::Sequential, 128 << 10, 32, 60_000);
+    // 32 dies × 64 KiB in 700 µs, an erase in 1024 programs, 1.5 programmed for each written.
+    within("sustained writes, MB/s", long.throughput / 1e6, 1800.0, 2100.0);
+}
+
+#[test]
+fn ssd_reads_wait_behind_programs() {
+    let latency = |write_share: u64| {
+        let model = Model::ssd(SsdParameters::nvme(), 1);
+        let operation = move |number| {
+            if number % 4 < write_share { Operation::Write } else { Operation::Read }
+        };
+        drive(&model, TERABYTE, operation, Order::Random, 64 << 10, 8, 4000).latencies_ns
+    };
+    let last = |mut latencies: Vec<u64>| {
+        latencies.sort_unstable();
+        latencies[latencies.len() * 99 / 100]
+    };
+    let (quiet, busy) = (last(latency(0)), last(latency(2)));
+    assert!(quiet < 400_000, "99 % of quiet reads within {quiet} ns");
+    assert!(busy > 700_000, "a program or more in the way: {busy} ns");
+}
+
+#[test]
+fn the_same_seed_takes_the_same_time() {
+    for make in
+        [(|seed| Model::hdd(HddParameters::spanning(1 << 40), seed)) as fn(u64) -> Model, |seed| {
+            Model::ssd(SsdParameters::sata(), seed)
+        }]
+    {
+        let run = |seed| {
+            let mixed = |number: u64| match number % 5 {
+                0 => Operation::Write,
+                4 if number % 50 == 49 => Operation::Flush,
+                _ => Operation::Read,
+            };
+            drive(&make(seed), 1 << 40, mixed, Order::Random, 8192, 8, 500).latencies_ns
+        };
+        assert_eq!(run(5), run(5));
+        assert_ne!(run(5), run(6));
+    }
+}
+
+/// The seeded suite and the crash points, through the models.
+#[test]
+fn data_is_kept() {
+    const CAPACITY: u64 = 256 << 10;
+    each_seed(3, |seed| {
+        let cached = HddParameters { write_cache: 64 << 10, ..HddParameters::spanning(CAPACITY) };
+        for model in [
+            Model::hdd(HddParameters::spanning(CAPACITY), seed),
+            Model::hdd(cached, seed),
+            Model::ssd(SsdParameters::nvme(), seed),
+            Model::ssd(SsdParameters::sata(), seed),
+        ] {
+            let store = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), seed));
+            let backends: [Arc<dyn Backend>; 2] =
+                [Arc::new(Memory::new(CAPACITY)), Arc::clone(&store) as Arc<dyn Backend>];
+            for backend in backends {
+                let crashes = backend.name() == "sim";
+                let mut layers = support::layers("tap", seed);
+                layers.push(Arc::new(model.clone()) as Arc<dyn Layer>);
+                let disk = support::disk(layers, backend);
+                let mut harness = Harness::new(&disk, &HarnessOptions::default(), seed);
+                let mut workload = Workload::new(WorkloadOptions::new(CAPACITY), seed);
+                let mut round = 0;
+                harness.run(&mut workload, 200, |known| {
+                    round += 1;
+                    if crashes && round % 8 == 0 {
+                        if let Err(violation) = known.check_crash(&store.crash(round)) {
+                            panic!("crash in round {round}: {violation}");
+                        }
+                    }
+                });
+                harness.verify(CAPACITY);
+            }
+        }
+    });
+}

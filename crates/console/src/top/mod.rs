@@ -1,0 +1,129 @@
+//! `fathom top`: what the daemon's disks do, live.
+
+mod app;
+mod histogram;
+mod model;
+mod plain;
+mod screen;
+mod terminal;
+
+use std::{
+    io::{self, IsTerminal},
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use fathom_control::{Client, ClientError, Nanoseconds, Statistics};
+
+use crate::{
+    connection::ControlOptions,
+    failure::{Failure, Outcome},
+    output::{self, Format},
+};
+use model::{Interval, SortKey};
+
+/// Options of `fathom top`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+On a terminal this is a live view: ? shows its keys. Piped, or with --plain, it prints a line for
+each disk and interval; with --json an object for each interval, one a line. Rates and latencies are
+those of the interval; depth is the mean number of requests under way.
+
+Examples:
+  fathom top                             the live view
+  fathom top --interval 5s | tee log     a line for each disk every five seconds
+  fathom top --json --count 1 | jq       one interval, for a program")]
+pub struct TopOptions {
+    /// Time between two samples
+    #[arg(long, short, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    interval: Nanoseconds,
+    /// End after so many intervals
+    #[arg(long, short = 'n', value_name = "N")]
+    count: Option<u64>,
+    /// Order of the disks
+    #[arg(long, value_enum, default_value = "iops")]
+    sort: SortKey,
+    /// Only disks whose name or machine contains this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    filter: String,
+    /// Lines of text, also on a terminal
+    #[arg(long, conflicts_with = "json")]
+    plain: bool,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Times with or without a unit: `2` is two seconds.
+fn interval(text: &str) -> Result<Nanoseconds, String> {
+    let bare = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let text = if bare { format!("{text}s") } else { text.to_owned() };
+    let time: Nanoseconds = text.parse().map_err(|error| format!("{error}"))?;
+    match time.0 {
+        0..50_000_000 => Err("at least 50ms".into()),
+        3_600_000_000_001.. => Err("at most an hour".into()),
+        _ => Ok(time),
+    }
+}
+
+/// Carries out the command.
+pub fn run(options: &TopOptions) -> Outcome {
+    let client = options.control.client().with_limit(Duration::from_secs(5));
+    // Whether there is a daemon is said in the ordinary way, before the screen is taken.
+    let first = client.statistics()?;
+    let live = io::stdout().is_terminal() && io::stdin().is_terminal();
+    if live && !options.plain && !options.format.json {
+        return terminal::run(options, client, first);
+    }
+    lines(options, &client, first)
+}
+
+/// Prints interval after interval.
+fn lines(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
+    let pause = Duration::from_nanos(options.interval.0);
+    let mut before = first;
+    let mut next = Instant::now() + pause;
+    let mut printer = plain::Printer::default();
+    let mut printed = 0;
+    while options.count.is_none_or(|count| printed < count) {
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+        next = (next + pause).max(Instant::now());
+        let after = match client.statistics() {
+            Ok(after) => after,
+            Err(error @ ClientError::Refused(_)) => return Err(error.into()),
+            Err(error) => {
+                return Err(
+                    Failure::new(format!("the daemon is gone: {error}")).advise(error.remedy())
+                );
+            }
+        };
+        let mut interval = Interval::between(&before, &after);
+        interval.filter(&options.filter);
+        interval.sort(options.sort);
+        let text = if options.format.json {
+            serde_json::to_string(&interval)
+                .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?
+        } else {
+            printer.lines(&interval, output::width())
+        };
+        output::text_line(&text)?;
+        before = after;
+        printed += 1;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_seconds_unless_said_otherwise() {
+        assert_eq!(interval("2"), Ok(Nanoseconds(2_000_000_000)));
+        assert_eq!(interval("0.5"), Ok(Nanoseconds(500_000_000)));
+        assert_eq!(interval("250ms"), Ok(Nanoseconds(250_000_000)));
+        assert!(interval("1ms").is_err() && interval("").is_err() && interval("soon").is_err());
+    }
+}

@@ -1,0 +1,339 @@
+//! What happened between two samples.
+use std::cmp::Ordering;
+
+use clap::ValueEnum;
+use fathom_control::{DiskStatistics, Histogram, OperationStatistics, Statistics};
+use serde::Serialize;
+
+/// An order of disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SortKey {
+    /// Requests a second, most first
+    Iops,
+    /// Bytes a second, most first
+    Throughput,
+    /// Requests under way, most first
+    Depth,
+    /// 99th percentile of latency, longest first
+    Latency,
+    /// Failed requests, most first
+    Errors,
+    /// Name
+    Name,
+}
+
+impl SortKey {
+    /// All, in the order of the columns.
+    pub const ALL: [Self; 6] =
+        [Self::Name, Self::Iops, Self::Throughput, Self::Depth, Self::Latency, Self::Errors];
+
+    /// The key's name on the screen.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Iops => "IOPS",
+            Self::Throughput => "throughput",
+            Self::Depth => "depth",
+            Self::Latency => "latency",
+            Self::Errors => "errors",
+            Self::Name => "name",
+        }
+    }
+
+    /// The key that many columns further on.
+    #[must_use]
+    pub fn step(self, by: isize) -> Self {
+        let position = Self::ALL.iter().position(|&key| key == self).unwrap_or(0) as isize;
+        Self::ALL[(position + by).rem_euclid(Self::ALL.len() as isize) as usize]
+    }
+}
+
+/// All disks in one interval.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Interval {
+    /// Its end, in nanoseconds since 1970.
+    pub unix_time_ns: u64,
+    /// Its length.
+    pub seconds: f64,
+    /// All disks together.
+    pub total: Activity,
+    /// The disks.
+    pub disks: Vec<Disk>,
+}
+
+/// One disk in one interval.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Disk {
+    /// Its name.
+    pub name: String,
+    /// The virtual machine that it belongs to.
+    pub vm: String,
+    /// Its size.
+    pub capacity_bytes: u64,
+    /// Whether it has a tap; without one nothing is known of it.
+    pub counted: bool,
+    /// What it did.
+    #[serde(flatten)]
+    pub activity: Activity,
+    /// What it did by operation.
+    pub operations: Vec<Operation>,
+}
+
+/// What was done, in total.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Activity {
+    /// Reads a second.
+    pub reads_per_second: f64,
+    /// Writes a second.
+    pub writes_per_second: f64,
+    /// Other requests a second: flushes, discards, …
+    pub others_per_second: f64,
+    /// Bytes read a second.
+    pub read_bytes_per_second: f64,
+    /// Bytes written a second.
+    pub write_bytes_per_second: f64,
+    /// Mean number of requests under way.
+    pub depth: f64,
+    /// Requests under way at the end.
+    pub in_flight: u64,
+    /// Median latency of reads and writes.
+    pub latency_ns_p50: u64,
+    /// Their 99th percentile.
+    pub latency_ns_p99: u64,
+    /// Their longest.
+    pub latency_ns_max: u64,
+    /// Requests that failed in the interval.
+    pub errors: u64,
+    /// Requests that were refused in the interval.
+    pub refused: u64,
+}
+
+impl Activity {
+    /// All requests a second.
+    pub fn iops(&self) -> f64 {
+        self.reads_per_second + self.writes_per_second + self.others_per_second
+    }
+
+    /// All bytes a second.
+    pub fn bytes_per_second(&self) -> f64 {
+        self.read_bytes_per_second + self.write_bytes_per_second
+    }
+}
+
+/// One operation of a disk.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Operation {
+    /// Its name.
+    pub operation: String,
+    /// Requests a second.
+    pub per_second: f64,
+    /// Bytes a second.
+    pub bytes_per_second: f64,
+    /// Mean number of requests under way, of those that succeeded.
+    pub depth: f64,
+    /// Median latency.
+    pub latency_ns_p50: u64,
+    /// 99th percentile.
+    pub latency_ns_p99: u64,
+    /// Longest latency.
+    pub latency_ns_max: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// All latencies.
+    #[serde(skip)]
+    pub latency: Histogram,
+}
+
+impl Interval {
+    /// What happened between two samples. A disk that is new, or counts anew, has done nothing
+    /// yet: since when it counts is not known.
+    pub fn between(before: &Statistics, after: &Statistics) -> Self {
+        let nanoseconds = after.time_ns.saturating_sub(before.time_ns).max(1);
+        let seconds = nanoseconds as f64 / 1e9;
+        let mut all = Histogram::default();
+        let mut total = Activity::default();
+        let disks: Vec<Disk> = after
+            .disks
+            .iter()
+            .map(|disk| {
+                let earlier = before.disk(&disk.name).filter(|old| old.instance == disk.instance);
+                let change = disk.since(earlier.unwrap_or(disk));
+                let latency = latency(&change);
+                all.merge(&latency);
+                let row = Disk::new(&change, &latency, seconds);
+                total.add(&row.activity);
+                row
+            })
+            .collect();
+        total.set_latency(&all);
+        Self { unix_time_ns: after.unix_time_ns, seconds, total, disks }
+    }
+
+    /// Leaves the disks whose name or machine contains the text. The total stays.
+    pub fn filter(&mut self, text: &str) {
+        let text = text.to_lowercase();
+        self.disks.retain(|disk| {
+            disk.name.to_lowercase().contains(&text) || disk.vm.to_lowercase().contains(&text)
+        });
+    }
+
+    /// Brings the disks in an order; equal ones by name.
+    pub fn sort(&mut self, key: SortKey) {
+        let value = |disk: &Disk| match key {
+            SortKey::Iops => disk.activity.iops(),
+            SortKey::Throughput => disk.activity.bytes_per_second(),
+            SortKey::Depth => disk.activity.depth,
+            SortKey::Latency => disk.activity.latency_ns_p99 as f64,
+            SortKey::Errors => disk.activity.errors as f64,
+            SortKey::Name => 0.0,
+        };
+        self.disks.sort_by(|left, right| {
+            let order = value(right).partial_cmp(&value(left)).unwrap_or(Ordering::Equal);
+            order.then_with(|| left.name.cmp(&right.name))
+        });
+    }
+}
+
+/// The latencies of reads and writes together: those that somebody waits for most.
+fn latency(disk: &DiskStatistics) -> Histogram {
+    let mut latency = Histogram::default();
+    for name in ["read", "write"] {
+        if let Some(operation) = disk.operation(name) {
+            latency.merge(&operation.latency);
+        }
+    }
+    latency
+}
+
+impl Disk {
+    fn new(change: &DiskStatistics, latency: &Histogram, seconds: f64) -> Self {
+        let operations: Vec<Operation> =
+            change.operations.iter().map(|operation| Operation::new(operation, seconds)).collect();
+        let of = |name| operations.iter().find(|o| o.operation == name);
+        let rate = |name| of(name).map_or(0.0, |o| o.per_second);
+        let bytes = |name| of(name).map_or(0.0, |o| o.bytes_per_second);
+        let all: f64 = operations.iter().map(|operation| operation.per_second).sum();
+        let mut activity = Activity {
+            reads_per_second: rate("read"),
+            writes_per_second: rate("write"),
+            others_per_second: (all - rate("read") - rate("write")).max(0.0),
+            read_bytes_per_second: bytes("read"),
+            write_bytes_per_second: bytes("write"),
+            depth: change.depth_ns as f64 / 1e9 / seconds,
+            in_flight: change.in_flight,
+            errors: operations.iter().map(|operation| operation.errors).sum(),
+            refused: change.refused,
+            ..Activity::default()
+        };
+        activity.set_latency(latency);
+        Self {
+            name: change.name.clone(),
+            vm: change.vm.clone(),
+            capacity_bytes: change.capacity_bytes,
+            counted: change.counted,
+            activity,
+            operations,
+        }
+    }
+}
+
+impl Operation {
+    fn new(change: &OperationStatistics, seconds: f64) -> Self {
+        Self {
+            operation: change.operation.clone(),
+            per_second: change.count as f64 / seconds,
+            bytes_per_second: change.bytes as f64 / seconds,
+            depth: change.latency_sum_ns as f64 / 1e9 / seconds,
+            latency_ns_p50: change.latency.percentile(50.0),
+            latency_ns_p99: change.latency.percentile(99.0),
+            latency_ns_max: change.latency.max(),
+            errors: change.errors,
+            latency: change.latency.clone(),
+        }
+    }
+}
+
+impl Activity {
+    fn add(&mut self, other: &Self) {
+        self.reads_per_second += other.reads_per_second;
+        self.writes_per_second += other.writes_per_second;
+        self.others_per_second += other.others_per_second;
+        self.read_bytes_per_second += other.read_bytes_per_second;
+        self.write_bytes_per_second += other.write_bytes_per_second;
+        self.depth += other.depth;
+        self.in_flight += other.in_flight;
+        self.errors += other.errors;
+        self.refused += other.refused;
+    }
+
+    fn set_latency(&mut self, latency: &Histogram) {
+        self.latency_ns_p50 = latency.percentile(50.0);
+        self.latency_ns_p99 = latency.percentile(99.0);
+        self.latency_ns_max = latency.max();
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A sample of disks that have done so many reads and twice as many writes.
+    pub fn sample(time_ns: u64, disks: &[(&str, u64)]) -> Statistics {
+        let operation = |name: &str, count: u64, latency_ns: u64| {
+            let mut latency = Histogram::default();
+            latency.record(latency_ns, count);
+            OperationStatistics {
+                operation: name.into(),
+                count,
+                bytes: count * 4096,
+                latency_sum_ns: count * latency_ns,
+                latency,
+                ..OperationStatistics::default()
+            }
+        };
+        let disks = disks.iter().map(|&(name, count)| DiskStatistics {
+            name: name.into(),
+            vm: "guest".into(),
+            capacity_bytes: 10 << 30,
+            instance: 1,
+            counted: true,
+            depth_ns: count * 20_000 + 2 * count * 100_000 + count / 10 * 3_000_000,
+            operations: vec![
+                operation("read", count, 20_000),
+                operation("write", 2 * count, 100_000),
+                operation("flush", count / 10, 3_000_000),
+            ],
+            ..DiskStatistics::default()
+        });
+        Statistics { time_ns, unix_time_ns: time_ns, disks: disks.collect() }
+    }
+
+    #[test]
+    fn rates_depth_and_percentiles_are_those_of_the_interval() {
+        let before = sample(1_000_000_000, &[("a", 1000), ("b", 50)]);
+        let after = sample(3_000_000_000, &[("a", 3000), ("b", 50), ("new", 700)]);
+        let mut interval = Interval::between(&before, &after);
+        interval.sort(SortKey::Iops);
+        let a = &interval.disks[0];
+        assert_eq!((a.name.as_str(), interval.seconds), ("a", 2.0));
+        assert!((a.activity.reads_per_second - 1000.0).abs() < 1e-6);
+        assert!((a.activity.writes_per_second - 2000.0).abs() < 1e-6);
+        assert!((a.activity.others_per_second - 100.0).abs() < 1e-6);
+        // 1000 × 20 µs + 2000 × 100 µs + 100 × 3 ms in each second.
+        assert!((a.activity.depth - 0.52).abs() < 1e-6);
+        assert!((96_000..=104_000).contains(&a.activity.latency_ns_p50));
+        // What a new disk did before is not of this interval.
+        let new = interval.disks.iter().find(|disk| disk.name == "new").expect("it is there");
+        assert!(new.activity.iops() < 1e-9);
+        assert!((interval.total.reads_per_second - 1000.0).abs() < 1e-6);
+        interval.filter("NE");
+        assert_eq!(interval.disks.len(), 1);
+    }
+
+    #[test]
+    fn keys_go_round() {
+        for key in SortKey::ALL {
+            assert_eq!(key.step(1).step(-1), key);
+            assert_eq!(key.step(6), key);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Intervals as lines of text.
+use crate::output::{latency, rate, short_number, table::shorten};
+
+use super::model::{Activity, Interval};
+
+/// The heading is repeated after so many lines.
+const HEADING_EVERY: usize = 24;
+
+/// Prints lines under a heading.
+#[derive(Default)]
+pub struct Printer {
+    lines_since_heading: Option<usize>,
+    name_width: usize,
+}
+
+impl Printer {
+    /// An interval: a line for each disk.
+    pub fn lines(&mut self, interval: &Interval, width: Option<usize>) -> String {
+        let mut lines = Vec::new();
+        let widest = interval.disks.iter().map(|disk| disk.name.chars().count()).max();
+        self.name_width = self.name_width.max(widest.unwrap_or(0)).clamp(5, 32);
+        let due = self.lines_since_heading.is_none_or(|lines| lines >= HEADING_EVERY);
+        if due {
+            self.lines_since_heading = Some(0);
+            lines.push(self.heading());
+        }
+        let time = clock(interval.unix_time_ns);
+        for disk in &interval.disks {
+            let name = shorten(&disk.name, self.name_width);
+            let name_width = self.name_width;
+            lines.push(if disk.counted {
+                format!("{time}  {name:<name_width$}{}", cells(&disk.activity))
+            } else {
+                format!("{time}  {name:<name_width$}  not measured: it has no tap")
+            });
+        }
+        if interval.disks.is_empty() {
+            lines.push(format!("{time}  no disks"));
+        }
+        self.lines_since_heading =
+            self.lines_since_heading.map(|count| count + interval.disks.len().max(1));
+        let fit = |line: &String| width.map_or_else(|| line.clone(), |width| shorten(line, width));
+        lines.iter().map(fit).collect::<Vec<_>>().join("\n")
+    }
+
+    fn heading(&self) -> String {
+        let name_width = self.name_width;
+        format!(
+            "{:<8}  {:<name_width$}  {:>7} {:>7} {:>11} {:>11} {:>6} {:>8} {:>8} {:>8} {:>6}",
+            "TIME",
+            "DISK",
+            "READ/S",
+            "WRITE/S",
+            "READ",
+            "WRITE",
+            "DEPTH",
+            "P50",
+            "P99",
+            "MAX",
+            "ERRORS"
+        )
+    }
+}
+
+fn cells(activity: &Activity) -> String {
+    format!(
+        "  {:>7} {:>7} {:>11} {:>11} {:>6.1} {:>8} {:>8} {:>8} {:>6}",
+        short_number(activity.reads_per_second),
+        short_number(activity.writes_per_second),
+        rate(activity.read_bytes_per_second),
+        rate(activity.write_bytes_per_second),
+        activity.depth,
+        latency(activity.latency_ns_p50),
+        latency(activity.latency_ns_p99),
+        latency(activity.latency_ns_max),
+        activity.errors
+    )
+}
+
+/// The time of day in the host's time zone.
+pub fn clock(unix_time_ns: u64) -> String {
+    let seconds = (unix_time_ns / 1_000_000_000) as libc::time_t;
+    let mut time = std::mem::MaybeUninit::<libc::tm>::zeroed();
+    // SAFETY: both point to local variables, and a zeroed `tm` is valid if nothing is written.
+    let time = unsafe {
+        libc::localtime_r(&raw const seconds, time.as_mut_ptr());
+        time.assume_init()
+    };
+    format!("{:02}:{:02}:{:02}", time.tm_hour, time.tm_min, time.tm_sec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::tests::sample;
+    use super::*;
+
+    #[test]
+    fn lines_stand_under_their_heading() {
+        let before = sample(1_000_000_000, &[("root", 1000), ("a-long-name", 50)]);
+        let after = sample(2_000_000_000, &[("root", 25_000), ("a-long-name", 50)]);
+        let interval = Interval::between(&before, &after);
+        let mut printer = Printer::default();
+        let text = printer.lines(&interval, None);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert_eq!(lines[0].chars().count(), lines[1].chars().count(), "{text}");
+        assert!(lines[1].contains("24.0k") && lines[1].contains("48.0k"), "{text}");
+        assert!(lines[2].contains('–'), "{text}");
+        assert_eq!(printer.lines(&interval, Some(40)).lines().count(), 2);
+    }
+}

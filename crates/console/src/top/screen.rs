@@ -1,0 +1,497 @@
+//! The live view, drawn.
+use ratatui::{
+    Frame,
+    layout::{Constraint, Flex, Layout, Rect},
+    style::{Color, Modifier, Style},
+    text::{Line, Span},
+    widgets::{Block, Clear, Paragraph},
+};
+use unicode_width::UnicodeWidthStr;
+
+use super::{
+    app::{App, Page},
+    histogram::{bars, horizontal, sparkline},
+    model::{Activity, Disk, Interval, Operation, SortKey},
+    plain::clock,
+};
+use crate::output::{latency, short_bytes, short_number, table::shorten};
+
+const KEYS: &[(&str, &str)] = &[
+    ("↑ ↓ j k", "select a disk"),
+    ("Enter →", "the disk by operation"),
+    ("Esc ←", "back; ends a filter"),
+    ("i t d l e n", "order by IOPS, throughput, depth, latency, errors, name"),
+    ("< >", "order by the column before, after"),
+    ("/", "filter by name or machine"),
+    ("Space p", "hold the screen, go on"),
+    ("+ -", "longer, shorter intervals"),
+    ("? h", "this help"),
+    ("q Ctrl-C", "leave"),
+];
+
+/// The colours, or none.
+#[derive(Clone, Copy)]
+struct Theme(bool);
+
+impl Theme {
+    fn colour(self, colour: Color) -> Style {
+        if self.0 { Style::new().fg(colour) } else { Style::new() }
+    }
+
+    fn dim(self) -> Style {
+        if self.0 { Style::new().fg(Color::DarkGray) } else { Style::new() }
+    }
+
+    fn bold(self) -> Style {
+        let _ = self;
+        Style::new().add_modifier(Modifier::BOLD)
+    }
+
+    fn selected(self) -> Style {
+        let _ = self;
+        Style::new().add_modifier(Modifier::REVERSED)
+    }
+}
+
+/// Draws the state.
+pub fn draw(frame: &mut Frame<'_>, app: &App, colours: bool) {
+    let theme = Theme(colours);
+    let [title, body, footer] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
+            .areas(frame.area());
+    draw_title(frame, title, app, theme);
+    match (&app.page, &app.shown) {
+        (_, None) => {
+            let text = format!("\nMeasuring for {} …", seconds(app.interval.as_secs_f64()));
+            frame.render_widget(Paragraph::new(text), body);
+        }
+        (Page::Disks, Some(interval)) => draw_disks(frame, body, app, interval, theme),
+        (Page::Disk(name), Some(_)) => match app.disk(name) {
+            Some(disk) => draw_disk(frame, body, app, disk, theme),
+            None => {
+                let text = format!("\nThe daemon does not serve {name} any more. Esc leads back.");
+                frame.render_widget(Paragraph::new(text), body);
+            }
+        },
+    }
+    draw_footer(frame, footer, app, theme);
+    if app.help {
+        draw_help(frame, theme);
+    }
+}
+
+fn seconds(seconds: f64) -> String {
+    if seconds < 1.0 { format!("{:.0} ms", seconds * 1e3) } else { format!("{seconds:.0} s") }
+}
+
+fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
+    let mut state = vec![seconds(app.interval.as_secs_f64()), format!("by {}", app.sort.name())];
+    if !app.filter.is_empty() && !app.typing {
+        state.push(format!("only “{}”", app.filter));
+    }
+    let time = app.shown.as_ref().map_or_else(String::new, |shown| clock(shown.unix_time_ns));
+    state.push(if app.paused { format!("held at {time}") } else { time });
+    let state = state.join(" · ");
+    let room = usize::from(area.width);
+    let gap = room.saturating_sub("Fathom".width() + state.width());
+    // On a narrow terminal the name gives way to what changes.
+    let line = if gap == 0 {
+        Line::from(shorten(&state, room))
+    } else {
+        Line::from(vec![
+            Span::styled("Fathom", theme.bold()),
+            Span::raw(" ".repeat(gap)),
+            Span::styled(state, if app.paused { theme.colour(Color::Yellow) } else { theme.dim() }),
+        ])
+    };
+    frame.render_widget(Paragraph::new(line), area);
+}
+
+fn draw_footer(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
+    let room = usize::from(area.width);
+    let line = if let Some(trouble) = &app.trouble {
+        let text = format!("No sample: {trouble}; trying again");
+        Line::styled(shorten(&text, room), theme.colour(Color::Red))
+    } else if app.typing {
+        Line::from(format!("Filter: {}█", app.filter))
+    } else if app.page == Page::Disks {
+        let text =
+            "? help  Enter operations  / filter  < > order  Space hold  + - interval  q quit";
+        Line::styled(shorten(text, room), theme.dim())
+    } else {
+        let text = "Esc back  ↑ ↓ other disks  Space hold  + - interval  ? help  q quit";
+        Line::styled(shorten(text, room), theme.dim())
+    };
+    frame.render_widget(Paragraph::new(line), area);
+}
+
+/// A column of the disks' table.
+struct Column {
+    heading: &'static str,
+    width: usize,
+    /// Wider terminals show columns of higher numbers too.
+    rank: u8,
+    key: Option<SortKey>,
+    value: fn(&Activity) -> String,
+}
+
+const COLUMNS: &[Column] = &[
+    Column {
+        heading: "READ/S",
+        width: 7,
+        rank: 0,
+        key: Some(SortKey::Iops),
+        value: |a| short_number(a.reads_per_second),
+    },
+    Column {
+        heading: "WRITE/S",
+        width: 7,
+        rank: 0,
+        key: Some(SortKey::Iops),
+        value: |a| short_number(a.writes_per_second),
+    },
+    Column {
+        heading: "OTHER/S",
+        width: 7,
+        rank: 8,
+        key: None,
+        value: |a| short_number(a.others_per_second),
+    },
+    Column {
+        heading: "READ B/S",
+        width: 8,
+        rank: 3,
+        key: Some(SortKey::Throughput),
+        value: |a| short_bytes(a.read_bytes_per_second),
+    },
+    Column {
+        heading: "WRITE B/S",
+        width: 9,
+        rank: 3,
+        key: Some(SortKey::Throughput),
+        value: |a| short_bytes(a.write_bytes_per_second),
+    },
+    Column {
+        heading: "DEPTH",
+        width: 5,
+        rank: 4,
+        key: Some(SortKey::Depth),
+        value: |a| format!("{:.1}", a.depth),
+    },
+    Column { heading: "P50", width: 7, rank: 2, key: None, value: |a| latency(a.latency_ns_p50) },
+    Column {
+        heading: "P99",
+        width: 7,
+        rank: 1,
+        key: Some(SortKey::Latency),
+        value: |a| latency(a.latency_ns_p99),
+    },
+    Column { heading: "MAX", width: 7, rank: 6, key: None, value: |a| latency(a.latency_ns_max) },
+    Column {
+        heading: "ERRORS",
+        width: 6,
+        rank: 7,
+        key: Some(SortKey::Errors),
+        value: |a| a.errors.to_string(),
+    },
+];
+
+/// The rank of the line of recent rates.
+const RECENT_RANK: u8 = 5;
+const RECENT_WIDTH: usize = 12;
+const RECENT_WIDTH_MAX: usize = 60;
+const NAME_WIDTH: usize = 10;
+
+/// Which columns fit, and how wide name and recent rates are.
+fn layout(room: usize, errors: bool, name_width: usize) -> (Vec<&'static Column>, usize, usize) {
+    // Errors are shown however narrow the terminal is.
+    let rank = |column: &Column| if errors && column.heading == "ERRORS" { 0 } else { column.rank };
+    let width = |limit: u8| {
+        let columns: usize = COLUMNS.iter().filter(|c| rank(c) <= limit).map(|c| c.width + 1).sum();
+        columns + if limit >= RECENT_RANK { RECENT_WIDTH + 2 } else { 0 }
+    };
+    let limit = (0..=8).rev().find(|&limit| NAME_WIDTH + width(limit) <= room).unwrap_or(0);
+    let columns = COLUMNS.iter().filter(|column| rank(column) <= limit).collect();
+    let spare = room.saturating_sub(NAME_WIDTH + width(limit));
+    let name = NAME_WIDTH + spare.min(name_width.saturating_sub(NAME_WIDTH));
+    let recent = if limit >= RECENT_RANK {
+        (RECENT_WIDTH + spare - (name - NAME_WIDTH)).min(RECENT_WIDTH_MAX)
+    } else {
+        0
+    };
+    (columns, name, recent)
+}
+
+fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval, theme: Theme) {
+    let errors = interval.total.errors > 0;
+    let names = interval.disks.iter().map(|disk| label(disk).width()).max().unwrap_or(0);
+    let (columns, name_width, recent) = layout(area.width.into(), errors, names);
+
+    let heading = |column: &&Column| {
+        let text = format!(" {:>1$}", column.heading, column.width);
+        let sorted = column.key == Some(app.sort);
+        Span::styled(text, if sorted { theme.bold() } else { theme.dim() })
+    };
+    let name_style = if app.sort == SortKey::Name { theme.bold() } else { theme.dim() };
+    let mut spans = vec![Span::styled(format!("{:<name_width$}", "DISK"), name_style)];
+    spans.extend(columns.iter().map(heading));
+    if recent > 0 {
+        spans.push(Span::styled("  RECENT IOPS", theme.dim()));
+    }
+    let mut lines = vec![Line::default(), Line::from(spans)];
+
+    let total = Disk {
+        name: format!("all {}", interval.disks.len()),
+        counted: true,
+        activity: interval.total.clone(),
+        ..Disk::default()
+    };
+    // What remains below title, heading and the total.
+    let room = usize::from(area.height).saturating_sub(4);
+    let selected = app.selected_index().unwrap_or(0);
+    let first = (selected + 1).saturating_sub(room.max(1));
+    for disk in interval.disks.iter().skip(first).take(room) {
+        let mut line = row(disk, &columns, name_width, theme);
+        if recent > 0 {
+            let text = format!("  {}", sparkline(app.history(&disk.name), recent));
+            line.push_span(Span::styled(text, theme.colour(Color::Cyan)));
+        }
+        let is_selected = app.selected.as_ref() == Some(&disk.name);
+        lines.push(if is_selected { line.patch_style(theme.selected()) } else { line });
+    }
+    if interval.disks.is_empty() {
+        let text = if app.filter.is_empty() {
+            "The daemon serves no disk: `fathom disk add` adds one."
+        } else {
+            "No disk's name contains that; Esc ends the filter."
+        };
+        lines.push(Line::from(text));
+    } else if app.filter.is_empty() {
+        lines.push(row(&total, &columns, name_width, theme).patch_style(theme.bold()));
+    }
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn label(disk: &Disk) -> String {
+    if disk.vm.is_empty() { disk.name.clone() } else { format!("{} {}", disk.name, disk.vm) }
+}
+
+fn row(disk: &Disk, columns: &[&Column], name_width: usize, theme: Theme) -> Line<'static> {
+    let name = shorten(&disk.name, name_width);
+    let machine = shorten(&disk.vm, name_width.saturating_sub(name.width() + 1));
+    let gap = name_width - name.width() - machine.width();
+    let failed = disk.activity.errors > 0;
+    let name_style = if failed { theme.colour(Color::Red) } else { Style::new() };
+    let mut spans = vec![Span::styled(name, name_style)];
+    if disk.vm.is_empty() || machine.is_empty() {
+        spans.push(Span::raw(" ".repeat(gap + machine.width())));
+    } else {
+        spans.push(Span::styled(format!(" {machine}"), theme.dim()));
+        spans.push(Span::raw(" ".repeat(gap - 1)));
+    }
+    if !disk.counted {
+        spans.push(Span::styled(" not measured: it has no tap", theme.dim()));
+        return Line::from(spans);
+    }
+    let idle = disk.activity.iops() <= 0.0;
+    for column in columns {
+        let text = format!(" {:>1$}", (column.value)(&disk.activity), column.width);
+        let style = match column.heading {
+            "ERRORS" if failed => theme.colour(Color::Red),
+            _ if idle => theme.dim(),
+            _ => Style::new(),
+        };
+        spans.push(Span::styled(text, style));
+    }
+    Line::from(spans)
+}
+
+fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: Theme) {
+    let room = usize::from(area.width);
+    let size = fathom_control::Bytes(disk.capacity_bytes).to_string();
+    let machine =
+        if disk.vm.is_empty() { String::new() } else { format!(" of machine {}", disk.vm) };
+    let facts = format!(
+        "{machine}, {size}, {} under way, {} refused",
+        disk.activity.in_flight, disk.activity.refused
+    );
+    let mut lines = vec![
+        Line::default(),
+        Line::from(vec![
+            Span::styled(disk.name.clone(), theme.bold()),
+            Span::raw(shorten(&facts, room.saturating_sub(disk.name.width()))),
+        ]),
+        Line::styled(sparkline(app.history(&disk.name), room), theme.colour(Color::Cyan)),
+        Line::default(),
+    ];
+    if !disk.counted {
+        lines.push(Line::from("It has no tap, so nothing is measured."));
+    }
+    let used: Vec<&Operation> =
+        disk.operations.iter().filter(|operation| operation.per_second > 0.0).collect();
+    lines.extend(operation_table(&used, room, theme));
+    lines.push(Line::default());
+    let left = usize::from(area.height).saturating_sub(lines.len() + 1);
+    lines.extend(distribution(&used, room, left, theme));
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn operation_table(operations: &[&Operation], room: usize, theme: Theme) -> Vec<Line<'static>> {
+    if operations.is_empty() {
+        return vec![Line::styled("Idle.", theme.dim())];
+    }
+    let format = |cells: [String; 9]| {
+        let widths = [7, 6, 7, 6, 7, 7, 7, 6];
+        let mut line = format!("{:<12}", cells[0]);
+        for (cell, width) in cells[1..].iter().zip(widths) {
+            line += &format!(" {cell:>width$}");
+        }
+        shorten(line.trim_end(), room)
+    };
+    let heading = ["OPERATION", "/S", "B/S", "SIZE", "DEPTH", "P50", "P99", "MAX", "ERRORS"];
+    let mut lines = vec![Line::styled(format(heading.map(str::to_owned)), theme.dim())];
+    for operation in operations {
+        let text = format([
+            operation.operation.clone(),
+            short_number(operation.per_second),
+            short_bytes(operation.bytes_per_second),
+            short_bytes(operation.bytes_per_second / operation.per_second),
+            format!("{:.1}", operation.depth),
+            latency(operation.latency_ns_p50),
+            latency(operation.latency_ns_p99),
+            latency(operation.latency_ns_max),
+            operation.errors.to_string(),
+        ]);
+        let failed = operation.errors > 0;
+        lines
+            .push(Line::styled(text, if failed { theme.colour(Color::Red) } else { Style::new() }));
+    }
+    lines
+}
+
+/// The latencies of up to three operations side by side.
+fn distribution(
+    operations: &[&Operation],
+    room: usize,
+    height: usize,
+    theme: Theme,
+) -> Vec<Line<'static>> {
+    const LABEL: usize = 10;
+    const SHARE: usize = 5;
+    let mut busiest: Vec<&Operation> = operations.to_vec();
+    busiest.sort_by(|left, right| right.per_second.total_cmp(&left.per_second));
+    busiest.truncate((room.saturating_sub(LABEL) / 22).clamp(1, 3));
+    if busiest.is_empty() || height < 2 {
+        return Vec::new();
+    }
+    let width = room.saturating_sub(LABEL) / busiest.len();
+    let latencies: Vec<_> = busiest.iter().map(|operation| &operation.latency).collect();
+    let rows = bars(&latencies, height - 1);
+    // The longest bar takes all of its column.
+    let longest = rows.iter().flat_map(|bar| &bar.shares).copied().fold(0.0, f64::max);
+    let mut heading = vec![Span::styled(format!("{:<LABEL$}", "LATENCY"), theme.dim())];
+    for operation in &busiest {
+        let text = shorten(&format!("{} latency", operation.operation), width - 1);
+        heading.push(Span::styled(format!("{text:<width$}"), theme.dim()));
+    }
+    let mut lines = vec![Line::from(heading)];
+    let colours = [Color::Cyan, Color::Magenta, Color::Yellow];
+    for bar in rows {
+        let mut spans = vec![Span::raw(format!("{:>1$} ", bar.label, LABEL - 1))];
+        for (share, colour) in bar.shares.iter().zip(colours) {
+            let block = horizontal(share / longest, width.saturating_sub(SHARE + 2));
+            let percent = match share * 100.0 {
+                0.0 => String::new(),
+                p if p < 0.95 => " <1 %".to_owned(),
+                p => format!(" {p:.0} %"),
+            };
+            let padding = " ".repeat(width.saturating_sub(block.width() + percent.width()));
+            spans.push(Span::styled(block, theme.colour(colour)));
+            spans.push(Span::raw(percent + &padding));
+        }
+        lines.push(Line::from(spans));
+    }
+    lines
+}
+
+fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
+    let widest = KEYS.iter().map(|(_, text)| text.width()).max().unwrap_or(0) + 18;
+    let area = frame.area();
+    let [area] =
+        Layout::horizontal([Constraint::Length(widest as u16)]).flex(Flex::Center).areas(area);
+    let [area] = Layout::vertical([Constraint::Length(KEYS.len() as u16 + 6)])
+        .flex(Flex::Center)
+        .areas(area);
+    let mut lines: Vec<Line<'_>> = KEYS
+        .iter()
+        .map(|(keys, text)| {
+            Line::from(vec![Span::styled(format!(" {keys:<13}"), theme.bold()), Span::raw(*text)])
+        })
+        .collect();
+    lines.push(Line::default());
+    lines.push(Line::styled(" Rates and latencies are those of the last interval;", theme.dim()));
+    lines.push(Line::styled(" depth is the mean number of requests under way;", theme.dim()));
+    lines.push(Line::styled(" P50, P99 and MAX are of reads and writes.", theme.dim()));
+    frame.render_widget(Clear, area);
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" Keys ")), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::{Terminal, backend::TestBackend};
+
+    use super::super::app::tests::app;
+    use super::*;
+
+    fn screen(app: &App, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a test terminal");
+        terminal.draw(|frame| draw(frame, app, true)).expect("it draws");
+        let buffer = terminal.backend().buffer();
+        let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+        (0..height).map(|y| line(y).trim_end().to_owned() + "\n").collect()
+    }
+
+    #[test]
+    fn disks_and_their_total_are_shown_at_any_width() {
+        let app = app();
+        for width in [40, 80, 120, 200] {
+            let text = screen(&app, width, 12);
+            for part in ["root", "database", "35.0k", "70.0k", "READ/S", "P99", "all 2", "by IOPS"]
+            {
+                assert!(text.contains(part), "{part} is missing at {width}:\n{text}");
+            }
+        }
+        let text = screen(&app, 120, 12);
+        assert!(text.contains("RECENT IOPS") && text.contains('█'), "{text}");
+        assert!(text.contains("137M"), "{text}");
+    }
+
+    #[test]
+    fn a_disk_is_shown_by_operation_with_its_latencies() {
+        let mut app = app();
+        app.page = Page::Disk("root".into());
+        for (width, height) in [(40, 20), (80, 24), (120, 30)] {
+            let text = screen(&app, width, height);
+            for part in ["OPERATION", "flush", "≤ 131 µs", "100 %"] {
+                assert!(text.contains(part), "{part} is missing at {width}:\n{text}");
+            }
+        }
+        app.page = Page::Disk("gone".into());
+        assert!(screen(&app, 80, 24).contains("does not serve gone any more"));
+    }
+
+    #[test]
+    fn no_size_is_too_small() {
+        let mut app = app();
+        for page in [Page::Disks, Page::Disk("root".into())] {
+            app.page = page;
+            for help in [false, true] {
+                app.help = help;
+                for (width, height) in [(1, 1), (5, 3), (20, 2), (30, 200)] {
+                    screen(&app, width, height);
+                }
+            }
+        }
+        assert!(screen(&app, 80, 24).contains("Keys"));
+    }
+}

@@ -1,0 +1,82 @@
+//! The live view's loop: samples, keys, and the terminal, which is always given back.
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use fathom_control::{Client, Statistics};
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+
+use super::{TopOptions, app::App, screen};
+use crate::{
+    failure::{Failure, Outcome},
+    output::style,
+};
+
+/// How long a signal may go unnoticed.
+const ATTENTION: Duration = Duration::from_millis(200);
+
+static SIGNALLED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_signal(_: libc::c_int) {
+    SIGNALLED.store(true, Ordering::Relaxed);
+}
+
+/// Shows the view until the user leaves it.
+pub fn run(options: &TopOptions, client: Client, first: Statistics) -> Outcome {
+    let handler: extern "C" fn(libc::c_int) = on_signal;
+    for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
+        // SAFETY: the handler does nothing but store to an atomic.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
+    let interval = Duration::from_nanos(options.interval.0);
+    let mut app = App::new(first, interval, options.sort, options.filter.clone());
+    app.socket = client.socket().display().to_string();
+    // Also gives the terminal back should this program panic.
+    let mut terminal = ratatui::try_init()
+        .map_err(|error| Failure::new(format!("cannot use the terminal: {error}")))?;
+    let outcome = show(&mut terminal, &mut app, &client, options.count);
+    ratatui::restore();
+    outcome.map_err(|error| Failure::new(format!("the terminal: {error}")))
+}
+
+fn show(
+    terminal: &mut ratatui::DefaultTerminal,
+    app: &mut App,
+    client: &Client,
+    count: Option<u64>,
+) -> std::io::Result<()> {
+    let colours = style::allowed();
+    let mut sampled = Instant::now();
+    let mut samples = 0;
+    let mut changed = true;
+    while !app.done && !SIGNALLED.load(Ordering::Relaxed) {
+        if changed {
+            terminal.draw(|frame| screen::draw(frame, app, colours))?;
+        }
+        let left = app.interval.saturating_sub(sampled.elapsed());
+        changed = false;
+        if event::poll(left.min(ATTENTION))? {
+            changed = true;
+            if let Event::Key(key) = event::read()? {
+                if key.kind != KeyEventKind::Release {
+                    app.key(key);
+                }
+            }
+        }
+        if sampled.elapsed() >= app.interval {
+            sampled = Instant::now();
+            changed = true;
+            match client.statistics() {
+                Ok(statistics) => {
+                    app.sample(statistics);
+                    samples += 1;
+                    app.done |= count.is_some_and(|count| samples >= count);
+                }
+                // The daemon may come back: the view stays and says what is the matter.
+                Err(error) => app.trouble = Some(error.to_string()),
+            }
+        }
+    }
+    Ok(())
+}

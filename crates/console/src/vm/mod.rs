@@ -1,0 +1,293 @@
+//! `fathom vm`: a stock QEMU on Fathom's disks.
+
+pub mod accelerator;
+mod command;
+mod embedded;
+pub mod qemu;
+
+use std::{
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+};
+
+use clap::Args;
+use fathom_control::{Bytes, Client, DiskStatus, FrontendStatus};
+use serde::Serialize;
+
+use crate::{
+    connection::ControlOptions,
+    failure::{Failure, Outcome, reason},
+    output::{
+        self, Format,
+        style::{self, Style},
+    },
+};
+use accelerator::{Accelerator, Choice};
+use command::{Disk, Machine};
+use embedded::Embedded;
+use qemu::{Qemu, VERSION_MIN};
+
+/// Options of `fathom vm`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Disks are attached in the order of the command line: those of --disk first, then those of --image.
+Without a running daemon that serves it, an image is served by a daemon of its own, which ends with
+the virtual machine.
+
+Examples:
+  fathom vm --image root.img                          boot an image, the console in this terminal
+  fathom vm --disk root --disk data --memory 4G       two disks of the running daemon
+  fathom vm --image root.img --kernel vmlinuz --initrd initrd.img \\
+            --append 'console=ttyS0 root=/dev/vda'
+  fathom vm --disk root --print                       only print QEMU's command line
+  fathom vm --image root.img -- -nographic -snapshot  options for QEMU itself
+
+The exit status is QEMU's.")]
+pub struct VmOptions {
+    /// A disk of the running daemon by name, or a vhost-user socket; may be repeated
+    #[arg(long, value_name = "NAME|SOCKET")]
+    disk: Vec<String>,
+    /// A raw image; may be repeated
+    #[arg(long, value_name = "PATH")]
+    image: Vec<PathBuf>,
+    /// Serve the images read-only
+    #[arg(long, requires = "image")]
+    read_only: bool,
+    /// Print the command line in place of running it
+    #[arg(long)]
+    print: bool,
+    /// The virtual machine's name
+    #[arg(long, default_value = "fathom")]
+    name: String,
+    /// Memory
+    #[arg(long, short, value_name = "SIZE", default_value = "1G")]
+    memory: Bytes,
+    /// Virtual processors
+    #[arg(long, short, value_name = "N", default_value_t = 2)]
+    cpus: u16,
+    /// Queues of each disk [default: as many as processors, as far as the disk has them]
+    #[arg(long, value_name = "N")]
+    queues: Option<u16>,
+    /// A Linux kernel to boot, in place of the first disk
+    #[arg(long, value_name = "PATH")]
+    kernel: Option<PathBuf>,
+    /// The kernel's initial RAM disk
+    #[arg(long, value_name = "PATH", requires = "kernel")]
+    initrd: Option<PathBuf>,
+    /// The kernel's command line [default: the console on the serial line]
+    #[arg(long, value_name = "TEXT", requires = "kernel")]
+    append: Option<String>,
+    /// QEMU's machine type [default: q35 on x86, virt elsewhere]
+    #[arg(long, value_name = "TYPE")]
+    machine: Option<String>,
+    /// How guests are run
+    #[arg(long, value_enum, default_value = "auto")]
+    accel: Choice,
+    /// QEMU's processor model [default: host under KVM, max under TCG]
+    #[arg(long, value_name = "MODEL")]
+    cpu: Option<String>,
+    /// The QEMU to start [default: qemu-system-ARCHITECTURE]
+    #[arg(long, value_name = "PATH")]
+    qemu: Option<PathBuf>,
+    /// Where the serial line goes: mon:stdio, none, file:PATH, … as in QEMU
+    #[arg(long, value_name = "DEVICE")]
+    serial: Option<String>,
+    /// The screen: none, gtk, vnc=…, as in QEMU
+    #[arg(long, value_name = "KIND", default_value = "none")]
+    display: String,
+    /// The network, as in QEMU's -nic, or none
+    #[arg(long, value_name = "NIC", default_value = "user,model=virtio-net-pci")]
+    network: String,
+    /// A socket for QEMU's machine protocol
+    #[arg(long, value_name = "PATH")]
+    qmp: Option<PathBuf>,
+    /// Leave QEMU running in the background
+    #[arg(long)]
+    daemonize: bool,
+    /// Further options for QEMU, after --
+    #[arg(last = true, value_name = "QEMU OPTIONS")]
+    extra: Vec<String>,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// What `--print --json` prints.
+#[derive(Serialize)]
+struct Printed {
+    qemu_version: String,
+    accelerator: Accelerator,
+    accelerator_reason: Option<String>,
+    serve: Option<Vec<String>>,
+    command: Vec<String>,
+}
+
+/// Carries out the command; the result is QEMU's exit status.
+pub fn run(options: &VmOptions) -> Outcome<u8> {
+    if options.format.json && !options.print {
+        return Err(Failure::usage("--json goes with --print"));
+    }
+    if options.memory.0 < 1 << 20 || options.cpus == 0 || options.queues == Some(0) {
+        return Err(Failure::usage("a machine needs memory, processors and queues"));
+    }
+    let qemu = Qemu::find(options.qemu.as_deref())?;
+    if qemu.version < VERSION_MIN {
+        return Err(Failure::new(format!("{} is too old", qemu.version_text))
+            .advise("QEMU 7.2 is the oldest that Fathom is tried with"));
+    }
+    let client = options.control.client();
+    let mut disks = Vec::new();
+    for word in &options.disk {
+        disks.push(named_disk(&client, word, options)?);
+    }
+    let mut embedded = Embedded::new(&options.name, options.read_only);
+    for image in &options.image {
+        disks.push(match served_image(&client, image, options)? {
+            Some(disk) => disk,
+            None => embedded.add(image, options.queues.unwrap_or(options.cpus))?,
+        });
+    }
+    if options.daemonize && !embedded.is_empty() {
+        return Err(Failure::usage("with --daemonize nobody would end the images' daemon").advise(
+            "serve them with `fathom serve` or `fathom disk add`, and name them with --disk",
+        ));
+    }
+    let (accelerator, why_not_kvm) = accelerator::choose(options.accel, &qemu);
+    let machine = machine(options, qemu, accelerator, disks);
+    if options.print {
+        return print(options, &machine, why_not_kvm, &embedded).map(|()| 0);
+    }
+    if let Some(reason) = &why_not_kvm {
+        let style = Style::stderr();
+        eprintln!("{} guests run emulated: {reason}", style.paint(style::DIM, "note:"));
+    }
+    let daemon = embedded.start()?;
+    let status = start(&machine)?;
+    if let Some(daemon) = daemon {
+        daemon.end();
+    }
+    Ok(status)
+}
+
+fn machine(options: &VmOptions, qemu: Qemu, accelerator: Accelerator, disks: Vec<Disk>) -> Machine {
+    let kind = if qemu.is_x86() { "q35" } else { "virt" };
+    let serial = if options.daemonize { "null" } else { "mon:stdio" };
+    Machine {
+        accelerator,
+        name: options.name.clone(),
+        machine: options.machine.clone().unwrap_or_else(|| kind.into()),
+        cpu: options.cpu.clone(),
+        cpus: options.cpus,
+        memory_mib: options.memory.0.div_ceil(1 << 20),
+        disks,
+        kernel: options.kernel.clone(),
+        initrd: options.initrd.clone(),
+        append: options.append.clone(),
+        serial: options.serial.clone().unwrap_or_else(|| serial.into()),
+        display: options.display.clone(),
+        network: options.network.clone(),
+        qmp: options.qmp.clone(),
+        daemonize: options.daemonize,
+        extra: options.extra.clone(),
+        qemu,
+    }
+}
+
+fn print(
+    options: &VmOptions,
+    machine: &Machine,
+    accelerator_reason: Option<String>,
+    embedded: &Embedded,
+) -> Outcome {
+    if options.format.json {
+        return output::json(&Printed {
+            qemu_version: machine.qemu.version_text.clone(),
+            accelerator: machine.accelerator,
+            accelerator_reason,
+            serve: embedded.command(),
+            command: machine.words(),
+        });
+    }
+    let mut text = String::new();
+    if let Some(reason) = accelerator_reason {
+        text += &format!("# Emulated: {reason}.\n");
+    }
+    if let Some(serve) = embedded.command() {
+        let serve: Vec<String> = serve.iter().map(|word| command::quote(word)).collect();
+        text += &format!("{} &\n", serve.join(" "));
+    }
+    output::text_line(&(text + &machine.shell()))
+}
+
+/// A disk by its name, or by its socket.
+fn named_disk(client: &Client, word: &str, options: &VmOptions) -> Outcome<Disk> {
+    if word.contains('/') {
+        let queues = options.queues.unwrap_or(options.cpus);
+        return Ok(Disk { socket: absolute(Path::new(word)), queues });
+    }
+    let status = client.disk(word)?;
+    attach(&status, options).ok_or_else(|| {
+        Failure::new(format!("disk {word:?} has no vhost-user socket"))
+            .advise("give it one: in the configuration, or with `fathom disk add … --socket PATH`")
+    })?
+}
+
+/// The disk of the running daemon whose image this is, if there is one.
+fn served_image(client: &Client, image: &Path, options: &VmOptions) -> Outcome<Option<Disk>> {
+    let Ok(disks) = client.disks() else { return Ok(None) };
+    let image = std::fs::canonicalize(image).map_err(|e| Failure::io("open", image, &e))?;
+    let serves = |disk: &&DiskStatus| {
+        let served = disk.backend.image.as_ref().and_then(|path| std::fs::canonicalize(path).ok());
+        served.as_deref() == Some(&image)
+    };
+    disks.disks.iter().find(serves).and_then(|disk| attach(disk, options)).transpose()
+}
+
+/// The disk's socket; fails if a guest is there already.
+fn attach(status: &DiskStatus, options: &VmOptions) -> Option<Outcome<Disk>> {
+    status.frontends.iter().find_map(|frontend| {
+        let FrontendStatus::VhostUser(socket) = frontend else { return None };
+        if socket.connected && !options.print {
+            return Some(Err(Failure::new(format!("disk {:?} has a guest already", status.name))
+                .advise("stop that virtual machine, or use another disk")));
+        }
+        // QEMU asks for no more queues than the disk has.
+        let queues = options.queues.unwrap_or(options.cpus.min(socket.queues_max)).max(1);
+        Some(Ok(Disk { socket: PathBuf::from(&socket.socket), queues }))
+    })
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Runs QEMU in this terminal until it ends.
+fn start(machine: &Machine) -> Outcome<u8> {
+    let words = machine.words();
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    let mut child = spawn_bound(&mut command).map_err(|error| {
+        Failure::new(format!("{} does not start: {}", words[0], reason(&error)))
+    })?;
+    // Ctrl-C is QEMU's: it, or the guest, decides what to make of it.
+    // SAFETY: no handler is installed, the signal is merely ignored from here on.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
+    let status = child.wait().map_err(|e| Failure::new(format!("QEMU was lost: {e}")))?;
+    // SAFETY: as above.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+    Ok(status.code().map_or(crate::failure::FAILED, |code| code as u8))
+}
+
+/// Starts a program that is asked to end when this one has ended.
+fn spawn_bound(command: &mut Command) -> std::io::Result<Child> {
+    // SAFETY: prctl is all that is called between fork and exec, and it is safe there.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            Ok(())
+        });
+    }
+    command.spawn()
+}

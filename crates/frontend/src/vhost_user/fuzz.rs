@@ -1,0 +1,68 @@
+//! The entry for fuzzing: a ring and all of its requests out of arbitrary bytes.
+
+use std::sync::Arc;
+
+use fathom_block::Operation;
+
+use super::chain::{CHAIN_LENGTH_MAX, Chain};
+use super::memory::{Memory, RegionLayout};
+use super::request;
+use super::ring::{Ring, RingAddresses};
+
+const MEMORY: u64 = 64 << 10;
+const RING_SIZE: u16 = 64;
+
+/// Parses whatever requests a guest with `data` as its memory has on its ring. Nothing is to come
+/// of it but an end within bounds.
+///
+/// # Panics
+/// Where the parser breaks a promise: that is what a fuzzer looks for.
+#[doc(hidden)]
+pub fn fuzz_requests(data: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    let mut memory = Memory::default();
+    let Ok(file) = memory_file() else { return };
+    let length = data.len().min(MEMORY as usize);
+    if file.write_all_at(&data[..length], 0).is_err() {
+        return;
+    }
+    let layout = RegionLayout { guest_address: 0, length: MEMORY, user_address: 0, file_offset: 0 };
+    if memory.add(layout, file).is_err() {
+        return;
+    }
+    let addresses = RingAddresses { descriptors: 0, available: 0x400, used: 0x500 };
+    let mut ring = Ring::new(Arc::new(memory), addresses, RING_SIZE, true, 0)
+        .unwrap_or_else(|error| panic!("{}", error.name()));
+    let mut heads = Vec::new();
+    let _ = ring.take(usize::from(RING_SIZE), &mut heads);
+    assert!(heads.len() <= usize::from(RING_SIZE));
+    let (mut chain, mut segments) = (Chain::default(), Vec::new());
+    for head in heads {
+        assert!(head < RING_SIZE);
+        let read = chain.read(&ring, head);
+        assert!(chain.readable.len() + chain.writable.len() <= CHAIN_LENGTH_MAX);
+        if read.is_err() {
+            continue;
+        }
+        let Ok(parsed) = request::parse(ring.memory(), &mut chain) else { continue };
+        if let Some(operation @ (Operation::Discard | Operation::WriteZeroes)) = parsed.operation {
+            let _ = request::segments(ring.memory(), &mut chain, operation, &mut segments);
+            assert!(segments.len() <= request::SEGMENTS_MAX);
+        }
+        ring.give_back(head, 0);
+    }
+    ring.publish();
+}
+
+fn memory_file() -> std::io::Result<std::fs::File> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the name is a C string; the call returns a new descriptor or -1.
+    let descriptor = unsafe { libc::memfd_create(c"fathom-fuzz".as_ptr(), libc::MFD_CLOEXEC) };
+    if descriptor < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and ours alone.
+    let file = unsafe { std::fs::File::from_raw_fd(descriptor) };
+    file.set_len(MEMORY)?;
+    Ok(file)
+}

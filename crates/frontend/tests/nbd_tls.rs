@@ -1,0 +1,207 @@
+//! TLS with the clients' own libraries: certificates, and keys shared beforehand.
+
+mod nbd_common;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use fathom_frontend::nbd::{Address, Certificates, Exports, Listener, ListenerOptions, Tls};
+use nbd_common::*;
+
+/// An authority, a server's certificate and a client's, under the names that clients look for.
+fn certificates(directory: &Path) {
+    let path = |name: &str| directory.join(name).display().to_string();
+    let key = |name: &str| {
+        run(
+            "certtool",
+            &["--generate-privkey", "--rsa", "--bits", "2048", "--outfile", &path(name)],
+        );
+    };
+    fs::write(path("ca.info"), "cn = Test Authority\nca\ncert_signing_key\n").unwrap();
+    fs::write(
+        path("server.info"),
+        "cn = localhost\ndns_name = localhost\nip_address = 127.0.0.1\ntls_www_server\n\
+         encryption_key\nsigning_key\n",
+    )
+    .unwrap();
+    fs::write(path("client.info"), "cn = client\ntls_www_client\nencryption_key\nsigning_key\n")
+        .unwrap();
+    key("ca-key.pem");
+    run(
+        "certtool",
+        &[
+            "--generate-self-signed",
+            "--load-privkey",
+            &path("ca-key.pem"),
+            "--template",
+            &path("ca.info"),
+            "--outfile",
+            &path("ca-cert.pem"),
+        ],
+    );
+    for name in ["server", "client"] {
+        key(&format!("{name}-key.pem"));
+        run(
+            "certtool",
+            &[
+                "--generate-certificate",
+                "--load-ca-certificate",
+                &path("ca-cert.pem"),
+                "--load-ca-privkey",
+                &path("ca-key.pem"),
+                "--load-privkey",
+                &path(&format!("{name}-key.pem")),
+                "--template",
+                &path(&format!("{name}.info")),
+                "--outfile",
+                &path(&format!("{name}-cert.pem")),
+            ],
+        );
+    }
+}
+
+fn serve(exports: &Arc<Exports>, tls: Tls) -> (Listener, u16) {
+    let mut options = ListenerOptions::new(Address::Tcp("127.0.0.1:0".parse().unwrap()));
+    options.tls = Some(tls);
+    let listener = Listener::new(options, Arc::clone(exports)).unwrap();
+    let Address::Tcp(address) = listener.address() else { panic!("a TCP listener") };
+    let port = address.port();
+    (listener, port)
+}
+
+fn exports() -> Arc<Exports> {
+    let exports = Arc::new(Exports::new());
+    exports.add("disk", "", disk("disk", 16 * MIB)).unwrap();
+    exports
+}
+
+/// Enough for many records and for sockets that are full, in both directions.
+fn copy_there_and_back(directory: &Path, uri: &str) {
+    let (source, target) = (directory.join("source"), directory.join("target"));
+    fs::write(&source, pattern(11, 16 << 20)).unwrap();
+    run("nbdcopy", &[&source.display().to_string(), uri]);
+    run("nbdcopy", &[uri, &target.display().to_string()]);
+    assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap());
+}
+
+#[test]
+fn certificates_encrypt_and_verify() {
+    if !have(&["certtool", "nbdinfo", "nbdcopy"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    certificates(directory.path());
+    let exports = exports();
+    let tls = Tls::certificates(&Certificates::of_directory(directory.path(), false)).unwrap();
+    let (listener, port) = serve(&exports, tls);
+    // Without TLS nobody gets in, not even to the list.
+    let plain = attempt("nbdinfo", &[&format!("nbd://localhost:{port}/disk")]);
+    assert!(!plain.status.success());
+    let text = String::from_utf8_lossy(&plain.stderr).into_owned();
+    assert!(text.contains("server replied with error"), "{text}");
+    let mut client = Client::greet(std::net::TcpStream::connect(("127.0.0.1", port)).unwrap());
+    assert_eq!(client.outcome(LIST, &[]), ERROR | 5);
+    assert_eq!(client.outcome(GO, &go("disk", &[])), ERROR | 5);
+    client.send_option(EXPORT_NAME, b"disk");
+    assert!(client.is_cut());
+    assert!(!attempt("nbdinfo", &["--list", &format!("nbd://localhost:{port}")]).status.success());
+    // With it, and a client that trusts our authority.
+    let place = directory.path().display();
+    let uri = format!("nbds://localhost:{port}/disk?tls-certificates={place}");
+    let info = run("nbdinfo", &[&uri]);
+    assert!(info.contains("with TLS"), "{info}");
+    copy_there_and_back(directory.path(), &uri);
+    assert!(listener.connections().iter().all(|connection| connection.tls.is_some()));
+    if have(&["qemu-img"]) {
+        let credentials = format!("tls-creds-x509,id=tls0,endpoint=client,dir={place}");
+        let image = format!("driver=nbd,host=localhost,port={port},export=disk,tls-creds=tls0");
+        run("qemu-img", &["info", "--object", &credentials, "--image-opts", &image]);
+    }
+    // A client of another authority gives up.
+    let other = tempfile::tempdir().unwrap();
+    certificates(other.path());
+    let wrong = format!("nbds://localhost:{port}/disk?tls-certificates={}", other.path().display());
+    assert!(!attempt("nbdinfo", &[&wrong]).status.success());
+    listener.shutdown();
+
+    // The server verifies too: a client of our authority, one of another, and one of none.
+    let tls = Tls::certificates(&Certificates::of_directory(directory.path(), true)).unwrap();
+    let (listener, port) = serve(&exports, tls);
+    let uri = format!("nbds://localhost:{port}/disk?tls-certificates={place}");
+    run("nbdinfo", &[&uri]);
+    fs::copy(directory.path().join("ca-cert.pem"), other.path().join("ca-cert.pem")).unwrap();
+    let wrong = format!("nbds://localhost:{port}/disk?tls-certificates={}", other.path().display());
+    assert!(!attempt("nbdinfo", &[&wrong]).status.success());
+    fs::remove_file(other.path().join("client-cert.pem")).unwrap();
+    fs::remove_file(other.path().join("client-key.pem")).unwrap();
+    assert!(!attempt("nbdinfo", &[&wrong]).status.success());
+    assert!(listener.counters().protocol_errors >= 2);
+    run("nbdinfo", &[&uri]);
+    listener.shutdown();
+}
+
+#[test]
+fn shared_keys_encrypt_and_verify() {
+    if !have(&["psktool", "nbdinfo", "nbdcopy"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let keys = directory.path().join("keys.psk").display().to_string();
+    run("psktool", &["-u", "alice", "-p", &keys]);
+    let exports = exports();
+    let (listener, port) = serve(&exports, Tls::shared_keys(Path::new(&keys)).unwrap());
+    assert!(!attempt("nbdinfo", &[&format!("nbd://localhost:{port}/disk")]).status.success());
+    let uri = format!("nbds://alice@localhost:{port}/disk?tls-psk-file={keys}");
+    let info = run("nbdinfo", &[&uri]);
+    assert!(info.contains("with TLS"), "{info}");
+    copy_there_and_back(directory.path(), &uri);
+    if have(&["qemu-img"]) {
+        // QEMU looks for keys.psk in the directory.
+        let place = directory.path().display();
+        let credentials =
+            format!("tls-creds-psk,id=tls0,endpoint=client,username=alice,dir={place}");
+        let image = format!("driver=nbd,host=localhost,port={port},export=disk,tls-creds=tls0");
+        run("qemu-img", &["info", "--object", &credentials, "--image-opts", &image]);
+    }
+    // Another user, and another key of the same user.
+    let wrong = format!("nbds://bob@localhost:{port}/disk?tls-psk-file={keys}");
+    assert!(!attempt("nbdinfo", &[&wrong]).status.success());
+    let forged = directory.path().join("forged.psk").display().to_string();
+    run("psktool", &["-u", "alice", "-p", &forged]);
+    let wrong = format!("nbds://alice@localhost:{port}/disk?tls-psk-file={forged}");
+    assert!(!attempt("nbdinfo", &[&wrong]).status.success());
+    run("nbdinfo", &[&uri]);
+    assert!(listener.counters().protocol_errors >= 1);
+    listener.shutdown();
+}
+
+#[test]
+fn tls_is_there_on_unix_sockets_too() {
+    if !have(&["psktool", "nbdinfo"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let keys = directory.path().join("keys.psk").display().to_string();
+    run("psktool", &["-u", "alice", "-p", &keys]);
+    let tls = Tls::shared_keys(Path::new(&keys)).unwrap();
+    let server = Server::with(&[&disk("disk", MIB)], |options| {
+        options.tls = Some(tls);
+        options.plain_allowed = true;
+    });
+    assert_eq!(server.client("disk", Mode::Extended).read(0, 1), [0]);
+    let socket = server.socket().display().to_string();
+    let uri = format!("nbds+unix://alice@/disk?socket={socket}&tls-psk-file={keys}");
+    assert!(run("nbdinfo", &[&uri]).contains("with TLS"));
+    // Options in front of TLS, sent so that they look like options behind it.
+    let mut client = Client::greet(server.connect());
+    let mut bytes = Vec::new();
+    for code in [STARTTLS, STRUCTURED] {
+        bytes.extend(b"IHAVEOPT");
+        bytes.extend(code.to_be_bytes());
+        bytes.extend([0; 4]);
+    }
+    std::io::Write::write_all(&mut client.stream, &bytes).unwrap();
+    let _acknowledged = client.take(20);
+    assert!(client.is_cut());
+}

@@ -1,0 +1,320 @@
+//! `fathom serve`: its flags, and what they mean as a configuration.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+use fathom_control::{
+    Bytes, DelayDefinition, DiskDefinition, ExportsDefinition, LayerDefinition, ListenerDefinition,
+    ModelDefinition, ModelKind, Nanoseconds, TlsDefinition, VhostUserDefinition,
+};
+
+use crate::configuration::{
+    Configuration, ConfigurationFile, LogLevel, Place, Placed, Places, Problems, parse_metrics,
+};
+use crate::run::run;
+
+/// The exit status of a configuration that is wrong.
+const WRONG: u8 = 2;
+
+/// Serve disks: those of a configuration file, or one that flags describe
+#[derive(Args, Clone, Debug, Default)]
+#[command(after_help = "\
+Examples:
+  fathom serve --image disk.img --socket /run/fathom/disk.sock
+  fathom serve --memory 1G --nbd unix:/tmp/nbd.sock --control /tmp/control.sock
+  fathom serve --config /etc/fathom/fathom.toml
+  fathom serve --config fathom.toml --check
+
+Signals: SIGTERM and SIGINT complete what is in flight, flush and end (a second one ends at once);
+SIGHUP reads the configuration again.
+
+Exit status: 0 after a clean end, 1 on failure, 2 when the configuration is wrong.")]
+pub struct Serve {
+    /// The configuration file
+    #[arg(long, short, value_name = "FILE", conflicts_with = "disk")]
+    config: Option<PathBuf>,
+
+    /// Only say what is wrong with the configuration
+    #[arg(long)]
+    check: bool,
+
+    /// The control socket [default: /run/fathom/control.sock]
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
+
+    /// Serve /metrics over TCP, for example at 127.0.0.1:9560
+    #[arg(long, value_name = "ADDRESS", value_parser = metrics_address)]
+    metrics: Option<SocketAddr>,
+
+    /// How much to log [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<LogLevel>,
+
+    #[command(flatten)]
+    flags: Flags,
+}
+
+/// One disk, described by flags.
+#[derive(Args, Clone, Debug, Default)]
+#[group(id = "disk", multiple = true)]
+#[command(next_help_heading = "One disk")]
+struct Flags {
+    /// A raw image or block device
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["memory", "null"])]
+    image: Option<PathBuf>,
+
+    /// A disk in memory of this size, for example 1G
+    #[arg(long, value_name = "SIZE", conflicts_with = "null")]
+    memory: Option<Bytes>,
+
+    /// A disk of this size that forgets what is written, for measurements
+    #[arg(long, value_name = "SIZE")]
+    null: Option<Bytes>,
+
+    /// The disk's name [default: that of the image without its ending, or `disk`]
+    #[arg(long)]
+    name: Option<String>,
+
+    /// The virtual machine that the disk belongs to
+    #[arg(long)]
+    vm: Option<String>,
+
+    /// The serial that guests see [default: the name]
+    #[arg(long)]
+    serial: Option<String>,
+
+    /// Serve a guest on this vhost-user socket
+    #[arg(long, value_name = "SOCKET")]
+    socket: Option<PathBuf>,
+
+    /// The most queues that the guest can use [default: 4]
+    #[arg(long, value_name = "NUMBER", requires = "socket")]
+    queues: Option<u16>,
+
+    /// The longest to watch a ring before its thread sleeps, for example 32us; 0 never watches
+    #[arg(long, value_name = "TIME", requires = "socket")]
+    spin: Option<Nanoseconds>,
+
+    /// Serve NBD clients at unix:/PATH or HOST:PORT
+    #[arg(long, value_name = "ADDRESS")]
+    nbd: Option<String>,
+
+    /// Serve NBD clients over TCP without TLS
+    #[arg(long, requires = "nbd")]
+    plain: bool,
+
+    /// The certificate chain for NBD over TLS (PEM)
+    #[arg(long, value_name = "FILE", requires_all = ["nbd", "tls_key"])]
+    tls_certificate: Option<PathBuf>,
+
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+
+    /// Let in only NBD clients whose certificates this authority signed (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_client_ca: Option<PathBuf>,
+
+    /// Keys for NBD over TLS without certificates, as lines of user:key
+    #[arg(long, value_name = "FILE", requires = "nbd", conflicts_with = "tls_certificate")]
+    tls_psk: Option<PathBuf>,
+
+    /// Bypass the host's page cache
+    #[arg(long)]
+    direct: bool,
+
+    /// Refuse writes
+    #[arg(long)]
+    read_only: bool,
+
+    /// The logical block size that guests see: 512 or 4K
+    #[arg(long, value_name = "SIZE")]
+    block_size: Option<Bytes>,
+
+    /// Do not count and measure
+    #[arg(long)]
+    no_tap: bool,
+
+    /// Make every request take longer, for example 5ms
+    #[arg(long, value_name = "TIME")]
+    delay: Option<Nanoseconds>,
+
+    /// Imitate the timing of a disk: hdd or ssd
+    #[arg(long, value_name = "KIND")]
+    model: Option<Model>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Model {
+    Hdd,
+    Ssd,
+}
+
+fn metrics_address(text: &str) -> Result<SocketAddr, String> {
+    parse_metrics(text).ok_or_else(|| "write it like 127.0.0.1:9560, or only the port".to_owned())
+}
+
+/// Carries out `fathom serve`. `begun` is when the process began, for the time that it takes to be
+/// ready.
+pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
+    let file = options.config.as_ref().map(|path| ConfigurationFile {
+        path: path.clone(),
+        control: options.control.clone(),
+        metrics: options.metrics,
+        log: options.log,
+    });
+    let configuration = match &file {
+        Some(file) => file.load(),
+        None => options.configuration(),
+    };
+    match configuration {
+        Ok(configuration) if options.check => {
+            let (disks, listeners) = (configuration.disks.len(), configuration.listeners.len());
+            println!("sound: {disks} disks, {listeners} NBD listeners");
+            ExitCode::SUCCESS
+        }
+        Ok(configuration) => run(&configuration, file, begun),
+        Err(problems) => {
+            eprintln!("{problems}");
+            ExitCode::from(WRONG)
+        }
+    }
+}
+
+impl Serve {
+    /// What the flags mean.
+    fn configuration(&self) -> Result<Configuration, Problems> {
+        let flags = &self.flags;
+        if flags.image.is_none() && flags.memory.is_none() && flags.null.is_none() {
+            let mut problems = Problems::default();
+            problems.add(
+                Place::Request,
+                "there is nothing to serve",
+                "name --config FILE, or a disk: --image FILE, --memory SIZE or --null SIZE; \
+                 `fathom serve --help` has examples",
+            );
+            return Err(problems);
+        }
+        if flags.socket.is_none() && flags.nbd.is_none() {
+            let mut problems = Problems::default();
+            problems.add(
+                Place::Request,
+                "nobody could reach the disk",
+                "add --socket SOCKET for a guest, or --nbd ADDRESS for NBD clients",
+            );
+            return Err(problems);
+        }
+        let mut configuration = Configuration::default();
+        let daemon = &mut configuration.daemon;
+        if let Some(control) = &self.control {
+            daemon.control.clone_from(control);
+        }
+        daemon.metrics = self.metrics;
+        daemon.log = self.log.unwrap_or_default();
+        daemon.places = places(&[("control", "--control")]);
+        let definition = flags.disk();
+        configuration.disks.push(Placed {
+            places: places(&[
+                ("name", "--name"),
+                ("vm", "--vm"),
+                ("serial", "--serial"),
+                ("image", "--image"),
+                ("memory", "--memory"),
+                ("null", "--null"),
+                ("direct", "--direct"),
+                ("block_size", "--block-size"),
+                ("vhost_user.socket", "--socket"),
+                ("vhost_user.queues", "--queues"),
+                ("vhost_user.spin", "--spin"),
+            ]),
+            definition,
+        });
+        if let Some(address) = &flags.nbd {
+            configuration.listeners.push(Placed {
+                definition: flags.listener(address),
+                places: places(&[
+                    ("address", "--nbd"),
+                    ("tls.certificate", "--tls-certificate"),
+                    ("tls.key", "--tls-key"),
+                    ("tls.client_ca", "--tls-client-ca"),
+                    ("tls.psk", "--tls-psk"),
+                ]),
+            });
+        }
+        configuration.check()?;
+        Ok(configuration)
+    }
+}
+
+fn places(flags: &[(&str, &'static str)]) -> Places {
+    let mut places = Places::new(Place::Flag("fathom serve"));
+    for (key, flag) in flags {
+        places.note(key, Place::Flag(flag));
+    }
+    places
+}
+
+impl Flags {
+    fn disk(&self) -> DiskDefinition {
+        let stem = self.image.as_deref().and_then(std::path::Path::file_stem);
+        let name = self.name.clone().or_else(|| Some(stem?.to_str()?.to_owned()));
+        let delay = self.delay.map(|time| {
+            LayerDefinition::Delay(DelayDefinition { time, ..DelayDefinition::default() })
+        });
+        DiskDefinition {
+            name: name.unwrap_or_else(|| "disk".into()),
+            vm: self.vm.clone().unwrap_or_default(),
+            serial: self.serial.clone().unwrap_or_default(),
+            image: self.image.clone(),
+            memory: self.memory,
+            null: self.null,
+            direct: self.direct,
+            read_only: self.read_only,
+            block_size: self.block_size,
+            tap: !self.no_tap,
+            layers: delay.into_iter().collect(),
+            model: self.model.map(|model| ModelDefinition {
+                kind: match model {
+                    Model::Hdd => ModelKind::Hdd,
+                    Model::Ssd => ModelKind::Ssd,
+                },
+                ..ModelDefinition::default()
+            }),
+            vhost_user: self.socket.as_ref().map(|socket| {
+                let default = VhostUserDefinition::default();
+                VhostUserDefinition {
+                    socket: socket.clone(),
+                    queues: self.queues.unwrap_or(default.queues),
+                    spin: self.spin,
+                }
+            }),
+        }
+    }
+
+    fn listener(&self, address: &str) -> ListenerDefinition {
+        let tls =
+            (self.tls_certificate.is_some() || self.tls_psk.is_some()).then(|| TlsDefinition {
+                certificate: self.tls_certificate.clone(),
+                key: self.tls_key.clone(),
+                client_ca: self.tls_client_ca.clone(),
+                psk: self.tls_psk.clone(),
+            });
+        // A relative path of a socket is meant from here.
+        let address = match address.strip_prefix("unix:") {
+            Some(path) => match std::path::absolute(path) {
+                Ok(path) => format!("unix:{}", path.display()),
+                Err(_) => address.to_owned(),
+            },
+            None => address.to_owned(),
+        };
+        ListenerDefinition {
+            address,
+            exports: ExportsDefinition::All,
+            tls,
+            plain_allowed: self.plain,
+        }
+    }
+}

@@ -1,0 +1,386 @@
+use super::*;
+use std::fs;
+
+/// A folder with `disk.img` (1 MiB), `other.img` and `empty.img`.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, size) in [("disk.img", 1 << 20), ("other.img", 1 << 20), ("empty.img", 0)] {
+        fs::File::create(folder.path().join(name)).unwrap().set_len(size).unwrap();
+    }
+    folder
+}
+
+fn load(folder: &Path, text: &str) -> Result<Configuration, Problems> {
+    let path = folder.join("f.toml");
+    fs::write(&path, text).unwrap();
+    let control = Some(folder.join("control.sock"));
+    let control = control.filter(|_| !text.contains("control ="));
+    ConfigurationFile { path, control, ..ConfigurationFile::default() }.load()
+}
+
+/// What is wrong with `text`, the folder's name left out.
+fn problems(text: &str) -> String {
+    let folder = folder();
+    let problems = load(folder.path(), text).expect_err("this configuration is wrong");
+    problems.to_string().replace(&format!("{}/", folder.path().display()), "")
+}
+
+#[track_caller]
+fn expect(text: &str, expected: &str) {
+    assert_eq!(problems(text), expected);
+}
+
+#[test]
+fn a_full_configuration_is_read() {
+    let folder = folder();
+    let configuration = load(
+        folder.path(),
+        r#"
+[daemon]
+control = "run.sock"
+metrics = "9560"
+log = "warning"
+shutdown_time_max = "2.5s"
+
+[[disk]]
+name = "root"
+vm = "web"
+serial = "R1"
+image = "disk.img"
+direct = true
+block_size = "4K"
+layers = [
+    { kind = "delay", time = "5ms", jitter = "1ms", operations = ["read"], seed = 7 },
+    { kind = "fault", effect = "torn", rate = 0.01, offset = "1M", length = 4096, after = 10 },
+    { kind = "log" },
+]
+model = { kind = "ssd", seed = 1 }
+[disk.vhost_user]
+socket = "root.sock"
+queues = 2
+spin = "0"
+
+[[disk]]
+name = "scratch"
+memory = "1.5G"
+tap = false
+read_only = true
+
+[[nbd]]
+address = "unix:nbd.sock"
+exports = ["scratch"]
+
+[[nbd]]
+address = "127.0.0.1:10809"
+plain_allowed = true
+"#,
+    )
+    .unwrap();
+    let daemon = &configuration.daemon;
+    assert_eq!(daemon.control, folder.path().join("run.sock"));
+    assert_eq!(daemon.metrics, Some(SocketAddr::from(([127, 0, 0, 1], 9560))));
+    assert_eq!(daemon.log, LogLevel::Warning);
+    assert_eq!(daemon.shutdown_time_max, Duration::from_millis(2500));
+    let root = &configuration.disks[0].definition;
+    assert_eq!(root.image, Some(folder.path().join("disk.img")));
+    assert_eq!(root.block_size.unwrap().0, 4096);
+    assert_eq!(root.layers.iter().map(|l| l.name()).collect::<Vec<_>>(), ["delay", "fault", "log"]);
+    assert_eq!(root.vhost_user.as_ref().unwrap().spin.unwrap().0, 0);
+    assert!(root.tap && root.direct && !root.read_only);
+    let scratch = &configuration.disks[1].definition;
+    assert_eq!(scratch.memory.unwrap().0, 3 << 29);
+    assert!(!scratch.tap && scratch.read_only);
+    let address = format!("unix:{}/nbd.sock", folder.path().display());
+    assert_eq!(configuration.listeners[0].definition.address, address);
+    assert!(configuration.listeners[1].definition.plain_allowed);
+}
+
+#[test]
+fn an_unknown_key_gets_the_nearest_known_one() {
+    expect(
+        "[[disk]]\nname = \"a\"\nimgae = \"disk.img\"\n\n[deamon]\n",
+        "\
+f.toml:3:1: there is no key `imgae` in [[disk]]
+  → did you mean `image`?
+f.toml:5:2: there is no key `deamon` in the configuration
+  → did you mean `daemon`?",
+    );
+    expect(
+        "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nvhost_user = { scoket = \"a.sock\" }\n",
+        "\
+f.toml:4:14: [disk.vhost_user] names no socket
+  → add a line like `socket = \"/run/fathom/disk.sock\"`
+f.toml:4:16: there is no key `scoket` in [disk.vhost_user]
+  → did you mean `socket`?",
+    );
+    expect(
+        "[daemon]\ncolour = \"red\"\n",
+        "\
+f.toml:2:1: there is no key `colour` in [daemon]
+  → did you mean `control`?",
+    );
+    expect(
+        "[daemon]\nzzz = 1\n",
+        "\
+f.toml:2:1: there is no key `zzz` in [daemon]
+  → known here: `control`, `metrics`, `log`, `shutdown_time_max`",
+    );
+}
+
+#[test]
+fn a_wrong_type_gets_an_example() {
+    expect(
+        "[[disk]]\nname = 5\nmemory = true\ndirect = \"yes\"\nlayers = \"tap\"\n",
+        "\
+f.toml:2:8: `name` of [[disk]] has to be a text, and is a whole number
+  → write it like `name = \"…\"`
+f.toml:3:10: `memory` of [[disk]] has to be a size, and is true or false
+  → write it like `memory = \"10G\"`
+f.toml:4:10: `direct` of [[disk]] has to be true or false, and is a text
+  → write it like `direct = true`
+f.toml:5:10: `layers` has to be a list of tables
+  → begin each one with { kind = \"…\" }",
+    );
+    expect(
+        "disk = { name = \"a\" }\n",
+        "\
+f.toml:1:8: `disk` has to be a list of tables
+  → begin each one with [[disk]]",
+    );
+    expect(
+        "[[disk]]\nname = \"ä\"\nmemory = \"10GB\"\nlayers = [{ kind = \"delay\", time = 5.0 }]\n",
+        "\
+f.toml:3:10: `memory` of [[disk]]: \"10GB\" is no size: write it like 512, 64K, 1.5G or 2TiB
+  → write it like `memory = \"10G\"`
+f.toml:4:35: `time` of { kind = \"…\" } has to be a time, and is a number
+  → write it like `time = \"5ms\"`",
+    );
+}
+
+#[test]
+fn what_is_no_toml_is_placed() {
+    expect(
+        "[daemon]\nlog = \n",
+        "\
+f.toml:2:7: string values must be quoted, expected literal string
+  → a configuration is TOML: https://toml.io shows how it is written",
+    );
+}
+
+#[test]
+fn a_missing_image_names_the_command_that_makes_one() {
+    expect(
+        "[[disk]]\nname = \"a\"\nimage = \"missing.img\"\n",
+        "\
+f.toml:3:9: there is no image missing.img
+  → make one with `fathom disk create missing.img 10G`, or correct the path",
+    );
+    expect(
+        "[[disk]]\nname = \"a\"\nimage = \"empty.img\"\n[[disk]]\nname = \"b\"\nimage = \".\"\n",
+        "\
+f.toml:3:9: the image empty.img is empty
+  → give it a size with `fathom disk resize empty.img 10G`
+f.toml:6:9: . is neither a file nor a block device
+  → name a raw image",
+    );
+}
+
+#[test]
+fn a_disk_has_a_name_and_one_place_for_its_bytes() {
+    expect(
+        "[[disk]]\nimage = \"disk.img\"\nmemory = \"1M\"\n\n[[disk]]\nname = \"a/b\"\n",
+        "\
+f.toml:1:1: a disk has no name
+  → add `name = \"…\"`
+f.toml:3:10: a disk has `image` and `memory`
+  → keep one of them: a disk's bytes are in one place
+f.toml:6:8: a disk cannot be called \"a/b\"
+  → choose a name of at most 128 bytes, without slashes
+f.toml:5:1: the disk \"a/b\" has nothing that keeps its bytes
+  → add `image = \"disk.img\"`, or `memory = \"1G\"` for a disk in memory",
+    );
+    expect(
+        "[[disk]]\nname = \"a\"\nmemory = 1000\nblock_size = 512\ndirect = true\nserial = \"123456789012345678901\"\n",
+        "\
+f.toml:6:10: the serial \"123456789012345678901\" is longer than 20 bytes
+  → shorten it: a virtio disk has room for no more
+f.toml:3:10: the disk \"a\" cannot have a size of 1000 bytes
+  → choose a multiple of 512, for example `memory = \"1G\"`
+f.toml:4:14: `block_size` is for images only
+  → leave it out: this disk has blocks of 512 bytes
+f.toml:5:10: `direct` is for images only
+  → leave it out: nothing here goes through the page cache",
+    );
+}
+
+#[test]
+fn two_disks_share_no_name_socket_or_written_image() {
+    expect(
+        r#"[[disk]]
+name = "a"
+image = "disk.img"
+vhost_user = { socket = "a.sock" }
+[[disk]]
+name = "a"
+image = "./disk.img"
+vhost_user = { socket = "./a.sock" }
+[[disk]]
+name = "c"
+memory = "1M"
+vhost_user = { socket = "control.sock" }
+"#,
+        "\
+f.toml:6:8: there are two disks called \"a\"
+  → give each a name of its own (the other is in line 2)
+f.toml:8:25: the socket ./a.sock is used twice
+  → give each a socket of its own (the other is in line 4)
+f.toml:12:25: the socket control.sock is used twice
+  → give each a socket of its own
+f.toml:7:9: the image ./disk.img is also that of the disk \"a\", and a writer shares with nobody
+  → give each disk an image of its own, or make both `read_only = true` (the other is in line 3)",
+    );
+}
+
+#[test]
+fn two_readers_share_an_image_but_a_link_is_no_other_image() {
+    let folder = folder();
+    let text = |read_only: bool| {
+        format!(
+            "[[disk]]\nname = \"a\"\nimage = \"disk.img\"\nread_only = true\n\
+             [[disk]]\nname = \"b\"\nimage = \"link.img\"\nread_only = {read_only}\n"
+        )
+    };
+    std::os::unix::fs::symlink("disk.img", folder.path().join("link.img")).unwrap();
+    load(folder.path(), &text(true)).unwrap();
+    let problems = load(folder.path(), &text(false)).unwrap_err();
+    assert!(problems.to_string().contains("f.toml:7:9: the image "), "{problems}");
+}
+
+#[test]
+fn sockets_need_a_folder_and_room_in_their_name() {
+    expect(
+        "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nvhost_user = { socket = \"none/a.sock\" }\n\
+         [[disk]]\nname = \"b\"\nmemory = \"1M\"\nvhost_user = { socket = \"disk.img\" }\n",
+        "\
+f.toml:4:25: the socket none/a.sock cannot be made: none: no such file or folder
+  → make the folder with `mkdir -p none`, or choose another
+f.toml:8:25: disk.img exists and is no socket
+  → choose another path, or remove it if it is of no use",
+    );
+    let long = format!("/tmp/{}", "x".repeat(120));
+    let text = problems(&format!("[daemon]\ncontrol = \"{long}\"\n"));
+    assert!(text.starts_with("f.toml:2:11: the socket's path is longer than 107 bytes"), "{text}");
+}
+
+#[test]
+fn layers_and_queues_are_within_reason() {
+    expect(
+        r#"[[disk]]
+name = "a"
+memory = "1M"
+layers = [
+  { time = "1ms" },
+  { kind = "dealy" },
+  { kind = "delay", operations = ["reed"] },
+]
+[disk.vhost_user]
+socket = "a.sock"
+queues = 300
+"#,
+        "\
+f.toml:5:3: no `kind` is named here
+  → add `kind = \"delay\"`
+f.toml:6:12: \"dealy\" is no `kind` of { kind = \"…\" }
+  → did you mean `delay`?
+f.toml:7:34: \"reed\" is no operation
+  → did you mean `read`?
+f.toml:11:10: `queues` of [disk.vhost_user] is out of range
+  → choose a number from 1 to 256",
+    );
+    expect(
+        "[[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
+         layers = [{ kind = \"tap\" }, { kind = \"tap\" }, { kind = \"fault\", rate = 2 }]\n",
+        "\
+f.toml:4:10: the disk \"a\" has 2 taps
+  → keep one: it would count everything twice
+f.toml:4:10: a rate of 2 is no share
+  → choose a number from 0 to 1: 0.01 strikes one request in a hundred",
+    );
+}
+
+#[test]
+fn nbd_is_not_served_in_plain_over_tcp_unless_that_is_said() {
+    expect(
+        "[[nbd]]\naddress = \"0.0.0.0:10809\"\n[[nbd]]\naddress = \"here\"\nexports = [\"a\"]\n\
+         [[nbd]]\naddress = \"[::1]:10809\"\ntls = { certificate = \"c.pem\" }\n",
+        "\
+f.toml:2:11: the listener at 0.0.0.0:10809 would serve disks over TCP in plain text
+  → add [nbd.tls], or `plain_allowed = true` where the network is trusted
+f.toml:4:11: \"here\" is no address of an NBD listener
+  → write it like `address = \"unix:/run/fathom/nbd.sock\"` or `address = \"127.0.0.1:10809\"`
+f.toml:8:7: [nbd.tls] names no certificate and key
+  → add `certificate = \"…\"` and `key = \"…\"`, or `psk = \"…\"`
+f.toml:8:23: c.pem: no such file or folder
+  → name a file that the daemon may read
+f.toml:5:11: there is no disk \"a\" to export
+  → this configuration has none",
+    );
+}
+
+#[test]
+fn a_missing_file_is_said() {
+    let file = ConfigurationFile { path: "/none/f.toml".into(), ..ConfigurationFile::default() };
+    let problems = file.load().unwrap_err().to_string();
+    assert!(problems.starts_with("/none/f.toml: no such file\n  → name the"), "{problems}");
+}
+
+/// Pieces of configurations, to be put together at random.
+const PIECES: [&str; 28] = [
+    "[daemon]\n",
+    "[[disk]]\n",
+    "[disk.vhost_user]\n",
+    "[[nbd]]\n",
+    "[nbd.tls]\n",
+    "name = ",
+    "image = ",
+    "memory = ",
+    "layers = ",
+    "model = ",
+    "queues = ",
+    "address = ",
+    "exports = ",
+    "\"a\"\n",
+    "\"10G\"\n",
+    "5\n",
+    "-1\n",
+    "0xffffffffffffffff\n",
+    "1e400\n",
+    "nan\n",
+    "true\n",
+    "[",
+    "]",
+    "{ kind = \"delay\", ",
+    "time = ",
+    "}\n",
+    "1979-05-27\n",
+    "'ä\u{0}'\n",
+];
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig {
+        rng_seed: proptest::test_runner::RngSeed::Fixed(7),
+        failure_persistence: None,
+        ..proptest::prelude::ProptestConfig::with_cases(2000)
+    })]
+
+    #[test]
+    fn whatever_is_written_gets_an_answer(
+        choice in proptest::collection::vec(0..PIECES.len(), 0..24),
+        cut in 0_usize..200,
+    ) {
+        let mut text: String = choice.into_iter().map(|index| PIECES[index]).collect();
+        while cut < text.len() && !text.is_char_boundary(cut) { text.pop(); }
+        text.truncate(if text.is_char_boundary(cut.min(text.len())) { cut } else { text.len() });
+        crate::fuzz_configuration(text.as_bytes());
+    }
+}

@@ -1,0 +1,185 @@
+//! The disks and listeners that are served, and how they change.
+//!
+//! Changes go one at a time (`changes`); they may take seconds, because requests in flight are
+//! waited for. The tables that readers see (`state`) are locked for moments only, so status and
+//! metrics never wait for a change.
+
+mod disks;
+mod listeners;
+mod reload;
+mod statistics;
+mod status;
+mod stop;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::{Instant, SystemTime};
+
+use fathom_block::Disk;
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
+use fathom_frontend::{nbd, vhost_user};
+use fathom_layers::Tap;
+
+use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
+use crate::log::Journal;
+use crate::wiring::refusal;
+
+/// What serves.
+pub(crate) struct Daemon {
+    /// The daemon itself, as it was configured at the start.
+    pub(crate) options: DaemonOptions,
+    /// The configuration file, where there is one.
+    file: Option<ConfigurationFile>,
+    /// Its log.
+    pub(crate) journal: Arc<Journal>,
+    begun: Instant,
+    begun_unix: SystemTime,
+    ready_us: OnceLock<u64>,
+    stopping: AtomicBool,
+    /// Held by whoever changes what is served.
+    changes: Mutex<()>,
+    state: RwLock<State>,
+    /// Counts disks and taps up, so that no two of a daemon's life are taken for one.
+    instances: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    disks: BTreeMap<String, Arc<Served>>,
+    listeners: Vec<Arc<Listening>>,
+}
+
+/// A disk that is served.
+struct Served {
+    disk: Arc<Disk>,
+    live: Mutex<Live>,
+}
+
+/// What can change about a disk that is served.
+struct Live {
+    /// How it is now.
+    definition: DiskDefinition,
+    /// How the configuration file has it, for a disk that is from there.
+    configured: Option<DiskDefinition>,
+    tap: Option<Tap>,
+    /// Of the tap.
+    instance: u64,
+    server: Option<vhost_user::Server>,
+}
+
+impl Served {
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An NBD listener.
+struct Listening {
+    exports: Arc<nbd::Exports>,
+    definition: Mutex<ListenerDefinition>,
+    listener: Mutex<Option<nbd::Listener>>,
+}
+
+impl Listening {
+    fn definition(&self) -> ListenerDefinition {
+        self.definition.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn listener(&self) -> MutexGuard<'_, Option<nbd::Listener>> {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Daemon {
+    /// Opens and serves everything that `configuration` names.
+    ///
+    /// # Errors
+    /// Everything that could not be opened or served. What was, is closed again.
+    pub(crate) fn start(
+        configuration: &Configuration,
+        file: Option<ConfigurationFile>,
+        journal: Arc<Journal>,
+        begun: Instant,
+    ) -> Result<Arc<Self>, Vec<ErrorBody>> {
+        let daemon = Arc::new(Self {
+            options: configuration.daemon.clone(),
+            file,
+            journal,
+            begun,
+            begun_unix: SystemTime::now(),
+            ready_us: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+            changes: Mutex::default(),
+            state: RwLock::default(),
+            instances: AtomicU64::new(1),
+        });
+        let mut refusals = Vec::new();
+        for disk in &configuration.disks {
+            let configured = Some(disk.definition.clone());
+            if let Err(refused) = daemon.serve_disk(disk.definition.clone(), configured) {
+                refusals.push(refused);
+            }
+        }
+        for listener in &configuration.listeners {
+            if let Err(refused) = daemon.serve_listener(&listener.definition) {
+                refusals.push(refused);
+            }
+        }
+        if refusals.is_empty() {
+            return Ok(daemon);
+        }
+        daemon.stop();
+        Err(refusals)
+    }
+
+    /// Notes that everything is served now. Gives the time that it took, in microseconds.
+    pub(crate) fn ready(&self) -> u64 {
+        *self.ready_us.get_or_init(|| self.begun.elapsed().as_micros() as u64)
+    }
+
+    /// Whether the daemon is about to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// The right to change what is served.
+    fn change(&self) -> Result<MutexGuard<'_, ()>, ErrorBody> {
+        let guard = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_stopping() {
+            return Err(refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", ""));
+        }
+        Ok(guard)
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<Served>, ErrorBody> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        state.disks.get(name).cloned().ok_or_else(|| {
+            let remedy = if state.disks.is_empty() {
+                "this daemon serves no disk".to_owned()
+            } else {
+                let names: Vec<&str> = state.disks.keys().map(String::as_str).take(20).collect();
+                format!("choose among: {}", names.join(", "))
+            };
+            refusal(ErrorCode::NotFound, format!("there is no disk {name:?}"), remedy)
+        })
+    }
+
+    fn served(&self) -> Vec<Arc<Served>> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        state.disks.values().cloned().collect()
+    }
+
+    fn listening(&self) -> Vec<Arc<Listening>> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        state.listeners.clone()
+    }
+
+    fn with_state<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn instance(&self) -> u64 {
+        self.instances.fetch_add(1, Ordering::Relaxed)
+    }
+}

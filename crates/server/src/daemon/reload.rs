@@ -1,0 +1,187 @@
+//! The configuration read again, and its differences applied.
+
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport};
+
+use super::Daemon;
+use crate::configuration::Configuration;
+use crate::wiring::refusal;
+
+impl Daemon {
+    /// Reads the configuration file again and applies what is different there. What cannot be
+    /// changed while the daemon runs is left as it is, and named.
+    ///
+    /// # Errors
+    /// When there is no file, or it is wrong: nothing is changed then.
+    pub(crate) fn reload(&self) -> Result<ReloadReport, ErrorBody> {
+        let _change = self.change()?;
+        let Some(file) = &self.file else {
+            return Err(refusal(
+                ErrorCode::Unsupported,
+                "the daemon was started without a configuration file",
+                "start it with --config, or change disks with `fathom disk`",
+            ));
+        };
+        let new = file.load().map_err(|problems| {
+            let remedy = "correct the file and reload: nothing was changed";
+            refusal(ErrorCode::Invalid, problems.to_string(), remedy)
+        })?;
+        let mut report = ReloadReport::default();
+        self.reload_daemon(&new, &mut report);
+        self.reload_removals(&new, &mut report);
+        self.reload_disks(&new, &mut report);
+        self.reload_listeners(&new, &mut report);
+        for line in &report.changed {
+            tracing::info!("reload: {line}");
+        }
+        for line in &report.refused {
+            tracing::warn!("reload: {line}");
+        }
+        Ok(report)
+    }
+
+    fn reload_daemon(&self, new: &Configuration, report: &mut ReloadReport) {
+        let refuse = |key: &str| {
+            format!("`{key}` of [daemon] cannot change while the daemon runs: restart it")
+        };
+        if new.daemon.control != self.options.control {
+            report.refused.push(refuse("control"));
+        }
+        if new.daemon.metrics != self.options.metrics {
+            report.refused.push(refuse("metrics"));
+        }
+        if new.daemon.shutdown_time_max != self.options.shutdown_time_max {
+            report.refused.push(refuse("shutdown_time_max"));
+        }
+        if self.journal.set_level(new.daemon.log) {
+            report.changed.push("another level of the log".into());
+        }
+    }
+
+    fn reload_removals(&self, new: &Configuration, report: &mut ReloadReport) {
+        for served in self.served() {
+            let name = served.disk.name();
+            let stays = new.disks.iter().any(|disk| disk.definition.name == name);
+            // Disks that were added by request are none of the file's business.
+            if stays || served.live().configured.is_none() {
+                continue;
+            }
+            match self.withdraw_disk(name) {
+                Ok(()) => report.changed.push(format!("the disk {name:?} was removed")),
+                Err(refused) => report.refused.push(refused.message),
+            }
+        }
+        for listening in self.listening() {
+            let definition = listening.definition();
+            let mut others = new.listeners.iter().map(|listener| &listener.definition);
+            if others.any(|other| other.address == definition.address) {
+                continue;
+            }
+            let listener = listening.listener().take();
+            if let Some(listener) = listener {
+                listener.shutdown();
+            }
+            self.with_state(|state| {
+                state.listeners.retain(|other| !std::sync::Arc::ptr_eq(other, &listening));
+            });
+            report.changed.push(format!("the listener at {} was closed", definition.address));
+        }
+    }
+
+    fn reload_disks(&self, new: &Configuration, report: &mut ReloadReport) {
+        for disk in &new.disks {
+            let definition = &disk.definition;
+            let name = &definition.name;
+            let Ok(served) = self.find(name) else {
+                match self.serve_disk(definition.clone(), Some(definition.clone())) {
+                    Ok(()) => report.changed.push(format!("the disk {name:?} was added")),
+                    Err(refused) => report.refused.push(refused.to_string()),
+                }
+                continue;
+            };
+            let before = served.live().configured.clone();
+            let Some(before) = before else {
+                report.refused.push(format!(
+                    "the disk {name:?} was added by request and stays as it is: remove it with \
+                     `fathom disk remove {name}`, then reload"
+                ));
+                continue;
+            };
+            if before == *definition {
+                continue;
+            }
+            let fixed = differences(&before, definition);
+            if !fixed.is_empty() {
+                report.refused.push(format!(
+                    "the disk {name:?} cannot change its {} while it is served: remove it with \
+                     `fathom disk remove {name}`, then reload",
+                    fixed.join(", ")
+                ));
+            }
+            let mut next = served.live().definition.clone();
+            next.tap = definition.tap;
+            next.layers.clone_from(&definition.layers);
+            next.model.clone_from(&definition.model);
+            if next != served.live().definition {
+                match self.restack(&served, next) {
+                    Ok(()) => report.changed.push(format!("the disk {name:?} has other layers")),
+                    Err(refused) => {
+                        report.refused.push(refused.to_string());
+                        continue;
+                    }
+                }
+            }
+            if let Some(configured) = &mut served.live().configured {
+                configured.tap = definition.tap;
+                configured.layers.clone_from(&definition.layers);
+                configured.model.clone_from(&definition.model);
+            }
+        }
+    }
+
+    fn reload_listeners(&self, new: &Configuration, report: &mut ReloadReport) {
+        for listener in &new.listeners {
+            let definition = &listener.definition;
+            let address = &definition.address;
+            let listening = self.listening();
+            let Some(old) = listening.iter().find(|old| old.definition().address == *address)
+            else {
+                match self.serve_listener(definition) {
+                    Ok(()) => report.changed.push(format!("a listener at {address} was added")),
+                    Err(refused) => report.refused.push(refused.to_string()),
+                }
+                continue;
+            };
+            let before = old.definition();
+            if before.exports != definition.exports {
+                self.change_exports(old, definition.exports.clone());
+                report.changed.push(format!("the listener at {address} has other exports"));
+            }
+            if before.tls != definition.tls || before.plain_allowed != definition.plain_allowed {
+                report.refused.push(format!(
+                    "the listener at {address} cannot change its TLS while it listens: restart \
+                     the daemon"
+                ));
+            }
+        }
+    }
+}
+
+/// The keys in which two definitions of a disk differ and which only hold from its opening on.
+fn differences(before: &DiskDefinition, after: &DiskDefinition) -> Vec<&'static str> {
+    let mut keys = Vec::new();
+    let mut compare = |key, same: bool| {
+        if !same {
+            keys.push(key);
+        }
+    };
+    compare("vm", before.vm == after.vm);
+    compare("serial", before.serial == after.serial);
+    compare("image", before.image == after.image);
+    compare("memory", before.memory == after.memory);
+    compare("null", before.null == after.null);
+    compare("direct", before.direct == after.direct);
+    compare("read_only", before.read_only == after.read_only);
+    compare("block_size", before.block_size == after.block_size);
+    compare("vhost_user", before.vhost_user == after.vhost_user);
+    keys
+}

@@ -1,0 +1,208 @@
+//! What is served, told.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fathom_control::{
+    BackendDefinition, BackendStatus, CapabilitiesStatus, DaemonInfo, DaemonState, DiskList,
+    DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, LayerDefinition, LayerStatus,
+    ListenerStatus, NbdStatus, TlsDefinition, VERSION, VhostUserDefinition, VhostUserStatus,
+};
+use fathom_frontend::vhost_user;
+
+use super::{Daemon, Listening, Served};
+use crate::wiring;
+
+/// A listener at one moment, as all disks see it.
+struct ListenerMoment {
+    address: String,
+    exports: Vec<String>,
+    /// The export of each connection that has chosen one.
+    connected: Vec<String>,
+}
+
+impl Daemon {
+    /// What the daemon is.
+    pub(crate) fn info(&self) -> DaemonInfo {
+        let started = self.begun_unix.duration_since(UNIX_EPOCH).unwrap_or_default();
+        DaemonInfo {
+            version: env!("CARGO_PKG_VERSION").into(),
+            interface: VERSION,
+            process_id: std::process::id(),
+            started_unix_time_ns: u64::try_from(started.as_nanos()).unwrap_or(u64::MAX),
+            ready_us: self.ready_us.get().copied().unwrap_or(0),
+            state: if self.is_stopping() { DaemonState::Stopping } else { DaemonState::Running },
+            configuration: self.file.as_ref().map(|file| {
+                let path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+                path.display().to_string()
+            }),
+            metrics_address: self.options.metrics.map(|address| address.to_string()),
+            disks: self.served().len() as u64,
+            listeners: self
+                .listening()
+                .iter()
+                .map(|listening| listener_status(listening))
+                .collect(),
+        }
+    }
+
+    /// All disks.
+    pub(crate) fn disk_list(&self) -> DiskList {
+        let listeners = self.moments();
+        DiskList { disks: self.served().iter().map(|served| status(served, &listeners)).collect() }
+    }
+
+    /// One disk.
+    pub(crate) fn disk_status(&self, name: &str) -> Result<DiskStatus, ErrorBody> {
+        Ok(status(&*self.find(name)?, &self.moments()))
+    }
+
+    fn moments(&self) -> Vec<ListenerMoment> {
+        self.listening().iter().map(|listening| moment(listening)).collect()
+    }
+}
+
+/// Nanoseconds since 1970.
+pub(super) fn unix_time_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn moment(listening: &Listening) -> ListenerMoment {
+    let connections =
+        listening.listener().as_ref().map(|listener| listener.connections()).unwrap_or_default();
+    ListenerMoment {
+        address: listening.definition().address,
+        exports: listening.exports.list().into_iter().map(|(name, _)| name).collect(),
+        connected: connections.into_iter().filter_map(|connection| connection.export).collect(),
+    }
+}
+
+fn listener_status(listening: &Listening) -> ListenerStatus {
+    let definition = listening.definition();
+    let listener = listening.listener();
+    let connections = listener.as_ref().map_or(0, |listener| listener.connections().len());
+    let counters = listener.as_ref().map(|listener| listener.counters()).unwrap_or_default();
+    let problem = listener.is_none().then(|| "it is closed".to_owned());
+    drop(listener);
+    ListenerStatus {
+        address: definition.address.clone(),
+        exports: listening.exports.list().into_iter().map(|(name, _)| name).collect(),
+        tls: match &definition.tls {
+            None => "none".into(),
+            Some(TlsDefinition { psk: Some(_), .. }) => "psk".into(),
+            Some(_) => "certificate".into(),
+        },
+        connections: connections as u64,
+        connections_total: counters.accepted,
+        refused: counters.refused,
+        protocol_errors: counters.protocol_errors,
+        problem,
+    }
+}
+
+fn status(served: &Served, listeners: &[ListenerMoment]) -> DiskStatus {
+    let disk = &served.disk;
+    let (geometry, capabilities) = (disk.geometry(), disk.capabilities());
+    let live = served.live();
+    let definition = live.definition.clone();
+    let guest = live.server.as_ref().map(vhost_user::Server::status);
+    drop(live);
+    let mut frontends = Vec::new();
+    if let (Some(vhost_user), Some(guest)) = (&definition.vhost_user, guest) {
+        frontends.push(FrontendStatus::VhostUser(guest_status(vhost_user, &guest)));
+    }
+    for listener in listeners {
+        if listener.exports.iter().any(|name| name == disk.name()) {
+            let connected = listener.connected.iter().filter(|name| *name == disk.name());
+            frontends.push(FrontendStatus::Nbd(NbdStatus {
+                address: listener.address.clone(),
+                export: disk.name().to_owned(),
+                connections: connected.count() as u64,
+            }));
+        }
+    }
+    let problems = frontends
+        .iter()
+        .filter_map(|frontend| match frontend {
+            FrontendStatus::VhostUser(guest) => guest.problem.clone(),
+            FrontendStatus::Nbd(_) => None,
+        })
+        .collect();
+    DiskStatus {
+        name: disk.name().to_owned(),
+        vm: disk.vm().to_owned(),
+        serial: serial(disk.serial()),
+        capacity_bytes: disk.capacity(),
+        read_only: definition.read_only,
+        geometry: GeometryStatus {
+            block_size: geometry.block_size,
+            physical_block_size: geometry.physical_block_size,
+            optimal_size: geometry.optimal_size,
+            alignment: geometry.alignment,
+        },
+        capabilities: CapabilitiesStatus {
+            write: capabilities.write,
+            flush: capabilities.flush,
+            force_unit_access: capabilities.force_unit_access,
+            discard: capabilities.discard,
+            write_zeroes: capabilities.write_zeroes,
+            extents: capabilities.extents,
+            rotational: capabilities.rotational,
+        },
+        layers: layers(&definition),
+        backend: BackendStatus {
+            name: disk.backend().name().into(),
+            image: match definition.backend() {
+                Some(BackendDefinition::Image(path)) => Some(path.display().to_string()),
+                _ => None,
+            },
+            direct: definition.direct,
+            model: definition.model.clone(),
+        },
+        frontends,
+        refused: disk.counters().refused.load(std::sync::atomic::Ordering::Relaxed),
+        problems,
+    }
+}
+
+/// The layers in the order in which requests cross them.
+fn layers(definition: &fathom_control::DiskDefinition) -> Vec<LayerStatus> {
+    let explicit = definition.layers.iter().any(|layer| matches!(layer, LayerDefinition::Tap));
+    let implied = (definition.tap && !explicit).then_some(LayerDefinition::Tap);
+    implied
+        .into_iter()
+        .chain(definition.layers.iter().cloned())
+        .map(|definition| LayerStatus { name: definition.name().into(), definition })
+        .collect()
+}
+
+fn serial(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+fn guest_status(
+    definition: &VhostUserDefinition,
+    guest: &vhost_user::VhostUserStatus,
+) -> VhostUserStatus {
+    let problem = (guest.panics > 0).then(|| {
+        format!("{} of its queue threads failed: see the log, and restart the guest", guest.panics)
+    });
+    VhostUserStatus {
+        socket: definition.socket.display().to_string(),
+        connected: guest.connected,
+        queues_max: definition.queues,
+        queues_active: guest.running_queues,
+        features: wiring::virtio_features(guest.features),
+        protocol_features: wiring::protocol_features(guest.protocol_features),
+        connections: guest.connections,
+        refused: guest.refused,
+        broken_queues: guest.broken_rings,
+        protocol_errors: guest.protocol_errors,
+        recovered: guest.recovered,
+        restart_safe: guest.inflight,
+        migrating: guest.logging,
+        guest_memory_bytes: guest.memory,
+        problem,
+    }
+}

@@ -1,0 +1,126 @@
+//! The end: everything in flight completed, everything written made durable, within a bound.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::Daemon;
+use crate::wiring;
+
+/// What is kept of the time for the last flushes, at least.
+const FLUSH_TIME_MIN: Duration = Duration::from_secs(5);
+
+impl Daemon {
+    /// Accepts nobody any more, completes what is in flight, lets go of guests and clients, and
+    /// flushes the back ends. Says what did not end in time; nothing on a clean end.
+    pub(crate) fn stop(&self) -> Vec<String> {
+        // Changes are refused from here on, and those under way are waited for.
+        self.stopping.store(true, Ordering::Release);
+        let limit = self.options.shutdown_time_max;
+        let end = Instant::now() + limit;
+        let _change = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks: Vec<Task> = Vec::new();
+        for listening in self.listening() {
+            let address = listening.definition().address;
+            if let Some(listener) = listening.listener().take() {
+                tasks.push(Task::new(format!("the listener at {address}"), move || {
+                    listener.shutdown();
+                    Ok(())
+                }));
+            }
+        }
+        for served in self.served() {
+            let server = served.live().server.take();
+            if let Some(server) = server {
+                tasks.push(Task::new(
+                    format!("the guest of {:?}", served.disk.name()),
+                    move || {
+                        server.shutdown();
+                        Ok(())
+                    },
+                ));
+            }
+        }
+        let mut problems = run(tasks, end);
+        let end = end.max(Instant::now() + FLUSH_TIME_MIN.min(limit));
+        let mut flushes = Vec::new();
+        for served in self.served() {
+            let name = format!("the last flush of {:?}", served.disk.name());
+            flushes.push(Task::new(name, move || {
+                let left = end.saturating_duration_since(Instant::now());
+                wiring::flush(&served.disk, left).map_err(|error| error.to_string())
+            }));
+        }
+        problems.extend(run(flushes, end));
+        problems
+    }
+}
+
+/// Something that is to be done at the end, and its name.
+struct Task {
+    name: String,
+    work: Box<dyn FnOnce() -> Result<(), String> + Send>,
+}
+
+impl Task {
+    fn new(name: String, work: impl FnOnce() -> Result<(), String> + Send + 'static) -> Self {
+        Self { name, work: Box::new(work) }
+    }
+}
+
+/// Does all `tasks` at once. Gives what failed, and what was not done by `end`.
+fn run(tasks: Vec<Task>, end: Instant) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut waiting = Vec::new();
+    for Task { name, work } in tasks {
+        let (sender, receiver) = mpsc::channel();
+        let spawned = std::thread::Builder::new().name("stop".into()).spawn(move || {
+            let _ = sender.send(work());
+        });
+        match spawned {
+            Ok(_) => waiting.push((name, receiver)),
+            Err(error) => problems.push(format!("{name}: no thread for it: {error}")),
+        }
+    }
+    for (name, receiver) in waiting {
+        let left = end.saturating_duration_since(Instant::now());
+        match receiver.recv_timeout(left) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => problems.push(format!("{name} failed: {error}")),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                problems.push(format!("{name} did not end in time"));
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                problems.push(format!("{name}: its thread panicked"));
+            }
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_panics_and_delays_are_told_apart() {
+        let end = Instant::now() + Duration::from_millis(200);
+        let problems = run(
+            vec![
+                Task::new("good".into(), || Ok(())),
+                Task::new("bad".into(), || Err("no".into())),
+                Task::new("worse".into(), || panic!("as the test wants")),
+                Task::new("slow".into(), || {
+                    std::thread::sleep(Duration::from_secs(2));
+                    Ok(())
+                }),
+            ],
+            end,
+        );
+        assert_eq!(
+            problems,
+            ["bad failed: no", "worse: its thread panicked", "slow did not end in time"]
+        );
+    }
+}

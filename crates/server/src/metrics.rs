@@ -1,0 +1,311 @@
+//! `/metrics`: Prometheus' text format, version 0.0.4.
+
+use std::fmt::{Display, Write as _};
+
+use fathom_control::{DaemonInfo, DiskList, FrontendStatus, OperationStatistics, Statistics};
+
+/// The type of the text.
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The bounds of the latency buckets, in nanoseconds, and as Prometheus shows them in seconds.
+const BOUNDS: [(u64, &str); 18] = [
+    (10_000, "0.00001"),
+    (20_000, "0.00002"),
+    (50_000, "0.00005"),
+    (100_000, "0.0001"),
+    (200_000, "0.0002"),
+    (500_000, "0.0005"),
+    (1_000_000, "0.001"),
+    (2_000_000, "0.002"),
+    (5_000_000, "0.005"),
+    (10_000_000, "0.01"),
+    (20_000_000, "0.02"),
+    (50_000_000, "0.05"),
+    (100_000_000, "0.1"),
+    (200_000_000, "0.2"),
+    (500_000_000, "0.5"),
+    (1_000_000_000, "1"),
+    (5_000_000_000, "5"),
+    (30_000_000_000, "30"),
+];
+
+/// The metrics of all that is served.
+pub(crate) fn text(info: &DaemonInfo, disks: &DiskList, statistics: &Statistics) -> String {
+    let mut page = Page::default();
+    of_daemon(&mut page, info);
+    of_process(&mut page, info);
+    of_disks(&mut page, disks, statistics);
+    of_operations(&mut page, statistics);
+    of_guests(&mut page, disks);
+    page.text
+}
+
+fn of_daemon(page: &mut Page, info: &DaemonInfo) {
+    page.family("fathom_build_info", "gauge", "The daemon's version; always 1.");
+    page.sample("fathom_build_info", &[("version", &info.version)], 1);
+    page.family("fathom_ready_seconds", "gauge", "How long the daemon took to be ready.");
+    page.sample("fathom_ready_seconds", &[], info.ready_us as f64 / 1e6);
+    page.family("fathom_disks", "gauge", "Disks that are served.");
+    page.sample("fathom_disks", &[], info.disks);
+    page.family("fathom_nbd_connections", "gauge", "NBD connections now.");
+    for listener in &info.listeners {
+        page.sample(
+            "fathom_nbd_connections",
+            &[("address", &listener.address)],
+            listener.connections,
+        );
+    }
+    let counts: [(&str, &str, fn(&fathom_control::ListenerStatus) -> u64); 3] = [
+        ("fathom_nbd_connections_total", "NBD connections accepted.", |l| l.connections_total),
+        ("fathom_nbd_refused_total", "NBD connections turned away, too many.", |l| l.refused),
+        ("fathom_nbd_protocol_errors_total", "NBD clients that broke the protocol.", |l| {
+            l.protocol_errors
+        }),
+    ];
+    for (name, help, value) in counts {
+        page.family(name, "counter", help);
+        for listener in &info.listeners {
+            page.sample(name, &[("address", &listener.address)], value(listener));
+        }
+    }
+}
+
+/// The metrics that every Prometheus client library has.
+fn of_process(page: &mut Page, info: &DaemonInfo) {
+    page.family("process_start_time_seconds", "gauge", "When the daemon started, since 1970.");
+    page.sample("process_start_time_seconds", &[], info.started_unix_time_ns as f64 / 1e9);
+    if let Some(seconds) = cpu_seconds() {
+        page.family("process_cpu_seconds_total", "counter", "Processor time used.");
+        page.sample("process_cpu_seconds_total", &[], seconds);
+    }
+    let resident = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok());
+    if let Some(pages) = resident {
+        // SAFETY: the call has no preconditions.
+        let page_size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        page.family("process_resident_memory_bytes", "gauge", "Memory in use.");
+        page.sample(
+            "process_resident_memory_bytes",
+            &[],
+            pages * u64::try_from(page_size).unwrap_or(0),
+        );
+    }
+    if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
+        page.family("process_open_fds", "gauge", "Descriptors in use.");
+        page.sample("process_open_fds", &[], entries.count());
+    }
+}
+
+fn cpu_seconds() -> Option<f64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call fills the structure that it is given.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    (result == 0).then(|| time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
+}
+
+fn of_disks(page: &mut Page, disks: &DiskList, statistics: &Statistics) {
+    page.family("fathom_disk_read_only", "gauge", "Whether the disk refuses writes.");
+    for disk in &disks.disks {
+        let labels = [("disk", disk.name.as_str()), ("vm", disk.vm.as_str())];
+        page.sample("fathom_disk_read_only", &labels, u8::from(disk.read_only));
+    }
+    page.family("fathom_disk_problems", "gauge", "What does not work about the disk, counted.");
+    for disk in &disks.disks {
+        let labels = [("disk", disk.name.as_str()), ("vm", disk.vm.as_str())];
+        page.sample("fathom_disk_problems", &labels, disk.problems.len());
+    }
+    type Value = fn(&fathom_control::DiskStatistics) -> f64;
+    let families: [(&str, &str, &str, Value); 5] = [
+        ("fathom_disk_capacity_bytes", "gauge", "The disk's size.", |d| d.capacity_bytes as f64),
+        ("fathom_disk_in_flight", "gauge", "Requests in flight.", |d| d.in_flight as f64),
+        (
+            "fathom_disk_busy_seconds_total",
+            "counter",
+            "Time during which a queue had anything in flight, over all queues.",
+            |d| d.busy_ns as f64 / 1e9,
+        ),
+        (
+            "fathom_disk_depth_seconds_total",
+            "counter",
+            "Requests in flight, integrated over time: its rate is the mean queue depth.",
+            |d| d.depth_ns as f64 / 1e9,
+        ),
+        (
+            "fathom_disk_refused_total",
+            "counter",
+            "Requests that contradicted themselves or asked for what the disk does not offer.",
+            |d| d.refused as f64,
+        ),
+    ];
+    for (name, kind, help, value) in families {
+        page.family(name, kind, help);
+        for disk in &statistics.disks {
+            page.sample(name, &[("disk", &disk.name), ("vm", &disk.vm)], value(disk));
+        }
+    }
+}
+
+fn of_operations(page: &mut Page, statistics: &Statistics) {
+    let each = |visit: &mut dyn FnMut(&[(&str, &str)], &OperationStatistics)| {
+        for disk in &statistics.disks {
+            for operation in &disk.operations {
+                let labels = [
+                    ("disk", disk.name.as_str()),
+                    ("vm", disk.vm.as_str()),
+                    ("operation", operation.operation.as_str()),
+                ];
+                visit(&labels, operation);
+            }
+        }
+    };
+    let bytes = "fathom_disk_bytes_total";
+    page.family(bytes, "counter", "Bytes that requests that succeeded asked for.");
+    each(&mut |labels, operation| page.sample(bytes, labels, operation.bytes));
+    let errors = "fathom_disk_errors_total";
+    page.family(errors, "counter", "Requests that failed, by kind of error.");
+    each(&mut |labels, operation| {
+        for (kind, count) in &operation.errors_by_kind {
+            let mut labels = labels.to_vec();
+            labels.push(("error", kind));
+            page.sample(errors, &labels, count);
+        }
+    });
+    let seconds = "fathom_disk_request_seconds";
+    page.family(seconds, "histogram", "How long requests that succeeded took.");
+    each(&mut |labels, operation| {
+        let mut labels = labels.to_vec();
+        for (bound_ns, bound) in BOUNDS {
+            labels.push(("le", bound));
+            page.sample(
+                "fathom_disk_request_seconds_bucket",
+                &labels,
+                operation.latency.count_to(bound_ns),
+            );
+            labels.pop();
+        }
+        // The buckets' own sum, so that the last bucket and the count agree.
+        let count = operation.latency.count();
+        labels.push(("le", "+Inf"));
+        page.sample("fathom_disk_request_seconds_bucket", &labels, count);
+        labels.pop();
+        page.sample(
+            "fathom_disk_request_seconds_sum",
+            &labels,
+            operation.latency_sum_ns as f64 / 1e9,
+        );
+        page.sample("fathom_disk_request_seconds_count", &labels, count);
+    });
+}
+
+fn of_guests(page: &mut Page, disks: &DiskList) {
+    type Value = fn(&fathom_control::VhostUserStatus) -> u64;
+    let families: [(&str, &str, &str, Value); 7] = [
+        ("fathom_guest_connected", "gauge", "Whether a VMM is connected.", |g| {
+            u64::from(g.connected)
+        }),
+        ("fathom_guest_queues", "gauge", "Queues that the guest has started.", |g| {
+            u64::from(g.queues_active)
+        }),
+        ("fathom_guest_connections_total", "counter", "Connections of VMMs.", |g| g.connections),
+        ("fathom_guest_refused_total", "counter", "Malformed requests of the guest.", |g| {
+            g.refused
+        }),
+        (
+            "fathom_guest_broken_queues_total",
+            "counter",
+            "Rings that contradicted themselves.",
+            |g| g.broken_queues,
+        ),
+        ("fathom_guest_protocol_errors_total", "counter", "VMMs that broke the protocol.", |g| {
+            g.protocol_errors
+        }),
+        (
+            "fathom_guest_recovered_total",
+            "counter",
+            "Requests of an earlier daemon that were repeated.",
+            |g| g.recovered,
+        ),
+    ];
+    for (name, kind, help, value) in families {
+        page.family(name, kind, help);
+        for disk in &disks.disks {
+            for frontend in &disk.frontends {
+                if let FrontendStatus::VhostUser(guest) = frontend {
+                    page.sample(name, &[("disk", &disk.name), ("vm", &disk.vm)], value(guest));
+                }
+            }
+        }
+    }
+}
+
+/// The text, as it grows.
+#[derive(Default)]
+struct Page {
+    text: String,
+}
+
+impl Page {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        self.text.push_str(name);
+        for (index, (label, of)) in labels.iter().enumerate() {
+            self.text.push(if index == 0 { '{' } else { ',' });
+            let _ = write!(self.text, "{label}=\"");
+            for character in of.chars() {
+                match character {
+                    '\\' => self.text.push_str("\\\\"),
+                    '"' => self.text.push_str("\\\""),
+                    '\n' => self.text.push_str("\\n"),
+                    other => self.text.push(other),
+                }
+            }
+            self.text.push('"');
+        }
+        if !labels.is_empty() {
+            self.text.push('}');
+        }
+        let _ = writeln!(self.text, " {value}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_cannot_break_out() {
+        let mut page = Page::default();
+        page.sample("a", &[("disk", "x\"} 1\n\\"), ("vm", "")], 7);
+        assert_eq!(page.text, "a{disk=\"x\\\"} 1\\n\\\\\",vm=\"\"} 7\n");
+    }
+
+    #[test]
+    fn a_histogram_adds_up() {
+        let mut operation = OperationStatistics { operation: "read".into(), ..Default::default() };
+        operation.latency.record(15_000, 3);
+        operation.latency.record(60_000_000_000, 1);
+        operation.latency_sum_ns = 60_000_045_000;
+        let disk = fathom_control::DiskStatistics {
+            name: "a".into(),
+            operations: vec![operation],
+            ..Default::default()
+        };
+        let mut page = Page::default();
+        of_operations(&mut page, &Statistics { disks: vec![disk], ..Default::default() });
+        let labels = "disk=\"a\",vm=\"\",operation=\"read\"";
+        for line in [
+            format!("fathom_disk_request_seconds_bucket{{{labels},le=\"0.00001\"}} 0"),
+            format!("fathom_disk_request_seconds_bucket{{{labels},le=\"0.00002\"}} 3"),
+            format!("fathom_disk_request_seconds_bucket{{{labels},le=\"30\"}} 3"),
+            format!("fathom_disk_request_seconds_bucket{{{labels},le=\"+Inf\"}} 4"),
+            format!("fathom_disk_request_seconds_sum{{{labels}}} 60.000045"),
+            format!("fathom_disk_request_seconds_count{{{labels}}} 4"),
+        ] {
+            assert!(page.text.contains(&line), "{line}\n{}", page.text);
+        }
+    }
+}

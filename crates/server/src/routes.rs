@@ -1,0 +1,267 @@
+//! The control interface over HTTP, and the one page that is had over TCP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use fathom_control::{DiskChange, DiskDefinition, Done, ErrorBody, ErrorCode, ErrorReply};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::configuration::suggestion;
+use crate::daemon::Daemon;
+use crate::metrics;
+use crate::wiring::refusal;
+
+/// The longest that a caller may wait for an event.
+const WAIT_MAX: Duration = Duration::from_secs(600);
+/// Connections over TCP that are served at once.
+const SCRAPERS_MAX: usize = 32;
+/// How long one of them may take.
+const SCRAPE_TIME_MAX: Duration = Duration::from_secs(10);
+/// The longest head of a request over TCP, in bytes.
+const HEAD_MAX: usize = 8192;
+
+/// What the routes share.
+#[derive(Clone)]
+pub(crate) struct App {
+    pub(crate) daemon: Arc<Daemon>,
+    /// Notified when somebody asks for the end.
+    pub(crate) end: Arc<Notify>,
+}
+
+/// A refusal as an answer.
+struct Refused(ErrorBody);
+
+impl From<ErrorBody> for Refused {
+    fn from(body: ErrorBody) -> Self {
+        Self(body)
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let status =
+            StatusCode::from_u16(self.0.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, axum::Json(ErrorReply { error: self.0 })).into_response()
+    }
+}
+
+type Answer<T> = Result<axum::Json<T>, Refused>;
+
+/// All paths of the control interface.
+pub(crate) fn router(app: App) -> Router {
+    Router::new()
+        .route("/v1/daemon", get(info))
+        .route("/v1/disks", get(disk_list).post(add_disk))
+        .route("/v1/disks/{name}", get(disk_status).patch(change_disk).delete(remove_disk))
+        .route("/v1/statistics", get(statistics))
+        .route("/v1/events", get(events))
+        .route("/v1/reload", post(reload))
+        .route("/v1/shutdown", post(shutdown))
+        .route("/metrics", get(metrics_page))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .with_state(app)
+}
+
+async fn info(State(app): State<App>) -> Answer<fathom_control::DaemonInfo> {
+    Ok(axum::Json(app.daemon.info()))
+}
+
+async fn disk_list(State(app): State<App>) -> Answer<fathom_control::DiskList> {
+    Ok(axum::Json(app.daemon.disk_list()))
+}
+
+async fn disk_status(
+    State(app): State<App>,
+    Path(name): Path<String>,
+) -> Answer<fathom_control::DiskStatus> {
+    Ok(axum::Json(app.daemon.disk_status(&name)?))
+}
+
+async fn add_disk(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Refused> {
+    let definition: DiskDefinition = read(body)?;
+    let status = aside(move || app.daemon.add_disk(definition)).await?;
+    Ok((StatusCode::CREATED, status).into_response())
+}
+
+async fn change_disk(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<fathom_control::DiskStatus> {
+    let change: DiskChange = read(body)?;
+    aside(move || app.daemon.change_disk(&name, &change)).await
+}
+
+async fn remove_disk(State(app): State<App>, Path(name): Path<String>) -> Answer<Done> {
+    aside(move || app.daemon.remove_disk(&name)).await
+}
+
+async fn statistics(State(app): State<App>) -> Answer<fathom_control::Statistics> {
+    Ok(axum::Json(app.daemon.statistics()))
+}
+
+#[derive(Deserialize)]
+#[serde(default)]
+struct EventQuery {
+    after: u64,
+    wait_ms: u64,
+}
+
+impl Default for EventQuery {
+    fn default() -> Self {
+        Self { after: 0, wait_ms: 0 }
+    }
+}
+
+async fn events(
+    State(app): State<App>,
+    query: Result<Query<EventQuery>, QueryRejection>,
+) -> Answer<fathom_control::EventList> {
+    let Query(query) = query.map_err(|error| {
+        refusal(ErrorCode::Invalid, error.body_text(), "ask like /v1/events?after=0&wait_ms=1000")
+    })?;
+    let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX);
+    Ok(axum::Json(app.daemon.journal.events_within(query.after, wait).await))
+}
+
+async fn reload(State(app): State<App>) -> Answer<fathom_control::ReloadReport> {
+    aside(move || app.daemon.reload()).await
+}
+
+async fn shutdown(State(app): State<App>) -> Answer<Done> {
+    app.end.notify_one();
+    Ok(axum::Json(Done { message: "the daemon completes what is in flight and ends".into() }))
+}
+
+async fn metrics_page(State(app): State<App>) -> Response {
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics_text(&app.daemon)).into_response()
+}
+
+fn metrics_text(daemon: &Daemon) -> String {
+    metrics::text(&daemon.info(), &daemon.disk_list(), &daemon.statistics())
+}
+
+async fn no_such_path() -> Refused {
+    Refused(refusal(
+        ErrorCode::NotFound,
+        "there is no such path",
+        "docs/control.md lists the paths; all begin with /v1",
+    ))
+}
+
+async fn no_such_method() -> Response {
+    let body = refusal(
+        ErrorCode::Invalid,
+        "this path does not know this method",
+        "docs/control.md lists methods and paths",
+    );
+    (StatusCode::METHOD_NOT_ALLOWED, axum::Json(ErrorReply { error: body })).into_response()
+}
+
+fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refused> {
+    let bytes = body.map_err(|error| {
+        refusal(ErrorCode::Invalid, error.body_text(), "send a JSON body of at most 2 MB")
+    })?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        let text = error.to_string();
+        let message = format!("the request's body cannot be understood: {text}");
+        Refused(refusal(ErrorCode::Invalid, message, remedy(&text)))
+    })
+}
+
+/// What to do about a body that `error` tells of: where a key is unknown, the nearest known one.
+fn remedy(error: &str) -> String {
+    let mut quoted = error.split('`').skip(1).step_by(2);
+    match quoted.next() {
+        Some(key) if error.starts_with("unknown ") => suggestion(key, &quoted.collect::<Vec<_>>()),
+        _ => "docs/control.md shows what is expected".into(),
+    }
+}
+
+/// Does `work`, which may take long, on a thread of its own.
+async fn aside<T: Serialize + Send + 'static>(
+    work: impl FnOnce() -> Result<T, ErrorBody> + Send + 'static,
+) -> Answer<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => Ok(axum::Json(result?)),
+        Err(_) => Err(Refused(refusal(
+            ErrorCode::Failed,
+            "the daemon failed at this",
+            "see its log, and report it as a bug",
+        ))),
+    }
+}
+
+/// Serves `/metrics`, and nothing else, over TCP: to few at a time, and to none for long.
+pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Arc<Daemon>) {
+    let seats = Arc::new(Semaphore::new(SCRAPERS_MAX));
+    loop {
+        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "nobody can be accepted at the metrics address for now");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                continue;
+            }
+        };
+        let daemon = Arc::clone(&daemon);
+        tokio::spawn(async move {
+            let _seat = seat;
+            let _ = tokio::time::timeout(SCRAPE_TIME_MAX, scrape(&stream, &daemon)).await;
+        });
+    }
+}
+
+async fn scrape(stream: &TcpStream, daemon: &Daemon) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|window| window == b"\r\n\r\n") {
+        let mut piece = [0; 1024];
+        stream.readable().await?;
+        match stream.try_read(&mut piece) {
+            Ok(0) => return Ok(()),
+            Ok(count) => head.extend_from_slice(&piece[..count]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        if head.len() > HEAD_MAX {
+            return Ok(());
+        }
+    }
+    let found = [b"GET /metrics ".as_slice(), b"GET /metrics?"];
+    let (status, body) = if found.iter().any(|start| head.starts_with(start)) {
+        ("200 OK", metrics_text(daemon))
+    } else {
+        ("404 Not Found", "only GET /metrics is served here\n".to_owned())
+    };
+    let answer = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n\
+         {body}",
+        metrics::CONTENT_TYPE,
+        body.len()
+    );
+    let mut rest = answer.as_bytes();
+    while !rest.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(rest) {
+            Ok(count) => rest = &rest[count..],
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

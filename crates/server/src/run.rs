@@ -1,0 +1,275 @@
+//! The life of the process: start, signals, end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fathom_control::{ErrorBody, ErrorCode, SOCKET_DEFAULT};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
+
+use crate::configuration::{Configuration, ConfigurationFile};
+use crate::daemon::Daemon;
+use crate::log::Journal;
+use crate::notify::notify;
+use crate::routes::{self, App};
+use crate::wiring::{refusal, socket_refusal};
+
+const SIGHUP: &str = "SIGHUP";
+/// Threads for changes that take long. They end when idle.
+const CHANGE_THREADS_MAX: usize = 4;
+
+/// Serves `configuration` until a signal or a request ends it.
+pub(crate) fn run(
+    configuration: &Configuration,
+    file: Option<ConfigurationFile>,
+    begun: Instant,
+) -> ExitCode {
+    let journal = Journal::new(configuration.daemon.log, false);
+    journal.install();
+    log_panics();
+    raise_descriptor_limit();
+    let result = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(CHANGE_THREADS_MAX)
+        .thread_keep_alive(Duration::from_secs(1))
+        .build()
+        .map_err(|error| failed("no event loop", &error))
+        .map_err(|refused| vec![refused])
+        .and_then(|runtime| {
+            let result = runtime.block_on(serve(configuration, file, journal, begun));
+            runtime.shutdown_background();
+            result
+        });
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(refusals) => {
+            for refused in refusals {
+                tracing::error!("{}", refused.message);
+                if !refused.remedy.is_empty() {
+                    tracing::error!("  → {}", refused.remedy);
+                }
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn failed(what: &str, error: &io::Error) -> ErrorBody {
+    refusal(ErrorCode::Failed, format!("{what}: {error}"), "")
+}
+
+/// True when the end was clean.
+async fn serve(
+    configuration: &Configuration,
+    file: Option<ConfigurationFile>,
+    journal: Arc<Journal>,
+    begun: Instant,
+) -> Result<bool, Vec<ErrorBody>> {
+    let one = |refused: ErrorBody| vec![refused];
+    let mut signals = Signals::new().map_err(|error| one(failed("no signals", &error)))?;
+    let options = &configuration.daemon;
+    make_default_folder(&options.control).map_err(one)?;
+    // First, because a second daemon with the same configuration is told so here.
+    probe(&options.control).map_err(one)?;
+    let daemon = Daemon::start(configuration, file, journal, begun)?;
+    let outside = bind_metrics(options.metrics).and_then(|metrics| {
+        // Last, because whoever can connect may rely on all disks being served.
+        Ok((metrics, bind_control(&options.control)?))
+    });
+    let (metrics, control) = match outside {
+        Ok(bound) => bound,
+        Err(refused) => {
+            daemon.stop();
+            return Err(vec![refused]);
+        }
+    };
+    if let Some(listener) = metrics {
+        tokio::spawn(routes::serve_metrics(listener, Arc::clone(&daemon)));
+    }
+    let end = Arc::new(Notify::new());
+    let app = App { daemon: Arc::clone(&daemon), end: Arc::clone(&end) };
+    let server = tokio::spawn(async move {
+        // Accepts until the process ends; its own errors it sleeps over.
+        let _ = axum::serve(control, routes::router(app)).await;
+    });
+    let took_us = daemon.ready();
+    notify("READY=1");
+    tracing::info!(
+        "ready in {}.{:03} ms: {} disks, control socket {}",
+        took_us / 1000,
+        took_us % 1000,
+        configuration.disks.len(),
+        options.control.display()
+    );
+    loop {
+        tokio::select! {
+            () = end.notified() => {
+                tracing::info!("asked to end");
+                break;
+            }
+            name = signals.next() => {
+                if name == SIGHUP {
+                    reload(&daemon).await;
+                    continue;
+                }
+                tracing::info!("ends: {name}");
+                break;
+            }
+        }
+    }
+    notify("STOPPING=1");
+    let stopping = Arc::clone(&daemon);
+    let clean = tokio::select! {
+        problems = tokio::task::spawn_blocking(move || stopping.stop()) => match problems {
+            Ok(problems) => {
+                for problem in &problems {
+                    tracing::error!("{problem}");
+                }
+                problems.is_empty()
+            }
+            Err(_) => false,
+        },
+        name = signals.end() => {
+            tracing::error!("ends at once: a second {name}");
+            false
+        }
+    };
+    server.abort();
+    let _ = std::fs::remove_file(&options.control);
+    tracing::info!("{}", if clean { "ended" } else { "ended, but not cleanly" });
+    Ok(clean)
+}
+
+async fn reload(daemon: &Arc<Daemon>) {
+    notify("RELOADING=1");
+    let daemon = Arc::clone(daemon);
+    match tokio::task::spawn_blocking(move || daemon.reload()).await {
+        Ok(Ok(report)) if report.changed.is_empty() && report.refused.is_empty() => {
+            tracing::info!("reload: nothing is different");
+        }
+        Ok(Ok(_)) => {}
+        Ok(Err(refused)) => {
+            for line in refused.message.lines() {
+                tracing::error!("reload: {line}");
+            }
+            tracing::error!("reload: {}", refused.remedy);
+        }
+        Err(_) => tracing::error!("reload: failed"),
+    }
+    notify("READY=1");
+}
+
+/// The signals that mean something here.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// The next that asks for the end.
+    async fn end(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+
+    /// The next of all.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.hangup.recv() => SIGHUP,
+        }
+    }
+}
+
+/// The folder of the default control socket does not survive a restart of the host.
+fn make_default_folder(control: &Path) -> Result<(), ErrorBody> {
+    let Some(folder) = control.parent() else { return Ok(()) };
+    if control != Path::new(SOCKET_DEFAULT) || folder.is_dir() {
+        return Ok(());
+    }
+    std::fs::DirBuilder::new().mode(0o755).create(folder).map_err(|error| {
+        refusal(
+            ErrorCode::Failed,
+            format!("{} cannot be made for the control socket: {error}", folder.display()),
+            "choose a control socket with --control, for example in $XDG_RUNTIME_DIR",
+        )
+    })
+}
+
+/// Whether the control socket is free.
+fn probe(control: &Path) -> Result<(), ErrorBody> {
+    match std::os::unix::net::UnixStream::connect(control) {
+        Ok(_) => Err(refusal(
+            ErrorCode::Conflict,
+            format!("a daemon is running already: it answers at {}", control.display()),
+            "stop it, or choose another control socket with --control",
+        )),
+        Err(_) => Ok(()),
+    }
+}
+
+fn bind_control(path: &Path) -> Result<tokio::net::UnixListener, ErrorBody> {
+    let refused = |error: &io::Error| socket_refusal(&path.display().to_string(), error);
+    let listener = fathom_frontend::socket::listen(path).map_err(|error| refused(&error))?;
+    listener.set_nonblocking(true).map_err(|error| refused(&error))?;
+    tokio::net::UnixListener::from_std(listener).map_err(|error| refused(&error))
+}
+
+fn bind_metrics(address: Option<SocketAddr>) -> Result<Option<tokio::net::TcpListener>, ErrorBody> {
+    let Some(address) = address else { return Ok(None) };
+    let refused = |error: &io::Error| socket_refusal(&address.to_string(), error);
+    if !address.ip().is_loopback() {
+        tracing::warn!("metrics are had at {address} by whoever reaches it, in plain text");
+    }
+    let listener = std::net::TcpListener::bind(address).map_err(|error| refused(&error))?;
+    listener.set_nonblocking(true).map_err(|error| refused(&error))?;
+    tokio::net::TcpListener::from_std(listener).map(Some).map_err(|error| refused(&error))
+}
+
+/// Has panics logged like everything else. The thread that panics ends; the others go on.
+fn log_panics() {
+    std::panic::set_hook(Box::new(|information| {
+        let thread = std::thread::current();
+        let payload = information.payload();
+        let message = payload
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+            .unwrap_or("no message");
+        let place = information.location().map(ToString::to_string).unwrap_or_default();
+        tracing::error!(
+            thread = thread.name().unwrap_or("unnamed"),
+            place,
+            "a thread failed, which is a bug: {message}"
+        );
+    }));
+}
+
+/// Allows as many descriptors as the host does: each queue has a ring and each guest its memory.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure lives through the call.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: as above. Where it fails, the limit is as it was.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    }
+}
