@@ -4,7 +4,9 @@ mod support;
 
 use std::sync::Arc;
 
-use fathom_block::{Backend, Layer};
+use fathom_block::{
+    Backend, Capabilities, Crossing, Layer, LayerQueue, Operation, Outcome, Request,
+};
 use fathom_layers::{Fault, FaultEffect, FaultRule};
 use fathom_sim::{
     Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
@@ -110,56 +112,74 @@ fn a_disk_goes_on_after_each_crash() {
     });
 }
 
-/// The suite finds what it is for: a layer that answers flushes without passing them on is caught.
-#[test]
-fn a_lie_about_flushes_is_found() {
-    struct Liar;
+/// A layer that does not keep its promise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Liar {
+    /// It answers flushes without passing them on.
+    Flushes,
+    /// It passes durable writes on as any others.
+    Durability,
+    /// It answers discards and zeroes without passing them on.
+    Zeroes,
+}
 
-    impl Layer for Liar {
-        fn name(&self) -> &'static str {
-            "liar"
-        }
-
-        fn capabilities(&self, below: fathom_block::Capabilities) -> fathom_block::Capabilities {
-            below
-        }
-
-        fn open_queue(&self, _queue: u64) -> Box<dyn fathom_block::LayerQueue> {
-            Box::new(Self)
-        }
+impl Layer for Liar {
+    fn name(&self) -> &'static str {
+        "liar"
     }
 
-    impl fathom_block::LayerQueue for Liar {
-        fn submit(
-            &mut self,
-            request: Box<fathom_block::Request>,
-            next: &mut fathom_block::Crossing<'_>,
-        ) {
-            if request.operation == fathom_block::Operation::Flush {
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
+        Box::new(*self)
+    }
+}
+
+impl LayerQueue for Liar {
+    fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+        match request.operation {
+            Operation::Flush if *self == Self::Flushes => next.complete(request, Ok(())),
+            Operation::Discard | Operation::WriteZeroes if *self == Self::Zeroes => {
                 next.complete(request, Ok(()));
-            } else {
+            }
+            _ => {
+                if *self == Self::Durability {
+                    request.flags.force_unit_access = false;
+                }
                 next.submit(request);
             }
         }
-
-        fn complete(
-            &mut self,
-            request: Box<fathom_block::Request>,
-            outcome: fathom_block::Outcome,
-            next: &mut fathom_block::Crossing<'_>,
-        ) {
-            next.complete(request, outcome);
-        }
     }
 
-    let found = (0..8).any(|seed| {
-        let store = Arc::new(SimBackend::new(options(), seed));
-        let disk = support::disk(vec![Arc::new(Liar)], Arc::clone(&store) as Arc<dyn Backend>);
-        let mut harness = Harness::new(&disk, &HarnessOptions::default(), seed);
-        let mut found = false;
-        harness.run(&mut workload(seed), 200, |_| {});
-        harness.drain(|model| found |= model.check_crash(&store.crash(seed)).is_err());
-        found
-    });
-    assert!(found, "a lost flush must not pass");
+    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        next.complete(request, outcome);
+    }
+}
+
+/// The suite finds what it is for.
+#[test]
+fn lies_are_found() {
+    for liar in [Liar::Flushes, Liar::Durability, Liar::Zeroes] {
+        let found = (0..20).any(|seed| {
+            let store = Arc::new(SimBackend::new(options(), seed));
+            let disk = support::disk(vec![Arc::new(liar)], Arc::clone(&store) as Arc<dyn Backend>);
+            let mut harness = Harness::new(&disk, &HarnessOptions::default(), seed);
+            let mut found = false;
+            let mut round = 0;
+            let mut inspect = |model: &fathom_sim::ModelDisk| {
+                round += 1;
+                found |= model.check_crash(&store.crash(seed << 16 | round)).is_err();
+                found |= model.check_now(&store.image()).is_err();
+            };
+            // A read that finds the lie fails the run at once; nothing reads here.
+            let mut options = WorkloadOptions::new(CAPACITY);
+            options.weights = [0, 50, 12, 5, 5, 0, 0];
+            harness.run(&mut Workload::new(options, seed), 100, &mut inspect);
+            harness.drain(&mut inspect);
+            found
+        });
+        assert!(found, "{liar:?}");
+    }
 }

@@ -5,9 +5,12 @@
 //!
 //! Exit status: 0 done, 1 failed, 2 the command line makes no sense.
 
+mod bench;
 mod connection;
 mod disk;
+mod doctor;
 mod failure;
+mod generate;
 pub mod load;
 mod output;
 mod process;
@@ -29,15 +32,38 @@ pub enum Command {
     Top(top::TopOptions),
     /// Start a virtual machine on Fathom's disks, or print its QEMU command line
     Vm(Box<vm::VmOptions>),
+    /// Measure a disk, without a guest
+    Bench(Box<bench::BenchOptions>),
+    /// Say what of Fathom works on this host, and why not
+    Doctor(doctor::DoctorOptions),
+    /// Print a shell's completion script
+    Completions(generate::CompletionsOptions),
+    /// Print or write the manual pages
+    Man(generate::ManOptions),
 }
 
 /// Carries out a command.
+///
+/// Completions and manual pages are those of the console's commands alone; [`run_within`] knows
+/// the others too.
 pub fn run(command: Command) -> ExitCode {
+    let root = clap::Command::new("fathom").about("A virtual disk server for VM hosts");
+    run_within(command, Command::augment_subcommands(root))
+}
+
+/// Carries out a command of the given command line, which is the one to be completed and described
+/// in manual pages.
+#[allow(clippy::needless_pass_by_value, reason = "a command is carried out once")]
+pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
     let done = |()| 0;
     let outcome = match &command {
         Command::Disk(command) => disk::run(command).map(done),
         Command::Top(options) => top::run(options).map(done),
         Command::Vm(options) => vm::run(options),
+        Command::Bench(options) => bench::run(options).map(done),
+        Command::Doctor(options) => doctor::run(options),
+        Command::Completions(options) => generate::completions(options, definition).map(done),
+        Command::Man(options) => generate::man(options, definition).map(done),
     };
     match outcome {
         Ok(status) => ExitCode::from(status),

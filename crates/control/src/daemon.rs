@@ -30,6 +30,8 @@ pub struct DaemonInfo {
     pub metrics_address: Option<String>,
     /// How many disks it serves.
     pub disks: u64,
+    /// Threads that failed by a bug of the daemon's; each is in the log.
+    pub failed_threads: u64,
     /// The NBD listeners.
     pub listeners: Vec<ListenerStatus>,
 }

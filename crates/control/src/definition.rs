@@ -228,6 +228,14 @@ pub struct ModelDefinition {
     pub kind: ModelKind,
     /// Makes the draws repeatable.
     pub seed: u64,
+    /// Whether a hard disk's tracks are just those that the image needs, so that seeks are as long
+    /// as on a full disk; otherwise the image lies at the outer edge of 1 TB.
+    pub spanning: bool,
+    /// What a hard disk takes of writes before they are on its tracks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_cache: Option<Bytes>,
+    /// Whether a solid-state disk's buffer survives a loss of power, so that flushes cost nothing.
+    pub power_loss_protected: bool,
 }
 
 /// The disks that can be imitated.
@@ -237,8 +245,10 @@ pub enum ModelKind {
     /// Seek, rotation, transfer, one head.
     #[default]
     Hdd,
-    /// Channels; programs and erases that stand in the way of reads.
+    /// Channels; programs and erases that stand in the way of reads. An `NVMe` disk.
     Ssd,
+    /// The same behind SATA.
+    SataSsd,
 }
 
 /// The socket of a virtio-blk device.
@@ -253,12 +263,16 @@ pub struct VhostUserDefinition {
     /// is none, never where it is 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spin: Option<Nanoseconds>,
+    /// The group whose members may connect too (mode 0660); only the daemon's user where there is
+    /// none (mode 0600).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 impl Default for VhostUserDefinition {
     /// Four queues, at no place.
     fn default() -> Self {
-        Self { socket: PathBuf::new(), queues: 4, spin: None }
+        Self { socket: PathBuf::new(), queues: 4, spin: None, group: None }
     }
 }
 
@@ -273,8 +287,12 @@ pub struct ListenerDefinition {
     /// TLS, without which TCP is refused unless `plain_allowed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsDefinition>,
-    /// Whether connections without TLS are served over TCP.
+    /// Whether connections without TLS are served over TCP, and beside TLS.
     pub plain_allowed: bool,
+    /// The group whose members may connect to a Unix socket too (mode 0660); only the daemon's user
+    /// where there is none (mode 0600).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 /// The disks that an NBD listener offers.

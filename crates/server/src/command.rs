@@ -98,7 +98,11 @@ struct Flags {
     #[arg(long, value_name = "TIME", requires = "socket")]
     spin: Option<Nanoseconds>,
 
-    /// Serve NBD clients at unix:/PATH or HOST:PORT
+    /// The group whose members may connect to the disk's Unix sockets too
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+
+    /// Serve NBD clients at `unix:PATH` or `HOST:PORT`
     #[arg(long, value_name = "ADDRESS")]
     nbd: Option<String>,
 
@@ -142,7 +146,7 @@ struct Flags {
     #[arg(long, value_name = "TIME")]
     delay: Option<Nanoseconds>,
 
-    /// Imitate the timing of a disk: hdd or ssd
+    /// Imitate the timing of another disk
     #[arg(long, value_name = "KIND")]
     model: Option<Model>,
 }
@@ -151,6 +155,7 @@ struct Flags {
 enum Model {
     Hdd,
     Ssd,
+    SataSsd,
 }
 
 fn metrics_address(text: &str) -> Result<SocketAddr, String> {
@@ -229,6 +234,7 @@ impl Serve {
                 ("vhost_user.socket", "--socket"),
                 ("vhost_user.queues", "--queues"),
                 ("vhost_user.spin", "--spin"),
+                ("vhost_user.group", "--group"),
             ]),
             definition,
         });
@@ -237,6 +243,7 @@ impl Serve {
                 definition: flags.listener(address),
                 places: places(&[
                     ("address", "--nbd"),
+                    ("group", "--group"),
                     ("tls.certificate", "--tls-certificate"),
                     ("tls.key", "--tls-key"),
                     ("tls.client_ca", "--tls-client-ca"),
@@ -280,6 +287,7 @@ impl Flags {
                 kind: match model {
                     Model::Hdd => ModelKind::Hdd,
                     Model::Ssd => ModelKind::Ssd,
+                    Model::SataSsd => ModelKind::SataSsd,
                 },
                 ..ModelDefinition::default()
             }),
@@ -289,6 +297,7 @@ impl Flags {
                     socket: socket.clone(),
                     queues: self.queues.unwrap_or(default.queues),
                     spin: self.spin,
+                    group: self.group.clone(),
                 }
             }),
         }
@@ -315,6 +324,7 @@ impl Flags {
             exports: ExportsDefinition::All,
             tls,
             plain_allowed: self.plain,
+            group: self.group.clone(),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! - `daemon`: the disks and listeners that are served, and how they change.
 //! - `run`: the life of the process: start, signals, end.
 //! - `routes`, `metrics`: the control interface and `/metrics`, on one thread that sleeps.
+//! - `group`: sockets for more than the daemon's user.
 //! - `log`: bounded lines on standard error, kept for the control interface.
 
 #![warn(missing_docs)]
@@ -13,6 +14,7 @@
 mod command;
 pub mod configuration;
 mod daemon;
+mod group;
 mod log;
 mod metrics;
 mod notify;

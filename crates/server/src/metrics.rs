@@ -2,7 +2,10 @@
 
 use std::fmt::{Display, Write as _};
 
-use fathom_control::{DaemonInfo, DiskList, FrontendStatus, OperationStatistics, Statistics};
+use fathom_control::{
+    DaemonInfo, DiskList, DiskStatistics, FrontendStatus, ListenerStatus, OperationStatistics,
+    Statistics, VhostUserStatus,
+};
 
 /// The type of the text.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -29,6 +32,11 @@ const BOUNDS: [(u64, &str); 18] = [
     (30_000_000_000, "30"),
 ];
 
+/// What a family shows of each thing.
+type Value<Thing, Number = u64> = fn(&Thing) -> Number;
+/// Called with the labels of each operation and its counts.
+type Visit<'a> = dyn FnMut(&[(&str, &str)], &OperationStatistics) + 'a;
+
 /// The metrics of all that is served.
 pub(crate) fn text(info: &DaemonInfo, disks: &DiskList, statistics: &Statistics) -> String {
     let mut page = Page::default();
@@ -47,6 +55,9 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
     page.sample("fathom_ready_seconds", &[], info.ready_us as f64 / 1e6);
     page.family("fathom_disks", "gauge", "Disks that are served.");
     page.sample("fathom_disks", &[], info.disks);
+    let failed = "fathom_failed_threads_total";
+    page.family(failed, "counter", "Threads that failed by a bug of the daemon's.");
+    page.sample(failed, &[], info.failed_threads);
     page.family("fathom_nbd_connections", "gauge", "NBD connections now.");
     for listener in &info.listeners {
         page.sample(
@@ -55,7 +66,7 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
             listener.connections,
         );
     }
-    let counts: [(&str, &str, fn(&fathom_control::ListenerStatus) -> u64); 3] = [
+    let counts: [(&str, &str, Value<ListenerStatus>); 3] = [
         ("fathom_nbd_connections_total", "NBD connections accepted.", |l| l.connections_total),
         ("fathom_nbd_refused_total", "NBD connections turned away, too many.", |l| l.refused),
         ("fathom_nbd_protocol_errors_total", "NBD clients that broke the protocol.", |l| {
@@ -115,8 +126,7 @@ fn of_disks(page: &mut Page, disks: &DiskList, statistics: &Statistics) {
         let labels = [("disk", disk.name.as_str()), ("vm", disk.vm.as_str())];
         page.sample("fathom_disk_problems", &labels, disk.problems.len());
     }
-    type Value = fn(&fathom_control::DiskStatistics) -> f64;
-    let families: [(&str, &str, &str, Value); 5] = [
+    let families: [(&str, &str, &str, Value<DiskStatistics, f64>); 5] = [
         ("fathom_disk_capacity_bytes", "gauge", "The disk's size.", |d| d.capacity_bytes as f64),
         ("fathom_disk_in_flight", "gauge", "Requests in flight.", |d| d.in_flight as f64),
         (
@@ -147,7 +157,7 @@ fn of_disks(page: &mut Page, disks: &DiskList, statistics: &Statistics) {
 }
 
 fn of_operations(page: &mut Page, statistics: &Statistics) {
-    let each = |visit: &mut dyn FnMut(&[(&str, &str)], &OperationStatistics)| {
+    let each = |visit: &mut Visit<'_>| {
         for disk in &statistics.disks {
             for operation in &disk.operations {
                 let labels = [
@@ -199,8 +209,7 @@ fn of_operations(page: &mut Page, statistics: &Statistics) {
 }
 
 fn of_guests(page: &mut Page, disks: &DiskList) {
-    type Value = fn(&fathom_control::VhostUserStatus) -> u64;
-    let families: [(&str, &str, &str, Value); 7] = [
+    let families: [(&str, &str, &str, Value<VhostUserStatus>); 7] = [
         ("fathom_guest_connected", "gauge", "Whether a VMM is connected.", |g| {
             u64::from(g.connected)
         }),
@@ -289,11 +298,8 @@ mod tests {
         operation.latency.record(15_000, 3);
         operation.latency.record(60_000_000_000, 1);
         operation.latency_sum_ns = 60_000_045_000;
-        let disk = fathom_control::DiskStatistics {
-            name: "a".into(),
-            operations: vec![operation],
-            ..Default::default()
-        };
+        let disk =
+            DiskStatistics { name: "a".into(), operations: vec![operation], ..Default::default() };
         let mut page = Page::default();
         of_operations(&mut page, &Statistics { disks: vec![disk], ..Default::default() });
         let labels = "disk=\"a\",vm=\"\",operation=\"read\"";

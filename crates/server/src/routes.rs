@@ -114,17 +114,11 @@ async fn statistics(State(app): State<App>) -> Answer<fathom_control::Statistics
     Ok(axum::Json(app.daemon.statistics()))
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default)]
 struct EventQuery {
     after: u64,
     wait_ms: u64,
-}
-
-impl Default for EventQuery {
-    fn default() -> Self {
-        Self { after: 0, wait_ms: 0 }
-    }
 }
 
 async fn events(

@@ -6,6 +6,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fathom_control::{ErrorBody, ErrorCode, SOCKET_DEFAULT};
@@ -22,6 +23,9 @@ use crate::wiring::{refusal, socket_refusal};
 const SIGHUP: &str = "SIGHUP";
 /// Threads for changes that take long. They end when idle.
 const CHANGE_THREADS_MAX: usize = 4;
+
+/// Of the whole process, as the hook that counts them is.
+static FAILED_THREADS: AtomicU64 = AtomicU64::new(0);
 
 /// Serves `configuration` until a signal or a request ends it.
 pub(crate) fn run(
@@ -247,6 +251,7 @@ fn bind_metrics(address: Option<SocketAddr>) -> Result<Option<tokio::net::TcpLis
 /// Has panics logged like everything else. The thread that panics ends; the others go on.
 fn log_panics() {
     std::panic::set_hook(Box::new(|information| {
+        FAILED_THREADS.fetch_add(1, Ordering::Relaxed);
         let thread = std::thread::current();
         let payload = information.payload();
         let message = payload
@@ -261,6 +266,11 @@ fn log_panics() {
             "a thread failed, which is a bug: {message}"
         );
     }));
+}
+
+/// Threads that have panicked so far.
+pub(crate) fn failed_threads() -> u64 {
+    FAILED_THREADS.load(Ordering::Relaxed)
 }
 
 /// Allows as many descriptors as the host does: each queue has a ring and each guest its memory.

@@ -6,11 +6,13 @@ use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fathom_backend::model::{HddParameters, Model, SsdParameters};
 use fathom_backend::{FileBackend, FileOptions, Memory, Null};
 use fathom_block::{Backend, Clock, Disk, DiskOptions, ErrorKind, Layer, Operation};
 use fathom_control::{
     BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, FaultDefinition, FaultEffect,
-    LayerDefinition, ListenerDefinition, ModelDefinition, TlsDefinition, VhostUserDefinition,
+    LayerDefinition, ListenerDefinition, ModelDefinition, ModelKind, TlsDefinition,
+    VhostUserDefinition,
 };
 use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
@@ -18,6 +20,7 @@ use fathom_layers::{Delay, DelayTime, Fault, FaultRule, Log, Tap, tap};
 use fathom_reactor::Reactor;
 
 use crate::configuration::{Address, parse_address};
+use crate::group::admit;
 use crate::log::REQUESTS;
 
 /// A refusal of the control interface.
@@ -37,7 +40,7 @@ pub(crate) fn open_disk(
 ) -> Result<(Arc<Disk>, Option<Tap>), ErrorBody> {
     let backend = open_backend(definition)?;
     let tap = make_tap(definition, number);
-    let layers = make_layers(definition, tap.as_ref())?;
+    let layers = make_layers(definition, tap.as_ref(), backend.capacity())?;
     let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
     let options = DiskOptions {
         name: definition.name.clone(),
@@ -114,10 +117,11 @@ pub(crate) fn make_tap(definition: &DiskDefinition, number: u32) -> Option<Tap> 
 }
 
 /// The layers of a disk, the one nearest the front end first. `tap` is used where the definition
-/// has one: first, unless the layers say where.
+/// has one: first, unless the layers say where. `capacity` is the disk's.
 pub(crate) fn make_layers(
     definition: &DiskDefinition,
     tap: Option<&Tap>,
+    capacity: u64,
 ) -> Result<Vec<Arc<dyn Layer>>, ErrorBody> {
     let explicit = definition.layers.iter().any(|layer| matches!(layer, LayerDefinition::Tap));
     let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
@@ -151,7 +155,7 @@ pub(crate) fn make_layers(
         });
     }
     if let Some(model) = &definition.model {
-        layers.push(make_model(model)?);
+        layers.push(make_model(model, capacity));
     }
     if layers.len() > fathom_block::LAYERS_MAX {
         return Err(too_many_layers(ErrorKind::TooLong));
@@ -196,9 +200,25 @@ fn operations(names: &[String]) -> Result<Vec<Operation>, ErrorBody> {
     names.iter().map(find).collect()
 }
 
-fn make_model(model: &ModelDefinition) -> Result<Arc<dyn Layer>, ErrorBody> {
-    let _ = model;
-    Err(refusal(ErrorCode::Unsupported, "this daemon imitates no disks yet", "leave `model` out"))
+fn make_model(model: &ModelDefinition, capacity: u64) -> Arc<dyn Layer> {
+    let solid = |parameters: SsdParameters| {
+        let power_loss_protected = model.power_loss_protected;
+        Model::ssd(SsdParameters { power_loss_protected, ..parameters }, model.seed)
+    };
+    Arc::new(match model.kind {
+        ModelKind::Hdd => {
+            let mut parameters = HddParameters::default();
+            if model.spanning {
+                parameters = HddParameters::spanning(capacity);
+            }
+            if let Some(size) = model.write_cache {
+                parameters.write_cache = size.0;
+            }
+            Model::hdd(parameters, model.seed)
+        }
+        ModelKind::Ssd => solid(SsdParameters::nvme()),
+        ModelKind::SataSsd => solid(SsdParameters::sata()),
+    })
 }
 
 /// Serves `disk` to a VMM.
@@ -211,8 +231,14 @@ pub(crate) fn start_vhost_user(
     if let Some(spin) = definition.spin {
         options.spin_ns = spin.0;
     }
-    vhost_user::Server::start(options, Arc::clone(disk))
-        .map_err(|error| socket_refusal(&definition.socket.display().to_string(), &error))
+    let refused =
+        |error: &io::Error| socket_refusal(&definition.socket.display().to_string(), error);
+    let server =
+        vhost_user::Server::start(options, Arc::clone(disk)).map_err(|error| refused(&error))?;
+    if let Some(group) = &definition.group {
+        admit(&definition.socket, group).map_err(|error| refused(&error))?;
+    }
+    Ok(server)
 }
 
 /// What a socket that cannot be had means.
@@ -258,8 +284,13 @@ pub(crate) fn start_listener(
     let mut options = nbd::ListenerOptions::new(address);
     options.plain_allowed = definition.plain_allowed;
     options.tls = definition.tls.as_ref().map(make_tls).transpose()?;
-    nbd::Listener::new(options, Arc::clone(exports))
-        .map_err(|error| socket_refusal(&definition.address, &error))
+    let refused = |error: &io::Error| socket_refusal(&definition.address, error);
+    let listener =
+        nbd::Listener::new(options, Arc::clone(exports)).map_err(|error| refused(&error))?;
+    if let (nbd::Address::Unix(path), Some(group)) = (listener.address(), &definition.group) {
+        admit(path, group).map_err(|error| refused(&error))?;
+    }
+    Ok(listener)
 }
 
 fn make_tls(definition: &TlsDefinition) -> Result<nbd::Tls, ErrorBody> {

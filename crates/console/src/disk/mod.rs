@@ -18,6 +18,8 @@ use fathom_control::Bytes;
 
 use crate::{connection::ControlOptions, failure::Outcome, output::Format};
 
+pub use image::{FileSystem, Image, file_system};
+
 /// Virtual disks: images, and the disks of the running daemon.
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {

@@ -25,6 +25,7 @@ use std::{
 
 use crate::process::CpuClock;
 use connection::Connection;
+pub(crate) use memory::SharedMemory;
 pub use report::{LoadReport, OperationReport};
 use worker::{Worker, WorkerResult};
 

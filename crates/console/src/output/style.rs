@@ -9,8 +9,6 @@ pub const SOSO: &str = "33";
 pub const BAD: &str = "31;1";
 /// Less important.
 pub const DIM: &str = "2";
-/// More important.
-pub const BOLD: &str = "1";
 
 /// Whether to colour.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +16,7 @@ pub struct Style(bool);
 
 impl Style {
     /// No colours.
+    #[cfg(test)]
     pub const PLAIN: Self = Self(false);
 
     /// As fits standard output.

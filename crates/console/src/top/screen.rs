@@ -391,7 +391,7 @@ fn distribution(
     let longest = rows.iter().flat_map(|bar| &bar.shares).copied().fold(0.0, f64::max);
     let mut heading = vec![Span::styled(format!("{:<LABEL$}", "LATENCY"), theme.dim())];
     for operation in &busiest {
-        let text = shorten(&format!("{} latency", operation.operation), width - 1);
+        let text = shorten(&operation.operation, width - 1);
         heading.push(Span::styled(format!("{text:<width$}"), theme.dim()));
     }
     let mut lines = vec![Line::from(heading)];

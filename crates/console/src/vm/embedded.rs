@@ -1,6 +1,6 @@
-//! A daemon for one virtual machine: started with it, ended with it.
+//! A daemon for a few images: started for a virtual machine or a measurement, ended with it.
 use std::{
-    os::unix::process::CommandExt,
+    os::unix::{fs::DirBuilderExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -15,16 +15,24 @@ use crate::failure::{Failure, Outcome, reason};
 /// How long the daemon may take to be there, and to end.
 const LIMIT: Duration = Duration::from_secs(10);
 
-struct ServedImage {
-    image: PathBuf,
-    socket: PathBuf,
-    queues: u16,
+/// An image and how to serve it.
+#[derive(Clone, Debug)]
+pub struct ServedImage {
+    /// The image.
+    pub image: PathBuf,
+    /// Queues offered.
+    pub queues: u16,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Bypass the page cache.
+    pub direct: bool,
+    /// Count and measure.
+    pub tap: bool,
 }
 
 /// The images that need a daemon of their own.
 pub struct Embedded {
     directory: PathBuf,
-    read_only: bool,
     images: Vec<ServedImage>,
 }
 
@@ -37,11 +45,11 @@ pub struct Daemon {
 
 impl Embedded {
     /// No images yet.
-    pub fn new(machine: &str, read_only: bool) -> Self {
+    pub fn new(purpose: &str) -> Self {
         let base = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
         let base = base.map_or_else(std::env::temp_dir, PathBuf::from);
-        let directory = base.join(format!("fathom-vm-{machine}-{}", std::process::id()));
-        Self { directory, read_only, images: Vec::new() }
+        let directory = base.join(format!("fathom-{purpose}-{}", std::process::id()));
+        Self { directory, images: Vec::new() }
     }
 
     /// Whether no daemon is needed.
@@ -50,14 +58,19 @@ impl Embedded {
     }
 
     /// Adds an image; the disk is there once the daemon is.
-    pub fn add(&mut self, image: &Path, queues: u16) -> Outcome<Disk> {
-        std::fs::metadata(image).map_err(|error| {
-            Failure::io("open", image, &error)
-                .advise(format!("make one with `fathom disk create {} 10G`", image.display()))
+    pub fn add(&mut self, image: ServedImage) -> Outcome<Disk> {
+        let path = &image.image;
+        std::fs::metadata(path).map_err(|error| {
+            Failure::io("open", path, &error)
+                .advise(format!("make one with `fathom disk create {} 10G`", path.display()))
         })?;
-        let socket = self.directory.join(format!("disk{}.sock", self.images.len()));
-        self.images.push(ServedImage { image: absolute(image), socket: socket.clone(), queues });
-        Ok(Disk { socket, queues })
+        let disk = Disk { socket: self.socket(self.images.len()), queues: image.queues };
+        self.images.push(image);
+        Ok(disk)
+    }
+
+    fn socket(&self, index: usize) -> PathBuf {
+        self.directory.join(format!("disk{index}.sock"))
     }
 
     fn control(&self) -> PathBuf {
@@ -66,27 +79,42 @@ impl Embedded {
 
     /// The daemon's command line, if there is to be one. It serves the first image; the others are
     /// added once it runs.
-    pub fn command(&self) -> Option<Vec<String>> {
+    fn serve(&self) -> Option<Vec<String>> {
         let first = self.images.first()?;
         let program = std::env::current_exe().unwrap_or_else(|_| "fathom".into());
         let queues = first.queues.to_string();
-        let mut words = vec![program.display().to_string()];
-        for word in ["serve", "--image", &first.image.to_string_lossy(), "--socket"] {
-            words.push(word.to_owned());
-        }
-        words.push(first.socket.display().to_string());
-        words.extend(["--queues".to_owned(), queues, "--control".to_owned()]);
-        words.push(self.control().display().to_string());
-        if self.read_only {
-            words.push("--read-only".to_owned());
-        }
+        let mut words = vec![display(&program)];
+        words.extend(["serve", "--name", "disk0", "--image"].map(str::to_owned));
+        words.extend([display(&absolute(&first.image)), "--socket".into()]);
+        words.extend([display(&self.socket(0)), "--queues".into(), queues]);
+        words.extend(["--control".into(), display(&self.control())]);
+        words.extend(["--log".into(), "warning".into()]);
+        words.extend(flags(first));
         Some(words)
+    }
+
+    /// What to type in place of [`start`](Self::start); the first command is to be left running.
+    pub fn commands(&self) -> Vec<Vec<String>> {
+        let mut commands: Vec<Vec<String>> = self.serve().into_iter().collect();
+        for (index, image) in self.images.iter().enumerate().skip(1) {
+            let mut words = vec![commands[0][0].clone()];
+            words.extend(["disk".into(), "add".into(), format!("disk{index}"), "--image".into()]);
+            words.extend([display(&absolute(&image.image)), "--socket".into()]);
+            words.extend([display(&self.socket(index)), "--queues".into()]);
+            words.extend([image.queues.to_string(), "--control".into(), display(&self.control())]);
+            words.extend(flags(image));
+            commands.push(words);
+        }
+        commands
     }
 
     /// Starts the daemon, if one is needed, and waits until its disks are there.
     pub fn start(&self) -> Outcome<Option<Daemon>> {
-        let Some(words) = self.command() else { return Ok(None) };
-        std::fs::create_dir_all(&self.directory)
+        let Some(words) = self.serve() else { return Ok(None) };
+        // A directory of somebody else's is no place for sockets: it must be new.
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&self.directory)
             .map_err(|error| Failure::io("create", &self.directory, &error))?;
         let mut command = Command::new(&words[0]);
         // A process group of its own: Ctrl-C in the terminal is for QEMU.
@@ -109,10 +137,12 @@ impl Embedded {
         for (index, image) in self.images.iter().enumerate().skip(1) {
             client.add_disk(&DiskDefinition {
                 name: format!("disk{index}"),
-                image: Some(image.image.clone()),
-                read_only: self.read_only,
+                image: Some(absolute(&image.image)),
+                read_only: image.read_only,
+                direct: image.direct,
+                tap: image.tap,
                 vhost_user: Some(VhostUserDefinition {
-                    socket: image.socket.clone(),
+                    socket: self.socket(index),
                     queues: image.queues,
                     ..VhostUserDefinition::default()
                 }),
@@ -121,6 +151,16 @@ impl Embedded {
         }
         Ok(())
     }
+}
+
+fn display(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn flags(image: &ServedImage) -> impl Iterator<Item = String> {
+    let flags =
+        [(image.read_only, "--read-only"), (image.direct, "--direct"), (!image.tap, "--no-tap")];
+    flags.into_iter().filter(|(wanted, _)| *wanted).map(|(_, flag)| flag.to_owned())
 }
 
 impl Daemon {

@@ -25,7 +25,7 @@ use crate::{
 };
 use accelerator::{Accelerator, Choice};
 use command::{Disk, Machine};
-use embedded::Embedded;
+pub use embedded::{Daemon, Embedded, ServedImage};
 use qemu::{Qemu, VERSION_MIN};
 
 /// Options of `fathom vm`.
@@ -120,7 +120,7 @@ struct Printed {
     qemu_version: String,
     accelerator: Accelerator,
     accelerator_reason: Option<String>,
-    serve: Option<Vec<String>>,
+    serve: Vec<Vec<String>>,
     command: Vec<String>,
 }
 
@@ -142,11 +142,17 @@ pub fn run(options: &VmOptions) -> Outcome<u8> {
     for word in &options.disk {
         disks.push(named_disk(&client, word, options)?);
     }
-    let mut embedded = Embedded::new(&options.name, options.read_only);
+    let mut embedded = Embedded::new("vm");
     for image in &options.image {
         disks.push(match served_image(&client, image, options)? {
             Some(disk) => disk,
-            None => embedded.add(image, options.queues.unwrap_or(options.cpus))?,
+            None => embedded.add(ServedImage {
+                image: image.clone(),
+                queues: options.queues.unwrap_or(options.cpus),
+                read_only: options.read_only,
+                direct: false,
+                tap: true,
+            })?,
         });
     }
     if options.daemonize && !embedded.is_empty() {
@@ -206,7 +212,7 @@ fn print(
             qemu_version: machine.qemu.version_text.clone(),
             accelerator: machine.accelerator,
             accelerator_reason,
-            serve: embedded.command(),
+            serve: embedded.commands(),
             command: machine.words(),
         });
     }
@@ -214,9 +220,10 @@ fn print(
     if let Some(reason) = accelerator_reason {
         text += &format!("# Emulated: {reason}.\n");
     }
-    if let Some(serve) = embedded.command() {
-        let serve: Vec<String> = serve.iter().map(|word| command::quote(word)).collect();
-        text += &format!("{} &\n", serve.join(" "));
+    for (index, words) in embedded.commands().iter().enumerate() {
+        let words: Vec<String> = words.iter().map(|word| command::quote(word)).collect();
+        let background = if index == 0 { " &" } else { "" };
+        text += &format!("{}{background}\n", words.join(" "));
     }
     output::text_line(&(text + &machine.shell()))
 }
@@ -281,7 +288,7 @@ fn start(machine: &Machine) -> Outcome<u8> {
 }
 
 /// Starts a program that is asked to end when this one has ended.
-fn spawn_bound(command: &mut Command) -> std::io::Result<Child> {
+pub fn spawn_bound(command: &mut Command) -> std::io::Result<Child> {
     // SAFETY: prctl is all that is called between fork and exec, and it is safe there.
     unsafe {
         command.pre_exec(|| {

@@ -6,9 +6,9 @@
 //! next to none.
 
 /// The longest look, in nanoseconds: a few round trips of a client on the same host.
-const SPIN_NS_MAX: u64 = 50_000;
+const SPIN_NS_MAX: u64 = 0;
 /// The first look, in nanoseconds.
-const SPIN_NS_MIN: u64 = 10_000;
+const SPIN_NS_MIN: u64 = 0;
 
 /// The time to look, adapted after each idle period.
 #[derive(Clone, Copy, Debug, Default)]

@@ -31,7 +31,7 @@ const IN_FLIGHT_MAX: usize = 1024;
 const REFUSED_PAYLOAD_MAX: u64 = 64 << 20;
 /// The requests that are begun before replies are looked after: small, so that a client takes up
 /// the first replies while the server works on the rest of what it sent.
-const BATCH: usize = 2;
+const BATCH: usize = 4;
 /// The entries of the thread's ring.
 const RING_ENTRIES: u32 = 128;
 /// How long a connection that is being closed waits for a client that takes no replies.
@@ -126,6 +126,9 @@ pub struct Transmission {
     blocked: bool,
     /// The input may hold a request that can be begun now.
     unparsed: bool,
+    /// The socket had no more to give when it was last read: it is read again once it is watched
+    /// or looked at.
+    drained: bool,
     spin: Spin,
 }
 
@@ -179,6 +182,7 @@ impl Transmission {
             writable_watched: false,
             blocked: false,
             unparsed: true,
+            drained: false,
             spin: Spin::default(),
         })
     }
@@ -202,7 +206,7 @@ impl Transmission {
 
     fn serve(&mut self) -> io::Result<()> {
         loop {
-            let mut progress = self.unparsed || self.receive();
+            let mut progress = self.unparsed || !self.drained && self.receive();
             if self.unparsed {
                 self.parse();
             }
@@ -307,6 +311,7 @@ impl Transmission {
             None => &mut [],
         };
         let wanted = payload.len();
+        let room = wanted + self.input.len() - self.end;
         let count = match self.channel.receive(payload, &mut self.input[self.end..]) {
             Ok(0) => {
                 // Bytes of a request that never came in full are nothing to be answered.
@@ -314,12 +319,16 @@ impl Transmission {
                 return true;
             }
             Ok(count) => count,
-            Err(error) if is_blocked(&error) => return false,
+            Err(error) if is_blocked(&error) => {
+                self.drained = true;
+                return false;
+            }
             Err(error) => {
                 self.lose(Ending::Lost(error));
                 return true;
             }
         };
+        self.drained = count < room;
         if let Some(partial) = &mut self.partial {
             partial.filled += count.min(wanted);
             if count >= wanted {
@@ -615,7 +624,10 @@ impl Transmission {
                 continue;
             }
             match event.token {
-                SOCKET_READABLE => self.readable_watched = false,
+                SOCKET_READABLE => {
+                    self.readable_watched = false;
+                    self.drained = false;
+                }
                 SOCKET_WRITABLE => {
                     self.writable_watched = false;
                     self.blocked = false;

@@ -1,7 +1,7 @@
 //! The vhost-user-blk front end: disks for VMMs.
 //!
 //! ```text
-//!  Server      one thread a disk: accepts a VMM, reads its messages
+//!  Server      one thread a disk accepts VMMs, and one thread a VMM reads its messages
 //!   └ Session  what the messages have set up: memory, features, rings
 //!      └ Worker  one thread a ring: Ring ▶ Chain ▶ request ▶ Stack ▶ back
 //! ```
@@ -23,6 +23,7 @@ mod session;
 mod shared_file;
 mod spin;
 mod status;
+mod turn;
 mod worker;
 
 use std::io;
@@ -33,6 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use fathom_block::Disk;
 use vhost::vhost_user::{BackendReqHandler, Error};
@@ -42,8 +44,9 @@ pub use fuzz::fuzz_requests;
 pub use memory::Memory;
 pub use status::VhostUserStatus;
 
-use session::{Live, Session};
+use session::{Live, Session, SessionStart};
 use status::Counters;
+use turn::Turn;
 
 /// The longest that a ring is watched before its thread sleeps, in nanoseconds, by default: what
 /// QEMU's own back ends use.
@@ -68,8 +71,14 @@ impl VhostUserOptions {
     }
 }
 
-/// A disk that waits for, or serves, a VMM. One VMM at a time: a further one waits until the first
-/// has gone.
+/// The most VMMs that may be connected to one disk: the source and the destination of a migration,
+/// and some that have not yet been found dead.
+const CONNECTIONS_MAX: usize = 16;
+
+/// A disk that waits for, or serves, a VMM.
+///
+/// A second VMM may connect while the first one's guest runs, as the destination of a live
+/// migration does; its rings start once those of the first have stopped.
 pub struct Server {
     socket: PathBuf,
     shared: Arc<Shared>,
@@ -80,9 +89,29 @@ struct Shared {
     disk: Arc<Disk>,
     options: VhostUserOptions,
     counters: Arc<Counters>,
-    live: Arc<Mutex<Live>>,
-    connection: Mutex<Option<UnixStream>>,
+    connections: Mutex<Connections>,
+    turn: Arc<Turn>,
     ended: AtomicBool,
+}
+
+#[derive(Default)]
+struct Connections {
+    list: Vec<Connection>,
+    accepted: u64,
+}
+
+/// What the server keeps of a connection.
+struct Connection {
+    number: u64,
+    stream: UnixStream,
+    live: Arc<Mutex<Live>>,
+    thread: JoinHandle<()>,
+}
+
+impl Connection {
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Server {
@@ -98,15 +127,17 @@ impl Server {
         let shared = Arc::new(Shared {
             disk: Arc::clone(&disk),
             counters: Arc::default(),
-            live: Arc::default(),
-            connection: Mutex::default(),
+            connections: Mutex::default(),
+            turn: Arc::default(),
             ended: AtomicBool::new(false),
             options: options.clone(),
         });
-        let live: Weak<Mutex<Live>> = Arc::downgrade(&shared.live);
+        let listening: Weak<Shared> = Arc::downgrade(&shared);
         disk.listen(Box::new(move |change| {
-            let Some(live) = live.upgrade() else { return false };
-            live.lock().unwrap_or_else(PoisonError::into_inner).tell(change);
+            let Some(shared) = listening.upgrade() else { return false };
+            for connection in &shared.connections().list {
+                connection.live().tell(change);
+            }
             true
         }));
         let for_thread = Arc::clone(&shared);
@@ -121,30 +152,39 @@ impl Server {
         &self.socket
     }
 
-    /// The state at this moment.
+    /// The state at this moment: of the VMM whose guest runs, or else of the last to connect.
     pub fn status(&self) -> VhostUserStatus {
         let counters = &self.shared.counters;
-        let live = self.shared.live();
-        VhostUserStatus {
-            connected: live.connected,
-            running_queues: live.running_queues,
-            features: live.features,
-            protocol_features: live.protocol_features,
-            memory: live.memory.length(),
-            inflight: live.inflight,
-            logging: live.logging,
+        let connections = self.shared.connections();
+        let mut status = VhostUserStatus {
+            connected: !connections.list.is_empty(),
             connections: counters.connections.load(Ordering::Relaxed),
             refused: counters.refused.load(Ordering::Relaxed),
             broken_rings: counters.broken_rings.load(Ordering::Relaxed),
             protocol_errors: counters.protocol_errors.load(Ordering::Relaxed),
             recovered: counters.recovered.load(Ordering::Relaxed),
             panics: counters.panics.load(Ordering::Relaxed),
+            ..VhostUserStatus::default()
+        };
+        if let Some(connection) = self.shared.foremost(&connections) {
+            let live = connection.live();
+            status.running_queues = live.running_queues;
+            status.features = live.features;
+            status.protocol_features = live.protocol_features;
+            status.memory = live.memory.length();
+            status.inflight = live.inflight;
+            status.logging = live.logging;
         }
+        status
     }
 
-    /// The memory of the guest that is connected now; empty where none is.
+    /// The memory of the guest that runs; empty where none does.
     pub fn guest_memory(&self) -> Arc<Memory> {
-        Arc::clone(&self.shared.live().memory)
+        let connections = self.shared.connections();
+        self.shared
+            .foremost(&connections)
+            .map(|connection| Arc::clone(&connection.live().memory))
+            .unwrap_or_default()
     }
 
     /// Completes the requests in flight, lets go of the VMM and removes the socket. A VMM that
@@ -156,12 +196,16 @@ impl Server {
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.shared.ended.store(true, Ordering::Release);
-        if let Some(connection) = &*self.shared.connection() {
-            let _ = connection.shutdown(Shutdown::Both);
-        }
         // Wakes an accept that waits; an error means that it does not.
         let _ = UnixStream::connect(&self.socket);
         let _ = thread.join();
+        let connections = std::mem::take(&mut self.shared.connections().list);
+        for connection in &connections {
+            let _ = connection.stream.shutdown(Shutdown::Both);
+        }
+        for connection in connections {
+            let _ = connection.thread.join();
+        }
         let _ = std::fs::remove_file(&self.socket);
     }
 }
@@ -173,53 +217,74 @@ impl Drop for Server {
 }
 
 impl Shared {
-    fn live(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn connection(&self) -> MutexGuard<'_, Option<UnixStream>> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The connection whose guest runs, or else the last one.
+    fn foremost<'c>(&self, connections: &'c Connections) -> Option<&'c Connection> {
+        let holder = self.turn.holder();
+        let list = &connections.list;
+        list.iter().find(|connection| Some(connection.number) == holder).or(list.last())
     }
 
     fn ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    fn accept(&self, listener: &UnixListener) {
+    fn accept(self: &Arc<Self>, listener: &UnixListener) {
         while !self.ended() {
-            match listener.accept() {
-                Ok((connection, _)) if !self.ended() => self.serve(connection),
-                Ok(_) => {}
-                Err(error) => {
-                    tracing::error!(disk = self.disk.name(), %error, "cannot accept a VMM");
-                    // Out of descriptors, most likely: it may pass.
-                    std::thread::sleep(std::time::Duration::from_millis(200));
-                }
+            let begun = match listener.accept() {
+                Ok(_) if self.ended() => return,
+                Ok((stream, _)) => self.begin(stream),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = begun {
+                tracing::error!(disk = self.disk.name(), %error, "cannot accept a VMM");
+                // Out of descriptors or threads, most likely: it may pass.
+                std::thread::sleep(Duration::from_millis(200));
             }
         }
     }
 
-    fn serve(&self, connection: UnixStream) {
-        let name = self.disk.name();
-        match connection.try_clone() {
-            Ok(clone) => *self.connection() = Some(clone),
-            Err(error) => {
-                tracing::error!(disk = name, %error, "cannot keep the connection of a VMM");
-                return;
-            }
+    /// Gives a VMM a thread of its own.
+    fn begin(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
+        let mut connections = self.connections();
+        connections.list.retain(|connection| !connection.thread.is_finished());
+        if connections.list.len() >= CONNECTIONS_MAX {
+            tracing::warn!(disk = self.disk.name(), "a VMM is turned away: too many are connected");
+            return Ok(());
         }
-        let session = Session::new(
-            Arc::clone(&self.disk),
-            self.options.clone(),
-            Arc::clone(&self.counters),
-            Arc::clone(&self.live),
-        );
-        session.begin();
-        tracing::info!(disk = name, vm = self.disk.vm(), "a VMM has connected");
+        let number = connections.accepted;
+        let live: Arc<Mutex<Live>> = Arc::default();
+        let session = Session::new(SessionStart {
+            number,
+            disk: Arc::clone(&self.disk),
+            options: self.options.clone(),
+            counters: Arc::clone(&self.counters),
+            live: Arc::clone(&live),
+            turn: Arc::clone(&self.turn),
+        });
+        let (shared, ours) = (Arc::clone(self), stream.try_clone()?);
+        let thread = std::thread::Builder::new().name(format!("vm-{}", self.disk.name())).spawn(
+            move || {
+                shared.serve(stream, session);
+                // The server's own end takes the list first and joins what is in it.
+                shared.connections().list.retain(|connection| connection.number != number);
+            },
+        )?;
+        connections.accepted += 1;
+        connections.list.push(Connection { number, stream: ours, live, thread });
+        Ok(())
+    }
+
+    fn serve(&self, connection: UnixStream, session: Session) {
+        let (name, vm) = (self.disk.name(), self.disk.vm());
+        tracing::info!(disk = name, vm, "a VMM has connected");
         let session = Arc::new(Mutex::new(session));
         let descriptor = connection.as_raw_fd();
         let mut handler = BackendReqHandler::from_stream(connection, Arc::clone(&session));
-        while !self.ended() {
+        loop {
             // The protocol library keeps the channel for the daemon's own messages to itself, and
             // has none that says "the configuration changed".
             match peek::channel(descriptor) {
@@ -239,7 +304,7 @@ impl Shared {
                     self.counters.protocol_errors.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(
                         disk = name,
-                        vm = self.disk.vm(),
+                        vm,
                         %error,
                         "the VMM is let go: it broke the vhost-user protocol"
                     );
@@ -251,7 +316,6 @@ impl Shared {
         // it done.
         session.lock().unwrap_or_else(PoisonError::into_inner).stop_all();
         drop(handler);
-        *self.connection() = None;
-        tracing::info!(disk = name, vm = self.disk.vm(), "the VMM has gone");
+        tracing::info!(disk = name, vm, "the VMM has gone");
     }
 }

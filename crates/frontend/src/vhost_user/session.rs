@@ -25,6 +25,7 @@ use super::inflight::Inflight;
 use super::memory::{Memory, RegionLayout};
 use super::ring::{RING_SIZE_MAX, Ring, RingAddresses};
 use super::status::Counters;
+use super::turn::Turn;
 use super::worker::{Restacker, WorkerHandle, WorkerStart};
 
 /// The most memory regions of a guest: what the protocol library takes in one table.
@@ -40,7 +41,6 @@ pub(super) struct Live {
     restackers: Vec<(usize, Restacker)>,
     /// The guest's memory as it is now, for other parts of the daemon.
     pub memory: Arc<Memory>,
-    pub connected: bool,
     pub running_queues: u16,
     pub features: u64,
     pub protocol_features: u64,
@@ -89,12 +89,25 @@ struct RingSetup {
     worker: Option<WorkerHandle>,
 }
 
+/// What a session begins with.
+pub(super) struct SessionStart {
+    /// Counts up from 0 for each connection.
+    pub number: u64,
+    pub disk: Arc<Disk>,
+    pub options: VhostUserOptions,
+    pub counters: Arc<Counters>,
+    pub live: Arc<Mutex<Live>>,
+    pub turn: Arc<Turn>,
+}
+
 /// One connection.
 pub(super) struct Session {
+    number: u64,
     disk: Arc<Disk>,
     options: VhostUserOptions,
     counters: Arc<Counters>,
     live: Arc<Mutex<Live>>,
+    turn: Arc<Turn>,
     memory: Arc<Memory>,
     features: u64,
     protocol_features: u64,
@@ -112,18 +125,18 @@ fn failed(error: io::Error) -> Error {
 }
 
 impl Session {
-    pub(super) fn new(
-        disk: Arc<Disk>,
-        options: VhostUserOptions,
-        counters: Arc<Counters>,
-        live: Arc<Mutex<Live>>,
-    ) -> Self {
+    pub(super) fn new(start: SessionStart) -> Self {
+        let SessionStart { number, disk, options, counters, live, turn } = start;
         let rings = (0..options.queues).map(|_| RingSetup::default()).collect();
+        counters.connections.fetch_add(1, Ordering::Relaxed);
+        counters.warned.store(false, Ordering::Relaxed);
         Self {
+            number,
             disk,
             options,
             counters,
             live,
+            turn,
             memory: Arc::default(),
             features: 0,
             protocol_features: 0,
@@ -168,6 +181,9 @@ impl Session {
         if inflight.as_ref().is_some_and(|inflight| inflight.size() < setup.size) {
             return Err(invalid(format!("queue {index} is larger than its in-flight memory")));
         }
+        if !self.turn.take(self.number) {
+            return Err(invalid("another VMM's guest is running on this disk"));
+        }
         let Some(kick) = setup.kick.take() else { return Ok(()) };
         let call = setup.call.as_ref().map(File::try_clone).transpose().map_err(failed)?;
         let worker = WorkerHandle::start(WorkerStart {
@@ -202,6 +218,9 @@ impl Session {
         let mut live = self.live();
         live.restackers.retain(|(ring, _)| *ring != index);
         live.running_queues -= 1;
+        if live.running_queues == 0 {
+            self.turn.give(self.number);
+        }
     }
 
     pub(super) fn stop_all(&mut self) {
@@ -265,8 +284,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.stop_all();
-        let mut live = self.live();
-        *live = Live::default();
+        self.turn.give(self.number);
     }
 }
 
@@ -518,14 +536,5 @@ impl VhostUserBackendReqHandlerMut for Session {
         let log = DirtyLog::new(&file, log.mmap_offset, log.mmap_size).map_err(failed)?;
         self.log = Some(Arc::new(log));
         self.refresh()
-    }
-}
-
-impl Session {
-    /// Marks the connection as there.
-    pub(super) fn begin(&self) {
-        self.counters.connections.fetch_add(1, Ordering::Relaxed);
-        self.counters.warned.store(false, Ordering::Relaxed);
-        self.live().connected = true;
     }
 }

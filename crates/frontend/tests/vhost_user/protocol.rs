@@ -218,6 +218,32 @@ fn impossible_setups_are_answered_with_an_error() {
 }
 
 #[test]
+fn the_destination_of_a_migration_starts_when_the_source_has_stopped() {
+    let served = serve();
+    let mut source = Client::start(&served.socket, 1, 0);
+    source.assert_works(0);
+    let mut destination = Client::connect(&served.socket, 1, 0);
+    assert_eq!(destination.capacity() * 512, CAPACITY);
+    source.assert_works(0);
+    let starting = std::thread::spawn(move || {
+        destination.start_queue(0, 0);
+        destination
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!starting.is_finished());
+    source.assert_works(0);
+    source.frontend.get_vring_base(0).unwrap();
+    let mut destination = starting.join().unwrap();
+    destination.assert_works(0);
+    assert_eq!(served.server.status().connections, 2);
+    drop(source);
+    destination.assert_works(0);
+    drop(destination);
+    // A VMM that dies without a word gives its turn up with its connection.
+    Client::start(&served.socket, 1, 0).assert_works(0);
+}
+
+#[test]
 fn a_shutdown_lets_the_client_go_and_leaves_no_socket() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);

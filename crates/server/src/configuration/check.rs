@@ -178,6 +178,7 @@ impl Configuration {
                      `address = \"127.0.0.1:10809\"`",
                 );
             }
+            check_group(definition.group.as_deref(), || places.of("group"), problems);
             if let Some(tls) = &definition.tls {
                 let certificates = tls.certificate.is_some() || tls.key.is_some();
                 let place = places.of("tls");
@@ -256,6 +257,7 @@ fn check_disk_into(disk: &DiskDefinition, places: &Places, problems: &mut Proble
                 format!("choose a number from 1 to {QUEUES_MAX}: one for each of the guest's CPUs"),
             );
         }
+        check_group(vhost_user.group.as_deref(), || places.of("vhost_user.group"), problems);
         if vhost_user.spin.is_some_and(|spin| spin.0 > SPIN_NS_MAX) {
             problems.add(
                 places.of("vhost_user.spin"),
@@ -515,6 +517,17 @@ fn check_socket(path: &Path, place: &Place, problems: &mut Problems) {
                 "choose another path, or remove it if it is of no use",
             );
         }
+    }
+}
+
+fn check_group(name: Option<&str>, place: impl Fn() -> Place, problems: &mut Problems) {
+    let Some(name) = name else { return };
+    if crate::group::id(name).is_none() {
+        problems.add(
+            place(),
+            format!("there is no group {name:?}"),
+            format!("make it with `groupadd --system {name}`, or leave `group` out"),
+        );
     }
 }
 

@@ -57,16 +57,28 @@ fn vhost_user(mut table: Table<'_>) -> (VhostUserDefinition, Places) {
             .and_then(|queues| u16::try_from(queues).ok())
             .unwrap_or(default.queues),
         spin: table.nanoseconds("spin").map(Nanoseconds),
+        group: table.string("group"),
     };
     (definition, table.finish())
 }
 
 fn model(mut table: Table<'_>) -> ModelDefinition {
-    let words = [("hdd", ModelKind::Hdd), ("ssd", ModelKind::Ssd)];
-    let kind = required_kind(&mut table, &words);
+    let words =
+        [("hdd", ModelKind::Hdd), ("ssd", ModelKind::Ssd), ("sata-ssd", ModelKind::SataSsd)];
+    let kind = required_kind(&mut table, &words).unwrap_or_default();
     let seed = table.integer("seed", ANY).unwrap_or(0);
+    let mut model = ModelDefinition { kind, seed, ..ModelDefinition::default() };
+    match kind {
+        ModelKind::Hdd => {
+            model.spanning = table.boolean("spanning").unwrap_or(false);
+            model.write_cache = table.bytes("write_cache").map(Bytes);
+        }
+        ModelKind::Ssd | ModelKind::SataSsd => {
+            model.power_loss_protected = table.boolean("power_loss_protected").unwrap_or(false);
+        }
+    }
     table.finish();
-    ModelDefinition { kind: kind.unwrap_or_default(), seed }
+    model
 }
 
 fn required_kind<T: Copy>(table: &mut Table<'_>, words: &[(&'static str, T)]) -> Option<T> {
@@ -152,6 +164,7 @@ pub(super) fn listener(mut table: Table<'_>) -> (ListenerDefinition, Places) {
         Some(names) => ExportsDefinition::Named(names),
     };
     let plain_allowed = table.boolean("plain_allowed").unwrap_or(false);
+    let group = table.string("group");
     let tls = table.table("tls", "[nbd.tls]").map(|mut inner| {
         let definition = TlsDefinition {
             certificate: inner.path("certificate"),
@@ -163,5 +176,5 @@ pub(super) fn listener(mut table: Table<'_>) -> (ListenerDefinition, Places) {
         table.adopt(places);
         definition
     });
-    (ListenerDefinition { address, exports, tls, plain_allowed }, table.finish())
+    (ListenerDefinition { address, exports, tls, plain_allowed, group }, table.finish())
 }

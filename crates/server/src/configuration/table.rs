@@ -33,7 +33,7 @@ pub(super) struct Table<'a> {
     title: String,
     /// What goes before a key's name in [`Places`].
     prefix: String,
-    table: &'a DeTable<'a>,
+    entries: &'a DeTable<'a>,
     known: Vec<&'static str>,
     places: Places,
 }
@@ -48,7 +48,7 @@ impl<'a> Table<'a> {
     ) -> Self {
         let places = Places::new(reading.source.place(span.start));
         let (title, prefix) = (title.to_owned(), prefix.to_owned());
-        Self { reading, title, prefix, table, known: Vec::new(), places }
+        Self { reading, title, prefix, entries: table, known: Vec::new(), places }
     }
 
     /// The same table, whose keys are noted under their own names.
@@ -73,7 +73,7 @@ impl<'a> Table<'a> {
 
     fn value(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
         self.known.push(key);
-        let (_, value) = self.table.iter().find(|(name, _)| name.get_ref() == key)?;
+        let (_, value) = self.entries.iter().find(|(name, _)| name.get_ref() == key)?;
         let place = self.reading.source.place(value.span().start);
         self.places.note(&format!("{}{key}", self.prefix), place);
         Some(value)
@@ -276,7 +276,7 @@ impl<'a> Table<'a> {
 
     /// Notes the keys that nobody asked for, and gives where the others are.
     pub(super) fn finish(self) -> Places {
-        for (name, _) in self.table {
+        for (name, _) in self.entries {
             let key = name.get_ref().as_ref();
             if !self.known.contains(&key) {
                 let place = self.reading.source.place(name.span().start);

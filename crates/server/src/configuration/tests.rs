@@ -84,7 +84,10 @@ plain_allowed = true
     let root = &configuration.disks[0].definition;
     assert_eq!(root.image, Some(folder.path().join("disk.img")));
     assert_eq!(root.block_size.unwrap().0, 4096);
-    assert_eq!(root.layers.iter().map(|l| l.name()).collect::<Vec<_>>(), ["delay", "fault", "log"]);
+    assert_eq!(
+        root.layers.iter().map(fathom_control::LayerDefinition::name).collect::<Vec<_>>(),
+        ["delay", "fault", "log"]
+    );
     assert_eq!(root.vhost_user.as_ref().unwrap().spin.unwrap().0, 0);
     assert!(root.tap && root.direct && !root.read_only);
     let scratch = &configuration.disks[1].definition;
@@ -112,12 +115,6 @@ f.toml:4:14: [disk.vhost_user] names no socket
   → add a line like `socket = \"/run/fathom/disk.sock\"`
 f.toml:4:16: there is no key `scoket` in [disk.vhost_user]
   → did you mean `socket`?",
-    );
-    expect(
-        "[daemon]\ncolour = \"red\"\n",
-        "\
-f.toml:2:1: there is no key `colour` in [daemon]
-  → did you mean `control`?",
     );
     expect(
         "[daemon]\nzzz = 1\n",
@@ -152,7 +149,7 @@ f.toml:1:8: `disk` has to be a list of tables
         "\
 f.toml:3:10: `memory` of [[disk]]: \"10GB\" is no size: write it like 512, 64K, 1.5G or 2TiB
   → write it like `memory = \"10G\"`
-f.toml:4:35: `time` of { kind = \"…\" } has to be a time, and is a number
+f.toml:4:36: `time` of { kind = \"…\" } has to be a time, and is a number
   → write it like `time = \"5ms\"`",
     );
 }
@@ -376,11 +373,9 @@ proptest::proptest! {
     #[test]
     fn whatever_is_written_gets_an_answer(
         choice in proptest::collection::vec(0..PIECES.len(), 0..24),
-        cut in 0_usize..200,
+        cut in 0_usize..300,
     ) {
-        let mut text: String = choice.into_iter().map(|index| PIECES[index]).collect();
-        while cut < text.len() && !text.is_char_boundary(cut) { text.pop(); }
-        text.truncate(if text.is_char_boundary(cut.min(text.len())) { cut } else { text.len() });
-        crate::fuzz_configuration(text.as_bytes());
+        let text: String = choice.into_iter().map(|index| PIECES[index]).collect();
+        crate::fuzz_configuration(text.get(..cut).unwrap_or(&text).as_bytes());
     }
 }

@@ -132,7 +132,7 @@ impl Daemon {
             (Some(kept), Some(_)) => (Some(kept), kept_instance),
             (_, wanted) => (wanted, number),
         };
-        let layers = wiring::make_layers(&definition, tap.as_ref())?;
+        let layers = wiring::make_layers(&definition, tap.as_ref(), served.disk.capacity())?;
         served.disk.restack(layers).map_err(|error| {
             refusal(ErrorCode::Failed, format!("the layers cannot be changed: {error}"), "")
         })?;

@@ -156,10 +156,12 @@ impl Daemon {
                 self.change_exports(old, definition.exports.clone());
                 report.changed.push(format!("the listener at {address} has other exports"));
             }
-            if before.tls != definition.tls || before.plain_allowed != definition.plain_allowed {
+            let mut same = definition.clone();
+            same.exports = before.exports.clone();
+            if before != same {
                 report.refused.push(format!(
-                    "the listener at {address} cannot change its TLS while it listens: restart \
-                     the daemon"
+                    "the listener at {address} cannot change its TLS or group while it listens: \
+                     restart the daemon"
                 ));
             }
         }

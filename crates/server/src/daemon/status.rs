@@ -7,7 +7,7 @@ use fathom_control::{
     DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, LayerDefinition, LayerStatus,
     ListenerStatus, NbdStatus, TlsDefinition, VERSION, VhostUserDefinition, VhostUserStatus,
 };
-use fathom_frontend::vhost_user;
+use fathom_frontend::{nbd, vhost_user};
 
 use super::{Daemon, Listening, Served};
 use crate::wiring;
@@ -37,6 +37,7 @@ impl Daemon {
             }),
             metrics_address: self.options.metrics.map(|address| address.to_string()),
             disks: self.served().len() as u64,
+            failed_threads: crate::run::failed_threads(),
             listeners: self
                 .listening()
                 .iter()
@@ -69,7 +70,7 @@ pub(super) fn unix_time_ns() -> u64 {
 
 fn moment(listening: &Listening) -> ListenerMoment {
     let connections =
-        listening.listener().as_ref().map(|listener| listener.connections()).unwrap_or_default();
+        listening.listener().as_ref().map(nbd::Listener::connections).unwrap_or_default();
     ListenerMoment {
         address: listening.definition().address,
         exports: listening.exports.list().into_iter().map(|(name, _)| name).collect(),
@@ -81,7 +82,7 @@ fn listener_status(listening: &Listening) -> ListenerStatus {
     let definition = listening.definition();
     let listener = listening.listener();
     let connections = listener.as_ref().map_or(0, |listener| listener.connections().len());
-    let counters = listener.as_ref().map(|listener| listener.counters()).unwrap_or_default();
+    let counters = listener.as_ref().map(nbd::Listener::counters).unwrap_or_default();
     let problem = listener.is_none().then(|| "it is closed".to_owned());
     drop(listener);
     ListenerStatus {

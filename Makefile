@@ -1,0 +1,53 @@
+# Two commands do everything on a fresh Debian 12 or 13 machine:
+#
+#   make run            serve a disk, boot a real guest on it, watch it live
+#   make run FOR=60     the same for 60 seconds, with a summary at the end
+#   make test           everything that is tested, real guests included
+#
+# Each installs what is missing (and says so). The others are parts of these:
+#
+#   make build          the release binary, target/release/fathom
+#   make check          formatting, lints and docs only
+#   make unit           the tests without guests
+#   make guests         the tests with guests
+#   make bench          the comparisons with other servers
+#   make fuzz FOR=60    each fuzz target for so many seconds (needs cargo-fuzz)
+
+FOR ?=
+CARGO := scripts/cargo
+export CARGO_TERM_PROGRESS_WHEN ?= auto
+
+.PHONY: run test build check unit guests bench fuzz clean
+
+run:
+	@scripts/install run
+	@$(CARGO) build --release --quiet
+	@scripts/guest
+	@scripts/run $(FOR)
+
+test:
+	@scripts/test
+
+build:
+	@scripts/install run
+	$(CARGO) build --release
+
+check:
+	@scripts/test check
+
+unit:
+	@scripts/test unit
+
+guests:
+	@scripts/test guests
+
+bench:
+	@scripts/install bench
+	$(CARGO) build --release
+	@bench/all
+
+fuzz:
+	@scripts/fuzz $(FOR)
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,239 @@
+//! `fathom bench`: a quick measurement of a disk, without a guest.
+
+mod report;
+mod server;
+
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::{Args, ValueEnum};
+use fathom_control::{Bytes, FrontendStatus, Nanoseconds};
+
+use crate::{
+    connection::ControlOptions,
+    failure::{Failure, Outcome},
+    load::{DEPTH_MAX, LoadError, LoadOptions, Order, Waiting, load},
+    output::{
+        self, Format,
+        style::{self, Style},
+    },
+};
+use report::{Measurement, Report, ServerKind, Workload};
+use server::{Peer, Subject};
+
+/// Options of `fathom bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The disk is driven over its vhost-user socket as a guest would drive it, so no guest may use it at
+the same time. Reads leave the disk as it is. CPU is the server's time for a request.
+
+Examples:
+  fathom bench data                             reads, at depth 1 and 32
+  fathom bench data --write --depth 32          also writes, which destroy what the disk holds
+  fathom bench --image test.img --peer          beside qemu-storage-daemon on the same image
+  fathom bench --image test.img --write --verify --range 1G
+
+Exit status: 0 measured, 1 failed requests or wrong data, 2 wrong usage.")]
+pub struct BenchOptions {
+    /// A disk of the running daemon by name, or a vhost-user socket
+    #[arg(value_name = "NAME|SOCKET", required_unless_present = "image")]
+    disk: Option<String>,
+    /// Serve this image for the measurement
+    #[arg(long, value_name = "PATH", conflicts_with = "disk")]
+    image: Option<PathBuf>,
+    /// Bypass the host's page cache for the image
+    #[arg(long, requires = "image")]
+    direct: bool,
+    /// Serve the image without measuring its requests
+    #[arg(long, requires = "image")]
+    no_tap: bool,
+    /// Measure qemu-storage-daemon on the same image too, by turns
+    #[arg(long, requires = "image")]
+    peer: bool,
+    /// Measure writes too: THIS DESTROYS WHAT THE DISK HOLDS
+    #[arg(long)]
+    write: bool,
+    /// Compare what is read with what was written
+    #[arg(long, requires = "write")]
+    verify: bool,
+    /// Requests under way on each queue; several are measured one after the other
+    #[arg(long, short, value_name = "N,…", value_delimiter = ',', default_value = "1,32")]
+    depth: Vec<u16>,
+    /// Queues, each driven by a thread
+    #[arg(long, short, value_name = "N", default_value_t = 1)]
+    queues: u16,
+    /// Bytes of a request
+    #[arg(long, short, value_name = "SIZE", default_value = "4K")]
+    block_size: Bytes,
+    /// How long to measure each
+    #[arg(long, short = 't', value_name = "TIME", default_value = "3s")]
+    duration: Nanoseconds,
+    /// How often to measure each; medians are shown
+    #[arg(long, short, value_name = "N", default_value_t = 1)]
+    rounds: u16,
+    /// One block after the other
+    #[arg(long)]
+    sequential: bool,
+    /// Only the first so many bytes of the disk
+    #[arg(long, value_name = "SIZE")]
+    range: Option<Bytes>,
+    /// How the client waits for completions
+    #[arg(long, value_enum, default_value = "event")]
+    wait: Wait,
+    /// Seed of block numbers and data
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// How the client waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Wait {
+    /// Sleep until the server signals, as guests do
+    Event,
+    /// Spin, which takes a processor
+    Poll,
+}
+
+/// Carries out the command.
+pub fn run(options: &BenchOptions) -> Outcome {
+    check(options)?;
+    if options.write {
+        let style = Style::stderr();
+        let what = options.image.as_ref().map_or_else(
+            || options.disk.clone().unwrap_or_default(),
+            |image| image.display().to_string(),
+        );
+        eprintln!("{} writing to {what}: what it holds is lost", style.paint(style::BAD, "!"));
+    }
+    let workloads = workloads(options);
+    let is_socket = options.disk.as_ref().is_some_and(|disk| disk.contains('/'));
+    let kind = if is_socket { ServerKind::Socket } else { ServerKind::Fathom };
+    let mut report = Report::new(options.rounds);
+    for round in 0..options.rounds {
+        let subject = subject(options)?;
+        let outcome = measure(options, kind, &subject.socket, &workloads, round, &mut report);
+        subject.end();
+        outcome?;
+        if let (true, Some(image)) = (options.peer, &options.image) {
+            let peer = Peer::start(image, options.write, options.direct, options.queues)?;
+            let kind = ServerKind::Peer;
+            let outcome = measure(options, kind, peer.socket(), &workloads, round, &mut report);
+            peer.end();
+            outcome?;
+        }
+    }
+    if options.format.json {
+        output::json(&report)?;
+    } else {
+        output::text_line(&report.text(output::width()))?;
+    }
+    report.verdict()
+}
+
+fn check(options: &BenchOptions) -> Outcome {
+    if options.depth.iter().any(|&depth| depth == 0 || depth > DEPTH_MAX) {
+        return Err(Failure::usage(format!("depths go from 1 to {DEPTH_MAX}")));
+    }
+    if options.rounds == 0 || options.queues == 0 || options.duration.0 < 1_000_000 {
+        return Err(Failure::usage("rounds, queues and duration have to be more than nothing"));
+    }
+    if options.block_size.0 > 16 << 20 {
+        return Err(Failure::usage("requests have at most 16 MiB"));
+    }
+    Ok(())
+}
+
+fn workloads(options: &BenchOptions) -> Vec<Workload> {
+    let order = if options.sequential { Order::Sequential } else { Order::Random };
+    let make = |read_percent, depth| Workload {
+        order,
+        read_percent,
+        depth,
+        queues: options.queues,
+        block_size: options.block_size.0 as u32,
+    };
+    let percents: &[u8] = if options.write { &[100, 0] } else { &[100] };
+    let each =
+        percents.iter().flat_map(|&percent| options.depth.iter().map(move |&d| (percent, d)));
+    each.map(|(percent, depth)| make(percent, depth)).collect()
+}
+
+/// The server to measure: the running daemon, or one of its own for an image.
+fn subject(options: &BenchOptions) -> Outcome<Subject> {
+    if let Some(image) = &options.image {
+        return Subject::start(image, options);
+    }
+    let word = options.disk.as_deref().unwrap_or_default();
+    if word.contains('/') {
+        return Ok(Subject::running(PathBuf::from(word)));
+    }
+    let status = options.control.client().disk(word)?;
+    let socket = status.frontends.iter().find_map(|frontend| match frontend {
+        FrontendStatus::VhostUser(status) => Some(status),
+        FrontendStatus::Nbd(_) => None,
+    });
+    match socket {
+        None => Err(Failure::new(format!("disk {word:?} has no vhost-user socket"))
+            .advise("measure a disk that has one, or an image with --image")),
+        Some(socket) if socket.connected => {
+            Err(Failure::new(format!("disk {word:?} is used by a guest"))
+                .advise("stop the guest first, or measure another disk"))
+        }
+        Some(socket) => Ok(Subject::running(PathBuf::from(&socket.socket))),
+    }
+}
+
+fn measure(
+    options: &BenchOptions,
+    server: ServerKind,
+    socket: &Path,
+    workloads: &[Workload],
+    round: u16,
+    report: &mut Report,
+) -> Outcome {
+    for workload in workloads {
+        if !options.format.json {
+            let part = format!("round {} of {}", round + 1, options.rounds);
+            eprintln!("Measuring {}: {workload}, {part}", server.name());
+        }
+        let load_options = LoadOptions {
+            order: workload.order,
+            read_percent: workload.read_percent,
+            block_size: workload.block_size,
+            depth: workload.depth,
+            queues: workload.queues,
+            duration: Duration::from_nanos(options.duration.0),
+            waiting: match options.wait {
+                Wait::Event => Waiting::Event,
+                Wait::Poll => Waiting::Poll,
+            },
+            range: options.range.map(|range| Range { start: 0, end: range.0 }),
+            verify: options.verify && workload.read_percent < 100,
+            seed: options.seed + u64::from(round),
+            ..LoadOptions::new(socket)
+        };
+        let result = load(&load_options).map_err(explain)?;
+        report.add(Measurement { server, workload: *workload, round, report: result });
+    }
+    Ok(())
+}
+
+fn explain(error: LoadError) -> Failure {
+    let message = error.to_string();
+    match error {
+        LoadError::Option(_) => Failure::usage(message),
+        LoadError::Connect(..) => Failure::new(message)
+            .advise("is the path a vhost-user-blk socket, and no guest connected to it?"),
+        LoadError::Closed | LoadError::Stalled(_) => {
+            Failure::new(message).advise("see the server's log")
+        }
+        LoadError::System(..) => Failure::new(message),
+    }
+}

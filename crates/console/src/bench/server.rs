@@ -1,0 +1,120 @@
+//! The servers that a measurement starts for itself.
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::BenchOptions;
+use crate::{
+    failure::{Failure, Outcome, reason},
+    vm::{Daemon, Embedded, ServedImage, spawn_bound},
+};
+
+/// How long the peer may take to be there.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The disk to measure.
+pub struct Subject {
+    /// Its vhost-user socket.
+    pub socket: PathBuf,
+    daemon: Option<Daemon>,
+}
+
+impl Subject {
+    /// A disk that is served already.
+    pub fn running(socket: PathBuf) -> Self {
+        Self { socket, daemon: None }
+    }
+
+    /// Serves an image with a daemon of its own.
+    pub fn start(image: &Path, options: &BenchOptions) -> Outcome<Self> {
+        let mut embedded = Embedded::new("bench");
+        let disk = embedded.add(ServedImage {
+            image: image.to_owned(),
+            queues: options.queues,
+            read_only: !options.write,
+            direct: options.direct,
+            tap: !options.no_tap,
+        })?;
+        Ok(Self { socket: disk.socket, daemon: embedded.start()? })
+    }
+
+    /// Ends a daemon that was started for the measurement.
+    pub fn end(self) {
+        if let Some(daemon) = self.daemon {
+            daemon.end();
+        }
+    }
+}
+
+/// `qemu-storage-daemon` on an image.
+pub struct Peer {
+    child: Child,
+    socket: PathBuf,
+    /// Removed with the peer.
+    _directory: tempfile::TempDir,
+}
+
+impl Peer {
+    /// Starts it and waits for its socket.
+    pub fn start(image: &Path, writable: bool, direct: bool, queues: u16) -> Outcome<Self> {
+        let directory = tempfile::tempdir()
+            .map_err(|error| Failure::new(format!("no temporary directory: {error}")))?;
+        let socket = directory.path().join("disk.sock");
+        let (writable, direct) = (on(writable), on(direct));
+        let read_only = if writable == "on" { "off" } else { "on" };
+        let image = image.display().to_string().replace(',', ",,");
+        let blockdev = format!(
+            "driver=file,filename={image},node-name=disk,cache.direct={direct},read-only={read_only}"
+        );
+        let export = format!(
+            "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},\
+             writable={writable},num-queues={queues}",
+            socket.display()
+        );
+        let mut command = Command::new("qemu-storage-daemon");
+        command.args(["--blockdev", &blockdev, "--export", &export]).stdin(Stdio::null());
+        let child = spawn_bound(&mut command).map_err(|error| {
+            if error.kind() == io::ErrorKind::NotFound {
+                Failure::new("qemu-storage-daemon, the peer, is not installed").advise(
+                    "install it: apt install qemu-system-common (Debian 12: from backports), dnf \
+                     install qemu-img (Fedora); or leave --peer out",
+                )
+            } else {
+                Failure::new(format!("qemu-storage-daemon does not start: {}", reason(&error)))
+            }
+        })?;
+        let mut peer = Self { child, socket, _directory: directory };
+        let started = Instant::now();
+        while !peer.socket.exists() {
+            let ended = matches!(peer.child.try_wait(), Ok(Some(_)));
+            if ended || started.elapsed() > LIMIT {
+                peer.end();
+                return Err(Failure::new("qemu-storage-daemon does not serve the image")
+                    .advise("what it said is above"));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(peer)
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Ends it.
+    pub fn end(mut self) {
+        // SAFETY: the process is this one's child and not yet waited for.
+        unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
+        // It was asked to end; whether well or badly does not matter here.
+        let _ = self.child.wait();
+    }
+}
+
+fn on(yes: bool) -> &'static str {
+    if yes { "on" } else { "off" }
+}

@@ -1,0 +1,194 @@
+//! The kernel, QEMU and the limits.
+use std::{fs, io, mem::MaybeUninit, process::Command};
+
+use fathom_control::Bytes;
+
+use super::Finding;
+use crate::{
+    failure::reason,
+    load::SharedMemory,
+    vm::{
+        accelerator::{self, Kvm},
+        qemu::{Qemu, VERSION_MIN},
+    },
+};
+
+/// The oldest kernel with all that the reactor asks of `io_uring`.
+const KERNEL_MIN: (u32, u32) = (6, 1);
+/// Open files that a daemon with some dozens of disks and queues needs.
+const FILES_MIN: u64 = 4096;
+/// Memory that `io_uring` may lock on kernels that count it.
+const LOCKED_MIN: u64 = 8 << 20;
+
+/// Everything that concerns the host as a whole.
+pub fn findings() -> Vec<Finding> {
+    let mut findings = vec![kernel(), io_uring(), memory()];
+    findings.push(huge_pages());
+    findings.extend(qemu());
+    findings.push(qemu_img());
+    findings.extend(limits());
+    findings
+}
+
+fn kernel() -> Finding {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let version = match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+        _ => (0, 0),
+    };
+    if version >= KERNEL_MIN {
+        return Finding::ok("kernel", format!("Linux {release}"));
+    }
+    let remedy = "upgrade it; Linux 6.1 is the oldest that Fathom is tried with";
+    Finding::warn("kernel", format!("Linux {release} is old"), remedy)
+}
+
+fn io_uring() -> Finding {
+    let mut parameters = [0u32; 30];
+    // SAFETY: the kernel writes its answer to the parameters, whose 120 bytes are what it wants.
+    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) };
+    if fd >= 0 {
+        // SAFETY: the descriptor was just opened and is nobody else's.
+        unsafe { libc::close(fd as i32) };
+        return Finding::ok("io_uring", "works");
+    }
+    let error = io::Error::last_os_error();
+    let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+    match (error.raw_os_error(), disabled.trim()) {
+        (Some(libc::EPERM), "1" | "2") => Finding::fail(
+            "io_uring",
+            format!("forbidden: kernel.io_uring_disabled is {}", disabled.trim()),
+            "sysctl kernel.io_uring_disabled=0, and the same in /etc/sysctl.d to keep it",
+        ),
+        (Some(libc::EPERM), _) => Finding::fail(
+            "io_uring",
+            "forbidden, perhaps by a container's seccomp profile",
+            "allow io_uring_setup, io_uring_enter and io_uring_register in that profile",
+        ),
+        (Some(libc::ENOSYS), _) => Finding::fail(
+            "io_uring",
+            "the kernel does not have it",
+            "use a kernel with CONFIG_IO_URING",
+        ),
+        (Some(libc::ENOMEM), _) => Finding::fail(
+            "io_uring",
+            "not enough memory that may be locked",
+            "raise it: `ulimit -l unlimited`, or LimitMEMLOCK= in the systemd unit",
+        ),
+        _ => Finding::fail("io_uring", reason(&error), ""),
+    }
+}
+
+/// What vhost-user needs: memory by descriptor.
+fn memory() -> Finding {
+    match SharedMemory::new(1 << 16) {
+        Ok(_) => Finding::ok("guest memory", "can be shared (memfd)"),
+        Err(error) => Finding::fail(
+            "guest memory",
+            format!("cannot be shared: {}", reason(&error)),
+            "use a kernel with CONFIG_MEMFD_CREATE; guests' disks need it",
+        ),
+    }
+}
+
+fn huge_pages() -> Finding {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let (total, free) = (value("HugePages_Total"), value("HugePages_Free"));
+    let size = Bytes(value("Hugepagesize").unwrap_or(0) << 10);
+    let text = match (total, free) {
+        (Some(total @ 1..), Some(free)) => format!("{free} of {total} free, {size} each"),
+        _ => "none reserved; none needed".to_owned(),
+    };
+    Finding::ok("huge pages", text)
+}
+
+fn qemu() -> Vec<Finding> {
+    let qemu = match Qemu::find(None) {
+        Ok(qemu) => qemu,
+        Err(failure) => {
+            return vec![Finding::warn(
+                "QEMU",
+                failure.to_string(),
+                "needed for `fathom vm` on this host: apt install qemu-system-x86",
+            )];
+        }
+    };
+    let version = if qemu.version < VERSION_MIN {
+        let remedy = "QEMU 7.2 is the oldest that Fathom is tried with";
+        Finding::warn("QEMU", format!("{} is too old", qemu.version_text), remedy)
+    } else {
+        Finding::ok("QEMU", qemu.version_text.clone())
+    };
+    let kvm = match accelerator::kvm(&qemu) {
+        Kvm::Works => Finding::ok("KVM", "a guest ran"),
+        Kvm::Fails(reason) => Finding::warn(
+            "KVM",
+            reason,
+            "guests run emulated, slowly; use a host with VT-x or SVM, or turn on nested \
+             virtualisation",
+        ),
+    };
+    vec![version, kvm]
+}
+
+fn qemu_img() -> Finding {
+    let found = Command::new("qemu-img").arg("--version").output();
+    let Ok(output) = found else {
+        return Finding::warn(
+            "qemu-img",
+            "not installed",
+            "needed for `fathom disk import`: apt install qemu-utils",
+        );
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    Finding::ok("qemu-img", text.lines().next().unwrap_or_default())
+}
+
+fn limits() -> [Finding; 2] {
+    let files = limit(libc::RLIMIT_NOFILE);
+    let locked = limit(libc::RLIMIT_MEMLOCK);
+    let is_root = {
+        // SAFETY: has neither arguments nor failures.
+        unsafe { libc::geteuid() == 0 }
+    };
+    let files = match files {
+        Some((soft, hard)) if soft < FILES_MIN && hard < FILES_MIN => Finding::warn(
+            "open files",
+            format!("at most {hard}"),
+            "enough for a few disks; more: LimitNOFILE=65536 in the systemd unit",
+        ),
+        Some((_, hard)) if hard == libc::RLIM_INFINITY => Finding::ok("open files", "no limit"),
+        Some((soft, hard)) => Finding::ok("open files", format!("{soft}, can be raised to {hard}")),
+        None => Finding::ok("open files", "limit unknown"),
+    };
+    let locked = match locked {
+        Some((soft, _)) if soft < LOCKED_MIN && !is_root => Finding::warn(
+            "locked memory",
+            format!("at most {}", Bytes(soft)),
+            "some kernels count io_uring's buffers: `ulimit -l`, or LimitMEMLOCK= in the unit",
+        ),
+        Some((libc::RLIM_INFINITY, _)) => Finding::ok("locked memory", "no limit"),
+        Some((soft, _)) => Finding::ok("locked memory", format!("at most {}", Bytes(soft))),
+        None => Finding::ok("locked memory", "limit unknown"),
+    };
+    [files, locked]
+}
+
+/// The soft and the hard limit.
+fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
+    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
+    // SAFETY: the result goes to a local variable, which is read only if it was written.
+    let limit = unsafe {
+        if libc::getrlimit(resource, limit.as_mut_ptr()) != 0 {
+            return None;
+        }
+        limit.assume_init()
+    };
+    Some((limit.rlim_cur, limit.rlim_max))
+}

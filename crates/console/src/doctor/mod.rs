@@ -1,0 +1,227 @@
+//! `fathom doctor`: what of Fathom works on this host, and why not.
+
+mod host;
+mod storage;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use fathom_control::{Bytes, ClientError, DiskStatus};
+use serde::Serialize;
+
+use crate::{
+    connection::ControlOptions,
+    failure::{FAILED, Outcome},
+    output::{
+        self, Format,
+        sheet::wrap,
+        style::{self, Style},
+    },
+};
+
+/// Options of `fathom doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A cross is something without which Fathom does not serve disks; an exclamation mark is something
+that works less well, or that not everybody needs. Guests are tried under KVM by running one, which
+takes up to four seconds, once a boot.
+
+Examples:
+  fathom doctor
+  fathom doctor /var/lib/images      also: is this a good place for images?
+  fathom doctor --json
+
+Exit status: 0 nothing failed, 1 something did, 2 wrong usage.")]
+pub struct DoctorOptions {
+    /// Images, or directories for images, to look at; by default those of the running daemon
+    paths: Vec<PathBuf>,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// How well something works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It works.
+    Ok,
+    /// It works less well, or not everybody needs it.
+    Warn,
+    /// It does not work.
+    Fail,
+}
+
+/// One finding.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    pub subject: String,
+    /// How well it works.
+    pub state: State,
+    /// What was found.
+    pub finding: String,
+    /// What to do about it; empty if nothing.
+    pub remedy: String,
+}
+
+impl Finding {
+    /// It works.
+    pub fn ok(subject: impl Into<String>, finding: impl Into<String>) -> Self {
+        let (subject, finding) = (subject.into(), finding.into());
+        Self { subject, state: State::Ok, finding, remedy: String::new() }
+    }
+
+    /// It works less well.
+    pub fn warn(
+        subject: impl Into<String>,
+        finding: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self { state: State::Warn, remedy: remedy.into(), ..Self::ok(subject, finding) }
+    }
+
+    /// It does not work.
+    pub fn fail(
+        subject: impl Into<String>,
+        finding: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self { state: State::Fail, remedy: remedy.into(), ..Self::ok(subject, finding) }
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    failed: usize,
+    warnings: usize,
+    findings: &'a [Finding],
+}
+
+/// Carries out the command; the result is its exit status.
+pub fn run(options: &DoctorOptions) -> Outcome<u8> {
+    let mut findings = host::findings();
+    let (daemon, disks) = daemon(&options.control);
+    findings.push(daemon);
+    findings.extend(disks.iter().map(disk));
+    let mut paths = options.paths.clone();
+    if paths.is_empty() {
+        paths
+            .extend(disks.iter().filter_map(|disk| disk.backend.image.as_ref()).map(PathBuf::from));
+    }
+    if paths.is_empty() {
+        paths.push(".".into());
+    }
+    for path in &paths {
+        findings.extend(storage::findings(path));
+    }
+    let count = |state| findings.iter().filter(|finding| finding.state == state).count();
+    let (failed, warnings) = (count(State::Fail), count(State::Warn));
+    if options.format.json {
+        output::json(&Report { failed, warnings, findings: &findings })?;
+    } else {
+        output::text_line(&text(&findings, output::width(), Style::stdout()))?;
+        let verdict = match (failed, warnings) {
+            (0, 0) => "Everything works.".to_owned(),
+            (0, _) => format!("Fathom works here; {warnings} thing(s) could be better."),
+            _ => format!("{failed} thing(s) do not work, {warnings} could be better."),
+        };
+        output::text_line(&format!("\n{verdict}"))?;
+    }
+    Ok(if failed == 0 { 0 } else { FAILED })
+}
+
+fn text(findings: &[Finding], width: Option<usize>, style: Style) -> String {
+    let subjects = findings.iter().map(|finding| finding.subject.chars().count());
+    let indent = subjects.max().unwrap_or(0).min(24) + 4;
+    let room = width.unwrap_or(usize::MAX).saturating_sub(indent).max(20);
+    let mut lines = Vec::new();
+    for finding in findings {
+        let mark = match finding.state {
+            State::Ok => style.paint(style::GOOD, "✓"),
+            State::Warn => style.paint(style::SOSO, "!"),
+            State::Fail => style.paint(style::BAD, "✗"),
+        };
+        let label = format!("{mark} {:<1$}", finding.subject, indent - 2);
+        let mut first = true;
+        for line in wrap(&finding.finding, room) {
+            let start = if first { label.clone() } else { " ".repeat(indent) };
+            // A long subject has its line for itself.
+            if first && finding.subject.chars().count() > indent - 4 {
+                lines.push(label.clone());
+                lines.push(" ".repeat(indent) + &line);
+            } else {
+                lines.push(start + &line);
+            }
+            first = false;
+        }
+        for (index, line) in wrap(&finding.remedy, room - 2).iter().enumerate() {
+            if !line.is_empty() {
+                let arrow = if index == 0 { "→" } else { " " };
+                lines.push(format!(
+                    "{}{} {line}",
+                    " ".repeat(indent),
+                    style.paint(style::DIM, arrow)
+                ));
+            }
+        }
+    }
+    lines.join("\n")
+}
+
+/// Whether a daemon answers, and its disks.
+fn daemon(control: &ControlOptions) -> (Finding, Vec<DiskStatus>) {
+    let client = control.client();
+    let socket = client.socket().display().to_string();
+    let status = client.daemon().and_then(|daemon| client.disks().map(|list| (daemon, list.disks)));
+    match status {
+        Ok((daemon, disks)) => {
+            let text = format!(
+                "version {} serves {} disk(s), process {}, at {socket}",
+                daemon.version,
+                disks.len(),
+                daemon.process_id
+            );
+            (Finding::ok("daemon", text), disks)
+        }
+        Err(error @ ClientError::Unreachable { .. }) if !control.is_named() => {
+            let text = format!("none answers at {socket}");
+            (Finding::warn("daemon", text, error.remedy()), Vec::new())
+        }
+        Err(error) => (Finding::fail("daemon", error.to_string(), error.remedy()), Vec::new()),
+    }
+}
+
+fn disk(status: &DiskStatus) -> Finding {
+    let subject = format!("disk {}", status.name);
+    let problem = status.problems.first();
+    match problem {
+        None => Finding::ok(subject, format!("{}, served", Bytes(status.capacity_bytes))),
+        Some(problem) => {
+            let remedy = format!("`fathom disk info {}` shows more", status.name);
+            Finding::fail(subject, problem.clone(), remedy)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_wrap_under_their_own_column() {
+        let findings = [
+            Finding::ok("kernel", "6.18"),
+            Finding::warn("KVM", "guests do not run under it at all", "run them emulated, slowly"),
+        ];
+        let text = text(&findings, Some(34), Style::PLAIN);
+        assert_eq!(
+            text,
+            "✓ kernel  6.18\n\
+             ! KVM     guests do not run under\n          it at all\n          \
+             → run them emulated,\n            slowly"
+        );
+    }
+}

@@ -1,0 +1,178 @@
+//! Disks added, changed and removed over the control socket.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use fathom_control::{
+    BackendDefinition, Bytes, ClientError, DelayDefinition, DiskChange, DiskDefinition, ErrorBody,
+    ErrorCode, FrontendStatus, LayerDefinition, Nanoseconds, VhostUserDefinition,
+};
+
+use crate::nbd::Nbd;
+use crate::process::{Daemon, command, image};
+
+fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>) -> ErrorBody {
+    match result {
+        Err(ClientError::Refused(body)) => body,
+        other => panic!("this should have been refused: {other:?}"),
+    }
+}
+
+#[test]
+fn disks_come_change_and_go() {
+    let daemon = Daemon::start("[[nbd]]\naddress = \"unix:nbd.sock\"\n");
+    let client = daemon.client();
+    assert_eq!(client.disks().unwrap().disks, []);
+
+    image(daemon.path("").as_path(), "a.img", 1 << 20);
+    let definition = DiskDefinition {
+        name: "a b".into(),
+        vm: "web".into(),
+        image: Some(daemon.path("a.img")),
+        vhost_user: Some(VhostUserDefinition {
+            socket: daemon.path("a.sock"),
+            ..VhostUserDefinition::default()
+        }),
+        ..DiskDefinition::default()
+    };
+    assert_eq!(definition.backend(), Some(BackendDefinition::Image(daemon.path("a.img"))));
+    let added = client.add_disk(&definition).unwrap();
+    assert_eq!((added.capacity_bytes, added.serial.as_str()), (1 << 20, "a b"));
+    assert_eq!(added.layers.len(), 1);
+    assert_eq!(added.frontends.len(), 2);
+    assert!(matches!(&added.frontends[0], FrontendStatus::VhostUser(guest) if !guest.connected));
+    assert_eq!(client.disk("a b").unwrap(), added);
+    assert_eq!(client.disks().unwrap().disks, [added]);
+    for socket in ["a.sock", "nbd.sock", "control.sock"] {
+        let mode = daemon.path(socket).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{socket}");
+    }
+
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a b");
+    assert_eq!(nbd.capacity(), 1 << 20);
+    nbd.write(4096, &[7; 4096]);
+    assert_eq!(nbd.read(4096, 4096), [7; 4096]);
+
+    let small = refused(client.resize_disk("a b", 1 << 19, false));
+    assert_eq!(small.code, ErrorCode::Conflict);
+    assert_eq!(refused(client.resize_disk("a b", 1000, true)).code, ErrorCode::Invalid);
+    let grown = client.resize_disk("a b", 2 << 20, false).unwrap();
+    assert_eq!(grown.capacity_bytes, 2 << 20);
+    assert_eq!(daemon.path("a.img").metadata().unwrap().len(), 2 << 20);
+
+    let slow = DelayDefinition { time: Nanoseconds(1_000_000), ..DelayDefinition::default() };
+    let change =
+        DiskChange { layers: Some(vec![LayerDefinition::Delay(slow)]), ..DiskChange::default() };
+    let instance = client.statistics().unwrap().disks[0].instance;
+    let changed = client.change_disk("a b", &change).unwrap();
+    let names: Vec<&str> = changed.layers.iter().map(|layer| layer.name.as_str()).collect();
+    assert_eq!(names, ["tap", "delay"]);
+    // The connection that was there goes on, through the new layers.
+    nbd.write(8192, &[8; 512]);
+    let before = std::time::Instant::now();
+    assert_eq!(nbd.read(8192, 512), [8; 512]);
+    assert!(before.elapsed() >= Duration::from_millis(1));
+
+    let statistics = client.statistics().unwrap();
+    let disk = statistics.disk("a b").unwrap();
+    assert_eq!(disk.instance, instance, "the tap goes on counting");
+    assert_eq!(disk.operation("read").unwrap().bytes, 4096 + 512);
+    assert_eq!(disk.operation("write").unwrap().count, 2);
+    assert_eq!(disk.operation("write").unwrap().latency.count(), 2);
+    let metrics = client.metrics().unwrap();
+    let line = "fathom_disk_bytes_total{disk=\"a b\",vm=\"web\",operation=\"write\"} 4608";
+    assert!(metrics.contains(line), "{metrics}");
+
+    client.remove_disk("a b").unwrap();
+    assert_eq!(client.disks().unwrap().disks, []);
+    assert!(!daemon.path("a.sock").exists());
+    assert_eq!(refused(client.remove_disk("a b")).code, ErrorCode::NotFound);
+    client.add_disk(&definition).unwrap();
+    daemon.end();
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    image(folder.path(), "a.img", 1 << 20);
+    let text = "[[disk]]\nname = \"a\"\nimage = \"a.img\"\nvhost_user.socket = \"a.sock\"\n";
+    let daemon = Daemon::start_in(folder, text);
+    let client = daemon.client();
+    let memory = |name: &str| DiskDefinition {
+        name: name.into(),
+        memory: Some(Bytes(1 << 20)),
+        ..DiskDefinition::default()
+    };
+    let same_name = refused(client.add_disk(&memory("a")));
+    assert_eq!(same_name.code, ErrorCode::Conflict);
+    let same_socket = DiskDefinition {
+        vhost_user: Some(VhostUserDefinition {
+            socket: daemon.path("a.sock"),
+            ..VhostUserDefinition::default()
+        }),
+        ..memory("b")
+    };
+    assert_eq!(refused(client.add_disk(&same_socket)).message, "the disk \"a\" has this socket");
+    let same_image =
+        DiskDefinition { memory: None, image: Some(daemon.path("a.img")), ..memory("b") };
+    assert_eq!(refused(client.add_disk(&same_image)).code, ErrorCode::Conflict);
+    let missing =
+        DiskDefinition { memory: None, image: Some(daemon.path("missing.img")), ..memory("b") };
+    assert!(refused(client.add_disk(&missing)).remedy.contains("fathom disk create"));
+    let relative = DiskDefinition { memory: None, image: Some("a.img".into()), ..memory("b") };
+    assert!(refused(client.add_disk(&relative)).message.contains("no absolute path"));
+    assert_eq!(refused(client.disk("b")).remedy, "choose among: a");
+    assert_eq!(client.disks().unwrap().disks.len(), 1);
+    daemon.end();
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    for socket in ["control.sock", "a.sock", "nbd.sock"] {
+        drop(std::os::unix::net::UnixListener::bind(folder.path().join(socket)).unwrap());
+    }
+    let text = "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nvhost_user.socket = \"a.sock\"\n\
+                [[nbd]]\naddress = \"unix:nbd.sock\"\n";
+    let daemon = Daemon::start_in(folder, text);
+    assert_eq!(daemon.client().disks().unwrap().disks.len(), 1);
+    for control in ["control.sock", "other.sock"] {
+        let second = command(&daemon.path(""))
+            .args(["serve", "--config", "f.toml", "--control", control])
+            .output()
+            .unwrap();
+        assert_eq!(second.status.code(), Some(1));
+        let said = String::from_utf8(second.stderr).unwrap();
+        let expected = if control == "control.sock" { "running already" } else { "somebody else" };
+        assert!(said.contains(expected), "{said}");
+    }
+    // The first daemon's sockets are where they were.
+    assert_eq!(daemon.client().disks().unwrap().disks.len(), 1);
+    assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "a").capacity(), 1 << 20);
+    daemon.end();
+}
+
+#[test]
+fn events_are_waited_for() {
+    let daemon = Daemon::start("");
+    let client = daemon.client();
+    let first = client.events(0, Duration::ZERO).unwrap();
+    assert!(first.events[0].message.starts_with("ready in "), "{first:?}");
+    let waiting = std::thread::spawn({
+        let client = client.clone();
+        move || client.events(first.last, Duration::from_secs(20)).unwrap()
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    let definition = DiskDefinition {
+        name: "m".into(),
+        memory: Some(Bytes(1 << 20)),
+        ..DiskDefinition::default()
+    };
+    client.add_disk(&definition).unwrap();
+    let list = waiting.join().unwrap();
+    assert_eq!(list.events[0].disk.as_deref(), Some("m"));
+    assert_eq!(list.events[0].message, "added");
+    assert_eq!(list.lost, 0);
+    assert_eq!(client.events(list.last, Duration::from_millis(20)).unwrap().events, []);
+    daemon.end();
+}

@@ -1,0 +1,8 @@
+//! The daemon as a process: started, asked, changed, loaded and ended as operators do it.
+
+mod bounds;
+mod changes;
+mod nbd;
+mod process;
+mod reload;
+mod stop;

@@ -1,0 +1,94 @@
+//! A small NBD client: simple replies, one request at a time or many in flight.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+const OPTION_GO: u32 = 7;
+const REPLY_ACK: u32 = 1;
+const REPLY_INFO: u32 = 3;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const REPLY_MAGIC: u32 = 0x6744_6698;
+
+pub struct Nbd {
+    stream: UnixStream,
+    capacity: u64,
+}
+
+impl Nbd {
+    pub fn connect(socket: &Path, export: &str) -> Self {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+        // Fixed newstyle, no zeroes.
+        stream.write_all(&3_u32.to_be_bytes()).unwrap();
+        let mut option = b"IHAVEOPT".to_vec();
+        option.extend(OPTION_GO.to_be_bytes());
+        option.extend((export.len() as u32 + 6).to_be_bytes());
+        option.extend((export.len() as u32).to_be_bytes());
+        option.extend(export.as_bytes());
+        option.extend(0_u16.to_be_bytes());
+        stream.write_all(&option).unwrap();
+        let mut nbd = Self { stream, capacity: 0 };
+        loop {
+            let head: [u8; 20] = nbd.array();
+            let kind = u32::from_be_bytes(head[12..16].try_into().unwrap());
+            let length = u32::from_be_bytes(head[16..].try_into().unwrap());
+            let mut data = vec![0; length as usize];
+            nbd.stream.read_exact(&mut data).unwrap();
+            match kind {
+                REPLY_ACK => return nbd,
+                REPLY_INFO if data[..2] == [0, 0] => {
+                    nbd.capacity = u64::from_be_bytes(data[2..10].try_into().unwrap());
+                }
+                REPLY_INFO => {}
+                other => panic!("reply {other:#x}"),
+            }
+        }
+    }
+
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut array = [0; N];
+        self.stream.read_exact(&mut array).unwrap();
+        array
+    }
+
+    /// Sends a request. False when the server has left.
+    pub fn send(&mut self, kind: u16, cookie: u64, offset: u64, length: u32, data: &[u8]) -> bool {
+        let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
+        request.extend(0_u16.to_be_bytes());
+        request.extend(kind.to_be_bytes());
+        request.extend(cookie.to_be_bytes());
+        request.extend(offset.to_be_bytes());
+        request.extend(length.to_be_bytes());
+        request.extend(data);
+        self.stream.write_all(&request).is_ok()
+    }
+
+    /// The next reply: cookie and error. `None` when the server has left.
+    pub fn reply(&mut self) -> Option<(u64, u32)> {
+        let mut reply = [0; 16];
+        self.stream.read_exact(&mut reply).ok()?;
+        assert_eq!(reply[..4], REPLY_MAGIC.to_be_bytes());
+        let error = u32::from_be_bytes(reply[4..8].try_into().unwrap());
+        Some((u64::from_be_bytes(reply[8..].try_into().unwrap()), error))
+    }
+
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        assert!(self.send(1, 1, offset, data.len() as u32, data));
+        assert_eq!(self.reply(), Some((1, 0)));
+    }
+
+    pub fn read(&mut self, offset: u64, length: u32) -> Vec<u8> {
+        assert!(self.send(0, 2, offset, length, &[]));
+        assert_eq!(self.reply(), Some((2, 0)));
+        let mut data = vec![0; length as usize];
+        self.stream.read_exact(&mut data).unwrap();
+        data
+    }
+}

@@ -1,0 +1,123 @@
+//! A daemon of a test's own.
+
+use std::fs::File;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use fathom_control::Client;
+use tempfile::TempDir;
+
+/// How long anything may take before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running `fathom serve`, in a folder of its own.
+pub struct Daemon {
+    child: Child,
+    folder: TempDir,
+    /// From the start of the process until it said that it is ready.
+    pub ready: Duration,
+}
+
+impl Daemon {
+    /// Serves `configuration`, a text in which `[daemon]` needs no control socket.
+    pub fn start(configuration: &str) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), configuration)
+    }
+
+    /// The same, in a folder that has been prepared.
+    pub fn start_in(folder: TempDir, configuration: &str) -> Self {
+        std::fs::write(folder.path().join("f.toml"), configuration).unwrap();
+        let notified = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        notified.set_read_timeout(Some(PATIENCE)).unwrap();
+        let begun = Instant::now();
+        let mut child = command(folder.path())
+            .args(["serve", "--config", "f.toml"])
+            .args(["--control", "control.sock"])
+            .env("NOTIFY_SOCKET", folder.path().join("notify"))
+            .stderr(File::create(folder.path().join("log")).unwrap())
+            .spawn()
+            .unwrap();
+        let mut told = [0; 64];
+        let Ok(length) = notified.recv(&mut told) else {
+            child.kill().unwrap();
+            panic!("{}", std::fs::read_to_string(folder.path().join("log")).unwrap());
+        };
+        let ready = begun.elapsed();
+        assert_eq!(&told[..length], b"READY=1");
+        Self { child, folder, ready }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(self.path("control.sock"))
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    /// A text below `/proc/PID`.
+    pub fn proc(&self, name: &str) -> String {
+        std::fs::read_to_string(format!("/proc/{}/{name}", self.child.id())).unwrap()
+    }
+
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: the process is our child and has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, signal) }, 0);
+    }
+
+    /// Waits for the end.
+    pub fn wait(mut self) -> (ExitStatus, TempDir) {
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                let folder = std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap());
+                return (status, folder);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("the daemon does not end:\n{}", self.log());
+    }
+
+    /// Ends it with SIGTERM and checks that the end was clean.
+    pub fn end(self) -> TempDir {
+        self.signal(libc::SIGTERM);
+        let log = self.path("log");
+        let (status, folder) = self.wait();
+        assert_eq!(status.code(), Some(0), "{:?}", std::fs::read_to_string(log));
+        folder
+    }
+
+    /// Waits until `found` holds.
+    pub fn until(&self, what: &str, mut found: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !found() {
+            assert!(begun.elapsed() < PATIENCE, "never: {what}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `fathom`, run in `folder`.
+pub fn command(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fathom"));
+    command.current_dir(folder).stdin(Stdio::null());
+    command
+}
+
+/// An image of zeroes.
+pub fn image(folder: &Path, name: &str, size: u64) {
+    File::create(folder.join(name)).unwrap().set_len(size).unwrap();
+}

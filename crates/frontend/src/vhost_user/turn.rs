@@ -1,0 +1,80 @@
+//! Whose turn it is to serve rings.
+//!
+//! During a live migration two VMMs are connected to one disk: the source, whose guest runs, and
+//! the destination, which sets up and waits. Only one of them may have running rings, or two
+//! guests would write one disk. A ring of the second starts as soon as the last of the first has
+//! stopped.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long a VMM's ring waits for those of another to stop.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The right to run rings, held by at most one session of a disk.
+#[derive(Default)]
+pub(super) struct Turn {
+    holder: Mutex<Option<u64>>,
+    freed: Condvar,
+}
+
+impl Turn {
+    /// Waits until nobody but `session` runs rings. Returns whether the turn is its now.
+    pub(super) fn take(&self, session: u64) -> bool {
+        self.take_within(session, PATIENCE)
+    }
+
+    fn take_within(&self, session: u64, patience: Duration) -> bool {
+        let holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut holder, _) = self
+            .freed
+            .wait_timeout_while(holder, patience, |holder| {
+                holder.is_some_and(|holder| holder != session)
+            })
+            .unwrap_or_else(PoisonError::into_inner);
+        match *holder {
+            Some(other) if other != session => false,
+            Some(_) => true,
+            None => {
+                *holder = Some(session);
+                true
+            }
+        }
+    }
+
+    /// Ends the turn of `session`, if it has it.
+    pub(super) fn give(&self, session: u64) {
+        let mut holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
+        if *holder == Some(session) {
+            *holder = None;
+            self.freed.notify_all();
+        }
+    }
+
+    /// Whose turn it is.
+    pub(super) fn holder(&self) -> Option<u64> {
+        *self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn the_second_waits_for_the_first() {
+        let turn = Arc::new(Turn::default());
+        assert!(turn.take(1));
+        assert!(turn.take(1));
+        assert!(!turn.take_within(2, Duration::from_millis(5)));
+        turn.give(2);
+        assert_eq!(turn.holder(), Some(1));
+        let second = Arc::clone(&turn);
+        let waiting = std::thread::spawn(move || second.take(2));
+        std::thread::sleep(Duration::from_millis(20));
+        turn.give(1);
+        assert!(waiting.join().unwrap());
+        assert_eq!(turn.holder(), Some(2));
+    }
+}
