@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output};
 use std::time::SystemTime;
 
+use fathom_control::{Client, DiskStatus, FrontendStatus, VhostUserStatus};
 use tempfile::TempDir;
 
-use crate::process::Process;
-use crate::{Error, Result, patience, repository, until};
+use crate::process::{Process, tail};
+use crate::{Error, Result, Served, patience, repository, until};
 
 /// A running `fathom serve` with a configuration and a folder of its own.
 ///
@@ -28,6 +29,22 @@ impl Daemon {
     pub fn start(configuration: impl FnOnce(&Path) -> String) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let text = configuration(directory.path());
+        std::fs::write(directory.path().join("fathom.toml"), text)?;
+        let mut daemon = Self { process: None, directory };
+        daemon.restart()?;
+        Ok(daemon)
+    }
+
+    /// Starts the daemon with these disks, each on a socket `NAME.sock`.
+    ///
+    /// # Errors
+    /// When an image cannot be made, or the daemon does not come up.
+    pub fn serve(disks: &[Served]) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let mut text = String::new();
+        for disk in disks {
+            text.push_str(&disk.table(directory.path())?);
+        }
         std::fs::write(directory.path().join("fathom.toml"), text)?;
         let mut daemon = Self { process: None, directory };
         daemon.restart()?;
@@ -102,6 +119,73 @@ impl Daemon {
     pub fn command(&self, arguments: &[&str]) -> Result<Output> {
         let mut command = Command::new(Self::binary()?);
         Ok(command.args(arguments).arg("--control").arg(self.control_socket()).output()?)
+    }
+
+    /// The daemon's control interface.
+    pub fn client(&self) -> Client {
+        Client::new(self.control_socket())
+    }
+
+    /// What the daemon says of a disk.
+    ///
+    /// # Errors
+    /// When it does not say.
+    pub fn status(&self, name: &str) -> Result<DiskStatus> {
+        self.client().disk(name).map_err(|error| self.explained(&error.to_string()))
+    }
+
+    /// What the daemon says of the guest on a disk.
+    ///
+    /// # Errors
+    /// When it does not say, or the disk is on no vhost-user socket.
+    pub fn guest(&self, name: &str) -> Result<VhostUserStatus> {
+        self.status(name)?
+            .frontends
+            .into_iter()
+            .find_map(|frontend| match frontend {
+                FrontendStatus::VhostUser(status) => Some(status),
+                FrontendStatus::Nbd(_) => None,
+            })
+            .ok_or_else(|| Error::new(format!("the disk {name} is on no vhost-user socket")))
+    }
+
+    /// How many operations of this name a disk has carried out.
+    ///
+    /// # Errors
+    /// When the daemon does not say.
+    pub fn count(&self, name: &str, operation: &str) -> Result<u64> {
+        let statistics =
+            self.client().statistics().map_err(|error| self.explained(&error.to_string()))?;
+        let disk = statistics.disk(name).and_then(|disk| disk.operation(operation));
+        Ok(disk.map_or(0, |operation| operation.count))
+    }
+
+    /// Waits until the guest on a disk has started its queues, and gives the state.
+    ///
+    /// # Errors
+    /// When it does not in half a minute.
+    pub fn wait_for_guest(&self, name: &str) -> Result<VhostUserStatus> {
+        until(&format!("the queues of {name}"), patience(30), || {
+            self.process().expect_running()?;
+            Ok(Some(self.guest(name)?).filter(|guest| guest.queues_active > 0))
+        })
+    }
+
+    /// Fails when the daemon refused or missed anything on a disk, or a thread of it failed.
+    ///
+    /// # Errors
+    /// With the state and the end of the log.
+    pub fn check(&self, name: &str) -> Result<()> {
+        let (status, guest) = (self.status(name)?, self.guest(name)?);
+        let wrong = status.refused + guest.refused + guest.broken_queues + guest.protocol_errors;
+        if wrong == 0 && status.problems.is_empty() && !self.log().contains("panicked") {
+            return Ok(());
+        }
+        Err(self.explained(&format!("the disk {name} is not well: {status:?}")))
+    }
+
+    fn explained(&self, what: &str) -> Error {
+        Error::new(format!("{what}\n--- the daemon said ---\n{}", tail(&self.log(), 20)))
     }
 
     /// The `fathom` binary: the environment's, or the newest below `target`.

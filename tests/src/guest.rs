@@ -252,7 +252,8 @@ impl Guest {
         self.directory.path().join(name)
     }
 
-    fn explained(&self, error: &Error) -> Error {
+    /// The error, with the end of the console and of what QEMU said.
+    pub fn explained(&self, error: &Error) -> Error {
         Error::new(format!(
             "{error}\n--- the guest's console ---\n{}\n--- QEMU said ---\n{}",
             tail(&self.console(), 40),

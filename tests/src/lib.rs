@@ -38,6 +38,8 @@ mod guest;
 mod process;
 mod qemu;
 mod qmp;
+mod records;
+mod served;
 mod storage_daemon;
 mod wait;
 
@@ -50,5 +52,7 @@ pub use guest::{Builder, Disk, Guest};
 pub use process::Process;
 pub use qemu::Qemu;
 pub use qmp::Qmp;
+pub use records::{Records, check_ext4};
+pub use served::Served;
 pub use storage_daemon::StorageDaemon;
 pub use wait::{patience, until};

@@ -7,11 +7,13 @@ use fathom_control::{Client, SOCKET_DEFAULT};
 /// The variable that names the control socket where `--control` does not.
 pub const VARIABLE: &str = "FATHOM_CONTROL";
 
+const CONTROL_HELP: &str =
+    "The daemon's control socket [default: $FATHOM_CONTROL, or /run/fathom/control.sock]";
+
 /// How to reach the daemon.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ControlOptions {
-    /// The daemon's control socket [default: $FATHOM_CONTROL, or /run/fathom/control.sock]
-    #[arg(long, value_name = "SOCKET")]
+    #[arg(long, value_name = "SOCKET", help = CONTROL_HELP)]
     control: Option<PathBuf>,
 }
 

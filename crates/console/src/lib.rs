@@ -5,6 +5,8 @@
 //!
 //! Exit status: 0 done, 1 failed, 2 the command line makes no sense.
 
+#![allow(clippy::format_push_string, reason = "what is printed is put together for reading")]
+
 mod bench;
 mod connection;
 mod disk;

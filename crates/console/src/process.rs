@@ -13,7 +13,7 @@ impl CpuClock {
     pub fn of(process_id: i32) -> Option<Self> {
         let mut clock = 0;
         // SAFETY: the result goes to a local variable.
-        let failed = unsafe { libc::clock_getcpuclockid(process_id, &mut clock) };
+        let failed = unsafe { libc::clock_getcpuclockid(process_id, &raw mut clock) };
         (failed == 0).then_some(Self { process_id, clock })
     }
 

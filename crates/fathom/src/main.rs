@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// A virtual disk server for VM hosts
 #[derive(Debug, Parser)]
@@ -25,6 +25,6 @@ fn main() -> ExitCode {
     let begun = Instant::now();
     match Fathom::parse().command {
         Command::Serve(options) => fathom_server::serve(&options, begun),
-        Command::Console(command) => fathom_console::run(command),
+        Command::Console(command) => fathom_console::run_within(command, Fathom::command()),
     }
 }

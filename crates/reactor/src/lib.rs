@@ -51,6 +51,10 @@ pub struct Reactor {
     unsubmitted: usize,
     /// Calls that may have taken time: see [`Reactor::rounds`].
     rounds: u64,
+    /// The kernel's flag for deferred work was found to mean nothing: another processor may raise
+    /// it after this one has already done the work. It is believed again after the next push or
+    /// sleep; until then a thread that looks at it would never come to sleep.
+    false_alarm: bool,
 }
 
 impl Reactor {
@@ -75,7 +79,14 @@ impl Reactor {
             }
             Err(error) => return Err(error),
         };
-        Ok(Self { ring, owners: 0, backlog: VecDeque::new(), unsubmitted: 0, rounds: 0 })
+        Ok(Self {
+            ring,
+            owners: 0,
+            backlog: VecDeque::new(),
+            unsubmitted: 0,
+            rounds: 0,
+            false_alarm: false,
+        })
     }
 
     /// A new owner of submissions.
@@ -105,6 +116,7 @@ impl Reactor {
         debug_assert!(token <= TOKEN_MASK);
         let entry = entry.user_data(u64::from(owner.0) << TOKEN_BITS | (token & TOKEN_MASK));
         self.unsubmitted += 1;
+        self.false_alarm = false;
         if !self.backlog.is_empty() {
             self.backlog.push_back(entry);
             return;
@@ -182,6 +194,7 @@ impl Reactor {
         if !self.ring.completion().is_empty() {
             return self.submit();
         }
+        self.false_alarm = false;
         let result = match limit {
             None => self.ring.submit_and_wait(1),
             Some(limit) => {
@@ -210,7 +223,12 @@ impl Reactor {
     /// Whether an event can be had now. Reads two shared words and makes no system call, so it
     /// is fit for a spin.
     pub fn is_ready(&mut self) -> bool {
-        !self.ring.completion().is_empty() || self.ring.submission().taskrun()
+        !self.ring.completion().is_empty() || self.has_deferred()
+    }
+
+    /// Whether the kernel says that completions wait as deferred work, and is to be believed.
+    fn has_deferred(&mut self) -> bool {
+        !self.false_alarm && self.ring.submission().taskrun()
     }
 
     /// How often work was handed over, awaited or collected: while this stands still, so little
@@ -230,7 +248,7 @@ impl Reactor {
     /// When the kernel refuses the ring itself.
     pub fn collect(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.rounds += 1;
-        if self.ring.submission().taskrun() && self.ring.completion().is_empty() {
+        if self.ring.completion().is_empty() && self.has_deferred() {
             // Completions wait as deferred task work: entering the kernel posts them.
             self.fill();
             let now = Timespec::new();
@@ -241,6 +259,7 @@ impl Reactor {
                 }
                 Err(error) => return Err(error),
             }
+            self.false_alarm = self.ring.completion().is_empty();
         }
         for entry in self.ring.completion() {
             let data = entry.user_data();

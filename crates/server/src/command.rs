@@ -1,7 +1,7 @@
 //! `fathom serve`: its flags, and what they mean as a configuration.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -167,7 +167,7 @@ fn metrics_address(text: &str) -> Result<SocketAddr, String> {
 pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
     let file = options.config.as_ref().map(|path| ConfigurationFile {
         path: path.clone(),
-        control: options.control.clone(),
+        control: options.control.as_deref().map(absolute),
         metrics: options.metrics,
         log: options.log,
     });
@@ -215,7 +215,7 @@ impl Serve {
         let mut configuration = Configuration::default();
         let daemon = &mut configuration.daemon;
         if let Some(control) = &self.control {
-            daemon.control.clone_from(control);
+            daemon.control = absolute(control);
         }
         daemon.metrics = self.metrics;
         daemon.log = self.log.unwrap_or_default();
@@ -256,6 +256,11 @@ impl Serve {
     }
 }
 
+/// A path of the command line, which is meant from the folder that the shell is in.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
 fn places(flags: &[(&str, &'static str)]) -> Places {
     let mut places = Places::new(Place::Flag("fathom serve"));
     for (key, flag) in flags {
@@ -266,7 +271,7 @@ fn places(flags: &[(&str, &'static str)]) -> Places {
 
 impl Flags {
     fn disk(&self) -> DiskDefinition {
-        let stem = self.image.as_deref().and_then(std::path::Path::file_stem);
+        let stem = self.image.as_deref().and_then(Path::file_stem);
         let name = self.name.clone().or_else(|| Some(stem?.to_str()?.to_owned()));
         let delay = self.delay.map(|time| {
             LayerDefinition::Delay(DelayDefinition { time, ..DelayDefinition::default() })
@@ -275,7 +280,7 @@ impl Flags {
             name: name.unwrap_or_else(|| "disk".into()),
             vm: self.vm.clone().unwrap_or_default(),
             serial: self.serial.clone().unwrap_or_default(),
-            image: self.image.clone(),
+            image: self.image.as_deref().map(absolute),
             memory: self.memory,
             null: self.null,
             direct: self.direct,
@@ -294,7 +299,7 @@ impl Flags {
             vhost_user: self.socket.as_ref().map(|socket| {
                 let default = VhostUserDefinition::default();
                 VhostUserDefinition {
-                    socket: socket.clone(),
+                    socket: absolute(socket),
                     queues: self.queues.unwrap_or(default.queues),
                     spin: self.spin,
                     group: self.group.clone(),
@@ -311,12 +316,8 @@ impl Flags {
                 client_ca: self.tls_client_ca.clone(),
                 psk: self.tls_psk.clone(),
             });
-        // A relative path of a socket is meant from here.
         let address = match address.strip_prefix("unix:") {
-            Some(path) => match std::path::absolute(path) {
-                Ok(path) => format!("unix:{}", path.display()),
-                Err(_) => address.to_owned(),
-            },
+            Some(path) => format!("unix:{}", absolute(Path::new(path)).display()),
             None => address.to_owned(),
         };
         ListenerDefinition {

@@ -314,4 +314,27 @@ mod tests {
             assert!(page.text.contains(&line), "{line}\n{}", page.text);
         }
     }
+
+    #[test]
+    fn every_metric_is_documented() {
+        let page = include_str!("../../../docs/metrics.md");
+        let info = DaemonInfo {
+            version: "1".into(),
+            interface: 1,
+            process_id: 1,
+            started_unix_time_ns: 0,
+            ready_us: 0,
+            state: fathom_control::DaemonState::Running,
+            configuration: None,
+            metrics_address: None,
+            disks: 0,
+            failed_threads: 0,
+            listeners: Vec::new(),
+        };
+        let text = text(&info, &DiskList::default(), &Statistics::default());
+        let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        for family in families.map(|line| line.split(' ').next().unwrap_or(line)) {
+            assert!(page.contains(&format!("`{family}`")), "{family} is not in docs/metrics.md");
+        }
+    }
 }

@@ -94,6 +94,9 @@ async fn serve(
         }
     };
     if let Some(listener) = metrics {
+        if let Ok(address) = listener.local_addr() {
+            daemon.set_metrics(address);
+        }
         tokio::spawn(routes::serve_metrics(listener, Arc::clone(&daemon)));
     }
     let end = Arc::new(Notify::new());

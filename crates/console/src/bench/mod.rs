@@ -219,13 +219,13 @@ fn measure(
             seed: options.seed + u64::from(round),
             ..LoadOptions::new(socket)
         };
-        let result = load(&load_options).map_err(explain)?;
+        let result = load(&load_options).map_err(|error| explain(&error))?;
         report.add(Measurement { server, workload: *workload, round, report: result });
     }
     Ok(())
 }
 
-fn explain(error: LoadError) -> Failure {
+fn explain(error: &LoadError) -> Failure {
     let message = error.to_string();
     match error {
         LoadError::Option(_) => Failure::usage(message),

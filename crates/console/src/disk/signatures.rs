@@ -48,13 +48,13 @@ pub fn is_container(name: &str) -> bool {
 
 /// Which of the ext file systems: by the features that each brought.
 fn extended(bytes: &[u8]) -> &'static str {
+    const HAS_JOURNAL: u32 = 0x4;
+    const EXTENTS: u32 = 0x40;
+    const FLEX_BG: u32 = 0x200;
     let word = |offset: usize| {
         let bytes = bytes.get(1024 + offset..1024 + offset + 4);
         bytes.map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
     };
-    const HAS_JOURNAL: u32 = 0x4;
-    const EXTENTS: u32 = 0x40;
-    const FLEX_BG: u32 = 0x200;
     if word(96) & (EXTENTS | FLEX_BG) != 0 {
         "ext4"
     } else if word(92) & HAS_JOURNAL != 0 {

@@ -61,7 +61,8 @@ pub struct Finding {
     /// How well it works.
     pub state: State,
     /// What was found.
-    pub finding: String,
+    #[serde(rename = "finding")]
+    pub text: String,
     /// What to do about it; empty if nothing.
     pub remedy: String,
 }
@@ -69,8 +70,8 @@ pub struct Finding {
 impl Finding {
     /// It works.
     pub fn ok(subject: impl Into<String>, finding: impl Into<String>) -> Self {
-        let (subject, finding) = (subject.into(), finding.into());
-        Self { subject, state: State::Ok, finding, remedy: String::new() }
+        let (subject, text) = (subject.into(), finding.into());
+        Self { subject, state: State::Ok, text, remedy: String::new() }
     }
 
     /// It works less well.
@@ -146,7 +147,7 @@ fn text(findings: &[Finding], width: Option<usize>, style: Style) -> String {
         };
         let label = format!("{mark} {:<1$}", finding.subject, indent - 2);
         let mut first = true;
-        for line in wrap(&finding.finding, room) {
+        for line in wrap(&finding.text, room) {
             let start = if first { label.clone() } else { " ".repeat(indent) };
             // A long subject has its line for itself.
             if first && finding.subject.chars().count() > indent - 4 {

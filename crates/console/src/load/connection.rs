@@ -158,7 +158,7 @@ impl Connection {
                 libc::SOL_SOCKET,
                 libc::SO_PEERCRED,
                 credentials.as_mut_ptr().cast(),
-                &mut length,
+                &raw mut length,
             );
             if failed != 0 {
                 return None;
@@ -173,7 +173,7 @@ impl Connection {
         let Some(fd) = self.socket else { return false };
         let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
         // SAFETY: one entry, and a time-out of zero.
-        let ready = unsafe { libc::poll(&mut poll, 1, 0) };
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
         ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0
     }
 }
@@ -197,7 +197,7 @@ fn peer_path(fd: RawFd) -> Option<Vec<u8>> {
     let mut length = mem::size_of::<libc::sockaddr_un>() as libc::socklen_t;
     // SAFETY: the address is large enough for a Unix address, and zeroes are a valid one.
     let address = unsafe {
-        if libc::getpeername(fd, address.as_mut_ptr().cast(), &mut length) != 0 {
+        if libc::getpeername(fd, address.as_mut_ptr().cast(), &raw mut length) != 0 {
             return None;
         }
         address.assume_init()

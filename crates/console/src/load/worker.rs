@@ -20,7 +20,7 @@ const LATENCY_NS_MAX: u64 = 60_000_000_000;
 fn wait_readable(event: &EventFd) {
     let mut poll = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, which is a local variable.
-    unsafe { libc::poll(&mut poll, 1, -1) };
+    unsafe { libc::poll(&raw mut poll, 1, -1) };
     // Fails only when interrupted, and then the caller looks again.
     if poll.revents != 0 {
         let _ = event.read();

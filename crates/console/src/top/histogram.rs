@@ -15,39 +15,64 @@ pub struct Bar {
     pub shares: Vec<f64>,
 }
 
-/// Distributions by powers of two, at most `count` bars; what does not fit is added to the last.
+/// The parts that a power of two is cut into, finest first.
+const PARTS: [u32; 3] = [4, 2, 1];
+
+/// Distributions side by side, as finely as `count` bars allow; what does not fit even at one bar
+/// for each power of two is added to the last.
 pub fn bars(latencies: &[&Histogram], count: usize) -> Vec<Bar> {
-    let powers: Vec<[u64; 64]> = latencies.iter().map(|latency| powers(latency)).collect();
-    let used = |power: &usize| powers.iter().any(|sums| sums[*power] > 0);
-    let (Some(first), Some(last)) = ((0..64).find(used), (0..64).rev().find(used)) else {
-        return Vec::new();
+    let count = count.max(1);
+    let cut = |parts: u32| -> Vec<Vec<u64>> {
+        latencies.iter().map(|latency| sums(latency, parts)).collect()
     };
-    let end = last.min(first + count.max(1) - 1);
-    let share = |sums: &[u64; 64], from: usize, to: usize| {
+    let ends = |sums: &[Vec<u64>]| {
+        let used = |&slot: &usize| sums.iter().any(|sums| sums[slot] > 0);
+        let slots = sums.first().map_or(0, Vec::len);
+        (0..slots).find(used).zip((0..slots).rev().find(used))
+    };
+    let fits = |parts: &u32| ends(&cut(*parts)).is_some_and(|(first, last)| last - first < count);
+    let parts = PARTS.into_iter().find(fits).unwrap_or(1);
+    let sums = cut(parts);
+    let Some((first, last)) = ends(&sums) else { return Vec::new() };
+    let end = last.min(first + count - 1);
+    let share = |sums: &[u64], to: usize, slot: usize| {
         let total: u64 = sums.iter().sum();
-        sums[from..=to].iter().sum::<u64>() as f64 / total.max(1) as f64
+        sums[slot..=to].iter().sum::<u64>() as f64 / total.max(1) as f64
     };
     (first..=end)
-        .map(|power| {
-            let is_cut = power == end && last > end;
-            let to = if is_cut { last } else { power };
+        .map(|slot| {
+            let is_cut = slot == end && last > end;
+            let to = if is_cut { last } else { slot };
             let label = if is_cut {
-                format!("> {}", Nanoseconds(1 << power))
+                format!("> {}", Nanoseconds(upper_end(slot - 1, parts)))
             } else {
-                format!("≤ {}", Nanoseconds((2u64 << power.min(62)) - 1))
+                format!("≤ {}", Nanoseconds(upper_end(slot, parts)))
             };
-            Bar { label, shares: powers.iter().map(|sums| share(sums, power, to)).collect() }
+            Bar { label, shares: sums.iter().map(|sums| share(sums, to, slot)).collect() }
         })
         .collect()
 }
 
-/// How many requests lie between each two powers of two.
-fn powers(latency: &Histogram) -> [u64; 64] {
-    let mut sums = [0; 64];
+/// How many requests lie in each part of each power of two.
+fn sums(latency: &Histogram, parts: u32) -> Vec<u64> {
+    let mut sums = vec![0; 64 * parts as usize];
     for &(index, requests) in &latency.buckets {
-        sums[Histogram::value_max(index).max(1).ilog2() as usize] += requests;
+        sums[slot(Histogram::value_max(index).max(1), parts)] += requests;
     }
     sums
+}
+
+fn slot(value: u64, parts: u32) -> usize {
+    let power = value.ilog2();
+    let part = (u128::from(value) * u128::from(parts)) >> power;
+    (power * parts) as usize + part as usize - parts as usize
+}
+
+/// The largest value of a slot.
+fn upper_end(slot: usize, parts: u32) -> u64 {
+    let (power, part) = (slot as u32 / parts, slot as u32 % parts);
+    let end = (u128::from(parts + part + 1) << power).div_ceil(u128::from(parts)) - 1;
+    u64::try_from(end).unwrap_or(u64::MAX)
 }
 
 /// A horizontal bar; what is not nothing shows.
@@ -89,9 +114,24 @@ mod tests {
             let sum = |index: usize| bars.iter().map(|bar| bar.shares[index]).sum::<f64>();
             assert!((sum(0) - 1.0).abs() < 1e-9 && sum(1).abs() < 1e-9, "{bars:?}");
         }
-        assert_eq!(bars(&[&latency], 20)[0].label, "≤ 16.4 µs");
+        assert_eq!(bars(&[&latency], 10)[0].label, "≤ 16.4 µs");
         assert_eq!(bars(&[&latency], 2)[1].label, "> 16.4 µs");
+        assert!(bars(&[&latency], 40).len() > 20);
         assert!(bars(&[&Histogram::default()], 5).is_empty());
+    }
+
+    #[test]
+    fn slots_join_without_gap() {
+        for parts in PARTS {
+            for slot_number in 0..40 * parts as usize {
+                let end = upper_end(slot_number, parts);
+                if end >= 8 {
+                    assert_eq!(slot(end, parts), slot_number);
+                    assert_eq!(slot(end + 1, parts), slot_number + 1);
+                }
+            }
+            assert_eq!(slot(u64::MAX, parts), 64 * parts as usize - 1);
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod histogram;
 mod model;
 mod plain;
 mod screen;
+mod summary;
 mod terminal;
 
 use std::{
@@ -33,7 +34,8 @@ those of the interval; depth is the mean number of requests under way.
 Examples:
   fathom top                             the live view
   fathom top --interval 5s | tee log     a line for each disk every five seconds
-  fathom top --json --count 1 | jq       one interval, for a program")]
+  fathom top --json --count 1 | jq       one interval, for a program
+  fathom top --since-start               totals by operation")]
 pub struct TopOptions {
     /// Time between two samples
     #[arg(long, short, value_name = "TIME", default_value = "1s", value_parser = interval)]
@@ -50,6 +52,9 @@ pub struct TopOptions {
     /// Lines of text, also on a terminal
     #[arg(long, conflicts_with = "json")]
     plain: bool,
+    /// What the disks have done since they were opened, once
+    #[arg(long, conflicts_with_all = ["count", "plain"])]
+    since_start: bool,
     #[command(flatten)]
     control: ControlOptions,
     #[command(flatten)]
@@ -73,9 +78,16 @@ pub fn run(options: &TopOptions) -> Outcome {
     let client = options.control.client().with_limit(Duration::from_secs(5));
     // Whether there is a daemon is said in the ordinary way, before the screen is taken.
     let first = client.statistics()?;
+    if options.since_start {
+        return if options.format.json {
+            output::json(&first)
+        } else {
+            output::text_line(summary::table(&first, &options.filter, output::width()).trim_end())
+        };
+    }
     let live = io::stdout().is_terminal() && io::stdin().is_terminal();
     if live && !options.plain && !options.format.json {
-        return terminal::run(options, client, first);
+        return terminal::run(options, &client, first);
     }
     lines(options, &client, first)
 }

@@ -123,7 +123,8 @@ impl Activity {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Operation {
     /// Its name.
-    pub operation: String,
+    #[serde(rename = "operation")]
+    pub name: String,
     /// Requests a second.
     pub per_second: f64,
     /// Bytes a second.
@@ -208,7 +209,7 @@ impl Disk {
     fn new(change: &DiskStatistics, latency: &Histogram, seconds: f64) -> Self {
         let operations: Vec<Operation> =
             change.operations.iter().map(|operation| Operation::new(operation, seconds)).collect();
-        let of = |name| operations.iter().find(|o| o.operation == name);
+        let of = |name| operations.iter().find(|o| o.name == name);
         let rate = |name| of(name).map_or(0.0, |o| o.per_second);
         let bytes = |name| of(name).map_or(0.0, |o| o.bytes_per_second);
         let all: f64 = operations.iter().map(|operation| operation.per_second).sum();
@@ -239,7 +240,7 @@ impl Disk {
 impl Operation {
     fn new(change: &OperationStatistics, seconds: f64) -> Self {
         Self {
-            operation: change.operation.clone(),
+            name: change.operation.clone(),
             per_second: change.count as f64 / seconds,
             bytes_per_second: change.bytes as f64 / seconds,
             depth: change.latency_sum_ns as f64 / 1e9 / seconds,

@@ -23,9 +23,10 @@ extern "C" fn on_signal(_: libc::c_int) {
 }
 
 /// Shows the view until the user leaves it.
-pub fn run(options: &TopOptions, client: Client, first: Statistics) -> Outcome {
+pub fn run(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
     let handler: extern "C" fn(libc::c_int) = on_signal;
-    for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
+    // A hang-up keeps its usual effect: the terminal is gone, there is nothing to give back.
+    for signal in [libc::SIGTERM, libc::SIGINT] {
         // SAFETY: the handler does nothing but store to an atomic.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
@@ -35,7 +36,7 @@ pub fn run(options: &TopOptions, client: Client, first: Statistics) -> Outcome {
     // Also gives the terminal back should this program panic.
     let mut terminal = ratatui::try_init()
         .map_err(|error| Failure::new(format!("cannot use the terminal: {error}")))?;
-    let outcome = show(&mut terminal, &mut app, &client, options.count);
+    let outcome = show(&mut terminal, &mut app, client, options.count);
     ratatui::restore();
     outcome.map_err(|error| Failure::new(format!("the terminal: {error}")))
 }
@@ -56,7 +57,10 @@ fn show(
         }
         let left = app.interval.saturating_sub(sampled.elapsed());
         changed = false;
-        if event::poll(left.min(ATTENTION))? {
+        if !wait_for_key(left.min(ATTENTION))? {
+            return Ok(());
+        }
+        if event::poll(Duration::ZERO)? {
             changed = true;
             if let Event::Key(key) = event::read()? {
                 if key.kind != KeyEventKind::Release {
@@ -79,4 +83,16 @@ fn show(
         }
     }
     Ok(())
+}
+
+/// Sleeps until a key is pressed or `limit` has passed. Returns false when the terminal is gone,
+/// which the event library would take for a key that never comes.
+fn wait_for_key(limit: Duration) -> std::io::Result<bool> {
+    let mut input = libc::pollfd { fd: libc::STDIN_FILENO, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure, which lives through the call.
+    if unsafe { libc::poll(&raw mut input, 1, limit.as_millis() as libc::c_int) } < 0 {
+        let error = std::io::Error::last_os_error();
+        return if error.kind() == std::io::ErrorKind::Interrupted { Ok(true) } else { Err(error) };
+    }
+    Ok(input.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0)
 }

@@ -18,7 +18,7 @@ pub struct Machine {
     pub qemu: Qemu,
     pub accelerator: Accelerator,
     pub name: String,
-    pub machine: String,
+    pub kind: String,
     pub cpu: Option<String>,
     pub cpus: u16,
     pub memory_mib: u64,
@@ -43,7 +43,7 @@ impl Machine {
         let memory = format!("{}M", self.memory_mib);
         add(&["-name", &self.name]);
         add(&["-nodefaults"]);
-        add(&["-machine", &format!("{},memory-backend=memory", self.machine)]);
+        add(&["-machine", &format!("{},memory-backend=memory", self.kind)]);
         add(&["-accel", accelerator]);
         add(&["-cpu", self.cpu.as_deref().unwrap_or(cpu)]);
         add(&["-smp", &self.cpus.to_string()]);
@@ -132,7 +132,7 @@ mod tests {
             qemu: Qemu { path: "qemu-system-x86_64".into(), version, version_text: String::new() },
             accelerator: Accelerator::Tcg,
             name: "guest".into(),
-            machine: "q35".into(),
+            kind: "q35".into(),
             cpu: None,
             cpus: 2,
             memory_mib: 512,

@@ -9,6 +9,7 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command},
+    sync::atomic::{AtomicI32, Ordering},
 };
 
 use clap::Args;
@@ -90,11 +91,18 @@ pub struct VmOptions {
     /// The QEMU to start [default: qemu-system-ARCHITECTURE]
     #[arg(long, value_name = "PATH")]
     qemu: Option<PathBuf>,
-    /// Where the serial line goes: mon:stdio, none, file:PATH, … as in QEMU
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(
+        long,
+        help = "Where the serial line goes: mon:stdio, none, file:PATH, … as in QEMU",
+        value_name = "DEVICE"
+    )]
     serial: Option<String>,
-    /// The screen: none, gtk, vnc=…, as in QEMU
-    #[arg(long, value_name = "KIND", default_value = "none")]
+    #[arg(
+        long,
+        help = "The screen: none, gtk, vnc=:1, … as in QEMU",
+        value_name = "KIND",
+        default_value = "none"
+    )]
     display: String,
     /// The network, as in QEMU's -nic, or none
     #[arg(long, value_name = "NIC", default_value = "user,model=virtio-net-pci")]
@@ -183,7 +191,7 @@ fn machine(options: &VmOptions, qemu: Qemu, accelerator: Accelerator, disks: Vec
     Machine {
         accelerator,
         name: options.name.clone(),
-        machine: options.machine.clone().unwrap_or_else(|| kind.into()),
+        kind: options.machine.clone().unwrap_or_else(|| kind.into()),
         cpu: options.cpu.clone(),
         cpus: options.cpus,
         memory_mib: options.memory.0.div_ceil(1 << 20),
@@ -278,13 +286,31 @@ fn start(machine: &Machine) -> Outcome<u8> {
     let mut child = spawn_bound(&mut command).map_err(|error| {
         Failure::new(format!("{} does not start: {}", words[0], reason(&error)))
     })?;
+    QEMU.store(child.id() as i32, Ordering::Relaxed);
+    let handler: extern "C" fn(libc::c_int) = pass_on;
     // Ctrl-C is QEMU's: it, or the guest, decides what to make of it.
-    // SAFETY: no handler is installed, the signal is merely ignored from here on.
-    unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
+    // SAFETY: the handler does nothing but read an atomic and send a signal.
+    unsafe {
+        libc::signal(libc::SIGINT, libc::SIG_IGN);
+        libc::signal(libc::SIGTERM, handler as libc::sighandler_t);
+        libc::signal(libc::SIGHUP, handler as libc::sighandler_t);
+    }
     let status = child.wait().map_err(|e| Failure::new(format!("QEMU was lost: {e}")))?;
     // SAFETY: as above.
-    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+    unsafe {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+    }
     Ok(status.code().map_or(crate::failure::FAILED, |code| code as u8))
+}
+
+/// The QEMU that signals are passed on to.
+static QEMU: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn pass_on(_: libc::c_int) {
+    // SAFETY: kill may be called in a handler; the child is not waited for before it has ended.
+    unsafe { libc::kill(QEMU.load(Ordering::Relaxed), libc::SIGTERM) };
 }
 
 /// Starts a program that is asked to end when this one has ended.

@@ -176,3 +176,43 @@ fn events_are_waited_for() {
     assert_eq!(client.events(list.last, Duration::from_millis(20)).unwrap().events, []);
     daemon.end();
 }
+
+#[test]
+fn metrics_over_tcp_serve_nothing_else_and_wait_for_nobody() {
+    use std::io::{Read, Write};
+    let text = "[daemon]\nmetrics = \"127.0.0.1:0\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n";
+    let daemon = Daemon::start(text);
+    let address = daemon.client().daemon().unwrap().metrics_address.unwrap();
+    let ask = |request: &str| {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    // Somebody who says nothing holds up nobody.
+    let _silent = std::net::TcpStream::connect(&address).unwrap();
+    let page = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
+    assert!(page.contains("fathom_disk_capacity_bytes{disk=\"a\",vm=\"\"} 1048576\n"), "{page}");
+    for other in ["GET /v1/disks HTTP/1.1\r\n\r\n", "POST /v1/shutdown HTTP/1.1\r\n\r\n"] {
+        assert!(ask(other).starts_with("HTTP/1.1 404 "));
+    }
+    daemon.end();
+}
+
+#[test]
+fn a_group_is_let_in_where_it_is_named() {
+    let output = std::process::Command::new("id").arg("-gn").output().unwrap();
+    let group = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+    let daemon = Daemon::start(&format!(
+        "[[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
+         vhost_user = {{ socket = \"a.sock\", group = \"{group}\" }}\n\
+         [[nbd]]\naddress = \"unix:nbd.sock\"\ngroup = \"{group}\"\n"
+    ));
+    for (socket, wanted) in [("a.sock", 0o660), ("nbd.sock", 0o660), ("control.sock", 0o600)] {
+        let mode = daemon.path(socket).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, wanted, "{socket}");
+    }
+    daemon.end();
+}

@@ -5,10 +5,8 @@ use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -22,8 +20,6 @@ use super::exports::Exports;
 use super::negotiation::Security;
 use super::tls::Tls;
 
-/// The connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
 /// The socket buffer that is asked for, in bytes; the host may give less.
 const SOCKET_BUFFER: i32 = 1 << 20;
 /// How long the accepting thread pauses when the host has no descriptors left.
@@ -132,9 +128,11 @@ impl Listener {
         let security = options.security()?;
         let (socket, address, file) = match &options.address {
             Address::Unix(path) => {
-                let socket = bind_unix(path)?;
+                let listener = crate::socket::listen(path)?;
+                listener.set_nonblocking(true)?;
                 let data = fs::symlink_metadata(path)?;
-                (socket, options.address.clone(), Some((data.dev(), data.ino())))
+                let file = Some((data.dev(), data.ino()));
+                (OwnedFd::from(listener), options.address.clone(), file)
             }
             Address::Tcp(wanted) => {
                 let listener = TcpListener::bind(wanted)?;
@@ -350,58 +348,6 @@ impl Drop for Entered {
 fn is_shortage(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     matches!(code, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
-}
-
-/// A listening Unix socket that only its owner can connect to. A socket file that nobody listens
-/// on any more is replaced.
-fn bind_unix(path: &Path) -> io::Result<OwnedFd> {
-    // SAFETY: all zeroes is an address without a path.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    let bytes = path.as_os_str().as_bytes();
-    if bytes.is_empty() || bytes.len() >= address.sun_path.len() {
-        let text = format!("{}: a socket's path has 1 to 107 bytes", path.display());
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-    }
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    for (target, source) in address.sun_path.iter_mut().zip(bytes) {
-        *target = *source as libc::c_char;
-    }
-    if fs::symlink_metadata(path).is_ok_and(|data| data.file_type().is_socket()) {
-        match UnixStream::connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                fs::remove_file(path)?;
-            }
-            _ => return Err(in_use(path)),
-        }
-    }
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: the call touches no memory.
-    let descriptor = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-    if descriptor < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is fresh and nobody else's.
-    let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    let length = std::mem::size_of_val(&address) as libc::socklen_t;
-    // SAFETY: the descriptor is open, the address as long as said. The mode set before the bind is
-    // that of the file, so there is no moment at which others could connect.
-    let failed = unsafe {
-        libc::fchmod(socket.as_raw_fd(), 0o600) != 0
-            || libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) != 0
-            || libc::listen(socket.as_raw_fd(), BACKLOG) != 0
-    };
-    if failed {
-        let error = io::Error::last_os_error();
-        if error.kind() == io::ErrorKind::AddrInUse {
-            return Err(in_use(path));
-        }
-        return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display())));
-    }
-    Ok(socket)
-}
-
-fn in_use(path: &Path) -> io::Error {
-    io::Error::new(io::ErrorKind::AddrInUse, format!("{} is in use", path.display()))
 }
 
 /// Sets an option that is of use where it can be had and no loss elsewhere.

@@ -5,12 +5,15 @@
 //! have in flight is bounded in number and bytes; beyond the bound its socket is not read, so it
 //! waits as it would for a slow disk.
 
+mod intake;
+mod outcome;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fathom_block::{Clock, ErrorKind, Operation, Outcome, REQUEST_LENGTH_MAX, Request, Stack};
+use fathom_block::{Clock, REQUEST_LENGTH_MAX, Request, Stack};
 use fathom_reactor::{Event, Owner, Reactor};
 
 use super::channel::{Channel, is_blocked};
@@ -18,20 +21,10 @@ use super::control::Control;
 use super::exports::Export;
 use super::reply::{Answered, Replies};
 use super::spin::Spin;
-use super::wire::{Mode, RequestHeader, command, error, flag};
+use super::wire::{Mode, RequestHeader, command};
 
 /// The memory that small requests are received into, in bytes.
 const INPUT_LENGTH: usize = 128 << 10;
-/// The bytes that one connection may have in flight.
-const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
-/// The requests that one connection may have in flight.
-const IN_FLIGHT_MAX: usize = 1024;
-/// A payload that is refused is read and dropped up to this length; a longer one is taken for an
-/// attack, in bytes.
-const REFUSED_PAYLOAD_MAX: u64 = 64 << 20;
-/// The requests that are begun before replies are looked after: small, so that a client takes up
-/// the first replies while the server works on the rest of what it sent.
-const BATCH: usize = 4;
 /// The entries of the thread's ring.
 const RING_ENTRIES: u32 = 128;
 /// How long a connection that is being closed waits for a client that takes no replies.
@@ -219,6 +212,8 @@ impl Transmission {
                 progress |= self.send();
             }
             if progress {
+                // While the disk works, its completions must not keep new requests waiting.
+                self.drained &= self.stack.in_flight() == 0;
                 continue;
             }
             if self.restack && self.stack.in_flight() == 0 {
@@ -281,338 +276,6 @@ impl Transmission {
         self.phase = Phase::Gone;
     }
 
-    /// Whether more may be read from the client now.
-    fn wants_input(&self) -> bool {
-        self.phase == Phase::Open
-            && !self.restack
-            && self.has_room(0)
-            && self.end - self.begin < self.input.len()
-    }
-
-    fn has_room(&self, bytes: u64) -> bool {
-        self.in_flight < IN_FLIGHT_MAX
-            && (self.in_flight == 0 || self.in_flight_bytes + bytes <= IN_FLIGHT_BYTES_MAX)
-    }
-
-    /// Takes what the socket has. True when there was something.
-    fn receive(&mut self) -> bool {
-        if self.readable_watched || !self.wants_input() {
-            return false;
-        }
-        if self.begin > 0 && self.input.len() - self.end < self.input.len() / 2 {
-            self.input.copy_within(self.begin..self.end, 0);
-            self.end -= self.begin;
-            self.begin = 0;
-        }
-        let payload = match &mut self.partial {
-            Some(Partial { request, filled, .. }) => {
-                &mut request.buffers.owned_mut().unwrap_or_default()[*filled..]
-            }
-            None => &mut [],
-        };
-        let wanted = payload.len();
-        let room = wanted + self.input.len() - self.end;
-        let count = match self.channel.receive(payload, &mut self.input[self.end..]) {
-            Ok(0) => {
-                // Bytes of a request that never came in full are nothing to be answered.
-                self.lose(Ending::Lost(io::ErrorKind::UnexpectedEof.into()));
-                return true;
-            }
-            Ok(count) => count,
-            Err(error) if is_blocked(&error) => {
-                self.drained = true;
-                return false;
-            }
-            Err(error) => {
-                self.lose(Ending::Lost(error));
-                return true;
-            }
-        };
-        self.drained = count < room;
-        if let Some(partial) = &mut self.partial {
-            partial.filled += count.min(wanted);
-            if count >= wanted {
-                let partial = self.partial.take();
-                self.end += count - wanted;
-                if let Some(Partial { request, .. }) = partial {
-                    self.stack.submit(request, &mut self.reactor);
-                }
-            }
-        } else {
-            self.end += count;
-        }
-        self.unparsed = true;
-        true
-    }
-
-    /// Submits the requests that have arrived, a batch at most.
-    fn parse(&mut self) {
-        self.unparsed = false;
-        let mut submitted = 0;
-        while self.partial.is_none() && self.phase == Phase::Open && !self.restack {
-            if let Some(refused) = &mut self.refused {
-                let count = refused.left.min((self.end - self.begin) as u64);
-                refused.left -= count;
-                self.begin += count as usize;
-                if refused.left > 0 {
-                    break;
-                }
-                if let Some(Refused { header, error, text, .. }) = self.refused.take() {
-                    self.in_flight += 1;
-                    self.replies.failure(&answered(&header), error, text, 0);
-                }
-                continue;
-            }
-            let bytes = &self.input[self.begin..self.end];
-            if bytes.len() < self.mode.request_length() {
-                break;
-            }
-            let Some(header) = RequestHeader::parse(bytes, self.mode) else {
-                self.close(Ending::Violation("a request without its magic"));
-                break;
-            };
-            if !self.has_room(charge(&header)) {
-                break;
-            }
-            if submitted == BATCH {
-                self.unparsed = true;
-                break;
-            }
-            submitted += 1;
-            self.begin += self.mode.request_length();
-            self.begin_request(&header);
-        }
-        if self.begin == self.end {
-            self.begin = 0;
-            self.end = 0;
-        }
-    }
-
-    fn begin_request(&mut self, header: &RequestHeader) {
-        if header.command == command::DISCONNECT {
-            self.bidden = true;
-            self.close(Ending::Orderly);
-            return;
-        }
-        if let Err((error, text)) = self.check(header) {
-            self.refuse(header, error, text);
-            return;
-        }
-        let mut request = self.stack.request();
-        request.offset = header.offset;
-        request.length = header.length;
-        let flags = header.flags;
-        // Whether a stack without this offer gets a flush behind the request is decided later.
-        request.flags.force_unit_access =
-            flags & flag::FUA != 0 && self.stack.capabilities().force_unit_access;
-        match header.command {
-            command::READ | command::CACHE => {
-                request.operation = Operation::Read;
-                request.flags.force_unit_access = false;
-                request.buffers.allocate(header.length as usize);
-            }
-            command::WRITE => {
-                request.operation = Operation::Write;
-                request.buffers.allocate(header.length as usize);
-            }
-            command::TRIM => request.operation = Operation::Discard,
-            command::WRITE_ZEROES => {
-                request.operation = Operation::WriteZeroes;
-                request.flags.keep_allocated = flags & flag::NO_HOLE != 0;
-                request.flags.only_if_fast = flags & flag::FAST_ZERO != 0;
-            }
-            command::BLOCK_STATUS => {
-                request.operation = Operation::Extents;
-                request.flags.force_unit_access = false;
-            }
-            _ => {
-                request.operation = Operation::Flush;
-                request.flags.force_unit_access = false;
-                request.offset = 0;
-                request.length = 0;
-            }
-        }
-        let slot = self.slot(header);
-        request.token = u64::from(slot);
-        if header.command != command::WRITE {
-            self.stack.submit(request, &mut self.reactor);
-            return;
-        }
-        self.bytes_written += header.length;
-        let payload = request.buffers.owned_mut().unwrap_or_default();
-        let count = payload.len().min(self.end - self.begin);
-        payload[..count].copy_from_slice(&self.input[self.begin..self.begin + count]);
-        self.begin += count;
-        if count == payload.len() {
-            self.stack.submit(request, &mut self.reactor);
-        } else {
-            self.partial = Some(Partial { slot, request, filled: count });
-        }
-    }
-
-    /// What can be said against a request before any part of the disk sees it.
-    fn check(&self, header: &RequestHeader) -> Result<(), (u32, &'static str)> {
-        let invalid = |text| Err((error::INVALID, text));
-        let (known, data) = match header.command {
-            command::READ => (flag::FUA | flag::DF, true),
-            command::WRITE | command::CACHE => (flag::FUA, true),
-            command::FLUSH => return self.check_flush(header),
-            command::TRIM => (flag::FUA, false),
-            command::WRITE_ZEROES => (flag::FUA | flag::NO_HOLE | flag::FAST_ZERO, false),
-            command::BLOCK_STATUS => (flag::FUA | flag::REQUEST_ONE, false),
-            _ => return invalid("unknown command"),
-        };
-        let payload = self.mode == Mode::Extended && header.command == command::WRITE;
-        let known = if payload { known | flag::PAYLOAD_LENGTH } else { known };
-        if header.flags & !known != 0 {
-            return invalid("unknown flags");
-        }
-        if header.command == command::BLOCK_STATUS && !self.base_allocation {
-            return invalid("no metadata context was chosen");
-        }
-        if header.length == 0 {
-            return invalid("empty range");
-        }
-        if data && header.length > REQUEST_LENGTH_MAX {
-            return invalid("too long");
-        }
-        let capacity = self.export.disk().capacity();
-        if header.offset.checked_add(header.length).is_none_or(|end| end > capacity) {
-            let writes = matches!(header.command, command::WRITE | command::WRITE_ZEROES);
-            let number = if writes { error::NO_SPACE } else { error::INVALID };
-            return Err((number, "out of range"));
-        }
-        Ok(())
-    }
-
-    fn check_flush(&self, header: &RequestHeader) -> Result<(), (u32, &'static str)> {
-        if header.flags & !flag::FUA != 0 {
-            return Err((error::INVALID, "unknown flags"));
-        }
-        if !self.stack.capabilities().flush {
-            return Err((error::INVALID, "unsupported"));
-        }
-        Ok(())
-    }
-
-    /// Refuses a request, once its payload has been dropped.
-    fn refuse(&mut self, header: &RequestHeader, error: u32, text: &'static str) {
-        let announced = self.mode == Mode::Extended && header.flags & flag::PAYLOAD_LENGTH != 0;
-        let left = if header.command == command::WRITE || announced { header.length } else { 0 };
-        if left > REFUSED_PAYLOAD_MAX {
-            self.close(Ending::Violation("a payload far longer than allowed"));
-            return;
-        }
-        self.refused = Some(Refused { left, header: *header, error, text });
-    }
-
-    fn slot(&mut self, header: &RequestHeader) -> u32 {
-        let slot = Slot { header: *header, charged: charge(header), flushing: false };
-        self.in_flight += 1;
-        self.in_flight_bytes += slot.charged;
-        if let Some(index) = self.free.pop() {
-            self.slots[index as usize] = slot;
-            return index;
-        }
-        self.slots.push(slot);
-        self.slots.len() as u32 - 1
-    }
-
-    /// Frees the slot of a request that will never be answered.
-    fn release(&mut self, index: u32) {
-        self.free.push(index);
-        self.in_flight -= 1;
-        self.in_flight_bytes -= self.slots[index as usize].charged;
-    }
-
-    /// Turns what the disk has completed into replies.
-    fn reap(&mut self) -> bool {
-        let mut progress = false;
-        while let Some((request, outcome)) = self.stack.completed() {
-            progress = true;
-            self.finish(request, outcome);
-        }
-        progress
-    }
-
-    fn finish(&mut self, request: Box<Request>, outcome: Outcome) {
-        let index = request.token as u32;
-        let Slot { header, charged, flushing } = self.slots[index as usize];
-        let durable = header.flags & flag::FUA != 0
-            && request.operation.modifies()
-            && !request.flags.force_unit_access;
-        if outcome.is_ok() && durable && !flushing {
-            self.stack.recycle(request);
-            let mut flush = self.stack.request();
-            flush.operation = Operation::Flush;
-            flush.token = u64::from(index);
-            self.slots[index as usize].flushing = true;
-            self.stack.submit(flush, &mut self.reactor);
-            return;
-        }
-        self.free.push(index);
-        let answered = answered(&header);
-        if self.phase == Phase::Gone {
-            self.in_flight -= 1;
-            self.in_flight_bytes -= charged;
-            self.stack.recycle(request);
-            return;
-        }
-        match outcome {
-            Ok(()) if header.command == command::READ => {
-                if request.buffers.length() == header.length {
-                    self.bytes_read += header.length;
-                    self.replies.data(&answered, request, charged);
-                    return;
-                }
-                debug_assert!(false, "a request comes back with its buffers whole");
-                self.replies.failure(&answered, error::IO, "incomplete", charged);
-            }
-            Ok(()) if header.command == command::BLOCK_STATUS => {
-                if request.extents.is_empty() {
-                    debug_assert!(false, "extents are never empty on success");
-                    self.replies.failure(&answered, error::IO, "incomplete", charged);
-                } else {
-                    let one = header.flags & flag::REQUEST_ONE != 0;
-                    self.replies.extents(&answered, &request.extents, one, charged);
-                }
-            }
-            Ok(()) => self.replies.success(&answered, charged),
-            Err(kind) => {
-                let number = error_number(kind, &header);
-                self.replies.failure(&answered, number, kind.name(), charged);
-            }
-        }
-        self.stack.recycle(request);
-    }
-
-    /// Sends replies. True when some have left.
-    fn send(&mut self) -> bool {
-        if self.replies.is_empty() && !self.channel.has_staged() {
-            return false;
-        }
-        let before = self.answered;
-        let Self { replies, channel, stack, in_flight, in_flight_bytes, answered, .. } = self;
-        let result = replies.send(channel, |request, charged| {
-            if let Some(request) = request {
-                stack.recycle(request);
-            }
-            *in_flight -= 1;
-            *in_flight_bytes -= charged;
-            *answered += 1;
-        });
-        match result {
-            Ok(everything) => self.blocked = !everything,
-            Err(error) => self.lose(Ending::Lost(error)),
-        }
-        let progress = self.answered > before;
-        if progress && self.begin < self.end {
-            // There may be room now for what had to wait.
-            self.unparsed = true;
-        }
-        progress
-    }
-
     /// Takes the reactor's events.
     fn collect(&mut self) -> io::Result<bool> {
         let mut events = std::mem::take(&mut self.events);
@@ -651,18 +314,22 @@ impl Transmission {
 
     /// Looks for work a little longer, then sleeps.
     fn idle(&mut self) -> io::Result<()> {
-        let limit_ns = self.spin.limit_ns();
         let start_ns = self.stack.now_ns();
+        let limit_ns = self.spin.limit_ns(start_ns);
         if limit_ns > 0 && !self.readable_watched {
             let mut now_ns = start_ns;
             while now_ns - start_ns < limit_ns {
                 for _ in 0..8 {
                     std::hint::spin_loop();
                 }
-                if self.reactor.is_ready() || self.receive() {
+                if self.receive() || self.reactor.is_ready() {
                     return Ok(());
                 }
+                let before_ns = now_ns;
                 now_ns = self.stack.now_ns();
+                if !self.spin.step(before_ns, now_ns) {
+                    break;
+                }
             }
         }
         if self.wants_input() && !self.readable_watched {
@@ -754,27 +421,5 @@ fn answered(header: &RequestHeader) -> Answered {
         cookie: header.cookie,
         offset: header.offset,
         structured: matches!(header.command, command::READ | command::BLOCK_STATUS),
-    }
-}
-
-/// The protocol's number for what became of a request.
-fn error_number(kind: ErrorKind, header: &RequestHeader) -> u32 {
-    match kind {
-        ErrorKind::Io => error::IO,
-        ErrorKind::NoSpace => error::NO_SPACE,
-        ErrorKind::ReadOnly => error::PERMISSION,
-        ErrorKind::ShuttingDown => error::SHUTDOWN,
-        // The protocol allows this number for nothing else.
-        ErrorKind::Unsupported if header.flags & flag::FAST_ZERO != 0 => error::NOT_SUPPORTED,
-        ErrorKind::OutOfRange
-            if matches!(header.command, command::WRITE | command::WRITE_ZEROES) =>
-        {
-            error::NO_SPACE
-        }
-        ErrorKind::OutOfRange
-        | ErrorKind::Misaligned
-        | ErrorKind::Unsupported
-        | ErrorKind::TooLong
-        | ErrorKind::Malformed => error::INVALID,
     }
 }

@@ -190,7 +190,6 @@ struct TapQueue {
 
 impl TapQueue {
     /// Puts an event into the ring. Out of line: most of the time nobody listens.
-    #[cold]
     #[inline(never)]
     fn tell(&self, request: &Request, outcome: Option<Outcome>, now_ns: u64) {
         let event = Event::new(request, outcome, self.shared.disk, self.shard.queue, now_ns);

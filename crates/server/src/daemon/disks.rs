@@ -58,8 +58,8 @@ impl Daemon {
         }
         let identity = definition.image.as_deref().and_then(image_identity);
         for served in self.served() {
-            let live = served.live();
-            let other = &live.definition;
+            // A copy, so that nobody waits for a file system that hangs.
+            let other = served.live().definition.clone();
             if other.name == definition.name {
                 return conflict(
                     format!("there is a disk {:?} already", other.name),

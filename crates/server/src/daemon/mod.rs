@@ -12,6 +12,7 @@ mod status;
 mod stop;
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Instant, SystemTime};
@@ -36,6 +37,8 @@ pub(crate) struct Daemon {
     begun: Instant,
     begun_unix: SystemTime,
     ready_us: OnceLock<u64>,
+    /// Where `/metrics` is had over TCP, once it is.
+    metrics: OnceLock<SocketAddr>,
     stopping: AtomicBool,
     /// Held by whoever changes what is served.
     changes: Mutex<()>,
@@ -86,6 +89,16 @@ impl Listening {
         self.definition.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Where it listens: as it was written, but with the port that port 0 became.
+    fn address(&self) -> String {
+        match self.listener().as_ref().map(nbd::Listener::address) {
+            Some(nbd::Address::Tcp(address)) if self.definition().address.ends_with(":0") => {
+                address.to_string()
+            }
+            _ => self.definition().address,
+        }
+    }
+
     fn listener(&self) -> MutexGuard<'_, Option<nbd::Listener>> {
         self.listener.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,6 +122,7 @@ impl Daemon {
             begun,
             begun_unix: SystemTime::now(),
             ready_us: OnceLock::new(),
+            metrics: OnceLock::new(),
             stopping: AtomicBool::new(false),
             changes: Mutex::default(),
             state: RwLock::default(),
@@ -127,15 +141,38 @@ impl Daemon {
             }
         }
         if refusals.is_empty() {
+            daemon.name_the_unreachable();
             return Ok(daemon);
         }
         daemon.stop();
         Err(refusals)
     }
 
+    /// A disk that nobody can reach is no mistake, but seldom what was meant.
+    fn name_the_unreachable(&self) {
+        let listening = self.listening();
+        for served in self.served() {
+            let name = served.disk.name();
+            let exported = listening
+                .iter()
+                .any(|listening| listening.exports.list().iter().any(|(other, _)| other == name));
+            if !exported && served.live().server.is_none() {
+                tracing::warn!(
+                    disk = name,
+                    "nobody can reach it: it has no [disk.vhost_user], and no [[nbd]] exports it"
+                );
+            }
+        }
+    }
+
     /// Notes that everything is served now. Gives the time that it took, in microseconds.
     pub(crate) fn ready(&self) -> u64 {
         *self.ready_us.get_or_init(|| self.begun.elapsed().as_micros() as u64)
+    }
+
+    /// Notes where `/metrics` is had over TCP.
+    pub(crate) fn set_metrics(&self, address: SocketAddr) {
+        let _ = self.metrics.set(address);
     }
 
     /// Whether the daemon is about to end.

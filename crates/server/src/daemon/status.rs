@@ -35,7 +35,7 @@ impl Daemon {
                 let path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
                 path.display().to_string()
             }),
-            metrics_address: self.options.metrics.map(|address| address.to_string()),
+            metrics_address: self.metrics.get().map(ToString::to_string),
             disks: self.served().len() as u64,
             failed_threads: crate::run::failed_threads(),
             listeners: self
@@ -72,7 +72,7 @@ fn moment(listening: &Listening) -> ListenerMoment {
     let connections =
         listening.listener().as_ref().map(nbd::Listener::connections).unwrap_or_default();
     ListenerMoment {
-        address: listening.definition().address,
+        address: listening.address(),
         exports: listening.exports.list().into_iter().map(|(name, _)| name).collect(),
         connected: connections.into_iter().filter_map(|connection| connection.export).collect(),
     }
@@ -80,13 +80,14 @@ fn moment(listening: &Listening) -> ListenerMoment {
 
 fn listener_status(listening: &Listening) -> ListenerStatus {
     let definition = listening.definition();
+    let address = listening.address();
     let listener = listening.listener();
     let connections = listener.as_ref().map_or(0, |listener| listener.connections().len());
     let counters = listener.as_ref().map(nbd::Listener::counters).unwrap_or_default();
     let problem = listener.is_none().then(|| "it is closed".to_owned());
     drop(listener);
     ListenerStatus {
-        address: definition.address.clone(),
+        address,
         exports: listening.exports.list().into_iter().map(|(name, _)| name).collect(),
         tls: match &definition.tls {
             None => "none".into(),

@@ -1,8 +1,8 @@
 //! The end: everything in flight completed, everything written made durable, within a bound.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
+use std::sync::{MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::Daemon;
@@ -10,6 +10,8 @@ use crate::wiring;
 
 /// What is kept of the time for the last flushes, at least.
 const FLUSH_TIME_MIN: Duration = Duration::from_secs(5);
+/// How often a change under way is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Daemon {
     /// Accepts nobody any more, completes what is in flight, lets go of guests and clients, and
@@ -19,7 +21,11 @@ impl Daemon {
         self.stopping.store(true, Ordering::Release);
         let limit = self.options.shutdown_time_max;
         let end = Instant::now() + limit;
-        let _change = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let change = self.changes_by(end);
+        let mut problems = Vec::new();
+        if change.is_none() {
+            problems.push("a change under way did not end in time".to_owned());
+        }
         let mut tasks: Vec<Task> = Vec::new();
         for listening in self.listening() {
             let address = listening.definition().address;
@@ -42,7 +48,7 @@ impl Daemon {
                 ));
             }
         }
-        let mut problems = run(tasks, end);
+        problems.extend(run(tasks, end));
         let end = end.max(Instant::now() + FLUSH_TIME_MIN.min(limit));
         let mut flushes = Vec::new();
         for served in self.served() {
@@ -54,6 +60,20 @@ impl Daemon {
         }
         problems.extend(run(flushes, end));
         problems
+    }
+
+    /// The right to change what is served, if it can be had by `end`.
+    fn changes_by(&self, end: Instant) -> Option<MutexGuard<'_, ()>> {
+        loop {
+            match self.changes.try_lock() {
+                Ok(guard) => return Some(guard),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() < end => {
+                    std::thread::sleep(LOOK_INTERVAL);
+                }
+                Err(TryLockError::WouldBlock) => return None,
+            }
+        }
     }
 }
 
@@ -105,14 +125,15 @@ mod tests {
 
     #[test]
     fn failures_panics_and_delays_are_told_apart() {
-        let end = Instant::now() + Duration::from_millis(200);
+        let end = Instant::now() + Duration::from_secs(2);
         let problems = run(
             vec![
                 Task::new("good".into(), || Ok(())),
                 Task::new("bad".into(), || Err("no".into())),
-                Task::new("worse".into(), || panic!("as the test wants")),
+                // A panic without the noise of one.
+                Task::new("worse".into(), || std::panic::resume_unwind(Box::new(()))),
                 Task::new("slow".into(), || {
-                    std::thread::sleep(Duration::from_secs(2));
+                    std::thread::sleep(Duration::from_secs(8));
                     Ok(())
                 }),
             ],

@@ -1,0 +1,299 @@
+//! A stack whose every call is recorded.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use fathom_block::{
+    Backend, BackendContext, BackendQueue, Capabilities, Clock, Crossing, Disk, DiskOptions,
+    ErrorKind, Geometry, Layer, LayerQueue, Operation, Outcome, Request, Stack,
+};
+use fathom_reactor::{Event, Reactor};
+
+pub const CAPACITY: u64 = 1 << 20;
+
+/// Every call, in order.
+#[derive(Clone, Default)]
+pub struct Record(pub Arc<Mutex<Vec<String>>>);
+
+impl Record {
+    pub fn add(&self, line: String) {
+        self.0.lock().unwrap().push(line);
+    }
+
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+/// What a probe does besides passing on.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Manner {
+    Pass,
+    /// Keeps requests for so long on their way down, in nanoseconds.
+    HoldDown(u64),
+    /// Keeps outcomes for so long on their way up, in nanoseconds.
+    HoldUp(u64),
+    /// Reads the first block itself before each write.
+    ReadFirst,
+    /// Answers reads itself.
+    AnswerReads,
+    /// Passes writes on although it makes them one byte longer.
+    Overreach,
+}
+
+pub struct Probe {
+    pub name: &'static str,
+    pub manner: Manner,
+    pub record: Record,
+    pub capabilities: fn(Capabilities) -> Capabilities,
+}
+
+impl Layer for Probe {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        (self.capabilities)(below)
+    }
+
+    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
+        let record = self.record.clone();
+        Box::new(ProbeQueue { name: self.name, manner: self.manner, record, parked: Vec::new() })
+    }
+}
+
+pub struct ProbeQueue {
+    pub name: &'static str,
+    pub manner: Manner,
+    pub record: Record,
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    pub parked: Vec<Box<Request>>,
+}
+
+impl ProbeQueue {
+    pub fn note(&self, call: &str, request: &Request, outcome: Option<Outcome>) {
+        let result = match outcome {
+            None => String::new(),
+            Some(Ok(())) => " ok".into(),
+            Some(Err(error)) => format!(" {error}"),
+        };
+        self.record.add(format!("{} {call} {}{result}", self.name, describe(request)));
+    }
+}
+
+pub fn describe(request: &Request) -> String {
+    format!("{} {}+{}", request.operation, request.offset, request.length)
+}
+
+impl LayerQueue for ProbeQueue {
+    fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+        self.note("submit", &request, None);
+        assert_eq!(*next.word(&mut request), 0, "a layer's word is its own");
+        *next.word(&mut request) = u64::from(self.name.as_bytes()[0]);
+        match self.manner {
+            Manner::HoldDown(wait_ns) => {
+                let deadline_ns = next.now_ns() + wait_ns;
+                next.hold(request, None, deadline_ns);
+            }
+            Manner::ReadFirst if request.operation == Operation::Write => {
+                let mut own = next.request();
+                own.operation = Operation::Read;
+                own.length = 512;
+                own.buffers.allocate(512);
+                next.submit(own);
+                self.parked.push(request);
+            }
+            Manner::AnswerReads if request.operation == Operation::Read => {
+                next.complete(request, Ok(()));
+            }
+            Manner::Overreach => {
+                request.length += 1;
+                next.submit(request);
+            }
+            _ => next.submit(request),
+        }
+    }
+
+    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        self.note("complete", &request, Some(outcome));
+        assert_eq!(*next.word(&mut request), u64::from(self.name.as_bytes()[0]));
+        if let Manner::HoldUp(wait_ns) = self.manner {
+            let deadline_ns = next.now_ns() + wait_ns;
+            next.hold(request, Some(outcome), deadline_ns);
+        } else {
+            next.complete(request, outcome);
+        }
+    }
+
+    fn returned(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        self.note("returned", &request, Some(outcome));
+        next.recycle(request);
+        let parked = self.parked.remove(0);
+        next.submit(parked);
+    }
+
+    fn resume(&mut self, request: Box<Request>, outcome: Option<Outcome>, next: &mut Crossing<'_>) {
+        self.note("resume", &request, outcome);
+        match outcome {
+            None => next.submit(request),
+            Some(outcome) => next.complete(request, outcome),
+        }
+    }
+}
+
+/// A back end that notes what reaches it and answers at once, or in the next round.
+pub struct Recorder {
+    pub record: Record,
+    pub capabilities: Capabilities,
+    pub alignment: u32,
+    pub later: bool,
+}
+
+impl Backend for Recorder {
+    fn name(&self) -> &'static str {
+        "recorder"
+    }
+
+    fn capacity(&self) -> u64 {
+        CAPACITY
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { alignment: self.alignment, ..Geometry::default() }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        let record = self.record.clone();
+        Ok(Box::new(RecorderQueue { record, later: self.later, waiting: Vec::new() }))
+    }
+
+    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
+        Err(ErrorKind::Unsupported)
+    }
+}
+
+pub struct RecorderQueue {
+    pub record: Record,
+    pub later: bool,
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    pub waiting: Vec<Box<Request>>,
+}
+
+impl BackendQueue for RecorderQueue {
+    fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
+        self.record.add(format!("- submit {}", describe(&request)));
+        if self.later {
+            self.waiting.push(request);
+        } else {
+            context.complete(request, Ok(()));
+        }
+    }
+
+    fn event(&mut self, _event: &Event, _context: &mut BackendContext<'_>) {}
+
+    fn advance(&mut self, context: &mut BackendContext<'_>) {
+        for request in self.waiting.drain(..) {
+            context.complete(request, Ok(()));
+        }
+    }
+}
+
+/// A stack under test, with its time.
+pub struct Bench {
+    pub stack: Stack,
+    pub reactor: Reactor,
+    pub record: Record,
+    pub time_ns: Rc<Cell<u64>>,
+}
+
+pub struct Plan {
+    pub manners: [Manner; 3],
+    pub capabilities: Capabilities,
+    pub below_layer: fn(Capabilities) -> Capabilities,
+    pub alignment: u32,
+    pub later: bool,
+    pub read_only: bool,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            manners: [Manner::Pass; 3],
+            capabilities: Capabilities::ALL,
+            below_layer: |below| below,
+            alignment: 1,
+            later: false,
+            read_only: false,
+        }
+    }
+}
+
+impl Plan {
+    pub fn open(self) -> Bench {
+        let record = Record::default();
+        let layers = ["A", "B", "C"].into_iter().zip(self.manners).map(|(name, manner)| {
+            let capabilities = if name == "B" { self.below_layer } else { |below| below };
+            Arc::new(Probe { name, manner, record: record.clone(), capabilities }) as Arc<dyn Layer>
+        });
+        let layers = layers.collect();
+        let backend = Arc::new(Recorder {
+            record: record.clone(),
+            capabilities: self.capabilities,
+            alignment: self.alignment,
+            later: self.later,
+        });
+        let serial = "a serial".into();
+        let options = DiskOptions { serial, read_only: self.read_only, ..DiskOptions::default() };
+        let disk = Disk::new(options, layers, backend).unwrap();
+        let mut reactor = Reactor::new(8).unwrap();
+        let time_ns = Rc::new(Cell::new(1000));
+        let stack = disk.open_queue(&mut reactor, Clock::Simulated(Rc::clone(&time_ns))).unwrap();
+        Bench { stack, reactor, record, time_ns }
+    }
+}
+
+impl Bench {
+    pub fn submit(&mut self, operation: Operation, offset: u64, length: u64) {
+        let mut request = self.stack.request();
+        request.operation = operation;
+        request.offset = offset;
+        request.length = length;
+        if operation.carries_data() {
+            request.buffers.allocate(length as usize);
+        }
+        self.stack.submit(request, &mut self.reactor);
+    }
+
+    pub fn advance(&mut self) {
+        self.stack.advance(&mut self.reactor);
+    }
+
+    pub fn outcome(&mut self) -> Option<Outcome> {
+        let (request, outcome) = self.stack.completed()?;
+        self.stack.recycle(request);
+        Some(outcome)
+    }
+
+    /// Submits a request that must be refused, with no call of anyone below `last`.
+    pub fn refused(&mut self, expected: ErrorKind, change: impl FnOnce(&mut Request)) {
+        let mut request = self.stack.request();
+        change(&mut request);
+        let what = format!("{request:?}");
+        let before =
+            self.stack.disk().counters().refused.load(std::sync::atomic::Ordering::Relaxed);
+        self.stack.submit(request, &mut self.reactor);
+        assert_eq!(self.outcome(), Some(Err(expected)), "{what}");
+        assert_eq!(self.record.take(), Vec::<String>::new(), "{what}");
+        let after = self.stack.disk().counters().refused.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(after, before + 1);
+    }
+}

@@ -1,0 +1,132 @@
+//! Help, completions and manual pages: all from the same definitions.
+mod common;
+
+use std::fs;
+
+use clap::Subcommand;
+use common::run;
+use fathom_console::Command;
+
+/// The command line without `fathom serve`.
+fn definition() -> clap::Command {
+    Command::augment_subcommands(clap::Command::new("fathom"))
+}
+
+/// The words of a line as a shell reads them, up to a comment, a pipe or a redirection.
+fn words(line: &str) -> Vec<String> {
+    let line = line.split("   ").next().unwrap_or(line);
+    let line =
+        [" | ", " > ", " # ", " &"].iter().fold(line, |l, end| l.split(end).next().unwrap_or(l));
+    let mut words = vec![String::new()];
+    let mut quoted = false;
+    for character in line.trim().chars() {
+        match character {
+            '\'' => quoted = !quoted,
+            ' ' if !quoted => words.push(String::new()),
+            _ => words.last_mut().expect("there is a word").push(character),
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+/// The lines that begin with `fathom`, those that a backslash joins together.
+fn examples(text: &str) -> Vec<String> {
+    let joined = text.replace("\\\n", " ");
+    let lines = joined.lines().map(str::trim);
+    let lines = lines.map(|line| line.strip_prefix("$ ").unwrap_or(line));
+    let ours =
+        lines.filter(|line| line.starts_with("fathom ") && !line.starts_with("fathom serve"));
+    ours.map(str::to_owned).collect()
+}
+
+fn check_examples(text: &str, place: &str) -> usize {
+    let examples = examples(text);
+    for example in &examples {
+        let parsed = definition().try_get_matches_from(words(example));
+        if let Err(error) = parsed {
+            assert!(!error.use_stderr(), "{place}: {example}: {error}");
+        }
+    }
+    examples.len()
+}
+
+#[test]
+fn every_example_in_the_help_is_a_command() {
+    fn visit(command: &clap::Command) -> usize {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let own = check_examples(&help, command.get_name());
+        own + command.get_subcommands().map(visit).sum::<usize>()
+    }
+    assert!(visit(&definition()) > 25);
+}
+
+#[test]
+fn the_manual_names_every_command_and_its_examples_are_commands() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/commands.md");
+    let text = fs::read_to_string(path).expect("docs/commands.md is there");
+    assert!(check_examples(&text, "docs/commands.md") > 15);
+    for command in definition().get_subcommands() {
+        let names: Vec<String> = if command.has_subcommands() {
+            let of =
+                |sub: &clap::Command| format!("fathom {} {}", command.get_name(), sub.get_name());
+            command.get_subcommands().map(of).collect()
+        } else {
+            vec![format!("fathom {}", command.get_name())]
+        };
+        for name in names {
+            assert!(text.contains(&name), "docs/commands.md does not mention `{name}`");
+        }
+    }
+}
+
+#[test]
+fn every_shell_gets_a_completion_script() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let (status, stdout, stderr) = run(directory.path(), &["completions", shell]);
+        assert_eq!(status, 0, "{shell}: {stderr}");
+        for word in ["fathom", "resize", "doctor", "preallocate"] {
+            assert!(stdout.contains(word), "{word} is missing for {shell}");
+        }
+    }
+    assert_eq!(run(directory.path(), &["completions", "cmd.exe"]).0, 2);
+}
+
+#[test]
+fn every_command_gets_a_manual_page() {
+    let directory = tempfile::tempdir().expect("a directory");
+    assert_eq!(run(directory.path(), &["man", "man1"]).0, 0);
+    for page in ["fathom", "fathom-disk", "fathom-disk-import", "fathom-vm", "fathom-top"] {
+        let text = fs::read_to_string(directory.path().join(format!("man1/{page}.1")));
+        assert!(text.expect("the page is there").contains(".SH"), "{page}");
+    }
+    let (status, stdout, _) = run(directory.path(), &["man"]);
+    assert!(status == 0 && stdout.contains(".TH fathom 1"));
+}
+
+#[test]
+fn every_help_has_examples() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for command in [
+        "disk create",
+        "disk info",
+        "disk check",
+        "disk resize",
+        "disk import",
+        "disk add",
+        "disk remove",
+        "disk list",
+        "vm",
+        "top",
+        "bench",
+        "doctor",
+        "completions",
+        "man",
+    ] {
+        let arguments: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let (status, stdout, _) = run(directory.path(), &arguments);
+        assert_eq!(status, 0);
+        assert!(stdout.contains("Example") && stdout.contains("fathom "), "{command}:\n{stdout}");
+    }
+}

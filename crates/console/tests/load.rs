@@ -1,0 +1,129 @@
+//! The load generator beside qemu-storage-daemon.
+mod common;
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::has;
+use fathom_console::load::{LoadError, LoadOptions, Order, Waiting, load};
+
+struct Server {
+    child: Child,
+    socket: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Server {
+    /// Serves an image of 16 MiB; `None` if the program is not there.
+    fn start(writable: bool, queues: u16) -> Option<Self> {
+        if !has("qemu-storage-daemon") {
+            return None;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let image = directory.path().join("a.img");
+        fs::File::create(&image).and_then(|file| file.set_len(16 << 20)).expect("an image");
+        let socket = directory.path().join("a.sock");
+        let writable = if writable { "on" } else { "off" };
+        let child = Command::new("qemu-storage-daemon")
+            .arg("--blockdev")
+            .arg(format!("driver=file,filename={},node-name=d", image.display()))
+            .arg("--export")
+            .arg(format!(
+                "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={},\
+                 writable={writable},num-queues={queues}",
+                socket.display()
+            ))
+            .spawn()
+            .expect("it starts");
+        let server = Self { child, socket, _directory: directory };
+        let started = Instant::now();
+        while !server.socket.exists() {
+            assert!(started.elapsed() < Duration::from_secs(20), "the peer is not there");
+            thread::sleep(Duration::from_millis(10));
+        }
+        Some(server)
+    }
+
+    fn options(&self) -> LoadOptions {
+        LoadOptions {
+            duration: Duration::from_millis(300),
+            warmup: Duration::from_millis(50),
+            ..LoadOptions::new(&self.socket)
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have been killed by the test already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn reads_are_measured_and_attributed() {
+    let Some(server) = Server::start(false, 1) else { return };
+    for waiting in [Waiting::Event, Waiting::Poll] {
+        let report = load(&LoadOptions { waiting, depth: 4, ..server.options() }).expect("it runs");
+        assert!(report.reads.requests > 0 && report.writes.requests == 0);
+        assert!(report.reads.latency_us_p50 > 0.0);
+        assert!(report.reads.latency_us_p50 <= report.reads.latency_us_p99);
+        assert_eq!((report.errors, report.server_process_id), (0, Some(server.child.id() as i32)));
+        assert!(report.server_cpu_us_per_request.expect("CPU") > 0.0);
+        if waiting == Waiting::Event {
+            // Each sleep is ended by one or more completions: nothing spins.
+            assert!(report.client_wakeups < 4 * report.reads.requests + 1000, "{report:?}");
+        }
+    }
+    let writes = LoadOptions { read_percent: 50, ..server.options() };
+    let error = load(&writes).expect_err("the disk is read-only");
+    assert!(matches!(error, LoadError::Option(_)), "{error}");
+}
+
+#[test]
+fn what_was_written_is_read_back() {
+    let Some(server) = Server::start(true, 2) else { return };
+    for (order, read_percent) in [(Order::Random, 30), (Order::Sequential, 0)] {
+        let report = load(&LoadOptions {
+            order,
+            read_percent,
+            depth: 16,
+            queues: 2,
+            verify: true,
+            ..server.options()
+        })
+        .expect("it runs");
+        assert!(report.writes.requests > 0, "{report:?}");
+        assert!(report.blocks_verified > 0 && report.blocks_wrong == 0, "{report:?}");
+        assert_eq!(report.errors, 0);
+    }
+    let many = LoadOptions { queues: 3, ..server.options() };
+    assert!(load(&many).expect_err("two queues").to_string().contains("offers 2 queue(s)"));
+    for options in [
+        LoadOptions { depth: 0, ..server.options() },
+        LoadOptions { block_size: 1000, ..server.options() },
+        LoadOptions { range: Some(0..1 << 40), ..server.options() },
+        LoadOptions { range: Some(4096..8192), depth: 2, ..server.options() },
+    ] {
+        assert!(matches!(load(&options), Err(LoadError::Option(_))), "{options:?}");
+    }
+}
+
+#[test]
+fn a_server_that_dies_is_noticed() {
+    let Some(mut server) = Server::start(false, 1) else { return };
+    let options = LoadOptions { duration: Duration::from_secs(60), ..server.options() };
+    let thread = thread::spawn(move || load(&options));
+    thread::sleep(Duration::from_millis(500));
+    server.child.kill().expect("it is killed");
+    let error = thread.join().expect("no panic").expect_err("the server is gone");
+    assert!(matches!(error, LoadError::Closed), "{error}");
+    let again = load(&server.options()).expect_err("nobody listens");
+    assert!(matches!(again, LoadError::Connect(..)), "{again}");
+}

@@ -1,0 +1,266 @@
+//! Taking requests in: from the socket to the disk.
+
+use std::io;
+
+use fathom_block::{Operation, REQUEST_LENGTH_MAX};
+
+use super::super::channel::is_blocked;
+use super::super::wire::{Mode, RequestHeader, command, error, flag};
+use super::{Ending, Partial, Phase, Refused, Slot, Transmission, answered, charge};
+
+/// The bytes that one connection may have in flight.
+const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
+/// The requests that one connection may have in flight.
+const IN_FLIGHT_MAX: usize = 1024;
+/// A payload that is refused is read and dropped up to this length; a longer one is taken for an
+/// attack, in bytes.
+const REFUSED_PAYLOAD_MAX: u64 = 64 << 20;
+/// The requests that are begun before replies are looked after: small, so that a client takes up
+/// the first replies while the server works on the rest of what it sent.
+const BATCH: usize = 4;
+
+impl Transmission {
+    /// Whether more may be read from the client now.
+    pub(super) fn wants_input(&self) -> bool {
+        self.phase == Phase::Open
+            && !self.restack
+            && self.has_room(0)
+            && self.end - self.begin < self.input.len()
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        self.in_flight < IN_FLIGHT_MAX
+            && (self.in_flight == 0 || self.in_flight_bytes + bytes <= IN_FLIGHT_BYTES_MAX)
+    }
+
+    /// Takes what the socket has. True when there was something.
+    pub(super) fn receive(&mut self) -> bool {
+        if self.readable_watched || !self.wants_input() {
+            return false;
+        }
+        if self.begin > 0 && self.input.len() - self.end < self.input.len() / 2 {
+            self.input.copy_within(self.begin..self.end, 0);
+            self.end -= self.begin;
+            self.begin = 0;
+        }
+        let payload = match &mut self.partial {
+            Some(Partial { request, filled, .. }) => {
+                &mut request.buffers.owned_mut().unwrap_or_default()[*filled..]
+            }
+            None => &mut [],
+        };
+        let wanted = payload.len();
+        let room = wanted + self.input.len() - self.end;
+        let count = match self.channel.receive(payload, &mut self.input[self.end..]) {
+            Ok(0) => {
+                // Bytes of a request that never came in full are nothing to be answered.
+                self.lose(Ending::Lost(io::ErrorKind::UnexpectedEof.into()));
+                return true;
+            }
+            Ok(count) => count,
+            Err(error) if is_blocked(&error) => {
+                self.drained = true;
+                return false;
+            }
+            Err(error) => {
+                self.lose(Ending::Lost(error));
+                return true;
+            }
+        };
+        self.drained = count < room;
+        if let Some(partial) = &mut self.partial {
+            partial.filled += count.min(wanted);
+            if count >= wanted {
+                let partial = self.partial.take();
+                self.end += count - wanted;
+                if let Some(Partial { request, .. }) = partial {
+                    self.stack.submit(request, &mut self.reactor);
+                }
+            }
+        } else {
+            self.end += count;
+        }
+        self.unparsed = true;
+        true
+    }
+
+    /// Submits the requests that have arrived, a batch at most.
+    pub(super) fn parse(&mut self) {
+        self.unparsed = false;
+        let mut submitted = 0;
+        while self.partial.is_none() && self.phase == Phase::Open && !self.restack {
+            if let Some(refused) = &mut self.refused {
+                let count = refused.left.min((self.end - self.begin) as u64);
+                refused.left -= count;
+                self.begin += count as usize;
+                if refused.left > 0 {
+                    break;
+                }
+                if let Some(Refused { header, error, text, .. }) = self.refused.take() {
+                    self.in_flight += 1;
+                    self.replies.failure(&answered(&header), error, text, 0);
+                }
+                continue;
+            }
+            let bytes = &self.input[self.begin..self.end];
+            if bytes.len() < self.mode.request_length() {
+                break;
+            }
+            let Some(header) = RequestHeader::parse(bytes, self.mode) else {
+                self.close(Ending::Violation("a request without its magic"));
+                break;
+            };
+            if !self.has_room(charge(&header)) {
+                break;
+            }
+            if submitted == BATCH {
+                self.unparsed = true;
+                break;
+            }
+            submitted += 1;
+            self.begin += self.mode.request_length();
+            self.begin_request(&header);
+        }
+        if self.begin == self.end {
+            self.begin = 0;
+            self.end = 0;
+        }
+    }
+
+    fn begin_request(&mut self, header: &RequestHeader) {
+        if header.command == command::DISCONNECT {
+            self.bidden = true;
+            self.close(Ending::Orderly);
+            return;
+        }
+        if let Err((error, text)) = self.check(header) {
+            self.refuse(header, error, text);
+            return;
+        }
+        let mut request = self.stack.request();
+        request.offset = header.offset;
+        request.length = header.length;
+        let flags = header.flags;
+        // Whether a stack without this offer gets a flush behind the request is decided later.
+        request.flags.force_unit_access =
+            flags & flag::FUA != 0 && self.stack.capabilities().force_unit_access;
+        match header.command {
+            command::READ | command::CACHE => {
+                request.operation = Operation::Read;
+                request.flags.force_unit_access = false;
+                request.buffers.allocate(header.length as usize);
+            }
+            command::WRITE => {
+                request.operation = Operation::Write;
+                request.buffers.allocate(header.length as usize);
+            }
+            command::TRIM => request.operation = Operation::Discard,
+            command::WRITE_ZEROES => {
+                request.operation = Operation::WriteZeroes;
+                request.flags.keep_allocated = flags & flag::NO_HOLE != 0;
+                request.flags.only_if_fast = flags & flag::FAST_ZERO != 0;
+            }
+            command::BLOCK_STATUS => {
+                request.operation = Operation::Extents;
+                request.flags.force_unit_access = false;
+            }
+            _ => {
+                request.operation = Operation::Flush;
+                request.flags.force_unit_access = false;
+                request.offset = 0;
+                request.length = 0;
+            }
+        }
+        let slot = self.slot(header);
+        request.token = u64::from(slot);
+        if header.command != command::WRITE {
+            self.stack.submit(request, &mut self.reactor);
+            return;
+        }
+        self.bytes_written += header.length;
+        let payload = request.buffers.owned_mut().unwrap_or_default();
+        let count = payload.len().min(self.end - self.begin);
+        payload[..count].copy_from_slice(&self.input[self.begin..self.begin + count]);
+        self.begin += count;
+        if count == payload.len() {
+            self.stack.submit(request, &mut self.reactor);
+        } else {
+            self.partial = Some(Partial { slot, request, filled: count });
+        }
+    }
+
+    /// What can be said against a request before any part of the disk sees it.
+    fn check(&self, header: &RequestHeader) -> Result<(), (u32, &'static str)> {
+        let invalid = |text| Err((error::INVALID, text));
+        let (known, data) = match header.command {
+            command::READ => (flag::FUA | flag::DF, true),
+            command::WRITE | command::CACHE => (flag::FUA, true),
+            command::FLUSH => return self.check_flush(header),
+            command::TRIM => (flag::FUA, false),
+            command::WRITE_ZEROES => (flag::FUA | flag::NO_HOLE | flag::FAST_ZERO, false),
+            command::BLOCK_STATUS => (flag::FUA | flag::REQUEST_ONE, false),
+            _ => return invalid("unknown command"),
+        };
+        let payload = self.mode == Mode::Extended && header.command == command::WRITE;
+        let known = if payload { known | flag::PAYLOAD_LENGTH } else { known };
+        if header.flags & !known != 0 {
+            return invalid("unknown flags");
+        }
+        if header.command == command::BLOCK_STATUS && !self.base_allocation {
+            return invalid("no metadata context was chosen");
+        }
+        if header.length == 0 {
+            return invalid("empty range");
+        }
+        if data && header.length > REQUEST_LENGTH_MAX {
+            return invalid("too long");
+        }
+        let capacity = self.export.disk().capacity();
+        if header.offset.checked_add(header.length).is_none_or(|end| end > capacity) {
+            let writes = matches!(header.command, command::WRITE | command::WRITE_ZEROES);
+            let number = if writes { error::NO_SPACE } else { error::INVALID };
+            return Err((number, "out of range"));
+        }
+        Ok(())
+    }
+
+    fn check_flush(&self, header: &RequestHeader) -> Result<(), (u32, &'static str)> {
+        if header.flags & !flag::FUA != 0 {
+            return Err((error::INVALID, "unknown flags"));
+        }
+        if !self.stack.capabilities().flush {
+            return Err((error::INVALID, "unsupported"));
+        }
+        Ok(())
+    }
+
+    /// Refuses a request, once its payload has been dropped.
+    fn refuse(&mut self, header: &RequestHeader, error: u32, text: &'static str) {
+        let announced = self.mode == Mode::Extended && header.flags & flag::PAYLOAD_LENGTH != 0;
+        let left = if header.command == command::WRITE || announced { header.length } else { 0 };
+        if left > REFUSED_PAYLOAD_MAX {
+            self.close(Ending::Violation("a payload far longer than allowed"));
+            return;
+        }
+        self.refused = Some(Refused { left, header: *header, error, text });
+    }
+
+    fn slot(&mut self, header: &RequestHeader) -> u32 {
+        let slot = Slot { header: *header, charged: charge(header), flushing: false };
+        self.in_flight += 1;
+        self.in_flight_bytes += slot.charged;
+        if let Some(index) = self.free.pop() {
+            self.slots[index as usize] = slot;
+            return index;
+        }
+        self.slots.push(slot);
+        self.slots.len() as u32 - 1
+    }
+
+    /// Frees the slot of a request that will never be answered.
+    pub(super) fn release(&mut self, index: u32) {
+        self.free.push(index);
+        self.in_flight -= 1;
+        self.in_flight_bytes -= self.slots[index as usize].charged;
+    }
+}

@@ -1,0 +1,118 @@
+//! Handing outcomes out: from the disk to the socket.
+
+use fathom_block::{ErrorKind, Operation, Outcome, Request};
+
+use super::super::wire::{RequestHeader, command, error, flag};
+use super::{Ending, Phase, Slot, Transmission, answered};
+
+impl Transmission {
+    /// Turns what the disk has completed into replies.
+    pub(super) fn reap(&mut self) -> bool {
+        let mut progress = false;
+        while let Some((request, outcome)) = self.stack.completed() {
+            progress = true;
+            self.finish(request, outcome);
+        }
+        progress
+    }
+
+    fn finish(&mut self, request: Box<Request>, outcome: Outcome) {
+        let index = request.token as u32;
+        let Slot { header, charged, flushing } = self.slots[index as usize];
+        let durable = header.flags & flag::FUA != 0
+            && request.operation.modifies()
+            && !request.flags.force_unit_access;
+        if outcome.is_ok() && durable && !flushing {
+            self.stack.recycle(request);
+            let mut flush = self.stack.request();
+            flush.operation = Operation::Flush;
+            flush.token = u64::from(index);
+            self.slots[index as usize].flushing = true;
+            self.stack.submit(flush, &mut self.reactor);
+            return;
+        }
+        self.free.push(index);
+        let answered = answered(&header);
+        if self.phase == Phase::Gone {
+            self.in_flight -= 1;
+            self.in_flight_bytes -= charged;
+            self.stack.recycle(request);
+            return;
+        }
+        match outcome {
+            Ok(()) if header.command == command::READ => {
+                if request.buffers.length() == header.length {
+                    self.bytes_read += header.length;
+                    self.replies.data(&answered, request, charged);
+                    return;
+                }
+                debug_assert!(false, "a request comes back with its buffers whole");
+                self.replies.failure(&answered, error::IO, "incomplete", charged);
+            }
+            Ok(()) if header.command == command::BLOCK_STATUS => {
+                if request.extents.is_empty() {
+                    debug_assert!(false, "extents are never empty on success");
+                    self.replies.failure(&answered, error::IO, "incomplete", charged);
+                } else {
+                    let one = header.flags & flag::REQUEST_ONE != 0;
+                    self.replies.extents(&answered, &request.extents, one, charged);
+                }
+            }
+            Ok(()) => self.replies.success(&answered, charged),
+            Err(kind) => {
+                let number = error_number(kind, &header);
+                self.replies.failure(&answered, number, kind.name(), charged);
+            }
+        }
+        self.stack.recycle(request);
+    }
+
+    /// Sends replies. True when some have left.
+    pub(super) fn send(&mut self) -> bool {
+        if self.replies.is_empty() && !self.channel.has_staged() {
+            return false;
+        }
+        let before = self.answered;
+        let Self { replies, channel, stack, in_flight, in_flight_bytes, answered, .. } = self;
+        let result = replies.send(channel, |request, charged| {
+            if let Some(request) = request {
+                stack.recycle(request);
+            }
+            *in_flight -= 1;
+            *in_flight_bytes -= charged;
+            *answered += 1;
+        });
+        match result {
+            Ok(everything) => self.blocked = !everything,
+            Err(error) => self.lose(Ending::Lost(error)),
+        }
+        let progress = self.answered > before;
+        if progress && self.begin < self.end {
+            // There may be room now for what had to wait.
+            self.unparsed = true;
+        }
+        progress
+    }
+}
+
+/// The protocol's number for what became of a request.
+fn error_number(kind: ErrorKind, header: &RequestHeader) -> u32 {
+    match kind {
+        ErrorKind::Io => error::IO,
+        ErrorKind::NoSpace => error::NO_SPACE,
+        ErrorKind::ReadOnly => error::PERMISSION,
+        ErrorKind::ShuttingDown => error::SHUTDOWN,
+        // The protocol allows this number for nothing else.
+        ErrorKind::Unsupported if header.flags & flag::FAST_ZERO != 0 => error::NOT_SUPPORTED,
+        ErrorKind::OutOfRange
+            if matches!(header.command, command::WRITE | command::WRITE_ZEROES) =>
+        {
+            error::NO_SPACE
+        }
+        ErrorKind::OutOfRange
+        | ErrorKind::Misaligned
+        | ErrorKind::Unsupported
+        | ErrorKind::TooLong
+        | ErrorKind::Malformed => error::INVALID,
+    }
+}

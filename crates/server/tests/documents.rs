@@ -1,0 +1,63 @@
+//! What the pages and the packages show is what the daemon reads and writes.
+
+use std::path::{Path, PathBuf};
+
+use fathom_server::configuration;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The blocks of a page that begin with ```` ```language ````.
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(repository().join(page)).unwrap();
+    let mut blocks = Vec::new();
+    let mut rest = text.as_str();
+    while let Some(at) = rest.find(&format!("```{language}\n")) {
+        let body = &rest[at + language.len() + 4..];
+        let end = body.find("```").unwrap();
+        blocks.push(body[..end].to_owned());
+        rest = &body[end..];
+    }
+    assert!(!blocks.is_empty(), "{page} has no {language}");
+    blocks
+}
+
+fn parse(text: &str) -> configuration::Configuration {
+    configuration::parse(text, Path::new("/page.toml"))
+        .unwrap_or_else(|problems| panic!("{problems}\n{text}"))
+}
+
+#[test]
+fn the_examples_of_configurations_are_read() {
+    for block in blocks("docs/configuration.md", "toml") {
+        parse(&block);
+    }
+    let packaged = std::fs::read_to_string(repository().join("packaging/fathom.toml")).unwrap();
+    let as_shipped = parse(&packaged);
+    assert_eq!(as_shipped.disks.len(), 0);
+    // What is commented out is sound too: a comment without a space is a setting.
+    let all: String = packaged
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(setting) if !setting.starts_with(' ') => format!("{setting}\n"),
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    let configuration = parse(&all);
+    assert_eq!((configuration.disks.len(), configuration.listeners.len()), (1, 1));
+}
+
+#[test]
+fn the_examples_of_the_interface_are_its_types() {
+    fn check<T: serde::de::DeserializeOwned + serde::Serialize>(name: &str) {
+        for block in blocks("docs/control.md", &format!("json {name}")) {
+            let value: T = serde_json::from_str(&block).unwrap_or_else(|e| panic!("{name}: {e}"));
+            serde_json::to_string(&value).unwrap();
+        }
+    }
+    check::<fathom_control::DiskDefinition>("DiskDefinition");
+    check::<fathom_control::DiskChange>("DiskChange");
+    check::<fathom_control::Statistics>("Statistics");
+    check::<fathom_control::ErrorReply>("ErrorReply");
+}
