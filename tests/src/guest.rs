@@ -134,9 +134,28 @@ impl Guest {
         match self.channel.wait(ticket, patience(seconds)) {
             Ok(Some(output)) => Ok(output),
             Ok(None) => {
-                Err(self.explained(&Error::new(format!("no answer from the guest in {seconds} s"))))
+                let said = format!("no answer from the guest in {seconds} s; {}", self.processes());
+                Err(self.explained(&Error::new(said)))
             }
             Err(error) => Err(self.explained(&error)),
+        }
+    }
+
+    /// What the programs in the guest wait for, in words.
+    fn processes(&self) -> String {
+        let script = "for process in /proc/[0-9]*; do
+            command=$(tr '\\0' ' ' < $process/cmdline)
+            [ \"$command\" ] || continue
+            echo \"  $(sed -n 's/^State:.//p' $process/status) $command\"
+            sed -n '1,4s/^/      /p' $process/stack
+        done 2> /dev/null";
+        let answer = self.channel.send(script).and_then(|probe| {
+            self.channel.wait(probe, patience(10)).map(|output| output.map(|output| output.text))
+        });
+        match answer {
+            Ok(Some(text)) => format!("its programs:\n{text}"),
+            Ok(None) => "not even to another question".to_owned(),
+            Err(error) => error.to_string(),
         }
     }
 

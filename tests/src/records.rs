@@ -8,7 +8,7 @@ use crate::{Error, Guest, Result, Ticket, patience, until};
 
 /// Files with random contents in a folder of a guest, made one after another. The name of each
 /// holds its checksum. A file gets it after its `fsync`; after another the guest says
-/// so on its console, which the host keeps: whatever happens from then on, the record is there. (On
+/// so in its kernel's log, which the host keeps: whatever happens from then on, the record is there. (On
 /// ext4 the `fsync` of a renamed file makes its name durable too.)
 #[derive(Debug)]
 pub struct Records {
@@ -31,15 +31,15 @@ impl Records {
     pub fn write(&self, guest: &Guest) -> Result<Ticket> {
         let (folder, next) = (&self.folder, self.next);
         guest.spawn(&format!(
-            "set -e; exec 2> /dev/ttyS0
-            trap '[ $? = 0 ] || echo the writer of {folder} failed >&2' EXIT
+            "set -e
+            trap '[ $? = 0 ] || echo the writer of {folder} failed > /dev/kmsg' EXIT
             mkdir -p {folder}; cd {folder}; rm -f new /run/stop; number={next}
             until [ -e /run/stop ]; do
-                dd if=/dev/urandom of=new bs=1k count=$((number * 7 % 60 + 1)) conv=fsync status=none
-                set -- $(sha256sum new)
-                mv new $number.$1
-                dd if=/dev/null of=$number.$1 conv=fsync,notrunc status=none
-                echo \"record $number in {folder}.\" > /dev/ttyS0
+                busybox dd if=/dev/urandom of=new bs=1k count=$((number * 7 % 30 + 1)) conv=fsync
+                set -- $(busybox sha256sum new)
+                busybox mv new $number.$1
+                busybox dd if=/dev/null of=$number.$1 conv=fsync,notrunc
+                echo \"record $number in {folder}.\" > /dev/kmsg
                 number=$((number + 1))
             done"
         ))

@@ -13,14 +13,13 @@ pub struct Served {
     name: String,
     /// The size of an image to be made; `None` for a copy of the root image.
     mib: Option<u64>,
-    sockets: Option<Vec<String>>,
     lines: String,
 }
 
 impl Served {
     /// A disk with an image of this size that is all holes.
     pub fn sparse(name: &str, mib: u64) -> Self {
-        Self { name: name.to_owned(), mib: Some(mib), sockets: None, lines: String::new() }
+        Self { name: name.to_owned(), mib: Some(mib), lines: String::new() }
     }
 
     /// A disk with a copy of the guest's root image.
@@ -36,13 +35,6 @@ impl Served {
         self
     }
 
-    /// Several sockets instead of `NAME.sock`, for a guest that migrates from one to another.
-    #[must_use]
-    pub fn sockets(mut self, names: &[&str]) -> Self {
-        self.sockets = Some(names.iter().map(|name| (*name).to_owned()).collect());
-        self
-    }
-
     /// Makes the image, where there is none yet, and gives the disk's part of the configuration.
     pub(crate) fn table(&self, directory: &Path) -> Result<String> {
         let name = &self.name;
@@ -52,13 +44,9 @@ impl Served {
             Some(mib) => File::create(&image)?.set_len(mib << 20)?,
             None => Assets::get()?.copy_root(&image)?,
         }
-        let sockets = match &self.sockets {
-            Some(names) => format!("sockets = {names:?}"),
-            None => format!("socket = \"{name}.sock\""),
-        };
         let mut text = format!("[[disk]]\nname = \"{name}\"\nimage = \"{name}.img\"\n");
         text.push_str(&self.lines);
-        let _ = writeln!(text, "vhost_user = {{ {sockets}, queues = 2 }}");
+        let _ = writeln!(text, "vhost_user = {{ socket = \"{name}.sock\", queues = 2 }}");
         Ok(text)
     }
 }

@@ -34,7 +34,7 @@ fn acknowledged_records_survive_every_crash() -> Result<()> {
             break;
         };
         records.write(&guest)?;
-        guest.spawn("cd /mnt; while :; do dd if=/dev/urandom of=noise bs=64k count=200 status=none; rm noise; done")?;
+        guest.spawn("cd /mnt; while :; do busybox dd if=/dev/zero of=noise bs=64k count=60; rm noise; sleep 0.3; done")?;
         records.wait_for(&guest, 9)?;
         let pause = Duration::from_millis(random.u64(0..700));
         eprintln!("{victims} after another {} ms", pause.as_millis());

@@ -5,6 +5,7 @@ mod nbd_common;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fathom_frontend::nbd::{Address, Certificates, Exports, Listener, ListenerOptions, Tls};
 use nbd_common::*;
@@ -68,6 +69,15 @@ fn serve(exports: &Arc<Exports>, tls: Tls) -> (Listener, u16) {
     let Address::Tcp(address) = listener.address() else { panic!("a TCP listener") };
     let port = address.port();
     (listener, port)
+}
+
+/// Waits until so many clients have been refused: the server may learn of it after the client.
+fn await_errors(listener: &Listener, count: u64) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while listener.counters().protocol_errors < count {
+        assert!(Instant::now() < end, "{:?}", listener.counters());
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn exports() -> Arc<Exports> {
@@ -136,7 +146,7 @@ fn certificates_encrypt_and_verify() {
     fs::remove_file(other.path().join("client-cert.pem")).unwrap();
     fs::remove_file(other.path().join("client-key.pem")).unwrap();
     assert!(!attempt("nbdinfo", &[&wrong]).status.success());
-    assert!(listener.counters().protocol_errors >= 2);
+    await_errors(&listener, 2);
     run("nbdinfo", &[&uri]);
     listener.shutdown();
 }
@@ -172,7 +182,7 @@ fn shared_keys_encrypt_and_verify() {
     let wrong = format!("nbds://alice@localhost:{port}/disk?tls-psk-file={forged}");
     assert!(!attempt("nbdinfo", &[&wrong]).status.success());
     run("nbdinfo", &[&uri]);
-    assert!(listener.counters().protocol_errors >= 1);
+    await_errors(&listener, 1);
     listener.shutdown();
 }
 

@@ -250,6 +250,8 @@ impl Text {
         match field.name() {
             "message" => self.message = clean,
             "disk" => self.disk = Some(clean),
+            // A disk without a virtual machine, and the like.
+            _ if clean.is_empty() => {}
             name => {
                 let _ = write!(self.fields, " {name}={clean}");
             }

@@ -19,7 +19,6 @@ mod fuzz;
 mod listener;
 mod negotiation;
 mod reply;
-mod spin;
 mod tls;
 mod transmission;
 mod wire;

@@ -20,8 +20,8 @@ use super::channel::{Channel, is_blocked};
 use super::control::Control;
 use super::exports::Export;
 use super::reply::{Answered, Replies};
-use super::spin::Spin;
 use super::wire::{Mode, RequestHeader, command};
+use crate::spin::Spin;
 
 /// The memory that small requests are received into, in bytes.
 const INPUT_LENGTH: usize = 128 << 10;
@@ -32,6 +32,10 @@ const LINGER_NS: u64 = 5_000_000_000;
 /// How long a closed connection waits for the client to hang up, so that its last replies are not
 /// lost to a reset.
 const HANG_UP_NS: u64 = 1_000_000_000;
+
+/// The longest look for work before sleeping, in nanoseconds: a round trip or two of a client on the
+/// same host.
+const SPIN_NS: u64 = 30_000;
 
 const SOCKET_READABLE: u64 = 1;
 const SOCKET_WRITABLE: u64 = 2;
@@ -176,7 +180,7 @@ impl Transmission {
             blocked: false,
             unparsed: true,
             drained: false,
-            spin: Spin::default(),
+            spin: Spin::new(SPIN_NS),
         })
     }
 

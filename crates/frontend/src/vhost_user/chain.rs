@@ -105,10 +105,14 @@ impl Chain {
         let mut index = 0;
         for _ in 0..count.min(CHAIN_LENGTH_MAX) {
             // SAFETY: the table is mapped in full and `index` is below its count. It need not be
-            // aligned; each field is taken once into a local copy.
-            let descriptor =
-                unsafe { place.cast::<RawDescriptorBytes>().wrapping_add(index).read_volatile() };
-            let descriptor = descriptor.decode();
+            // aligned; each byte is taken once into a local copy.
+            let bytes = unsafe { place.cast::<[u8; 16]>().wrapping_add(index).read_volatile() };
+            let descriptor = RawDescriptor {
+                address: u64::from_ne_bytes(field(&bytes, 0)),
+                length: u32::from_ne_bytes(field(&bytes, 8)),
+                flags: u16::from_ne_bytes(field(&bytes, 12)),
+                next: u16::from_ne_bytes(field(&bytes, 14)),
+            };
             let flags = u16::from_le(descriptor.flags);
             if flags & INDIRECT != 0 {
                 return Err(ChainError::Nested);
@@ -146,19 +150,9 @@ impl Chain {
     }
 }
 
-/// A descriptor without alignment.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct RawDescriptorBytes([u8; 16]);
-
-impl RawDescriptorBytes {
-    fn decode(self) -> RawDescriptor {
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = self.0;
-        RawDescriptor {
-            address: u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
-            length: u32::from_ne_bytes([i, j, k, l]),
-            flags: u16::from_ne_bytes([m, n]),
-            next: u16::from_ne_bytes([o, p]),
-        }
-    }
+/// The `N` bytes of a 16-byte structure of the wire that begin at `at`.
+pub(super) fn field<const N: usize>(bytes: &[u8; 16], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[at..at + N]);
+    field
 }

@@ -205,6 +205,7 @@ impl QueueInflight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn what_was_taken_and_not_given_back_is_found_again_in_order() {
@@ -251,7 +252,6 @@ mod tests {
     #[test]
     fn rubbish_in_the_region_gives_heads_within_the_ring_and_ends() {
         let (inflight, file, length) = Inflight::create(1, 16).unwrap();
-        use std::os::unix::fs::FileExt;
         let rubbish: Vec<u8> = (0..length).map(|byte| (byte * 167 + 13) as u8 | 1).collect();
         file.write_all_at(&rubbish, 0).unwrap();
         for used_index in [0, 3, 16, 999, u16::MAX] {

@@ -21,7 +21,6 @@ mod request;
 mod ring;
 mod session;
 mod shared_file;
-mod spin;
 mod status;
 mod turn;
 mod worker;
@@ -119,6 +118,7 @@ impl Server {
     ///
     /// # Errors
     /// When the socket cannot be had (see [`crate::socket::listen`]), or the options make no sense.
+    #[expect(clippy::needless_pass_by_value, reason = "the server keeps the disk")]
     pub fn start(options: VhostUserOptions, disk: Arc<Disk>) -> io::Result<Self> {
         if options.queues == 0 || options.queues > 256 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a disk has 1 to 256 queues"));
@@ -289,7 +289,7 @@ impl Shared {
             // has none that says "the configuration changed".
             match peek::channel(descriptor) {
                 Ok(Some(channel)) => {
-                    session.lock().unwrap_or_else(PoisonError::into_inner).set_channel(channel)
+                    session.lock().unwrap_or_else(PoisonError::into_inner).set_channel(channel);
                 }
                 Ok(None) => {}
                 Err(error) => {

@@ -54,8 +54,9 @@ fn descriptors(message: &libc::msghdr) -> Vec<OwnedFd> {
             for index in 0..count {
                 // SAFETY: the data holds `count` descriptors, new in this process and ours alone.
                 let descriptor = unsafe {
-                    let data = libc::CMSG_DATA(control).cast::<RawFd>();
-                    OwnedFd::from_raw_fd(data.add(index).read_unaligned())
+                    let place = libc::CMSG_DATA(control).add(index * size_of::<RawFd>());
+                    let bytes = place.cast::<[u8; size_of::<RawFd>()]>().read();
+                    OwnedFd::from_raw_fd(RawFd::from_ne_bytes(bytes))
                 };
                 taken.push(descriptor);
             }

@@ -10,7 +10,7 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_WRITE_ZEROES,
 };
 
-use super::chain::{Chain, Piece};
+use super::chain::{Chain, Piece, field};
 use super::memory::Memory;
 
 /// The length of the header, in bytes.
@@ -74,10 +74,9 @@ pub(super) fn parse(memory: &Memory, chain: &mut Chain) -> Result<Parsed, Reques
     if cut_front(memory, &mut chain.readable, &mut bytes) != HEADER_LENGTH {
         return Err(RequestError::Header);
     }
-    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
-    let kind = u32::from_le_bytes([a, b, c, d]);
-    let priority = u32::from_le_bytes([e, f, g, h]);
-    let sector = u64::from_le_bytes([i, j, k, l, m, n, o, p]);
+    let kind = u32::from_le_bytes(field(&bytes, 0));
+    let priority = u32::from_le_bytes(field(&bytes, 4));
+    let sector = u64::from_le_bytes(field(&bytes, 8));
     let operation = match kind {
         VIRTIO_BLK_T_IN => Some(Operation::Read),
         VIRTIO_BLK_T_OUT => Some(Operation::Write),
@@ -135,16 +134,15 @@ pub(super) fn segments(
         if cut_front(memory, &mut chain.readable, &mut bytes) != SEGMENT_LENGTH {
             return Err(ErrorKind::Malformed);
         }
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
-        let flags = u32::from_le_bytes([m, n, o, p]);
+        let flags = u32::from_le_bytes(field(&bytes, 12));
         // Reserved flags, and unmap on a discard, are to be refused (virtio 1.2, 5.2.6.2).
         let known = if operation == Operation::WriteZeroes { SEGMENT_UNMAP } else { 0 };
         if flags & !known != 0 {
             return Err(ErrorKind::Unsupported);
         }
         segments.push(Segment {
-            offset: u64::from_le_bytes([a, b, c, d, e, f, g, h]).saturating_mul(SECTOR_SIZE),
-            length: u64::from(u32::from_le_bytes([i, j, k, l])) * SECTOR_SIZE,
+            offset: u64::from_le_bytes(field(&bytes, 0)).saturating_mul(SECTOR_SIZE),
+            length: u64::from(u32::from_le_bytes(field(&bytes, 8))) * SECTOR_SIZE,
             unmap: flags & SEGMENT_UNMAP != 0,
         });
     }

@@ -46,6 +46,14 @@ impl RingError {
     }
 }
 
+/// `struct virtq_used_elem`, little-endian, as aligned as the words of its ring.
+#[repr(C, packed(2))]
+#[derive(Clone, Copy)]
+struct UsedElement {
+    id: u32,
+    length: u32,
+}
+
 /// Where the parts of a ring are, in the terms of the front end's process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RingAddresses {
@@ -140,6 +148,10 @@ impl Ring {
     }
 
     /// The `index`th u16 of a part, as an atomic.
+    #[expect(
+        clippy::unused_self,
+        reason = "the atomic lives no longer than the mapping that self holds"
+    )]
     fn word(&self, part: *mut u16, index: usize) -> &AtomicU16 {
         // SAFETY: `new` checked that both parts are mapped in full and aligned; callers stay
         // within them; the mapping lives as long as `self.memory`; the guest's accesses are
@@ -187,10 +199,9 @@ impl Ring {
     /// The guest sees it with the next [`publish`](Self::publish).
     pub(super) fn give_back(&mut self, head: u16, length: u32) {
         let slot = usize::from(self.next_used & (self.size - 1));
-        let entry = self.used.wrapping_add(2 + 4 * slot).cast::<[u32; 2]>();
-        let value = [u32::from(head).to_le(), length.to_le()];
-        // SAFETY: `new` checked that the part is mapped in full; `slot` is below the size. The
-        // part is aligned to 4 and so is each entry.
+        let entry = self.used.wrapping_add(2 + 4 * slot).cast::<UsedElement>();
+        let value = UsedElement { id: u32::from(head).to_le(), length: length.to_le() };
+        // SAFETY: `new` checked that the part is mapped in full; `slot` is below the size.
         unsafe { entry.write_volatile(value) };
         self.next_used = self.next_used.wrapping_add(1);
     }

@@ -25,8 +25,8 @@ use super::inflight::QueueInflight;
 use super::memory::Memory;
 use super::request::{self, Parsed, Segment};
 use super::ring::Ring;
-use super::spin::Spin;
 use super::status::Counters;
+use crate::spin::Spin;
 
 /// The entries of a worker's `io_uring`.
 const REACTOR_ENTRIES: u32 = 256;
@@ -407,27 +407,24 @@ impl Worker {
     /// A discard or write-zeroes request: one request of ours for each segment.
     fn submit_segments(&mut self, head: u16, operation: Operation, parsed: &Parsed) {
         let mut segments = std::mem::take(&mut self.segments);
-        match request::segments(self.ring.memory(), &mut self.chain, operation, &mut segments) {
-            Err(error) => {
-                if error != ErrorKind::Unsupported {
-                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                    self.warn(request::RequestError::Payload.name());
-                }
-                self.finish(head, Err(error));
+        let memory = self.ring.memory();
+        if let Err(error) = request::segments(memory, &mut self.chain, operation, &mut segments) {
+            if error != ErrorKind::Unsupported {
+                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                self.warn(request::RequestError::Payload.name());
             }
-            Ok(()) => {
-                self.taken[usize::from(head)].left = segments.len() as u16;
-                for segment in &segments {
-                    let mut request = self.stack.request();
-                    request.operation = operation;
-                    request.offset = segment.offset;
-                    request.length = segment.length;
-                    request.flags.keep_allocated =
-                        operation == Operation::WriteZeroes && !segment.unmap;
-                    request.flags.force_unit_access =
-                        operation == Operation::WriteZeroes && !self.write_back;
-                    self.submit(head, request, parsed);
-                }
+            self.finish(head, Err(error));
+        } else {
+            let zeroes = operation == Operation::WriteZeroes;
+            self.taken[usize::from(head)].left = segments.len() as u16;
+            for segment in &segments {
+                let mut request = self.stack.request();
+                request.operation = operation;
+                request.offset = segment.offset;
+                request.length = segment.length;
+                request.flags.keep_allocated = zeroes && !segment.unmap;
+                request.flags.force_unit_access = zeroes && !self.write_back;
+                self.submit(head, request, parsed);
             }
         }
         self.segments = segments;
@@ -637,26 +634,25 @@ impl Worker {
         let serving = self.enabled && !self.draining && !self.broken;
         let start_ns = self.stack.now_ns();
         let deadline_ns = self.stack.deadline_ns().unwrap_or(u64::MAX);
-        let watch_ns = self.spin.limit_ns().min(deadline_ns.saturating_sub(start_ns));
-        if watch_ns > 0 {
-            loop {
-                for _ in 0..LOOKS {
-                    if serving && self.ring.has_available() || self.reactor.is_ready() {
-                        self.spin.learn(0, true);
-                        return;
-                    }
-                    std::hint::spin_loop();
+        let watch_ns = self.spin.limit_ns(start_ns).min(deadline_ns.saturating_sub(start_ns));
+        let mut now_ns = start_ns;
+        while now_ns - start_ns < watch_ns {
+            for _ in 0..LOOKS {
+                if serving && self.ring.has_available() || self.reactor.is_ready() {
+                    return;
                 }
-                if self.stack.now_ns() - start_ns >= watch_ns {
-                    break;
-                }
+                std::hint::spin_loop();
+            }
+            let before_ns = now_ns;
+            now_ns = self.stack.now_ns();
+            if !self.spin.step(before_ns, now_ns) {
+                break;
             }
         }
         if serving && self.ring.enable_notifications() {
             self.ring.disable_notifications();
             return;
         }
-        let now_ns = self.stack.now_ns();
         let limit = (deadline_ns != u64::MAX)
             .then(|| Duration::from_nanos(deadline_ns.saturating_sub(now_ns)));
         if let Err(error) = self.reactor.wait(limit) {
@@ -665,7 +661,7 @@ impl Worker {
         if serving {
             self.ring.disable_notifications();
         }
-        self.spin.learn(self.stack.now_ns() - start_ns, false);
+        self.spin.slept(self.stack.now_ns().saturating_sub(start_ns));
     }
 }
 

@@ -1,0 +1,109 @@
+//! How long to look for work before sleeping.
+//!
+//! A wake-up costs more than a request does, so a thread whose client answers at once looks a
+//! little longer before it sleeps. The time grows only while sleeps turn out to have been short,
+//! and falls to nothing after the first long one: an idle connection uses no CPU, and a slow one
+//! next to none. A thread that loses its processor while it looks is in somebody's way: it looks
+//! no more for a while.
+
+/// The first look, in nanoseconds.
+const SPIN_NS_MIN: u64 = 10_000;
+/// Two steps of a look that are further apart than this had someone else between them, in
+/// nanoseconds.
+const STEP_NS_MAX: u64 = 25_000;
+/// How long somebody else's work is given way to at first, in nanoseconds.
+const YIELD_NS_MIN: u64 = 20_000_000;
+/// How long it is given way to when it is still there each time, in nanoseconds.
+const YIELD_NS_MAX: u64 = 1_280_000_000;
+
+/// The time to look, adapted after each idle period.
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_field_names, reason = "the unit belongs to each name")]
+pub(crate) struct Spin {
+    /// The longest look; 0 never looks.
+    most_ns: u64,
+    limit_ns: u64,
+    yield_until_ns: u64,
+    /// How long the last way was given, in nanoseconds.
+    yield_ns: u64,
+}
+
+impl Spin {
+    /// Looks for `most_ns` at the longest; 0 never looks.
+    pub fn new(most_ns: u64) -> Self {
+        Self { most_ns, limit_ns: 0, yield_until_ns: 0, yield_ns: 0 }
+    }
+
+    /// How long to look for work before sleeping, in nanoseconds; 0 is not at all.
+    pub fn limit_ns(self, now_ns: u64) -> u64 {
+        if now_ns < self.yield_until_ns { 0 } else { self.limit_ns }
+    }
+
+    /// Learns of a step while looking. False when the look is to end.
+    pub fn step(&mut self, before_ns: u64, now_ns: u64) -> bool {
+        if now_ns.saturating_sub(before_ns) > STEP_NS_MAX {
+            let again = now_ns.saturating_sub(self.yield_until_ns) < 4 * self.yield_ns;
+            let yield_ns = if again { self.yield_ns * 2 } else { YIELD_NS_MIN };
+            self.yield_ns = yield_ns.min(YIELD_NS_MAX);
+            self.yield_until_ns = now_ns + self.yield_ns;
+            return false;
+        }
+        true
+    }
+
+    /// Learns that work came `idle_ns` after the thread ran out of it and that it slept meanwhile.
+    pub fn slept(&mut self, idle_ns: u64) {
+        if idle_ns > self.most_ns {
+            self.limit_ns = 0;
+        } else {
+            self.limit_ns = (self.limit_ns * 2).max(SPIN_NS_MIN).min(self.most_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST_NS: u64 = 30_000;
+
+    #[test]
+    fn short_sleeps_lengthen_the_look_and_a_long_one_ends_it() {
+        let mut spin = Spin::new(MOST_NS);
+        assert_eq!(spin.limit_ns(0), 0);
+        spin.slept(20_000);
+        assert_eq!(spin.limit_ns(0), SPIN_NS_MIN);
+        for _ in 0..9 {
+            spin.slept(25_000);
+        }
+        assert_eq!(spin.limit_ns(0), MOST_NS);
+        spin.slept(60_000);
+        assert_eq!(spin.limit_ns(0), 0);
+        let mut never = Spin::new(0);
+        never.slept(0);
+        assert_eq!(never.limit_ns(0), 0);
+    }
+
+    #[test]
+    fn a_look_gives_way_to_other_work() {
+        let mut spin = Spin::new(MOST_NS);
+        spin.slept(20_000);
+        assert!(spin.step(1000, 3000));
+        let mut now_ns = 3_000_000;
+        assert!(!spin.step(3000, now_ns));
+        assert_eq!(spin.limit_ns(now_ns), 0);
+        now_ns += YIELD_NS_MIN;
+        assert_eq!(spin.limit_ns(now_ns), SPIN_NS_MIN);
+        // Still in the way: longer and longer, up to a bound.
+        for _ in 0..20 {
+            now_ns += 3_000_000;
+            assert!(!spin.step(now_ns - 1_000_000, now_ns));
+            now_ns = spin.yield_until_ns;
+        }
+        assert_eq!(spin.yield_ns, YIELD_NS_MAX);
+        // A quiet time later it begins anew.
+        now_ns += 5 * YIELD_NS_MAX;
+        assert!(!spin.step(now_ns - 1_000_000, now_ns));
+        assert_eq!(spin.yield_ns, YIELD_NS_MIN);
+    }
+}
