@@ -301,6 +301,8 @@ fn time_passes_on_the_hosts_clock_too() {
     let start = std::time::Instant::now();
     harness.run(&mut Workload::new(workload, 1), 40, |_| {});
     harness.drain(|_| {});
-    // One after the other at a few milliseconds each; a busy host may take longer.
-    assert!(start.elapsed().as_millis() > 60, "{:?}", start.elapsed());
+    // One after the other, at more than half a millisecond each however they are ordered (the order
+    // depends on who comes first); without the model it would be microseconds. No bound above: a
+    // busy host may take longer.
+    assert!(start.elapsed().as_millis() > 20, "{:?}", start.elapsed());
 }
