@@ -213,7 +213,23 @@ impl Guest {
     /// # Errors
     /// When the migration fails or takes longer than `seconds`.
     pub fn migrate(&self, destination: &Guest, address: &str, seconds: u64) -> Result<()> {
-        self.qmp(&json!({"execute": "migrate", "arguments": {"uri": address}}))?;
+        self.migrate_begin(address)?;
+        self.migrate_end(destination, seconds)
+    }
+
+    /// Begins a migration to a QEMU that waits at `address`.
+    ///
+    /// # Errors
+    /// QEMU's own.
+    pub fn migrate_begin(&self, address: &str) -> Result<()> {
+        self.qmp(&json!({"execute": "migrate", "arguments": {"uri": address}})).map(drop)
+    }
+
+    /// Waits until a migration is done and the guest runs at its destination.
+    ///
+    /// # Errors
+    /// When the migration fails or takes longer than `seconds`.
+    pub fn migrate_end(&self, destination: &Guest, seconds: u64) -> Result<()> {
         until("the migration", patience(seconds), || {
             destination.process.expect_running()?;
             let state = self.qmp(&json!({"execute": "query-migrate"}))?;

@@ -11,7 +11,7 @@ fn reboots_and_resets_lose_nothing() -> Result<()> {
     let guest = Guest::builder().root(disk).start()?;
     guest.check("dd if=/dev/urandom of=/srv/kept bs=1M count=16 status=none; sha256sum /srv/kept > /srv/sum")?;
     guest.reboot()?;
-    guest.check("sha256sum -c /srv/sum; echo second >> /srv/sum.log")?;
+    guest.check("sha256sum -c /srv/sum; echo second >> /srv/sum.log; sync")?;
 
     let mut records = Records::new("/srv/records");
     records.write(&guest)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served};
 
-/// The disks, and whether each is on a slow back end.
+/// Makes a disk slow.
 const DELAY: &str = "layers = [{ kind = \"delay\", time = \"20ms\", jitter = \"20ms\", seed = 1 }]";
 
 #[test]

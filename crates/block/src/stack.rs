@@ -106,11 +106,28 @@ impl Stack {
     /// Sends `request` on its way. It comes back through [`completed`](Self::completed) exactly
     /// once, perhaps before this call returns.
     pub fn submit(&mut self, request: Box<Request>, reactor: &mut Reactor) {
+        self.begin(request, reactor);
+        self.run(reactor);
+    }
+
+    /// Sends `request` on its way as one of several: what the back end answers at once waits for
+    /// [`settle`](Self::settle), so that those that come back together go up together.
+    pub fn begin(&mut self, request: Box<Request>, reactor: &mut Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
         self.in_flight += 1;
         self.look_at_round(reactor);
         self.down(0, request, reactor);
-        self.run(reactor);
+        while let Some(step) = self.steps.pop_front() {
+            self.take(step, reactor);
+        }
+    }
+
+    /// Lets what has come back since the last [`begin`](Self::begin) go up.
+    pub fn settle(&mut self, reactor: &mut Reactor) {
+        if !self.finished.is_empty() || !self.holding.is_empty() {
+            self.look_at_round(reactor);
+            self.run(reactor);
+        }
     }
 
     /// Lets the back end have an event of the reactor.
@@ -204,10 +221,7 @@ impl Stack {
                 }
             }
             let Some(step) = self.steps.pop_front() else { break };
-            match step {
-                Step::Down { level, request } => self.down(level, request, reactor),
-                Step::Up { level, request, outcome } => self.up(level, request, outcome),
-            }
+            self.take(step, reactor);
         }
         if !self.holding.is_empty() {
             for mut held in self.holding.drain(..) {
@@ -215,6 +229,13 @@ impl Stack {
                 self.held_count += 1;
                 self.held.push(held);
             }
+        }
+    }
+
+    fn take(&mut self, step: Step, reactor: &mut Reactor) {
+        match step {
+            Step::Down { level, request } => self.down(level, request, reactor),
+            Step::Up { level, request, outcome } => self.up(level, request, outcome),
         }
     }
 

@@ -6,7 +6,8 @@ mod server;
 use std::{
     ops::Range,
     path::{Path, PathBuf},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use clap::{Args, ValueEnum};
@@ -174,11 +175,20 @@ fn subject(options: &BenchOptions) -> Outcome<Subject> {
     if word.contains('/') {
         return Ok(Subject::running(PathBuf::from(word)));
     }
-    let status = options.control.client().disk(word)?;
-    let socket = status.frontends.iter().find_map(|frontend| match frontend {
-        FrontendStatus::VhostUser(status) => Some(status),
-        FrontendStatus::Nbd(_) => None,
-    });
+    // A guest that has just gone may still be on its way out.
+    let patience = Instant::now() + Duration::from_secs(2);
+    let socket = loop {
+        let status = options.control.client().disk(word)?;
+        let socket = status.frontends.into_iter().find_map(|frontend| match frontend {
+            FrontendStatus::VhostUser(status) => Some(status),
+            FrontendStatus::Nbd(_) => None,
+        });
+        let in_use = socket.as_ref().is_some_and(|socket| socket.connected);
+        if !in_use || Instant::now() > patience {
+            break socket;
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
     match socket {
         None => Err(Failure::new(format!("disk {word:?} has no vhost-user socket"))
             .advise("measure a disk that has one, or an image with --image")),

@@ -335,6 +335,7 @@ impl Worker {
         if let Err(error) = self.reactor.submit() {
             self.break_ring(&error.to_string());
         }
+        self.stack.settle(&mut self.reactor);
         true
     }
 
@@ -434,7 +435,7 @@ impl Worker {
         request.header = Some(parsed.header);
         request.insight.io_priority = parsed.io_priority;
         request.token = u64::from(head);
-        self.stack.submit(request, &mut self.reactor);
+        self.stack.begin(request, &mut self.reactor);
     }
 
     /// Gives back a request that says nothing one could act on.
