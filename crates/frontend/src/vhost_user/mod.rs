@@ -104,6 +104,7 @@ struct Connection {
     number: u64,
     stream: UnixStream,
     live: Arc<Mutex<Live>>,
+    session: Arc<Mutex<Session>>,
     thread: JoinHandle<()>,
 }
 
@@ -201,6 +202,9 @@ impl Server {
         let _ = thread.join();
         let connections = std::mem::take(&mut self.shared.connections().list);
         for connection in &connections {
+            // First the requests, then the connection: a VMM that has seen its end listens to no
+            // interrupt any more.
+            connection.session.lock().unwrap_or_else(PoisonError::into_inner).close();
             let _ = connection.stream.shutdown(Shutdown::Both);
         }
         for connection in connections {
@@ -265,25 +269,26 @@ impl Shared {
             live: Arc::clone(&live),
             turn: Arc::clone(&self.turn),
         });
+        let session = Arc::new(Mutex::new(session));
         let (shared, ours) = (Arc::clone(self), stream.try_clone()?);
+        let served = Arc::clone(&session);
         let thread = std::thread::Builder::new().name(format!("vm-{}", self.disk.name())).spawn(
             move || {
-                shared.serve(stream, session);
+                shared.serve(stream, &served);
                 // The server's own end takes the list first and joins what is in it.
                 shared.connections().list.retain(|connection| connection.number != number);
             },
         )?;
         connections.accepted += 1;
-        connections.list.push(Connection { number, stream: ours, live, thread });
+        connections.list.push(Connection { number, stream: ours, live, session, thread });
         Ok(())
     }
 
-    fn serve(&self, connection: UnixStream, session: Session) {
+    fn serve(&self, connection: UnixStream, session: &Arc<Mutex<Session>>) {
         let (name, vm) = (self.disk.name(), self.disk.vm());
         tracing::info!(disk = name, vm, "a VMM has connected");
-        let session = Arc::new(Mutex::new(session));
         let descriptor = connection.as_raw_fd();
-        let mut handler = BackendReqHandler::from_stream(connection, Arc::clone(&session));
+        let mut handler = BackendReqHandler::from_stream(connection, Arc::clone(session));
         loop {
             // The protocol library keeps the channel for the daemon's own messages to itself, and
             // has none that says "the configuration changed".
@@ -314,7 +319,7 @@ impl Shared {
         }
         // Completes what is in flight before the connection closes, so that the VMM finds all of
         // it done.
-        session.lock().unwrap_or_else(PoisonError::into_inner).stop_all();
+        session.lock().unwrap_or_else(PoisonError::into_inner).close();
         drop(handler);
         tracing::info!(disk = name, vm, "the VMM has gone");
     }

@@ -114,6 +114,8 @@ pub(super) struct Session {
     rings: Vec<RingSetup>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Inflight>,
+    /// The server ends: no ring starts any more.
+    closed: bool,
 }
 
 fn invalid(text: impl Into<String>) -> Error {
@@ -143,6 +145,7 @@ impl Session {
             rings,
             log: None,
             inflight: None,
+            closed: false,
         }
     }
 
@@ -171,7 +174,7 @@ impl Session {
         let (event_index, log) = (self.event_index(), self.active_log());
         let setup = &mut self.rings[index];
         let (Some(addresses), true) = (setup.addresses, setup.size > 0) else { return Ok(()) };
-        if setup.worker.is_some() || setup.kick.is_none() {
+        if setup.worker.is_some() || setup.kick.is_none() || self.closed {
             return Ok(());
         }
         let memory = Arc::clone(&self.memory);
@@ -223,7 +226,13 @@ impl Session {
         }
     }
 
-    pub(super) fn stop_all(&mut self) {
+    /// Completes what is in flight and starts nothing any more.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+        self.stop_all();
+    }
+
+    fn stop_all(&mut self) {
         for index in 0..self.rings.len() {
             self.stop(index);
         }
@@ -401,6 +410,11 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let setup = self.ring(u32::from(index))?;
         setup.call = file;
+        // An earlier daemon may have died between giving a request back and saying so: an interrupt
+        // too many does no harm, one that never comes leaves the guest waiting for ever.
+        if let Some(mut call) = setup.call.as_ref() {
+            let _ = call.write(&1_u64.to_ne_bytes());
+        }
         let call = setup.call.as_ref().map(File::try_clone).transpose().map_err(failed)?;
         if let Some(worker) = &setup.worker {
             worker.update(false, move |worker| worker.call = call);
