@@ -15,6 +15,7 @@ mod config;
 mod dirty_log;
 mod fuzz;
 mod inflight;
+mod mailbox;
 mod memory;
 mod peek;
 mod request;

@@ -22,11 +22,12 @@ use super::VhostUserOptions;
 use super::config::{self, LOG_ALL};
 use super::dirty_log::DirtyLog;
 use super::inflight::Inflight;
+use super::mailbox::{Restacker, WorkerHandle};
 use super::memory::{Memory, RegionLayout};
 use super::ring::{RING_SIZE_MAX, Ring, RingAddresses};
 use super::status::Counters;
 use super::turn::Turn;
-use super::worker::{Restacker, WorkerHandle, WorkerStart};
+use super::worker::WorkerStart;
 
 /// The most memory regions of a guest: what the protocol library takes in one table.
 const REGIONS_MAX: usize = 32;

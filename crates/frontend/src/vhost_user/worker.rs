@@ -2,26 +2,24 @@
 //!
 //! One thread serves one ring: it takes requests off the ring, sends them through its stack, waits
 //! for what comes back, gives it back to the guest. The session's thread changes it through
-//! [`WorkerHandle::update`], which runs a closure here, between two rounds; so nothing on the
+//! [`WorkerHandle::update`](super::mailbox::WorkerHandle::update), which runs a closure here, between two rounds; so nothing on the
 //! request path is shared, and nothing is locked.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fathom_block::{Clock, Disk, ErrorKind, GuestAddress, Operation, Outcome, Request, Stack};
 use fathom_reactor::{Event, Owner, Reactor};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::chain::{Chain, Piece};
 use super::dirty_log::DirtyLog;
 use super::inflight::QueueInflight;
+use super::mailbox::{Mail, Mailbox};
 use super::memory::Memory;
 use super::request::{self, Parsed, Segment};
 use super::ring::Ring;
@@ -54,141 +52,6 @@ pub(super) struct WorkerStart {
     /// How long to watch the ring before sleeping, at the longest, in nanoseconds.
     pub spin_ns: u64,
     pub counters: Arc<Counters>,
-}
-
-type Change = Box<dyn FnOnce(&mut Worker) + Send>;
-
-struct Command {
-    /// Whether nothing may be in flight when the change is made.
-    drained: bool,
-    change: Change,
-}
-
-/// How the session's thread reaches a worker.
-pub(super) struct WorkerHandle {
-    mailbox: Arc<Mailbox>,
-    thread: Option<JoinHandle<()>>,
-}
-
-struct Mailbox {
-    commands: Mutex<VecDeque<Command>>,
-    /// Whether there may be commands: one load a round.
-    pending: AtomicBool,
-    wake: EventFd,
-}
-
-impl Mailbox {
-    fn send(&self, command: Command) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
-        self.pending.store(true, Ordering::Release);
-        // The counter cannot overflow: the worker reads it whenever it is not zero.
-        let _ = self.wake.write(1);
-    }
-}
-
-/// Asks a worker, from any thread, to open its disk anew.
-pub(super) struct Restacker(Arc<Mailbox>);
-
-impl Restacker {
-    pub(super) fn restack(&self) {
-        self.0.send(Command { drained: true, change: Box::new(Worker::restack) });
-    }
-}
-
-impl WorkerHandle {
-    /// Starts the thread. Fails where the disk cannot be opened for it.
-    pub(super) fn start(start: WorkerStart) -> io::Result<Self> {
-        let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
-        let mailbox =
-            Arc::new(Mailbox { commands: Mutex::default(), pending: AtomicBool::new(false), wake });
-        let (sender, receiver) = sync_channel(1);
-        let for_thread = Arc::clone(&mailbox);
-        let name = format!("q{}-{}", start.index, start.disk.name());
-        let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let counters = Arc::clone(&start.counters);
-            let disk = start.disk.name().to_owned();
-            let result =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    match Worker::new(start, for_thread) {
-                        Ok(mut worker) => {
-                            let _ = sender.send(Ok(()));
-                            worker.run();
-                        }
-                        Err(error) => drop(sender.send(Err(error))),
-                    }
-                }));
-            if result.is_err() {
-                counters.panics.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(disk, "a queue's thread failed; its ring has stopped");
-            }
-        })?;
-        match receiver.recv() {
-            Ok(Ok(())) => Ok(Self { mailbox, thread: Some(thread) }),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(io::Error::other("a queue's thread failed at its start")),
-        }
-    }
-
-    /// Runs `change` on the worker's thread and returns what it returns; `None` where the thread
-    /// has ended. With `drained`, no request is in flight by then, and no new ones were taken.
-    pub(super) fn update<R: Send + 'static>(
-        &self,
-        drained: bool,
-        change: impl FnOnce(&mut Worker) -> R + Send + 'static,
-    ) -> Option<R> {
-        let (sender, receiver) = sync_channel(1);
-        let change: Change = Box::new(move |worker| drop(sender.send(change(worker))));
-        self.mailbox.send(Command { drained, change });
-        // A thread that has ended reads no mail: drop the command, and with it the sender.
-        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-            self.clear();
-        }
-        loop {
-            match receiver.recv_timeout(Duration::from_millis(100)) {
-                Ok(result) => return Some(result),
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return None,
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
-                    if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-                        self.clear();
-                    }
-                }
-            }
-        }
-    }
-
-    fn clear(&self) {
-        self.mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    }
-
-    /// Lets another thread ask for a restack.
-    pub(super) fn restacker(&self) -> Restacker {
-        Restacker(Arc::clone(&self.mailbox))
-    }
-
-    /// Completes what is in flight, ends the thread, and returns how far it had come in the ring.
-    pub(super) fn stop(mut self) -> Option<u16> {
-        let base = self.update(true, |worker| {
-            worker.ended = true;
-            worker.ring.next_available()
-        });
-        self.join();
-        base
-    }
-
-    fn join(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for WorkerHandle {
-    fn drop(&mut self) {
-        if self.thread.is_some() {
-            self.update(true, |worker| worker.ended = true);
-            self.join();
-        }
-    }
 }
 
 /// What is known of the request at a head while it is in flight.
@@ -235,7 +98,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    fn new(start: WorkerStart, mailbox: Arc<Mailbox>) -> io::Result<Self> {
+    pub(super) fn new(start: WorkerStart, mailbox: Arc<Mailbox>) -> io::Result<Self> {
         let mut reactor = Reactor::new(REACTOR_ENTRIES)?;
         let owner = reactor.register();
         let stack = start.disk.open_queue(&mut reactor, Clock::System)?;
@@ -297,13 +160,13 @@ impl Worker {
         }
     }
 
-    fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         self.ring.disable_notifications();
         while !self.ended {
             let mut busy = self.take_requests();
             busy |= self.take_events();
             busy |= self.give_back();
-            if self.mailbox.pending.load(Ordering::Acquire) {
+            if self.mailbox.is_pending() {
                 busy |= self.take_commands();
             }
             if !busy {
@@ -594,30 +457,27 @@ impl Worker {
     /// Makes the changes that the session asks for.
     fn take_commands(&mut self) -> bool {
         loop {
-            let command = {
-                let mut commands =
-                    self.mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner);
-                match commands.front() {
-                    None => {
-                        self.mailbox.pending.store(false, Ordering::Release);
-                        self.draining = false;
-                        return true;
-                    }
-                    Some(command) if command.drained && self.stack.in_flight() > 0 => {
-                        self.draining = true;
-                        return false;
-                    }
-                    Some(_) => commands.pop_front(),
+            match self.mailbox.next(self.stack.in_flight()) {
+                Mail::Change(change) => change(self),
+                Mail::Waiting => {
+                    self.draining = true;
+                    return false;
                 }
-            };
-            if let Some(command) = command {
-                (command.change)(self);
+                Mail::None => {
+                    self.draining = false;
+                    return true;
+                }
             }
         }
     }
 
+    /// Ends the thread after this round.
+    pub(super) fn end(&mut self) {
+        self.ended = true;
+    }
+
     /// Opens the disk anew, with the layers that it has now. Nothing is in flight.
-    fn restack(&mut self) {
+    pub(super) fn restack(&mut self) {
         match self.disk.open_queue(&mut self.reactor, Clock::System) {
             Ok(stack) => self.stack = stack,
             Err(error) => {
