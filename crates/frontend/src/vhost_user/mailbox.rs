@@ -58,16 +58,14 @@ impl Mailbox {
     /// The next command that can be carried out with `in_flight` requests in flight.
     pub(super) fn next(&self, in_flight: usize) -> Mail {
         let mut commands = self.commands();
-        match commands.front() {
-            Some(command) if command.drained && in_flight > 0 => Mail::Waiting,
-            _ => match commands.pop_front() {
-                Some(command) => Mail::Change(command.change),
-                None => {
-                    self.pending.store(false, Ordering::Release);
-                    Mail::None
-                }
-            },
+        if commands.front().is_some_and(|command| command.drained && in_flight > 0) {
+            return Mail::Waiting;
         }
+        let Some(command) = commands.pop_front() else {
+            self.pending.store(false, Ordering::Release);
+            return Mail::None;
+        };
+        Mail::Change(command.change)
     }
 
     fn commands(&self) -> MutexGuard<'_, VecDeque<Command>> {
