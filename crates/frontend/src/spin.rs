@@ -18,7 +18,6 @@ const YIELD_NS_MAX: u64 = 1_280_000_000;
 
 /// The time to look, adapted after each idle period.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::struct_field_names, reason = "the unit belongs to each name")]
 pub(crate) struct Spin {
     /// The longest look; 0 never looks.
     most_ns: u64,
@@ -26,12 +25,14 @@ pub(crate) struct Spin {
     yield_until_ns: u64,
     /// How long the last way was given, in nanoseconds.
     yield_ns: u64,
+    /// The count at the last long step.
+    preemptions: u64,
 }
 
 impl Spin {
     /// Looks for `most_ns` at the longest; 0 never looks.
     pub fn new(most_ns: u64) -> Self {
-        Self { most_ns, limit_ns: 0, yield_until_ns: 0, yield_ns: 0 }
+        Self { most_ns, limit_ns: 0, yield_until_ns: 0, yield_ns: 0, preemptions: 0 }
     }
 
     /// How long to look for work before sleeping, in nanoseconds; 0 is not at all.
@@ -39,9 +40,17 @@ impl Spin {
         if now_ns < self.yield_until_ns { 0 } else { self.limit_ns }
     }
 
-    /// Learns of a step while looking. False when the look is to end.
-    pub fn step(&mut self, before_ns: u64, now_ns: u64) -> bool {
+    /// Learns of a step while looking. False when the look is to end. `preemptions` counts how
+    /// often the thread has lost its processor to another; it is asked only after a long step,
+    /// which may also be the hypervisor's doing, or an interrupt's.
+    pub fn step(&mut self, before_ns: u64, now_ns: u64, preemptions: impl FnOnce() -> u64) -> bool {
         if now_ns.saturating_sub(before_ns) > STEP_NS_MAX {
+            let count = preemptions();
+            let preempted = count != self.preemptions;
+            self.preemptions = count;
+            if !preempted {
+                return true;
+            }
             let again = now_ns.saturating_sub(self.yield_until_ns) < 4 * self.yield_ns;
             let yield_ns = if again { self.yield_ns * 2 } else { YIELD_NS_MIN };
             self.yield_ns = yield_ns.min(YIELD_NS_MAX);
@@ -59,6 +68,15 @@ impl Spin {
             self.limit_ns = (self.limit_ns * 2).max(SPIN_NS_MIN).min(self.most_ns);
         }
     }
+}
+
+/// How often this thread has lost its processor to another.
+pub(crate) fn preemptions() -> u64 {
+    // SAFETY: an all-zero rusage is a valid value of that plain structure.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure lives through the call.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nivcsw as u64
 }
 
 #[cfg(test)]
@@ -88,22 +106,26 @@ mod tests {
     fn a_look_gives_way_to_other_work() {
         let mut spin = Spin::new(MOST_NS);
         spin.slept(20_000);
-        assert!(spin.step(1000, 3000));
+        assert!(spin.step(1000, 3000, || unreachable!("a short step asks nobody")));
         let mut now_ns = 3_000_000;
-        assert!(!spin.step(3000, now_ns));
+        // A long step without a preemption is nobody's work.
+        assert!(spin.step(3000, now_ns, || 0));
+        let mut count = 1;
+        assert!(!spin.step(3000, now_ns, || count));
         assert_eq!(spin.limit_ns(now_ns), 0);
         now_ns += YIELD_NS_MIN;
         assert_eq!(spin.limit_ns(now_ns), SPIN_NS_MIN);
         // Still in the way: longer and longer, up to a bound.
         for _ in 0..20 {
             now_ns += 3_000_000;
-            assert!(!spin.step(now_ns - 1_000_000, now_ns));
+            count += 1;
+            assert!(!spin.step(now_ns - 1_000_000, now_ns, || count));
             now_ns = spin.yield_until_ns;
         }
         assert_eq!(spin.yield_ns, YIELD_NS_MAX);
         // A quiet time later it begins anew.
         now_ns += 5 * YIELD_NS_MAX;
-        assert!(!spin.step(now_ns - 1_000_000, now_ns));
+        assert!(!spin.step(now_ns - 1_000_000, now_ns, || count + 1));
         assert_eq!(spin.yield_ns, YIELD_NS_MIN);
     }
 }

@@ -21,7 +21,7 @@ use super::control::Control;
 use super::exports::Export;
 use super::reply::{Answered, Replies};
 use super::wire::{Mode, RequestHeader, command};
-use crate::spin::Spin;
+use crate::spin::{Spin, preemptions};
 
 /// The memory that small requests are received into, in bytes.
 const INPUT_LENGTH: usize = 128 << 10;
@@ -323,7 +323,7 @@ impl Transmission {
         if limit_ns > 0 && !self.readable_watched {
             let mut now_ns = start_ns;
             while now_ns - start_ns < limit_ns {
-                for _ in 0..8 {
+                for _ in 0..16 {
                     std::hint::spin_loop();
                 }
                 if self.receive() || self.reactor.is_ready() {
@@ -331,7 +331,7 @@ impl Transmission {
                 }
                 let before_ns = now_ns;
                 now_ns = self.stack.now_ns();
-                if !self.spin.step(before_ns, now_ns) {
+                if !self.spin.step(before_ns, now_ns, preemptions) {
                     break;
                 }
             }

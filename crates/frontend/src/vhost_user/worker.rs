@@ -24,7 +24,7 @@ use super::memory::Memory;
 use super::request::{self, Parsed, Segment};
 use super::ring::Ring;
 use super::status::Counters;
-use crate::spin::Spin;
+use crate::spin::{Spin, preemptions};
 
 /// The entries of a worker's `io_uring`.
 const REACTOR_ENTRIES: u32 = 256;
@@ -506,7 +506,7 @@ impl Worker {
             }
             let before_ns = now_ns;
             now_ns = self.stack.now_ns();
-            if !self.spin.step(before_ns, now_ns) {
+            if !self.spin.step(before_ns, now_ns, preemptions) {
                 break;
             }
         }
