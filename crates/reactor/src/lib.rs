@@ -114,7 +114,7 @@ impl Reactor {
     /// Whatever memory and descriptors `entry` names must stay valid until its event arrives.
     pub unsafe fn push(&mut self, owner: Owner, token: u64, entry: squeue::Entry) {
         debug_assert!(token <= TOKEN_MASK);
-        let entry = entry.user_data(u64::from(owner.0) << TOKEN_BITS | (token & TOKEN_MASK));
+        let entry = entry.user_data((u64::from(owner.0) << TOKEN_BITS) | (token & TOKEN_MASK));
         self.unsubmitted += 1;
         self.false_alarm = false;
         if !self.backlog.is_empty() {
@@ -155,7 +155,7 @@ impl Reactor {
     /// event.
     pub fn cancel(&mut self, owner: Owner, token: u64) {
         let entry =
-            opcode::AsyncCancel::new(u64::from(owner.0) << TOKEN_BITS | (token & TOKEN_MASK))
+            opcode::AsyncCancel::new((u64::from(owner.0) << TOKEN_BITS) | (token & TOKEN_MASK))
                 .build();
         // SAFETY: a cancellation names no memory.
         unsafe { self.push(Owner(NOBODY), 0, entry) };
