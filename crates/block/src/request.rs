@@ -127,6 +127,19 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// Every kind, in the order of declaration.
+    pub const ALL: [Self; 9] = [
+        Self::Io,
+        Self::NoSpace,
+        Self::OutOfRange,
+        Self::Misaligned,
+        Self::ReadOnly,
+        Self::Unsupported,
+        Self::TooLong,
+        Self::Malformed,
+        Self::ShuttingDown,
+    ];
+
     /// What an `errno` of the operating system means for a request.
     pub fn from_errno(errno: i32) -> Self {
         match errno {

@@ -276,7 +276,7 @@ impl LayerQueue for FaultQueue {
 
     fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let word = *next.word(&mut request);
-        let late = ERRORS.iter().find(|error| word == LATE | **error as u64);
+        let late = ErrorKind::ALL.iter().find(|error| word == LATE | **error as u64);
         let outcome = outcome.and(late.map_or(Ok(()), |error| Err(*error)));
         next.complete(request, outcome);
     }
@@ -294,16 +294,3 @@ impl LayerQueue for FaultQueue {
         }
     }
 }
-
-/// Every error, to find one by its number.
-const ERRORS: [ErrorKind; 9] = [
-    ErrorKind::Io,
-    ErrorKind::NoSpace,
-    ErrorKind::OutOfRange,
-    ErrorKind::Misaligned,
-    ErrorKind::ReadOnly,
-    ErrorKind::Unsupported,
-    ErrorKind::TooLong,
-    ErrorKind::Malformed,
-    ErrorKind::ShuttingDown,
-];

@@ -8,6 +8,7 @@ use super::chain::{CHAIN_LENGTH_MAX, Chain};
 use super::memory::{Memory, RegionLayout};
 use super::request;
 use super::ring::{Ring, RingAddresses};
+use super::shared_file::memory_file;
 
 const MEMORY: u64 = 64 << 10;
 const RING_SIZE: u16 = 64;
@@ -21,7 +22,7 @@ const RING_SIZE: u16 = 64;
 pub fn fuzz_requests(data: &[u8]) {
     use std::os::unix::fs::FileExt;
     let mut memory = Memory::default();
-    let Ok(file) = memory_file() else { return };
+    let Ok(file) = memory_file(c"fathom-fuzz", MEMORY) else { return };
     let length = data.len().min(MEMORY as usize);
     if file.write_all_at(&data[..length], 0).is_err() {
         return;
@@ -52,17 +53,4 @@ pub fn fuzz_requests(data: &[u8]) {
         ring.give_back(head, 0);
     }
     ring.publish();
-}
-
-fn memory_file() -> std::io::Result<std::fs::File> {
-    use std::os::fd::FromRawFd;
-    // SAFETY: the name is a C string; the call returns a new descriptor or -1.
-    let descriptor = unsafe { libc::memfd_create(c"fathom-fuzz".as_ptr(), libc::MFD_CLOEXEC) };
-    if descriptor < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and ours alone.
-    let file = unsafe { std::fs::File::from_raw_fd(descriptor) };
-    file.set_len(MEMORY)?;
-    Ok(file)
 }

@@ -22,12 +22,11 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::FromRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use super::ring::RING_SIZE_MAX;
-use super::shared_file::SharedFile;
+use super::shared_file::{SharedFile, memory_file};
 
 const HEADER_LENGTH: usize = 16;
 const ENTRY_LENGTH: usize = 16;
@@ -53,15 +52,7 @@ impl Inflight {
     pub(super) fn create(queues: u16, size: u16) -> io::Result<(Self, File, u64)> {
         Self::check(queues, size)?;
         let length = (region_length(size) * usize::from(queues)) as u64;
-        // SAFETY: the name is a C string; the call returns a new descriptor or -1.
-        let descriptor =
-            unsafe { libc::memfd_create(c"fathom-inflight".as_ptr(), libc::MFD_CLOEXEC) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and ours alone.
-        let file = unsafe { File::from_raw_fd(descriptor) };
-        file.set_len(length)?;
+        let file = memory_file(c"fathom-inflight", length)?;
         let inflight = Self::open(&file, 0, length, queues, size)?;
         for queue in 0..queues {
             if let Some(region) = inflight.queue(queue) {

@@ -7,7 +7,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fathom_block::{Operation, Outcome};
+use fathom_block::{ErrorKind, Operation, Outcome};
 
 /// The classes of request sizes: class n holds lengths up to 512 · 2ⁿ bytes, the last one also
 /// everything longer.
@@ -16,7 +16,7 @@ pub const SIZE_CLASSES: usize = 12;
 /// The number of [`Operation`]s.
 pub(super) const OPERATIONS: usize = Operation::ALL.len();
 /// The number of kinds of error.
-pub(super) const ERRORS: usize = 9;
+pub(super) const ERRORS: usize = ErrorKind::ALL.len();
 
 /// The class that a request of `length` bytes belongs to; operations without a range are in the
 /// first.

@@ -9,19 +9,6 @@ use fathom_layers::tap::{OperationSnapshot, SIZE_CLASSES, size_class_length_max}
 
 use super::{Daemon, Served};
 
-/// The kinds of error, in the order of their declaration.
-const KINDS: [ErrorKind; 9] = [
-    ErrorKind::Io,
-    ErrorKind::NoSpace,
-    ErrorKind::OutOfRange,
-    ErrorKind::Misaligned,
-    ErrorKind::ReadOnly,
-    ErrorKind::Unsupported,
-    ErrorKind::TooLong,
-    ErrorKind::Malformed,
-    ErrorKind::ShuttingDown,
-];
-
 impl Daemon {
     /// A sample of all disks.
     pub(crate) fn statistics(&self) -> Statistics {
@@ -86,7 +73,7 @@ fn of_operation(operation: Operation, snapshot: &OperationSnapshot) -> Operation
             latency: of_size,
         });
     }
-    let errors_by_kind: BTreeMap<String, u64> = KINDS
+    let errors_by_kind: BTreeMap<String, u64> = ErrorKind::ALL
         .into_iter()
         .map(|kind| (kind.name().to_owned(), snapshot.failed_with(kind)))
         .filter(|(_, count)| *count > 0)
