@@ -74,6 +74,35 @@ pub(crate) enum Step {
     Up { level: usize, request: Box<Request>, outcome: Outcome },
 }
 
+/// The steps that wait to be taken, oldest first.
+///
+/// Nearly always there is one, the last act of the layer that was just called: it never sees the
+/// queue.
+#[derive(Default)]
+pub(crate) struct Steps {
+    /// Older than everything in `rest`.
+    first: Option<Step>,
+    rest: VecDeque<Step>,
+}
+
+impl Steps {
+    pub(crate) fn push(&mut self, step: Step) {
+        if self.first.is_none() && self.rest.is_empty() {
+            self.first = Some(step);
+        } else {
+            self.rest.push_back(step);
+        }
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Step> {
+        self.first.take().or_else(|| self.rest.pop_front())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none() && self.rest.is_empty()
+    }
+}
+
 /// A request that a layer keeps until a time.
 pub(crate) struct Held {
     pub(crate) deadline_ns: u64,
@@ -143,7 +172,7 @@ impl Pool {
 /// What a layer can reach while it is called: its neighbours, the time, and fresh requests.
 pub struct Crossing<'a> {
     pub(crate) level: usize,
-    pub(crate) steps: &'a mut VecDeque<Step>,
+    pub(crate) steps: &'a mut Steps,
     pub(crate) held: &'a mut Vec<Held>,
     pub(crate) pool: &'a mut Pool,
     pub(crate) clock: &'a Clock,
@@ -155,7 +184,7 @@ impl Crossing<'_> {
     /// Passes `request` to the next layer, or to the back end. It is checked on the way: what the
     /// part below does not offer comes back as a completion with an error.
     pub fn submit(&mut self, request: Box<Request>) {
-        self.steps.push_back(Step::Down { level: self.level + 1, request });
+        self.steps.push(Step::Down { level: self.level + 1, request });
     }
 
     /// Hands `request` to the layer above, or to the front end, as done.
@@ -164,7 +193,7 @@ impl Crossing<'_> {
             request.origin <= self.level,
             "a layer completes no request of its own: it recycles it"
         );
-        self.steps.push_back(Step::Up { level: self.level, request, outcome });
+        self.steps.push(Step::Up { level: self.level, request, outcome });
     }
 
     /// Keeps `request` until `deadline_ns` of the clock; then the layer's

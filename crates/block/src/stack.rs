@@ -11,7 +11,7 @@ use crate::backend::{BackendContext, BackendQueue};
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::geometry::Capabilities;
-use crate::layer::{Crossing, Held, LayerQueue, Pool, Step};
+use crate::layer::{Crossing, Held, LayerQueue, Pool, Step, Steps};
 use crate::request::{
     Allocation, ErrorKind, Extent, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
 };
@@ -37,7 +37,7 @@ pub struct Stack {
     alignment_mask: u64,
     clock: Clock,
     pool: Pool,
-    steps: VecDeque<Step>,
+    steps: Steps,
     /// What the back end has given back and no layer has seen yet.
     finished: Vec<(Box<Request>, Outcome)>,
     /// What layers asked to be held during this call.
@@ -71,7 +71,7 @@ impl Stack {
             alignment_mask,
             clock,
             pool: Pool::new(queue),
-            steps: VecDeque::new(),
+            steps: Steps::default(),
             finished: Vec::new(),
             holding: Vec::new(),
             held: BinaryHeap::new(),
@@ -117,9 +117,7 @@ impl Stack {
         self.in_flight += 1;
         self.look_at_round(reactor);
         self.down(0, request, reactor);
-        while let Some(step) = self.steps.pop_front() {
-            self.take(step, reactor);
-        }
+        self.take_steps(reactor);
     }
 
     /// Lets what has come back since the last [`begin`](Self::begin) go up.
@@ -214,14 +212,18 @@ impl Stack {
             self.completed.extend(self.finished.drain(..));
             return;
         }
-        loop {
-            if !self.finished.is_empty() {
-                for (request, outcome) in self.finished.drain(..) {
-                    self.steps.push_back(Step::Up { level: bottom, request, outcome });
-                }
+        self.take_steps(reactor);
+        while !self.finished.is_empty() {
+            // Each goes all the way up before the next. What a layer submits meanwhile may finish
+            // at once: it has its turn afterwards.
+            let mut finished = std::mem::take(&mut self.finished);
+            for (request, outcome) in finished.drain(..) {
+                self.up(bottom, request, outcome);
+                self.take_steps(reactor);
             }
-            let Some(step) = self.steps.pop_front() else { break };
-            self.take(step, reactor);
+            if self.finished.is_empty() {
+                self.finished = finished;
+            }
         }
         if !self.holding.is_empty() {
             for mut held in self.holding.drain(..) {
@@ -232,10 +234,13 @@ impl Stack {
         }
     }
 
-    fn take(&mut self, step: Step, reactor: &mut Reactor) {
-        match step {
-            Step::Down { level, request } => self.down(level, request, reactor),
-            Step::Up { level, request, outcome } => self.up(level, request, outcome),
+    /// Takes the steps of the layers until none is left.
+    fn take_steps(&mut self, reactor: &mut Reactor) {
+        while let Some(step) = self.steps.pop() {
+            match step {
+                Step::Down { level, request } => self.down(level, request, reactor),
+                Step::Up { level, request, outcome } => self.up(level, request, outcome),
+            }
         }
     }
 
@@ -244,7 +249,7 @@ impl Stack {
     fn down(&mut self, level: usize, mut request: Box<Request>, reactor: &mut Reactor) {
         if let Err(error) = self.check(level, &request) {
             self.disk.counters().refused.fetch_add(1, Ordering::Relaxed);
-            self.steps.push_back(Step::Up { level, request, outcome: Err(error) });
+            self.steps.push(Step::Up { level, request, outcome: Err(error) });
             return;
         }
         if level < self.layers.len() {
@@ -255,12 +260,12 @@ impl Stack {
         match request.operation {
             Operation::GetId => {
                 request.buffers.copy_from(0, self.disk.serial());
-                self.steps.push_back(Step::Up { level, request, outcome: Ok(()) });
+                self.steps.push(Step::Up { level, request, outcome: Ok(()) });
             }
             Operation::Extents if !self.capabilities[level].extents => {
                 let (offset, length) = (request.offset, request.length);
                 request.extents.push(Extent { offset, length, allocation: Allocation::Data });
-                self.steps.push_back(Step::Up { level, request, outcome: Ok(()) });
+                self.steps.push(Step::Up { level, request, outcome: Ok(()) });
             }
             Operation::Read
             | Operation::Write

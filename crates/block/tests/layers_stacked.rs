@@ -62,15 +62,15 @@ fn two_requests_come_back_in_the_order_of_the_back_end() {
     assert_eq!(bench.stack.in_flight(), 2);
     assert_eq!(bench.record.take().len(), 8);
     bench.advance();
-    // What comes back together goes up level by level.
+    // The first goes all the way up before the second.
     assert_eq!(
         bench.record.take(),
         [
             "C complete write 0+512 ok",
-            "C complete flush 0+0 ok",
             "B complete write 0+512 ok",
-            "B complete flush 0+0 ok",
             "A complete write 0+512 ok",
+            "C complete flush 0+0 ok",
+            "B complete flush 0+0 ok",
             "A complete flush 0+0 ok",
         ]
     );

@@ -154,6 +154,10 @@ impl Counters {
         if in_flight > 0 {
             let changed_ns = self.changed_ns.load(Ordering::Relaxed);
             let passed_ns = now_ns.saturating_sub(changed_ns);
+            if passed_ns == 0 {
+                // One of several that come or go together.
+                return in_flight;
+            }
             add(&self.busy_ns, passed_ns);
             add(&self.depth_ns, passed_ns * in_flight);
         }
