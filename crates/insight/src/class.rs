@@ -1,0 +1,111 @@
+//! The I/O class: how much a request deserves to be cached.
+
+use std::fmt;
+
+use crate::kind::Kind;
+
+/// A priority for caching: 0 (large files) to 5 (metadata), or 32 (unique data, not worth
+/// deduplicating).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IoClass(pub u8);
+
+impl IoClass {
+    /// The payload is unique: skip deduplication.
+    pub const UNIQUE: Self = Self(32);
+}
+
+/// Which class a request is given: Table 6 of the Sky paper, unless the operator says otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassTable {
+    /// Bounds of file sizes in bytes, descending: a file that is not smaller than the first is of
+    /// class 0, one that is smaller than the nth bound and no later one is of class n - 1 and so
+    /// on; see [`class`](Self::class).
+    bounds: Vec<u64>,
+    metadata: IoClass,
+}
+
+impl Default for ClassTable {
+    /// Files below 14, 10, 5, 2 and 1 MB are of class 0 to 4, metadata of class 5.
+    fn default() -> Self {
+        const MB: u64 = 1 << 20;
+        Self { bounds: vec![14 * MB, 10 * MB, 5 * MB, 2 * MB, MB], metadata: IoClass(5) }
+    }
+}
+
+/// Why a table of classes is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClassError {
+    /// The bounds do not get smaller from one to the next.
+    Order,
+    /// There are more than 31 bounds: class 32 has a meaning of its own.
+    Many,
+}
+
+impl fmt::Display for ClassError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Order => "each bound of a file size must be smaller than the one before it",
+            Self::Many => "there can be no more than 31 bounds of file sizes",
+        })
+    }
+}
+
+impl std::error::Error for ClassError {}
+
+impl ClassTable {
+    /// A table of its own: files smaller than the first bound (in bytes) are of class 0, smaller
+    /// than the second of class 1, and so on; metadata comes above them all.
+    ///
+    /// # Errors
+    /// When the bounds do not descend, or are more than 31.
+    pub fn new(bounds: Vec<u64>) -> Result<Self, ClassError> {
+        if bounds.len() > 31 {
+            return Err(ClassError::Many);
+        }
+        if bounds.windows(2).any(|pair| pair[1] >= pair[0]) {
+            return Err(ClassError::Order);
+        }
+        let metadata = IoClass(bounds.len() as u8);
+        Ok(Self { bounds, metadata })
+    }
+
+    /// The class of data of `kind` in a file of `file_size` bytes; `None` where nothing is known
+    /// that the table could decide by. Files that reach the first bound have the default class, 0.
+    pub fn class(&self, kind: Kind, file_size: u64) -> Option<IoClass> {
+        match kind {
+            Kind::Metadata | Kind::Journal | Kind::Directory => Some(self.metadata),
+            Kind::Data | Kind::Direct => {
+                let above = self.bounds.partition_point(|bound| file_size < *bound);
+                Some(IoClass(above.saturating_sub(1) as u8))
+            }
+            Kind::Unknown | Kind::Swap | Kind::Device => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_the_table_of_the_paper() {
+        const MB: u64 = 1 << 20;
+        let table = ClassTable::default();
+        let class = |size| table.class(Kind::Data, size).unwrap().0;
+        let expected =
+            [(14 * MB, 0), (14 * MB - 1, 0), (10 * MB - 1, 1), (5 * MB - 1, 2), (2 * MB - 1, 3)];
+        for (size, wanted) in expected {
+            assert_eq!(class(size), wanted, "{size}");
+        }
+        assert_eq!((class(MB - 1), class(0), class(u64::MAX)), (4, 4, 0));
+        assert_eq!(table.class(Kind::Metadata, 0), Some(IoClass(5)));
+        assert_eq!(table.class(Kind::Swap, 0), None);
+    }
+
+    #[test]
+    fn bounds_must_descend() {
+        assert_eq!(ClassTable::new(vec![1, 1]), Err(ClassError::Order));
+        assert_eq!(ClassTable::new((0..40).rev().collect()), Err(ClassError::Many));
+        assert!(ClassTable::new(vec![]).unwrap().class(Kind::Data, 7) == Some(IoClass(0)));
+    }
+}

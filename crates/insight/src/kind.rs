@@ -1,0 +1,136 @@
+//! The kinds of data, and where knowledge comes from.
+
+/// The kind of data that a request moves, as the guest's kernel would name it.
+///
+/// The numbers are those of the event's column `Kind`; they never change their meaning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Kind {
+    /// Nothing is known.
+    #[default]
+    Unknown = 0,
+    /// A file's content, through the page cache.
+    Data = 1,
+    /// A file system's own structures.
+    Metadata = 2,
+    /// A file system's journal.
+    Journal = 3,
+    /// Swapped memory.
+    Swap = 4,
+    /// A file's content, past the page cache.
+    Direct = 5,
+    /// A directory's blocks, where the file system tells them from other metadata.
+    Directory = 6,
+    /// I/O on the block device itself: `mkfs`, `dd`.
+    Device = 7,
+}
+
+impl Kind {
+    /// Every kind, in the order of its number.
+    pub const ALL: [Self; 8] = [
+        Self::Unknown,
+        Self::Data,
+        Self::Metadata,
+        Self::Journal,
+        Self::Swap,
+        Self::Direct,
+        Self::Directory,
+        Self::Device,
+    ];
+
+    /// The name used in events, metrics and the control interface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Data => "data",
+            Self::Metadata => "metadata",
+            Self::Journal => "journal",
+            Self::Swap => "swap",
+            Self::Direct => "direct",
+            Self::Directory => "directory",
+            Self::Device => "device",
+        }
+    }
+
+    /// The kind of a number, [`Kind::Unknown`] for one that nobody has given out.
+    pub fn from_number(number: u8) -> Self {
+        Self::ALL.get(usize::from(number)).copied().unwrap_or_default()
+    }
+
+    /// Whether it is a file's content.
+    pub fn is_content(self) -> bool {
+        matches!(self, Self::Data | Self::Direct)
+    }
+}
+
+/// Where an insight was learnt, from the weakest to the strongest: where two sources contradict
+/// each other, the stronger one wins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Source {
+    /// Nowhere.
+    #[default]
+    None = 0,
+    /// The flags of the guest kernel's request.
+    Flags = 1,
+    /// The page that the data is in.
+    Page = 2,
+    /// The completion of the guest kernel's bio, and what it belongs to.
+    Bio = 3,
+    /// System calls that were seen.
+    Calls = 4,
+    /// The application itself.
+    Application = 5,
+}
+
+impl Source {
+    /// The name used in logs and the control interface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Flags => "flags",
+            Self::Page => "page",
+            Self::Bio => "bio",
+            Self::Calls => "calls",
+            Self::Application => "application",
+        }
+    }
+}
+
+/// How sure an insight is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Confidence {
+    /// Nothing supports it.
+    #[default]
+    None = 0,
+    /// One structure says so, and nothing checks it.
+    Likely = 1,
+    /// Structures that check each other say so.
+    Sure = 2,
+}
+
+impl Confidence {
+    /// The name used in logs and the control interface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Likely => "likely",
+            Self::Sure => "sure",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_places_in_the_list() {
+        for (number, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, number);
+            assert_eq!(Kind::from_number(number as u8), kind);
+        }
+        assert_eq!(Kind::from_number(200), Kind::Unknown);
+    }
+}

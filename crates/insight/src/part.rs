@@ -1,0 +1,271 @@
+//! What is known about one request.
+
+use std::fmt;
+
+use crate::class::{ClassTable, IoClass};
+use crate::kind::{Confidence, Kind, Source};
+use crate::names::{Name, Names};
+
+/// How the guest's kernel marked its request (`REQ_…` of Linux).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RequestFlags(pub u8);
+
+impl RequestFlags {
+    /// `REQ_META`: a file system's structures.
+    pub const METADATA: Self = Self(1);
+    /// `REQ_PRIO`: boost it.
+    pub const PRIORITY: Self = Self(2);
+    /// `REQ_SYNC`: somebody waits for it.
+    pub const SYNCHRONOUS: Self = Self(4);
+    /// `REQ_RAHEAD`: nobody waits for it yet.
+    pub const READ_AHEAD: Self = Self(8);
+    /// `REQ_SWAP`: memory is swapped.
+    pub const SWAP: Self = Self(16);
+    /// `REQ_FUA`: durable at its completion.
+    pub const FORCE_UNIT_ACCESS: Self = Self(32);
+    /// `REQ_PREFLUSH`: a flush goes before it.
+    pub const FLUSH: Self = Self(64);
+    /// `REQ_BACKGROUND`: nobody waits for it.
+    pub const BACKGROUND: Self = Self(128);
+
+    const NAMES: [(Self, &'static str); 8] = [
+        (Self::METADATA, "meta"),
+        (Self::PRIORITY, "prio"),
+        (Self::SYNCHRONOUS, "sync"),
+        (Self::READ_AHEAD, "read-ahead"),
+        (Self::SWAP, "swap"),
+        (Self::FORCE_UNIT_ACCESS, "fua"),
+        (Self::FLUSH, "flush"),
+        (Self::BACKGROUND, "background"),
+    ];
+
+    /// Whether all of `flags` are set.
+    pub fn contains(self, flags: Self) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+
+    /// Sets `flags`.
+    pub fn insert(&mut self, flags: Self) {
+        self.0 |= flags.0;
+    }
+
+    /// The names of those that are set.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        Self::NAMES.iter().filter(move |(flag, _)| self.contains(*flag)).map(|(_, name)| *name)
+    }
+}
+
+/// What is known about some bytes. Small and `Copy`; its texts are in a [`Names`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Facts {
+    /// The kind of data.
+    pub kind: Kind,
+    /// Where the kind and the file were learnt.
+    pub source: Source,
+    /// How sure they are.
+    pub confidence: Confidence,
+    /// The lifetime that the application expects: `RWH_WRITE_LIFE_…` of `fcntl`, 0 is not set.
+    pub write_hint: u8,
+    /// The file's number in its file system; 0 where there is no file or it is unknown.
+    pub inode: u64,
+    /// The file's size in bytes at the time of the request; 0 where unknown.
+    pub file_size: u64,
+    /// The file's owner, a user number of the guest; 0 where unknown (and for root).
+    pub owner: u32,
+    /// The file's path from the root of its file system.
+    pub path: Name,
+    /// The type of the file system, `ext4`.
+    pub file_system: Name,
+    /// The block device that the file system names itself by, `vda1`.
+    pub device: Name,
+    /// The path of the control group (of the container, the service) that is charged; `/` is the
+    /// root group.
+    pub cgroup: Name,
+    /// The command of the process that waits for the request, where it is known.
+    pub process: Name,
+    /// Its process number; 0 where unknown.
+    pub process_id: u32,
+}
+
+impl Facts {
+    /// The facts in words: `data source=bio inode=12 …`, as the log layer writes them.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn describe(&self, out: &mut dyn fmt::Write, names: &Names) -> fmt::Result {
+        out.write_str(self.kind.name())?;
+        if self.source != Source::None {
+            write!(out, " source={}", self.source.name())?;
+        }
+        if self.inode != 0 {
+            write!(out, " inode={} size={}", self.inode, self.file_size)?;
+        }
+        for (key, name) in [
+            ("fs", self.file_system),
+            ("device", self.device),
+            ("path", self.path),
+            ("cgroup", self.cgroup),
+            ("process", self.process),
+        ] {
+            if let Some(text) = names.text(name) {
+                write!(out, " {key}={text:?}")?;
+            }
+        }
+        if self.process_id != 0 {
+            write!(out, " pid={}", self.process_id)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is known about a part of a request, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Where it begins, from the start of the request.
+    pub offset: u64,
+    /// How long it is; never 0.
+    pub length: u64,
+    /// What is known.
+    pub facts: Facts,
+}
+
+/// What is known about one request.
+///
+/// A guest's kernel merges neighbours on the disk into one request even where they belong to
+/// different files: `facts` are those of the most bytes, and `parts` tell all of them apart.
+#[derive(Clone, Debug, Default)]
+pub struct Insight {
+    /// The facts about most of the bytes.
+    pub facts: Facts,
+    /// The caching priority, where something is known.
+    pub class: Option<IoClass>,
+    /// The I/O priority that the guest gave (`ioprio` of the virtio header); 0 is none.
+    pub io_priority: u16,
+    /// How the guest's kernel marked its request.
+    pub flags: RequestFlags,
+    /// All the parts in order, where there is more than one; empty otherwise.
+    pub parts: Vec<Part>,
+}
+
+impl Insight {
+    /// Forgets everything and keeps the memory.
+    pub fn clear(&mut self) {
+        self.facts = Facts::default();
+        self.class = None;
+        self.io_priority = 0;
+        self.flags = RequestFlags::default();
+        self.parts.clear();
+    }
+
+    /// Adds the facts about the next `length` bytes. Equal neighbours become one part. To be
+    /// followed by [`finish`](Self::finish).
+    pub fn push(&mut self, length: u64, facts: Facts) {
+        if length == 0 {
+            return;
+        }
+        let offset = match self.parts.last_mut() {
+            Some(last) if last.facts == facts => {
+                last.length += length;
+                return;
+            }
+            Some(last) => last.offset + last.length,
+            None => 0,
+        };
+        self.parts.push(Part { offset, length, facts });
+    }
+
+    /// Draws the sum of the parts that were pushed: the facts of the most bytes (of the first
+    /// where there is a tie), and their class.
+    pub fn finish(&mut self, table: &ClassTable) {
+        // A part's rival can be anywhere in the list; the lists are short, and long ones are
+        // judged by their longest part.
+        let most = match self.parts.len() {
+            0 => return,
+            1 => 0,
+            count if count <= 16 => {
+                let total = |facts: &Facts| -> u64 {
+                    let same = self.parts.iter().filter(|part| part.facts == *facts);
+                    same.map(|part| part.length).sum()
+                };
+                let totals = self.parts.iter().map(|part| total(&part.facts));
+                first_greatest(totals)
+            }
+            _ => first_greatest(self.parts.iter().map(|part| part.length)),
+        };
+        self.facts = self.parts[most].facts;
+        self.class = table.class(self.facts.kind, self.facts.file_size);
+        if self.parts.len() == 1 {
+            self.parts.clear();
+        }
+    }
+
+    /// The parts of a request of `length` bytes: those that were told apart, or the whole.
+    pub fn parts(&self, length: u64) -> impl Iterator<Item = Part> + '_ {
+        let whole = self.parts.is_empty().then_some(Part { offset: 0, length, facts: self.facts });
+        whole.into_iter().chain(self.parts.iter().copied())
+    }
+}
+
+fn first_greatest(values: impl Iterator<Item = u64>) -> usize {
+    let mut best = (0, 0);
+    for (place, value) in values.enumerate() {
+        if value > best.1 {
+            best = (place, value);
+        }
+    }
+    best.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(kind: Kind, inode: u64) -> Facts {
+        Facts { kind, inode, ..Facts::default() }
+    }
+
+    #[test]
+    fn the_most_bytes_speak_for_the_request() {
+        let mut insight = Insight::default();
+        insight.push(4096, of(Kind::Data, 1));
+        insight.push(4096, of(Kind::Metadata, 0));
+        insight.push(4096, of(Kind::Metadata, 0));
+        insight.push(6000, of(Kind::Data, 1));
+        insight.push(0, of(Kind::Swap, 9));
+        insight.finish(&ClassTable::default());
+        assert_eq!(insight.facts, of(Kind::Data, 1));
+        assert_eq!(insight.class, Some(IoClass(4)));
+        let parts: Vec<_> = insight.parts(18_288).map(|part| (part.offset, part.length)).collect();
+        assert_eq!(parts, [(0, 4096), (4096, 8192), (12_288, 6000)]);
+    }
+
+    #[test]
+    fn one_part_is_the_whole() {
+        let mut insight = Insight::default();
+        assert_eq!(insight.parts(512).count(), 1);
+        insight.push(512, of(Kind::Data, 1));
+        insight.push(512, of(Kind::Data, 1));
+        insight.finish(&ClassTable::default());
+        assert!(insight.parts.is_empty());
+        assert_eq!(insight.parts(1024).next().unwrap().length, 1024);
+        insight.clear();
+        assert_eq!(insight.facts, Facts::default());
+    }
+
+    #[test]
+    fn facts_in_words() {
+        let names = Names::default();
+        let facts = Facts {
+            kind: Kind::Data,
+            source: Source::Bio,
+            inode: 12,
+            file_size: 30,
+            path: names.number("/a \"b\""),
+            file_system: names.number("ext4"),
+            ..Facts::default()
+        };
+        let mut text = String::new();
+        facts.describe(&mut text, &names).unwrap();
+        assert_eq!(text, r#"data source=bio inode=12 size=30 fs="ext4" path="/a \"b\"""#);
+    }
+}

@@ -1,0 +1,27 @@
+//! Finds the kernel in an image of a guest's memory, says how long that took, and what is cached.
+
+use std::path::Path;
+use std::time::Instant;
+
+use fathom_insight::Names;
+use fathom_introspect::{GuestMemory, Kernel};
+
+fn main() {
+    let path = std::env::args().nth(1).expect("an image");
+    let memory = GuestMemory::open_image(Path::new(&path), 2 << 30).expect("an image");
+    let start = Instant::now();
+    let kernel = Kernel::attach(&memory, None).expect("a kernel");
+    println!("Linux {} after {:?}", kernel.release(), start.elapsed());
+    println!("{} modules, {:?}", kernel.modules().len(), kernel.counters());
+    let tasks = kernel.tasks();
+    println!("{} tasks, last {:?}", tasks.len(), tasks.last());
+    let names = Names::default();
+    let start = Instant::now();
+    let files = kernel.cached_files(&names);
+    println!("{} cached files after {:?}", files.len(), start.elapsed());
+    for file in files {
+        let mut line = format!("{:6} ", file.pages);
+        file.facts.describe(&mut line, &names).expect("a string");
+        println!("{line}");
+    }
+}

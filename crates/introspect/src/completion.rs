@@ -1,0 +1,186 @@
+//! What a bio's completion tells: who submitted it.
+//!
+//! Each part of Linux that submits a bio names the function that is called when it is done
+//! (`bi_end_io`). That function is the best witness of what the bio is: a journal's write of a
+//! block and the later write-back of the same block differ in nothing else, and a page of user
+//! memory that is written past the page cache may well be some other file's.
+
+use fathom_insight::Kind;
+
+/// Who submitted a bio, by its completion (or a buffer, by its own).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Completion {
+    /// Content of one inode's page cache: the first page speaks for the bio.
+    OneFile,
+    /// Content of the page cache, of any number of inodes: each page speaks for itself.
+    Pages,
+    /// A buffer head, in `bi_private`: its completion tells more.
+    Buffer,
+    /// The kind is certain, whatever the pages are.
+    Kind(Kind),
+    /// Past the page cache, `iomap_dio` in `bi_private`.
+    IomapDirect,
+    /// Past the page cache, `dio` in `bi_private`.
+    Direct,
+    /// The block device's own, past the page cache; `blkdev_dio` in `bi_private`.
+    Device,
+    /// Likewise, with the waiting task in `bi_private`.
+    DeviceSimple,
+    /// An `xfs_buf` in `bi_private`: its operations tell a directory from the rest.
+    XfsBuffer,
+    /// Btrfs: what the bio is embedded in tells.
+    Btrfs,
+    /// A copy that Btrfs made for another device: `btrfs_io_stripe` in `bi_private`.
+    BtrfsStripe,
+    /// A device-mapper clone: it is embedded in a `dm_target_io`.
+    DmClone,
+    /// `dm_crypt_io` in `bi_private`.
+    DmCrypt,
+    /// `md_io_clone` in `bi_private`.
+    MdClone,
+    /// `md_io_acct` in `bi_private`.
+    MdAccount,
+    /// `r1bio` in `bi_private`.
+    Raid1,
+    /// `r10bio` in `bi_private`.
+    Raid10,
+    /// The front part of a bio that was split: the rest is in `bi_private`.
+    Chain,
+    /// Somebody waits for it on the spot; its pages tell, if anything does.
+    Waited,
+}
+
+/// The functions by name.
+pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
+    // The page cache.
+    ("ext4_end_bio", Completion::OneFile),
+    ("mpage_end_io", Completion::OneFile),
+    ("mpage_read_end_io", Completion::OneFile),
+    ("mpage_write_end_io", Completion::OneFile),
+    ("iomap_writepage_end_bio", Completion::OneFile),
+    ("iomap_writeback_end_bio", Completion::OneFile),
+    ("ioend_writeback_end_bio", Completion::OneFile),
+    ("iomap_read_end_io", Completion::OneFile),
+    ("xfs_end_bio", Completion::OneFile),
+    ("f2fs_read_end_io", Completion::Pages),
+    ("f2fs_write_end_io", Completion::Pages),
+    // Buffers, and the journals that write through them.
+    ("end_bio_bh_io_sync", Completion::Buffer),
+    ("bio_submit_or_kill", Completion::Buffer),
+    ("journal_end_buffer_io_sync", Completion::Kind(Kind::Journal)),
+    ("ext4_end_buffer_io_sync", Completion::Kind(Kind::Journal)),
+    ("end_buffer_async_read", Completion::Pages),
+    ("end_buffer_async_read_io", Completion::Pages),
+    ("end_buffer_async_write", Completion::Pages),
+    ("end_buffer_read_sync", Completion::Pages),
+    ("end_buffer_write_sync", Completion::Pages),
+    ("ext4_end_bitmap_read", Completion::Kind(Kind::Metadata)),
+    // Past the page cache.
+    ("iomap_dio_bio_end_io", Completion::IomapDirect),
+    ("dio_bio_end_io", Completion::Direct),
+    ("dio_bio_end_aio", Completion::Direct),
+    ("blkdev_bio_end_io", Completion::Device),
+    ("blkdev_bio_end_io_async", Completion::Device),
+    ("blkdev_bio_end_io_simple", Completion::DeviceSimple),
+    // Swap.
+    ("end_swap_bio_read", Completion::Kind(Kind::Swap)),
+    ("end_swap_bio_write", Completion::Kind(Kind::Swap)),
+    // XFS.
+    ("xfs_buf_bio_end_io", Completion::XfsBuffer),
+    ("xlog_bio_end_io", Completion::Kind(Kind::Journal)),
+    // Btrfs.
+    ("btrfs_simple_end_io", Completion::Btrfs),
+    ("btrfs_orig_write_end_io", Completion::Btrfs),
+    ("btrfs_raid56_end_io", Completion::Btrfs),
+    ("btrfs_end_bio", Completion::Btrfs),
+    ("btrfs_clone_write_end_io", Completion::BtrfsStripe),
+    ("btrfs_end_super_write", Completion::Kind(Kind::Metadata)),
+    // Layers between a file system and its disk.
+    ("clone_endio", Completion::DmClone),
+    ("crypt_endio", Completion::DmCrypt),
+    ("md_end_clone_io", Completion::MdClone),
+    ("md_end_io_acct", Completion::MdAccount),
+    ("raid1_end_read_request", Completion::Raid1),
+    ("raid1_end_write_request", Completion::Raid1),
+    ("raid10_end_read_request", Completion::Raid10),
+    ("raid10_end_write_request", Completion::Raid10),
+    ("super_written", Completion::Kind(Kind::Device)),
+    ("bio_chain_endio", Completion::Chain),
+    ("submit_bio_wait_endio", Completion::Waited),
+    ("bio_wait_end_io", Completion::Waited),
+];
+
+/// The functions that end Btrfs's I/O past the page cache.
+pub(crate) const BTRFS_DIRECT: &[&str] = &["btrfs_end_dio_bio", "btrfs_dio_end_io"];
+
+/// The operations of XFS's buffers that hold parts of directories.
+pub(crate) const XFS_DIRECTORY: &[&str] = &[
+    "xfs_dir3_block_buf_ops",
+    "xfs_dir3_data_buf_ops",
+    "xfs_dir3_free_buf_ops",
+    "xfs_dir3_leaf1_buf_ops",
+    "xfs_dir3_leafn_buf_ops",
+];
+
+/// What an address of a function or of operations means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    /// A completion.
+    Completion(Completion),
+    /// See [`BTRFS_DIRECT`].
+    BtrfsDirect,
+    /// See [`XFS_DIRECTORY`].
+    XfsDirectory,
+}
+
+/// Every name whose address has a meaning.
+pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
+    let completions =
+        COMPLETIONS.iter().map(|(name, completion)| (*name, Meaning::Completion(*completion)));
+    let direct = BTRFS_DIRECT.iter().map(|name| (*name, Meaning::BtrfsDirect));
+    let directory = XFS_DIRECTORY.iter().map(|name| (*name, Meaning::XfsDirectory));
+    completions.chain(direct).chain(directory)
+}
+
+/// Addresses and what they mean: a table with open places, asked for each bio.
+#[derive(Debug, Default)]
+pub(crate) struct Meanings {
+    places: Vec<Option<(u64, Meaning)>>,
+}
+
+impl Meanings {
+    /// A table of these.
+    pub fn new(entries: &[(u64, Meaning)]) -> Self {
+        let length = (entries.len() * 4).next_power_of_two().max(8);
+        let mut table = Self { places: vec![None; length] };
+        for (address, meaning) in entries {
+            let mut place = table.start(*address);
+            while table.places[place].is_some_and(|(there, _)| there != *address) {
+                place = (place + 1) & (length - 1);
+            }
+            table.places[place] = Some((*address, *meaning));
+        }
+        table
+    }
+
+    fn start(&self, address: u64) -> usize {
+        let mixed = (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) as usize & (self.places.len() - 1)
+    }
+
+    /// What an address means.
+    #[inline]
+    pub fn get(&self, address: u64) -> Option<Meaning> {
+        if self.places.is_empty() {
+            return None;
+        }
+        let mut place = self.start(address);
+        while let Some((there, meaning)) = self.places[place] {
+            if there == address {
+                return Some(meaning);
+            }
+            place = (place + 1) & (self.places.len() - 1);
+        }
+        None
+    }
+}

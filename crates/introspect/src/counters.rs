@@ -1,0 +1,69 @@
+//! The kernel's own counts of its memory.
+
+use crate::kernel::Kernel;
+use crate::layout::Types;
+
+/// Where the counts are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CounterPlaces {
+    dirty: Option<u64>,
+    writeback: Option<u64>,
+    file_pages: Option<u64>,
+    free: Option<u64>,
+    total: Option<u64>,
+}
+
+impl CounterPlaces {
+    pub fn new(types: &Types<'_>, symbol: impl Fn(&str) -> Option<u64>) -> Self {
+        let node = |name| {
+            let index = types.enumerator("node_stat_item", name)?;
+            Some(symbol("vm_node_stat")? + 8 * index)
+        };
+        let zone = |name| {
+            let index = types.enumerator("zone_stat_item", name)?;
+            Some(symbol("vm_zone_stat")? + 8 * index)
+        };
+        Self {
+            dirty: node("NR_FILE_DIRTY"),
+            writeback: node("NR_WRITEBACK"),
+            file_pages: node("NR_FILE_PAGES"),
+            free: zone("NR_FREE_PAGES"),
+            total: symbol("_totalram_pages"),
+        }
+    }
+}
+
+/// What a kernel counts, in bytes; `None` where it cannot be read. Each processor of the guest
+/// keeps some pages to itself before it adds them here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Pages of files that are to be written (`NR_FILE_DIRTY`).
+    pub dirty: Option<u64>,
+    /// Pages that are being written (`NR_WRITEBACK`).
+    pub writeback: Option<u64>,
+    /// Pages of files in memory, buffers included (`NR_FILE_PAGES`).
+    pub file_pages: Option<u64>,
+    /// Memory that nothing uses (`NR_FREE_PAGES`).
+    pub free: Option<u64>,
+    /// Memory that the kernel manages.
+    pub total: Option<u64>,
+}
+
+impl Kernel {
+    /// What the kernel counts now.
+    pub fn counters(&self) -> Counters {
+        let bytes = |place: Option<u64>| {
+            // The sum of the processors' shares can be below zero for a moment.
+            let pages = (self.u64(place?)? as i64).max(0) as u64;
+            pages.checked_mul(crate::vmcoreinfo::PAGE)
+        };
+        let places = &self.counters;
+        Counters {
+            dirty: bytes(places.dirty),
+            writeback: bytes(places.writeback),
+            file_pages: bytes(places.file_pages),
+            free: bytes(places.free),
+            total: bytes(places.total),
+        }
+    }
+}

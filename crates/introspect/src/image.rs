@@ -1,0 +1,114 @@
+//! A guest's memory in a file.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::memory::{GuestMemory, Region};
+
+/// Where QEMU's machines go on above the devices' addresses.
+const HIGH: u64 = 4 << 30;
+const ELF_HEADER: usize = 64;
+const PROGRAM_HEADER: usize = 56;
+const PROGRAMS_MAX: usize = 4096;
+const LOAD: u32 = 1;
+
+/// A file that is mapped for reading.
+struct Mapping {
+    place: *mut libc::c_void,
+    length: usize,
+}
+
+// SAFETY: the mapping is only read.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this object's own.
+        unsafe { libc::munmap(self.place, self.length) };
+    }
+}
+
+impl GuestMemory {
+    /// Opens an image of a guest's memory: what `dump-guest-memory` of QEMU wrote (ELF), or the
+    /// raw file of a memory back end. A raw file is taken to begin at address 0; what is above
+    /// `low` bytes of it (3 GiB on QEMU's `pc`, 2 GiB on `q35`) continues at 4 GiB.
+    ///
+    /// The file must not get shorter while it is open.
+    ///
+    /// # Errors
+    /// When the file cannot be opened or mapped, or its ELF headers contradict it.
+    pub fn open_image(path: &Path, low: u64) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let length = file.metadata()?.len();
+        let size = usize::try_from(length).map_err(io::Error::other)?;
+        if size == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"));
+        }
+        // SAFETY: a new mapping of an open file, wherever the kernel likes.
+        let place = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if place == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let mapping = Mapping { place, length: size };
+        let base = place.cast::<u8>().cast_const();
+        let mut head = vec![0; size.min(ELF_HEADER + PROGRAMS_MAX * PROGRAM_HEADER)];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut head, 0)?;
+        let parts = if head.starts_with(b"\x7fELF") {
+            programs(&head, length)?
+        } else if length > low {
+            vec![(0, 0, low), (HIGH, low, length - low)]
+        } else {
+            vec![(0, 0, length)]
+        };
+        let mut regions = Vec::new();
+        for (start, offset, length) in parts {
+            let file = OwnedFd::from(file.try_clone()?);
+            let place = base.wrapping_add(offset as usize);
+            regions.push(Region { start, length, place, file: Some((file, offset)) });
+        }
+        // SAFETY: every part lies within the mapping, which the memory owns from here on.
+        Ok(unsafe { Self::new(regions, Arc::new(mapping)) })
+    }
+}
+
+/// The parts of an ELF core: guest-physical address, offset in the file, length.
+fn programs(head: &[u8], file_length: u64) -> io::Result<Vec<(u64, u64, u64)>> {
+    let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the ELF headers are wrong");
+    let number = |at: usize, width: usize| {
+        let bytes = head.get(at..at.checked_add(width)?)?;
+        Some(bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)))
+    };
+    let (start, count) = number(32, 8).zip(number(56, 2)).ok_or_else(invalid)?;
+    let start = usize::try_from(start).map_err(|_| invalid())?;
+    let mut parts = Vec::new();
+    for index in 0..(count as usize).min(PROGRAMS_MAX) {
+        let at = start.checked_add(index * PROGRAM_HEADER).ok_or_else(invalid)?;
+        if number(at, 4).ok_or_else(invalid)? != u64::from(LOAD) {
+            continue;
+        }
+        let field = |offset| number(at + offset, 8).ok_or_else(invalid);
+        let (offset, address, length) = (field(8)?, field(24)?, field(32)?);
+        let end = offset.checked_add(length).ok_or_else(invalid)?;
+        if end > file_length || address.checked_add(length).is_none() {
+            return Err(invalid());
+        }
+        if length > 0 {
+            parts.push((address, offset, length));
+        }
+    }
+    if parts.is_empty() { Err(invalid()) } else { Ok(parts) }
+}

@@ -1,0 +1,328 @@
+//! A kernel that was found: where its structures are and how they are laid out.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use fathom_insight::RequestFlags;
+
+use crate::btf::{self, Btf};
+use crate::completion::{Meaning, Meanings, meanings};
+use crate::counters::CounterPlaces;
+use crate::kallsyms;
+use crate::layout::{Layout, Types};
+use crate::memory::GuestMemory;
+use crate::modules::{self, Module, ModuleLayout};
+use crate::paging::AddressSpace;
+use crate::vmcoreinfo::{self, VmcoreInfo};
+
+/// Why no kernel was found, or the one that was cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// There is no note of a kernel in memory: none is up yet, it is no Linux, or its memory is
+    /// encrypted.
+    NoKernel,
+    /// The note of this release says nothing of where its symbols are: it is older than 6.0.
+    TooOld(String),
+    /// The page tables that the note names do not lead to its symbols: what a kernel left behind.
+    Stale(String),
+    /// The kernel has no description of its types (`CONFIG_DEBUG_INFO_BTF`).
+    NoTypes(String),
+    /// A structure or a member is not there.
+    Missing {
+        /// The kernel's release.
+        release: String,
+        /// What is missing.
+        what: &'static str,
+    },
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoKernel => formatter.write_str(
+                "no Linux kernel in the guest's memory: not up yet, another system, or encrypted",
+            ),
+            Self::TooOld(release) => {
+                write!(formatter, "Linux {release} is too old: 6.0 or later is needed")
+            }
+            Self::Stale(release) => write!(
+                formatter,
+                "the requests are not in the structures of Linux {release}: it is what an earlier \
+                 boot left behind, or the guest copies its I/O (swiotlb, encrypted memory)"
+            ),
+            Self::NoTypes(release) => write!(
+                formatter,
+                "Linux {release} does not describe its types (CONFIG_DEBUG_INFO_BTF)"
+            ),
+            Self::Missing { release, what } => {
+                write!(formatter, "Linux {release} has no {what} that is known here")
+            }
+        }
+    }
+}
+
+impl std::error::Error for AttachError {}
+
+/// A Linux kernel in a guest's memory.
+pub struct Kernel {
+    pub(crate) memory: GuestMemory,
+    pub(crate) space: AddressSpace,
+    pub(crate) layout: Layout,
+    pub(crate) meanings: Meanings,
+    pub(crate) places: Places,
+    pub(crate) counters: CounterPlaces,
+    note: VmcoreInfo,
+    modules: Vec<Module>,
+    module_layout: Option<ModuleLayout>,
+}
+
+/// Addresses of things that there is one of, and numbers that go with pages.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places {
+    /// Where `struct page` number 0 is, or would be.
+    pub pages: u64,
+    /// The super block of all block devices, the pointer to it.
+    pub device_super: Option<u64>,
+    pub super_blocks: Option<u64>,
+    pub first_task: Option<u64>,
+    pub modules: Option<u64>,
+    /// The bit of `page.flags` that marks a slab's page; kernels from 6.10 on mark it elsewhere.
+    pub slab_bit: Option<u64>,
+    /// The value of the highest byte of `page.page_type` that marks it there.
+    pub slab_type: Option<u32>,
+    /// The bits of `request.cmd_flags`, and the flags that they are.
+    pub request_flags: Vec<(u32, RequestFlags)>,
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Kernel")
+            .field("release", &self.release())
+            .field("modules", &self.modules.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Symbols that there is one of.
+const PLACES: &[&str] = &[
+    "__start_BTF",
+    "__stop_BTF",
+    "vmemmap_base",
+    "page_offset_base",
+    "blockdev_superblock",
+    "super_blocks",
+    "init_task",
+    "modules",
+    "vm_node_stat",
+    "vm_zone_stat",
+    "_totalram_pages",
+    "dirty_expire_interval",
+];
+
+/// The bits of a request's flags by name.
+const REQUEST_FLAGS: &[(&str, RequestFlags)] = &[
+    ("__REQ_META", RequestFlags::METADATA),
+    ("__REQ_PRIO", RequestFlags::PRIORITY),
+    ("__REQ_SYNC", RequestFlags::SYNCHRONOUS),
+    ("__REQ_RAHEAD", RequestFlags::READ_AHEAD),
+    ("__REQ_SWAP", RequestFlags::SWAP),
+    ("__REQ_FUA", RequestFlags::FORCE_UNIT_ACCESS),
+    ("__REQ_PREFLUSH", RequestFlags::FLUSH),
+    ("__REQ_BACKGROUND", RequestFlags::BACKGROUND),
+];
+
+impl Kernel {
+    /// Finds the kernel in `memory`. Where there are several (what an earlier boot left behind),
+    /// the one is taken that the request with its virtio header at guest-physical address
+    /// `header` belongs to; without one, the first that holds together.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be read: the reason that came closest.
+    pub fn attach(memory: &GuestMemory, header: Option<u64>) -> Result<Self, AttachError> {
+        let mut nearest = AttachError::NoKernel;
+        for note in vmcoreinfo::find(memory) {
+            match Self::read(memory, note) {
+                Ok(kernel) => match header {
+                    Some(header) if !kernel.owns_request(header) => {
+                        nearest = AttachError::Stale(kernel.release().to_owned());
+                    }
+                    _ => return Ok(kernel),
+                },
+                Err(error) => nearest = error,
+            }
+        }
+        Err(nearest)
+    }
+
+    /// Reads the same kernel anew: modules may have come or gone.
+    ///
+    /// # Errors
+    /// When it is not there any more.
+    pub fn again(&self) -> Result<Self, AttachError> {
+        Self::read(&self.memory, self.note.clone())
+    }
+
+    fn read(memory: &GuestMemory, note: VmcoreInfo) -> Result<Self, AttachError> {
+        let release = || note.release().to_owned();
+        if note.symbol("kallsyms_names").is_none() {
+            return Err(AttachError::TooOld(release()));
+        }
+        let stale = || AttachError::Stale(release());
+        let missing = |what| AttachError::Missing { release: release(), what };
+        let mut space = AddressSpace::new(&note).ok_or_else(stale)?;
+        let wanted: Vec<&str> =
+            PLACES.iter().copied().chain(meanings().map(|(name, _)| name)).collect();
+        let symbols = kallsyms::find(memory, &space, &note, &wanted).ok_or_else(stale)?;
+        let symbol = |name: &str| symbols.get(name).and_then(|all| all.first()).copied();
+        let value = |name| space.u64(memory, symbol(name)?);
+
+        let direct = value("page_offset_base").ok_or_else(|| missing("page_offset_base"))?;
+        let pages = value("vmemmap_base").ok_or_else(|| missing("vmemmap_base"))?;
+        if !space.set_direct(memory, direct, memory.end()) {
+            return Err(stale());
+        }
+        let none = || AttachError::NoTypes(release());
+        let (start, end) = symbol("__start_BTF").zip(symbol("__stop_BTF")).ok_or_else(none)?;
+        let length = end.checked_sub(start).filter(|length| *length <= btf::LENGTH_MAX as u64);
+        let mut bytes = vec![0; length.ok_or_else(none)? as usize];
+        space.read(memory, start, &mut bytes).ok_or_else(none)?;
+        let btf = Btf::new(bytes, None).ok_or_else(none)?;
+
+        let mut types = Types { kernel: &btf, modules: Vec::new() };
+        let module_layout = ModuleLayout::new(&types);
+        let mut found = Vec::new();
+        for (name, meaning) in meanings() {
+            for address in symbols.get(name).into_iter().flatten() {
+                found.push((*address, meaning));
+            }
+        }
+        let mut loaded = Vec::new();
+        if let Some((head, layout)) = symbol("modules").zip(module_layout.as_ref()) {
+            let known: HashMap<&[u8], Meaning> =
+                meanings().map(|(name, meaning)| (name.as_bytes(), meaning)).collect();
+            loaded = modules::list(memory, &space, head, layout);
+            for module in &loaded {
+                let _ = modules::symbols(memory, &space, module, layout, |name, address| {
+                    if let Some(meaning) = known.get(name) {
+                        found.push((address, *meaning));
+                    }
+                });
+                if let Some(own) = modules::types(memory, &space, module, layout, &btf) {
+                    types.modules.push(own);
+                }
+            }
+        }
+        let layout = Layout::new(&types).map_err(missing)?;
+        let places = Places {
+            pages,
+            device_super: symbol("blockdev_superblock"),
+            super_blocks: symbol("super_blocks"),
+            first_task: symbol("init_task"),
+            modules: symbol("modules"),
+            slab_bit: types.enumerator("pageflags", "PG_slab"),
+            slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
+            request_flags: REQUEST_FLAGS
+                .iter()
+                .filter_map(|(name, flag)| {
+                    let bit = types.enumerator("req_flag_bits", name)?;
+                    Some((1_u32.checked_shl(bit as u32)?, *flag))
+                })
+                .collect(),
+        };
+        let counters = CounterPlaces::new(&types, symbol);
+        drop(types);
+        Ok(Self {
+            memory: memory.clone(),
+            space,
+            layout,
+            meanings: Meanings::new(&found),
+            places,
+            counters,
+            note,
+            modules: loaded,
+            module_layout,
+        })
+    }
+
+    /// The kernel's release, `6.1.0-48-cloud-amd64`.
+    pub fn release(&self) -> &str {
+        self.note.release()
+    }
+
+    /// The names of the modules that were loaded when it was read.
+    pub fn modules(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.modules.iter().map(|module| module.name.as_str())
+    }
+
+    /// The memory that it was found in.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// Whether its note is still where it was: a guest that has booted another kernel has most
+    /// likely overwritten it.
+    pub fn is_there(&self) -> bool {
+        self.note.is_there(&self.memory)
+    }
+
+    /// Whether other modules are loaded now than when it was read.
+    pub fn modules_changed(&self) -> bool {
+        match self.places.modules.zip(self.module_layout.as_ref()) {
+            Some((head, layout)) => {
+                modules::list(&self.memory, &self.space, head, layout) != self.modules
+            }
+            None => false,
+        }
+    }
+
+    /// Whether the virtio header at a guest-physical address is part of a request of this kernel:
+    /// a `struct request` stands before it whose queue belongs to a virtio disk.
+    pub fn owns_request(&self, header: u64) -> bool {
+        let layout = &self.layout;
+        let name = || {
+            let request = header.checked_sub(layout.request_size)?;
+            let queue = self.memory.u64(request + layout.request_queue)?;
+            let queue = self.space.direct(queue)?;
+            let disk = self.space.direct(self.memory.u64(queue + layout.queue_disk)?)?;
+            let mut name = [0; 3];
+            self.memory.read(disk + layout.disk_name, &mut name)?;
+            Some(name)
+        };
+        name().is_some_and(|name| name.starts_with(b"vd"))
+    }
+
+    /// How the kernel marked a request.
+    pub(crate) fn request_flags(&self, bits: u32) -> RequestFlags {
+        let mut flags = RequestFlags::default();
+        for (bit, flag) in &self.places.request_flags {
+            if bits & bit != 0 {
+                flags.insert(*flag);
+            }
+        }
+        flags
+    }
+
+    /// The number at a virtual address of the kernel.
+    #[inline]
+    pub(crate) fn u64(&self, address: u64) -> Option<u64> {
+        self.space.u64(&self.memory, address)
+    }
+
+    /// The number at a virtual address of the kernel.
+    pub(crate) fn u32(&self, address: u64) -> Option<u32> {
+        self.space.u32(&self.memory, address)
+    }
+
+    /// A pointer at a virtual address of the kernel; `None` where it is null.
+    #[inline]
+    pub(crate) fn pointer(&self, address: u64) -> Option<u64> {
+        self.u64(address).filter(|pointer| *pointer != 0)
+    }
+
+    /// A text at a virtual address.
+    pub(crate) fn text(&self, address: u64, length_max: usize) -> Option<String> {
+        self.space.text(&self.memory, address, length_max)
+    }
+}

@@ -1,0 +1,172 @@
+//! Where the members of the kernel's structures are, from its own description.
+
+use crate::btf::{Btf, Member};
+
+/// The descriptions of a kernel and of its modules.
+pub(crate) struct Types<'b> {
+    pub kernel: &'b Btf<'b>,
+    pub modules: Vec<Btf<'b>>,
+}
+
+impl Types<'_> {
+    fn first<T>(&self, ask: impl Fn(&Btf<'_>) -> Option<T>) -> Option<T> {
+        ask(self.kernel).or_else(|| self.modules.iter().find_map(ask))
+    }
+
+    fn member(&self, structure: &str, path: &str) -> Option<Member> {
+        self.first(|types| types.member(structure, path))
+    }
+
+    fn offset(&self, structure: &str, paths: &[&str]) -> Option<u64> {
+        paths.iter().find_map(|path| self.member(structure, path)).map(|member| member.offset)
+    }
+
+    fn size(&self, structure: &str) -> Option<u64> {
+        self.first(|types| types.size(structure))
+    }
+
+    fn points_to(&self, structure: &str, path: &str, wanted: &str) -> bool {
+        self.first(|types| {
+            let member = types.member(structure, path)?;
+            Some(types.points_to(member)? == wanted.as_bytes())
+        })
+        .unwrap_or(false)
+    }
+
+    /// The value of an enumerator.
+    pub fn enumerator(&self, enumeration: &str, name: &str) -> Option<u64> {
+        self.first(|types| types.enumerator(enumeration, name))
+    }
+}
+
+/// Declares offsets in bytes: those that every kernel must have, and those that depend on its
+/// release, its configuration or a module. Alternatives are names that releases differ in.
+macro_rules! layout {
+    (
+        required { $($field:ident: $structure:literal $($path:literal)|+;)* }
+        optional { $($option:ident: $option_structure:literal $($option_path:literal)|+;)* }
+        sizes { $($size:ident: $size_structure:literal;)* }
+    ) => {
+        /// Offsets and sizes, in bytes.
+        #[derive(Clone, Debug, Default)]
+        #[allow(missing_docs)]
+        pub(crate) struct Layout {
+            $(pub $field: u64,)*
+            $(pub $option: Option<u64>,)*
+            $(pub $size: u64,)*
+            /// `btrfs_bio.inode` points to a `btrfs_inode` rather than to an `inode`.
+            pub btrfs_inode_is_own: bool,
+        }
+
+        impl Layout {
+            /// Asks the descriptions. The error names the member that is missing.
+            pub fn new(types: &Types<'_>) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($field: types
+                        .offset($structure, &[$($path),+])
+                        .ok_or(concat!($structure, $(".", $path),+))?,)*
+                    $($option: types.offset($option_structure, &[$($option_path),+]),)*
+                    $($size: types.size($size_structure).ok_or($size_structure)?,)*
+                    btrfs_inode_is_own: types.points_to("btrfs_bio", "inode", "btrfs_inode"),
+                })
+            }
+        }
+    };
+}
+
+layout! {
+    required {
+        page_flags: "page" "flags";
+        page_mapping: "page" "mapping" | "__folio_mapping";
+        page_compound_head: "page" "compound_head";
+        mapping_host: "address_space" "host";
+        inode_mode: "inode" "i_mode";
+        inode_sb: "inode" "i_sb";
+        inode_size: "inode" "i_size";
+        inode_number: "inode" "i_ino";
+        inode_owner: "inode" "i_uid";
+        inode_data: "inode" "i_data";
+        inode_dentries: "inode" "i_dentry";
+        inode_generation: "inode" "i_generation";
+        sb_type: "super_block" "s_type";
+        sb_name: "super_block" "s_id";
+        sb_device: "super_block" "s_bdev";
+        sb_list: "super_block" "s_list";
+        type_name: "file_system_type" "name";
+        dentry_name: "dentry" "d_name";
+        dentry_parent: "dentry" "d_parent";
+        dentry_alias: "dentry" "d_u";
+        dentry_hash: "dentry" "d_hash";
+        name_length: "qstr" "len";
+        name_text: "qstr" "name";
+        request_flags: "request" "cmd_flags";
+        request_sector: "request" "__sector";
+        request_length: "request" "__data_len";
+        request_bio: "request" "bio";
+        request_queue: "request" "q";
+        queue_disk: "request_queue" "disk";
+        disk_name: "gendisk" "disk_name";
+        bio_next: "bio" "bi_next";
+        bio_sector: "bio" "bi_iter.bi_sector";
+        bio_size: "bio" "bi_iter.bi_size";
+        bio_end: "bio" "bi_end_io";
+        bio_private: "bio" "bi_private";
+        bio_vectors: "bio" "bi_io_vec";
+        vector_page: "bio_vec" "bv_page";
+        bio_vector_index: "bio" "bi_iter.bi_idx";
+        buffer_end: "buffer_head" "b_end_io";
+        task_command: "task_struct" "comm";
+        task_process: "task_struct" "tgid";
+        task_list: "task_struct" "tasks";
+        file_inode: "file" "f_inode";
+        kiocb_file: "kiocb" "ki_filp";
+        kiocb_complete: "kiocb" "ki_complete";
+    }
+    optional {
+        page_type: "page" "page_type";
+        page_memcg: "page" "memcg_data";
+        inode_write_hint: "inode" "i_write_hint";
+        bio_group: "bio" "bi_blkg";
+        blkg_blkcg: "blkcg_gq" "blkcg";
+        blkcg_state: "blkcg" "css";
+        memcg_css: "mem_cgroup" "css";
+        css_cgroup: "cgroup_subsys_state" "cgroup";
+        css_serial: "cgroup_subsys_state" "serial_nr";
+        cgroup_node: "cgroup" "kn";
+        node_name: "kernfs_node" "name";
+        node_parent: "kernfs_node" "__parent" | "parent";
+        task_leader: "task_struct" "group_leader";
+        iomap_dio_iocb: "iomap_dio" "iocb";
+        iomap_dio_waiter: "iomap_dio" "submit.waiter";
+        dio_inode: "dio" "inode";
+        dio_waiter: "dio" "waiter";
+        dio_is_async: "dio" "is_async";
+        device_dio_waiter: "blkdev_dio" "waiter";
+        xfs_buffer_ops: "xfs_buf" "b_ops";
+        dm_io_clone: "dm_target_io" "clone";
+        dm_target_io: "dm_target_io" "io";
+        dm_io_original: "dm_io" "orig_bio";
+        dm_crypt_bio: "dm_crypt_io" "base_bio";
+        md_original: "md_io_clone" "orig_bio";
+        md_account_original: "md_io_acct" "orig_bio";
+        raid1_master: "r1bio" "master_bio";
+        raid10_master: "r10bio" "master_bio";
+        btrfs_bio_bio: "btrfs_bio" "bio";
+        btrfs_bio_inode: "btrfs_bio" "inode";
+        btrfs_bio_end: "btrfs_bio" "end_io";
+        btrfs_inode_inode: "btrfs_inode" "vfs_inode";
+        btrfs_stripe_context: "btrfs_io_stripe" "bioc";
+        btrfs_context_bio: "btrfs_io_context" "orig_bio";
+        block_device_inode: "bdev_inode" "vfs_inode";
+        block_device_of: "bdev_inode" "bdev";
+        block_device_disk: "block_device" "bd_disk";
+        journal_superblock: "journal_s" "j_sb_buffer";
+        ext4_journal: "ext4_sb_info" "s_journal";
+        sb_private: "super_block" "s_fs_info";
+    }
+    sizes {
+        page_size: "page";
+        request_size: "request";
+        vector_size: "bio_vec";
+    }
+}

@@ -1,0 +1,184 @@
+//! A guest's memory as it is mapped here, and images of one.
+//!
+//! Everything in it is hostile and changes while it is read. So nothing is ever borrowed from it:
+//! it is copied out by volatile reads, within bounds that are checked each time.
+
+use std::any::Any;
+use std::fmt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// A stretch of guest-physical memory and where it is mapped in this process.
+#[derive(Debug)]
+pub struct Region {
+    /// The guest-physical address of its first byte.
+    pub start: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Where its first byte is mapped.
+    pub place: *const u8,
+    /// The file that is mapped there and where in it the region begins, in bytes: with it, parts
+    /// that the guest never touched are told from those that it did, and are left untouched.
+    pub file: Option<(OwnedFd, u64)>,
+}
+
+// SAFETY: the place is only read, and only through volatile accesses.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+/// All of a guest's memory. Cheap to clone.
+#[derive(Clone)]
+pub struct GuestMemory {
+    regions: Arc<[Region]>,
+    /// What keeps the mappings alive.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for GuestMemory {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_list().entries(self.regions.iter()).finish()
+    }
+}
+
+impl GuestMemory {
+    /// The memory of these regions, which `owner` keeps mapped.
+    ///
+    /// # Safety
+    /// Each region's whole length must be readable at its place until `owner` is dropped.
+    /// Others may write there at any time.
+    pub unsafe fn new(mut regions: Vec<Region>, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        regions.retain(|region| region.start.checked_add(region.length).is_some());
+        regions.sort_by_key(|region| region.start);
+        Self { regions: regions.into(), _owner: owner }
+    }
+
+    /// The regions by address.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The first address above all memory.
+    pub fn end(&self) -> u64 {
+        self.regions.iter().map(|region| region.start + region.length).max().unwrap_or(0)
+    }
+
+    /// The number of bytes of memory.
+    pub fn length(&self) -> u64 {
+        self.regions.iter().map(|region| region.length).sum()
+    }
+
+    /// Where `length` bytes at `address` are, if they are all in one region.
+    #[inline]
+    fn place(&self, address: u64, length: u64) -> Option<*const u8> {
+        for region in self.regions.iter() {
+            let offset = address.wrapping_sub(region.start);
+            if offset < region.length {
+                return (region.length - offset >= length)
+                    .then(|| region.place.wrapping_add(offset as usize));
+            }
+        }
+        None
+    }
+
+    /// Whether there is memory at `address`.
+    pub fn contains(&self, address: u64) -> bool {
+        self.place(address, 1).is_some()
+    }
+
+    /// The eight bytes at `address` as a number; `None` outside the memory.
+    #[inline]
+    #[expect(clippy::cast_ptr_alignment, reason = "the line before looks at the alignment")]
+    pub fn u64(&self, address: u64) -> Option<u64> {
+        let place = self.place(address, 8)?;
+        if place as usize % 8 == 0 {
+            // SAFETY: eight aligned bytes of a mapped region; whatever they are is a number.
+            return Some(u64::from_le(unsafe { place.cast::<u64>().read_volatile() }));
+        }
+        let mut bytes = [0; 8];
+        copy(place, &mut bytes);
+        Some(u64::from_le_bytes(bytes))
+    }
+
+    /// The four bytes at `address` as a number; `None` outside the memory.
+    #[inline]
+    #[expect(clippy::cast_ptr_alignment, reason = "the line before looks at the alignment")]
+    pub fn u32(&self, address: u64) -> Option<u32> {
+        let place = self.place(address, 4)?;
+        if place as usize % 4 == 0 {
+            // SAFETY: four aligned bytes of a mapped region; whatever they are is a number.
+            return Some(u32::from_le(unsafe { place.cast::<u32>().read_volatile() }));
+        }
+        let mut bytes = [0; 4];
+        copy(place, &mut bytes);
+        Some(u32::from_le_bytes(bytes))
+    }
+
+    /// The two bytes at `address` as a number; `None` outside the memory.
+    pub fn u16(&self, address: u64) -> Option<u16> {
+        let mut bytes = [0; 2];
+        self.read(address, &mut bytes)?;
+        Some(u16::from_le_bytes(bytes))
+    }
+
+    /// Copies what is at `address`; `None`, with `bytes` as they were, if it is not all in one
+    /// region.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Option<()> {
+        copy(self.place(address, bytes.len() as u64)?, bytes);
+        Some(())
+    }
+
+    /// The parts of a region that the guest ever touched, as ranges of guest-physical addresses;
+    /// the whole region where nobody can tell.
+    pub fn touched(region: &Region) -> Vec<(u64, u64)> {
+        let end = region.start + region.length;
+        let Some((file, base)) = &region.file else { return vec![(region.start, end)] };
+        let mut ranges = Vec::new();
+        let mut offset = 0;
+        while offset < region.length {
+            let seek = |from: u64, whence| {
+                // SAFETY: a system call on a descriptor that the region owns. The file position
+                // that it moves is used by nobody.
+                unsafe { libc::lseek(file.as_raw_fd(), (base + from) as libc::off_t, whence) }
+            };
+            let data = seek(offset, libc::SEEK_DATA);
+            if data < 0 {
+                let errno = std::io::Error::last_os_error().raw_os_error();
+                if errno != Some(libc::ENXIO) {
+                    ranges.push((region.start + offset, end));
+                }
+                break;
+            }
+            let begin = (data as u64).saturating_sub(*base).max(offset);
+            if begin >= region.length {
+                break;
+            }
+            let hole = seek(begin, libc::SEEK_HOLE);
+            let stop = if hole < 0 { region.length } else { (hole as u64).saturating_sub(*base) };
+            let stop = stop.clamp(begin + 1, region.length);
+            ranges.push((region.start + begin, region.start + stop));
+            offset = stop;
+        }
+        ranges
+    }
+}
+
+/// Copies by volatile reads, by words where both sides allow.
+#[expect(clippy::cast_ptr_alignment, reason = "the line before looks at the alignment")]
+fn copy(mut place: *const u8, mut bytes: &mut [u8]) {
+    while !bytes.is_empty() {
+        if place as usize % 8 == 0 && bytes.len() >= 8 {
+            let (head, rest) = bytes.split_at_mut(8);
+            // SAFETY: the caller checked the range; the place is aligned.
+            head.copy_from_slice(&unsafe { place.cast::<u64>().read_volatile() }.to_ne_bytes());
+            place = place.wrapping_add(8);
+            bytes = rest;
+        } else {
+            let (head, rest) = bytes.split_at_mut(1);
+            // SAFETY: the caller checked the range.
+            head[0] = unsafe { place.read_volatile() };
+            place = place.wrapping_add(1);
+            bytes = rest;
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The kernel's modules: their symbols and their types.
+
+use crate::btf::{self, Btf};
+use crate::layout::Types;
+use crate::memory::GuestMemory;
+use crate::paging::AddressSpace;
+
+/// A kernel has no more modules than this.
+const MODULES_MAX: usize = 1024;
+/// A module has no more symbols than this.
+const SYMBOLS_MAX: u64 = 100_000;
+/// The size of an ELF symbol, in bytes.
+const SYMBOL: usize = 24;
+
+/// The members of `struct module` that this needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ModuleLayout {
+    list: u64,
+    name: u64,
+    btf: Option<(u64, u64)>,
+    symbols: Option<[u64; 4]>,
+}
+
+impl ModuleLayout {
+    pub fn new(types: &Types<'_>) -> Option<Self> {
+        let member = |structure: &str, path: &str| {
+            types.kernel.member(structure, path).map(|member| member.offset)
+        };
+        let symbols = || {
+            Some([
+                member("module", "kallsyms")?,
+                member("mod_kallsyms", "symtab")?,
+                member("mod_kallsyms", "num_symtab")?,
+                member("mod_kallsyms", "strtab")?,
+            ])
+        };
+        Some(Self {
+            list: member("module", "list")?,
+            name: member("module", "name")?,
+            btf: member("module", "btf_data").zip(member("module", "btf_data_size")),
+            symbols: symbols(),
+        })
+    }
+}
+
+/// One module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Module {
+    /// The address of its `struct module`.
+    pub address: u64,
+    pub name: String,
+}
+
+/// The modules that are loaded now.
+pub(crate) fn list(
+    memory: &GuestMemory,
+    space: &AddressSpace,
+    head: u64,
+    layout: &ModuleLayout,
+) -> Vec<Module> {
+    let mut modules = Vec::new();
+    let mut entry = head;
+    while modules.len() < MODULES_MAX {
+        match space.u64(memory, entry) {
+            Some(next) if next != head && next != 0 => entry = next,
+            _ => break,
+        }
+        let address = entry.wrapping_sub(layout.list);
+        let Some(name) = space.text(memory, address.wrapping_add(layout.name), 56) else { break };
+        if modules.iter().any(|module: &Module| module.address == address) {
+            break;
+        }
+        modules.push(Module { address, name });
+    }
+    modules
+}
+
+/// The module's own types, on top of its kernel's.
+pub(crate) fn types<'b>(
+    memory: &GuestMemory,
+    space: &AddressSpace,
+    module: &Module,
+    layout: &ModuleLayout,
+    kernel: &'b Btf<'b>,
+) -> Option<Btf<'b>> {
+    let (data, size) = layout.btf?;
+    let data = space.u64(memory, module.address.wrapping_add(data))?;
+    let size = space.u32(memory, module.address.wrapping_add(size))? as usize;
+    if data == 0 || size == 0 || size > btf::LENGTH_MAX {
+        return None;
+    }
+    let mut bytes = vec![0; size];
+    space.read(memory, data, &mut bytes)?;
+    Btf::new(bytes, Some(kernel))
+}
+
+/// Tells each symbol of a module by name and address.
+pub(crate) fn symbols(
+    memory: &GuestMemory,
+    space: &AddressSpace,
+    module: &Module,
+    layout: &ModuleLayout,
+    mut tell: impl FnMut(&[u8], u64),
+) -> Option<()> {
+    let [symbols, table, count, text] = layout.symbols?;
+    let symbols = space.u64(memory, module.address.wrapping_add(symbols))?;
+    let table = space.u64(memory, symbols.wrapping_add(table))?;
+    let count = u64::from(space.u32(memory, symbols.wrapping_add(count))?);
+    let text = space.u64(memory, symbols.wrapping_add(text))?;
+    if count > SYMBOLS_MAX {
+        return None;
+    }
+    let mut entries = vec![0; count as usize * SYMBOL];
+    space.read(memory, table, &mut entries)?;
+    let word = |entry: &[u8], at: usize| {
+        entry[at..at + 4].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+    };
+    // The names lie together: read them at one go, as far as they are there.
+    let last = entries.chunks_exact(SYMBOL).map(|entry| word(entry, 0)).max()?;
+    if last > SYMBOLS_MAX * 512 {
+        return None;
+    }
+    let mut names = vec![0; last as usize + 1];
+    space.read(memory, text, &mut names)?;
+    let mut tail = vec![0; 256];
+    // What the last name has behind its first byte may end with its page.
+    let at = text.wrapping_add(last + 1);
+    let room = (4096 - at % 4096).min(256) as usize;
+    if space.read(memory, at, &mut tail[..room]).is_some() {
+        names.extend_from_slice(&tail[..room]);
+    }
+    for entry in entries.chunks_exact(SYMBOL) {
+        let name = &names[word(entry, 0) as usize..];
+        let Some(end) = name.iter().position(|byte| *byte == 0) else { continue };
+        let address = word(entry, 8) | word(entry, 12) << 32;
+        if end > 0 && address != 0 {
+            tell(&name[..end], address);
+        }
+    }
+    Some(())
+}

@@ -1,0 +1,158 @@
+//! The guest kernel's page tables: x86-64 with 4 or 5 levels and large pages.
+//!
+//! Intel SDM volume 3, chapter "Paging".
+
+use crate::memory::GuestMemory;
+use crate::vmcoreinfo::{PAGE, VmcoreInfo};
+
+/// Where the kernel's image is mapped (`__START_KERNEL_map`).
+const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
+/// The image's room is no longer than this, from [`KERNEL_MAP`] on (`KERNEL_IMAGE_SIZE`).
+const KERNEL_MAP_LENGTH: u64 = 1 << 30;
+const PRESENT: u64 = 1;
+const LARGE: u64 = 1 << 7;
+/// The bits of an entry that are an address.
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// The kernel's address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AddressSpace {
+    root: u64,
+    levels: u32,
+    /// What is added to an image's offset to get its physical address (`phys_base`).
+    physical_base: u64,
+    /// Where physical memory is mapped in order, and how much of it; 0 bytes until that is known.
+    direct: u64,
+    direct_length: u64,
+}
+
+impl AddressSpace {
+    /// The address space that a note describes.
+    pub fn new(note: &VmcoreInfo) -> Option<Self> {
+        let table = note.symbol("init_top_pgt").or_else(|| note.symbol("swapper_pg_dir"))?;
+        let physical_base = note.number("phys_base")? as u64;
+        let five = note.number("pgtable_l5_enabled").is_some_and(|enabled| enabled != 0);
+        let offset = table.checked_sub(KERNEL_MAP)?;
+        (offset < KERNEL_MAP_LENGTH).then(|| Self {
+            root: offset.wrapping_add(physical_base) & ADDRESS,
+            levels: if five { 5 } else { 4 },
+            physical_base,
+            direct: 0,
+            direct_length: 0,
+        })
+    }
+
+    /// Takes it that physical memory up to `length` is mapped in order from `start` on, if some
+    /// samples say so.
+    pub fn set_direct(&mut self, memory: &GuestMemory, start: u64, length: u64) -> bool {
+        let mut samples = memory.regions().iter().flat_map(|region| {
+            [region.start, region.start + region.length / 2, region.start + region.length - PAGE]
+        });
+        // Low memory and memory that was plugged in later may be missing: some of it must be
+        // there, and nothing may be elsewhere.
+        let mut seen = 0;
+        let fits = samples.all(|physical| {
+            match self.walk(memory, start.wrapping_add(physical & !(PAGE - 1))) {
+                Some(found) => {
+                    seen += 1;
+                    found == physical & !(PAGE - 1)
+                }
+                None => true,
+            }
+        });
+        if fits && seen > 0 {
+            (self.direct, self.direct_length) = (start, length);
+        }
+        fits && seen > 0
+    }
+
+    /// The physical address at a virtual one, without looking at tables, where it is known: in the
+    /// direct map.
+    #[inline]
+    pub fn direct(&self, address: u64) -> Option<u64> {
+        let offset = address.wrapping_sub(self.direct);
+        (offset < self.direct_length).then_some(offset)
+    }
+
+    /// The physical address at a virtual one.
+    pub fn translate(&self, memory: &GuestMemory, address: u64) -> Option<u64> {
+        if let Some(physical) = self.direct(address) {
+            return Some(physical);
+        }
+        self.walk(memory, address)
+    }
+
+    /// Walks the tables.
+    pub fn walk(&self, memory: &GuestMemory, address: u64) -> Option<u64> {
+        // Addresses have 48 or 57 bits; the others repeat the highest.
+        let bits = 12 + 9 * self.levels;
+        let high = (address as i64) >> (bits - 1);
+        if high != 0 && high != -1 {
+            return None;
+        }
+        let mut table = self.root;
+        let mut shift = bits - 9;
+        loop {
+            let index = (address >> shift) & 511;
+            let entry = memory.u64(table + index * 8)?;
+            if entry & PRESENT == 0 {
+                return None;
+            }
+            if shift == 12 || (entry & LARGE != 0 && shift <= 30) {
+                let mask = (1_u64 << shift) - 1;
+                return Some((entry & ADDRESS & !mask) | (address & mask));
+            }
+            table = entry & ADDRESS;
+            shift -= 9;
+        }
+    }
+
+    /// The number at a virtual address.
+    pub fn u64(&self, memory: &GuestMemory, address: u64) -> Option<u64> {
+        if address % PAGE > PAGE - 8 {
+            let mut bytes = [0; 8];
+            self.read(memory, address, &mut bytes)?;
+            return Some(u64::from_le_bytes(bytes));
+        }
+        memory.u64(self.translate(memory, address)?)
+    }
+
+    /// The number at a virtual address.
+    pub fn u32(&self, memory: &GuestMemory, address: u64) -> Option<u32> {
+        let mut bytes = [0; 4];
+        self.read(memory, address, &mut bytes)?;
+        Some(u32::from_le_bytes(bytes))
+    }
+
+    /// Copies what is at a virtual address, page by page; `None` when any of it is missing.
+    pub fn read(&self, memory: &GuestMemory, mut address: u64, mut bytes: &mut [u8]) -> Option<()> {
+        while !bytes.is_empty() {
+            let physical = self.translate(memory, address)?;
+            let count = ((PAGE - address % PAGE) as usize).min(bytes.len());
+            let (head, rest) = bytes.split_at_mut(count);
+            memory.read(physical, head)?;
+            address = address.wrapping_add(count as u64);
+            bytes = rest;
+        }
+        Some(())
+    }
+
+    /// A text that ends with a zero byte, of at most `length_max` bytes.
+    pub fn text(&self, memory: &GuestMemory, address: u64, length_max: usize) -> Option<String> {
+        let mut bytes = [0; 256];
+        let length = length_max.min(bytes.len());
+        let mut done = 0;
+        while done < length {
+            // Up to the end of the page: what follows it may not be there.
+            let at = address.wrapping_add(done as u64);
+            let count = ((PAGE - at % PAGE) as usize).min(length - done);
+            self.read(memory, at, &mut bytes[done..done + count])?;
+            if let Some(end) = bytes[done..done + count].iter().position(|byte| *byte == 0) {
+                done += end;
+                break;
+            }
+            done += count;
+        }
+        Some(String::from_utf8_lossy(&bytes[..done]).into_owned())
+    }
+}

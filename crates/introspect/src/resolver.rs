@@ -1,0 +1,583 @@
+//! One queue's way from a request to what it means.
+
+use std::sync::Arc;
+
+use fathom_insight::{ClassTable, Confidence, Facts, Insight, Kind, Name, RequestFlags, Source};
+
+use crate::completion::{Completion, Meaning};
+use crate::files::{FileCache, Nature};
+use crate::groups::GroupCache;
+use crate::guest::{Counts, Guest, NEWS_MODULES, NEWS_SUSPECT, NEWS_WANTED};
+use crate::kernel::Kernel;
+use crate::pages::{Page, PageCache};
+
+/// A request has no more bios than are looked at; what is left over is unknown.
+const BIOS_MAX: usize = 512;
+/// A request has no more pieces of memory than are looked at.
+const PIECES_MAX: usize = 2048;
+/// A bio goes through no more layers of devices.
+const STACKED_MAX: usize = 16;
+/// So many requests in a row that do not lie in the kernel's structures make it doubtful.
+const MISMATCHES_MAX: u32 = 8;
+/// Completions that nobody knows, remembered so that modules are read again once for each.
+const STRANGERS: usize = 32;
+
+/// What a disk knows of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestView {
+    /// The guest-physical address of the virtio-blk header.
+    pub header: u64,
+    /// Where the range begins, in sectors of 512 bytes.
+    pub sector: u64,
+    /// How long the range is, in bytes.
+    pub length: u64,
+    /// Whether data moves (reads and writes).
+    pub carries_data: bool,
+    /// Whether it changes the disk.
+    pub is_write: bool,
+    /// The time, in nanoseconds of any clock that does not go back.
+    pub now_ns: u64,
+}
+
+/// Reads a guest's structures for one queue's thread, which alone uses it. It keeps what it has
+/// read of files and groups, and asks the guest's memory again before it relies on it.
+pub struct Resolver {
+    guest: Arc<Guest>,
+    counts: Arc<Counts>,
+    generation: u64,
+    kernel: Option<Arc<Kernel>>,
+    caches: Caches,
+    mismatches: u32,
+    strangers: [u64; STRANGERS],
+    strangers_count: usize,
+}
+
+/// What has been read of one kernel.
+#[derive(Default)]
+struct Caches {
+    files: FileCache,
+    groups: GroupCache,
+    pages: PageCache,
+}
+
+/// A `struct bio`, copied.
+#[derive(Clone, Copy, Debug)]
+struct Bio {
+    address: u64,
+    next: u64,
+    sector: u64,
+    size: u64,
+    end: u64,
+    private: u64,
+    group: u64,
+}
+
+/// What a bio says of its bytes.
+enum Verdict {
+    /// These facts hold for all of them.
+    All(Facts),
+    /// The first piece of memory tells for all.
+    First,
+    /// Each piece of memory tells for itself. The number is the address of a buffer head, or 0.
+    Each(u64),
+    /// This page tells for all: the pieces of memory are copies.
+    Page(u64),
+}
+
+impl Resolver {
+    pub(crate) fn new(guest: Arc<Guest>, counts: Arc<Counts>) -> Self {
+        Self {
+            guest,
+            counts,
+            generation: 0,
+            kernel: None,
+            caches: Caches::default(),
+            mismatches: 0,
+            strangers: [0; STRANGERS],
+            strangers_count: 0,
+        }
+    }
+
+    /// The guest that it reads.
+    pub fn guest(&self) -> &Arc<Guest> {
+        &self.guest
+    }
+
+    /// Says what a request means, in `insight` (whose `io_priority` stays). `pages` are the
+    /// guest-physical addresses and lengths of its data, in order. Nothing is known where the
+    /// kernel has not been found.
+    pub fn resolve(
+        &mut self,
+        request: &RequestView,
+        pages: impl Iterator<Item = (u64, u64)>,
+        table: &ClassTable,
+        insight: &mut Insight,
+    ) {
+        if self.generation != self.guest.generation() {
+            self.generation = self.guest.generation();
+            self.kernel = self.guest.kernel();
+            self.caches = Caches::default();
+            self.mismatches = 0;
+            self.strangers_count = 0;
+        }
+        let Some(kernel) = self.kernel.clone() else {
+            if request.carries_data {
+                self.guest.news(NEWS_WANTED, request.header);
+            }
+            return;
+        };
+        self.counts.request();
+        if self.look(&kernel, request, pages, insight).is_some() {
+            self.mismatches = 0;
+            insight.finish(table);
+        } else {
+            insight.parts.clear();
+            self.counts.mismatch();
+            self.mismatches += 1;
+            if self.mismatches % MISMATCHES_MAX == 0 {
+                self.guest.news(NEWS_SUSPECT, request.header);
+            }
+        }
+    }
+
+    /// Follows the request's bios. `None` where it is no request of this kernel.
+    fn look(
+        &mut self,
+        kernel: &Kernel,
+        view: &RequestView,
+        pages: impl Iterator<Item = (u64, u64)>,
+        insight: &mut Insight,
+    ) -> Option<()> {
+        let layout = &kernel.layout;
+        let request = view.header.checked_sub(layout.request_size)?;
+        let memory = &kernel.memory;
+        let flags = memory.u32(request + layout.request_flags)?;
+        let mut bio = memory.u64(request + layout.request_bio)?;
+        if view.carries_data {
+            let sector = memory.u64(request + layout.request_sector)?;
+            let length = u64::from(memory.u32(request + layout.request_length)?);
+            if sector != view.sector || length != view.length {
+                return None;
+            }
+        }
+        insight.flags = kernel.request_flags(flags);
+        let mut pieces = Pieces { inner: pages, left: None, count: 0 };
+        let (mut sector, mut left) = (view.sector, view.length);
+        for _ in 0..BIOS_MAX {
+            if left == 0 || bio == 0 {
+                break;
+            }
+            let Some(found) = kernel.bio(bio) else { break };
+            let size = found.size.min(left);
+            // The bios of a request adjoin on the disk: what does not is torn, or none of it.
+            if found.sector != sector || size == 0 {
+                break;
+            }
+            let group = self.group(kernel, &found, view.now_ns);
+            if view.carries_data {
+                let verdict = self.judge(kernel, &found, view, insight.flags);
+                self.tell(kernel, &verdict, size, group, &mut pieces, view.now_ns, insight);
+            } else {
+                insight.push(size, Facts { cgroup: group, ..Facts::default() });
+            }
+            left -= size;
+            sector += size / 512;
+            bio = found.next;
+        }
+        if left > 0 {
+            insight.push(left, Facts::default());
+        }
+        Some(())
+    }
+
+    /// The group that a bio is charged to.
+    fn group(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Name {
+        let layout = &kernel.layout;
+        let state = || {
+            let place = bio.group.wrapping_add(layout.blkg_blkcg?);
+            let blkcg = kernel.pointer(place)?;
+            Some(blkcg.wrapping_add(layout.blkcg_state?))
+        };
+        if bio.group == 0 {
+            return Name::NONE;
+        }
+        state()
+            .and_then(|state| self.caches.groups.name(kernel, self.guest.names(), state, now_ns))
+            .unwrap_or_default()
+    }
+
+    /// What the completion of a bio says, once the layers of devices are seen through.
+    fn judge(
+        &mut self,
+        kernel: &Kernel,
+        bio: &Bio,
+        view: &RequestView,
+        flags: RequestFlags,
+    ) -> Verdict {
+        let sure = |kind| Facts {
+            kind,
+            source: Source::Bio,
+            confidence: Confidence::Sure,
+            ..Facts::default()
+        };
+        let (bio, completion, copied) = match kernel.origin(bio) {
+            Some((bio, Meaning::Completion(completion), copied)) => (bio, completion, copied),
+            Some((_, Meaning::BtrfsDirect | Meaning::XfsDirectory, _)) | None => {
+                self.stranger(bio.end);
+                if flags.contains(RequestFlags::SWAP) {
+                    let kind = Kind::Swap;
+                    let source = Source::Flags;
+                    return Verdict::All(Facts { source, ..sure(kind) });
+                }
+                return Verdict::Each(0);
+            }
+        };
+        let verdict = match completion {
+            Completion::OneFile => Verdict::First,
+            // `origin` sees through those that other devices' layers submit.
+            Completion::Pages
+            | Completion::Waited
+            | Completion::BtrfsStripe
+            | Completion::DmClone
+            | Completion::DmCrypt
+            | Completion::MdClone
+            | Completion::MdAccount
+            | Completion::Raid1
+            | Completion::Raid10
+            | Completion::Chain => Verdict::Each(0),
+            Completion::Kind(kind) => Verdict::All(sure(kind)),
+            Completion::Buffer => {
+                let end = kernel.u64(bio.private.wrapping_add(kernel.layout.buffer_end));
+                match end.and_then(|end| kernel.meanings.get(end)) {
+                    Some(Meaning::Completion(Completion::Kind(kind))) => Verdict::All(sure(kind)),
+                    _ => Verdict::Each(bio.private),
+                }
+            }
+            Completion::IomapDirect | Completion::Direct => {
+                let (inode, waiter) = kernel.direct_io(completion, bio.private);
+                let mut facts = self.file(kernel, inode, Kind::Direct, view.now_ns);
+                self.add_process(kernel, waiter, &mut facts);
+                Verdict::All(facts)
+            }
+            Completion::Device | Completion::DeviceSimple => {
+                let mut facts = sure(Kind::Device);
+                let waiter = match (completion, kernel.layout.device_dio_waiter) {
+                    (Completion::DeviceSimple, _) => Some(bio.private),
+                    (_, Some(place)) => kernel.pointer(bio.private.wrapping_add(place)),
+                    (_, None) => None,
+                };
+                self.add_process(kernel, waiter, &mut facts);
+                Verdict::All(facts)
+            }
+            Completion::XfsBuffer => {
+                let ops = kernel
+                    .layout
+                    .xfs_buffer_ops
+                    .and_then(|place| kernel.u64(bio.private.wrapping_add(place)));
+                let directory =
+                    ops.and_then(|ops| kernel.meanings.get(ops)) == Some(Meaning::XfsDirectory);
+                Verdict::All(sure(if directory { Kind::Directory } else { Kind::Metadata }))
+            }
+            Completion::Btrfs => self.btrfs(kernel, &bio, view.now_ns),
+        };
+        match verdict {
+            Verdict::First | Verdict::Each(_) if copied => {
+                kernel.first_page(&bio).map_or(Verdict::Each(0), Verdict::Page)
+            }
+            verdict => verdict,
+        }
+    }
+
+    /// Btrfs embeds its bios in what tells the inode.
+    fn btrfs(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Verdict {
+        let layout = &kernel.layout;
+        let find = || {
+            let own = bio.address.wrapping_sub(layout.btrfs_bio_bio?);
+            let inode = kernel.pointer(own.wrapping_add(layout.btrfs_bio_inode?))?;
+            let inode = if layout.btrfs_inode_is_own {
+                inode.wrapping_add(layout.btrfs_inode_inode?)
+            } else {
+                inode
+            };
+            let end = kernel.u64(own.wrapping_add(layout.btrfs_bio_end?))?;
+            Some((inode, kernel.meanings.get(end) == Some(Meaning::BtrfsDirect)))
+        };
+        let Some((inode, direct)) = find() else { return Verdict::Each(0) };
+        let kind = if direct { Kind::Direct } else { Kind::Data };
+        let facts = self.file(kernel, Some(inode), kind, now_ns);
+        if facts.kind == Kind::Metadata || facts.inode != 0 {
+            Verdict::All(facts)
+        } else {
+            Verdict::Each(0)
+        }
+    }
+
+    /// The facts of an inode that a bio names; its own kind where it is no plain file.
+    fn file(&mut self, kernel: &Kernel, inode: Option<u64>, kind: Kind, now_ns: u64) -> Facts {
+        let names = self.guest.names();
+        let found = inode.and_then(|inode| self.caches.files.inode(kernel, names, inode, now_ns));
+        let mut facts = found.map(|found| found.facts).unwrap_or_default();
+        facts.kind = match found.map(|found| found.nature) {
+            Some(Nature::Internal | Nature::Mounted(_)) => Kind::Metadata,
+            Some(Nature::Device) => Kind::Device,
+            Some(Nature::Directory) => Kind::Directory,
+            Some(Nature::File) | None => kind,
+        };
+        facts.source = Source::Bio;
+        facts.confidence = if found.is_some() { Confidence::Sure } else { Confidence::Likely };
+        facts
+    }
+
+    fn add_process(&self, kernel: &Kernel, task: Option<u64>, facts: &mut Facts) {
+        if let Some(task) = task.and_then(|task| kernel.task(task)) {
+            facts.process = self.guest.names().number(&task.command);
+            facts.process_id = task.process_id;
+        }
+    }
+
+    /// Takes the bytes of one bio off the pieces and tells what they are.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one bio")]
+    fn tell(
+        &mut self,
+        kernel: &Kernel,
+        verdict: &Verdict,
+        size: u64,
+        group: Name,
+        pieces: &mut Pieces<impl Iterator<Item = (u64, u64)>>,
+        now_ns: u64,
+        insight: &mut Insight,
+    ) {
+        let mut push = |length, facts: Facts| {
+            let cgroup = if facts.cgroup.is_some() { facts.cgroup } else { group };
+            insight.push(length, Facts { cgroup, ..facts });
+        };
+        match verdict {
+            Verdict::All(facts) => {
+                pieces.skip(size);
+                push(size, *facts);
+            }
+            Verdict::Page(page) => {
+                pieces.skip(size);
+                push(size, self.page(kernel, *page, 0, group, now_ns));
+            }
+            Verdict::First => {
+                let first = pieces.next(size);
+                let facts = first.map_or_else(Facts::default, |(address, length)| {
+                    pieces.skip(size - length);
+                    self.page_at(kernel, address, 0, group, now_ns)
+                });
+                push(size, facts);
+            }
+            Verdict::Each(buffer) => {
+                let mut left = size;
+                while left > 0 {
+                    let Some((address, length)) = pieces.next(left) else {
+                        push(left, Facts::default());
+                        break;
+                    };
+                    // A piece may cover several pages that lie together by chance.
+                    let (mut address, mut rest) = (address, length);
+                    while rest > 0 {
+                        let count = (4096 - address % 4096).min(rest);
+                        push(count, self.page_at(kernel, address, *buffer, group, now_ns));
+                        address += count;
+                        rest -= count;
+                    }
+                    left -= length;
+                }
+            }
+        }
+    }
+
+    fn page_at(
+        &mut self,
+        kernel: &Kernel,
+        address: u64,
+        buffer: u64,
+        group: Name,
+        now_ns: u64,
+    ) -> Facts {
+        let page = kernel.page_of(address);
+        self.page(kernel, page, buffer, group, now_ns)
+    }
+
+    /// What the page whose `struct page` is at an address holds. `buffer` is the buffer head that
+    /// is moved, or 0.
+    fn page(&mut self, kernel: &Kernel, page: u64, buffer: u64, group: Name, now_ns: u64) -> Facts {
+        let found = self.caches.pages.page(kernel, page);
+        let Some(Page::Cached { inode, memory_group }) = found else {
+            return Facts::default();
+        };
+        let names = self.guest.names();
+        let Some(found) = self.caches.files.inode(kernel, names, inode, now_ns) else {
+            return Facts::default();
+        };
+        let mut facts = found.facts;
+        facts.kind = match found.nature {
+            Nature::File => Kind::Data,
+            Nature::Directory => Kind::Directory,
+            Nature::Mounted(journal) if journal != 0 && journal == buffer => Kind::Journal,
+            Nature::Internal | Nature::Mounted(_) => Kind::Metadata,
+            Nature::Device => Kind::Device,
+        };
+        facts.source = Source::Page;
+        facts.confidence = Confidence::Sure;
+        // Where blocks are charged to nobody, the pages of a file may still be.
+        if found.nature == Nature::File && memory_group != 0 && is_root(names, group) {
+            let place = kernel.layout.memcg_css.map(|css| memory_group.wrapping_add(css));
+            let group = place
+                .and_then(|state| self.caches.groups.name(kernel, names, state, now_ns))
+                .unwrap_or_default();
+            facts.cgroup = group;
+        }
+        facts
+    }
+
+    /// A completion that nobody knows: perhaps a module's that was loaded since.
+    fn stranger(&mut self, end: u64) {
+        let known = self.strangers_count.min(STRANGERS);
+        if end == 0 || self.strangers[..known].contains(&end) {
+            return;
+        }
+        self.strangers[self.strangers_count % STRANGERS] = end;
+        self.strangers_count += 1;
+        self.guest.news(NEWS_MODULES, 0);
+    }
+}
+
+/// Whether a group is the root, or none.
+fn is_root(names: &fathom_insight::Names, group: Name) -> bool {
+    !group.is_some() || names.number("/") == group
+}
+
+/// The pieces of memory of a request, cut where bios end.
+struct Pieces<I> {
+    inner: I,
+    left: Option<(u64, u64)>,
+    count: usize,
+}
+
+impl<I: Iterator<Item = (u64, u64)>> Pieces<I> {
+    /// The next piece, at most `length_max` of it.
+    fn next(&mut self, length_max: u64) -> Option<(u64, u64)> {
+        let (address, length) = match self.left.take() {
+            Some(left) => left,
+            None if self.count < PIECES_MAX => {
+                self.count += 1;
+                self.inner.next().filter(|(_, length)| *length > 0)?
+            }
+            None => return None,
+        };
+        let count = length.min(length_max);
+        if count < length {
+            self.left = Some((address.wrapping_add(count), length - count));
+        }
+        Some((address, count))
+    }
+
+    fn skip(&mut self, mut length: u64) {
+        while length > 0 {
+            let Some((_, count)) = self.next(length) else { break };
+            length -= count;
+        }
+    }
+}
+
+impl Kernel {
+    /// Copies a bio. The parts lie together, so this touches two cache lines.
+    fn bio(&self, address: u64) -> Option<Bio> {
+        let layout = &self.layout;
+        let physical = self.space.translate(&self.memory, address)?;
+        if address % 8 != 0 {
+            return None;
+        }
+        // On a stack that is mapped page by page, the rest may be elsewhere.
+        let word = |offset: u64| {
+            if address % 4096 + offset + 8 <= 4096 {
+                self.memory.u64(physical + offset)
+            } else {
+                self.u64(address.wrapping_add(offset))
+            }
+        };
+        Some(Bio {
+            address,
+            next: word(layout.bio_next)?,
+            sector: word(layout.bio_sector)?,
+            size: word(layout.bio_size)? & 0xffff_ffff,
+            end: word(layout.bio_end)?,
+            private: word(layout.bio_private)?,
+            group: layout.bio_group.and_then(word).unwrap_or(0),
+        })
+    }
+
+    /// The bio that a file system submitted, behind the layers of devices, and what its
+    /// completion means; and whether a layer moves copies of its pages.
+    fn origin(&self, bio: &Bio) -> Option<(Bio, Meaning, bool)> {
+        let layout = &self.layout;
+        let (mut bio, mut copied) = (*bio, false);
+        for _ in 0..STACKED_MAX {
+            let meaning = self.meanings.get(bio.end)?;
+            let Meaning::Completion(completion) = meaning else { return None };
+            let at = |place: Option<u64>| self.pointer(bio.private.wrapping_add(place?));
+            let above = match completion {
+                Completion::DmClone => {
+                    let target = bio.address.wrapping_sub(layout.dm_io_clone?);
+                    let io = self.pointer(target.wrapping_add(layout.dm_target_io?))?;
+                    self.pointer(io.wrapping_add(layout.dm_io_original?))
+                }
+                Completion::DmCrypt => {
+                    copied = true;
+                    at(layout.dm_crypt_bio)
+                }
+                Completion::MdClone => at(layout.md_original),
+                Completion::MdAccount => at(layout.md_account_original),
+                Completion::Raid1 => at(layout.raid1_master),
+                Completion::Raid10 => at(layout.raid10_master),
+                Completion::Chain => Some(bio.private),
+                Completion::BtrfsStripe => {
+                    let context = at(layout.btrfs_stripe_context)?;
+                    self.pointer(context.wrapping_add(layout.btrfs_context_bio?))
+                }
+                _ => return Some((bio, meaning, copied)),
+            };
+            bio = self.bio(above.filter(|above| *above != 0)?)?;
+            if completion == Completion::BtrfsStripe {
+                let meaning = Meaning::Completion(Completion::Btrfs);
+                return Some((bio, meaning, copied));
+            }
+        }
+        None
+    }
+
+    /// The inode and the waiting task of I/O past the page cache.
+    fn direct_io(&self, completion: Completion, private: u64) -> (Option<u64>, Option<u64>) {
+        let layout = &self.layout;
+        let at = |place: Option<u64>| self.pointer(private.wrapping_add(place?));
+        if completion == Completion::IomapDirect {
+            let Some(iocb) = at(layout.iomap_dio_iocb) else { return (None, None) };
+            let inode = || {
+                let file = self.pointer(iocb.wrapping_add(layout.kiocb_file))?;
+                self.pointer(file.wrapping_add(layout.file_inode))
+            };
+            // Who has nobody to call when it is done waits himself.
+            let waits = self.u64(iocb.wrapping_add(layout.kiocb_complete)) == Some(0);
+            let waiter = if waits { at(layout.iomap_dio_waiter) } else { None };
+            return (inode(), waiter);
+        }
+        let is_async = layout
+            .dio_is_async
+            .and_then(|place| self.u64(private.wrapping_add(place)))
+            .is_some_and(|is_async| is_async & 0xff != 0);
+        let waiter = if is_async { None } else { at(layout.dio_waiter) };
+        (at(layout.dio_inode), waiter)
+    }
+
+    /// The first page of a bio, as the address of its `struct page`.
+    fn first_page(&self, bio: &Bio) -> Option<u64> {
+        let layout = &self.layout;
+        let vectors = self.pointer(bio.address.wrapping_add(layout.bio_vectors))?;
+        let index = self.u32(bio.address.wrapping_add(layout.bio_vector_index))?;
+        let offset = u64::from(index.min(256)) * layout.vector_size + layout.vector_page;
+        self.pointer(vectors.wrapping_add(offset))
+    }
+}

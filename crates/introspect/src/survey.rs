@@ -1,0 +1,53 @@
+//! All that a guest has in its page cache.
+
+use std::collections::HashMap;
+
+use fathom_insight::{Facts, Kind, Names};
+
+use crate::files::{FileCache, Nature};
+use crate::kernel::Kernel;
+use crate::pages::{Page, PageCache};
+use crate::vmcoreinfo::PAGE;
+
+/// A file, directory or device with pages in the guest's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct CachedFile {
+    /// What it is.
+    pub facts: Facts,
+    /// How many pages of it are in memory.
+    pub pages: u64,
+}
+
+impl Kernel {
+    /// Looks at every page of the guest's memory and says what is cached there, the most first.
+    /// Takes some 10 ns a page.
+    pub fn cached_files(&self, names: &Names) -> Vec<CachedFile> {
+        let (mut pages, mut files) = (PageCache::default(), FileCache::default());
+        let mut counts: HashMap<u64, u64> = HashMap::new();
+        for region in self.memory.regions() {
+            let mut address = region.start.next_multiple_of(PAGE);
+            while address + PAGE <= region.start + region.length {
+                if let Some(Page::Cached { inode, .. }) = pages.page(self, self.page_of(address)) {
+                    *counts.entry(inode).or_default() += 1;
+                }
+                address += PAGE;
+            }
+        }
+        let mut cached: Vec<CachedFile> = counts
+            .into_iter()
+            .filter_map(|(inode, pages)| {
+                let inode = files.inode(self, names, inode, 0)?;
+                let mut facts = inode.facts;
+                facts.kind = match inode.nature {
+                    Nature::File => Kind::Data,
+                    Nature::Directory => Kind::Directory,
+                    Nature::Internal | Nature::Mounted(_) => Kind::Metadata,
+                    Nature::Device => Kind::Device,
+                };
+                Some(CachedFile { facts, pages })
+            })
+            .collect();
+        cached.sort_by_key(|file| (std::cmp::Reverse(file.pages), file.facts.inode));
+        cached
+    }
+}

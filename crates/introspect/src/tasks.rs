@@ -1,0 +1,47 @@
+//! The guest's tasks.
+
+use crate::kernel::Kernel;
+
+/// No more tasks than this are told.
+const TASKS_MAX: usize = 1 << 16;
+/// A command's name is no longer (`TASK_COMM_LEN`).
+const COMMAND_MAX: usize = 16;
+
+/// A process of the guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// The process number.
+    pub process_id: u32,
+    /// The command's name, at most 15 bytes.
+    pub command: String,
+}
+
+impl Kernel {
+    /// The processes (thread groups) that there are now; kernel threads included, the idle ones
+    /// not. A list that changes while it is read ends early.
+    pub fn tasks(&self) -> Vec<Task> {
+        let mut tasks = Vec::new();
+        let Some(first) = self.places.first_task else { return tasks };
+        let mut task = first;
+        while tasks.len() < TASKS_MAX {
+            let Some(next) = self.pointer(task.wrapping_add(self.layout.task_list)) else { break };
+            task = next.wrapping_sub(self.layout.task_list);
+            if task == first {
+                break;
+            }
+            let Some(found) = self.task(task) else { break };
+            tasks.push(found);
+        }
+        tasks
+    }
+
+    /// The process that the `task_struct` at an address belongs to.
+    pub(crate) fn task(&self, address: u64) -> Option<Task> {
+        let leader = self.layout.task_leader.and_then(|leader| self.pointer(address + leader));
+        let process_id = self.u32(address.wrapping_add(self.layout.task_process))?;
+        let named = leader.unwrap_or(address);
+        let command = self.text(named.wrapping_add(self.layout.task_command), COMMAND_MAX)?;
+        // A number of a process is below PID_MAX_LIMIT.
+        (process_id <= 4 << 20 && !command.is_empty()).then_some(Task { process_id, command })
+    }
+}

@@ -1,0 +1,114 @@
+//! The kernel's own note for crash dumps: plain text that names the places where everything else
+//! begins. `Documentation/admin-guide/kdump/vmcoreinfo.rst` of Linux.
+
+use std::collections::HashMap;
+
+use crate::memory::GuestMemory;
+
+/// The size of a page, in bytes, and the greatest length of a note.
+pub(crate) const PAGE: u64 = 4096;
+/// An ELF note's header and its name, `VMCOREINFO` padded: what precedes the text in one of its
+/// copies.
+const NOTE_HEADER: u64 = 24;
+/// More notes than this are not looked at: a guest can write as many as it likes.
+const NOTES_MAX: usize = 64;
+
+/// One note.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VmcoreInfo {
+    /// The guest-physical address of its page.
+    pub address: u64,
+    text: Vec<u8>,
+    values: HashMap<String, String>,
+}
+
+impl VmcoreInfo {
+    /// Reads the note in the page at `address`.
+    pub fn read(memory: &GuestMemory, address: u64) -> Option<Self> {
+        let mut page = vec![0; PAGE as usize];
+        memory.read(address, &mut page)?;
+        let start = if page.starts_with(b"OSRELEASE=") {
+            0
+        } else if is_note(&page) {
+            NOTE_HEADER as usize
+        } else {
+            return None;
+        };
+        let text = &page[start..];
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        let text = text[..end].to_vec();
+        let values: HashMap<_, _> = text
+            .split(|byte| *byte == b'\n')
+            .filter_map(|line| std::str::from_utf8(line).ok()?.split_once('='))
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect();
+        let whole = values.contains_key("OSRELEASE") && values.contains_key("PAGESIZE");
+        whole.then_some(Self { address, text, values })
+    }
+
+    /// Whether the same note is still in its place.
+    pub fn is_there(&self, memory: &GuestMemory) -> bool {
+        Self::read(memory, self.address).is_some_and(|now| now.text == self.text)
+    }
+
+    /// The kernel's release.
+    pub fn release(&self) -> &str {
+        self.values.get("OSRELEASE").map_or("", String::as_str)
+    }
+
+    /// The virtual address of a symbol.
+    pub fn symbol(&self, name: &str) -> Option<u64> {
+        u64::from_str_radix(self.values.get(&format!("SYMBOL({name})"))?, 16).ok()
+    }
+
+    /// A number.
+    pub fn number(&self, name: &str) -> Option<i64> {
+        self.values.get(&format!("NUMBER({name})"))?.parse().ok()
+    }
+
+    /// Whether both tell the same: the kernel keeps its note twice.
+    pub fn equals(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+fn is_note(head: &[u8]) -> bool {
+    head.starts_with(&11_u32.to_le_bytes()) && head[12..].starts_with(b"VMCOREINFO\0")
+}
+
+/// Looks at the head of each page that the guest ever touched. Returns the notes, each text once.
+pub(crate) fn find(memory: &GuestMemory) -> Vec<VmcoreInfo> {
+    const RELEASE: u64 = u64::from_le_bytes(*b"OSRELEAS");
+    const VMCORE: u64 = u64::from_le_bytes(*b"VMCOREIN");
+    let mut notes: Vec<VmcoreInfo> = Vec::new();
+    for region in memory.regions() {
+        for (start, end) in GuestMemory::touched(region) {
+            let mut page = start.next_multiple_of(PAGE);
+            while page.checked_add(PAGE).is_some_and(|next| next <= end) {
+                let hit = match memory.u64(page) {
+                    Some(RELEASE) => true,
+                    // The first word of a note: the length of its name, then that of its text.
+                    Some(word) if word as u32 == 11 => {
+                        let (low, high) = (memory.u32(page + 12), memory.u32(page + 16));
+                        low.zip(high).is_some_and(|(low, high)| {
+                            u64::from(low) | u64::from(high) << 32 == VMCORE
+                        })
+                    }
+                    _ => false,
+                };
+                if hit {
+                    if let Some(note) = VmcoreInfo::read(memory, page) {
+                        if !notes.iter().any(|known| known.equals(&note)) {
+                            notes.push(note);
+                        }
+                        if notes.len() == NOTES_MAX {
+                            return notes;
+                        }
+                    }
+                }
+                page += PAGE;
+            }
+        }
+    }
+    notes
+}
