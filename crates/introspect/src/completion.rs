@@ -113,6 +113,14 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
 /// The functions that end Btrfs's I/O past the page cache.
 pub(crate) const BTRFS_DIRECT: &[&str] = &["btrfs_end_dio_bio", "btrfs_dio_end_io"];
 
+/// The functions that end Btrfs's I/O of compressed data.
+pub(crate) const BTRFS_COMPRESSED: &[&str] = &[
+    "end_compressed_bio_read",
+    "end_compressed_bio_write",
+    "end_bbio_compressed_read",
+    "end_bbio_compressed_write",
+];
+
 /// The operations of XFS's buffers that hold parts of directories.
 pub(crate) const XFS_DIRECTORY: &[&str] = &[
     "xfs_dir3_block_buf_ops",
@@ -129,6 +137,8 @@ pub(crate) enum Meaning {
     Completion(Completion),
     /// See [`BTRFS_DIRECT`].
     BtrfsDirect,
+    /// See [`BTRFS_COMPRESSED`].
+    BtrfsCompressed,
     /// See [`XFS_DIRECTORY`].
     XfsDirectory,
 }
@@ -138,8 +148,9 @@ pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
     let completions =
         COMPLETIONS.iter().map(|(name, completion)| (*name, Meaning::Completion(*completion)));
     let direct = BTRFS_DIRECT.iter().map(|name| (*name, Meaning::BtrfsDirect));
+    let compressed = BTRFS_COMPRESSED.iter().map(|name| (*name, Meaning::BtrfsCompressed));
     let directory = XFS_DIRECTORY.iter().map(|name| (*name, Meaning::XfsDirectory));
-    completions.chain(direct).chain(directory)
+    completions.chain(direct).chain(compressed).chain(directory)
 }
 
 /// Addresses and what they mean: a table with open places, asked for each bio.

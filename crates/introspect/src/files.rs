@@ -3,6 +3,7 @@
 use fathom_insight::{Facts, Name, Names};
 
 use crate::kernel::Kernel;
+use crate::paging::printable;
 
 /// A path has no more parts than this.
 const DEPTH_MAX: usize = 128;
@@ -336,7 +337,7 @@ fn path(kernel: &Kernel, mut dentry: u64) -> Option<String> {
         if length > PATH_MAX || parts.len() == DEPTH_MAX {
             return None;
         }
-        parts.push(String::from_utf8_lossy(&bytes[..count]).into_owned());
+        parts.push(printable(&bytes[..count]));
         dentry = parent;
     }
     if parts.is_empty() {

@@ -115,6 +115,7 @@ const PLACES: &[&str] = &[
     "super_blocks",
     "init_task",
     "modules",
+    "btf_modules",
     "vm_node_stat",
     "vm_zone_stat",
     "_totalram_pages",
@@ -209,9 +210,9 @@ impl Kernel {
                         found.push((address, *meaning));
                     }
                 });
-                if let Some(own) = modules::types(memory, &space, module, layout, &btf) {
-                    types.modules.push(own);
-                }
+            }
+            if let Some(head) = symbol("btf_modules") {
+                types.modules = modules::types(memory, &space, head, layout, &loaded, &btf);
             }
         }
         let layout = Layout::new(&types).map_err(missing)?;

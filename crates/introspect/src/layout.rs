@@ -154,6 +154,9 @@ layout! {
         btrfs_bio_bio: "btrfs_bio" "bio";
         btrfs_bio_inode: "btrfs_bio" "inode";
         btrfs_bio_end: "btrfs_bio" "end_io";
+        btrfs_bio_private: "btrfs_bio" "private";
+        btrfs_dio_inode: "btrfs_dio_private" "inode";
+        btrfs_compressed_inode: "compressed_bio" "inode";
         btrfs_inode_inode: "btrfs_inode" "vfs_inode";
         btrfs_stripe_context: "btrfs_io_stripe" "bioc";
         btrfs_context_bio: "btrfs_io_context" "orig_bio";

@@ -11,6 +11,7 @@
 
 #![warn(missing_docs)]
 
+mod bios;
 mod btf;
 mod completion;
 mod counters;

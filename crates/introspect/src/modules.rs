@@ -1,6 +1,6 @@
 //! The kernel's modules: their symbols and their types.
 
-use crate::btf::{self, Btf};
+use crate::btf::Btf;
 use crate::layout::Types;
 use crate::memory::GuestMemory;
 use crate::paging::AddressSpace;
@@ -9,6 +9,8 @@ use crate::paging::AddressSpace;
 const MODULES_MAX: usize = 1024;
 /// A module has no more symbols than this.
 const SYMBOLS_MAX: u64 = 100_000;
+/// A module's description of its types is no longer than this, in bytes.
+const MODULE_TYPES_MAX: usize = 4 << 20;
 /// The size of an ELF symbol, in bytes.
 const SYMBOL: usize = 24;
 
@@ -17,7 +19,8 @@ const SYMBOL: usize = 24;
 pub(crate) struct ModuleLayout {
     list: u64,
     name: u64,
-    btf: Option<(u64, u64)>,
+    /// `btf_module`: its list, its module, its description; `btf`: its data and their size.
+    types: Option<[u64; 5]>,
     symbols: Option<[u64; 4]>,
 }
 
@@ -34,10 +37,19 @@ impl ModuleLayout {
                 member("mod_kallsyms", "strtab")?,
             ])
         };
+        let own_types = || {
+            Some([
+                member("btf_module", "list")?,
+                member("btf_module", "module")?,
+                member("btf_module", "btf")?,
+                member("btf", "data")?,
+                member("btf", "data_size")?,
+            ])
+        };
         Some(Self {
             list: member("module", "list")?,
             name: member("module", "name")?,
-            btf: member("module", "btf_data").zip(member("module", "btf_data_size")),
+            types: own_types(),
             symbols: symbols(),
         })
     }
@@ -75,23 +87,43 @@ pub(crate) fn list(
     modules
 }
 
-/// The module's own types, on top of its kernel's.
+/// The modules' own types, on top of their kernel's. `head` is the kernel's list of them,
+/// `btf_modules`: the modules themselves keep theirs only while they are loaded.
 pub(crate) fn types<'b>(
     memory: &GuestMemory,
     space: &AddressSpace,
-    module: &Module,
+    head: u64,
     layout: &ModuleLayout,
+    modules: &[Module],
     kernel: &'b Btf<'b>,
-) -> Option<Btf<'b>> {
-    let (data, size) = layout.btf?;
-    let data = space.u64(memory, module.address.wrapping_add(data))?;
-    let size = space.u32(memory, module.address.wrapping_add(size))? as usize;
-    if data == 0 || size == 0 || size > btf::LENGTH_MAX {
-        return None;
+) -> Vec<Btf<'b>> {
+    let mut found = Vec::new();
+    let Some([list, module, btf, data, size]) = layout.types else { return found };
+    let mut entry = head;
+    let read = |entry: u64| {
+        let own = entry.wrapping_sub(list);
+        let module = space.u64(memory, own.wrapping_add(module))?;
+        if !modules.iter().any(|known| known.address == module) {
+            return None;
+        }
+        let btf = space.u64(memory, own.wrapping_add(btf))?;
+        let data = space.u64(memory, btf.wrapping_add(data))?;
+        let size = space.u32(memory, btf.wrapping_add(size))? as usize;
+        if size > MODULE_TYPES_MAX {
+            return None;
+        }
+        let mut bytes = vec![0; size];
+        space.read(memory, data, &mut bytes)?;
+        Btf::new(bytes, Some(kernel))
+    };
+    for _ in 0..MODULES_MAX {
+        match space.u64(memory, entry) {
+            Some(next) if next != head && next != 0 => entry = next,
+            _ => break,
+        }
+        found.extend(read(entry));
     }
-    let mut bytes = vec![0; size];
-    space.read(memory, data, &mut bytes)?;
-    Btf::new(bytes, Some(kernel))
+    found
 }
 
 /// Tells each symbol of a module by name and address.

@@ -153,6 +153,30 @@ impl AddressSpace {
             }
             done += count;
         }
-        Some(String::from_utf8_lossy(&bytes[..done]).into_owned())
+        Some(printable(&bytes[..done]))
+    }
+}
+
+/// A guest's text as one that can be shown anywhere: what is not UTF-8, controls a terminal or
+/// turns the direction of writing is replaced.
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let is_bad = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if text.contains(is_bad) { text.replace(is_bad, "\u{fffd}") } else { text.into_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guests_text_controls_no_terminal() {
+        assert_eq!(printable("päge 1".as_bytes()), "päge 1");
+        assert_eq!(printable(b"a\x1b[2Jb\nc"), "a\u{fffd}[2Jb\u{fffd}c");
+        assert_eq!(printable("x\u{202e}gnp.exe".as_bytes()), "x\u{fffd}gnp.exe");
+        assert_eq!(printable(b"\xff"), "\u{fffd}");
     }
 }

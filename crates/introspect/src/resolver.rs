@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use fathom_insight::{ClassTable, Confidence, Facts, Insight, Kind, Name, RequestFlags, Source};
 
+use crate::bios::Bio;
 use crate::completion::{Completion, Meaning};
 use crate::files::{FileCache, Nature};
 use crate::groups::GroupCache;
@@ -15,8 +16,6 @@ use crate::pages::{Page, PageCache};
 const BIOS_MAX: usize = 512;
 /// A request has no more pieces of memory than are looked at.
 const PIECES_MAX: usize = 2048;
-/// A bio goes through no more layers of devices.
-const STACKED_MAX: usize = 16;
 /// So many requests in a row that do not lie in the kernel's structures make it doubtful.
 const MISMATCHES_MAX: u32 = 8;
 /// Completions that nobody knows, remembered so that modules are read again once for each.
@@ -60,28 +59,27 @@ struct Caches {
     pages: PageCache,
 }
 
-/// A `struct bio`, copied.
-#[derive(Clone, Copy, Debug)]
-struct Bio {
-    address: u64,
-    next: u64,
-    sector: u64,
-    size: u64,
-    end: u64,
-    private: u64,
-    group: u64,
-}
-
 /// What a bio says of its bytes.
 enum Verdict {
     /// These facts hold for all of them.
     All(Facts),
     /// The first piece of memory tells for all.
     First,
-    /// Each piece of memory tells for itself. The number is the address of a buffer head, or 0.
-    Each(u64),
+    /// Each piece of memory tells for itself.
+    Each(Each),
     /// This page tells for all: the pieces of memory are copies.
     Page(u64),
+}
+
+/// What is known of pieces of memory that tell for themselves.
+#[derive(Clone, Copy, Default)]
+struct Each {
+    /// The address of the buffer head that they belong to, or 0.
+    buffer: u64,
+    /// What it is where a page is a process's own.
+    anonymous: Kind,
+    /// What it is where a page tells nothing.
+    other: Kind,
 }
 
 impl Resolver {
@@ -220,23 +218,23 @@ impl Resolver {
             confidence: Confidence::Sure,
             ..Facts::default()
         };
-        let (bio, completion, copied) = match kernel.origin(bio) {
-            Some((bio, Meaning::Completion(completion), copied)) => (bio, completion, copied),
-            Some((_, Meaning::BtrfsDirect | Meaning::XfsDirectory, _)) | None => {
-                self.stranger(bio.end);
-                if flags.contains(RequestFlags::SWAP) {
-                    let kind = Kind::Swap;
-                    let source = Source::Flags;
-                    return Verdict::All(Facts { source, ..sure(kind) });
-                }
-                return Verdict::Each(0);
-            }
+        // Where nothing else tells, the request's flags may.
+        let other = if flags.contains(RequestFlags::SWAP) {
+            Kind::Swap
+        } else if flags.contains(RequestFlags::METADATA) {
+            Kind::Metadata
+        } else {
+            Kind::Unknown
+        };
+        let each = Each { other, ..Each::default() };
+        let Some((bio, Meaning::Completion(completion), copied)) = kernel.origin(bio) else {
+            self.stranger(bio.end);
+            return Verdict::Each(each);
         };
         let verdict = match completion {
             Completion::OneFile => Verdict::First,
             // `origin` sees through those that other devices' layers submit.
             Completion::Pages
-            | Completion::Waited
             | Completion::BtrfsStripe
             | Completion::DmClone
             | Completion::DmCrypt
@@ -244,13 +242,15 @@ impl Resolver {
             | Completion::MdAccount
             | Completion::Raid1
             | Completion::Raid10
-            | Completion::Chain => Verdict::Each(0),
+            | Completion::Chain => Verdict::Each(each),
+            // Nobody else waits on the spot for a process's own memory: `dd` on a device.
+            Completion::Waited => Verdict::Each(Each { anonymous: Kind::Device, ..each }),
             Completion::Kind(kind) => Verdict::All(sure(kind)),
             Completion::Buffer => {
                 let end = kernel.u64(bio.private.wrapping_add(kernel.layout.buffer_end));
                 match end.and_then(|end| kernel.meanings.get(end)) {
                     Some(Meaning::Completion(Completion::Kind(kind))) => Verdict::All(sure(kind)),
-                    _ => Verdict::Each(bio.private),
+                    _ => Verdict::Each(Each { buffer: bio.private, ..each }),
                 }
             }
             Completion::IomapDirect | Completion::Direct => {
@@ -278,38 +278,44 @@ impl Resolver {
                     ops.and_then(|ops| kernel.meanings.get(ops)) == Some(Meaning::XfsDirectory);
                 Verdict::All(sure(if directory { Kind::Directory } else { Kind::Metadata }))
             }
-            Completion::Btrfs => self.btrfs(kernel, &bio, view.now_ns),
+            Completion::Btrfs => {
+                self.btrfs(kernel, &bio, view.now_ns).unwrap_or(Verdict::Each(each))
+            }
         };
         match verdict {
             Verdict::First | Verdict::Each(_) if copied => {
-                kernel.first_page(&bio).map_or(Verdict::Each(0), Verdict::Page)
+                kernel.first_page(&bio).map_or(Verdict::Each(each), Verdict::Page)
             }
             verdict => verdict,
         }
     }
 
     /// Btrfs embeds its bios in what tells the inode.
-    fn btrfs(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Verdict {
+    fn btrfs(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Option<Verdict> {
         let layout = &kernel.layout;
         let find = || {
             let own = bio.address.wrapping_sub(layout.btrfs_bio_bio?);
-            let inode = kernel.pointer(own.wrapping_add(layout.btrfs_bio_inode?))?;
-            let inode = if layout.btrfs_inode_is_own {
-                inode.wrapping_add(layout.btrfs_inode_inode?)
-            } else {
-                inode
+            let end = kernel.meanings.get(kernel.u64(own.wrapping_add(layout.btrfs_bio_end?))?);
+            let direct = end == Some(Meaning::BtrfsDirect);
+            if let Some(place) = layout.btrfs_bio_inode {
+                let inode = kernel.pointer(own.wrapping_add(place))?;
+                let offset = if layout.btrfs_inode_is_own { layout.btrfs_inode_inode? } else { 0 };
+                return Some((inode.wrapping_add(offset), direct));
+            }
+            // Kernels before 6.2 name the inode only where no page does.
+            let place = match end? {
+                Meaning::BtrfsDirect => layout.btrfs_dio_inode?,
+                Meaning::BtrfsCompressed => layout.btrfs_compressed_inode?,
+                Meaning::Completion(_) | Meaning::XfsDirectory => return None,
             };
-            let end = kernel.u64(own.wrapping_add(layout.btrfs_bio_end?))?;
-            Some((inode, kernel.meanings.get(end) == Some(Meaning::BtrfsDirect)))
+            let private = kernel.pointer(own.wrapping_add(layout.btrfs_bio_private?))?;
+            Some((kernel.pointer(private.wrapping_add(place))?, direct))
         };
-        let Some((inode, direct)) = find() else { return Verdict::Each(0) };
+        let (inode, direct) = find()?;
         let kind = if direct { Kind::Direct } else { Kind::Data };
         let facts = self.file(kernel, Some(inode), kind, now_ns);
-        if facts.kind == Kind::Metadata || facts.inode != 0 {
-            Verdict::All(facts)
-        } else {
-            Verdict::Each(0)
-        }
+        let known = facts.kind == Kind::Metadata || facts.inode != 0;
+        known.then_some(Verdict::All(facts))
     }
 
     /// The facts of an inode that a bio names; its own kind where it is no plain file.
@@ -358,17 +364,18 @@ impl Resolver {
             }
             Verdict::Page(page) => {
                 pieces.skip(size);
-                push(size, self.page(kernel, *page, 0, group, now_ns));
+                push(size, self.page(kernel, *page, Each::default(), group, now_ns));
             }
             Verdict::First => {
                 let first = pieces.next(size);
                 let facts = first.map_or_else(Facts::default, |(address, length)| {
                     pieces.skip(size - length);
-                    self.page_at(kernel, address, 0, group, now_ns)
+                    let page = kernel.page_of(address);
+                    self.page(kernel, page, Each::default(), group, now_ns)
                 });
                 push(size, facts);
             }
-            Verdict::Each(buffer) => {
+            Verdict::Each(each) => {
                 let mut left = size;
                 while left > 0 {
                     let Some((address, length)) = pieces.next(left) else {
@@ -379,7 +386,8 @@ impl Resolver {
                     let (mut address, mut rest) = (address, length);
                     while rest > 0 {
                         let count = (4096 - address % 4096).min(rest);
-                        push(count, self.page_at(kernel, address, *buffer, group, now_ns));
+                        let page = kernel.page_of(address);
+                        push(count, self.page(kernel, page, *each, group, now_ns));
                         address += count;
                         rest -= count;
                     }
@@ -389,34 +397,33 @@ impl Resolver {
         }
     }
 
-    fn page_at(
-        &mut self,
-        kernel: &Kernel,
-        address: u64,
-        buffer: u64,
-        group: Name,
-        now_ns: u64,
-    ) -> Facts {
-        let page = kernel.page_of(address);
-        self.page(kernel, page, buffer, group, now_ns)
-    }
-
-    /// What the page whose `struct page` is at an address holds. `buffer` is the buffer head that
-    /// is moved, or 0.
-    fn page(&mut self, kernel: &Kernel, page: u64, buffer: u64, group: Name, now_ns: u64) -> Facts {
+    /// What the page whose `struct page` is at an address holds.
+    fn page(&mut self, kernel: &Kernel, page: u64, each: Each, group: Name, now_ns: u64) -> Facts {
         let found = self.caches.pages.page(kernel, page);
-        let Some(Page::Cached { inode, memory_group }) = found else {
-            return Facts::default();
-        };
         let names = self.guest.names();
-        let Some(found) = self.caches.files.inode(kernel, names, inode, now_ns) else {
-            return Facts::default();
+        let inode = match found {
+            Some(Page::Cached { inode, memory_group }) => self
+                .caches
+                .files
+                .inode(kernel, names, inode, now_ns)
+                .map(|inode| (inode, memory_group)),
+            _ => None,
+        };
+        let Some((found, memory_group)) = inode else {
+            let (kind, source) = match found {
+                Some(Page::Anonymous) if each.anonymous != Kind::Unknown => {
+                    (each.anonymous, Source::Bio)
+                }
+                _ if each.other != Kind::Unknown => (each.other, Source::Flags),
+                _ => return Facts::default(),
+            };
+            return Facts { kind, source, confidence: Confidence::Likely, ..Facts::default() };
         };
         let mut facts = found.facts;
         facts.kind = match found.nature {
             Nature::File => Kind::Data,
             Nature::Directory => Kind::Directory,
-            Nature::Mounted(journal) if journal != 0 && journal == buffer => Kind::Journal,
+            Nature::Mounted(journal) if journal != 0 && journal == each.buffer => Kind::Journal,
             Nature::Internal | Nature::Mounted(_) => Kind::Metadata,
             Nature::Device => Kind::Device,
         };
@@ -480,104 +487,5 @@ impl<I: Iterator<Item = (u64, u64)>> Pieces<I> {
             let Some((_, count)) = self.next(length) else { break };
             length -= count;
         }
-    }
-}
-
-impl Kernel {
-    /// Copies a bio. The parts lie together, so this touches two cache lines.
-    fn bio(&self, address: u64) -> Option<Bio> {
-        let layout = &self.layout;
-        let physical = self.space.translate(&self.memory, address)?;
-        if address % 8 != 0 {
-            return None;
-        }
-        // On a stack that is mapped page by page, the rest may be elsewhere.
-        let word = |offset: u64| {
-            if address % 4096 + offset + 8 <= 4096 {
-                self.memory.u64(physical + offset)
-            } else {
-                self.u64(address.wrapping_add(offset))
-            }
-        };
-        Some(Bio {
-            address,
-            next: word(layout.bio_next)?,
-            sector: word(layout.bio_sector)?,
-            size: word(layout.bio_size)? & 0xffff_ffff,
-            end: word(layout.bio_end)?,
-            private: word(layout.bio_private)?,
-            group: layout.bio_group.and_then(word).unwrap_or(0),
-        })
-    }
-
-    /// The bio that a file system submitted, behind the layers of devices, and what its
-    /// completion means; and whether a layer moves copies of its pages.
-    fn origin(&self, bio: &Bio) -> Option<(Bio, Meaning, bool)> {
-        let layout = &self.layout;
-        let (mut bio, mut copied) = (*bio, false);
-        for _ in 0..STACKED_MAX {
-            let meaning = self.meanings.get(bio.end)?;
-            let Meaning::Completion(completion) = meaning else { return None };
-            let at = |place: Option<u64>| self.pointer(bio.private.wrapping_add(place?));
-            let above = match completion {
-                Completion::DmClone => {
-                    let target = bio.address.wrapping_sub(layout.dm_io_clone?);
-                    let io = self.pointer(target.wrapping_add(layout.dm_target_io?))?;
-                    self.pointer(io.wrapping_add(layout.dm_io_original?))
-                }
-                Completion::DmCrypt => {
-                    copied = true;
-                    at(layout.dm_crypt_bio)
-                }
-                Completion::MdClone => at(layout.md_original),
-                Completion::MdAccount => at(layout.md_account_original),
-                Completion::Raid1 => at(layout.raid1_master),
-                Completion::Raid10 => at(layout.raid10_master),
-                Completion::Chain => Some(bio.private),
-                Completion::BtrfsStripe => {
-                    let context = at(layout.btrfs_stripe_context)?;
-                    self.pointer(context.wrapping_add(layout.btrfs_context_bio?))
-                }
-                _ => return Some((bio, meaning, copied)),
-            };
-            bio = self.bio(above.filter(|above| *above != 0)?)?;
-            if completion == Completion::BtrfsStripe {
-                let meaning = Meaning::Completion(Completion::Btrfs);
-                return Some((bio, meaning, copied));
-            }
-        }
-        None
-    }
-
-    /// The inode and the waiting task of I/O past the page cache.
-    fn direct_io(&self, completion: Completion, private: u64) -> (Option<u64>, Option<u64>) {
-        let layout = &self.layout;
-        let at = |place: Option<u64>| self.pointer(private.wrapping_add(place?));
-        if completion == Completion::IomapDirect {
-            let Some(iocb) = at(layout.iomap_dio_iocb) else { return (None, None) };
-            let inode = || {
-                let file = self.pointer(iocb.wrapping_add(layout.kiocb_file))?;
-                self.pointer(file.wrapping_add(layout.file_inode))
-            };
-            // Who has nobody to call when it is done waits himself.
-            let waits = self.u64(iocb.wrapping_add(layout.kiocb_complete)) == Some(0);
-            let waiter = if waits { at(layout.iomap_dio_waiter) } else { None };
-            return (inode(), waiter);
-        }
-        let is_async = layout
-            .dio_is_async
-            .and_then(|place| self.u64(private.wrapping_add(place)))
-            .is_some_and(|is_async| is_async & 0xff != 0);
-        let waiter = if is_async { None } else { at(layout.dio_waiter) };
-        (at(layout.dio_inode), waiter)
-    }
-
-    /// The first page of a bio, as the address of its `struct page`.
-    fn first_page(&self, bio: &Bio) -> Option<u64> {
-        let layout = &self.layout;
-        let vectors = self.pointer(bio.address.wrapping_add(layout.bio_vectors))?;
-        let index = self.u32(bio.address.wrapping_add(layout.bio_vector_index))?;
-        let offset = u64::from(index.min(256)) * layout.vector_size + layout.vector_page;
-        self.pointer(vectors.wrapping_add(offset))
     }
 }

@@ -1,0 +1,122 @@
+//! The kernel's bios, and the way from one to the part of the kernel that submitted it.
+
+use crate::completion::{Completion, Meaning};
+use crate::kernel::Kernel;
+
+/// A bio goes through no more layers of devices.
+const STACKED_MAX: usize = 16;
+
+/// A `struct bio`, copied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bio {
+    pub address: u64,
+    pub next: u64,
+    pub sector: u64,
+    pub size: u64,
+    pub end: u64,
+    pub private: u64,
+    pub group: u64,
+}
+
+impl Kernel {
+    /// Copies a bio. The parts lie together, so this touches two cache lines.
+    pub(crate) fn bio(&self, address: u64) -> Option<Bio> {
+        let layout = &self.layout;
+        let physical = self.space.translate(&self.memory, address)?;
+        if address % 8 != 0 {
+            return None;
+        }
+        // On a stack that is mapped page by page, the rest may be elsewhere.
+        let word = |offset: u64| {
+            if address % 4096 + offset + 8 <= 4096 {
+                self.memory.u64(physical + offset)
+            } else {
+                self.u64(address.wrapping_add(offset))
+            }
+        };
+        Some(Bio {
+            address,
+            next: word(layout.bio_next)?,
+            sector: word(layout.bio_sector)?,
+            size: word(layout.bio_size)? & 0xffff_ffff,
+            end: word(layout.bio_end)?,
+            private: word(layout.bio_private)?,
+            group: layout.bio_group.and_then(word).unwrap_or(0),
+        })
+    }
+
+    /// The bio that a file system submitted, behind the layers of devices, and what its
+    /// completion means; and whether a layer moves copies of its pages.
+    pub(crate) fn origin(&self, bio: &Bio) -> Option<(Bio, Meaning, bool)> {
+        let layout = &self.layout;
+        let (mut bio, mut copied) = (*bio, false);
+        for _ in 0..STACKED_MAX {
+            let meaning = self.meanings.get(bio.end)?;
+            let Meaning::Completion(completion) = meaning else { return None };
+            let at = |place: Option<u64>| self.pointer(bio.private.wrapping_add(place?));
+            let above = match completion {
+                Completion::DmClone => {
+                    let target = bio.address.wrapping_sub(layout.dm_io_clone?);
+                    let io = self.pointer(target.wrapping_add(layout.dm_target_io?))?;
+                    self.pointer(io.wrapping_add(layout.dm_io_original?))
+                }
+                Completion::DmCrypt => {
+                    copied = true;
+                    at(layout.dm_crypt_bio)
+                }
+                Completion::MdClone => at(layout.md_original),
+                Completion::MdAccount => at(layout.md_account_original),
+                Completion::Raid1 => at(layout.raid1_master),
+                Completion::Raid10 => at(layout.raid10_master),
+                Completion::Chain => Some(bio.private),
+                Completion::BtrfsStripe => {
+                    let context = at(layout.btrfs_stripe_context)?;
+                    self.pointer(context.wrapping_add(layout.btrfs_context_bio?))
+                }
+                _ => return Some((bio, meaning, copied)),
+            };
+            bio = self.bio(above.filter(|above| *above != 0)?)?;
+            if completion == Completion::BtrfsStripe {
+                let meaning = Meaning::Completion(Completion::Btrfs);
+                return Some((bio, meaning, copied));
+            }
+        }
+        None
+    }
+
+    /// The inode and the waiting task of I/O past the page cache.
+    pub(crate) fn direct_io(
+        &self,
+        completion: Completion,
+        private: u64,
+    ) -> (Option<u64>, Option<u64>) {
+        let layout = &self.layout;
+        let at = |place: Option<u64>| self.pointer(private.wrapping_add(place?));
+        if completion == Completion::IomapDirect {
+            let Some(iocb) = at(layout.iomap_dio_iocb) else { return (None, None) };
+            let inode = || {
+                let file = self.pointer(iocb.wrapping_add(layout.kiocb_file))?;
+                self.pointer(file.wrapping_add(layout.file_inode))
+            };
+            // Who has nobody to call when it is done waits himself.
+            let waits = self.u64(iocb.wrapping_add(layout.kiocb_complete)) == Some(0);
+            let waiter = if waits { at(layout.iomap_dio_waiter) } else { None };
+            return (inode(), waiter);
+        }
+        let is_async = layout
+            .dio_is_async
+            .and_then(|place| self.u64(private.wrapping_add(place)))
+            .is_some_and(|is_async| is_async & 0xff != 0);
+        let waiter = if is_async { None } else { at(layout.dio_waiter) };
+        (at(layout.dio_inode), waiter)
+    }
+
+    /// The first page of a bio, as the address of its `struct page`.
+    pub(crate) fn first_page(&self, bio: &Bio) -> Option<u64> {
+        let layout = &self.layout;
+        let vectors = self.pointer(bio.address.wrapping_add(layout.bio_vectors))?;
+        let index = self.u32(bio.address.wrapping_add(layout.bio_vector_index))?;
+        let offset = u64::from(index.min(256)) * layout.vector_size + layout.vector_page;
+        self.pointer(vectors.wrapping_add(offset))
+    }
+}
