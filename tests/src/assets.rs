@@ -24,6 +24,17 @@ pub struct Assets {
     pub directory: PathBuf,
 }
 
+/// A kernel, and an initial file system that mounts the root disk and no more.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// The kernel.
+    pub image: PathBuf,
+    /// The initial file system.
+    pub initrd: PathBuf,
+    /// The version.
+    pub release: String,
+}
+
 impl Assets {
     /// The guest of `scripts/guest`, made when it is not there.
     ///
@@ -48,6 +59,25 @@ impl Assets {
             root: directory.join("root.ext4"),
             directory,
         })
+    }
+
+    /// A kernel of `scripts/guest-kernel` by its name, for guests with a root disk. `None`, with
+    /// a word why, where it cannot be had.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn kernel(&self, name: &str) -> Result<Option<Kernel>> {
+        if !Command::new(repository().join("scripts/guest")).arg(name).status()?.success() {
+            return Err(Error::new(format!("scripts/guest {name} failed")));
+        }
+        let directory = self.directory.join(name);
+        if let Ok(why) = std::fs::read_to_string(directory.join("absent")) {
+            eprintln!("Left out: there is no kernel {name}: {}", why.trim_end());
+            return Ok(None);
+        }
+        let release = std::fs::read_to_string(directory.join("release"))?.trim_end().to_owned();
+        let (image, initrd) = (directory.join("vmlinuz"), directory.join("boot.img"));
+        Ok(Some(Kernel { image, initrd, release }))
     }
 
     /// Copies the root image, sparse.

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::guest::Guest;
 use crate::process::Process;
-use crate::{Assets, Qemu, Result, accelerator};
+use crate::{Assets, Kernel, Qemu, Result, accelerator};
 
 /// A disk of a guest.
 #[derive(Debug, Clone)]
@@ -63,6 +63,7 @@ impl Disk {
 #[must_use]
 pub struct Builder {
     qemu: Option<Qemu>,
+    kernel: Option<Kernel>,
     machine: String,
     memory_mib: u32,
     processors: u32,
@@ -78,6 +79,7 @@ impl Default for Builder {
     fn default() -> Self {
         Self {
             qemu: None,
+            kernel: None,
             machine: "q35".to_owned(),
             memory_mib: 512,
             processors: 2,
@@ -95,6 +97,12 @@ impl Builder {
     /// Another QEMU than the one on `PATH`.
     pub fn qemu(mut self, qemu: Qemu) -> Self {
         self.qemu = Some(qemu);
+        self
+    }
+
+    /// Another kernel than the host release's own; the guest needs a [root](Self::root) disk.
+    pub fn kernel(mut self, kernel: Kernel) -> Self {
+        self.kernel = Some(kernel);
         self
     }
 
@@ -192,8 +200,11 @@ impl Builder {
         add(&["-serial", &format!("file:{}", path("console"))]);
         add(&["-serial", &format!("unix:{},server=on,wait=off", path("channel"))]);
         add(&["-qmp", &format!("unix:{},server=on,wait=off", path("qmp"))]);
-        add(&["-kernel", &assets.kernel.display().to_string()]);
-        add(&["-initrd", &assets.initrd.display().to_string()]);
+        let (image, initrd) = match &self.kernel {
+            Some(kernel) => (&kernel.image, &kernel.initrd),
+            None => (&assets.kernel, &assets.initrd),
+        };
+        add(&["-kernel", &image.display().to_string(), "-initrd", &initrd.display().to_string()]);
         let root = if self.root.is_some() { " root=/dev/vda rw" } else { "" };
         // Errors and warnings reach the console, the boot's chatter does not.
         let append = format!("console=ttyS0 loglevel=5 mitigations=off{root}{}", self.append);

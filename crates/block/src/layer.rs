@@ -9,7 +9,7 @@ use crate::geometry::Capabilities;
 use crate::request::{Outcome, Request};
 
 /// The most layers that a disk can have.
-pub const LAYERS_MAX: usize = 8;
+pub const LAYERS_MAX: usize = 9;
 
 /// A layer of one disk: what all its queues share.
 ///

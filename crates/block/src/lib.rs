@@ -16,7 +16,6 @@ mod buffer;
 mod clock;
 mod disk;
 mod geometry;
-mod insight;
 mod layer;
 mod request;
 mod stack;
@@ -25,11 +24,11 @@ pub use backend::{Backend, BackendContext, BackendQueue};
 pub use buffer::{Buffers, GuestAddress};
 pub use clock::Clock;
 pub use disk::{ChangeListener, Disk, DiskChange, DiskOptions};
+pub use fathom_insight::{Facts, Insight, IoClass, Kind, Part};
 pub use geometry::{Capabilities, Geometry, SECTOR_SIZE};
-pub use insight::{Insight, IoClass, Kind};
 pub use layer::{Crossing, LAYERS_MAX, Layer, LayerQueue};
 pub use request::{
-    Allocation, ErrorKind, Extent, Flags, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
+    Allocation, Course, ErrorKind, Extent, Flags, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
     SERIAL_LENGTH,
 };
 pub use stack::{Stack, StackCounters};

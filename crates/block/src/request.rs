@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use fathom_insight::{Insight, Part};
+
 use crate::buffer::{Buffers, GuestAddress};
-use crate::insight::Insight;
 use crate::layer::LAYERS_MAX;
 
 /// The longest read or write, in bytes: 32 MiB, what NBD clients take for granted.
@@ -12,6 +13,9 @@ pub const REQUEST_LENGTH_MAX: u64 = 32 << 20;
 
 /// The length of a disk's serial, in bytes, as `VIRTIO_BLK_ID_BYTES` has it.
 pub const SERIAL_LENGTH: usize = 20;
+
+/// Parts of an insight beyond this count are given back when their request is used again.
+const PARTS_KEPT_MAX: usize = 64;
 
 /// What is asked. The set is closed, and every layer matches it in full: an operation that a
 /// layer does not know is a compile error there, never a request passed on unseen.
@@ -200,6 +204,18 @@ pub struct Extent {
     pub allocation: Allocation,
 }
 
+/// How a request went, as far as anyone looked at the clock while it did. Times are those of the
+/// stack's clock in nanoseconds, exact to one round of its thread, and 0 where nobody looked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Course {
+    /// Requests that were under way in the same stack when this one came.
+    pub ahead: u32,
+    /// When the back end got it.
+    pub sent_ns: u64,
+    /// When the back end had given it back.
+    pub returned_ns: u64,
+}
+
 /// One request on its way through a stack.
 ///
 /// Whoever holds the box owns the buffers with it; the box comes back with the outcome. Boxes are
@@ -226,6 +242,8 @@ pub struct Request {
     /// The answer to [`Operation::Extents`]: adjoining, in order, from `offset` on. May end before
     /// the end of the range, never empty on success.
     pub extents: Vec<Extent>,
+    /// How it went so far.
+    pub course: Course,
     /// Free for whoever made the request: a descriptor index, a client's cookie.
     pub token: u64,
     /// The level that made the request: 0 for the front end, n + 1 for layer n.
@@ -247,6 +265,32 @@ impl Request {
         self.offset.checked_add(self.length)
     }
 
+    /// Takes over what is known of `whole`, of which this request is the `length` bytes from
+    /// `from` on: for layers that make several requests of one. Set the length first.
+    ///
+    /// The class stays that of the whole. Allocates nothing once warm.
+    pub fn inherit(&mut self, whole: &Self, from: u64) {
+        let (mine, theirs) = (&mut self.insight, &whole.insight);
+        mine.facts = theirs.facts;
+        mine.class = theirs.class;
+        mine.io_priority = theirs.io_priority;
+        mine.flags = theirs.flags;
+        mine.parts.clear();
+        let end = from.saturating_add(self.length);
+        for part in &theirs.parts {
+            let start = part.offset.max(from);
+            let stop = part.offset.saturating_add(part.length).min(end);
+            if start < stop {
+                let (offset, length) = (start - from, stop - start);
+                mine.parts.push(Part { offset, length, facts: part.facts });
+            }
+        }
+        if let [part] = mine.parts[..] {
+            mine.facts = part.facts;
+            mine.parts.clear();
+        }
+    }
+
     /// Makes the box as good as new, keeping the memory that it has for later use.
     pub(crate) fn reset(&mut self) {
         self.operation = Operation::default();
@@ -255,9 +299,38 @@ impl Request {
         self.length = 0;
         self.buffers.clear();
         self.header = None;
-        self.insight = Insight::default();
+        self.insight.clear();
+        self.insight.parts.shrink_to(PARTS_KEPT_MAX);
+        self.course = Course::default();
         self.extents.clear();
         self.token = 0;
         self.words = [0; LAYERS_MAX];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_insight::{ClassTable, Facts, Kind};
+
+    #[test]
+    fn a_piece_inherits_what_is_known_of_its_bytes() {
+        let of = |inode| Facts { kind: Kind::Data, inode, ..Facts::default() };
+        let mut whole = Request { length: 12 << 10, ..Request::default() };
+        whole.insight.push(4096, of(1));
+        whole.insight.push(8192, of(2));
+        whole.insight.finish(&ClassTable::default());
+        whole.insight.io_priority = 7;
+        let mut piece = Request { length: 4096, ..Request::default() };
+        piece.inherit(&whole, 2048);
+        let parts: Vec<_> =
+            piece.insight.parts(4096).map(|part| (part.offset, part.length)).collect();
+        assert_eq!(parts, [(0, 2048), (2048, 2048)]);
+        assert_eq!((piece.insight.facts.inode, piece.insight.io_priority), (2, 7));
+        piece.inherit(&whole, 0);
+        assert!(piece.insight.parts.is_empty());
+        assert_eq!(piece.insight.facts, of(1));
+        piece.reset();
+        assert_eq!((piece.insight.facts, piece.insight.class), (Facts::default(), None));
     }
 }

@@ -112,8 +112,9 @@ impl Stack {
 
     /// Sends `request` on its way as one of several: what the back end answers at once waits for
     /// [`settle`](Self::settle), so that those that come back together go up together.
-    pub fn begin(&mut self, request: Box<Request>, reactor: &mut Reactor) {
+    pub fn begin(&mut self, mut request: Box<Request>, reactor: &mut Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
+        request.course.ahead = u32::try_from(self.in_flight).unwrap_or(u32::MAX);
         self.in_flight += 1;
         self.look_at_round(reactor);
         self.down(0, request, reactor);
@@ -142,6 +143,7 @@ impl Stack {
         self.round_ns.set(0);
         if !self.held.is_empty() {
             let now_ns = self.clock.now_ns();
+            self.round_ns.set(now_ns);
             while self.held.peek().is_some_and(|held| held.deadline_ns <= now_ns) {
                 let Some(Held { level, request, outcome, .. }) = self.held.pop() else { break };
                 let (layer, mut crossing) = self.layer(level);
@@ -217,7 +219,8 @@ impl Stack {
             // Each goes all the way up before the next. What a layer submits meanwhile may finish
             // at once: it has its turn afterwards.
             let mut finished = std::mem::take(&mut self.finished);
-            for (request, outcome) in finished.drain(..) {
+            for (mut request, outcome) in finished.drain(..) {
+                request.course.returned_ns = self.round_ns.get();
                 self.up(bottom, request, outcome);
                 self.take_steps(reactor);
             }
@@ -273,6 +276,7 @@ impl Stack {
             | Operation::Discard
             | Operation::WriteZeroes
             | Operation::Extents => {
+                request.course.sent_ns = self.round_ns.get();
                 let mut context =
                     BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
                 self.backend.submit(request, &mut context);

@@ -13,6 +13,7 @@ mod disk;
 mod doctor;
 mod failure;
 mod generate;
+mod inspect;
 pub mod load;
 mod output;
 mod process;
@@ -38,6 +39,8 @@ pub enum Command {
     Bench(Box<bench::BenchOptions>),
     /// Say what of Fathom works on this host, and why not
     Doctor(doctor::DoctorOptions),
+    /// Say what an image of a guest's memory tells: kernel, cached files, processes
+    Inspect(inspect::InspectOptions),
     /// Print a shell's completion script
     Completions(generate::CompletionsOptions),
     /// Print or write the manual pages
@@ -64,6 +67,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Vm(options) => vm::run(options),
         Command::Bench(options) => bench::run(options).map(done),
         Command::Doctor(options) => doctor::run(options),
+        Command::Inspect(options) => inspect::run(options).map(done),
         Command::Completions(options) => generate::completions(options, definition).map(done),
         Command::Man(options) => generate::man(options, definition).map(done),
     };

@@ -14,8 +14,10 @@ use crate::definition::{DiskChange, DiskDefinition};
 use crate::disk::{DiskList, DiskStatus};
 use crate::error::{ErrorBody, ErrorReply};
 use crate::http::{escape, exchange};
+use crate::insight::{GuestList, SlowReport};
 use crate::statistics::Statistics;
 use crate::units::Bytes;
+use crate::usage::UsageReport;
 
 /// How long an answer may take unless the caller says otherwise.
 const LIMIT_DEFAULT: Duration = Duration::from_secs(60);
@@ -189,6 +191,31 @@ impl Client {
         self.get("/v1/statistics")
     }
 
+    /// Who caused how much: on all disks, or on that called `disk`, or on those of `vm`.
+    ///
+    /// # Errors
+    /// When there is no answer, or no such disk.
+    pub fn usage(&self, disk: Option<&str>, vm: Option<&str>) -> Result<UsageReport, ClientError> {
+        self.get(&with_query("/v1/usage", &[("disk", disk), ("vm", vm)]))
+    }
+
+    /// The slowest requests of late, at most `count` of each disk or of that called `disk`.
+    ///
+    /// # Errors
+    /// When there is no answer, or no such disk.
+    pub fn slow(&self, disk: Option<&str>, count: usize) -> Result<SlowReport, ClientError> {
+        let count = count.to_string();
+        self.get(&with_query("/v1/slow", &[("disk", disk), ("count", Some(&count))]))
+    }
+
+    /// All guests, and how far they have been understood.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn guests(&self) -> Result<GuestList, ClientError> {
+        self.get("/v1/guests")
+    }
+
     /// The events after number `after`. Where there are none yet, waits for one up to `wait`.
     ///
     /// # Errors
@@ -255,6 +282,21 @@ impl Client {
             Err(_) => Err(ClientError::Unreadable(format!("HTTP status {status}"))),
         }
     }
+}
+
+/// `path` with those of `parameters` that are there.
+fn with_query(path: &str, parameters: &[(&str, Option<&str>)]) -> String {
+    let mut path = path.to_owned();
+    let mut mark = '?';
+    for (name, value) in parameters {
+        let Some(value) = value else { continue };
+        path.push(mark);
+        path.push_str(name);
+        path.push('=');
+        path.push_str(&escape(value));
+        mark = '&';
+    }
+    path
 }
 
 fn disk_path(name: &str) -> String {

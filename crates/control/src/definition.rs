@@ -36,6 +36,13 @@ pub struct DiskDefinition {
     pub block_size: Option<Bytes>,
     /// Whether the disk has a tap as its first layer.
     pub tap: bool,
+    /// Whether it is found out what a guest's requests mean, and they are accounted for by file,
+    /// control group and process.
+    pub classify: bool,
+    /// The file sizes at which the I/O class changes, descending; the daemon's choice where there
+    /// are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class_bounds: Option<Vec<Bytes>>,
     /// Further layers, from the front end down.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerDefinition>,
@@ -48,7 +55,7 @@ pub struct DiskDefinition {
 }
 
 impl Default for DiskDefinition {
-    /// Nothing but a tap.
+    /// Nothing but a tap and the layer that finds out what requests mean.
     fn default() -> Self {
         Self {
             name: String::new(),
@@ -61,6 +68,8 @@ impl Default for DiskDefinition {
             read_only: false,
             block_size: None,
             tap: true,
+            classify: true,
+            class_bounds: None,
             layers: Vec::new(),
             model: None,
             vhost_user: None,
@@ -101,6 +110,9 @@ pub struct DiskChange {
     /// Whether the disk has a tap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tap: Option<bool>,
+    /// Whether it is found out what requests mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classify: Option<bool>,
     /// Other layers below the tap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<LayerDefinition>>,
@@ -113,6 +125,8 @@ pub struct DiskChange {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum LayerDefinition {
+    /// Finds out what requests mean, and accounts for them.
+    Classify,
     /// Counts, measures and records.
     Tap,
     /// Makes requests take longer.
@@ -127,6 +141,7 @@ impl LayerDefinition {
     /// The layer's word.
     pub fn name(&self) -> &'static str {
         match self {
+            Self::Classify => "classify",
             Self::Tap => "tap",
             Self::Delay(_) => "delay",
             Self::Fault(_) => "fault",
@@ -209,14 +224,17 @@ pub enum FaultEffect {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogDefinition {
-    /// How many lines are written in a second at most.
+    /// How many lines are written in a second at most; any number where it is 0.
     pub lines_per_second_max: u64,
+    /// The file that they are added to; the daemon's log where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
 }
 
 impl Default for LogDefinition {
-    /// A hundred lines a second.
+    /// A hundred lines a second, in the daemon's log.
     fn default() -> Self {
-        Self { lines_per_second_max: 100 }
+        Self { lines_per_second_max: 100, file: None }
     }
 }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{LayerDefinition, ModelDefinition};
+use crate::insight::InsightStatus;
 
 /// All disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,6 +35,9 @@ pub struct DiskStatus {
     pub backend: BackendStatus,
     /// The vhost-user socket and the NBD exports.
     pub frontends: Vec<FrontendStatus>,
+    /// How far the disk's guest has been understood.
+    #[serde(default)]
+    pub insight: InsightStatus,
     /// Requests that a crossing refused: out of range, not offered, contradictory.
     pub refused: u64,
     /// What does not work, a sentence each; empty on a sound disk.
@@ -75,7 +79,7 @@ pub struct CapabilitiesStatus {
 /// One layer, as it was defined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerStatus {
-    /// The layer's word: `tap`, `delay`, `fault`, `log`.
+    /// The layer's word: `classify`, `tap`, `delay`, `fault`, `log`.
     pub name: String,
     /// How it is set.
     pub definition: LayerDefinition,

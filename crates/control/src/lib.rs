@@ -13,6 +13,9 @@
 //! | `PATCH /v1/disks/{name}` | [`DiskChange`] | [`DiskStatus`] |
 //! | `DELETE /v1/disks/{name}` | | [`Done`] |
 //! | `GET /v1/statistics` | | [`Statistics`] |
+//! | `GET /v1/usage?disk=NAME&vm=NAME` | | [`UsageReport`] |
+//! | `GET /v1/slow?disk=NAME&count=N` | | [`SlowReport`] |
+//! | `GET /v1/guests` | | [`GuestList`] |
 //! | `GET /v1/events?after=N&wait_ms=T` | | [`EventList`] |
 //! | `POST /v1/reload` | | [`ReloadReport`] |
 //! | `POST /v1/shutdown` | | [`Done`] |
@@ -28,8 +31,10 @@ mod disk;
 mod error;
 mod histogram;
 mod http;
+mod insight;
 mod statistics;
 mod units;
+mod usage;
 
 pub use client::{Client, ClientError};
 pub use daemon::{
@@ -46,8 +51,13 @@ pub use disk::{
 };
 pub use error::{ErrorBody, ErrorCode, ErrorReply};
 pub use histogram::Histogram;
+pub use insight::{
+    DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,
+    PartStatus, SlowReport, SlowRequest,
+};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use units::{Bytes, Nanoseconds, UnitError, parse_bytes, parse_nanoseconds};
+pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
 
 /// The version of the interface, and the first part of its paths.
 pub const VERSION: u32 = 1;

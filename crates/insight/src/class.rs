@@ -54,7 +54,8 @@ impl std::error::Error for ClassError {}
 
 impl ClassTable {
     /// A table of its own: files smaller than the first bound (in bytes) are of class 0, smaller
-    /// than the second of class 1, and so on; metadata comes above them all.
+    /// than the second of class 1, and so on; metadata comes above them all. Files that are not
+    /// smaller than the first bound have the default class, which is 0 too.
     ///
     /// # Errors
     /// When the bounds do not descend, or are more than 31.

@@ -17,8 +17,9 @@ impl Name {
     }
 }
 
-/// A table of texts, each under one number. It keeps the latest so many: a number whose text was
-/// forgotten stands for nothing, never for another text. Shared by all who write and read it.
+/// A table of texts, each under one number. It keeps so many, those that are asked for by their
+/// text the longest: a number whose text was forgotten stands for nothing, never for another text.
+/// Shared by all who write and read it.
 pub struct Names {
     capacity: usize,
     inner: Mutex<Inner>,
@@ -27,9 +28,17 @@ pub struct Names {
 #[derive(Default)]
 struct Inner {
     numbers: HashMap<Arc<str>, u32>,
-    /// The texts of the numbers from `first` on.
-    texts: VecDeque<Arc<str>>,
-    first: u32,
+    texts: HashMap<u32, Entry>,
+    /// The numbers in the order in which their texts are to be forgotten.
+    order: VecDeque<u32>,
+    /// The number that was given out last.
+    last: u32,
+}
+
+struct Entry {
+    text: Arc<str>,
+    /// Asked for since it came to the end of the order: it gets another turn.
+    is_used: bool,
 }
 
 impl Default for Names {
@@ -43,10 +52,9 @@ impl Names {
     /// The longest text that is kept whole, in bytes; of a longer one the end is kept.
     pub const LENGTH_MAX: usize = 1024;
 
-    /// A table that keeps the latest `capacity` texts (at least one).
+    /// A table that keeps `capacity` texts (at least one).
     pub fn new(capacity: usize) -> Self {
-        let inner = Inner { first: 1, ..Inner::default() };
-        Self { capacity: capacity.max(1), inner: Mutex::new(inner) }
+        Self { capacity: capacity.max(1), inner: Mutex::default() }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -60,33 +68,33 @@ impl Names {
         }
         let text = shorten(text);
         let mut inner = self.inner();
-        if let Some(number) = inner.numbers.get(text) {
-            return Name(*number);
+        if let Some(number) = inner.numbers.get(text).copied() {
+            if let Some(entry) = inner.texts.get_mut(&number) {
+                entry.is_used = true;
+            }
+            return Name(number);
         }
         if inner.texts.len() == self.capacity {
-            if let Some(oldest) = inner.texts.pop_front() {
-                inner.numbers.remove(&oldest);
-                inner.first = inner.first.wrapping_add(1);
+            inner.forget_one();
+        }
+        // After four thousand million texts the numbers begin anew; those still in use are left
+        // out.
+        loop {
+            inner.last = inner.last.wrapping_add(1);
+            if inner.last != 0 && !inner.texts.contains_key(&inner.last) {
+                break;
             }
         }
-        let number = inner.first.wrapping_add(inner.texts.len() as u32);
-        if number == 0 {
-            // After four thousand million texts the numbers begin anew.
-            *inner = Inner { first: 1, ..Inner::default() };
-            drop(inner);
-            return self.number(text);
-        }
-        let text: Arc<str> = text.into();
+        let (number, text) = (inner.last, Arc::<str>::from(text));
         inner.numbers.insert(Arc::clone(&text), number);
-        inner.texts.push_back(text);
+        inner.texts.insert(number, Entry { text, is_used: false });
+        inner.order.push_back(number);
         Name(number)
     }
 
     /// The text of a number; `None` where it has none, or was forgotten.
     pub fn text(&self, name: Name) -> Option<Arc<str>> {
-        let inner = self.inner();
-        let place = name.0.checked_sub(inner.first)?;
-        inner.texts.get(place as usize).cloned()
+        self.inner().texts.get(&name.0).map(|entry| Arc::clone(&entry.text))
     }
 
     /// How many texts there are.
@@ -97,6 +105,28 @@ impl Names {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+impl Inner {
+    /// Forgets the first text in order that was not asked for since its last turn. Each that was
+    /// loses its mark, so this ends.
+    fn forget_one(&mut self) {
+        while let Some(number) = self.order.pop_front() {
+            match self.texts.get_mut(&number) {
+                Some(entry) if entry.is_used => {
+                    entry.is_used = false;
+                    self.order.push_back(number);
+                }
+                Some(_) => {
+                    if let Some(entry) = self.texts.remove(&number) {
+                        self.numbers.remove(&entry.text);
+                    }
+                    return;
+                }
+                None => {}
+            }
+        }
     }
 }
 
@@ -119,10 +149,11 @@ mod tests {
         let (a, b) = (names.number("a"), names.number("b"));
         assert_eq!(names.number("a"), a);
         assert_eq!(names.text(a).as_deref(), Some("a"));
+        // "a" was asked for again, "b" was not.
         let c = names.number("c");
-        assert_eq!(names.text(a), None);
-        assert_eq!((names.text(b).as_deref(), names.text(c).as_deref()), (Some("b"), Some("c")));
-        assert_ne!(names.number("a"), a);
+        assert_eq!(names.text(b), None);
+        assert_eq!((names.text(a).as_deref(), names.text(c).as_deref()), (Some("a"), Some("c")));
+        assert_ne!(names.number("b"), b);
         assert_eq!(names.len(), 2);
         assert_eq!(names.number(""), Name::NONE);
         assert_eq!(names.text(Name::NONE), None);

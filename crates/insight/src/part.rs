@@ -88,6 +88,11 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// Whether anything is known.
+    pub fn is_known(&self) -> bool {
+        *self != Self::default()
+    }
+
     /// The facts in words: `data source=bio inode=12 …`, as the log layer writes them.
     ///
     /// # Errors

@@ -84,6 +84,17 @@ impl Kernel {
         None
     }
 
+    /// Whether a buffer head is a journal's own block, other than the journal's super block: jbd2
+    /// writes those that revoke blocks like any other buffer, but marks them.
+    pub(crate) fn is_journals(&self, buffer: u64) -> bool {
+        let state = || {
+            let bit = self.places.journal_bit?;
+            let state = self.u64(buffer.wrapping_add(self.layout.buffer_state?))?;
+            Some(state >> bit & 1 != 0)
+        };
+        state().unwrap_or(false)
+    }
+
     /// The inode and the waiting task of I/O past the page cache.
     pub(crate) fn direct_io(
         &self,

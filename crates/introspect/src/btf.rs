@@ -1,10 +1,17 @@
 //! BTF, the kernel's own description of its types: `Documentation/bpf/btf.rst` of Linux.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
 const MAGIC: u16 = 0xeb9f;
 /// Descriptions are no longer than this, in bytes; a kernel's is 4 to 8 MB.
-pub(crate) const LENGTH_MAX: usize = 64 << 20;
+pub(crate) const LENGTH_MAX: usize = 32 << 20;
+/// No more structures and enumerations are known by name; a kernel has some 20,000.
+const NAMES_MAX: usize = 1 << 18;
+/// A name is no longer, in bytes.
+const NAME_MAX: usize = 512;
+/// No more members and enumerators are looked at for all questions together.
+const STEPS_MAX: u32 = 1 << 20;
 /// Structures are nested no deeper than this.
 const DEPTH_MAX: usize = 16;
 
@@ -36,6 +43,9 @@ pub(crate) struct Btf<'b> {
     first_string: u32,
     /// Structures, unions and enumerations with names.
     names: HashMap<Box<[u8]>, u32>,
+    /// The members and enumerators that may still be looked at: a structure can be made to
+    /// contain itself many times over.
+    steps: Cell<u32>,
 }
 
 /// A member of a structure.
@@ -86,6 +96,7 @@ impl<'b> Btf<'b> {
             first_type,
             first_string,
             names: HashMap::new(),
+            steps: Cell::new(STEPS_MAX),
             bytes,
         };
         while place < end {
@@ -99,7 +110,8 @@ impl<'b> Btf<'b> {
             let number = btf.first_type + btf.places.len() as u32;
             btf.places.push(place as u32);
             if matches!(info.kind, KIND_STRUCT | KIND_UNION | KIND_ENUM | KIND_ENUM64) {
-                if let Some(name) = btf.string(name).filter(|name| !name.is_empty()) {
+                let name = btf.string(name).filter(|name| !name.is_empty());
+                if let Some(name) = name.filter(|_| btf.names.len() < NAMES_MAX) {
                     let name = name.into();
                     btf.names.entry(name).or_insert(number);
                 }
@@ -143,10 +155,17 @@ impl<'b> Btf<'b> {
             Some(offset) => {
                 let table = self.bytes.get(self.strings.0..self.strings.1)?;
                 let text = table.get(offset as usize..)?;
+                let text = &text[..text.len().min(NAME_MAX)];
                 text.get(..text.iter().position(|byte| *byte == 0)?)
             }
             None => self.base?.string(offset),
         }
+    }
+
+    /// Takes a step; `None` when there have been too many.
+    fn step(&self) -> Option<()> {
+        self.steps.set(self.steps.get().checked_sub(1)?);
+        Some(())
     }
 
     fn named(&self, name: &str) -> Option<u32> {
@@ -179,6 +198,7 @@ impl<'b> Btf<'b> {
             return None;
         }
         for index in 0..info.count {
+            self.step()?;
             let place = info.rest + index * 12;
             let own = read_u32(&part.bytes, place)?;
             let type_number = read_u32(&part.bytes, place + 4)?;
@@ -234,6 +254,7 @@ impl<'b> Btf<'b> {
             _ => return None,
         };
         for index in 0..info.count {
+            self.step()?;
             let place = info.rest + index * width;
             if part.string(read_u32(&part.bytes, place)?)? == name.as_bytes() {
                 let low = u64::from(read_u32(&part.bytes, place + 4)?);

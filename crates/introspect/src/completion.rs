@@ -16,6 +16,8 @@ pub(crate) enum Completion {
     Pages,
     /// A buffer head, in `bi_private`: its completion tells more.
     Buffer,
+    /// Of a buffer, no bio's own: the kind, or the page tells.
+    OfBuffer(Option<Kind>),
     /// The kind is certain, whatever the pages are.
     Kind(Kind),
     /// Past the page cache, `iomap_dio` in `bi_private`.
@@ -67,14 +69,14 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     // Buffers, and the journals that write through them.
     ("end_bio_bh_io_sync", Completion::Buffer),
     ("bio_submit_or_kill", Completion::Buffer),
-    ("journal_end_buffer_io_sync", Completion::Kind(Kind::Journal)),
-    ("ext4_end_buffer_io_sync", Completion::Kind(Kind::Journal)),
-    ("end_buffer_async_read", Completion::Pages),
-    ("end_buffer_async_read_io", Completion::Pages),
-    ("end_buffer_async_write", Completion::Pages),
-    ("end_buffer_read_sync", Completion::Pages),
-    ("end_buffer_write_sync", Completion::Pages),
-    ("ext4_end_bitmap_read", Completion::Kind(Kind::Metadata)),
+    ("journal_end_buffer_io_sync", Completion::OfBuffer(Some(Kind::Journal))),
+    ("ext4_end_buffer_io_sync", Completion::OfBuffer(Some(Kind::Journal))),
+    ("end_buffer_async_read", Completion::OfBuffer(None)),
+    ("end_buffer_async_read_io", Completion::OfBuffer(None)),
+    ("end_buffer_async_write", Completion::OfBuffer(None)),
+    ("end_buffer_read_sync", Completion::OfBuffer(None)),
+    ("end_buffer_write_sync", Completion::OfBuffer(None)),
+    ("ext4_end_bitmap_read", Completion::OfBuffer(Some(Kind::Metadata))),
     // Past the page cache.
     ("iomap_dio_bio_end_io", Completion::IomapDirect),
     ("dio_bio_end_io", Completion::Direct),
@@ -153,6 +155,9 @@ pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
     completions.chain(direct).chain(compressed).chain(directory)
 }
 
+/// No more addresses have a meaning: a guest could have each question search a crowded table.
+pub(crate) const ENTRIES_MAX: usize = 512;
+
 /// Addresses and what they mean: a table with open places, asked for each bio.
 #[derive(Debug, Default)]
 pub(crate) struct Meanings {
@@ -162,6 +167,7 @@ pub(crate) struct Meanings {
 impl Meanings {
     /// A table of these.
     pub fn new(entries: &[(u64, Meaning)]) -> Self {
+        let entries = &entries[..entries.len().min(ENTRIES_MAX)];
         let length = (entries.len() * 4).next_power_of_two().max(8);
         let mut table = Self { places: vec![None; length] };
         for (address, meaning) in entries {

@@ -17,11 +17,11 @@ impl CounterPlaces {
     pub fn new(types: &Types<'_>, symbol: impl Fn(&str) -> Option<u64>) -> Self {
         let node = |name| {
             let index = types.enumerator("node_stat_item", name)?;
-            Some(symbol("vm_node_stat")? + 8 * index)
+            Some(symbol("vm_node_stat")?.wrapping_add(index.wrapping_mul(8)))
         };
         let zone = |name| {
             let index = types.enumerator("zone_stat_item", name)?;
-            Some(symbol("vm_zone_stat")? + 8 * index)
+            Some(symbol("vm_zone_stat")?.wrapping_add(index.wrapping_mul(8)))
         };
         Self {
             dirty: node("NR_FILE_DIRTY"),

@@ -17,6 +17,9 @@ const FILES: usize = 2048;
 const SYSTEMS_MAX: usize = 64;
 /// A kernel has no more mounted file systems than are looked through.
 const SUPER_BLOCKS_MAX: usize = 1024;
+/// For one request, no more names and super blocks are looked at: a guest can make each page
+/// another file's, each of them as deep as can be.
+const STEPS_MAX: u32 = 4096;
 /// What was read is asked for again after this time: a directory above may have been renamed.
 const FRESH_NS: u64 = 1_000_000_000;
 
@@ -91,15 +94,23 @@ enum Family {
 pub(crate) struct FileCache {
     entries: Box<[Entry]>,
     systems: Vec<System>,
+    /// What may still be looked at.
+    steps: u32,
 }
 
 impl Default for FileCache {
     fn default() -> Self {
-        Self { entries: vec![Entry::default(); FILES].into(), systems: Vec::new() }
+        let entries = vec![Entry::default(); FILES].into();
+        Self { entries, systems: Vec::new(), steps: STEPS_MAX }
     }
 }
 
 impl FileCache {
+    /// Another request begins.
+    pub fn begin(&mut self) {
+        self.steps = STEPS_MAX;
+    }
+
     /// What the inode at `address` is.
     pub fn inode(
         &mut self,
@@ -144,6 +155,7 @@ impl FileCache {
 
     fn read(&mut self, kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Option<Entry> {
         let layout = &kernel.layout;
+        step(&mut self.steps)?;
         let super_block = kernel.pointer(address + layout.inode_sb)?;
         let number = kernel.u64(address + layout.inode_number)?;
         let mode = u64::from(kernel.u32(address + layout.inode_mode)?) & TYPE_MASK;
@@ -157,7 +169,7 @@ impl FileCache {
         };
         let device_super = kernel.places.device_super.and_then(|place| kernel.u64(place));
         if device_super == Some(super_block) {
-            entry.inode = self.device(kernel, names, address, now_ns);
+            entry.inode = self.device(kernel, names, address, now_ns)?;
             return Some(entry);
         }
         let system = self.system(kernel, names, super_block, now_ns)?;
@@ -190,8 +202,12 @@ impl FileCache {
                 entry.parent = kernel.u64(entry.dentry.wrapping_add(layout.dentry_parent))?;
                 let name = entry.dentry.wrapping_add(layout.dentry_name);
                 entry.text = kernel.u64(name.wrapping_add(layout.name_text))?;
-                if let Some(path) = path(kernel, entry.dentry) {
-                    facts.path = names.number(&path);
+                // The name leads back to the inode, unless it is torn.
+                let back =
+                    layout.dentry_inode.and_then(|at| kernel.u64(entry.dentry.wrapping_add(at)));
+                if layout.dentry_inode.is_none() || back == Some(address) {
+                    let path = path(kernel, entry.dentry, &mut self.steps);
+                    facts.path = path.map_or(Name::NONE, |path| names.number(&path));
                 }
             }
         }
@@ -200,27 +216,44 @@ impl FileCache {
     }
 
     /// What a block device's inode stands for: the structures of the file system on it, or the
-    /// device itself.
-    fn device(&mut self, kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Inode {
+    /// device itself. `None` where the list of file systems is torn.
+    fn device(
+        &mut self,
+        kernel: &Kernel,
+        names: &Names,
+        address: u64,
+        now_ns: u64,
+    ) -> Option<Inode> {
         let layout = &kernel.layout;
         let bdev = layout
             .block_device_inode
             .zip(layout.block_device_of)
             .map(|(inode, bdev)| address.wrapping_sub(inode).wrapping_add(bdev));
-        let mounted = bdev.and_then(|bdev| super_block_of(kernel, bdev));
-        if let Some(system) = mounted.and_then(|it| self.system(kernel, names, it, now_ns)) {
+        let mounted = match bdev {
+            Some(bdev) => super_block_of(kernel, bdev, &mut self.steps)?,
+            None => None,
+        };
+        if let Some(mounted) = mounted {
+            let system = self.system(kernel, names, mounted, now_ns)?;
             let (file_system, device) = (system.type_name, system.device);
-            return Inode {
+            return Some(Inode {
                 nature: Nature::Mounted(system.journal_buffer),
                 facts: Facts { file_system, device, ..Facts::default() },
-            };
+            });
         }
         let device = bdev.and_then(|bdev| {
             let disk = kernel.pointer(bdev.wrapping_add(layout.block_device_disk?))?;
+            if let Some(place) = layout.disk_device {
+                // The whole disk's device leads back to the disk.
+                let whole = kernel.pointer(disk.wrapping_add(place))?;
+                if kernel.u64(whole.wrapping_add(layout.block_device_disk?))? != disk {
+                    return None;
+                }
+            }
             kernel.text(disk.wrapping_add(layout.disk_name), 32)
         });
         let device = device.map_or(Name::NONE, |name| names.number(&name));
-        Inode { nature: Nature::Device, facts: Facts { device, ..Facts::default() } }
+        Some(Inode { nature: Nature::Device, facts: Facts { device, ..Facts::default() } })
     }
 
     fn system(
@@ -266,9 +299,17 @@ fn is_same_name(kernel: &Kernel, entry: &Entry) -> bool {
 
 fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Option<System> {
     let layout = &kernel.layout;
+    // All super blocks are in one list: the next one's link leads back.
+    let own = address.wrapping_add(layout.sb_list);
+    if kernel.u64(kernel.pointer(own)?.wrapping_add(8))? != own {
+        return None;
+    }
     let kind = kernel.pointer(address.wrapping_add(layout.sb_type))?;
     let text = kernel.pointer(kind.wrapping_add(layout.type_name))?;
-    let name = kernel.text(text, 32).filter(|name| !name.is_empty())?;
+    let name = kernel.text(text, 32)?;
+    if name.len() < 2 || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return None;
+    }
     let family = match name.as_str() {
         "ext2" | "ext3" | "ext4" => Family::Ext,
         "btrfs" => Family::Btrfs,
@@ -291,18 +332,26 @@ fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Opt
     })
 }
 
-/// The super block of the file system that is mounted from a block device.
-fn super_block_of(kernel: &Kernel, bdev: u64) -> Option<u64> {
-    let head = kernel.places.super_blocks?;
+/// Takes a step; `None` when there have been too many.
+fn step(steps: &mut u32) -> Option<()> {
+    *steps = steps.checked_sub(1)?;
+    Some(())
+}
+
+/// The super block of the file system that is mounted from a block device, or `Some(None)`. `None`
+/// where the list is torn.
+fn super_block_of(kernel: &Kernel, bdev: u64, steps: &mut u32) -> Option<Option<u64>> {
+    let Some(head) = kernel.places.super_blocks else { return Some(None) };
     let layout = &kernel.layout;
     let mut entry = kernel.pointer(head)?;
     for _ in 0..SUPER_BLOCKS_MAX {
         if entry == head {
-            return None;
+            return Some(None);
         }
+        step(steps)?;
         let super_block = entry.wrapping_sub(layout.sb_list);
         if kernel.u64(super_block.wrapping_add(layout.sb_device))? == bdev {
-            return Some(super_block);
+            return Some(Some(super_block));
         }
         entry = kernel.pointer(entry)?;
     }
@@ -310,7 +359,7 @@ fn super_block_of(kernel: &Kernel, bdev: u64) -> Option<u64> {
 }
 
 /// The path from a file system's root to a name; what was unlinked says so.
-fn path(kernel: &Kernel, mut dentry: u64) -> Option<String> {
+fn path(kernel: &Kernel, mut dentry: u64, steps: &mut u32) -> Option<String> {
     let layout = &kernel.layout;
     let mut parts: Vec<String> = Vec::new();
     let mut length = 0;
@@ -318,30 +367,24 @@ fn path(kernel: &Kernel, mut dentry: u64) -> Option<String> {
     let unlinked = kernel.u64(dentry.wrapping_add(layout.dentry_hash + 8))? == 0;
     loop {
         let parent = kernel.pointer(dentry.wrapping_add(layout.dentry_parent))?;
+        step(steps)?;
+        let name = name(kernel, dentry)?;
         if parent == dentry {
+            match (name.as_str(), parts.is_empty()) {
+                ("/", true) => return Some("/".to_owned()),
+                ("/", false) => break,
+                // It hangs in no tree: memory that a process calls a file.
+                (_, true) => parts.push(name),
+                (_, false) => return None,
+            }
             break;
         }
-        let name = dentry.wrapping_add(layout.dentry_name);
-        let count = kernel.u32(name.wrapping_add(layout.name_length))? as usize;
-        let text = kernel.pointer(name.wrapping_add(layout.name_text))?;
-        if count == 0 || count > NAME_MAX {
-            return None;
-        }
-        let mut bytes = [0; NAME_MAX];
-        kernel.space.read(&kernel.memory, text, &mut bytes[..count])?;
-        if bytes[..count].contains(&0) {
-            // Torn: the name is being changed.
-            return None;
-        }
-        length += count + 1;
+        length += name.len() + 1;
         if length > PATH_MAX || parts.len() == DEPTH_MAX {
             return None;
         }
-        parts.push(printable(&bytes[..count]));
+        parts.push(name);
         dentry = parent;
-    }
-    if parts.is_empty() {
-        return Some("/".to_owned());
     }
     let mut path = String::with_capacity(length + 10);
     for part in parts.iter().rev() {
@@ -352,4 +395,20 @@ fn path(kernel: &Kernel, mut dentry: u64) -> Option<String> {
         path.push_str(" (deleted)");
     }
     Some(path)
+}
+
+/// The name of a directory's entry; `None` where it is torn.
+fn name(kernel: &Kernel, dentry: u64) -> Option<String> {
+    let layout = &kernel.layout;
+    let name = dentry.wrapping_add(layout.dentry_name);
+    let count = kernel.u32(name.wrapping_add(layout.name_length))? as usize;
+    let text = kernel.pointer(name.wrapping_add(layout.name_text))?;
+    if count == 0 || count > NAME_MAX {
+        return None;
+    }
+    // A zero byte follows.
+    let mut bytes = [0; NAME_MAX + 1];
+    kernel.space.read(&kernel.memory, text, &mut bytes[..=count])?;
+    let is_whole = !bytes[..count].contains(&0) && bytes[count] == 0;
+    is_whole.then(|| printable(&bytes[..count]))
 }

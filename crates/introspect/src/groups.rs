@@ -13,12 +13,21 @@ const GROUPS: usize = 256;
 /// A path is asked for again after this time: groups can be renamed, texts forgotten.
 const FRESH_NS: u64 = 1_000_000_000;
 
+/// A control group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Group {
+    /// Its path.
+    pub name: Name,
+    /// Whether it is the one of which all others are parts.
+    pub is_root: bool,
+}
+
 #[derive(Clone, Copy, Default)]
 struct Entry {
     /// The kernel's own number of the state: it gives out none twice. 0 is an empty place.
     serial: u64,
     state: u64,
-    name: Name,
+    group: Group,
     read_ns: u64,
 }
 
@@ -34,14 +43,14 @@ impl Default for GroupCache {
 }
 
 impl GroupCache {
-    /// The path of the group that the `cgroup_subsys_state` at `state` belongs to.
-    pub fn name(
+    /// The group that the `cgroup_subsys_state` at `state` belongs to.
+    pub fn group(
         &mut self,
         kernel: &Kernel,
         names: &Names,
         state: u64,
         now_ns: u64,
-    ) -> Option<Name> {
+    ) -> Option<Group> {
         let layout = &kernel.layout;
         let serial = match layout.css_serial {
             Some(serial) => kernel.u64(state.wrapping_add(serial))?,
@@ -52,11 +61,12 @@ impl GroupCache {
         if (entry.serial, entry.state) == (serial, state)
             && now_ns.saturating_sub(entry.read_ns) < FRESH_NS
         {
-            return Some(entry.name);
+            return Some(entry.group);
         }
-        let name = names.number(&path(kernel, state)?);
-        *entry = Entry { serial, state, name, read_ns: now_ns };
-        Some(name)
+        let path = path(kernel, state)?;
+        let group = Group { name: names.number(&path), is_root: path == "/" };
+        *entry = Entry { serial, state, group, read_ns: now_ns };
+        Some(group)
     }
 }
 
@@ -65,15 +75,31 @@ fn path(kernel: &Kernel, state: u64) -> Option<String> {
     let layout = &kernel.layout;
     let group = kernel.pointer(state.wrapping_add(layout.css_cgroup?))?;
     let mut node = kernel.pointer(group.wrapping_add(layout.cgroup_node?))?;
+    // Structures that check each other: a group has a state of its own, and its node names it.
+    let own = layout.cgroup_self.map(|own| own.wrapping_add(layout.css_cgroup.unwrap_or(0)));
+    if own.is_some_and(|own| kernel.u64(group.wrapping_add(own)) != Some(group)) {
+        return None;
+    }
     let (name, parent) = (layout.node_name?, layout.node_parent?);
     let mut parts = Vec::new();
     loop {
+        if let Some(place) = layout.node_owner {
+            let owner = kernel.pointer(node.wrapping_add(place))?;
+            if kernel.u64(owner.wrapping_add(layout.cgroup_node?))? != node {
+                return None;
+            }
+        }
         let above = kernel.u64(node.wrapping_add(parent))?;
+        let text = kernel.pointer(node.wrapping_add(name))?;
+        let text = kernel.text(text, NAME_MAX)?;
+        // The root's name is empty, and no other. What has been replaced in a text was no text.
+        if text.is_empty() != (above == 0) || text.contains(['/', char::REPLACEMENT_CHARACTER]) {
+            return None;
+        }
         if above == 0 {
             break;
         }
-        let text = kernel.pointer(node.wrapping_add(name))?;
-        parts.push(kernel.text(text, NAME_MAX)?);
+        parts.push(text);
         if parts.len() > DEPTH_MAX {
             return None;
         }

@@ -224,7 +224,20 @@ impl Guest {
                 return None;
             }
         }
-        if news & (NEWS_MODULES | NEWS_RESTARTED) != 0 && kernel.modules_changed() {
+        if news & (NEWS_MODULES | NEWS_RESTARTED) != 0 {
+            return self.modules(&kernel);
+        }
+        None
+    }
+
+    /// Reads the kernel's modules again where they have changed, if it is time for that.
+    fn modules(&self, kernel: &Kernel) -> Option<Duration> {
+        if let Some(left) = self.left() {
+            self.news.fetch_or(NEWS_MODULES, Ordering::Relaxed);
+            return Some(left);
+        }
+        let start = Instant::now();
+        if kernel.modules_changed() {
             match kernel.again() {
                 Ok(kernel) => self.set(Some(kernel), GuestState::Attached),
                 Err(error) => {
@@ -233,22 +246,32 @@ impl Guest {
                 }
             }
         }
+        self.rest(start.elapsed() * 3);
         None
+    }
+
+    /// How long it is until the memory may be searched again.
+    fn left(&self) -> Option<Duration> {
+        let inner = self.inner();
+        let left = inner.pause.checked_sub(inner.last_search?.elapsed())?;
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// The memory has been searched, and is not to be searched for so long, within bounds.
+    fn rest(&self, pause: Duration) {
+        let mut inner = self.inner();
+        inner.last_search = Some(Instant::now());
+        inner.pause = pause.clamp(PAUSE_MIN, PAUSE_MAX);
     }
 
     /// Looks for a kernel, if its time has come.
     fn search(&self, header: Option<u64>) -> Option<Duration> {
-        let (last, pause) = {
-            let inner = self.inner();
-            (inner.last_search, inner.pause)
-        };
-        if let Some(left) = last.and_then(|last| pause.checked_sub(last.elapsed())) {
-            if !left.is_zero() {
-                // Kept, so that a request that comes meanwhile wakes nobody.
-                self.news.fetch_or(NEWS_WANTED, Ordering::Relaxed);
-                return Some(left);
-            }
+        if let Some(left) = self.left() {
+            // Kept, so that a request that comes meanwhile wakes nobody.
+            self.news.fetch_or(NEWS_WANTED, Ordering::Relaxed);
+            return Some(left);
         }
+        let pause = self.inner().pause;
         let start = Instant::now();
         let found = Kernel::attach(&self.memory, header);
         let took = start.elapsed();
@@ -259,17 +282,13 @@ impl Guest {
             }
             Err(error) => GuestState::Blind { reason: error.to_string() },
         };
-        let pause = match &state {
-            GuestState::Blind { .. } => PAUSE_BLIND,
-            // A search takes a quarter of a processor at most, and less if it goes on in vain.
-            _ => (took * 3).max(pause * 2).clamp(PAUSE_MIN, PAUSE_MAX),
-        };
-        let attached = found.is_ok();
+        // A search takes a quarter of a processor at most, and less if it goes on in vain.
+        self.rest(if found.is_ok() { took * 3 } else { (took * 3).max(pause * 2) });
+        if matches!(state, GuestState::Blind { .. }) {
+            self.inner().pause = PAUSE_BLIND;
+        }
         self.set(found.ok(), state);
-        let mut inner = self.inner();
-        inner.last_search = Some(Instant::now());
-        inner.pause = if attached { PAUSE_MIN } else { pause };
-        inner.status.search_ns = took.as_nanos() as u64;
+        self.inner().status.search_ns = took.as_nanos() as u64;
         None
     }
 

@@ -1,6 +1,7 @@
 //! The kernel's table of symbols, as `scripts/kallsyms.c` of Linux compresses it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::memory::GuestMemory;
 use crate::paging::AddressSpace;
@@ -8,8 +9,12 @@ use crate::vmcoreinfo::VmcoreInfo;
 
 /// More symbols than this no kernel has.
 const SYMBOLS_MAX: u32 = 2_000_000;
-/// A symbol's name is no longer (`KSYM_NAME_LEN`).
+/// A symbol's name is no longer (`KSYM_NAME_LEN`), compressed or not.
 const NAME_MAX: usize = 512;
+/// All names together are no longer, compressed: those of 2024's largest kernels take 4 MB.
+const NAMES_MAX: usize = 16 << 20;
+/// No more addresses of one name are told.
+const SAME_NAME_MAX: usize = 8;
 
 /// Finds the addresses of `wanted` symbols. `None` when the table does not hold together.
 ///
@@ -40,17 +45,20 @@ pub(crate) fn find<'n>(
     let mut anchor = None;
     let mut stream = Stream::new(memory, space, note.symbol("kallsyms_names")?);
     let mut name = Vec::with_capacity(NAME_MAX);
+    let mut total = 0;
     for index in 0..count as usize {
         let mut length = usize::from(stream.next()?);
         if length & 0x80 != 0 {
             length = length & 0x7f | usize::from(stream.next()?) << 7;
         }
+        total += length;
+        if length > NAME_MAX || total > NAMES_MAX {
+            return None;
+        }
         name.clear();
         for _ in 0..length {
             let token = tokens.get(stream.next()?);
-            if name.len() < NAME_MAX {
-                name.extend_from_slice(token);
-            }
+            name.extend_from_slice(&token[..token.len().min(NAME_MAX - name.len())]);
         }
         // The first character is the symbol's type.
         let text = name.get(1..).unwrap_or_default();
@@ -58,7 +66,10 @@ pub(crate) fn find<'n>(
             anchor = offset(index);
         }
         if let Some(wanted) = wanted.get(text) {
-            found.entry(wanted).or_default().push(offset(index)?);
+            let addresses = found.entry(wanted).or_default();
+            if addresses.len() < SAME_NAME_MAX {
+                addresses.push(offset(index)?);
+            }
         }
     }
     // Two ways to store an address: percpu symbols are absolute and all others negative, or all
@@ -82,7 +93,8 @@ pub(crate) fn find<'n>(
 
 /// The 256 pieces that names are made of.
 struct Tokens {
-    index: Vec<usize>,
+    /// Where each is in the table.
+    places: Vec<Range<usize>>,
     table: Vec<u8>,
 }
 
@@ -95,12 +107,16 @@ impl Tokens {
         let last = index.iter().copied().max()?;
         let mut table = vec![0; last + 64];
         space.read(memory, note.symbol("kallsyms_token_table")?, &mut table)?;
-        Some(Self { index, table })
+        let place = |start: usize| {
+            let piece = &table[start..(start + NAME_MAX).min(table.len())];
+            start..start + piece.iter().position(|byte| *byte == 0).unwrap_or(0)
+        };
+        let places = index.into_iter().map(place).collect();
+        Some(Self { places, table })
     }
 
     fn get(&self, token: u8) -> &[u8] {
-        let piece = &self.table[self.index[usize::from(token)]..];
-        &piece[..piece.iter().position(|byte| *byte == 0).unwrap_or(0)]
+        &self.table[self.places[usize::from(token)].clone()]
     }
 }
 

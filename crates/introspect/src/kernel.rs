@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use fathom_insight::RequestFlags;
 
 use crate::btf::{self, Btf};
-use crate::completion::{Meaning, Meanings, meanings};
+use crate::completion::{ENTRIES_MAX, Meaning, Meanings, meanings};
 use crate::counters::CounterPlaces;
 use crate::kallsyms;
 use crate::layout::{Layout, Types};
@@ -91,6 +92,8 @@ pub(crate) struct Places {
     pub slab_bit: Option<u64>,
     /// The value of the highest byte of `page.page_type` that marks it there.
     pub slab_type: Option<u32>,
+    /// The bit of `buffer_head.b_state` that marks a journal's own block.
+    pub journal_bit: Option<u64>,
     /// The bits of `request.cmd_flags`, and the flags that they are.
     pub request_flags: Vec<(u32, RequestFlags)>,
 }
@@ -104,6 +107,9 @@ impl fmt::Debug for Kernel {
             .finish_non_exhaustive()
     }
 }
+
+/// When a search has taken so long, no further kernel is begun with.
+const SEARCH_MAX: Duration = Duration::from_secs(2);
 
 /// Symbols that there is one of.
 const PLACES: &[&str] = &[
@@ -143,7 +149,13 @@ impl Kernel {
     /// When there is none, or it cannot be read: the reason that came closest.
     pub fn attach(memory: &GuestMemory, header: Option<u64>) -> Result<Self, AttachError> {
         let mut nearest = AttachError::NoKernel;
+        let start = Instant::now();
         for note in vmcoreinfo::find(memory) {
+            // Whoever leaves many kernels behind that take long to read is not to keep others
+            // waiting.
+            if start.elapsed() > SEARCH_MAX {
+                break;
+            }
             match Self::read(memory, note) {
                 Ok(kernel) => match header {
                     Some(header) if !kernel.owns_request(header) => {
@@ -204,12 +216,14 @@ impl Kernel {
             let known: HashMap<&[u8], Meaning> =
                 meanings().map(|(name, meaning)| (name.as_bytes(), meaning)).collect();
             loaded = modules::list(memory, &space, head, layout);
+            let mut left = modules::SYMBOLS_TOTAL;
             for module in &loaded {
-                let _ = modules::symbols(memory, &space, module, layout, |name, address| {
-                    if let Some(meaning) = known.get(name) {
+                let tell = |name: &[u8], address| {
+                    if let Some(meaning) = known.get(name).filter(|_| found.len() < ENTRIES_MAX) {
                         found.push((address, *meaning));
                     }
-                });
+                };
+                let _ = modules::symbols(memory, &space, module, layout, &mut left, tell);
             }
             if let Some(head) = symbol("btf_modules") {
                 types.modules = modules::types(memory, &space, head, layout, &loaded, &btf);
@@ -222,8 +236,9 @@ impl Kernel {
             super_blocks: symbol("super_blocks"),
             first_task: symbol("init_task"),
             modules: symbol("modules"),
-            slab_bit: types.enumerator("pageflags", "PG_slab"),
+            slab_bit: types.enumerator("pageflags", "PG_slab").filter(|bit| *bit < 64),
             slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
+            journal_bit: types.enumerator("jbd_state_bits", "BH_JWrite").filter(|bit| *bit < 64),
             request_flags: REQUEST_FLAGS
                 .iter()
                 .filter_map(|(name, flag)| {
@@ -284,6 +299,9 @@ impl Kernel {
         let layout = &self.layout;
         let name = || {
             let request = header.checked_sub(layout.request_size)?;
+            if !self.memory.contains(request) {
+                return None;
+            }
             let queue = self.memory.u64(request + layout.request_queue)?;
             let queue = self.space.direct(queue)?;
             let disk = self.space.direct(self.memory.u64(queue + layout.queue_disk)?)?;

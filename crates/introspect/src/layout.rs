@@ -2,6 +2,9 @@
 
 use crate::btf::{Btf, Member};
 
+/// No structure that is asked for is longer, in bytes.
+const STRUCTURE_MAX: u64 = 1 << 20;
+
 /// The descriptions of a kernel and of its modules.
 pub(crate) struct Types<'b> {
     pub kernel: &'b Btf<'b>,
@@ -18,11 +21,12 @@ impl Types<'_> {
     }
 
     fn offset(&self, structure: &str, paths: &[&str]) -> Option<u64> {
-        paths.iter().find_map(|path| self.member(structure, path)).map(|member| member.offset)
+        let member = paths.iter().find_map(|path| self.member(structure, path))?;
+        (member.offset <= STRUCTURE_MAX).then_some(member.offset)
     }
 
     fn size(&self, structure: &str) -> Option<u64> {
-        self.first(|types| types.size(structure))
+        self.first(|types| types.size(structure)).filter(|size| (1..=STRUCTURE_MAX).contains(size))
     }
 
     fn points_to(&self, structure: &str, path: &str, wanted: &str) -> bool {
@@ -123,6 +127,7 @@ layout! {
         kiocb_complete: "kiocb" "ki_complete";
     }
     optional {
+        buffer_state: "buffer_head" "b_state";
         page_type: "page" "page_type";
         page_memcg: "page" "memcg_data";
         inode_write_hint: "inode" "i_write_hint";
@@ -133,6 +138,8 @@ layout! {
         css_cgroup: "cgroup_subsys_state" "cgroup";
         css_serial: "cgroup_subsys_state" "serial_nr";
         cgroup_node: "cgroup" "kn";
+        cgroup_self: "cgroup" "self";
+        node_owner: "kernfs_node" "priv";
         node_name: "kernfs_node" "name";
         node_parent: "kernfs_node" "__parent" | "parent";
         task_leader: "task_struct" "group_leader";
@@ -163,6 +170,8 @@ layout! {
         block_device_inode: "bdev_inode" "vfs_inode";
         block_device_of: "bdev_inode" "bdev";
         block_device_disk: "block_device" "bd_disk";
+        disk_device: "gendisk" "part0";
+        dentry_inode: "dentry" "d_inode";
         journal_superblock: "journal_s" "j_sb_buffer";
         ext4_journal: "ext4_sb_info" "s_journal";
         sb_private: "super_block" "s_fs_info";

@@ -28,7 +28,11 @@ mod pages;
 mod paging;
 mod resolver;
 mod survey;
+#[cfg(any(test, feature = "synthetic"))]
+pub mod synthetic;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod vmcoreinfo;
 
 pub use counters::Counters;

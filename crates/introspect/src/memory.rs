@@ -8,6 +8,9 @@ use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+/// Physical addresses have no more bits than 52.
+const ADDRESS_END: u64 = 1 << 52;
+
 /// A stretch of guest-physical memory and where it is mapped in this process.
 #[derive(Debug)]
 pub struct Region {
@@ -42,13 +45,17 @@ impl fmt::Debug for GuestMemory {
 }
 
 impl GuestMemory {
-    /// The memory of these regions, which `owner` keeps mapped.
+    /// The memory of these regions, which `owner` keeps mapped. What no processor could address
+    /// is left out.
     ///
     /// # Safety
     /// Each region's whole length must be readable at its place until `owner` is dropped.
     /// Others may write there at any time.
     pub unsafe fn new(mut regions: Vec<Region>, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        regions.retain(|region| region.start.checked_add(region.length).is_some());
+        regions.retain(|region| {
+            let end = region.start.checked_add(region.length);
+            region.length > 0 && end.is_some_and(|end| end <= ADDRESS_END)
+        });
         regions.sort_by_key(|region| region.start);
         Self { regions: regions.into(), _owner: owner }
     }
@@ -71,6 +78,8 @@ impl GuestMemory {
     /// Where `length` bytes at `address` are, if they are all in one region.
     #[inline]
     fn place(&self, address: u64, length: u64) -> Option<*const u8> {
+        #[cfg(any(test, feature = "recording"))]
+        recording::note(address, length);
         for region in self.regions.iter() {
             let offset = address.wrapping_sub(region.start);
             if offset < region.length {
@@ -180,5 +189,47 @@ fn copy(mut place: *const u8, mut bytes: &mut [u8]) {
             place = place.wrapping_add(1);
             bytes = rest;
         }
+    }
+}
+
+/// What is read, for tests: how often, and where.
+#[cfg(any(test, feature = "recording"))]
+pub(crate) mod recording {
+    use std::cell::{Cell, RefCell};
+
+    thread_local! {
+        static COUNT: Cell<u64> = const { Cell::new(0) };
+        static BYTES: Cell<u64> = const { Cell::new(0) };
+        static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
+        static RANGES: RefCell<Vec<(u64, u32)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// The memory is read here.
+    #[inline]
+    pub fn note(address: u64, length: u64) {
+        COUNT.set(COUNT.get() + 1);
+        BYTES.set(BYTES.get() + length);
+        if IS_RECORDING.get() {
+            RANGES.with_borrow_mut(|ranges| ranges.push((address, length as u32)));
+        }
+    }
+
+    /// How many reads there have been on this thread.
+    pub fn count() -> u64 {
+        COUNT.get()
+    }
+
+    /// How many bytes they were, those included that were not there.
+    #[cfg(test)]
+    pub fn bytes() -> u64 {
+        BYTES.get()
+    }
+
+    /// Does `act` and returns the guest-physical ranges that it read.
+    pub fn record<T>(act: impl FnOnce() -> T) -> (T, Vec<(u64, u32)>) {
+        IS_RECORDING.set(true);
+        let result = act();
+        IS_RECORDING.set(false);
+        (result, RANGES.take())
     }
 }

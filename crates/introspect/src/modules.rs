@@ -9,8 +9,16 @@ use crate::paging::AddressSpace;
 const MODULES_MAX: usize = 1024;
 /// A module has no more symbols than this.
 const SYMBOLS_MAX: u64 = 100_000;
+/// The names of a module's symbols are no longer together, in bytes.
+const NAMES_MAX: u64 = 8 << 20;
+/// A symbol's name is no longer, in bytes.
+const NAME_MAX: usize = 512;
+/// What all modules together have of symbols and their names is no longer, in bytes.
+pub(crate) const SYMBOLS_TOTAL: u64 = 64 << 20;
 /// A module's description of its types is no longer than this, in bytes.
 const MODULE_TYPES_MAX: usize = 4 << 20;
+/// The descriptions of all modules together are no longer.
+const TYPES_TOTAL: usize = 32 << 20;
 /// The size of an ELF symbol, in bytes.
 const SYMBOL: usize = 24;
 
@@ -100,7 +108,8 @@ pub(crate) fn types<'b>(
     let mut found = Vec::new();
     let Some([list, module, btf, data, size]) = layout.types else { return found };
     let mut entry = head;
-    let read = |entry: u64| {
+    let mut left = TYPES_TOTAL;
+    let mut read = |entry: u64| {
         let own = entry.wrapping_sub(list);
         let module = space.u64(memory, own.wrapping_add(module))?;
         if !modules.iter().any(|known| known.address == module) {
@@ -112,6 +121,7 @@ pub(crate) fn types<'b>(
         if size > MODULE_TYPES_MAX {
             return None;
         }
+        left = left.checked_sub(size)?;
         let mut bytes = vec![0; size];
         space.read(memory, data, &mut bytes)?;
         Btf::new(bytes, Some(kernel))
@@ -126,12 +136,13 @@ pub(crate) fn types<'b>(
     found
 }
 
-/// Tells each symbol of a module by name and address.
+/// Tells each symbol of a module by name and address. Takes what it reads off `left`.
 pub(crate) fn symbols(
     memory: &GuestMemory,
     space: &AddressSpace,
     module: &Module,
     layout: &ModuleLayout,
+    left: &mut u64,
     mut tell: impl FnMut(&[u8], u64),
 ) -> Option<()> {
     let [symbols, table, count, text] = layout.symbols?;
@@ -142,6 +153,7 @@ pub(crate) fn symbols(
     if count > SYMBOLS_MAX {
         return None;
     }
+    *left = left.checked_sub(count * SYMBOL as u64)?;
     let mut entries = vec![0; count as usize * SYMBOL];
     space.read(memory, table, &mut entries)?;
     let word = |entry: &[u8], at: usize| {
@@ -149,9 +161,10 @@ pub(crate) fn symbols(
     };
     // The names lie together: read them at one go, as far as they are there.
     let last = entries.chunks_exact(SYMBOL).map(|entry| word(entry, 0)).max()?;
-    if last > SYMBOLS_MAX * 512 {
+    if last > NAMES_MAX {
         return None;
     }
+    *left = left.checked_sub(last)?;
     let mut names = vec![0; last as usize + 1];
     space.read(memory, text, &mut names)?;
     let mut tail = vec![0; 256];
@@ -163,6 +176,7 @@ pub(crate) fn symbols(
     }
     for entry in entries.chunks_exact(SYMBOL) {
         let name = &names[word(entry, 0) as usize..];
+        let name = &name[..name.len().min(NAME_MAX)];
         let Some(end) = name.iter().position(|byte| *byte == 0) else { continue };
         let address = word(entry, 8) | word(entry, 12) << 32;
         if end > 0 && address != 0 {

@@ -108,6 +108,8 @@ impl Kernel {
     fn is_page(&self, address: u64) -> bool {
         let offset = address.wrapping_sub(self.places.pages);
         let number = offset / self.layout.page_size;
-        offset % self.layout.page_size == 0 && self.memory.contains(number.wrapping_mul(PAGE))
+        let address = number.checked_mul(PAGE);
+        offset % self.layout.page_size == 0
+            && address.is_some_and(|address| self.memory.contains(address))
     }
 }

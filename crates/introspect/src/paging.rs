@@ -45,8 +45,14 @@ impl AddressSpace {
     /// Takes it that physical memory up to `length` is mapped in order from `start` on, if some
     /// samples say so.
     pub fn set_direct(&mut self, memory: &GuestMemory, start: u64, length: u64) -> bool {
+        // It lies below the kernel's image: a sum of an address in it and a member's place never
+        // wraps around.
+        if start.checked_add(length).is_none_or(|end| end > KERNEL_MAP) {
+            return false;
+        }
         let mut samples = memory.regions().iter().flat_map(|region| {
-            [region.start, region.start + region.length / 2, region.start + region.length - PAGE]
+            let last = region.length.saturating_sub(PAGE);
+            [region.start, region.start + region.length / 2, region.start + last]
         });
         // Low memory and memory that was plugged in later may be missing: some of it must be
         // there, and nothing may be elsewhere.

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use fathom_insight::{ClassTable, Confidence, Facts, Insight, Kind, Name, RequestFlags, Source};
+use fathom_insight::{ClassTable, Confidence, Facts, Insight, Kind, RequestFlags, Source};
 
 use crate::bios::Bio;
 use crate::completion::{Completion, Meaning};
 use crate::files::{FileCache, Nature};
-use crate::groups::GroupCache;
+use crate::groups::{Group, GroupCache};
 use crate::guest::{Counts, Guest, NEWS_MODULES, NEWS_SUSPECT, NEWS_WANTED};
 use crate::kernel::Kernel;
 use crate::pages::{Page, PageCache};
@@ -68,7 +68,7 @@ enum Verdict {
     /// Each piece of memory tells for itself.
     Each(Each),
     /// This page tells for all: the pieces of memory are copies.
-    Page(u64),
+    Page(u64, Each),
 }
 
 /// What is known of pieces of memory that tell for themselves.
@@ -80,6 +80,8 @@ struct Each {
     anonymous: Kind,
     /// What it is where a page tells nothing.
     other: Kind,
+    /// Nobody knows who submitted it: a page may be what a process reads a device into.
+    is_doubtful: bool,
 }
 
 impl Resolver {
@@ -118,14 +120,17 @@ impl Resolver {
             self.mismatches = 0;
             self.strangers_count = 0;
         }
-        let Some(kernel) = self.kernel.clone() else {
+        // Taken out for the time of the call, so that nobody counts its holders.
+        let Some(kernel) = self.kernel.take() else {
             if request.carries_data {
                 self.guest.news(NEWS_WANTED, request.header);
             }
             return;
         };
         self.counts.request();
-        if self.look(&kernel, request, pages, insight).is_some() {
+        let found = self.look(&kernel, request, pages, insight).is_some();
+        self.kernel = Some(kernel);
+        if found {
             self.mismatches = 0;
             insight.finish(table);
         } else {
@@ -147,8 +152,12 @@ impl Resolver {
         insight: &mut Insight,
     ) -> Option<()> {
         let layout = &kernel.layout;
-        let request = view.header.checked_sub(layout.request_size)?;
+        self.caches.files.begin();
         let memory = &kernel.memory;
+        let request = view.header.checked_sub(layout.request_size)?;
+        if !memory.contains(request) {
+            return None;
+        }
         let flags = memory.u32(request + layout.request_flags)?;
         let mut bio = memory.u64(request + layout.request_bio)?;
         if view.carries_data {
@@ -176,10 +185,10 @@ impl Resolver {
                 let verdict = self.judge(kernel, &found, view, insight.flags);
                 self.tell(kernel, &verdict, size, group, &mut pieces, view.now_ns, insight);
             } else {
-                insight.push(size, Facts { cgroup: group, ..Facts::default() });
+                insight.push(size, Facts { cgroup: group.name, ..Facts::default() });
             }
             left -= size;
-            sector += size / 512;
+            sector = sector.wrapping_add(size / 512);
             bio = found.next;
         }
         if left > 0 {
@@ -189,7 +198,7 @@ impl Resolver {
     }
 
     /// The group that a bio is charged to.
-    fn group(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Name {
+    fn group(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Group {
         let layout = &kernel.layout;
         let state = || {
             let place = bio.group.wrapping_add(layout.blkg_blkcg?);
@@ -197,10 +206,10 @@ impl Resolver {
             Some(blkcg.wrapping_add(layout.blkcg_state?))
         };
         if bio.group == 0 {
-            return Name::NONE;
+            return Group::default();
         }
         state()
-            .and_then(|state| self.caches.groups.name(kernel, self.guest.names(), state, now_ns))
+            .and_then(|state| self.caches.groups.group(kernel, self.guest.names(), state, now_ns))
             .unwrap_or_default()
     }
 
@@ -229,7 +238,7 @@ impl Resolver {
         let each = Each { other, ..Each::default() };
         let Some((bio, Meaning::Completion(completion), copied)) = kernel.origin(bio) else {
             self.stranger(bio.end);
-            return Verdict::Each(each);
+            return Verdict::Each(Each { is_doubtful: true, ..each });
         };
         let verdict = match completion {
             Completion::OneFile => Verdict::First,
@@ -243,14 +252,26 @@ impl Resolver {
             | Completion::Raid1
             | Completion::Raid10
             | Completion::Chain => Verdict::Each(each),
+            Completion::OfBuffer(_) => Verdict::Each(Each { is_doubtful: true, ..each }),
             // Nobody else waits on the spot for a process's own memory: `dd` on a device.
             Completion::Waited => Verdict::Each(Each { anonymous: Kind::Device, ..each }),
             Completion::Kind(kind) => Verdict::All(sure(kind)),
             Completion::Buffer => {
                 let end = kernel.u64(bio.private.wrapping_add(kernel.layout.buffer_end));
+                let buffer = bio.private;
                 match end.and_then(|end| kernel.meanings.get(end)) {
-                    Some(Meaning::Completion(Completion::Kind(kind))) => Verdict::All(sure(kind)),
-                    _ => Verdict::Each(Each { buffer: bio.private, ..each }),
+                    Some(Meaning::Completion(Completion::OfBuffer(Some(kind)))) => {
+                        Verdict::All(sure(kind))
+                    }
+                    Some(Meaning::Completion(Completion::OfBuffer(None)))
+                        if kernel.is_journals(buffer) =>
+                    {
+                        Verdict::All(sure(Kind::Journal))
+                    }
+                    Some(Meaning::Completion(Completion::OfBuffer(None))) => {
+                        Verdict::Each(Each { buffer, ..each })
+                    }
+                    _ => Verdict::Each(Each { buffer, is_doubtful: true, ..each }),
                 }
             }
             Completion::IomapDirect | Completion::Direct => {
@@ -283,9 +304,12 @@ impl Resolver {
             }
         };
         match verdict {
-            Verdict::First | Verdict::Each(_) if copied => {
-                kernel.first_page(&bio).map_or(Verdict::Each(each), Verdict::Page)
-            }
+            Verdict::First if copied => kernel
+                .first_page(&bio)
+                .map_or(Verdict::Each(each), |page| Verdict::Page(page, each)),
+            Verdict::Each(each) if copied => kernel
+                .first_page(&bio)
+                .map_or(Verdict::Each(each), |page| Verdict::Page(page, each)),
             verdict => verdict,
         }
     }
@@ -348,13 +372,13 @@ impl Resolver {
         kernel: &Kernel,
         verdict: &Verdict,
         size: u64,
-        group: Name,
+        group: Group,
         pieces: &mut Pieces<impl Iterator<Item = (u64, u64)>>,
         now_ns: u64,
         insight: &mut Insight,
     ) {
         let mut push = |length, facts: Facts| {
-            let cgroup = if facts.cgroup.is_some() { facts.cgroup } else { group };
+            let cgroup = if facts.cgroup.is_some() { facts.cgroup } else { group.name };
             insight.push(length, Facts { cgroup, ..facts });
         };
         match verdict {
@@ -362,9 +386,9 @@ impl Resolver {
                 pieces.skip(size);
                 push(size, *facts);
             }
-            Verdict::Page(page) => {
+            Verdict::Page(page, each) => {
                 pieces.skip(size);
-                push(size, self.page(kernel, *page, Each::default(), group, now_ns));
+                push(size, self.page(kernel, *page, *each, group, now_ns));
             }
             Verdict::First => {
                 let first = pieces.next(size);
@@ -388,7 +412,7 @@ impl Resolver {
                         let count = (4096 - address % 4096).min(rest);
                         let page = kernel.page_of(address);
                         push(count, self.page(kernel, page, *each, group, now_ns));
-                        address += count;
+                        address = address.wrapping_add(count);
                         rest -= count;
                     }
                     left -= length;
@@ -398,7 +422,7 @@ impl Resolver {
     }
 
     /// What the page whose `struct page` is at an address holds.
-    fn page(&mut self, kernel: &Kernel, page: u64, each: Each, group: Name, now_ns: u64) -> Facts {
+    fn page(&mut self, kernel: &Kernel, page: u64, each: Each, group: Group, now_ns: u64) -> Facts {
         let found = self.caches.pages.page(kernel, page);
         let names = self.guest.names();
         let inode = match found {
@@ -428,14 +452,16 @@ impl Resolver {
             Nature::Device => Kind::Device,
         };
         facts.source = Source::Page;
-        facts.confidence = Confidence::Sure;
+        facts.confidence = if each.is_doubtful { Confidence::Likely } else { Confidence::Sure };
         // Where blocks are charged to nobody, the pages of a file may still be.
-        if found.nature == Nature::File && memory_group != 0 && is_root(names, group) {
+        if found.nature == Nature::File
+            && memory_group != 0
+            && (group.is_root || !group.name.is_some())
+        {
             let place = kernel.layout.memcg_css.map(|css| memory_group.wrapping_add(css));
-            let group = place
-                .and_then(|state| self.caches.groups.name(kernel, names, state, now_ns))
-                .unwrap_or_default();
-            facts.cgroup = group;
+            let group =
+                place.and_then(|state| self.caches.groups.group(kernel, names, state, now_ns));
+            facts.cgroup = group.unwrap_or_default().name;
         }
         facts
     }
@@ -450,11 +476,6 @@ impl Resolver {
         self.strangers_count += 1;
         self.guest.news(NEWS_MODULES, 0);
     }
-}
-
-/// Whether a group is the root, or none.
-fn is_root(names: &fathom_insight::Names, group: Name) -> bool {
-    !group.is_some() || names.number("/") == group
 }
 
 /// The pieces of memory of a request, cut where bios end.

@@ -9,6 +9,11 @@ use crate::kernel::Kernel;
 use crate::pages::{Page, PageCache};
 use crate::vmcoreinfo::PAGE;
 
+/// No more inodes are counted.
+const INODES_MAX: usize = 1 << 20;
+/// No more files are told.
+const FILES_MAX: usize = 1 << 15;
+
 /// A file, directory or device with pages in the guest's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedFile {
@@ -19,8 +24,8 @@ pub struct CachedFile {
 }
 
 impl Kernel {
-    /// Looks at every page of the guest's memory and says what is cached there, the most first.
-    /// Takes some 10 ns a page.
+    /// Looks at every page of the guest's memory and says what is cached there, the most first:
+    /// the 32,768 files that have the most pages. Takes some 10 ns a page.
     pub fn cached_files(&self, names: &Names) -> Vec<CachedFile> {
         let (mut pages, mut files) = (PageCache::default(), FileCache::default());
         let mut counts: HashMap<u64, u64> = HashMap::new();
@@ -28,14 +33,20 @@ impl Kernel {
             let mut address = region.start.next_multiple_of(PAGE);
             while address + PAGE <= region.start + region.length {
                 if let Some(Page::Cached { inode, .. }) = pages.page(self, self.page_of(address)) {
-                    *counts.entry(inode).or_default() += 1;
+                    if counts.len() < INODES_MAX || counts.contains_key(&inode) {
+                        *counts.entry(inode).or_default() += 1;
+                    }
                 }
                 address += PAGE;
             }
         }
+        let mut counts: Vec<(u64, u64)> = counts.into_iter().collect();
+        counts.sort_unstable_by_key(|(inode, pages)| (std::cmp::Reverse(*pages), *inode));
+        counts.truncate(FILES_MAX);
         let mut cached: Vec<CachedFile> = counts
             .into_iter()
             .filter_map(|(inode, pages)| {
+                files.begin();
                 let inode = files.inode(self, names, inode, 0)?;
                 let mut facts = inode.facts;
                 facts.kind = match inode.nature {

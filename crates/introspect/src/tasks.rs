@@ -1,5 +1,7 @@
 //! The guest's tasks.
 
+use std::collections::HashSet;
+
 use crate::kernel::Kernel;
 
 /// No more tasks than this are told.
@@ -21,12 +23,14 @@ impl Kernel {
     /// not. A list that changes while it is read ends early.
     pub fn tasks(&self) -> Vec<Task> {
         let mut tasks = Vec::new();
+        // A list that is torn may lead back to its middle.
+        let mut seen = HashSet::new();
         let Some(first) = self.places.first_task else { return tasks };
         let mut task = first;
         while tasks.len() < TASKS_MAX {
             let Some(next) = self.pointer(task.wrapping_add(self.layout.task_list)) else { break };
             task = next.wrapping_sub(self.layout.task_list);
-            if task == first {
+            if task == first || !seen.insert(task) {
                 break;
             }
             let Some(found) = self.task(task) else { break };
@@ -37,11 +41,20 @@ impl Kernel {
 
     /// The process that the `task_struct` at an address belongs to.
     pub(crate) fn task(&self, address: u64) -> Option<Task> {
-        let leader = self.layout.task_leader.and_then(|leader| self.pointer(address + leader));
         let process_id = self.u32(address.wrapping_add(self.layout.task_process))?;
-        let named = leader.unwrap_or(address);
+        let mut named = address;
+        if let Some(place) = self.layout.task_leader {
+            named = self.pointer(address.wrapping_add(place))?;
+            // Structures that check each other: what is no task is found out.
+            if self.pointer(named.wrapping_add(place)) != Some(named)
+                || self.u32(named.wrapping_add(self.layout.task_process)) != Some(process_id)
+            {
+                return None;
+            }
+        }
         let command = self.text(named.wrapping_add(self.layout.task_command), COMMAND_MAX)?;
         // A number of a process is below PID_MAX_LIMIT.
-        (process_id <= 4 << 20 && !command.is_empty()).then_some(Task { process_id, command })
+        ((1..=4 << 20).contains(&process_id) && !command.is_empty())
+            .then_some(Task { process_id, command })
     }
 }

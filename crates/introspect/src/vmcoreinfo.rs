@@ -11,7 +11,9 @@ pub(crate) const PAGE: u64 = 4096;
 /// copies.
 const NOTE_HEADER: u64 = 24;
 /// More notes than this are not looked at: a guest can write as many as it likes.
-const NOTES_MAX: usize = 64;
+const NOTES_MAX: usize = 16;
+/// No more pages are read that begin as a note does.
+const CANDIDATES_MAX: usize = 1024;
 
 /// One note.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +83,7 @@ pub(crate) fn find(memory: &GuestMemory) -> Vec<VmcoreInfo> {
     const RELEASE: u64 = u64::from_le_bytes(*b"OSRELEAS");
     const VMCORE: u64 = u64::from_le_bytes(*b"VMCOREIN");
     let mut notes: Vec<VmcoreInfo> = Vec::new();
+    let mut candidates = 0;
     for region in memory.regions() {
         for (start, end) in GuestMemory::touched(region) {
             let mut page = start.next_multiple_of(PAGE);
@@ -97,13 +100,14 @@ pub(crate) fn find(memory: &GuestMemory) -> Vec<VmcoreInfo> {
                     _ => false,
                 };
                 if hit {
+                    candidates += 1;
                     if let Some(note) = VmcoreInfo::read(memory, page) {
                         if !notes.iter().any(|known| known.equals(&note)) {
                             notes.push(note);
                         }
-                        if notes.len() == NOTES_MAX {
-                            return notes;
-                        }
+                    }
+                    if notes.len() == NOTES_MAX || candidates == CANDIDATES_MAX {
+                        return notes;
                     }
                 }
                 page += PAGE;

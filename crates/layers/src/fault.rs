@@ -234,9 +234,9 @@ impl FaultQueue {
             let mut part = next.request();
             part.operation = request.operation;
             part.flags = request.flags;
-            part.insight = request.insight;
             part.offset = piece.start;
             part.length = piece.end - piece.start;
+            part.inherit(&request, piece.start - request.offset);
             part.token = number;
             if request.operation.carries_data() {
                 part.buffers.allocate(part.length as usize);

@@ -2,6 +2,7 @@
 //!
 //! | layer | what it does |
 //! |---|---|
+//! | [`Classify`] | finds out what requests of a guest mean, and accounts for them |
 //! | [`Passthrough`] | nothing: the shape of a layer |
 //! | [`Tap`] | counts, measures, and gives one event for each request and each response |
 //! | [`Delay`] | makes operations slower, by a fixed time and a seeded jitter |
@@ -13,12 +14,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod classify;
 mod delay;
 mod fault;
 mod log;
 mod passthrough;
 pub mod tap;
 
+pub use classify::{Classify, GuestSlot};
 pub use delay::{Delay, DelayTime};
 pub use fault::{Fault, FaultEffect, FaultRule};
 pub use log::{Log, LogSink};

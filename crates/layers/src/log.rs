@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use fathom_block::{Capabilities, Crossing, Layer, LayerQueue, Outcome, Request};
+use fathom_block::{Capabilities, Crossing, Facts, Layer, LayerQueue, Outcome, Request};
+use fathom_insight::Names;
 
 /// Where lines go. Called by the queue's thread: it must not block for long.
 pub type LogSink = Box<dyn FnMut(&str) + Send>;
@@ -12,6 +13,7 @@ pub type LogSink = Box<dyn FnMut(&str) + Send>;
 /// How many lines may still be written, and where they go.
 struct Shared {
     sink: LogSink,
+    names: Arc<Names>,
     /// Lines left in the second that began at `second_ns`.
     left: u64,
     second_ns: u64,
@@ -29,7 +31,11 @@ struct Shared {
 /// disk0 #12 write 4096+512 fua
 /// disk0 #12 write 4096+512 done 81250 ns
 /// disk0 #13 read 0+4096 failed 1200 ns: input/output error
+/// disk0 #14 write 4096+8192 | 4096 data source=bio inode=12 size=30 | 4096 metadata source=page
 /// ```
+///
+/// Where the meaning of a request is known, its line tells it part by part, in order: the length
+/// and [the facts in words](Facts::describe).
 pub struct Log {
     shared: Arc<Mutex<Shared>>,
     prefix: Arc<str>,
@@ -38,10 +44,11 @@ pub struct Log {
 impl Log {
     /// A layer that gives its lines, without line ends, to `sink`; each begins with `prefix`, for
     /// example the disk's name. At most `lines_per_second_max` in each second of the stack's
-    /// clock.
+    /// clock; any number where that is 0.
     pub fn new(prefix: &str, lines_per_second_max: u64, sink: LogSink) -> Self {
         let shared = Shared {
             sink,
+            names: Arc::default(),
             left: lines_per_second_max,
             second_ns: 0,
             dropped: 0,
@@ -59,10 +66,24 @@ impl Log {
         lines_per_second_max: u64,
         mut writer: impl io::Write + Send + 'static,
     ) -> Self {
+        let mut ended = String::new();
         let sink = move |line: &str| {
-            let _ = writeln!(writer, "{line}");
+            // In one piece, so that whoever reads along never sees half a line.
+            ended.clear();
+            ended.push_str(line);
+            ended.push('\n');
+            let _ = writer.write_all(ended.as_bytes());
         };
         Self::new(prefix, lines_per_second_max, Box::new(sink))
+    }
+
+    /// The same, with the table that has the texts of the requests' meanings.
+    #[must_use]
+    pub fn with_names(self, names: Arc<Names>) -> Self {
+        if let Ok(mut shared) = self.shared.lock() {
+            shared.names = names;
+        }
+        self
     }
 
     /// How many lines have been left out so far.
@@ -73,8 +94,9 @@ impl Log {
 
 impl Shared {
     /// Writes one line, if this second has room for it.
-    fn write(&mut self, now_ns: u64, fill: impl FnOnce(&mut String)) {
+    fn write(&mut self, now_ns: u64, fill: impl FnOnce(&mut String, &Names)) {
         const SECOND_NS: u64 = 1_000_000_000;
+        let bounded = self.lines_per_second_max > 0;
         if now_ns.saturating_sub(self.second_ns) >= SECOND_NS {
             self.second_ns = now_ns;
             self.left = self.lines_per_second_max;
@@ -84,14 +106,14 @@ impl Shared {
                 self.dropped = 0;
             }
         }
-        if self.left == 0 {
+        if bounded && self.left == 0 {
             self.dropped += 1;
             self.dropped_total += 1;
             return;
         }
-        self.left -= 1;
+        self.left = self.left.saturating_sub(1);
         self.line.clear();
-        fill(&mut self.line);
+        fill(&mut self.line, &self.names);
         (self.sink)(&self.line);
     }
 }
@@ -133,13 +155,28 @@ fn describe(line: &mut String, prefix: &str, request: &Request) {
     }
 }
 
+/// ` | 4096 data source=bio …` for each part, where anything is known.
+fn explain(line: &mut String, names: &Names, request: &Request) {
+    let insight = &request.insight;
+    if insight.parts.is_empty() && insight.facts == Facts::default() {
+        return;
+    }
+    for part in insight.parts(request.length) {
+        let _ = write!(line, " | {} ", part.length);
+        let _ = part.facts.describe(line, names);
+    }
+}
+
 impl LayerQueue for LogQueue {
     fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
         let now_ns = next.now_ns();
         *next.word(&mut request) = now_ns;
         // A sink that panicked once is left alone: a log never fails a disk.
         if let Ok(mut shared) = self.shared.lock() {
-            shared.write(now_ns, |line| describe(line, &self.prefix, &request));
+            shared.write(now_ns, |line, names| {
+                describe(line, &self.prefix, &request);
+                explain(line, names, &request);
+            });
         }
         next.submit(request);
     }
@@ -148,7 +185,7 @@ impl LayerQueue for LogQueue {
         let now_ns = next.now_ns();
         let took_ns = now_ns.saturating_sub(*next.word(&mut request));
         if let Ok(mut shared) = self.shared.lock() {
-            shared.write(now_ns, |line| {
+            shared.write(now_ns, |line, _| {
                 describe(line, &self.prefix, &request);
                 let _ = match outcome {
                     Ok(()) => write!(line, " done {took_ns} ns"),

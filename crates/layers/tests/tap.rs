@@ -194,7 +194,8 @@ fn queues_of_several_threads_are_told_apart_and_counted_together() {
     reader.drain(&mut events);
     assert_eq!(events.len() as u64 + reader.dropped(), THREADS * REQUESTS * 2);
     for queue in 0..THREADS {
-        let times = events.iter().filter(|event| event.queue == queue).map(|event| event.blktap_ts);
+        let of_queue = events.iter().filter(|event| u64::from(event.queue) == queue);
+        let times = of_queue.map(|event| event.blktap_ts);
         assert!(times.is_sorted(), "a queue's events are in order");
     }
     assert_eq!(tap.snapshot(Clock::System.now_ns()).count(), THREADS * REQUESTS);

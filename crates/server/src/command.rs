@@ -142,6 +142,10 @@ struct Flags {
     #[arg(long)]
     no_tap: bool,
 
+    /// Do not find out what the guest's requests mean
+    #[arg(long)]
+    no_classify: bool,
+
     /// Make every request take longer, for example 5ms
     #[arg(long, value_name = "TIME")]
     delay: Option<Nanoseconds>,
@@ -287,6 +291,8 @@ impl Flags {
             read_only: self.read_only,
             block_size: self.block_size,
             tap: !self.no_tap,
+            classify: !self.no_classify,
+            class_bounds: None,
             layers: delay.into_iter().collect(),
             model: self.model.map(|model| ModelDefinition {
                 kind: match model {

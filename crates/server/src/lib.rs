@@ -4,6 +4,7 @@
 //! - [`configuration`]: what is to be served, read from a file or flags and checked.
 //! - `wiring`: definitions made into back ends, layers and front ends.
 //! - `daemon`: the disks and listeners that are served, and how they change.
+//! - `introspection`: the guests whose memory is read, and the thread that follows them.
 //! - `run`: the life of the process: start, signals, end.
 //! - `routes`, `metrics`: the control interface and `/metrics`, on one thread that sleeps.
 //! - `group`: sockets for more than the daemon's user.
@@ -15,6 +16,7 @@ mod command;
 pub mod configuration;
 mod daemon;
 mod group;
+mod introspection;
 mod log;
 mod metrics;
 mod notify;

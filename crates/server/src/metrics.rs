@@ -1,11 +1,15 @@
 //! `/metrics`: Prometheus' text format, version 0.0.4.
 
+mod usage;
+
 use std::fmt::{Display, Write as _};
 
 use fathom_control::{
     DaemonInfo, DiskList, DiskStatistics, FrontendStatus, ListenerStatus, OperationStatistics,
     Statistics, VhostUserStatus,
 };
+
+use crate::daemon::DiskGroups;
 
 /// The type of the text.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -38,13 +42,20 @@ type Value<Thing, Number = u64> = fn(&Thing) -> Number;
 type Visit<'a> = dyn FnMut(&[(&str, &str)], &OperationStatistics) + 'a;
 
 /// The metrics of all that is served.
-pub(crate) fn text(info: &DaemonInfo, disks: &DiskList, statistics: &Statistics) -> String {
+pub(crate) fn text(
+    info: &DaemonInfo,
+    disks: &DiskList,
+    statistics: &Statistics,
+    groups: &[DiskGroups],
+) -> String {
     let mut page = Page::default();
     of_daemon(&mut page, info);
     of_process(&mut page, info);
     of_disks(&mut page, disks, statistics);
     of_operations(&mut page, statistics);
     of_guests(&mut page, disks);
+    usage::of_insight(&mut page, disks);
+    usage::of_groups(&mut page, groups);
     page.text
 }
 
@@ -250,16 +261,16 @@ fn of_guests(page: &mut Page, disks: &DiskList) {
 
 /// The text, as it grows.
 #[derive(Default)]
-struct Page {
+pub(super) struct Page {
     text: String,
 }
 
 impl Page {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
+    pub(super) fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+    pub(super) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
         self.text.push_str(name);
         for (index, (label, of)) in labels.iter().enumerate() {
             self.text.push(if index == 0 { '{' } else { ',' });
@@ -331,7 +342,7 @@ mod tests {
             failed_threads: 0,
             listeners: Vec::new(),
         };
-        let text = text(&info, &DiskList::default(), &Statistics::default());
+        let text = text(&info, &DiskList::default(), &Statistics::default(), &[]);
         let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         for family in families.map(|line| line.split(' ').next().unwrap_or(line)) {
             assert!(page.contains(&format!("`{family}`")), "{family} is not in docs/metrics.md");

@@ -64,6 +64,9 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/disks", get(disk_list).post(add_disk))
         .route("/v1/disks/{name}", get(disk_status).patch(change_disk).delete(remove_disk))
         .route("/v1/statistics", get(statistics))
+        .route("/v1/usage", get(usage))
+        .route("/v1/slow", get(slow))
+        .route("/v1/guests", get(guests))
         .route("/v1/events", get(events))
         .route("/v1/reload", post(reload))
         .route("/v1/shutdown", post(shutdown))
@@ -116,6 +119,46 @@ async fn statistics(State(app): State<App>) -> Answer<fathom_control::Statistics
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
+struct UsageQuery {
+    disk: Option<String>,
+    vm: Option<String>,
+}
+
+async fn usage(
+    State(app): State<App>,
+    query: Result<Query<UsageQuery>, QueryRejection>,
+) -> Answer<fathom_control::UsageReport> {
+    let Query(query) = query.map_err(|error| {
+        refusal(ErrorCode::Invalid, error.body_text(), "ask like /v1/usage?disk=NAME&vm=NAME")
+    })?;
+    // Thousands of rows take some milliseconds.
+    aside(move || app.daemon.usage(query.disk.as_deref(), query.vm.as_deref())).await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct SlowQuery {
+    disk: Option<String>,
+    count: Option<usize>,
+}
+
+async fn slow(
+    State(app): State<App>,
+    query: Result<Query<SlowQuery>, QueryRejection>,
+) -> Answer<fathom_control::SlowReport> {
+    let Query(query) = query.map_err(|error| {
+        refusal(ErrorCode::Invalid, error.body_text(), "ask like /v1/slow?disk=NAME&count=10")
+    })?;
+    let count = query.count.unwrap_or(usize::MAX);
+    aside(move || app.daemon.slow(query.disk.as_deref(), count)).await
+}
+
+async fn guests(State(app): State<App>) -> Answer<fathom_control::GuestList> {
+    aside(move || Ok(app.daemon.guests())).await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct EventQuery {
     after: u64,
     wait_ms: u64,
@@ -146,7 +189,8 @@ async fn metrics_page(State(app): State<App>) -> Response {
 }
 
 fn metrics_text(daemon: &Daemon) -> String {
-    metrics::text(&daemon.info(), &daemon.disk_list(), &daemon.statistics())
+    let (info, disks, statistics) = (daemon.info(), daemon.disk_list(), daemon.statistics());
+    metrics::text(&info, &disks, &statistics, &daemon.groups())
 }
 
 async fn no_such_path() -> Refused {

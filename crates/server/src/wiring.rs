@@ -1,8 +1,10 @@
 //! Definitions made into working parts: the one place that knows back ends, layers and front ends
 //! by name.
 
+use std::fs::OpenOptions;
 use std::io;
 use std::net::ToSocketAddrs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,16 +13,19 @@ use fathom_backend::{FileBackend, FileOptions, Memory, Null};
 use fathom_block::{Backend, Clock, Disk, DiskOptions, ErrorKind, Layer, Operation};
 use fathom_control::{
     BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, FaultDefinition, FaultEffect,
-    LayerDefinition, ListenerDefinition, ModelDefinition, ModelKind, TlsDefinition,
+    LayerDefinition, ListenerDefinition, LogDefinition, ModelDefinition, ModelKind, TlsDefinition,
     VhostUserDefinition,
 };
 use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
-use fathom_layers::{Delay, DelayTime, Fault, FaultRule, Log, Tap, tap};
+use fathom_insight::ClassTable;
+use fathom_layers::classify::UsageOptions;
+use fathom_layers::{Classify, Delay, DelayTime, Fault, FaultRule, Log, Tap, tap};
 use fathom_reactor::Reactor;
 
 use crate::configuration::{Address, parse_address};
 use crate::group::admit;
+use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
 
 /// A refusal of the control interface.
@@ -32,15 +37,26 @@ pub(crate) fn refusal(
     ErrorBody { code, message: message.into(), remedy: remedy.into() }
 }
 
+/// The layers of a disk that others look at while it is served.
+#[derive(Clone, Default)]
+pub(crate) struct Watchers {
+    /// Counts and measures.
+    pub tap: Option<Tap>,
+    /// Finds out what requests mean.
+    pub classify: Option<Classify>,
+}
+
 /// Opens the back end of `definition` and puts its layers over it. `number` is the disk's number
 /// in events.
 pub(crate) fn open_disk(
     definition: &DiskDefinition,
     number: u32,
-) -> Result<(Arc<Disk>, Option<Tap>), ErrorBody> {
+    guest: &DiskGuest,
+) -> Result<(Arc<Disk>, Watchers), ErrorBody> {
     let backend = open_backend(definition)?;
-    let tap = make_tap(definition, number);
-    let layers = make_layers(definition, tap.as_ref(), backend.capacity())?;
+    let watchers =
+        Watchers { tap: make_tap(definition, number), classify: make_classify(definition, guest)? };
+    let layers = make_layers(definition, &watchers, guest, backend.capacity())?;
     let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
     let options = DiskOptions {
         name: definition.name.clone(),
@@ -49,14 +65,14 @@ pub(crate) fn open_disk(
         read_only: definition.read_only,
     };
     let disk = Disk::new(options, layers, backend).map_err(too_many_layers)?;
-    Ok((disk, tap))
+    Ok((disk, watchers))
 }
 
 fn too_many_layers(_: ErrorKind) -> ErrorBody {
     let most = fathom_block::LAYERS_MAX;
     refusal(
         ErrorCode::Invalid,
-        format!("a disk has at most {most} layers, its tap and model among them"),
+        format!("a disk has at most {most} layers, `tap`, `classify` and its model among them"),
         "leave some out",
     )
 }
@@ -98,10 +114,14 @@ fn open_backend(definition: &DiskDefinition) -> Result<Arc<dyn Backend>, ErrorBo
     }
 }
 
+/// Whether `definition` names the layer `name` among its layers.
+pub(crate) fn names_layer(definition: &DiskDefinition, name: &str) -> bool {
+    definition.layers.iter().any(|layer| layer.name() == name)
+}
+
 /// The tap of a disk that has one.
 pub(crate) fn make_tap(definition: &DiskDefinition, number: u32) -> Option<Tap> {
-    let explicit = definition.layers.iter().any(|layer| matches!(layer, LayerDefinition::Tap));
-    (definition.tap || explicit).then(|| {
+    (definition.tap || names_layer(definition, "tap")).then(|| {
         let labels = tap::Labels {
             vm_name: definition.vm.clone(),
             virtual_disk: definition.name.clone(),
@@ -116,21 +136,56 @@ pub(crate) fn make_tap(definition: &DiskDefinition, number: u32) -> Option<Tap> 
     })
 }
 
-/// The layers of a disk, the one nearest the front end first. `tap` is used where the definition
-/// has one: first, unless the layers say where. `capacity` is the disk's.
+/// Whether it is found out what the requests of the disk mean.
+pub(crate) fn is_classified(definition: &DiskDefinition) -> bool {
+    definition.classify || names_layer(definition, "classify")
+}
+
+/// The layer that finds out what requests mean, for a disk that has one.
+pub(crate) fn make_classify(
+    definition: &DiskDefinition,
+    guest: &DiskGuest,
+) -> Result<Option<Classify>, ErrorBody> {
+    if !is_classified(definition) {
+        return Ok(None);
+    }
+    let options = UsageOptions { groups_max: guest.groups_max(), ..UsageOptions::default() };
+    let (slot, names) = (Arc::clone(guest.slot()), Arc::clone(guest.names()));
+    Ok(Some(Classify::new(slot, class_table(definition)?, names, options)))
+}
+
+/// The table of I/O classes of a disk.
+pub(crate) fn class_table(definition: &DiskDefinition) -> Result<ClassTable, ErrorBody> {
+    let Some(bounds) = &definition.class_bounds else { return Ok(ClassTable::default()) };
+    ClassTable::new(bounds.iter().map(|bound| bound.0).collect()).map_err(|error| {
+        let message = format!("`class_bounds` make no table: {error}");
+        refusal(ErrorCode::Invalid, message, "name sizes in descending order")
+    })
+}
+
+/// The layers of a disk, the one nearest the front end first. The watchers are used where the
+/// definition has them: first, unless the layers say where. `capacity` is the disk's.
 pub(crate) fn make_layers(
     definition: &DiskDefinition,
-    tap: Option<&Tap>,
+    watchers: &Watchers,
+    guest: &DiskGuest,
     capacity: u64,
 ) -> Result<Vec<Arc<dyn Layer>>, ErrorBody> {
-    let explicit = definition.layers.iter().any(|layer| matches!(layer, LayerDefinition::Tap));
     let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
-    if let (false, Some(tap)) = (explicit, tap) {
+    // What requests mean is found out above all others, so that they know.
+    if let (false, Some(classify)) = (names_layer(definition, "classify"), &watchers.classify) {
+        layers.push(Arc::new(classify.clone()));
+    }
+    if let (false, Some(tap)) = (names_layer(definition, "tap"), &watchers.tap) {
         layers.push(Arc::new(tap.clone()));
     }
     for layer in &definition.layers {
         layers.push(match layer {
-            LayerDefinition::Tap => match tap {
+            LayerDefinition::Classify => match &watchers.classify {
+                Some(classify) => Arc::new(classify.clone()),
+                None => continue,
+            },
+            LayerDefinition::Tap => match &watchers.tap {
                 Some(tap) => Arc::new(tap.clone()),
                 None => continue,
             },
@@ -146,11 +201,7 @@ pub(crate) fn make_layers(
                 Arc::new(Fault::new(vec![fault_rule(fault)?], fault.seed))
             }
             LayerDefinition::Log(log) => {
-                let disk = definition.name.clone();
-                let sink = move |line: &str| {
-                    tracing::info!(target: REQUESTS, disk = disk.as_str(), "{}", line.trim_start());
-                };
-                Arc::new(Log::new("", log.lines_per_second_max, Box::new(sink)))
+                Arc::new(make_log(&definition.name, log)?.with_names(Arc::clone(guest.names())))
             }
         });
     }
@@ -161,6 +212,24 @@ pub(crate) fn make_layers(
         return Err(too_many_layers(ErrorKind::TooLong));
     }
     Ok(layers)
+}
+
+fn make_log(disk: &str, definition: &LogDefinition) -> Result<Log, ErrorBody> {
+    let lines_per_second_max = definition.lines_per_second_max;
+    let Some(path) = &definition.file else {
+        let disk = disk.to_owned();
+        let sink = move |line: &str| {
+            tracing::info!(target: REQUESTS, disk = disk.as_str(), "{}", line.trim_start());
+        };
+        return Ok(Log::new("", lines_per_second_max, Box::new(sink)));
+    };
+    // The lines name files of guests.
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+    let file = file.map_err(|error| {
+        let message = format!("no lines can be added to {}: {error}", path.display());
+        refusal(ErrorCode::Failed, message, "name a file that the daemon may write")
+    })?;
+    Ok(Log::to_writer(disk, lines_per_second_max, file))
 }
 
 fn fault_rule(fault: &FaultDefinition) -> Result<FaultRule, ErrorBody> {
@@ -221,10 +290,11 @@ fn make_model(model: &ModelDefinition, capacity: u64) -> Arc<dyn Layer> {
     })
 }
 
-/// Serves `disk` to a VMM.
+/// Serves `disk` to a VMM, whose guest's memory `guest` is told of.
 pub(crate) fn start_vhost_user(
     definition: &VhostUserDefinition,
     disk: &Arc<Disk>,
+    guest: &Arc<DiskGuest>,
 ) -> Result<vhost_user::Server, ErrorBody> {
     let mut options = vhost_user::VhostUserOptions::new(&definition.socket);
     options.queues = definition.queues;
@@ -233,8 +303,9 @@ pub(crate) fn start_vhost_user(
     }
     let refused =
         |error: &io::Error| socket_refusal(&definition.socket.display().to_string(), error);
-    let server =
-        vhost_user::Server::start(options, Arc::clone(disk)).map_err(|error| refused(&error))?;
+    let observer: Arc<dyn vhost_user::GuestObserver> = Arc::<DiskGuest>::clone(guest);
+    let server = vhost_user::Server::start_observed(options, Arc::clone(disk), observer)
+        .map_err(|error| refused(&error))?;
     if let Some(group) = &definition.group {
         admit(&definition.socket, group).map_err(|error| refused(&error))?;
     }

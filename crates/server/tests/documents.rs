@@ -59,5 +59,9 @@ fn the_examples_of_the_interface_are_its_types() {
     check::<fathom_control::DiskDefinition>("DiskDefinition");
     check::<fathom_control::DiskChange>("DiskChange");
     check::<fathom_control::Statistics>("Statistics");
+    check::<fathom_control::InsightStatus>("InsightStatus");
+    check::<fathom_control::UsageReport>("UsageReport");
+    check::<fathom_control::SlowReport>("SlowReport");
+    check::<fathom_control::GuestList>("GuestList");
     check::<fathom_control::ErrorReply>("ErrorReply");
 }

@@ -38,7 +38,8 @@ fn disks_come_change_and_go() {
     assert_eq!(definition.backend(), Some(BackendDefinition::Image(daemon.path("a.img"))));
     let added = client.add_disk(&definition).unwrap();
     assert_eq!((added.capacity_bytes, added.serial.as_str()), (1 << 20, "a b"));
-    assert_eq!(added.layers.len(), 1);
+    let layers: Vec<&str> = added.layers.iter().map(|layer| layer.name.as_str()).collect();
+    assert_eq!(layers, ["classify", "tap"]);
     assert_eq!(added.frontends.len(), 2);
     assert!(matches!(&added.frontends[0], FrontendStatus::VhostUser(guest) if !guest.connected));
     assert_eq!(client.disk("a b").unwrap(), added);
@@ -66,7 +67,7 @@ fn disks_come_change_and_go() {
     let instance = client.statistics().unwrap().disks[0].instance;
     let changed = client.change_disk("a b", &change).unwrap();
     let names: Vec<&str> = changed.layers.iter().map(|layer| layer.name.as_str()).collect();
-    assert_eq!(names, ["tap", "delay"]);
+    assert_eq!(names, ["classify", "tap", "delay"]);
     // The connection that was there goes on, through the new layers.
     nbd.write(8192, &[8; 512]);
     let before = std::time::Instant::now();

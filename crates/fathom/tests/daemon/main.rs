@@ -6,3 +6,4 @@ mod nbd;
 mod process;
 mod reload;
 mod stop;
+mod usage;

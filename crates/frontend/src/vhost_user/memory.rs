@@ -43,7 +43,49 @@ pub struct Memory {
     regions: Vec<Region>,
 }
 
+/// A region of a guest's memory, for parts of the daemon that read it on their own.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRegion<'a> {
+    /// The guest-physical address of its first byte.
+    pub guest_address: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Where its first byte is mapped as long as the [`Memory`] lives.
+    pub place: *const u8,
+    /// The file that is mapped there; `None` never in practice.
+    pub file: Option<&'a File>,
+    /// Where in the file the region begins, in bytes.
+    pub file_offset: u64,
+}
+
 impl Memory {
+    /// The regions, by address.
+    pub fn regions(&self) -> impl Iterator<Item = MemoryRegion<'_>> {
+        self.regions.iter().map(|region| MemoryRegion {
+            guest_address: region.layout.guest_address,
+            length: region.layout.length,
+            place: region.host,
+            file: region.map.file_offset().map(FileOffset::file),
+            file_offset: region.layout.file_offset,
+        })
+    }
+
+    /// Memory of these parts, each a guest-physical address, a length and a file: for tests of what
+    /// reads a guest's memory.
+    ///
+    /// # Errors
+    /// When a file cannot be mapped, or parts overlap.
+    #[doc(hidden)]
+    pub fn of_files(parts: Vec<(u64, u64, File)>) -> io::Result<Self> {
+        let mut memory = Self::default();
+        for (guest_address, length, file) in parts {
+            let layout =
+                RegionLayout { guest_address, length, user_address: guest_address, file_offset: 0 };
+            memory.add(layout, file)?;
+        }
+        Ok(memory)
+    }
+
     /// Adds a region; its file is mapped shared, for reading and writing.
     pub(super) fn add(&mut self, layout: RegionLayout, file: File) -> io::Result<()> {
         let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidInput, text.to_owned());

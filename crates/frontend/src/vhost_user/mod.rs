@@ -17,6 +17,7 @@ mod fuzz;
 mod inflight;
 mod mailbox;
 mod memory;
+mod observer;
 mod peek;
 mod request;
 mod ring;
@@ -41,7 +42,8 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 #[doc(hidden)]
 pub use fuzz::fuzz_requests;
-pub use memory::Memory;
+pub use memory::{Memory, MemoryRegion};
+pub use observer::GuestObserver;
 pub use status::VhostUserStatus;
 
 use session::{Live, Session, SessionStart};
@@ -88,6 +90,7 @@ pub struct Server {
 struct Shared {
     disk: Arc<Disk>,
     options: VhostUserOptions,
+    observer: Arc<dyn GuestObserver>,
     counters: Arc<Counters>,
     connections: Mutex<Connections>,
     turn: Arc<Turn>,
@@ -120,14 +123,27 @@ impl Server {
     ///
     /// # Errors
     /// When the socket cannot be had (see [`crate::socket::listen`]), or the options make no sense.
-    #[expect(clippy::needless_pass_by_value, reason = "the server keeps the disk")]
     pub fn start(options: VhostUserOptions, disk: Arc<Disk>) -> io::Result<Self> {
+        Self::start_observed(options, disk, Arc::new(observer::Nobody))
+    }
+
+    /// The same, with somebody who is told whose memory the requests lie in.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    #[expect(clippy::needless_pass_by_value, reason = "the server keeps the disk")]
+    pub fn start_observed(
+        options: VhostUserOptions,
+        disk: Arc<Disk>,
+        observer: Arc<dyn GuestObserver>,
+    ) -> io::Result<Self> {
         if options.queues == 0 || options.queues > 256 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a disk has 1 to 256 queues"));
         }
         let listener = crate::socket::listen(&options.socket)?;
         let shared = Arc::new(Shared {
             disk: Arc::clone(&disk),
+            observer,
             counters: Arc::default(),
             connections: Mutex::default(),
             turn: Arc::default(),
@@ -266,6 +282,7 @@ impl Shared {
             number,
             disk: Arc::clone(&self.disk),
             options: self.options.clone(),
+            observer: Arc::clone(&self.observer),
             counters: Arc::clone(&self.counters),
             live: Arc::clone(&live),
             turn: Arc::clone(&self.turn),

@@ -24,6 +24,7 @@ use super::dirty_log::DirtyLog;
 use super::inflight::Inflight;
 use super::mailbox::{Restacker, WorkerHandle};
 use super::memory::{Memory, RegionLayout};
+use super::observer::GuestObserver;
 use super::ring::{RING_SIZE_MAX, Ring, RingAddresses};
 use super::status::Counters;
 use super::turn::Turn;
@@ -96,6 +97,7 @@ pub(super) struct SessionStart {
     pub number: u64,
     pub disk: Arc<Disk>,
     pub options: VhostUserOptions,
+    pub observer: Arc<dyn GuestObserver>,
     pub counters: Arc<Counters>,
     pub live: Arc<Mutex<Live>>,
     pub turn: Arc<Turn>,
@@ -106,6 +108,7 @@ pub(super) struct Session {
     number: u64,
     disk: Arc<Disk>,
     options: VhostUserOptions,
+    observer: Arc<dyn GuestObserver>,
     counters: Arc<Counters>,
     live: Arc<Mutex<Live>>,
     turn: Arc<Turn>,
@@ -129,7 +132,7 @@ fn failed(error: io::Error) -> Error {
 
 impl Session {
     pub(super) fn new(start: SessionStart) -> Self {
-        let SessionStart { number, disk, options, counters, live, turn } = start;
+        let SessionStart { number, disk, options, observer, counters, live, turn } = start;
         let rings = (0..options.queues).map(|_| RingSetup::default()).collect();
         counters.connections.fetch_add(1, Ordering::Relaxed);
         counters.warned.store(false, Ordering::Relaxed);
@@ -137,6 +140,7 @@ impl Session {
             number,
             disk,
             options,
+            observer,
             counters,
             live,
             turn,
@@ -190,22 +194,35 @@ impl Session {
         }
         let Some(kick) = setup.kick.take() else { return Ok(()) };
         let call = setup.call.as_ref().map(File::try_clone).transpose().map_err(failed)?;
-        let worker = WorkerHandle::start(WorkerStart {
+        let enabled = setup.enabled;
+        let first = !self.is_running();
+        if first {
+            self.observer.started(self.number, &self.memory);
+        }
+        let started = WorkerHandle::start(WorkerStart {
             disk: Arc::clone(&self.disk),
             index: index as u16,
             ring,
             kick,
             call,
-            enabled: setup.enabled,
+            enabled,
             write_back: config::has(self.features, VIRTIO_BLK_F_FLUSH),
             log,
             inflight,
             spin_ns: self.options.spin_ns,
             counters: Arc::clone(&self.counters),
-        })
-        .map_err(failed)?;
+        });
+        let worker = match started {
+            Ok(worker) => worker,
+            Err(error) => {
+                if first {
+                    self.observer.stopped(self.number);
+                }
+                return Err(failed(error));
+            }
+        };
         let restacker = worker.restacker();
-        setup.worker = Some(worker);
+        self.rings[index].worker = Some(worker);
         let mut live = self.live();
         live.restackers.push((index, restacker));
         live.running_queues += 1;
@@ -222,15 +239,24 @@ impl Session {
         let mut live = self.live();
         live.restackers.retain(|(ring, _)| *ring != index);
         live.running_queues -= 1;
-        if live.running_queues == 0 {
+        drop(live);
+        if !self.is_running() {
+            self.observer.stopped(self.number);
             self.turn.give(self.number);
         }
     }
 
+    /// Whether any ring runs.
+    fn is_running(&self) -> bool {
+        self.rings.iter().any(|ring| ring.worker.is_some())
+    }
+
     /// Completes what is in flight and starts nothing any more.
     pub(super) fn close(&mut self) {
-        self.closed = true;
         self.stop_all();
+        if !std::mem::replace(&mut self.closed, true) {
+            self.observer.ended(self.number);
+        }
     }
 
     fn stop_all(&mut self) {
@@ -272,7 +298,11 @@ impl Session {
     fn replace_memory(&mut self, memory: Memory) -> Result<()> {
         self.memory = Arc::new(memory);
         self.live().memory = Arc::clone(&self.memory);
-        self.refresh()
+        let refreshed = self.refresh();
+        if self.is_running() {
+            self.observer.moved(self.number, &self.memory);
+        }
+        refreshed
     }
 
     /// The VMM has handed over a channel for messages of ours.
@@ -293,7 +323,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.stop_all();
+        self.close();
         self.turn.give(self.number);
     }
 }

@@ -51,7 +51,8 @@ pub const FLAG_ONLY_IF_FAST: u16 = 4;
 pub const EVENT_WORDS: usize = 12;
 
 /// One record, 96 bytes, as `docs/events.md` draws it. The names are those of Table 3.1 of the
-/// monitoring paper; the columns behind `flags` are what insight adds, empty (0) for now.
+/// monitoring paper; what is known of the request's meaning is that of most of its bytes. Columns
+/// of text are numbers of [`Names`](fathom_insight::Names), 0 is none.
 ///
 /// `VMName`, `VDisk` and `PDisk` are the same for all events of a disk: [`Labels`] has them, under
 /// the number `disk`. `FtrTS`, `MtrTS` and `IP` are added by whoever receives the event.
@@ -74,11 +75,12 @@ pub struct Event {
     pub record_type: u8,
     /// `IOOp`: the operation's letter, see [`operation_letter`].
     pub io_op: u8,
-    /// Flags of the request: `FLAG_…`.
+    /// Flags of the request: `FLAG_…` in the low byte, in the high byte how the guest's kernel
+    /// marked it ([`RequestFlags`](fathom_insight::RequestFlags)).
     pub flags: u16,
     /// For `E` and `N`: 1 + the position of the error in [`ErrorKind`]; 0 otherwise.
     pub error: u8,
-    /// `Kind`: the position in [`Kind`](fathom_block::Kind); 0 is unknown.
+    /// `Kind`: the number of the [`Kind`](fathom_block::Kind); 0 is unknown.
     pub kind: u8,
     /// `Class`: 1 + the I/O class, 0 where there is none.
     pub class: u8,
@@ -86,26 +88,34 @@ pub struct Event {
     pub cache_hit: u8,
     /// `Layer`: 1 + the level of the layer that answered, 0 for the back end. Empty for now.
     pub layer: u8,
-    /// Nothing yet; 0.
-    pub reserved: u8,
+    /// Where the meaning was learnt: the number of the [`Source`](fathom_insight::Source).
+    pub source: u8,
     /// The I/O priority that the guest gave; 0 is none.
     pub io_priority: u16,
-    /// `Inode`: 0 where unknown. Empty for now.
+    /// `Inode`: 0 where unknown.
     pub inode: u64,
-    /// `FileSize`, in bytes. Empty for now.
+    /// `FileSize`, in bytes; 0 where unknown.
     pub file_size: u64,
-    /// `Path`: a number in a table of strings, 0 is none. Empty for now.
+    /// `Path`.
     pub path: u32,
-    /// `FileSystem`: likewise. Empty for now.
+    /// `FileSystem`: its type.
     pub file_system: u32,
-    /// `Cgroup`: likewise. Empty for now.
+    /// `Cgroup`.
     pub cgroup: u32,
-    /// `Process`: likewise. Empty for now.
+    /// `Process`: its command.
     pub process: u32,
-    /// Nothing yet; 0.
-    pub spare: u64,
+    /// The block device that the file system names itself by.
+    pub device: u32,
+    /// The process number; 0 where unknown.
+    pub process_id: u32,
     /// The queue of the disk that the request came through.
-    pub queue: u64,
+    pub queue: u32,
+    /// The parts of different meaning that the request has; 0 where it has one.
+    pub parts: u16,
+    /// How sure the meaning is: the number of the [`Confidence`](fathom_insight::Confidence).
+    pub confidence: u8,
+    /// The lifetime that the application expects of what it writes; 0 is not set.
+    pub write_hint: u8,
 }
 
 const _: () = assert!(size_of::<Event>() == EVENT_WORDS * 8 && align_of::<Event>() == 8);
@@ -127,7 +137,8 @@ impl Event {
             let last = (request.offset.saturating_add(request.length) - 1) / SECTOR_SIZE;
             (first, last - first + 1)
         };
-        let mut flags = 0;
+        let (insight, facts) = (&request.insight, &request.insight.facts);
+        let mut flags = u16::from(insight.flags.0) << 8;
         for (set, flag) in [
             (request.flags.force_unit_access, FLAG_FORCE_UNIT_ACCESS),
             (request.flags.keep_allocated, FLAG_KEEP_ALLOCATED),
@@ -148,10 +159,22 @@ impl Event {
                 Some(Err(error)) => 1 + error as u8,
                 Some(Ok(())) | None => 0,
             },
-            kind: request.insight.kind as u8,
-            class: request.insight.class.map_or(0, |class| class.0.saturating_add(1)),
-            io_priority: request.insight.io_priority,
-            queue,
+            kind: facts.kind as u8,
+            class: insight.class.map_or(0, |class| class.0.saturating_add(1)),
+            source: facts.source as u8,
+            io_priority: insight.io_priority,
+            inode: facts.inode,
+            file_size: facts.file_size,
+            path: facts.path.0,
+            file_system: facts.file_system.0,
+            cgroup: facts.cgroup.0,
+            process: facts.process.0,
+            device: facts.device.0,
+            process_id: facts.process_id,
+            queue: queue as u32,
+            parts: u16::try_from(insight.parts.len()).unwrap_or(u16::MAX),
+            confidence: facts.confidence as u8,
+            write_hint: facts.write_hint,
             ..Self::default()
         }
     }
@@ -171,10 +194,13 @@ impl Event {
             self.class,
             self.cache_hit,
             self.layer,
-            self.reserved,
+            self.source,
             self.io_priority as u8,
             (self.io_priority >> 8) as u8,
         ]);
+        let place = u32::from(self.parts)
+            | u32::from(self.confidence) << 16
+            | u32::from(self.write_hint) << 24;
         [
             self.blktap_ts,
             self.req_id,
@@ -186,17 +212,17 @@ impl Event {
             self.file_size,
             pair(self.path, self.file_system),
             pair(self.cgroup, self.process),
-            self.spare,
-            self.queue,
+            pair(self.device, self.process_id),
+            pair(self.queue, place),
         ]
     }
 
     /// The record that [`to_words`](Self::to_words) took apart.
     pub(super) fn from_words(words: [u64; EVENT_WORDS]) -> Self {
         let [blktap_ts, req_id, sector, size, disk_marks, insight, ..] = words;
-        let [_, _, _, _, _, _, inode, file_size, files, owners, spare, queue] = words;
+        let [_, _, _, _, _, _, inode, file_size, files, owners, origin, place] = words;
         let [record_type, io_op, flags_low, flags_high] = ((disk_marks >> 32) as u32).to_le_bytes();
-        let [error, kind, class, cache_hit, layer, reserved, priority_low, priority_high] =
+        let [error, kind, class, cache_hit, layer, source, priority_low, priority_high] =
             insight.to_le_bytes();
         Self {
             blktap_ts,
@@ -212,7 +238,7 @@ impl Event {
             class,
             cache_hit,
             layer,
-            reserved,
+            source,
             io_priority: u16::from_le_bytes([priority_low, priority_high]),
             inode,
             file_size,
@@ -220,8 +246,12 @@ impl Event {
             file_system: (files >> 32) as u32,
             cgroup: owners as u32,
             process: (owners >> 32) as u32,
-            spare,
-            queue,
+            device: origin as u32,
+            process_id: (origin >> 32) as u32,
+            queue: place as u32,
+            parts: (place >> 32) as u16,
+            confidence: (place >> 48) as u8,
+            write_hint: (place >> 56) as u8,
         }
     }
 }
@@ -246,7 +276,7 @@ mod tests {
             class: 8,
             cache_hit: 9,
             layer: 10,
-            reserved: 11,
+            source: 11,
             io_priority: 0x0c0d,
             inode: 14,
             file_size: 15,
@@ -254,10 +284,30 @@ mod tests {
             file_system: 17,
             cgroup: 18,
             process: 19,
-            spare: 20,
-            queue: 21,
+            device: 20,
+            process_id: 21,
+            queue: 22,
+            parts: 0x1718,
+            confidence: 25,
+            write_hint: 26,
         };
         assert_eq!(Event::from_words(event.to_words()), event);
+    }
+
+    #[test]
+    fn the_insight_fills_its_columns() {
+        let mut request = Request::default();
+        let insight = &mut request.insight;
+        insight.facts.kind = fathom_block::Kind::Journal;
+        insight.facts.path = fathom_insight::Name(7);
+        insight.facts.process_id = 4711;
+        insight.flags.insert(fathom_insight::RequestFlags::METADATA);
+        insight.class = Some(fathom_block::IoClass(5));
+        request.flags.force_unit_access = true;
+        let event = Event::new(&request, None, 1, 9, 0);
+        assert_eq!((event.kind, event.class, event.path), (3, 6, 7));
+        assert_eq!((event.process_id, event.queue, event.parts), (4711, 9, 0));
+        assert_eq!(event.flags, FLAG_FORCE_UNIT_ACCESS | 0x100);
     }
 
     #[test]

@@ -104,14 +104,14 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for req_id in 0..COUNT {
-                    ring.push(Event { req_id, queue: !req_id, ..Event::default() });
+                    ring.push(Event { req_id, inode: !req_id, ..Event::default() });
                 }
             });
             let (mut events, mut seen, mut next) = (Vec::new(), 0, 0);
             while seen + ring.dropped() < COUNT {
                 ring.drain(&mut events);
                 for event in events.drain(..) {
-                    assert!(event.req_id >= next && event.queue == !event.req_id);
+                    assert!(event.req_id >= next && event.inode == !event.req_id);
                     next = event.req_id + 1;
                     seen += 1;
                 }

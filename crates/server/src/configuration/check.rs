@@ -6,9 +6,10 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use fathom_block::{LAYERS_MAX, SECTOR_SIZE, SERIAL_LENGTH};
-use fathom_control::{BackendDefinition, DiskDefinition, ExportsDefinition, LayerDefinition};
+use fathom_block::{SECTOR_SIZE, SERIAL_LENGTH};
+use fathom_control::{BackendDefinition, DiskDefinition, ExportsDefinition};
 
+use super::layers::check_layers;
 use super::problem::{Place, Places, Problems};
 use super::table::suggestion;
 use super::{Configuration, Placed};
@@ -423,54 +424,6 @@ fn accessible(path: &Path, write: bool) -> bool {
     let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
     // SAFETY: the path is a C string that lives through the call.
     unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), mode, libc::AT_EACCESS) == 0 }
-}
-
-fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
-    let taps = disk.layers.iter().filter(|layer| matches!(layer, LayerDefinition::Tap)).count();
-    if taps > 1 {
-        problems.add(
-            places.of("layers"),
-            format!("the disk {:?} has {taps} taps", disk.name),
-            "keep one: it would count everything twice",
-        );
-    }
-    let count = disk.layers.len() + usize::from(disk.tap && taps == 0);
-    if count > LAYERS_MAX {
-        problems.add(
-            places.of("layers"),
-            format!("the disk {:?} has {count} layers", disk.name),
-            format!("keep {LAYERS_MAX} at most, the tap among them"),
-        );
-    }
-    for layer in &disk.layers {
-        let place = || places.of("layers");
-        match layer {
-            LayerDefinition::Delay(delay) => check_operations(&delay.operations, place, problems),
-            LayerDefinition::Fault(fault) => {
-                check_operations(&fault.operations, place, problems);
-                if !(0.0..=1.0).contains(&fault.rate) {
-                    problems.add(
-                        place(),
-                        format!("a rate of {} is no share", fault.rate),
-                        "choose a number from 0 to 1: 0.01 strikes one request in a hundred",
-                    );
-                }
-                if fault.offset.0.checked_add(fault.length.0).is_none() {
-                    problems.add(place(), "`offset` and `length` lead too far", "shorten them");
-                }
-            }
-            LayerDefinition::Tap | LayerDefinition::Log(_) => {}
-        }
-    }
-}
-
-fn check_operations(names: &[String], place: impl Fn() -> Place, problems: &mut Problems) {
-    let known: Vec<&str> = fathom_block::Operation::ALL.iter().map(|o| o.name()).collect();
-    for name in names {
-        if !known.contains(&name.as_str()) {
-            problems.add(place(), format!("{name:?} is no operation"), suggestion(name, &known));
-        }
-    }
 }
 
 fn check_socket(path: &Path, place: &Place, problems: &mut Problems) {

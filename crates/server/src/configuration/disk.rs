@@ -26,6 +26,10 @@ pub(super) fn disk(mut table: Table<'_>) -> (DiskDefinition, Places) {
         read_only: table.boolean("read_only").unwrap_or(false),
         block_size: table.bytes("block_size").map(Bytes),
         tap: table.boolean("tap").unwrap_or(true),
+        classify: table.boolean("classify").unwrap_or(true),
+        class_bounds: table
+            .sizes("class_bounds")
+            .map(|sizes| sizes.into_iter().map(Bytes).collect()),
         ..DiskDefinition::default()
     };
     for inner in table.tables("layers", "{ kind = \"…\" }") {
@@ -93,15 +97,22 @@ fn required_kind<T: Copy>(table: &mut Table<'_>, words: &[(&'static str, T)]) ->
 fn layer(mut table: Table<'_>) -> Option<LayerDefinition> {
     #[derive(Clone, Copy)]
     enum Kind {
+        Classify,
         Tap,
         Delay,
         Fault,
         Log,
     }
-    let words =
-        [("delay", Kind::Delay), ("fault", Kind::Fault), ("log", Kind::Log), ("tap", Kind::Tap)];
+    let words = [
+        ("delay", Kind::Delay),
+        ("fault", Kind::Fault),
+        ("log", Kind::Log),
+        ("tap", Kind::Tap),
+        ("classify", Kind::Classify),
+    ];
     // Without a kind nothing can be said about the other keys.
     let definition = match required_kind(&mut table, &words)? {
+        Kind::Classify => LayerDefinition::Classify,
         Kind::Tap => LayerDefinition::Tap,
         Kind::Delay => LayerDefinition::Delay(DelayDefinition {
             time: Nanoseconds(table.nanoseconds("time").unwrap_or(0)),
@@ -112,8 +123,11 @@ fn layer(mut table: Table<'_>) -> Option<LayerDefinition> {
         Kind::Fault => fault(&mut table),
         Kind::Log => {
             let default = LogDefinition::default().lines_per_second_max;
-            let lines = table.integer("lines_per_second_max", 1..1_000_001);
-            LayerDefinition::Log(LogDefinition { lines_per_second_max: lines.unwrap_or(default) })
+            let lines = table.integer("lines_per_second_max", 0..1_000_001);
+            LayerDefinition::Log(LogDefinition {
+                lines_per_second_max: lines.unwrap_or(default),
+                file: table.path("file"),
+            })
         }
     };
     table.finish();

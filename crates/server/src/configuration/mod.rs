@@ -3,10 +3,12 @@
 //! - `problem`: what is wrong, where, and the remedy.
 //! - `table`: a TOML table read key by key; unknown keys and wrong types are noted by line.
 //! - `disk`: the tables that describe disks and NBD listeners.
-//! - `check`: what a reader of one table cannot see: files, sockets, and what excludes what.
+//! - `check`, `layers`: what a reader of one table cannot see: files, sockets, and what excludes
+//!   what.
 
 mod check;
 mod disk;
+mod layers;
 mod problem;
 mod table;
 
@@ -57,6 +59,8 @@ pub struct DaemonOptions {
     pub control: PathBuf,
     /// Where `/metrics` is had over TCP, if anywhere.
     pub metrics: Option<SocketAddr>,
+    /// How many control groups of a disk metrics tell apart.
+    pub metrics_cgroups_max: usize,
     /// What is logged.
     pub log: LogLevel,
     /// How long a shutdown waits for requests in flight.
@@ -70,6 +74,7 @@ impl Default for DaemonOptions {
         Self {
             control: SOCKET_DEFAULT.into(),
             metrics: None,
+            metrics_cgroups_max: 100,
             log: LogLevel::Info,
             shutdown_time_max: Duration::from_secs(15),
             places: Places::default(),
@@ -205,6 +210,9 @@ fn daemon(table: Table<'_>) -> DaemonOptions {
                 "write it like `metrics = \"127.0.0.1:9560\"`, or only the port for this host",
             ),
         }
+    }
+    if let Some(count) = table.integer("metrics_cgroups_max", 0..10_001) {
+        options.metrics_cgroups_max = count as usize;
     }
     let levels = [
         ("error", LogLevel::Error),

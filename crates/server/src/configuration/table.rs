@@ -237,6 +237,25 @@ impl<'a> Table<'a> {
         found
     }
 
+    /// A list of sizes.
+    pub(super) fn sizes(&mut self, key: &'static str) -> Option<Vec<u64>> {
+        let value = self.value(key)?.get_ref();
+        let size = |item: &Spanned<DeValue<'_>>| match item.get_ref() {
+            DeValue::Integer(integer) => u64::from_str_radix(integer.as_str(), integer.radix())
+                .ok()
+                .filter(|found| *found <= INTEGER_MAX),
+            DeValue::String(text) => parse_bytes(text).ok(),
+            _ => None,
+        };
+        let found = value.as_array().and_then(|array| array.iter().map(size).collect());
+        if found.is_none() {
+            let message = format!("`{key}` of {} has to be a list of sizes", self.title);
+            let remedy = format!("write it like `{key} = [\"14M\", \"1M\"]`");
+            self.problem(self.place_of(key), message, &remedy);
+        }
+        found
+    }
+
     /// A table within.
     pub(super) fn table(&mut self, key: &'static str, title: &str) -> Option<Self> {
         let spanned = self.value(key)?;

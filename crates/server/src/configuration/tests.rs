@@ -1,6 +1,8 @@
 use super::*;
 use std::fs;
 
+use fathom_control::{Bytes, LayerDefinition, LogDefinition};
+
 /// A folder with `disk.img` (1 MiB), `other.img` and `empty.img`.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -39,6 +41,7 @@ fn a_full_configuration_is_read() {
 [daemon]
 control = "run.sock"
 metrics = "9560"
+metrics_cgroups_max = 7
 log = "warning"
 shutdown_time_max = "2.5s"
 
@@ -49,10 +52,11 @@ serial = "R1"
 image = "disk.img"
 direct = true
 block_size = "4K"
+class_bounds = ["1G", 4096]
 layers = [
     { kind = "delay", time = "5ms", jitter = "1ms", operations = ["read"], seed = 7 },
     { kind = "fault", effect = "torn", rate = 0.01, offset = "1M", length = 4096, after = 10 },
-    { kind = "log" },
+    { kind = "log", lines_per_second_max = 0, file = "lines" },
 ]
 model = { kind = "ssd", seed = 1 }
 [disk.vhost_user]
@@ -64,6 +68,7 @@ spin = "0"
 name = "scratch"
 memory = "1.5G"
 tap = false
+classify = false
 read_only = true
 
 [[nbd]]
@@ -79,7 +84,7 @@ plain_allowed = true
     let daemon = &configuration.daemon;
     assert_eq!(daemon.control, folder.path().join("run.sock"));
     assert_eq!(daemon.metrics, Some(SocketAddr::from(([127, 0, 0, 1], 9560))));
-    assert_eq!(daemon.log, LogLevel::Warning);
+    assert_eq!((daemon.log, daemon.metrics_cgroups_max), (LogLevel::Warning, 7));
     assert_eq!(daemon.shutdown_time_max, Duration::from_millis(2500));
     let root = &configuration.disks[0].definition;
     assert_eq!(root.image, Some(folder.path().join("disk.img")));
@@ -89,10 +94,13 @@ plain_allowed = true
         ["delay", "fault", "log"]
     );
     assert_eq!(root.vhost_user.as_ref().unwrap().spin.unwrap().0, 0);
-    assert!(root.tap && root.direct && !root.read_only);
+    assert!(root.tap && root.classify && root.direct && !root.read_only);
+    assert_eq!(root.class_bounds, Some(vec![Bytes(1 << 30), Bytes(4096)]));
+    let log = LogDefinition { lines_per_second_max: 0, file: Some(folder.path().join("lines")) };
+    assert_eq!(root.layers[2], LayerDefinition::Log(log));
     let scratch = &configuration.disks[1].definition;
     assert_eq!(scratch.memory.unwrap().0, 3 << 29);
-    assert!(!scratch.tap && scratch.read_only);
+    assert!(!scratch.tap && !scratch.classify && scratch.read_only);
     let address = format!("unix:{}/nbd.sock", folder.path().display());
     assert_eq!(configuration.listeners[0].definition.address, address);
     assert!(configuration.listeners[1].definition.plain_allowed);
@@ -120,7 +128,7 @@ f.toml:4:16: there is no key `scoket` in [disk.vhost_user]
         "[daemon]\nzzz = 1\n",
         "\
 f.toml:2:1: there is no key `zzz` in [daemon]
-  → known here: `control`, `metrics`, `log`, `shutdown_time_max`",
+  → known here: `control`, `metrics`, `metrics_cgroups_max`, `log`, `shutdown_time_max`",
     );
 }
 
@@ -302,6 +310,35 @@ f.toml:4:10: the disk \"a\" has 2 taps
   → keep one: it would count everything twice
 f.toml:4:10: a rate of 2 is no share
   → choose a number from 0 to 1: 0.01 strikes one request in a hundred",
+    );
+}
+
+#[test]
+fn classes_and_log_files_make_sense() {
+    expect(
+        "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nclass_bounds = [\"1M\", \"2M\"]\n\
+         layers = [{ kind = \"classify\" }, { kind = \"classify\" }]\n",
+        "\
+f.toml:5:10: the disk \"a\" has 2 layers `classify`
+  → keep one: it would account for everything twice
+f.toml:4:16: these are no bounds of classes: each bound of a file size must be smaller than the \
+         one before it
+  → write them like `class_bounds = [\"14M\", \"10M\", \"5M\", \"2M\", \"1M\"]`",
+    );
+    expect(
+        "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nclass_bounds = \"1M\"\n",
+        "\
+f.toml:4:16: `class_bounds` of [[disk]] has to be a list of sizes
+  → write it like `class_bounds = [\"14M\", \"1M\"]`",
+    );
+    let text = problems(
+        "[[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
+         layers = [{ kind = \"log\", file = \"nowhere/lines\" }]\n",
+    );
+    assert_eq!(
+        text,
+        "f.toml:4:10: no lines can be added to nowhere/lines\n  \
+         → name a file in a folder that exists"
     );
 }
 

@@ -11,7 +11,8 @@ use fathom_control::{
 
 use super::{Daemon, Live, Served};
 use crate::configuration::{Places, Problems, check_disk, image_identity, normal_path};
-use crate::wiring::{self, refusal};
+use crate::introspection::DiskGuest;
+use crate::wiring::{self, Watchers, refusal};
 
 /// How long the removal of a disk waits for its last flush.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
@@ -36,14 +37,23 @@ impl Daemon {
     ) -> Result<(), ErrorBody> {
         self.check_against_others(&definition)?;
         let number = self.instance();
-        let (disk, tap) = wiring::open_disk(&definition, number as u32)?;
+        let wanted = wiring::is_classified(&definition);
+        let guest = DiskGuest::new(&self.introspection, &definition.name, wanted);
+        let (disk, watchers) = wiring::open_disk(&definition, number as u32, &guest)?;
         let server = match &definition.vhost_user {
-            Some(vhost_user) => Some(wiring::start_vhost_user(vhost_user, &disk)?),
+            Some(vhost_user) => Some(wiring::start_vhost_user(vhost_user, &disk, &guest)?),
             None => None,
         };
         let name = definition.name.clone();
-        let live = Live { definition, configured, tap, instance: number, server };
-        let served = Arc::new(Served { disk: Arc::clone(&disk), live: Mutex::new(live) });
+        let live = Live {
+            definition,
+            configured,
+            watchers,
+            instance: number,
+            usage_instance: number,
+            server,
+        };
+        let served = Arc::new(Served { disk: Arc::clone(&disk), guest, live: Mutex::new(live) });
         self.with_state(|state| state.disks.insert(name, served));
         self.export_disk(&disk);
         Ok(())
@@ -96,12 +106,18 @@ impl Daemon {
     ) -> Result<DiskStatus, ErrorBody> {
         let _change = self.change()?;
         let served = self.find(name)?;
-        if change.tap.is_some() || change.layers.is_some() {
+        if change.tap.is_some() || change.classify.is_some() || change.layers.is_some() {
             let mut definition = served.live().definition.clone();
             if let Some(tap) = change.tap {
                 definition.tap = tap;
                 if !tap && change.layers.is_none() {
                     definition.layers.retain(|layer| !matches!(layer, LayerDefinition::Tap));
+                }
+            }
+            if let Some(classify) = change.classify {
+                definition.classify = classify;
+                if !classify && change.layers.is_none() {
+                    definition.layers.retain(|layer| !matches!(layer, LayerDefinition::Classify));
                 }
             }
             if let Some(layers) = &change.layers {
@@ -116,30 +132,43 @@ impl Daemon {
         self.disk_status(name)
     }
 
-    /// Gives a disk the layers of `definition`. A tap that stays goes on counting.
+    /// Gives a disk the layers of `definition`. What counts and stays goes on counting.
     pub(super) fn restack(
         &self,
         served: &Served,
         definition: DiskDefinition,
     ) -> Result<(), ErrorBody> {
-        let (kept, kept_instance) = {
+        let (kept, mut instance, mut usage_instance) = {
             let live = served.live();
-            (live.tap.clone(), live.instance)
+            (live.watchers.clone(), live.instance, live.usage_instance)
         };
         let number = self.instance();
-        let wanted = wiring::make_tap(&definition, number as u32);
-        let (tap, instance) = match (kept, wanted) {
-            (Some(kept), Some(_)) => (Some(kept), kept_instance),
-            (_, wanted) => (wanted, number),
+        let mut watchers = Watchers {
+            tap: wiring::make_tap(&definition, number as u32),
+            classify: wiring::make_classify(&definition, &served.guest)?,
         };
-        let layers = wiring::make_layers(&definition, tap.as_ref(), served.disk.capacity())?;
+        match (kept.tap, &mut watchers.tap) {
+            (Some(kept), Some(tap)) => *tap = kept,
+            _ => instance = number,
+        }
+        match (kept.classify, &mut watchers.classify) {
+            (Some(kept), Some(classify)) => {
+                kept.set_table(wiring::class_table(&definition)?);
+                *classify = kept;
+            }
+            _ => usage_instance = number,
+        }
+        let capacity = served.disk.capacity();
+        let layers = wiring::make_layers(&definition, &watchers, &served.guest, capacity)?;
         served.disk.restack(layers).map_err(|error| {
             refusal(ErrorCode::Failed, format!("the layers cannot be changed: {error}"), "")
         })?;
+        served.guest.set_wanted(watchers.classify.is_some());
         let mut live = served.live();
         live.definition = definition;
-        live.tap = tap;
+        live.watchers = watchers;
         live.instance = instance;
+        live.usage_instance = usage_instance;
         drop(live);
         tracing::info!(disk = served.disk.name(), "has other layers");
         Ok(())

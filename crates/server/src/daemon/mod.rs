@@ -10,6 +10,7 @@ mod reload;
 mod statistics;
 mod status;
 mod stop;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,11 +21,13 @@ use std::time::{Instant, SystemTime};
 use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
 use fathom_frontend::{nbd, vhost_user};
-use fathom_layers::Tap;
+
+pub(crate) use usage::DiskGroups;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
+use crate::introspection::{DiskGuest, Introspection};
 use crate::log::Journal;
-use crate::wiring::refusal;
+use crate::wiring::{Watchers, refusal};
 
 /// What serves.
 pub(crate) struct Daemon {
@@ -43,6 +46,8 @@ pub(crate) struct Daemon {
     /// Held by whoever changes what is served.
     changes: Mutex<()>,
     state: RwLock<State>,
+    /// The guests whose memory is read.
+    introspection: Arc<Introspection>,
     /// Counts disks and taps up, so that no two of a daemon's life are taken for one.
     instances: AtomicU64,
 }
@@ -56,6 +61,7 @@ struct State {
 /// A disk that is served.
 struct Served {
     disk: Arc<Disk>,
+    guest: Arc<DiskGuest>,
     live: Mutex<Live>,
 }
 
@@ -65,9 +71,11 @@ struct Live {
     definition: DiskDefinition,
     /// How the configuration file has it, for a disk that is from there.
     configured: Option<DiskDefinition>,
-    tap: Option<Tap>,
+    watchers: Watchers,
     /// Of the tap.
     instance: u64,
+    /// Of the accounts that `classify` keeps.
+    usage_instance: u64,
     server: Option<vhost_user::Server>,
 }
 
@@ -126,6 +134,7 @@ impl Daemon {
             stopping: AtomicBool::new(false),
             changes: Mutex::default(),
             state: RwLock::default(),
+            introspection: Introspection::new(configuration.daemon.metrics_cgroups_max),
             instances: AtomicU64::new(1),
         });
         let mut refusals = Vec::new();

@@ -49,6 +49,9 @@ impl Daemon {
         if new.daemon.metrics != self.options.metrics {
             report.refused.push(refuse("metrics"));
         }
+        if new.daemon.metrics_cgroups_max != self.options.metrics_cgroups_max {
+            report.refused.push(refuse("metrics_cgroups_max"));
+        }
         if new.daemon.shutdown_time_max != self.options.shutdown_time_max {
             report.refused.push(refuse("shutdown_time_max"));
         }
@@ -119,6 +122,8 @@ impl Daemon {
             }
             let mut next = served.live().definition.clone();
             next.tap = definition.tap;
+            next.classify = definition.classify;
+            next.class_bounds.clone_from(&definition.class_bounds);
             next.layers.clone_from(&definition.layers);
             next.model.clone_from(&definition.model);
             if next != served.live().definition {
@@ -132,6 +137,8 @@ impl Daemon {
             }
             if let Some(configured) = &mut served.live().configured {
                 configured.tap = definition.tap;
+                configured.classify = definition.classify;
+                configured.class_bounds.clone_from(&definition.class_bounds);
                 configured.layers.clone_from(&definition.layers);
                 configured.model.clone_from(&definition.model);
             }

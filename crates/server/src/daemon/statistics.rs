@@ -25,7 +25,7 @@ fn of_disk(served: &Served, time_ns: u64) -> DiskStatistics {
     let disk = &served.disk;
     let (tap, instance) = {
         let live = served.live();
-        (live.tap.clone(), live.instance)
+        (live.watchers.tap.clone(), live.instance)
     };
     let mut statistics = DiskStatistics {
         name: disk.name().into(),

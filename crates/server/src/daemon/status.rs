@@ -123,6 +123,7 @@ fn status(served: &Served, listeners: &[ListenerMoment]) -> DiskStatus {
             }));
         }
     }
+    let insight = super::usage::insight(served);
     let problems = frontends
         .iter()
         .filter_map(|frontend| match frontend {
@@ -162,6 +163,7 @@ fn status(served: &Served, listeners: &[ListenerMoment]) -> DiskStatus {
             model: definition.model.clone(),
         },
         frontends,
+        insight,
         refused: disk.counters().refused.load(std::sync::atomic::Ordering::Relaxed),
         problems,
     }
@@ -169,10 +171,12 @@ fn status(served: &Served, listeners: &[ListenerMoment]) -> DiskStatus {
 
 /// The layers in the order in which requests cross them.
 fn layers(definition: &fathom_control::DiskDefinition) -> Vec<LayerStatus> {
-    let explicit = definition.layers.iter().any(|layer| matches!(layer, LayerDefinition::Tap));
-    let implied = (definition.tap && !explicit).then_some(LayerDefinition::Tap);
+    let implied =
+        [(definition.classify, LayerDefinition::Classify), (definition.tap, LayerDefinition::Tap)];
     implied
         .into_iter()
+        .filter(|(wanted, layer)| *wanted && !wiring::names_layer(definition, layer.name()))
+        .map(|(_, layer)| layer)
         .chain(definition.layers.iter().cloned())
         .map(|definition| LayerStatus { name: definition.name().into(), definition })
         .collect()

@@ -1,0 +1,85 @@
+//! Who is told whose memory a disk's requests lie in.
+
+use std::sync::{Arc, Mutex};
+
+use fathom_block::{Disk, DiskOptions};
+use fathom_frontend::vhost_user::{GuestObserver, Memory, Server, VhostUserOptions};
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+
+use crate::CAPACITY;
+use crate::client::{Client, MEMORY, memfd, region};
+
+/// Writes down what it is told.
+#[derive(Default)]
+struct Told(Mutex<Vec<String>>);
+
+impl Told {
+    fn add(&self, text: String) {
+        self.0.lock().unwrap().push(text);
+    }
+
+    /// What came since the last call.
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+impl GuestObserver for Told {
+    fn started(&self, session: u64, memory: &Arc<Memory>) {
+        let file = memory.regions().next().and_then(|region| region.file);
+        assert_eq!(file.unwrap().metadata().unwrap().len(), MEMORY);
+        self.add(format!("{session} started with {}", memory.length()));
+    }
+
+    fn moved(&self, session: u64, memory: &Arc<Memory>) {
+        self.add(format!("{session} moved to {}", memory.length()));
+    }
+
+    fn stopped(&self, session: u64) {
+        self.add(format!("{session} stopped"));
+    }
+
+    fn ended(&self, session: u64) {
+        self.add(format!("{session} ended"));
+    }
+}
+
+#[test]
+fn starts_moves_stops_and_ends_are_told_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("disk.sock");
+    let backend = Arc::new(fathom_backend::Memory::new(CAPACITY));
+    let disk = Disk::new(DiskOptions::default(), Vec::new(), backend).unwrap();
+    let told = Arc::new(Told::default());
+    let observer: Arc<dyn GuestObserver> = Arc::<Told>::clone(&told);
+    let server = Server::start_observed(VhostUserOptions::new(&socket), disk, observer).unwrap();
+    let mut client = Client::connect(&socket, 2, 0);
+    assert_eq!(told.take(), [""; 0]);
+    client.start_queue(0, 0);
+    client.start_queue(1, 0);
+    client.assert_works(1);
+    assert_eq!(told.take(), [format!("0 started with {MEMORY}")]);
+    let plugged = memfd(4096);
+    client.frontend.add_mem_region(&region(&plugged, MEMORY, 4096)).unwrap();
+    assert_eq!(told.take(), [format!("0 moved to {}", MEMORY + 4096)]);
+    client.frontend.remove_mem_region(&region(&plugged, MEMORY, 4096)).unwrap();
+    assert_eq!(told.take(), [format!("0 moved to {MEMORY}")]);
+    // A reset: both rings stop and start again. Memory that changes in between is nobody's yet.
+    let bases = [0, 1].map(|queue| client.frontend.get_vring_base(queue).unwrap());
+    assert_eq!(told.take(), ["0 stopped"]);
+    let memory = client.memory.try_clone().unwrap();
+    client.frontend.set_mem_table(&[region(&memory, 0, MEMORY)]).unwrap();
+    assert_eq!(told.take(), [""; 0]);
+    client.start_queue(0, bases[0] as u16);
+    client.assert_works(0);
+    assert_eq!(told.take(), [format!("0 started with {MEMORY}")]);
+    drop(client);
+    while server.status().connected {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(told.take(), ["0 stopped", "0 ended"]);
+    let _second = Client::start(&socket, 1, 0);
+    server.shutdown();
+    assert_eq!(told.take(), [format!("1 started with {MEMORY}").as_str(), "1 stopped", "1 ended"]);
+}

@@ -1,0 +1,275 @@
+//! A whole kernel: its note, tables, types, symbols and modules, and what it manages.
+
+use super::builder::{Builder, Words};
+use super::bytes::Bytes;
+use super::description::{Description, Encoded};
+use super::scene::{self, Request};
+use super::store::Store;
+use super::symbols;
+use super::types;
+use super::{PAGE, Shape};
+
+/// A kernel that was built into a [`Store`].
+pub struct Linux {
+    /// What it was built by.
+    pub shape: Shape,
+    /// The requests that are on their way, with what is true of each.
+    pub requests: Vec<Request>,
+    /// Its processes, number and command, as its list has them.
+    pub tasks: Vec<(u32, &'static str)>,
+    /// Files that have pages in memory, by path, and how many.
+    pub cached: Vec<(String, u64)>,
+    /// What is what in memory.
+    pub(crate) words: Words,
+    /// The guest-physical address and length of the part that it uses.
+    pub used: (u64, u64),
+    /// Where the list of modules leads to the last one, `xfs`: the guest-physical address, what is
+    /// there without the module, and with it.
+    xfs_link: (u64, u64, u64),
+    /// The guest-physical addresses of the page tables.
+    pub(crate) tables: Vec<u64>,
+}
+
+/// What the kernel counts, in pages.
+#[derive(Clone, Copy, Debug)]
+pub struct Counts {
+    /// Pages of files that are to be written.
+    pub dirty: u64,
+    /// Pages that are being written.
+    pub writeback: u64,
+    /// Pages of files.
+    pub file: u64,
+    /// Free pages.
+    pub free: u64,
+    /// All pages that it manages.
+    pub total: u64,
+}
+
+/// What each of these kernels counts.
+pub const COUNTS: Counts = Counts { dirty: 5, writeback: 2, file: 40, free: 60, total: 128 };
+
+impl Linux {
+    /// Builds one.
+    ///
+    /// # Panics
+    /// When the shape does not fit the memory.
+    pub fn build(store: &Store, shape: &Shape) -> Self {
+        let (kernel, btrfs, xfs) = descriptions(shape.recent);
+        let mut all = kernel.clone();
+        all.add(types::BTRFS);
+        all.add(if shape.recent { types::BTRFS_RECENT } else { types::BTRFS_EARLY });
+        all.add(types::XFS);
+        let mut builder = Builder::new(store, shape, all);
+
+        // The image, from the beginning of the room on: variables, types, symbols.
+        let page_offset_base = builder.variable(shape.direct);
+        let vmemmap_base = builder.variable(shape.pages);
+        let device_super = builder.variable(0);
+        let super_blocks = builder.room(16, 8);
+        let module_list = builder.room(16, 8);
+        let module_types = builder.room(16, 8);
+        let node_counts = builder.room(8 * 32, 8);
+        let zone_counts = builder.room(8 * 8, 8);
+        let total = builder.variable(COUNTS.total);
+        let expire = builder.variable(3000);
+        let init_task = builder.room(1024, 64);
+        for (place, pages) in [
+            (node_counts + 8 * 20, COUNTS.dirty),
+            (node_counts + 8 * 21, COUNTS.writeback),
+            (node_counts + 8 * 19, COUNTS.file),
+            (zone_counts, COUNTS.free),
+        ] {
+            store.write_u64(place, pages);
+        }
+        let root = builder.room_page();
+        builder.tables.push(root);
+        let encoded = kernel.encode(None, shape.types);
+        let btf = builder.room(encoded.bytes.len() as u64, 16);
+        store.write(btf, &encoded.bytes);
+
+        let start = builder.image(shape.room.0);
+        let image = |physical: u64| start + (physical - shape.room.0);
+        let mut table: Vec<(String, u64, u8)> = vec![
+            ("_text".into(), image(shape.room.0), b'T'),
+            ("fixed_percpu_data".into(), 0, b'A'),
+            ("some_percpu_counter".into(), 0x1a00, b'A'),
+            ("page_offset_base".into(), page_offset_base, b'D'),
+            ("vmemmap_base".into(), vmemmap_base, b'D'),
+            ("blockdev_superblock".into(), device_super, b'D'),
+            ("super_blocks".into(), image(super_blocks), b'D'),
+            ("modules".into(), image(module_list), b'd'),
+            ("btf_modules".into(), image(module_types), b'd'),
+            ("vm_node_stat".into(), image(node_counts), b'B'),
+            ("vm_zone_stat".into(), image(zone_counts), b'B'),
+            ("_totalram_pages".into(), total, b'B'),
+            ("dirty_expire_interval".into(), expire, b'D'),
+            ("init_task".into(), image(init_task), b'D'),
+            ("init_top_pgt".into(), image(root), b'D'),
+            ("__start_BTF".into(), image(btf), b'R'),
+            ("__stop_BTF".into(), image(btf + encoded.bytes.len() as u64), b'R'),
+        ];
+        for name in types::FUNCTIONS {
+            let address = builder.add_function(name);
+            table.push(((*name).into(), address, b't'));
+        }
+        // Static functions of the same name, and names of a length that needs two bytes.
+        table.push(("mpage_end_io".into(), builder.function("mpage_end_io") + 0x10_0000, b't'));
+        for length in [127, 128, 129, 300, 510] {
+            let long: String = std::iter::repeat_n("long.name.", 52).collect();
+            table.push((long[..length].into(), image(shape.room.0) + 0x40_0000, b't'));
+        }
+        for index in 0..shape.symbols {
+            table.push((format!("filler_function_{index}"), image(shape.room.0) + 0x50_0000, b'T'));
+        }
+        let tables = symbols::encode(&table, shape.addresses);
+        let mut part = |bytes: &[u8]| {
+            let room = builder.room(bytes.len() as u64, 8);
+            store.write(room, bytes);
+            builder.image(room)
+        };
+        let places = [
+            ("kallsyms_names", part(&tables.names)),
+            ("kallsyms_num_syms", part(&(table.len() as u32).to_le_bytes())),
+            ("kallsyms_token_table", part(&tables.token_table)),
+            ("kallsyms_token_index", part(&tables.token_index)),
+            ("kallsyms_offsets", part(&tables.offsets)),
+            ("kallsyms_relative_base", part(&tables.base.to_le_bytes())),
+        ];
+        // The kernel is read to the end of the page that the last table is in.
+        builder.room(PAGE, PAGE);
+        let image_length = builder.used();
+        write_note(&builder, &places);
+
+        let mut place = 0;
+        while place < image_length {
+            builder.map(builder.image(shape.room.0 + place), shape.room.0 + place, 21);
+            place += 2 << 20;
+        }
+        let regions: Vec<(u64, u64)> = store.regions().collect();
+        for (start, length) in &regions {
+            for gigabyte in start >> 30..=(start + length - 1) >> 30 {
+                builder.map(builder.direct(gigabyte << 30), gigabyte << 30, 30);
+            }
+        }
+        builder.map_pages(0, 4 * PAGE);
+        builder.map_pages(shape.room.0, shape.room.1);
+
+        let head = builder.image(module_list);
+        let btrfs = btrfs.encode(Some(&encoded), 0);
+        let xfs = xfs.encode(Some(&encoded), 0);
+        let (modules, of_types): (Vec<u64>, Vec<u64>) = [
+            add_module(&mut builder, "btrfs", &btrfs, types::BTRFS_SYMBOLS),
+            add_module(&mut builder, "xfs", &xfs, types::XFS_SYMBOLS),
+        ]
+        .into_iter()
+        .unzip();
+        builder.chain("module.list", head, &modules);
+        builder.chain("btf_module.list", builder.image(module_types), &of_types);
+        let globals = scene::Globals {
+            device_super: builder.physical(device_super),
+            super_blocks: builder.image(super_blocks),
+            init_task: builder.image(init_task),
+        };
+        let scene = scene::build(&mut builder, &globals);
+        Self {
+            shape: shape.clone(),
+            requests: scene.requests,
+            tasks: scene.tasks,
+            cached: scene.cached,
+            used: (shape.room.0, builder.used()),
+            xfs_link: (builder.physical(modules[0]), head, modules[1]),
+            tables: builder.tables,
+            words: builder.words,
+        }
+    }
+
+    /// The request of a name.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn request(&self, name: &str) -> &Request {
+        self.requests.iter().find(|request| request.name == name).expect("a request")
+    }
+
+    /// Takes the module `xfs` out of the list of modules, or puts it back.
+    pub fn load_xfs(&self, store: &Store, loaded: bool) {
+        let (place, without, with) = self.xfs_link;
+        store.write_u64(place, if loaded { with } else { without });
+    }
+}
+
+/// The types of the kernel, of the module `btrfs` and of the module `xfs`.
+fn descriptions(recent: bool) -> (Description, Description, Description) {
+    let mut kernel = Description::parse(types::COMMON);
+    kernel.add(if recent { types::RECENT } else { types::EARLY });
+    let mut btrfs = Description::parse(types::BTRFS);
+    btrfs.add(if recent { types::BTRFS_RECENT } else { types::BTRFS_EARLY });
+    (kernel, btrfs, Description::parse(types::XFS))
+}
+
+/// Writes the note, in its own page and once more as the ELF note that a crash dump gets.
+fn write_note(builder: &Builder<'_>, places: &[(&str, u64)]) {
+    let shape = &builder.shape;
+    let mut text = format!(
+        "OSRELEASE={}\nBUILD-ID=0123456789abcdef\nPAGESIZE=4096\nSYMBOL(init_top_pgt)={:x}\n\
+         NUMBER(phys_base)={}\nNUMBER(pgtable_l5_enabled)={}\nKERNELOFFSET={:x}\n",
+        shape.release,
+        builder.image(builder.tables[0]),
+        builder.physical_base(),
+        u32::from(shape.levels == 5),
+        shape.slide,
+    );
+    for (name, address) in places {
+        text.push_str(&format!("SYMBOL({name})={address:x}\n"));
+    }
+    let mut note = Bytes::default();
+    note.u32(11);
+    note.u32(text.len() as u32);
+    note.u32(0);
+    note.0.extend_from_slice(b"VMCOREINFO\0\0");
+    note.0.extend_from_slice(text.as_bytes());
+    builder.store.write(shape.note, text.as_bytes());
+    builder.store.write(shape.note + PAGE, &note.0);
+}
+
+/// Writes a module: its structure, types and symbols, page by page. Returns its entries in the
+/// lists of modules and of their types.
+fn add_module(
+    builder: &mut Builder<'_>,
+    name: &str,
+    types: &Encoded,
+    symbols: &[&'static str],
+) -> (u64, u64) {
+    let module = builder.scattered(2 * PAGE, true);
+    builder.set_text(module, "module.name", name);
+    let data = builder.scattered(types.bytes.len() as u64, false);
+    builder.write(data, &types.bytes);
+    let btf = builder.make("btf");
+    builder.set(btf, "btf.data", data);
+    builder.set_u32(btf, "btf.data_size", types.bytes.len() as u32);
+    let own = builder.make("btf_module");
+    builder.set(own, "btf_module.btf", btf);
+    builder.set(own, "btf_module.module", module);
+    let (mut table, mut text) = (Bytes(vec![0; 24]), vec![0]);
+    for (index, symbol) in symbols.iter().enumerate() {
+        let address = module + 0x800 + 32 * index as u64;
+        table.u32(text.len() as u32);
+        table.u32(0);
+        table.u64(address);
+        table.u64(16);
+        text.extend_from_slice(symbol.as_bytes());
+        text.push(0);
+        builder.add_module_function(symbol, address);
+    }
+    // The names end with their page: what follows is not there.
+    let kallsyms = module + PAGE;
+    let symtab = kallsyms + 64;
+    let strtab = module + 2 * PAGE - text.len() as u64;
+    builder.set(kallsyms, "mod_kallsyms.symtab", symtab);
+    builder.set_u32(kallsyms, "mod_kallsyms.num_symtab", 1 + symbols.len() as u32);
+    builder.set(kallsyms, "mod_kallsyms.strtab", strtab);
+    builder.write(symtab, &table.0);
+    builder.write(strtab, &text);
+    builder.set(module, "module.kallsyms", kallsyms);
+    (builder.at(module, "module.list"), builder.at(own, "btf_module.list"))
+}

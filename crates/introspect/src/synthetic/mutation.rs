@@ -1,0 +1,420 @@
+//! Memory that somebody has tampered with: the same mutations from seeds and from a fuzzer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fathom_insight::{ClassTable, Confidence, Insight, Kind, Names};
+
+use super::answer::Told;
+use super::{Linux, Shape, Store};
+use crate::guest::{Guest, GuestState, NEWS_WANTED};
+use crate::memory::GuestMemory;
+use crate::resolver::{RequestView, Resolver};
+
+/// How much is done with the memory after each mutation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// A kernel that was found before resolves one request.
+    Request,
+    /// A kernel is looked for, and everything is asked of it.
+    Everything,
+}
+
+/// One request may read the guest's memory so many times: see `resolver`.
+pub const READS_MAX: u64 = 400_000;
+/// Nothing takes longer, however slow the machine and however busy.
+const TIME_MAX: Duration = Duration::from_secs(5);
+/// A mutation in bytes: where, how, and with what.
+const MUTATION: usize = 11;
+
+/// Pointers that nothing else in the kernel's memory confirms, so that a wrong one may well give
+/// another answer.
+const UNCHECKED: [&str; 6] = [
+    // A text is what is in its place.
+    "dentry.d_name.name",
+    "kernfs_node.name",
+    "file_system_type.name",
+    // Null says that a name was removed.
+    "dentry.d_hash.pprev",
+    // A device that no file system names is used by itself.
+    "super_block.s_bdev",
+    // What is none of Btrfs's special ends is content.
+    "btrfs_bio.end_io",
+];
+
+/// What came of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Whether a kernel was found.
+    pub attached: bool,
+    /// Parts of requests that were answered as without the mutations.
+    pub same: u64,
+    /// Parts that are unknown, or not sure, and were otherwise before.
+    pub unsure: u64,
+    /// Parts with another answer that claims to be sure, where the memory says so: other data, or
+    /// a pointer to another thing of the same kind.
+    pub explained: u64,
+    /// Such parts where nothing in the memory says so: what was told, and the mutations.
+    pub nonsense: Vec<String>,
+    /// The most times that one request read the memory.
+    pub reads_max: u64,
+}
+
+/// A synthetic guest to tamper with.
+pub struct Subject {
+    store: Store,
+    linux: Linux,
+    memory: GuestMemory,
+    names: Arc<Names>,
+    table: ClassTable,
+    guest: Arc<Guest>,
+    resolver: Resolver,
+    /// What is told of each request without mutations, and the words that are read for it.
+    clean: Vec<(Vec<Told>, Vec<u64>)>,
+    /// The words that are read to find the kernel and to ask it for everything.
+    sites: Vec<u64>,
+    /// Every pointer that there is.
+    targets: Vec<u64>,
+    now_ns: u64,
+}
+
+/// A word to be written.
+#[derive(Clone, Copy, Debug)]
+struct Mutation {
+    address: u64,
+    old: u64,
+    new: u64,
+    how: u8,
+}
+
+/// A guest of `memory` whose kernel has been looked for.
+pub(crate) fn attach(memory: &GuestMemory, names: &Arc<Names>, header: u64) -> Arc<Guest> {
+    let guest = Guest::new(memory.clone(), Arc::clone(names), Box::new(|| {}));
+    guest.news(NEWS_WANTED, header);
+    guest.step();
+    guest
+}
+
+/// Eight bytes of `data` from `at` on, as far as they are there.
+fn word(data: &[u8], at: usize) -> u64 {
+    let mut bytes = [0; 8];
+    let rest = data.get(at..).unwrap_or_default();
+    let count = rest.len().min(8);
+    bytes[..count].copy_from_slice(&rest[..count]);
+    u64::from_le_bytes(bytes)
+}
+
+impl Subject {
+    /// A guest of this shape.
+    ///
+    /// # Panics
+    /// When its kernel is not found.
+    pub fn new(shape: &Shape) -> Self {
+        let store = Store::new(&shape.memory()).expect("memory");
+        let linux = Linux::build(&store, shape);
+        let memory = store.memory();
+        let names = Arc::new(Names::default());
+        let table = ClassTable::default();
+        let header = linux.requests[0].view.header;
+        let (guest, mut sites) = reads::record(&memory, || attach(&memory, &names, header));
+        assert_eq!(guest.status().state, GuestState::Attached);
+        let mut subject = Self {
+            resolver: guest.resolver(),
+            targets: linux.words.targets(),
+            memory,
+            names,
+            table,
+            guest,
+            clean: Vec::new(),
+            sites: Vec::new(),
+            now_ns: 0,
+            store,
+            linux,
+        };
+        for place in 0..subject.linux.requests.len() {
+            subject.now_ns += 2_000_000_000;
+            let memory = subject.memory.clone();
+            let (told, sites) = reads::record(&memory, || subject.resolve(place).0);
+            subject.clean.push((told, sites));
+        }
+        let ((), more) = reads::record(&subject.memory, || subject.ask_everything(&subject.guest));
+        sites.extend(more);
+        for (_, own) in &subject.clean {
+            sites.extend(own);
+        }
+        sites.sort_unstable();
+        sites.dedup();
+        subject.sites = sites;
+        subject
+    }
+
+    /// The guest's memory, to be written.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Its kernel, as it was built.
+    pub fn linux(&self) -> &Linux {
+        &self.linux
+    }
+
+    /// The requests, with what is told of each.
+    pub fn clean(&self) -> impl Iterator<Item = (&super::Request, &[Told])> {
+        self.linux.requests.iter().zip(&self.clean).map(|(request, clean)| (request, &clean.0[..]))
+    }
+
+    /// Resolves a request and checks what holds for every answer. Returns the parts, and how often
+    /// the memory was read.
+    fn resolve(&mut self, place: usize) -> (Vec<Told>, u64) {
+        let request = &self.linux.requests[place];
+        let view = RequestView { now_ns: self.now_ns, ..request.view };
+        let mut insight = Insight::default();
+        let before = reads::count();
+        self.resolver.resolve(&view, request.pieces.iter().copied(), &self.table, &mut insight);
+        let reads = reads::count() - before;
+        check(&insight, view.length, &self.names);
+        (Told::all(view.length, &insight, &self.names), reads)
+    }
+
+    /// Asks the kernel for everything but requests.
+    fn ask_everything(&self, guest: &Guest) {
+        let Some(kernel) = guest.kernel() else { return };
+        let _ = kernel.counters();
+        let _ = (kernel.is_there(), kernel.modules_changed());
+        let tasks = kernel.tasks();
+        assert!(tasks.len() <= 1 << 16);
+        assert!(tasks.iter().all(|task| task.command.len() <= 16 * 3));
+        let files = kernel.cached_files(&self.names);
+        let pages: u64 = files.iter().map(|file| file.pages).sum();
+        assert!(pages <= self.memory.length() / 4096);
+        let _ = kernel.again();
+    }
+
+    /// Applies the mutations that `data` stands for, looks at the memory, and puts it back in
+    /// order.
+    ///
+    /// # Panics
+    /// When a bound is passed.
+    pub fn run(&mut self, effort: Effort, data: &[u8]) -> Outcome {
+        let start = Instant::now();
+        let place = usize::from(data.first().copied().unwrap_or(0)) % self.clean.len();
+        let count = data.len().saturating_sub(1) / MUTATION;
+        let mut mutations = Vec::with_capacity(count);
+        for index in 0..count {
+            let data = &data[1 + index * MUTATION..][..MUTATION];
+            if let Some(mutation) = self.mutation(effort, place, data) {
+                self.store.write_u64(mutation.address, mutation.new);
+                mutations.push(mutation);
+            }
+        }
+        let mut outcome = Outcome::default();
+        match effort {
+            Effort::Request => {
+                outcome.attached = true;
+                // Nothing that was read before another mutation counts.
+                self.now_ns += 2_000_000_000;
+                self.judge(place, &mutations, &mut outcome);
+            }
+            Effort::Everything => self.everything(&mutations, &mut outcome),
+        }
+        for mutation in mutations.iter().rev() {
+            self.store.write_u64(mutation.address, mutation.old);
+        }
+        if mutations.iter().any(|it| self.is_remembered(it)) {
+            self.resolver = self.guest.resolver();
+        }
+        assert!(start.elapsed() < TIME_MAX, "took {:?}: {mutations:x?}", start.elapsed());
+        outcome
+    }
+
+    fn everything(&mut self, mutations: &[Mutation], outcome: &mut Outcome) {
+        let header = self.linux.requests[0].view.header;
+        let guest = attach(&self.memory, &self.names, header);
+        outcome.attached = guest.kernel().is_some();
+        if !outcome.attached {
+            return;
+        }
+        let mut resolver = guest.resolver();
+        std::mem::swap(&mut resolver, &mut self.resolver);
+        for place in 0..self.clean.len() {
+            self.judge(place, mutations, outcome);
+        }
+        self.resolver = resolver;
+        self.ask_everything(&guest);
+    }
+
+    /// Whether a resolver keeps what it reads there: where page structures are.
+    fn is_remembered(&self, mutation: &Mutation) -> bool {
+        self.linux.tables.iter().any(|table| mutation.address & !4095 == *table)
+    }
+
+    /// Resolves a request and compares with what was told before.
+    fn judge(&mut self, place: usize, mutations: &[Mutation], outcome: &mut Outcome) {
+        let (told, reads) = self.resolve(place);
+        outcome.reads_max = outcome.reads_max.max(reads);
+        assert!(reads <= READS_MAX, "{reads} reads: {mutations:x?}");
+        let clean = &self.clean[place].0;
+        if told == *clean {
+            outcome.same += told.len() as u64;
+            return;
+        }
+        let mut offset = 0;
+        for part in &told {
+            let before = at(clean, offset);
+            offset += part.length;
+            let Some(what) = part.contradicts(before) else {
+                let known = part.kind != Kind::Unknown;
+                outcome.same += u64::from(known);
+                outcome.unsure += u64::from(!known);
+                continue;
+            };
+            // The bio's own group, where the page's is torn.
+            let is_fallback = what == "group" && part.cgroup == "/";
+            if part.confidence < Confidence::Sure
+                || is_fallback && self.linux.requests[place].name == "charged page"
+            {
+                outcome.unsure += 1;
+            } else if mutations.iter().any(|mutation| self.explains(mutation)) {
+                outcome.explained += 1;
+            } else {
+                let members: Vec<_> =
+                    mutations.iter().map(|it| self.linux.words.pointer(it.address)).collect();
+                outcome.nonsense.push(format!(
+                    "{}: {what}: {part:?} instead of {before:?} by {members:?} {mutations:x?}",
+                    self.linux.requests[place].name
+                ));
+            }
+        }
+    }
+
+    /// Whether the memory with this mutation says something else, rather than nothing.
+    fn explains(&self, mutation: &Mutation) -> bool {
+        match self.linux.words.pointer(mutation.address) {
+            Some(member) => {
+                UNCHECKED.contains(&member) || self.linux.words.has(member, mutation.new)
+            }
+            None => true,
+        }
+    }
+
+    /// The mutation that some bytes stand for.
+    fn mutation(&self, effort: Effort, place: usize, data: &[u8]) -> Option<Mutation> {
+        const HUGE: [u64; 10] = [
+            u64::MAX,
+            i64::MAX as u64,
+            1 << 63,
+            u32::MAX as u64,
+            i32::MAX as u64,
+            1 << 32,
+            1 << 40,
+            0xffff_ffff_0000_0000,
+            0xffff,
+            0x8000_0000,
+        ];
+        let sites = match effort {
+            Effort::Request => &self.clean[place].1,
+            Effort::Everything => &self.sites,
+        };
+        if sites.is_empty() {
+            return None;
+        }
+        let site = |number: u64| sites[number as usize % sites.len()];
+        let address = site(word(data, 0) & 0xffff);
+        let (how, value) = (data[2], word(data, 3));
+        let old = self.memory.u64(address)?;
+        let new = match how % 10 {
+            0 => value,
+            1 | 2 => self.targets[value as usize % self.targets.len()],
+            3 => old.wrapping_add(value % 65).wrapping_sub(32),
+            4 => HUGE[value as usize % HUGE.len()],
+            5 => 0,
+            // To itself, or to its structure.
+            6 => self.linux.shape.direct + (address & !(value & 0x3f | 7)),
+            // What is elsewhere on the way: an ancestor, a cousin.
+            7 => self.memory.u64(site(value))?,
+            8 => old ^ 1 << (value % 64),
+            // The half of it.
+            _ => old & !0xffff_ffff | HUGE[value as usize % HUGE.len()] & 0xffff_ffff,
+        };
+        Some(Mutation { address, old, new, how: how % 10 })
+    }
+}
+
+/// The part of an answer that an offset lies in.
+fn at(told: &[Told], offset: u64) -> &Told {
+    let mut end = 0;
+    let found = told.iter().find(|part| {
+        end += part.length;
+        offset < end
+    });
+    found.unwrap_or(&told[0])
+}
+
+/// What holds for every answer, whatever the memory.
+pub(crate) fn check(insight: &Insight, length: u64, names: &Names) {
+    let mut end = 0;
+    for part in insight.parts(length) {
+        assert_eq!(part.offset, end, "parts follow each other");
+        assert!(part.length > 0 || length == 0);
+        end += part.length;
+        let facts = part.facts;
+        for name in [facts.path, facts.file_system, facts.device, facts.cgroup, facts.process] {
+            assert!(names.text(name).is_none_or(|text| text.len() <= Names::LENGTH_MAX));
+        }
+    }
+    assert_eq!(end, length, "parts add up");
+}
+
+/// Has the bytes of a fuzzer tamper with a synthetic guest, looks at all of it, and panics when a
+/// bound is passed.
+pub fn fuzz_introspection(data: &[u8]) {
+    thread_local! {
+        static SUBJECTS: std::cell::RefCell<Vec<Subject>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+    let Some((first, data)) = data.split_first() else { return };
+    SUBJECTS.with_borrow_mut(|subjects| {
+        if subjects.is_empty() {
+            subjects.push(Subject::new(&Shape::default()));
+            subjects.push(Subject::new(&Shape::recent()));
+        }
+        let subject = &mut subjects[usize::from(first & 1)];
+        let effort = if first & 2 == 0 { Effort::Everything } else { Effort::Request };
+        let data = &data[..data.len().min(1 + 64 * MUTATION)];
+        let _ = subject.run(effort, data);
+    });
+}
+
+/// The words that are read: recorded where the crate is built for that.
+pub(crate) mod reads {
+    use crate::memory::GuestMemory;
+
+    /// How many reads there have been on this thread.
+    pub fn count() -> u64 {
+        #[cfg(any(test, feature = "recording"))]
+        return crate::memory::recording::count();
+        #[cfg(not(any(test, feature = "recording")))]
+        return 0;
+    }
+
+    /// Does `act` and returns the places of the aligned words that it read; of the whole memory
+    /// where nothing is recorded.
+    pub fn record<T>(memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, Vec<u64>) {
+        #[cfg(any(test, feature = "recording"))]
+        {
+            let _ = memory;
+            let (result, ranges) = crate::memory::recording::record(act);
+            let words = ranges.into_iter().flat_map(|(address, length)| {
+                (address & !7..address + u64::from(length)).step_by(8)
+            });
+            let mut words: Vec<u64> = words.collect();
+            words.sort_unstable();
+            words.dedup();
+            (result, words)
+        }
+        #[cfg(not(any(test, feature = "recording")))]
+        {
+            let all = memory.regions().iter().flat_map(GuestMemory::touched);
+            (act(), all.flat_map(|(start, end)| (start..end).step_by(8)).collect())
+        }
+    }
+}

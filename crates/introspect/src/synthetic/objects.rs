@@ -1,0 +1,230 @@
+//! What a kernel manages: file systems, files, devices, control groups and tasks.
+
+use super::PAGE;
+use super::builder::Builder;
+
+/// The kinds of inodes.
+pub(crate) const REGULAR: u32 = 0o10_0644;
+pub(crate) const DIRECTORY: u32 = 0o04_0755;
+const BLOCK_DEVICE: u32 = 0o06_0600;
+
+/// A mounted file system.
+#[derive(Clone, Copy)]
+pub(crate) struct Mount {
+    pub super_block: u64,
+    /// The name of its root directory.
+    pub root: u64,
+}
+
+/// A block device.
+#[derive(Clone, Copy)]
+pub(crate) struct Device {
+    pub device: u64,
+    pub inode: u64,
+}
+
+/// A control group, and its states of two subsystems.
+#[derive(Clone, Copy)]
+pub(crate) struct Group {
+    pub node: u64,
+    /// What bios name.
+    pub block: u64,
+    /// What pages name.
+    pub memory: u64,
+}
+
+impl Builder<'_> {
+    /// A super block without a list: the kind of its file system, the name of its device.
+    pub fn super_block(&mut self, kind: &str, id: &str, device: u64) -> u64 {
+        let file_system = self.make("file_system_type");
+        let name = self.text(kind);
+        self.set(file_system, "file_system_type.name", name);
+        let super_block = self.make("super_block");
+        self.set(super_block, "super_block.s_type", file_system);
+        self.set(super_block, "super_block.s_bdev", device);
+        self.set(super_block, "super_block.s_fs_info", 0);
+        self.set_text(super_block, "super_block.s_id", id);
+        super_block
+    }
+
+    /// A file system with its root directory, inode `root`.
+    pub fn mount(&mut self, kind: &str, id: &str, device: u64, root: u64) -> Mount {
+        let super_block = self.super_block(kind, id, device);
+        let inode = self.inode(super_block, root, DIRECTORY, PAGE);
+        let root = self.name(0, "/", inode);
+        Mount { super_block, root }
+    }
+
+    fn fill_inode(&mut self, inode: u64, super_block: u64, number: u64, mode: u32, size: u64) {
+        self.set_u32(inode, "inode.i_mode", mode);
+        self.set(inode, "inode.i_sb", super_block);
+        self.set(inode, "inode.i_ino", number);
+        self.set(inode, "inode.i_size", size);
+        self.set(inode, "inode.i_dentry", 0);
+        self.set_u32(inode, "inode.i_generation", number as u32 ^ 0x5555);
+        let data = self.at(inode, "inode.i_data");
+        self.set(inode, "inode.i_mapping", data);
+        self.set(data, "address_space.host", inode);
+    }
+
+    /// An inode without a name.
+    pub fn inode(&mut self, super_block: u64, number: u64, mode: u32, size: u64) -> u64 {
+        let inode = self.make("inode");
+        self.fill_inode(inode, super_block, number, mode, size);
+        inode
+    }
+
+    /// An inode inside of Btrfs's own; returns both addresses, the outer one first.
+    pub fn btrfs_inode(&mut self, mount: Mount, number: u64, mode: u32, size: u64) -> (u64, u64) {
+        let outer = self.make("btrfs_inode");
+        let inode = self.at(outer, "btrfs_inode.vfs_inode");
+        self.fill_inode(inode, mount.super_block, number, mode, size);
+        (outer, inode)
+    }
+
+    /// A name in the directory `parent` (0 for a root); an inode of 0 gets none.
+    pub fn name(&mut self, parent: u64, text: &str, inode: u64) -> u64 {
+        let name = self.make("dentry");
+        self.set(name, "dentry.d_parent", if parent == 0 { name } else { parent });
+        let letters = if text.len() < 40 {
+            self.set_text(name, "dentry.d_iname", text);
+            self.at(name, "dentry.d_iname")
+        } else {
+            self.text(text)
+        };
+        self.set_u32(name, "dentry.d_name.len", text.len() as u32);
+        self.set(name, "dentry.d_name.name", letters);
+        self.set(name, "dentry.d_inode", inode);
+        // In a chain of the hash table, wherever that is.
+        self.set(name, "dentry.d_hash.pprev", self.shape.direct + 8);
+        if inode != 0 {
+            let alias = self.at(name, "dentry.d_u.d_alias");
+            self.set(inode, "inode.i_dentry", alias);
+        }
+        name
+    }
+
+    /// A name that has been removed.
+    pub fn unlink(&mut self, name: u64) {
+        self.set(name, "dentry.d_hash.pprev", 0);
+    }
+
+    /// The names of directories, one in the other; returns the last.
+    pub fn directories(&mut self, mut parent: u64, path: &str) -> u64 {
+        for part in path.split('/') {
+            parent = self.name(parent, part, 0);
+        }
+        parent
+    }
+
+    /// A page of an inode's content.
+    pub fn cache(&mut self, inode: u64) -> u64 {
+        let page = self.room_page();
+        let mapping = self.at(inode, "inode.i_data");
+        self.set_page(page, 0x17_ffff_c000_0022, mapping);
+        page
+    }
+
+    /// A page of a process's own memory.
+    pub fn anonymous(&mut self) -> u64 {
+        let page = self.room_page();
+        let mapping = self.shape.direct + 0x3000 | 1;
+        self.set_page(page, 0x17_ffff_c008_0004, mapping);
+        page
+    }
+
+    /// A page of the kernel's small objects, that looks like a file's otherwise.
+    pub fn slab(&mut self, inode: u64) -> u64 {
+        let page = self.room_page();
+        let mapping = self.at(inode, "inode.i_data");
+        let recent = self.shape.recent;
+        self.set_page(page, if recent { 0x17 << 48 } else { 0x17 << 48 | 1 << 9 }, mapping);
+        let structure = self.page(page);
+        if recent {
+            self.set_u32(structure, "page.page_type", 245 << 24);
+        }
+        page
+    }
+
+    /// Two pages of an inode's content that are one: the first speaks for the second.
+    pub fn cache_large(&mut self, inode: u64) -> u64 {
+        let first = self.cache(inode);
+        let second = self.room_page();
+        let (head, tail) = (self.page(first), self.page(second));
+        self.set_page(second, 0x17 << 48, 0x0dea_d000_0000_0400);
+        self.set(tail, "page.compound_head", head | 1);
+        first
+    }
+
+    fn set_page(&mut self, page: u64, flags: u64, mapping: u64) {
+        let structure = self.page(page);
+        self.set(structure, "page.flags", flags);
+        self.set(structure, "page.mapping", mapping);
+        self.set(structure, "page.compound_head", self.shape.direct + 0x2000);
+        self.set_u32(structure, "page.page_type", u32::MAX);
+        self.set_u32(structure, "page._refcount", 2);
+    }
+
+    /// A disk or partition; inodes of devices are `super_block`'s.
+    pub fn device(&mut self, super_block: u64, name: &str) -> Device {
+        let outer = self.make("bdev_inode");
+        let inode = self.at(outer, "bdev_inode.vfs_inode");
+        let device = self.at(outer, "bdev_inode.bdev");
+        self.fill_inode(inode, super_block, 0, BLOCK_DEVICE, 1 << 30);
+        let disk = self.disk(name);
+        self.set(device, "block_device.bd_disk", disk);
+        self.set(disk, "gendisk.part0", device);
+        Device { device, inode }
+    }
+
+    /// What a disk's driver registers.
+    pub fn disk(&mut self, name: &str) -> u64 {
+        let disk = self.make("gendisk");
+        self.set_text(disk, "gendisk.disk_name", name);
+        disk
+    }
+
+    /// A control group inside of the one at `parent` (0 for the root).
+    pub fn group(&mut self, parent: u64, name: &str, serial: u64) -> Group {
+        let node = self.make("kernfs_node");
+        let recent = self.shape.recent;
+        self.set(node, if recent { "kernfs_node.__parent" } else { "kernfs_node.parent" }, parent);
+        let text = self.text(name);
+        self.set(node, "kernfs_node.name", text);
+        let cgroup = self.make("cgroup");
+        self.set(cgroup, "cgroup.kn", node);
+        self.set(cgroup, "cgroup.self.cgroup", cgroup);
+        self.set(node, "kernfs_node.priv", cgroup);
+        let block = self.make("blkcg_gq");
+        let state = self.make("blkcg");
+        self.set(block, "blkcg_gq.blkcg", state);
+        self.set(state, "blkcg.css.cgroup", cgroup);
+        self.set(state, "blkcg.css.serial_nr", serial);
+        let memory = self.make("mem_cgroup");
+        self.set(memory, "mem_cgroup.css.cgroup", cgroup);
+        self.set(memory, "mem_cgroup.css.serial_nr", serial + 1);
+        Group { node, block, memory }
+    }
+
+    /// A task at `task`, a thread of the process of `leader` (0 for its own).
+    pub fn fill_task(&mut self, task: u64, leader: u64, process_id: u32, command: &str) {
+        self.set_u32(task, "task_struct.pid", if leader == 0 { process_id } else { 4000 });
+        self.set_u32(task, "task_struct.tgid", process_id);
+        self.set(task, "task_struct.group_leader", if leader == 0 { task } else { leader });
+        self.set_text(task, "task_struct.comm", command);
+    }
+
+    /// A task of its own.
+    pub fn task(&mut self, leader: u64, process_id: u32, command: &str) -> u64 {
+        let task = self.make("task_struct");
+        self.fill_task(task, leader, process_id, command);
+        task
+    }
+
+    /// A file that was opened.
+    pub fn open(&mut self, inode: u64) -> u64 {
+        let file = self.make("file");
+        self.set(file, "file.f_inode", inode);
+        file
+    }
+}

@@ -1,0 +1,579 @@
+//! What goes on in a synthetic guest: requests of every kind that is known, on their way to a
+//! disk, and what is true of each.
+
+use fathom_insight::{Confidence, Kind, Source};
+
+use super::PAGE;
+use super::answer::Told;
+use super::builder::Builder;
+use super::objects::{DIRECTORY, Group, REGULAR};
+use crate::resolver::RequestView;
+
+/// A request on its way.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What it is for.
+    pub name: &'static str,
+    /// As the disk sees it.
+    pub view: RequestView,
+    /// Its memory: guest-physical addresses and lengths.
+    pub pieces: Vec<(u64, u64)>,
+    /// What is to be told about it.
+    pub truth: Vec<Told>,
+}
+
+/// Variables of the image.
+pub(crate) struct Globals {
+    /// Guest-physical: the pointer to the super block of devices.
+    pub device_super: u64,
+    pub super_blocks: u64,
+    pub init_task: u64,
+}
+
+/// The result.
+pub(crate) struct Scene {
+    pub requests: Vec<Request>,
+    pub tasks: Vec<(u32, &'static str)>,
+    pub cached: Vec<(String, u64)>,
+}
+
+/// A bio to be.
+#[derive(Clone, Copy, Default)]
+struct Bio {
+    /// Where; 0 is anywhere.
+    address: u64,
+    end: &'static str,
+    private: u64,
+    /// The list of its pieces of memory, for layers that copy.
+    vectors: u64,
+    size: u64,
+    group: Option<Group>,
+}
+
+struct Stage<'b, 's> {
+    builder: &'b mut Builder<'s>,
+    queue: u64,
+    sector: u64,
+    requests: Vec<Request>,
+}
+
+/// A name that is as long as names can be.
+const LONG: &str = concat!(
+    "0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-",
+    "0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-",
+    "0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-",
+    "0123456789-0123456789-01"
+);
+/// Two requests of their own mark: metadata with priority, and memory that is swapped.
+const META: u32 = 1 << 12 | 1 << 13;
+const SWAP: u32 = 1 << 23;
+
+impl Stage<'_, '_> {
+    /// Fills in a bio of the next request. Returns its address.
+    fn bio(&mut self, bio: &Bio, sector: u64, next: u64) -> u64 {
+        let builder = &mut *self.builder;
+        let address = if bio.address == 0 { builder.make("bio") } else { bio.address };
+        let end = builder.function(bio.end);
+        builder.set(address, "bio.bi_next", next);
+        builder.set(address, "bio.bi_iter.bi_sector", sector);
+        builder.set_u32(address, "bio.bi_iter.bi_size", bio.size as u32);
+        builder.set(address, "bio.bi_end_io", end);
+        builder.set(address, "bio.bi_private", bio.private);
+        builder.set(address, "bio.bi_blkg", bio.group.map_or(0, |group| group.block));
+        builder.set(address, "bio.bi_io_vec", bio.vectors);
+        address
+    }
+
+    /// A bio that a layer above has made, to be found behind the one that is submitted.
+    fn above(&mut self, bio: &Bio) -> u64 {
+        // Elsewhere on another device.
+        self.bio(bio, 77_777, 0)
+    }
+
+    /// A list of pieces of memory.
+    fn vectors(&mut self, pages: &[u64]) -> u64 {
+        let builder = &mut *self.builder;
+        let room = builder.room(16 * pages.len() as u64, 64);
+        let vectors = builder.direct(room);
+        for (index, page) in pages.iter().enumerate() {
+            let (vector, page) = (vectors + 16 * index as u64, builder.page(*page));
+            builder.set(vector, "bio_vec.bv_page", page);
+            builder.set_u32(vector, "bio_vec.bv_len", PAGE as u32);
+        }
+        vectors
+    }
+
+    /// Submits a request of these bios.
+    fn submit(
+        &mut self,
+        name: &'static str,
+        flags: u32,
+        bios: &[Bio],
+        pieces: &[(u64, u64)],
+        truth: &[Told],
+    ) {
+        let length = bios.iter().map(|bio| bio.size).sum();
+        let first = self.sector;
+        let mut sector = first + length / 512;
+        let mut next = 0;
+        for bio in bios.iter().rev() {
+            sector -= bio.size / 512;
+            next = self.bio(bio, sector, next);
+        }
+        let builder = &mut *self.builder;
+        // The driver's part is behind it, and begins with the header.
+        let room = builder.room(builder.types.size("request") + 64, 64);
+        let request = builder.direct(room);
+        builder.set(request, "request.q", self.queue);
+        builder.set_u32(request, "request.cmd_flags", flags | 1);
+        builder.set_u32(request, "request.__data_len", length as u32);
+        builder.set(request, "request.__sector", first);
+        builder.set(request, "request.bio", next);
+        let header = room + builder.types.size("request");
+        builder.store.write(header, &1_u32.to_le_bytes());
+        builder.store.write_u64(header + 8, first);
+        self.sector += 10_000;
+        let view = RequestView {
+            header,
+            sector: first,
+            length,
+            carries_data: !pieces.is_empty(),
+            is_write: true,
+            now_ns: 0,
+        };
+        let mut truth = truth.to_vec();
+        if let [only] = &mut truth[..] {
+            only.length = length;
+        }
+        self.requests.push(Request { name, view, pieces: pieces.to_vec(), truth });
+    }
+
+    /// Submits a request of one bio and one page.
+    fn one(&mut self, name: &'static str, bio: Bio, page: u64, truth: &Told) {
+        let bio = Bio { size: PAGE, ..bio };
+        self.submit(name, 0, &[bio], &[(page, PAGE)], std::slice::from_ref(truth));
+    }
+
+    /// A structure with one pointer in it.
+    fn holder(&mut self, structure: &'static str, member: &'static str, target: u64) -> u64 {
+        let holder = self.builder.make(structure);
+        self.builder.set(holder, member, target);
+        holder
+    }
+
+    /// A buffer with a completion.
+    fn buffer(&mut self, end: &str) -> u64 {
+        let end = self.builder.function(end);
+        self.holder("buffer_head", "buffer_head.b_end_io", end)
+    }
+}
+
+/// Builds it all.
+pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
+    let recent = builder.shape.recent;
+    // Devices, and the file systems on them.
+    let devices = builder.super_block("bdev", "bdev", 0);
+    builder.store.write_u64(globals.device_super, devices);
+    let [vda1, vdb, dm0, vdc, vdd] =
+        ["vda", "vdb", "dm-0", "vdc", "vdd"].map(|name| builder.device(devices, name));
+    let ext4 = builder.mount("ext4", "vda1", vda1.device, 2);
+    let xfs = builder.mount("xfs", "dm-0", dm0.device, 128);
+    let btrfs = builder.mount("btrfs", "vdc", vdc.device, 256);
+    let f2fs = builder.mount("f2fs", "vdd", vdd.device, 3);
+    let list: Vec<u64> =
+        [devices, ext4.super_block, xfs.super_block, btrfs.super_block, f2fs.super_block]
+            .iter()
+            .map(|super_block| builder.at(*super_block, "super_block.s_list"))
+            .collect();
+    builder.chain("super_block.s_list", globals.super_blocks, &list);
+    let journal_buffer = builder.make("buffer_head");
+    let journal = builder.make("journal_s");
+    builder.set(journal, "journal_s.j_sb_buffer", journal_buffer);
+    let info = builder.make("ext4_sb_info");
+    builder.set(info, "ext4_sb_info.s_journal", journal);
+    builder.set(ext4.super_block, "super_block.s_fs_info", info);
+
+    // Files.
+    let mail = builder.directories(ext4.root, "srv/mail");
+    let inbox = builder.inode(ext4.super_block, 131, REGULAR, 20_000);
+    builder.name(mail, "inbox", inbox);
+    builder.set_u32(inbox, "inode.i_uid", 33);
+    let outbox = builder.inode(ext4.super_block, 132, REGULAR, 5 << 20);
+    builder.name(mail, LONG, outbox);
+    let database = builder.inode(ext4.super_block, 140, REGULAR, 1 << 30);
+    let db = builder.directories(ext4.root, "var/lib/db");
+    builder.name(db, "main.db", database);
+    builder.set_u32(database, "inode.i_write_hint", 0xff02);
+    let gone = builder.inode(ext4.super_block, 150, REGULAR, 4096);
+    let name = builder.name(ext4.root, "gone", gone);
+    builder.unlink(name);
+    let reserved = builder.inode(ext4.super_block, 8, REGULAR, 8 << 20);
+    let disk_image = builder.inode(xfs.super_block, 200, REGULAR, 3 << 30);
+    builder.name(xfs.root, "image", disk_image);
+    let (btrfs_outer, btrfs_file) = builder.btrfs_inode(btrfs, 257, REGULAR, 70_000);
+    let name = builder.directories(btrfs.root, "home");
+    builder.name(name, "data", btrfs_file);
+    let (tree_outer, tree) = builder.btrfs_inode(btrfs, 1, 0, 1 << 40);
+    let nodes = builder.inode(f2fs.super_block, 1, REGULAR, 1 << 30);
+    let directory = builder.inode(f2fs.super_block, 4, DIRECTORY, PAGE);
+    builder.name(f2fs.root, "d", directory);
+    let flash = builder.inode(f2fs.super_block, 5, REGULAR, 12_000);
+    builder.name(f2fs.root, "f", flash);
+
+    // Control groups and tasks.
+    let root = builder.group(0, "", 1);
+    let web = builder.group(root.node, "web", 3);
+    let batch = builder.group(root.node, "batch", 5);
+    let job = builder.group(batch.node, "job", 7);
+    builder.fill_task(globals.init_task, 0, 0, "swapper/0");
+    let init = builder.task(0, 1, "systemd");
+    let postgres = builder.task(0, 77, "postgres");
+    let thread = builder.task(postgres, 77, "worker");
+    let worker = builder.task(0, 9, "kworker/0:1");
+    let list = [init, worker, postgres].map(|task| builder.at(task, "task_struct.tasks"));
+    let head = builder.at(globals.init_task, "task_struct.tasks");
+    builder.chain("task_struct.tasks", head, &list);
+
+    let queue = builder.make("request_queue");
+    let disk = builder.disk("vda");
+    builder.set(queue, "request_queue.disk", disk);
+    let mut stage = Stage { builder, queue, sector: 2048, requests: Vec::new() };
+
+    // What is true.
+    let sure =
+        |kind, source| Told { kind, source, confidence: Confidence::Sure, ..Told::default() };
+    let with = |told: &Told, group: &str| Told { cgroup: group.into(), ..told.clone() };
+    let on_ext4 = Told {
+        file_system: "ext4".into(),
+        device: "vda1".into(),
+        ..sure(Kind::Data, Source::Page)
+    };
+    let inbox_told = Told {
+        inode: 131,
+        file_size: 20_000,
+        owner: 33,
+        path: "/srv/mail/inbox".into(),
+        cgroup: "/web".into(),
+        ..on_ext4.clone()
+    };
+    let outbox_told = Told {
+        inode: 132,
+        file_size: 5 << 20,
+        path: format!("/srv/mail/{LONG}"),
+        cgroup: "/batch/job".into(),
+        ..on_ext4.clone()
+    };
+    let database_told = Told {
+        inode: 140,
+        file_size: 1 << 30,
+        path: "/var/lib/db/main.db".into(),
+        write_hint: 2,
+        cgroup: "/batch/job".into(),
+        ..on_ext4.clone()
+    };
+    let of_ext4 = Told { kind: Kind::Metadata, ..on_ext4.clone() };
+    let unknown = Told::default();
+    let bio = Bio { group: Some(web), ..Bio::default() };
+    let in_job = Bio { group: Some(job), ..Bio::default() };
+    let in_root = Bio { group: Some(root), ..Bio::default() };
+
+    // The page cache.
+    let inbox_page = stage.builder.cache(inbox);
+    stage.one("data", Bio { end: "ext4_end_bio", ..bio }, inbox_page, &inbox_told);
+    let more = [(); 3].map(|()| stage.builder.cache(outbox));
+    let pieces: Vec<_> = more.iter().map(|page| (*page, PAGE)).collect();
+    let whole = Bio { end: "mpage_end_io", size: 3 * PAGE, ..in_job };
+    stage.submit("one file", META, &[whole], &pieces, &[outbox_told.clone()]);
+    let large = stage.builder.cache_large(database);
+    stage.submit(
+        "large page",
+        0,
+        &[Bio { end: "f2fs_write_end_io", size: 2 * PAGE, ..in_job }],
+        &[(large, 2 * PAGE)],
+        &[database_told.clone()],
+    );
+    let merged = [
+        Bio { end: "ext4_end_bio", size: PAGE, ..bio },
+        Bio { end: "ext4_end_bio", size: 2 * PAGE, ..in_job },
+        Bio { end: "ext4_end_bio", size: PAGE, ..bio },
+    ];
+    let pieces = [(inbox_page, PAGE), (more[0], PAGE), (more[1], PAGE), (inbox_page, PAGE)];
+    let parts = [(1, &inbox_told), (2, &outbox_told), (1, &inbox_told)]
+        .map(|(pages, told)| Told { length: pages * PAGE, ..told.clone() });
+    stage.submit("merged", 0, &merged, &pieces, &parts);
+    let gone_page = stage.builder.cache(gone);
+    let gone_told =
+        Told { inode: 150, file_size: 4096, path: "/gone (deleted)".into(), ..on_ext4.clone() };
+    stage.one("deleted", Bio { end: "ext4_end_bio", ..bio }, gone_page, &with(&gone_told, "/web"));
+    let reserved_page = stage.builder.cache(reserved);
+    stage.one(
+        "own inode",
+        Bio { end: "ext4_end_bio", ..bio },
+        reserved_page,
+        &with(&of_ext4, "/web"),
+    );
+    // Blocks that nobody is charged for, of a page that somebody is.
+    let charged = stage.builder.cache(inbox);
+    let structure = stage.builder.page(charged);
+    stage.builder.set(structure, "page.memcg_data", web.memory);
+    stage.one("charged page", Bio { end: "ext4_end_bio", ..in_root }, charged, &inbox_told);
+    let free = Bio { end: "ext4_end_bio", ..Bio::default() };
+    stage.one("no group", free, inbox_page, &with(&inbox_told, ""));
+    let slab = stage.builder.slab(inbox);
+    stage.one("slab", Bio { end: "f2fs_write_end_io", ..in_root }, slab, &with(&unknown, "/"));
+    let private = stage.builder.anonymous();
+    stage.one("anonymous", Bio { end: "ext4_end_bio", ..bio }, private, &with(&unknown, "/web"));
+    let f2fs_told = Told { file_system: "f2fs".into(), device: "vdd".into(), ..on_ext4.clone() };
+    let mixed = [directory, nodes, flash].map(|inode| stage.builder.cache(inode));
+    let pieces: Vec<_> = mixed.iter().map(|page| (*page, PAGE)).collect();
+    let parts = [
+        Told {
+            kind: Kind::Directory,
+            inode: 4,
+            file_size: PAGE,
+            path: "/d".into(),
+            ..f2fs_told.clone()
+        },
+        Told { kind: Kind::Metadata, ..f2fs_told.clone() },
+        Told { inode: 5, file_size: 12_000, path: "/f".into(), ..f2fs_told.clone() },
+    ]
+    .map(|told| Told { length: PAGE, cgroup: "/web".into(), ..told });
+    let each = Bio { end: "f2fs_write_end_io", size: 3 * PAGE, ..bio };
+    stage.submit("mixed pages", 0, &[each], &pieces, &parts);
+
+    // Buffers.
+    let device_page = stage.builder.cache(vda1.inode);
+    let with_buffer = |private| Bio { end: "end_bio_bh_io_sync", private, ..in_root };
+    let buffer = stage.buffer("journal_end_buffer_io_sync");
+    stage.one(
+        "journal",
+        with_buffer(buffer),
+        device_page,
+        &with(&sure(Kind::Journal, Source::Bio), "/"),
+    );
+    let end = stage.builder.function("end_buffer_write_sync");
+    stage.builder.set(journal_buffer, "buffer_head.b_end_io", end);
+    let told = Told { kind: Kind::Journal, ..of_ext4.clone() };
+    stage.one("journal head", with_buffer(journal_buffer), device_page, &with(&told, "/"));
+    let buffer = stage.buffer("end_buffer_write_sync");
+    stage.one("metadata", with_buffer(buffer), device_page, &with(&of_ext4, "/"));
+    let buffer = stage.buffer("ext4_end_bitmap_read");
+    let told = with(&sure(Kind::Metadata, Source::Bio), "/");
+    stage.one("bitmap", with_buffer(buffer), device_page, &told);
+    let raw_page = stage.builder.cache(vdb.inode);
+    let buffer = stage.buffer("end_buffer_async_write");
+    let told = Told { device: "vdb".into(), ..sure(Kind::Device, Source::Page) };
+    stage.one("device", with_buffer(buffer), raw_page, &with(&told, "/"));
+
+    // Past the page cache.
+    let process = |told: &Told| Told {
+        process: "postgres".into(),
+        process_id: 77,
+        kind: Kind::Direct,
+        source: Source::Bio,
+        ..told.clone()
+    };
+    let file = stage.builder.open(database);
+    for (name, waits) in [("iomap", true), ("iomap async", false)] {
+        let iocb = stage.holder("kiocb", "kiocb.ki_filp", file);
+        let complete = if waits { 0 } else { stage.builder.function("nobody_knows_end_io") };
+        stage.builder.set(iocb, "kiocb.ki_complete", complete);
+        let dio = stage.holder("iomap_dio", "iomap_dio.iocb", iocb);
+        stage.builder.set(dio, "iomap_dio.submit.waiter", thread);
+        let told = process(&database_told);
+        let told =
+            if waits { told } else { Told { process: String::new(), process_id: 0, ..told } };
+        stage.one(
+            name,
+            Bio { end: "iomap_dio_bio_end_io", private: dio, ..in_job },
+            private,
+            &told,
+        );
+    }
+    let dio = stage.holder("dio", "dio.inode", inbox);
+    stage.builder.set(dio, "dio.waiter", postgres);
+    stage.one(
+        "direct",
+        Bio { end: "dio_bio_end_io", private: dio, ..bio },
+        more[0],
+        &process(&inbox_told),
+    );
+    let dio = stage.holder("blkdev_dio", "blkdev_dio.waiter", thread);
+    let told = Told { kind: Kind::Device, cgroup: "/web".into(), ..process(&unknown) };
+    let told = Told { confidence: Confidence::Sure, ..told };
+    stage.one(
+        "device direct",
+        Bio { end: "blkdev_bio_end_io", private: dio, ..bio },
+        private,
+        &told,
+    );
+    // On a stack, across the end of a page.
+    let stack = stage.builder.scattered(2 * PAGE, false) + PAGE - 64;
+    let simple = Bio { end: "blkdev_bio_end_io_simple", private: postgres, address: stack, ..bio };
+    stage.one("device simple", simple, private, &told);
+
+    // Swap.
+    let told = with(&sure(Kind::Swap, Source::Bio), "/");
+    stage.one("swap", Bio { end: "end_swap_bio_write", ..in_root }, private, &told);
+    let stranger = Bio { end: "nobody_knows_end_io", size: PAGE, ..in_root };
+    let likely = |kind, source| Told { confidence: Confidence::Likely, ..sure(kind, source) };
+    let told = with(&likely(Kind::Swap, Source::Flags), "/");
+    stage.submit("swap by flag", SWAP, &[stranger], &[(private, PAGE)], &[told]);
+    let told = with(&likely(Kind::Metadata, Source::Flags), "/");
+    stage.submit("metadata by flag", META, &[stranger], &[(private, PAGE)], &[told]);
+    let waited = Bio { end: "submit_bio_wait_endio", ..bio };
+    let told = with(&likely(Kind::Device, Source::Bio), "/web");
+    stage.one("device waited", waited, private, &told);
+    let stranger = Bio { end: "nobody_knows_end_io", ..bio };
+    let told = Told { confidence: Confidence::Likely, ..inbox_told.clone() };
+    stage.one("stranger", stranger, inbox_page, &told);
+
+    // Layers of devices.
+    let original = stage.above(&Bio { end: "ext4_end_bio", ..bio });
+    let io = stage.holder("dm_io", "dm_io.orig_bio", original);
+    let target = stage.holder("dm_target_io", "dm_target_io.io", io);
+    let clone = stage.builder.at(target, "dm_target_io.clone");
+    let linear = Bio { address: clone, end: "clone_endio", ..bio };
+    stage.one("dm-linear", linear, inbox_page, &inbox_told);
+    let vectors = stage.vectors(&[more[0]]);
+    let original = stage.above(&Bio { end: "mpage_end_io", vectors, ..in_job });
+    let crypt = stage.holder("dm_crypt_io", "dm_crypt_io.base_bio", original);
+    let crypt = Bio { end: "crypt_endio", private: crypt, ..in_job };
+    stage.one("dm-crypt", crypt, private, &outbox_told);
+    let layers: [[&'static str; 4]; 3] = [
+        ["raid1", "r1bio", "r1bio.master_bio", "raid1_end_write_request"],
+        ["raid10", "r10bio", "r10bio.master_bio", "raid10_end_read_request"],
+        if recent {
+            ["md", "md_io_clone", "md_io_clone.orig_bio", "md_end_clone_io"]
+        } else {
+            ["md", "md_io_acct", "md_io_acct.orig_bio", "md_end_io_acct"]
+        },
+    ];
+    for [name, structure, member, end] in layers {
+        let original = stage.above(&Bio { end: "ext4_end_bio", ..bio });
+        let holder = stage.holder(structure, member, original);
+        stage.one(name, Bio { end, private: holder, ..bio }, inbox_page, &inbox_told);
+    }
+    let rest = stage.above(&Bio { end: "ext4_end_bio", ..bio });
+    stage.one(
+        "split",
+        Bio { end: "bio_chain_endio", private: rest, ..bio },
+        inbox_page,
+        &inbox_told,
+    );
+    // A mirror on two encrypted disks.
+    let original = stage.above(&Bio { end: "ext4_end_bio", vectors, ..in_job });
+    let mirror = stage.holder("r1bio", "r1bio.master_bio", original);
+    let half = stage.above(&Bio { end: "raid1_end_write_request", private: mirror, ..in_job });
+    let crypt = stage.holder("dm_crypt_io", "dm_crypt_io.base_bio", half);
+    // The first page of the file system's own bio tells.
+    let stacked = Bio { end: "crypt_endio", private: crypt, ..in_job };
+    stage.one("raid1 on dm-crypt", stacked, private, &outbox_told);
+    let told = with(&sure(Kind::Device, Source::Bio), "/");
+    stage.one("md super block", Bio { end: "super_written", ..in_root }, private, &told);
+
+    // XFS.
+    for (name, operations, kind) in [
+        ("xfs directory", "xfs_dir3_data_buf_ops", Kind::Directory),
+        ("xfs metadata", "xfs_agf_buf_ops", Kind::Metadata),
+    ] {
+        let operations = stage.builder.function(operations);
+        let buffer = stage.holder("xfs_buf", "xfs_buf.b_ops", operations);
+        let bio = Bio { end: "xfs_buf_bio_end_io", private: buffer, ..bio };
+        stage.one(name, bio, private, &with(&sure(kind, Source::Bio), "/web"));
+    }
+    let told = with(&sure(Kind::Journal, Source::Bio), "/");
+    stage.one("xfs log", Bio { end: "xlog_bio_end_io", ..in_root }, private, &told);
+    let image_page = stage.builder.cache(disk_image);
+    let told = Told {
+        inode: 200,
+        file_size: 3 << 30,
+        path: "/image".into(),
+        file_system: "xfs".into(),
+        device: "dm-0".into(),
+        cgroup: "/web".into(),
+        ..sure(Kind::Data, Source::Page)
+    };
+    stage.one("xfs data", Bio { end: "xfs_end_bio", ..bio }, image_page, &told);
+
+    // Btrfs.
+    let on_btrfs = Told {
+        file_system: "btrfs".into(),
+        device: "vdc".into(),
+        cgroup: "/web".into(),
+        ..sure(Kind::Data, Source::Bio)
+    };
+    let data_told =
+        Told { inode: 257, file_size: 70_000, path: "/home/data".into(), ..on_btrfs.clone() };
+    let embedded = |stage: &mut Stage<'_, '_>, outer: u64, end: &str, private: u64| {
+        let own = stage.builder.make("btrfs_bio");
+        if recent {
+            stage.builder.set(own, "btrfs_bio.inode", outer);
+        }
+        let end = stage.builder.function(end);
+        stage.builder.set(own, "btrfs_bio.end_io", end);
+        stage.builder.set(own, "btrfs_bio.private", private);
+        stage.builder.at(own, "btrfs_bio.bio")
+    };
+    // The page of a bio with an inode of its own is anybody's.
+    let simple = Bio { end: "btrfs_simple_end_io", ..bio };
+    let source = if recent { Source::Bio } else { Source::Page };
+    let page = if recent { private } else { stage.builder.cache(btrfs_file) };
+    let address = embedded(&mut stage, btrfs_outer, "btrfs_something_else", 0);
+    let data_told = Told { source, ..data_told };
+    stage.one("btrfs data", Bio { address, ..simple }, page, &data_told);
+    let tree_page = if recent { private } else { stage.builder.cache(tree) };
+    let address = embedded(&mut stage, tree_outer, "btrfs_something_else", 0);
+    let told = Told { kind: Kind::Metadata, source, ..on_btrfs.clone() };
+    stage.one("btrfs metadata", Bio { address, ..simple }, tree_page, &told);
+    let owner = if recent {
+        0
+    } else {
+        stage.holder("btrfs_dio_private", "btrfs_dio_private.inode", btrfs_file)
+    };
+    let address = embedded(&mut stage, btrfs_outer, "btrfs_end_dio_bio", owner);
+    let told = Told { kind: Kind::Direct, source: Source::Bio, ..data_told.clone() };
+    stage.one("btrfs direct", Bio { address, ..simple }, private, &told);
+    let owner =
+        if recent { 0 } else { stage.holder("compressed_bio", "compressed_bio.inode", btrfs_file) };
+    let address = embedded(&mut stage, btrfs_outer, "end_compressed_bio_read", owner);
+    let told = Told { source: Source::Bio, ..data_told.clone() };
+    stage.one("btrfs compressed", Bio { address, ..simple }, private, &told);
+    let address = embedded(&mut stage, btrfs_outer, "btrfs_something_else", 0);
+    let original = stage.above(&Bio { address, ..simple });
+    let context = stage.holder("btrfs_io_context", "btrfs_io_context.orig_bio", original);
+    let stripe = stage.holder("btrfs_io_stripe", "btrfs_io_stripe.bioc", context);
+    let copy = Bio { end: "btrfs_clone_write_end_io", private: stripe, ..bio };
+    stage.one("btrfs stripe", copy, page, &data_told);
+    let told = with(&sure(Kind::Metadata, Source::Bio), "/");
+    stage.one("btrfs super", Bio { end: "btrfs_end_super_write", ..in_root }, private, &told);
+
+    // Without data, and cut short.
+    let discard = Bio { size: 1 << 20, ..in_job };
+    stage.submit("discard", 0, &[discard], &[], &[with(&unknown, "/batch/job")]);
+    stage.submit("flush", 0, &[], &[], &[unknown.clone()]);
+    let short = Bio { end: "ext4_end_bio", size: PAGE, ..bio };
+    stage.submit("torn", 0, &[short, short], &[(inbox_page, PAGE)], &[]);
+    let torn = stage.requests.last_mut().expect("a request");
+    torn.truth = vec![
+        Told { length: PAGE, ..inbox_told.clone() },
+        Told { length: PAGE, ..with(&unknown, "/web") },
+    ];
+
+    let cached = [
+        (format!("/srv/mail/{LONG}"), 3),
+        ("/srv/mail/inbox".to_owned(), 2),
+        ("/var/lib/db/main.db".to_owned(), 2),
+        ("/gone (deleted)".to_owned(), 1),
+        ("/d".to_owned(), 1),
+        ("/f".to_owned(), 1),
+        ("/image".to_owned(), 1),
+        ("/home/data".to_owned(), u64::from(!recent)),
+    ];
+    let cached = cached.into_iter().filter(|(_, pages)| *pages > 0);
+    Scene {
+        requests: stage.requests,
+        tasks: vec![(1, "systemd"), (9, "kworker/0:1"), (77, "postgres")],
+        cached: cached.collect(),
+    }
+}

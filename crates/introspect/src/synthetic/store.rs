@@ -1,0 +1,150 @@
+//! Memory of a guest that can be written here.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::memory::{GuestMemory, Region};
+
+/// A memory file, mapped for both directions.
+struct Mapping {
+    place: *mut libc::c_void,
+    length: usize,
+}
+
+// SAFETY: the mapping is accessed by volatile reads and writes alone.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this object's own.
+        unsafe { libc::munmap(self.place, self.length) };
+    }
+}
+
+/// Regions of guest-physical memory, behind each other in one memory file. What nobody has
+/// written takes no room. Cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    mapping: Arc<Mapping>,
+    file: Arc<File>,
+    /// Guest-physical address, length, and place in the file.
+    regions: Vec<(u64, u64, u64)>,
+}
+
+impl Store {
+    /// Memory of zeros: for each region its guest-physical address and its length, both multiples
+    /// of a page.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn new(regions: &[(u64, u64)]) -> io::Result<Self> {
+        let mut length = 0;
+        let regions = regions.iter().map(|(start, count)| {
+            let region = (*start, *count, length);
+            length += count;
+            region
+        });
+        let regions: Vec<_> = regions.collect();
+        // SAFETY: a system call with a constant text.
+        let descriptor = unsafe { libc::memfd_create(c"synthetic".as_ptr(), libc::MFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        file.set_len(length)?;
+        let length = usize::try_from(length).map_err(io::Error::other)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping of an open file, wherever the kernel likes.
+        let place =
+            unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, file.as_raw_fd(), 0) };
+        if place == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { mapping: Arc::new(Mapping { place, length }), file: Arc::new(file), regions })
+    }
+
+    /// The same memory, to be read as a guest's.
+    ///
+    /// # Panics
+    /// When the process has no descriptor left.
+    pub fn memory(&self) -> GuestMemory {
+        let regions = self.regions.iter().map(|(start, length, offset)| {
+            let file = OwnedFd::from(self.file.try_clone().expect("a descriptor"));
+            let place = self.mapping.place.cast::<u8>().wrapping_add(*offset as usize);
+            Region {
+                start: *start,
+                length: *length,
+                place: place.cast_const(),
+                file: Some((file, *offset)),
+            }
+        });
+        let regions = regions.collect();
+        let owner = Arc::clone(&self.mapping);
+        // SAFETY: the regions are parts of the mapping, which the memory owns from here on.
+        unsafe { GuestMemory::new(regions, owner) }
+    }
+
+    /// The regions: guest-physical address and length.
+    pub fn regions(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.regions.iter().map(|(start, length, _)| (*start, *length))
+    }
+
+    /// Writes at a guest-physical address, byte by byte where it is not aligned.
+    ///
+    /// # Panics
+    /// When it is not all in one region.
+    pub fn write(&self, address: u64, bytes: &[u8]) {
+        let place = self.place(address, bytes.len() as u64).expect("within the memory");
+        if place as usize % 8 == 0 && bytes.len() == 8 {
+            let word = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+            #[expect(clippy::cast_ptr_alignment, reason = "the line before looks at the alignment")]
+            // SAFETY: eight aligned bytes of the mapping.
+            unsafe {
+                place.cast::<u64>().write_volatile(word);
+            }
+            return;
+        }
+        for (index, byte) in bytes.iter().enumerate() {
+            // SAFETY: within the mapping, as `place` has checked.
+            unsafe { place.add(index).write_volatile(*byte) };
+        }
+    }
+
+    /// Writes a number at a guest-physical address.
+    pub fn write_u64(&self, address: u64, value: u64) {
+        self.write(address, &value.to_le_bytes());
+    }
+
+    /// Whether eight bytes at an address are memory.
+    pub fn has_word(&self, address: u64) -> bool {
+        self.place(address, 8).is_some()
+    }
+
+    /// The whole of the first region that holds `address`, as a file's content.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn content(&self, address: u64) -> io::Result<Vec<u8>> {
+        let region = self.regions.iter().find(|(start, length, _)| {
+            address.checked_sub(*start).is_some_and(|offset| offset < *length)
+        });
+        let (_, length, offset) = region.ok_or(io::ErrorKind::InvalidInput)?;
+        let mut bytes = vec![0; *length as usize];
+        std::os::unix::fs::FileExt::read_exact_at(&*self.file, &mut bytes, *offset)?;
+        Ok(bytes)
+    }
+
+    fn place(&self, address: u64, length: u64) -> Option<*mut u8> {
+        self.regions.iter().find_map(|(start, count, offset)| {
+            let within = address.checked_sub(*start).filter(|within| within < count)?;
+            (count - within >= length)
+                .then(|| self.mapping.place.cast::<u8>().wrapping_add((offset + within) as usize))
+        })
+    }
+}

@@ -1,0 +1,146 @@
+//! The structures of the miniature, much as those of Linux: see
+//! [`Description`](super::description::Description) for how they are written.
+
+/// What all kernels have.
+pub(crate) const COMMON: &str = "
+    list_head 16: next 0, prev 8
+    hlist_node 16: next 0, pprev 8
+    -page_words 40: lru 0 list_head, mapping 16, index 24, private 32
+    -page_union 40: - 0 -page_words, compound_head 0
+    -page_counts 4: _mapcount 0, page_type 0
+    page 64: flags 0, - 8 -page_union, - 48 -page_counts, _refcount 52, memcg_data 56
+    address_space 192: host 0 *inode, i_pages 8, a_ops 104
+    -inode_lists 16: i_dentry 0, i_rcu 0
+    inode 640: i_mode 0, i_uid 4, i_gid 8, i_sb 40 *super_block, i_mapping 48 *address_space,\
+        i_ino 64, i_size 80, i_write_hint 143, - 288 -inode_lists, i_data 368 address_space, i_generation 568
+    super_block 512: s_list 0 list_head, s_dev 16, s_type 40 *file_system_type, s_bdev 96 *block_device,\
+        s_fs_info 176, s_id 200
+    file_system_type 72: name 0, fs_flags 8
+    -qstr_numbers 8: hash 0, len 4
+    -qstr_union 8: - 0 -qstr_numbers, hash_len 0
+    qstr 16: - 0 -qstr_union, name 8
+    dentry_alias 16: d_alias 0 hlist_node
+    dentry 192: d_flags 0, d_hash 8 hlist_node, d_parent 24 *dentry, d_name 32 qstr, d_inode 48 *inode,\
+        d_iname 56, d_u 176 dentry_alias
+    request 256: q 0 *request_queue, cmd_flags 24, rq_flags 28, __data_len 44, __sector 48, bio 56 *bio
+    request_queue 512: queuedata 8, disk 88 *gendisk
+    gendisk 512: major 0, disk_name 12, part0 48 *block_device
+    bvec_iter! 20: bi_sector 0, bi_size 8, bi_idx 12, bi_bvec_done 16
+    bio 136: bi_next 0 *bio, bi_bdev 8, bi_opf 16, bi_iter 32 bvec_iter, bi_end_io 56, bi_private 64,\
+        bi_blkg 72 *blkcg_gq, bi_io_vec 112 *bio_vec
+    bio_vec 16: bv_page 0 *page, bv_len 8, bv_offset 12
+    buffer_head 104: b_state 0, b_page 16, b_blocknr 24, b_bdev 48, b_end_io 56, b_private 64
+    task_struct 1024: flags 44, tasks 256 list_head, pid 400, tgid 404, group_leader 448 *task_struct, comm 704
+    file 232: f_mode 20, f_inode 32 *inode
+    kiocb 48: ki_filp 0 *file, ki_pos 8, ki_complete 16
+    -iomap_submit 16: iter 0, waiter 8 *task_struct
+    -iomap_union 32: submit 0 -iomap_submit, aio 0
+    iomap_dio! 96: iocb 0 *kiocb, dops 8, size 24, flags 44, - 48 -iomap_union
+    dio 704: inode 8 *inode, waiter 40 *task_struct, is_async 60
+    -blkdev_union 8: iocb 0 *kiocb, waiter 0 *task_struct
+    blkdev_dio 208: - 0 -blkdev_union, size 8, bio 64 bio
+    block_device 320: bd_start_sect 0, bd_disk 24 *gendisk
+    bdev_inode 960: bdev 0 block_device, vfs_inode 320 inode
+    journal_s 256: j_sb_buffer 24 *buffer_head
+    ext4_sb_info 512: s_desc_size 0, s_journal 200 *journal_s
+    cgroup_subsys_state 200: cgroup 0 *cgroup, ss 8, serial_nr 88
+    mem_cgroup 512: id 0, css 16 cgroup_subsys_state
+    blkcg 512: css 8 cgroup_subsys_state
+    blkcg_gq 256: q 0, blkcg 24 *blkcg
+    cgroup 1024: self 0 cgroup_subsys_state, flags 200, kn 248 *kernfs_node
+    dm_target_io 256: magic 0, io 16 *dm_io, clone 64 bio
+    dm_io 320: magic 0, orig_bio 32 *bio
+    dm_crypt_io 256: cc 0, base_bio 8 *bio
+    r1bio 128: remaining 0, master_bio 56 *bio
+    r10bio 128: remaining 0, master_bio 48 *bio
+    mod_kallsyms 32: symtab 0, num_symtab 8, strtab 16
+    module 512: state 0, list 8 list_head, name 24, kallsyms 256 *mod_kallsyms
+    btf 128: data 0, nr_types_resolved 40, data_size 44
+    btf_module 64: list 0 list_head, btf 16 *btf, module 24 *module
+    enum req_flag_bits: __REQ_SYNC 11, __REQ_META 12, __REQ_PRIO 13, __REQ_FUA 17, __REQ_PREFLUSH 18,\
+        __REQ_RAHEAD 19, __REQ_BACKGROUND 20, __REQ_SWAP 23
+    enum node_stat_item: NR_INACTIVE_ANON 0, NR_FILE_PAGES 19, NR_FILE_DIRTY 20, NR_WRITEBACK 21
+    enum zone_stat_item: NR_FREE_PAGES 0
+";
+
+/// What kernels of the time of 6.1 have.
+pub(crate) const EARLY: &str = "
+    kernfs_node 128: count 0, parent 8 *kernfs_node, name 16, priv 96
+    md_io_acct 160: orig_bio 0 *bio, start_time 8
+    enum pageflags: PG_locked 0, PG_slab 9, PG_head 16
+";
+
+/// What kernels of the time of 6.12 have instead.
+pub(crate) const RECENT: &str = "
+    kernfs_node 128: count 0, __parent 8 *kernfs_node, name 16, priv 96
+    md_io_clone 176: mddev 0, orig_bio 8 *bio
+    enum pageflags: PG_locked 0, PG_head 6
+    enum64 pagetype: PGTY_buddy 240, PGTY_slab 245
+";
+
+/// The module `btrfs` where its bios name an inode only through what they belong to.
+pub(crate) const BTRFS_EARLY: &str = "
+    btrfs_bio 320: file_offset 8, end_io 64, private 72, bio 128 bio
+    btrfs_dio_private 128: inode 0 *inode, file_offset 8
+    compressed_bio 128: inode 8 *inode, start 16
+";
+/// The same where they name Btrfs's own inode.
+pub(crate) const BTRFS_RECENT: &str = "
+    btrfs_bio 320: inode 8 *btrfs_inode, file_offset 16, end_io 64, private 72, bio 128 bio
+";
+/// The rest of it.
+pub(crate) const BTRFS: &str = "
+    btrfs_inode 1024: root 0, location 8, vfs_inode 320 inode
+    btrfs_io_stripe 32: dev 0, bioc 16 *btrfs_io_context
+    btrfs_io_context 128: refs 0, orig_bio 48 *bio
+";
+/// The functions of `btrfs`.
+pub(crate) const BTRFS_SYMBOLS: &[&str] = &[
+    "btrfs_simple_end_io",
+    "btrfs_clone_write_end_io",
+    "btrfs_end_dio_bio",
+    "btrfs_end_super_write",
+    "end_compressed_bio_read",
+    "btrfs_something_else",
+];
+
+/// The module `xfs`.
+pub(crate) const XFS: &str = "
+    xfs_buf 384: b_rhash_key 8, b_ops 296, b_mount 304
+";
+/// The functions and operations of `xfs`.
+pub(crate) const XFS_SYMBOLS: &[&str] = &[
+    "xfs_buf_bio_end_io",
+    "xlog_bio_end_io",
+    "xfs_end_bio",
+    "xfs_dir3_data_buf_ops",
+    "xfs_agf_buf_ops",
+];
+
+/// The functions of the kernel itself.
+pub(crate) const FUNCTIONS: &[&str] = &[
+    "ext4_end_bio",
+    "mpage_end_io",
+    "iomap_dio_bio_end_io",
+    "dio_bio_end_io",
+    "dio_bio_end_aio",
+    "end_bio_bh_io_sync",
+    "journal_end_buffer_io_sync",
+    "end_buffer_write_sync",
+    "end_buffer_async_write",
+    "ext4_end_bitmap_read",
+    "blkdev_bio_end_io",
+    "blkdev_bio_end_io_simple",
+    "end_swap_bio_write",
+    "f2fs_write_end_io",
+    "clone_endio",
+    "crypt_endio",
+    "md_end_clone_io",
+    "md_end_io_acct",
+    "raid1_end_write_request",
+    "raid10_end_read_request",
+    "bio_chain_endio",
+    "submit_bio_wait_endio",
+    "super_written",
+    "nobody_knows_end_io",
+];

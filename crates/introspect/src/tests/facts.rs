@@ -1,0 +1,20 @@
+//! Each kind of request is answered exactly.
+
+use crate::synthetic::{Shape, Subject};
+
+fn answers(shape: &Shape) {
+    let subject = Subject::new(shape);
+    for (request, told) in subject.clean() {
+        assert_eq!(told, request.truth, "{}", request.name);
+    }
+}
+
+#[test]
+fn early_kernels() {
+    answers(&Shape::default());
+}
+
+#[test]
+fn recent_kernels() {
+    answers(&Shape::recent());
+}

@@ -1,0 +1,146 @@
+//! Tables of symbols: both ways to store addresses, long names, and tables without an end.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::Miniature;
+use crate::kallsyms;
+use crate::paging::AddressSpace;
+use crate::synthetic::{Addresses, Shape};
+use crate::vmcoreinfo;
+
+const PAGE: u64 = 4096;
+
+/// Where the endless room of [`endless`] begins.
+const ENDLESS: u64 = 0xffff_d000_0000_0000;
+
+impl Miniature {
+    fn find<'n>(&self, wanted: &[&'n str]) -> Option<HashMap<&'n str, Vec<u64>>> {
+        let note = vmcoreinfo::find(&self.memory).remove(0);
+        let space = AddressSpace::new(&note)?;
+        kallsyms::find(&self.memory, &space, &note, wanted)
+    }
+
+    /// Has the note name another place for a symbol, with as many digits.
+    fn redirect(&self, symbol: &str, address: u64) {
+        let mut text = vec![0; 4096];
+        self.memory.read(self.linux.shape.note, &mut text).unwrap();
+        let key = format!("SYMBOL({symbol})=");
+        let at = text.windows(key.len()).position(|part| part == key.as_bytes()).unwrap();
+        let place = self.linux.shape.note + (at + key.len()) as u64;
+        self.store.write(place, format!("{address:016x}").as_bytes());
+        // Nor is there the other copy.
+        self.store.write(self.linux.shape.note + PAGE, &[0; 64]);
+    }
+
+    /// Maps a page of `content` over and over, through tables that contain themselves.
+    pub(super) fn endless(&self, content: &[u8]) {
+        let [data, table] = [8 * PAGE, 9 * PAGE];
+        self.store.write(data, content);
+        for index in 0..512 {
+            self.store.write_u64(table + 8 * index, data | 0x63);
+        }
+        for (level, table) in [(10 * PAGE, table), (11 * PAGE, 10 * PAGE)] {
+            for index in 0..512 {
+                self.store.write_u64(level + 8 * index, table | 0x63);
+            }
+        }
+        let entry = self.linux.tables[0] + (ENDLESS >> 39 & 511) * 8;
+        self.store.write_u64(entry, 11 * PAGE | 0x63);
+    }
+}
+
+#[test]
+fn both_ways_to_store_addresses() {
+    let image = 0xffff_ffff_8100_0000;
+    for addresses in [Addresses::Below, Addresses::Above] {
+        for slide in [0, 0x1a0_0000, 0x3e00_0000] {
+            let guest = Miniature::new(&Shape { addresses, slide, ..Shape::default() });
+            let found = guest.find(&["ext4_end_bio", "_text", "init_top_pgt", "nowhere"]).unwrap();
+            assert_eq!(found["ext4_end_bio"], [image + slide + 0x400_0000]);
+            assert_eq!(found["_text"], [image + slide]);
+            assert!(!found.contains_key("nowhere"));
+        }
+    }
+    let guest = Miniature::new(&Shape::default());
+    let found = guest.find(&["some_percpu_counter", "fixed_percpu_data"]).unwrap();
+    assert_eq!(found["some_percpu_counter"], [0x1a00], "an address of its own kind");
+    assert_eq!(found["fixed_percpu_data"], [0]);
+}
+
+#[test]
+fn long_names_and_names_that_are_there_twice() {
+    let guest = Miniature::new(&Shape::default());
+    let long = "long.name.".repeat(52);
+    let names = [127, 128, 129, 300, 510].map(|length| &long[..length]);
+    let found = guest.find(&names).unwrap();
+    for name in names {
+        assert_eq!(found[name].len(), 1, "{}", name.len());
+    }
+    assert_eq!(guest.find(&["mpage_end_io"]).unwrap()["mpage_end_io"].len(), 2);
+}
+
+#[test]
+fn tables_that_do_not_hold_together() {
+    let parts = [
+        "kallsyms_names",
+        "kallsyms_num_syms",
+        "kallsyms_token_table",
+        "kallsyms_token_index",
+        "kallsyms_offsets",
+        "kallsyms_relative_base",
+    ];
+    for part in parts {
+        for place in [0, 0xffff_ffff_f000_0000, u64::MAX, 0xffff_8000_0000_0000] {
+            let guest = Miniature::new(&Shape::default());
+            guest.redirect(part, place);
+            assert!(guest.find(&["ext4_end_bio"]).is_none(), "{part} at {place:x}");
+        }
+    }
+    // Somewhere else in the kernel's memory.
+    for part in parts {
+        for seed in 0..300 {
+            let guest = Miniature::new(&Shape::default());
+            let mut random = fastrand::Rng::with_seed(seed);
+            let room = guest.linux.used;
+            guest.redirect(part, guest.linux.shape.direct + room.0 + random.u64(0..room.1));
+            let _ = guest.find(&["ext4_end_bio"]);
+        }
+    }
+}
+
+#[test]
+fn tables_without_an_end() {
+    let names: [(&str, Vec<u8>); 4] = [
+        ("empty names", vec![0; 4096]),
+        ("names of one letter", [1, b'x'].repeat(2048)),
+        ("the longest names", [0xff; 4096].into()),
+        ("names of 512 letters", {
+            let mut page = vec![b'x'; 4096];
+            for place in (0..4096).step_by(512) {
+                // 510 tokens, in two bytes.
+                (page[place], page[place + 1]) = (0xfe, 3);
+            }
+            page
+        }),
+    ];
+    for (what, content) in names {
+        let guest = Miniature::new(&Shape::default());
+        guest.endless(&content);
+        guest.redirect("kallsyms_names", ENDLESS);
+        guest.redirect("kallsyms_offsets", ENDLESS);
+        // As many symbols as can be: the count is in the endless page, too.
+        guest.store.write(12 * PAGE, &2_000_000_u32.to_le_bytes());
+        guest.redirect("kallsyms_num_syms", guest.linux.shape.direct + 12 * PAGE);
+        let start = Instant::now();
+        assert!(guest.find(&["x", ""]).is_none(), "{what}");
+        assert!(start.elapsed() < Duration::from_secs(3), "{what}: {:?}", start.elapsed());
+    }
+    // Pieces of names without an end.
+    let guest = Miniature::new(&Shape::default());
+    guest.endless(&[b'x'; 4096]);
+    guest.redirect("kallsyms_token_table", ENDLESS);
+    assert!(guest.find(&["x"]).is_none());
+    guest.redirect("kallsyms_token_index", ENDLESS);
+    assert!(guest.find(&["x"]).is_none());
+}

@@ -1,0 +1,76 @@
+//! Bounds of memory, and what of it was ever touched.
+
+use std::sync::Arc;
+
+use crate::memory::{GuestMemory, Region};
+use crate::synthetic::Store;
+
+const PAGE: u64 = 4096;
+
+/// Memory without a file behind it: each region with its bytes.
+fn memory(parts: Vec<(u64, Vec<u8>)>) -> GuestMemory {
+    let regions = parts.iter().map(|(start, bytes)| Region {
+        start: *start,
+        length: bytes.len() as u64,
+        place: bytes.as_ptr(),
+        file: None,
+    });
+    let regions = regions.collect();
+    // SAFETY: the vectors' bytes stay where they are, and live as long as the memory.
+    unsafe { GuestMemory::new(regions, Arc::new(parts)) }
+}
+
+#[test]
+fn reads_stay_within_one_region() {
+    let memory = memory(vec![(16, (0..32).collect()), (1000, vec![7; 10]), (1010, vec![8; 8])]);
+    assert_eq!((memory.end(), memory.length()), (1018, 50));
+    assert_eq!(memory.u64(16), Some(0x0706_0504_0302_0100));
+    // At any place, aligned or not.
+    for place in 0..=24_u64 {
+        let wanted: Vec<u8> = (0..8).map(|index| (place + index) as u8).collect();
+        assert_eq!(memory.u64(16 + place).unwrap().to_le_bytes(), wanted[..]);
+        assert_eq!(memory.u32(16 + place).unwrap().to_le_bytes(), wanted[..4]);
+        assert_eq!(memory.u16(16 + place).unwrap().to_le_bytes(), wanted[..2]);
+        let mut bytes = [0; 8];
+        memory.read(16 + place, &mut bytes).unwrap();
+        assert_eq!(bytes, wanted[..]);
+    }
+    let outside = [0, 9, 15, 41, 48, 999, 1003, 1009, 1011, 1018, u64::MAX - 7, u64::MAX];
+    for address in outside {
+        assert_eq!(memory.u64(address), None, "{address}");
+    }
+    assert_eq!((memory.u32(1006), memory.u32(1007)), (Some(0x0707_0707), None));
+    assert_eq!((memory.u16(46), memory.u16(47)), (Some(0x1f1e), None));
+    let mut bytes = [1; 20];
+    assert_eq!(memory.read(1000, &mut bytes), None);
+    assert_eq!(bytes, [1; 20], "left as it was");
+    assert_eq!(memory.read(1000, &mut []), Some(()));
+    assert!(memory.contains(47) && !memory.contains(48) && !memory.contains(u64::MAX));
+}
+
+#[test]
+fn regions_that_cannot_be_are_left_out() {
+    let far = |start| Region { start, length: 16, place: [0_u8; 16].as_ptr(), file: None };
+    let regions =
+        vec![far(u64::MAX - 7), far(u64::MAX - 15), far(1 << 52), Region { length: 0, ..far(0) }];
+    // SAFETY: none of them is ever read.
+    let memory = unsafe { GuestMemory::new(regions, Arc::new(())) };
+    assert_eq!((memory.regions().len(), memory.end(), memory.length()), (0, 0, 0));
+    assert!(crate::vmcoreinfo::find(&memory).is_empty());
+    assert_eq!(memory.u64(0), None);
+}
+
+#[test]
+fn only_touched_parts_are_told() {
+    let store = Store::new(&[(0, 64 * PAGE), (1 << 30, 1 << 30)]).unwrap();
+    for page in [3, 4, 63] {
+        store.write_u64(page * PAGE + 8, 1);
+    }
+    store.write_u64((1 << 30) + 77 * PAGE, 1);
+    let memory = store.memory();
+    let touched: Vec<_> = memory.regions().iter().map(GuestMemory::touched).collect();
+    assert_eq!(touched[0], [(3 * PAGE, 5 * PAGE), (63 * PAGE, 64 * PAGE)]);
+    assert_eq!(touched[1], [((1 << 30) + 77 * PAGE, (1 << 30) + 78 * PAGE)]);
+    let alone = self::memory(vec![(5, vec![0; 10])]);
+    assert_eq!(GuestMemory::touched(&alone.regions()[0]), [(5, 15)]);
+}

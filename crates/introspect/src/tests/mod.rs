@@ -1,0 +1,54 @@
+//! Tests on synthetic guests and, where there are any, on captured ones.
+
+mod btf;
+mod captured;
+mod cycles;
+mod facts;
+mod floods;
+mod guest;
+mod image;
+mod kallsyms;
+mod memory;
+mod mutations;
+mod paging;
+mod scribble;
+
+use std::sync::Arc;
+
+use fathom_insight::Names;
+
+use crate::guest::Guest;
+use crate::memory::GuestMemory;
+use crate::synthetic::{Linux, Shape, Store, attach};
+
+/// A synthetic guest.
+struct Miniature {
+    store: Store,
+    linux: Linux,
+    memory: GuestMemory,
+    names: Arc<Names>,
+}
+
+impl Miniature {
+    fn new(shape: &Shape) -> Self {
+        let store = Store::new(&shape.memory()).unwrap();
+        let linux = Linux::build(&store, shape);
+        let memory = store.memory();
+        Self { store, linux, memory, names: Arc::default() }
+    }
+
+    /// One with room for more.
+    fn roomy() -> Self {
+        Self::new(&Shape { room: (2 << 20, 6 << 20), ..Shape::default() })
+    }
+
+    /// The header of a request of its.
+    fn header(&self) -> u64 {
+        self.linux.requests[0].view.header
+    }
+
+    /// The guest, its kernel found if it can be.
+    fn guest(&self) -> Arc<Guest> {
+        attach(&self.memory, &self.names, self.header())
+    }
+}

@@ -1,0 +1,233 @@
+//! What is counted of requests: by one thread for all to see, and in tables under a lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fathom_block::Operation;
+
+/// The steps that latencies are told apart by: powers of two, from below 1 µs to above 68 s.
+pub const LATENCY_STEPS: usize = 28;
+/// The power of two that the first step begins with, in nanoseconds.
+const FIRST_POWER: u32 = 9;
+
+/// Which of three kinds of work a request is: accounts tell no more apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Direction {
+    /// It reads.
+    Read = 0,
+    /// It writes.
+    Write = 1,
+    /// It is none of the two: a flush, a discard, zeroes.
+    Other = 2,
+}
+
+impl Direction {
+    /// All of them, in order.
+    pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Other];
+
+    /// What `operation` is.
+    pub fn of(operation: Operation) -> Self {
+        match operation {
+            Operation::Read => Self::Read,
+            Operation::Write => Self::Write,
+            Operation::Flush
+            | Operation::Discard
+            | Operation::WriteZeroes
+            | Operation::GetId
+            | Operation::Extents => Self::Other,
+        }
+    }
+
+    /// The name used in metrics and the control interface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// The step that a latency belongs to.
+pub fn latency_step(latency_ns: u64) -> usize {
+    let power = (latency_ns | 1).ilog2();
+    (power.saturating_sub(FIRST_POWER) as usize).min(LATENCY_STEPS - 1)
+}
+
+/// A latency in the middle of a step, in nanoseconds.
+pub fn latency_of_step(step: usize) -> u64 {
+    let low = 1_u64 << (step as u32 + FIRST_POWER);
+    // The square root of two: as far from the next power as from this one.
+    low + low * 414 / 1000
+}
+
+/// What was counted of some requests that succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// How many there were. A request of several parts counts once for each row that it is in.
+    pub requests: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How long they took together, in nanoseconds.
+    pub latency_sum_ns: u64,
+    /// How long the slowest took.
+    pub latency_max_ns: u64,
+    /// How many took how long, by [`latency_step`].
+    pub latency: [u64; LATENCY_STEPS],
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        Self {
+            requests: 0,
+            bytes: 0,
+            latency_sum_ns: 0,
+            latency_max_ns: 0,
+            latency: [0; LATENCY_STEPS],
+        }
+    }
+}
+
+impl Account {
+    /// Counts one.
+    pub(super) fn add(&mut self, bytes: u64, latency_ns: u64) {
+        self.requests += 1;
+        self.bytes += bytes;
+        self.latency_sum_ns = self.latency_sum_ns.wrapping_add(latency_ns);
+        self.latency_max_ns = self.latency_max_ns.max(latency_ns);
+        self.latency[latency_step(latency_ns)] += 1;
+    }
+
+    /// Adds what `other` has counted.
+    pub fn merge(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.bytes += other.bytes;
+        self.latency_sum_ns = self.latency_sum_ns.wrapping_add(other.latency_sum_ns);
+        self.latency_max_ns = self.latency_max_ns.max(other.latency_max_ns);
+        for (mine, theirs) in self.latency.iter_mut().zip(&other.latency) {
+            *mine += theirs;
+        }
+    }
+}
+
+/// One [`Account`] for each [`Direction`].
+pub type Accounts = [Account; 3];
+
+/// Adds what `from` has counted, direction by direction.
+pub(super) fn merge(into: &mut Accounts, from: &Accounts) {
+    for (into, from) in into.iter_mut().zip(from) {
+        into.merge(from);
+    }
+}
+
+/// An account that one thread writes, with plain loads and stores, while others read.
+#[derive(Debug, Default)]
+struct Cell {
+    bytes: AtomicU64,
+    latency_sum_ns: AtomicU64,
+    latency_max_ns: AtomicU64,
+    latency: [AtomicU64; LATENCY_STEPS],
+}
+
+fn add(cell: &AtomicU64, value: u64) {
+    cell.store(cell.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
+}
+
+impl Cell {
+    fn add(&self, bytes: u64, latency_ns: u64) {
+        add(&self.bytes, bytes);
+        add(&self.latency_sum_ns, latency_ns);
+        if latency_ns > self.latency_max_ns.load(Ordering::Relaxed) {
+            self.latency_max_ns.store(latency_ns, Ordering::Relaxed);
+        }
+        add(&self.latency[latency_step(latency_ns)], 1);
+    }
+
+    fn read(&self) -> Account {
+        let load = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        let latency = std::array::from_fn(|step| load(&self.latency[step]));
+        Account {
+            requests: latency.iter().sum(),
+            bytes: load(&self.bytes),
+            latency_sum_ns: load(&self.latency_sum_ns),
+            latency_max_ns: load(&self.latency_max_ns),
+            latency,
+        }
+    }
+}
+
+/// What one queue counts of whole requests: nothing is missing here.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Totals {
+    /// Of requests that nothing is known about.
+    unknown: [Cell; 3],
+    /// Of the others.
+    known: [Cell; 3],
+    errors: [AtomicU64; 3],
+}
+
+impl Totals {
+    pub(super) fn add(&self, direction: Direction, known: bool, bytes: u64, latency_ns: u64) {
+        let cells = if known { &self.known } else { &self.unknown };
+        cells[direction as usize].add(bytes, latency_ns);
+    }
+
+    pub(super) fn add_error(&self, direction: Direction) {
+        add(&self.errors[direction as usize], 1);
+    }
+
+    pub(super) fn read(&self) -> TotalsSnapshot {
+        let load = |cells: &[Cell; 3]| std::array::from_fn(|index| cells[index].read());
+        TotalsSnapshot {
+            unknown: load(&self.unknown),
+            known: load(&self.known),
+            errors: std::array::from_fn(|index| self.errors[index].load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// What was counted of whole requests.
+#[derive(Clone, Debug, Default)]
+pub struct TotalsSnapshot {
+    /// Of requests that succeeded and that nothing is known about.
+    pub unknown: Accounts,
+    /// Of the others that succeeded.
+    pub known: Accounts,
+    /// Requests that failed, by [`Direction`].
+    pub errors: [u64; 3],
+}
+
+impl TotalsSnapshot {
+    pub(super) fn merge(&mut self, other: &Self) {
+        merge(&mut self.unknown, &other.unknown);
+        merge(&mut self.known, &other.known);
+        for (mine, theirs) in self.errors.iter_mut().zip(&other.errors) {
+            *mine += theirs;
+        }
+    }
+
+    /// All requests that succeeded.
+    pub fn all(&self) -> Accounts {
+        let mut all = self.known;
+        merge(&mut all, &self.unknown);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_latency_lies_in_its_step() {
+        for (latency_ns, step) in
+            [(0, 0), (1023, 0), (1024, 1), (2047, 1), (2048, 2), (1 << 36, 27), (u64::MAX, 27)]
+        {
+            assert_eq!(latency_step(latency_ns), step, "{latency_ns}");
+        }
+        for step in 0..LATENCY_STEPS {
+            assert_eq!(latency_step(latency_of_step(step)), step);
+        }
+    }
+}

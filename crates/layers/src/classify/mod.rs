@@ -1,0 +1,197 @@
+//! What each request means, and who causes how much.
+//!
+//! On its way down, each request of a guest is asked for its meaning in the guest's own memory
+//! ([`fathom_introspect::Resolver`]), and the insight rides on from there. On its way up it is
+//! accounted for by file, control group, process and kind ([`UsageSnapshot`]).
+//!
+//! Without a guest, or with one whose kernel is not known, a request costs a load and some
+//! counting. A resolver that fails is given up for its queue: the disk goes on without insight.
+
+mod cells;
+mod groups;
+mod slot;
+mod slow;
+mod table;
+mod usage;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fathom_block::{
+    Capabilities, Crossing, GuestAddress, Layer, LayerQueue, Outcome, Request, SECTOR_SIZE,
+};
+use fathom_insight::{ClassTable, Names};
+use fathom_introspect::{RequestView, Resolver};
+
+pub use cells::{
+    Account, Accounts, Direction, LATENCY_STEPS, TotalsSnapshot, latency_of_step, latency_step,
+};
+pub use groups::{GROUP_OTHER, GroupAccount, GroupSnapshot};
+pub use slot::GuestSlot;
+pub use slow::SlowRequest;
+pub use table::{Subject, UsageRow};
+pub use usage::{UsageOptions, UsageSnapshot};
+
+use usage::{Usage, UsageQueue};
+
+/// What the queues of a disk share.
+struct Shared {
+    slot: Arc<GuestSlot>,
+    table: Mutex<Arc<ClassTable>>,
+    /// Resolvers that failed and were given up.
+    failures: AtomicU64,
+    usage: Arc<Usage>,
+}
+
+/// The layer that finds out what requests mean.
+#[derive(Clone)]
+pub struct Classify {
+    shared: Arc<Shared>,
+}
+
+impl Classify {
+    /// A layer that asks the guest in `slot` and gives classes by `table`. `names` has the texts
+    /// of the guest's insights.
+    pub fn new(
+        slot: Arc<GuestSlot>,
+        table: ClassTable,
+        names: Arc<Names>,
+        options: UsageOptions,
+    ) -> Self {
+        let shared = Shared {
+            slot,
+            table: Mutex::new(Arc::new(table)),
+            failures: AtomicU64::new(0),
+            usage: Arc::new(Usage::new(names, options)),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Gives classes by another table, in queues that are opened from now on.
+    pub fn set_table(&self, table: ClassTable) {
+        *self.shared.table.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+    }
+
+    /// How many queues lost their insight to a bug.
+    pub fn failures(&self) -> u64 {
+        self.shared.failures.load(Ordering::Relaxed)
+    }
+
+    /// What the requests meant and cost since the layer was made.
+    pub fn usage(&self) -> UsageSnapshot {
+        self.shared.usage.snapshot()
+    }
+
+    /// The same by control group and kind, few rows that never count down, with the totals.
+    pub fn groups(&self) -> (TotalsSnapshot, Vec<GroupSnapshot>) {
+        self.shared.usage.groups()
+    }
+
+    /// The slowest requests of the last minute or two at `now_ns` of the stacks' clock, the
+    /// slowest first, `count` at most.
+    pub fn slow(&self, now_ns: u64, count: usize) -> Vec<SlowRequest> {
+        self.shared.usage.slow(now_ns, count)
+    }
+
+    /// The texts of the insights.
+    pub fn names(&self) -> &Arc<Names> {
+        self.shared.usage.names()
+    }
+}
+
+impl Layer for Classify {
+    fn name(&self) -> &'static str {
+        "classify"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn open_queue(&self, queue: u64) -> Box<dyn LayerQueue> {
+        let table = self.shared.table.lock().unwrap_or_else(PoisonError::into_inner);
+        Box::new(ClassifyQueue {
+            table: Arc::clone(&table),
+            shared: Arc::clone(&self.shared),
+            usage: UsageQueue::open(Arc::clone(&self.shared.usage), queue),
+            resolver: None,
+            generation: 0,
+        })
+    }
+}
+
+struct ClassifyQueue {
+    shared: Arc<Shared>,
+    table: Arc<ClassTable>,
+    usage: UsageQueue,
+    resolver: Option<Resolver>,
+    /// The slot's generation that the resolver is of.
+    generation: u64,
+}
+
+impl ClassifyQueue {
+    /// Takes over the guest that is in the slot now. If it is being changed this very moment, the
+    /// next request will see it.
+    #[cold]
+    fn follow(&mut self) {
+        if let Some((generation, guest)) = self.shared.slot.try_guest() {
+            self.resolver = guest.map(|guest| guest.resolver());
+            self.generation = generation;
+        } else {
+            self.resolver = None;
+        }
+    }
+
+    /// Asks what `request`, whose header is at `header`, means.
+    fn resolve(&mut self, request: &mut Request, header: GuestAddress, now_ns: u64) {
+        if self.shared.slot.generation() != self.generation {
+            self.follow();
+        }
+        let Some(resolver) = &mut self.resolver else { return };
+        let view = RequestView {
+            header: header.0,
+            sector: request.offset / SECTOR_SIZE,
+            length: request.length,
+            carries_data: request.operation.carries_data(),
+            is_write: request.operation.modifies(),
+            now_ns,
+        };
+        let (buffers, insight) = (&request.buffers, &mut request.insight);
+        let pages =
+            buffers.addresses().iter().zip(buffers.segments()).filter_map(|(address, segment)| {
+                Some((address.as_ref()?.0, segment.iov_len as u64))
+            });
+        let table = &self.table;
+        let resolved =
+            catch_unwind(AssertUnwindSafe(|| resolver.resolve(&view, pages, table, insight)));
+        if resolved.is_err() {
+            let io_priority = insight.io_priority;
+            insight.clear();
+            insight.io_priority = io_priority;
+            self.resolver = None;
+            self.shared.failures.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl LayerQueue for ClassifyQueue {
+    fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+        let now_ns = next.round_ns();
+        *next.word(&mut request) = now_ns;
+        if let Some(header) = request.header {
+            self.resolve(&mut request, header, now_ns);
+        }
+        next.submit(request);
+    }
+
+    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let start_ns = *next.word(&mut request);
+        let mut now_ns = next.round_ns();
+        if now_ns == start_ns {
+            now_ns = next.now_ns();
+        }
+        self.usage.add(&request, outcome, start_ns, now_ns);
+        next.complete(request, outcome);
+    }
+}

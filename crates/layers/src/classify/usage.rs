@@ -1,0 +1,381 @@
+//! The accounts of a disk: written by its queues' threads, which never wait, and read by others.
+//!
+//! Whole requests are counted in cells of each queue's own: nothing is missing there. What is
+//! known of a request goes to the table of the disk by way of a short list that the queue's thread
+//! empties into the table itself, unless somebody has the table just then; a reader empties the
+//! lists first. If a list grows too long meanwhile, its newest parts are dropped and counted.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fathom_block::{Facts, Insight, Operation, Outcome, Request};
+use fathom_insight::{Kind, Names};
+
+use super::cells::{Accounts, Direction, Totals, TotalsSnapshot, merge};
+use super::groups::GroupSnapshot;
+use super::slow::{Slow, SlowRequest};
+use super::table::{Record, Subject, Table, UsageRow};
+
+/// So many parts are taken into the table at one go.
+const BATCH: usize = 32;
+/// The most parts that wait for the table in one queue.
+const PENDING_MAX: usize = 4096;
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsageOptions {
+    /// Rows of the disk's table.
+    pub rows_max: usize,
+    /// Control groups that have accounts of their own for metrics.
+    pub groups_max: usize,
+    /// Slow requests of one minute.
+    pub slow_max: usize,
+}
+
+impl Default for UsageOptions {
+    /// 4,096 rows, 100 groups, 64 slow requests.
+    fn default() -> Self {
+        Self { rows_max: 4096, groups_max: 100, slow_max: 64 }
+    }
+}
+
+/// What a disk's requests meant and cost, since the accounts were opened.
+#[derive(Clone, Debug, Default)]
+pub struct UsageSnapshot {
+    /// Whole requests; nothing is missing here.
+    pub totals: TotalsSnapshot,
+    /// What is known, by what it is about.
+    pub rows: Vec<UsageRow>,
+    /// What rows have counted that are gone.
+    pub others: Accounts,
+    /// How many rows are gone.
+    pub folded: u64,
+    /// Parts of requests that are in no row, because the table was busy for too long.
+    pub dropped: u64,
+    /// The bytes of those.
+    pub dropped_bytes: u64,
+}
+
+/// What one queue shares with readers.
+#[derive(Default)]
+struct Shard {
+    totals: Totals,
+    /// Parts that wait for the table.
+    pending: Mutex<Vec<Record>>,
+    dropped: AtomicU64,
+    dropped_bytes: AtomicU64,
+}
+
+/// The queues of a disk.
+#[derive(Default)]
+struct Shards {
+    open: Vec<Arc<Shard>>,
+    /// What queues have counted that are closed.
+    past: TotalsSnapshot,
+    dropped_past: u64,
+    dropped_bytes_past: u64,
+}
+
+/// The accounts of one disk.
+pub(super) struct Usage {
+    names: Arc<Names>,
+    shards: Mutex<Shards>,
+    table: Mutex<Table>,
+    slow: Slow,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Usage {
+    pub(super) fn new(names: Arc<Names>, options: UsageOptions) -> Self {
+        Self {
+            names,
+            shards: Mutex::default(),
+            table: Mutex::new(Table::new(options.rows_max, options.groups_max)),
+            slow: Slow::new(options.slow_max),
+        }
+    }
+
+    pub(super) fn names(&self) -> &Arc<Names> {
+        &self.names
+    }
+
+    pub(super) fn snapshot(&self) -> UsageSnapshot {
+        let shards = lock(&self.shards);
+        let mut totals = shards.past.clone();
+        let (mut dropped, mut dropped_bytes) = (shards.dropped_past, shards.dropped_bytes_past);
+        for shard in &shards.open {
+            totals.merge(&shard.totals.read());
+            dropped += shard.dropped.load(Ordering::Relaxed);
+            dropped_bytes += shard.dropped_bytes.load(Ordering::Relaxed);
+        }
+        let table = self.settled(&shards);
+        let (rows, others, folded) = (table.rows(), table.others(), table.folded());
+        drop((table, shards));
+        UsageSnapshot { totals, rows: united(rows), others, folded, dropped, dropped_bytes }
+    }
+
+    pub(super) fn groups(&self) -> (TotalsSnapshot, Vec<GroupSnapshot>) {
+        let shards = lock(&self.shards);
+        let mut totals = shards.past.clone();
+        for shard in &shards.open {
+            totals.merge(&shard.totals.read());
+        }
+        let groups = self.settled(&shards).groups();
+        (totals, groups)
+    }
+
+    pub(super) fn slow(&self, now_ns: u64, count: usize) -> Vec<SlowRequest> {
+        self.slow.list(now_ns, count)
+    }
+
+    /// The table with all that waits for it.
+    fn settled(&self, shards: &Shards) -> MutexGuard<'_, Table> {
+        let mut table = lock(&self.table);
+        for shard in &shards.open {
+            // The queue's thread does without its list for no longer than this swap.
+            let mut records = table.take_spare();
+            std::mem::swap(&mut records, &mut *lock(&shard.pending));
+            for record in records.drain(..) {
+                table.add(&record, &self.names);
+            }
+            table.give_spare(records);
+        }
+        table
+    }
+}
+
+/// One row for each subject: a text that was forgotten and came again has another number.
+fn united(rows: Vec<UsageRow>) -> Vec<UsageRow> {
+    let mut places: HashMap<Subject, usize> = HashMap::with_capacity(rows.len());
+    let mut united: Vec<UsageRow> = Vec::with_capacity(rows.len());
+    for row in rows {
+        if let Some(place) = places.get(&row.subject) {
+            let first = &mut united[*place];
+            merge(&mut first.accounts, &row.accounts);
+            if row.instance > first.instance {
+                (first.file_size, first.owner) = (row.file_size, row.owner);
+            }
+            first.instance = first.instance.min(row.instance);
+        } else {
+            places.insert(row.subject.clone(), united.len());
+            united.push(row);
+        }
+    }
+    united
+}
+
+/// One queue's way into the accounts.
+pub(super) struct UsageQueue {
+    usage: Arc<Usage>,
+    shard: Arc<Shard>,
+    queue: u64,
+    /// Parts for which even the list was busy.
+    waiting: Vec<Record>,
+}
+
+/// Whether anything is known of a request.
+fn is_known(insight: &Insight) -> bool {
+    insight.facts.kind != Kind::Unknown
+        || !insight.parts.is_empty()
+        || insight.facts != Facts::default()
+}
+
+impl UsageQueue {
+    pub(super) fn open(usage: Arc<Usage>, queue: u64) -> Self {
+        let shard: Arc<Shard> = Arc::default();
+        lock(&usage.shards).open.push(Arc::clone(&shard));
+        Self { usage, shard, queue, waiting: Vec::new() }
+    }
+
+    /// Accounts for a request that came at `start_ns` and is done at `now_ns`.
+    pub(super) fn add(&mut self, request: &Request, outcome: Outcome, start_ns: u64, now_ns: u64) {
+        self.usage.slow.offer(request, self.queue, outcome, start_ns, now_ns);
+        let direction = Direction::of(request.operation);
+        if outcome.is_err() {
+            self.shard.totals.add_error(direction);
+            return;
+        }
+        let latency_ns = now_ns.saturating_sub(start_ns);
+        let known = is_known(&request.insight);
+        let bytes = moved(request);
+        self.shard.totals.add(direction, known, bytes, latency_ns);
+        if known {
+            self.add_parts(request, bytes, direction, latency_ns, now_ns);
+        }
+    }
+
+    fn add_parts(
+        &mut self,
+        request: &Request,
+        bytes: u64,
+        direction: Direction,
+        latency_ns: u64,
+        now_ns: u64,
+    ) {
+        let parts = request.insight.parts(bytes);
+        let records = parts.map(|part| Record {
+            facts: part.facts,
+            direction,
+            bytes: part.length,
+            latency_ns,
+            now_ns,
+        });
+        let Ok(mut pending) = self.shard.pending.try_lock() else {
+            // A reader takes the list this very moment.
+            for record in records {
+                keep(&self.shard, &mut self.waiting, record);
+            }
+            return;
+        };
+        for record in self.waiting.drain(..).chain(records) {
+            keep(&self.shard, &mut pending, record);
+        }
+        if pending.len() >= BATCH {
+            if let Ok(mut table) = self.usage.table.try_lock() {
+                for record in pending.drain(..) {
+                    table.add(&record, &self.usage.names);
+                }
+            }
+        }
+    }
+}
+
+/// The bytes that a request that succeeded is accounted for with.
+fn moved(request: &Request) -> u64 {
+    match request.operation {
+        Operation::Read | Operation::Write | Operation::Discard | Operation::WriteZeroes => {
+            request.length
+        }
+        Operation::Flush | Operation::GetId | Operation::Extents => 0,
+    }
+}
+
+fn keep(shard: &Shard, list: &mut Vec<Record>, record: Record) {
+    if list.len() < PENDING_MAX {
+        list.push(record);
+        return;
+    }
+    shard.dropped.fetch_add(1, Ordering::Relaxed);
+    shard.dropped_bytes.fetch_add(record.bytes, Ordering::Relaxed);
+}
+
+impl Drop for UsageQueue {
+    fn drop(&mut self) {
+        let mut shards = lock(&self.usage.shards);
+        lock(&self.shard.pending).append(&mut self.waiting);
+        drop(self.usage.settled(&shards));
+        shards.past.merge(&self.shard.totals.read());
+        shards.dropped_past += self.shard.dropped.load(Ordering::Relaxed);
+        shards.dropped_bytes_past += self.shard.dropped_bytes.load(Ordering::Relaxed);
+        shards.open.retain(|shard| !Arc::ptr_eq(shard, &self.shard));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_insight::ClassTable;
+
+    fn request(inode: u64, length: u64) -> Request {
+        let mut request = Request::default();
+        (request.operation, request.length) = (Operation::Write, length);
+        request.insight.facts = Facts { kind: Kind::Data, inode, ..Facts::default() };
+        request
+    }
+
+    fn usage() -> Arc<Usage> {
+        Arc::new(Usage::new(Arc::default(), UsageOptions::default()))
+    }
+
+    fn bytes(rows: &[UsageRow], inode: u64) -> u64 {
+        let row = rows.iter().find(|row| row.subject.inode == inode);
+        row.map_or(0, |row| row.accounts[Direction::Write as usize].bytes)
+    }
+
+    #[test]
+    fn parts_go_to_their_rows_and_totals_add_up() {
+        let usage = usage();
+        let mut queue = UsageQueue::open(Arc::clone(&usage), 0);
+        let mut both = request(0, 12_288);
+        both.insight.clear();
+        for (length, inode) in [(4096, 1), (8192, 2)] {
+            both.insight.push(length, Facts { kind: Kind::Data, inode, ..Facts::default() });
+        }
+        both.insight.finish(&ClassTable::default());
+        queue.add(&both, Ok(()), 100, 5_100);
+        queue.add(&request(1, 512), Ok(()), 100, 200);
+        queue.add(&request(1, 7), Err(fathom_block::ErrorKind::Io), 0, 1);
+        let mut nothing = request(0, 1024);
+        nothing.insight.clear();
+        queue.add(&nothing, Ok(()), 0, 1);
+        for snapshot in [usage.snapshot(), {
+            drop(queue);
+            usage.snapshot()
+        }] {
+            assert_eq!((bytes(&snapshot.rows, 1), bytes(&snapshot.rows, 2)), (4608, 8192));
+            let write = Direction::Write as usize;
+            let all = snapshot.totals.all()[write];
+            assert_eq!((all.requests, all.bytes), (3, 12_288 + 512 + 1024));
+            assert_eq!(snapshot.totals.unknown[write].bytes, 1024);
+            assert_eq!(snapshot.totals.errors[write], 1);
+            assert_eq!(all.latency.iter().sum::<u64>(), 3);
+            assert_eq!((all.latency_max_ns, snapshot.dropped), (5_000, 0));
+        }
+        assert_eq!(usage.slow(10_000, 9).len(), 4);
+    }
+
+    #[test]
+    fn a_queue_never_waits_and_counts_what_it_drops() {
+        let usage = usage();
+        let mut queue = UsageQueue::open(Arc::clone(&usage), 0);
+        // A reader that does not let go of the table, and then not of the list either.
+        let table = lock(&usage.table);
+        for _ in 0..PENDING_MAX {
+            queue.add(&request(1, 10), Ok(()), 0, 1);
+        }
+        let shard = Arc::clone(&queue.shard);
+        let list = lock(&shard.pending);
+        for _ in 0..PENDING_MAX + 5 {
+            queue.add(&request(2, 10), Ok(()), 0, 1);
+        }
+        drop((table, list));
+        queue.add(&request(3, 10), Ok(()), 0, 1);
+        let snapshot = usage.snapshot();
+        let write = Direction::Write as usize;
+        assert_eq!(snapshot.totals.known[write].requests, 2 * PENDING_MAX as u64 + 6);
+        let in_rows: u64 = snapshot.rows.iter().map(|row| row.accounts[write].requests).sum();
+        assert_eq!(in_rows + snapshot.dropped, 2 * PENDING_MAX as u64 + 6);
+        assert_eq!(snapshot.dropped_bytes, 10 * snapshot.dropped);
+        assert_eq!(bytes(&snapshot.rows, 1), 10 * PENDING_MAX as u64);
+        drop(queue);
+    }
+
+    #[test]
+    fn readers_and_queues_agree_in_the_end() {
+        const COUNT: u64 = 20_000;
+        let usage = usage();
+        std::thread::scope(|scope| {
+            for number in 0..2 {
+                let usage = Arc::clone(&usage);
+                scope.spawn(move || {
+                    let mut queue = UsageQueue::open(usage, number);
+                    for round in 0..COUNT {
+                        queue.add(&request(round % 100, 1), Ok(()), round, round + 1);
+                    }
+                });
+            }
+            for _ in 0..50 {
+                let snapshot = usage.snapshot();
+                assert!(snapshot.rows.len() <= 100);
+            }
+        });
+        let snapshot = usage.snapshot();
+        let write = Direction::Write as usize;
+        let in_rows: u64 = snapshot.rows.iter().map(|row| row.accounts[write].bytes).sum();
+        assert_eq!(in_rows + snapshot.dropped, 2 * COUNT);
+    }
+}

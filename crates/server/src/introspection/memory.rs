@@ -1,0 +1,59 @@
+//! A guest's memory, from the terms of the front end to those of introspection.
+
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use fathom_frontend::vhost_user::{Memory, MemoryRegion};
+use fathom_introspect::{GuestMemory, Region};
+
+/// What makes two tables of memory one guest's: the same files at the same places.
+pub(super) type Identity = Vec<RegionIdentity>;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RegionIdentity {
+    device: u64,
+    inode: u64,
+    file_offset: u64,
+    guest_address: u64,
+    length: u64,
+}
+
+/// What identifies `memory` among all that guests bring.
+pub(super) fn identity(memory: &Memory) -> Identity {
+    let of_region = |region: MemoryRegion<'_>| {
+        let metadata = region.file.and_then(|file| file.metadata().ok());
+        let (device, inode) = match metadata {
+            Some(metadata) => (metadata.dev(), metadata.ino()),
+            // Memory that cannot be identified is like no other.
+            None => (u64::MAX, region.place as u64),
+        };
+        RegionIdentity {
+            device,
+            inode,
+            file_offset: region.file_offset,
+            guest_address: region.guest_address,
+            length: region.length,
+        }
+    };
+    memory.regions().map(of_region).collect()
+}
+
+/// The same memory for introspection, which keeps it mapped.
+pub(super) fn to_guest_memory(memory: &Arc<Memory>) -> GuestMemory {
+    let of_region = |region: MemoryRegion<'_>| Region {
+        start: region.guest_address,
+        length: region.length,
+        place: region.place,
+        file: region
+            .file
+            .and_then(|file| file.try_clone().ok())
+            .map(|file| (OwnedFd::from(file), region.file_offset)),
+    };
+    let regions = memory.regions().map(of_region).collect();
+    let owner: Arc<dyn Any + Send + Sync> = Arc::<Memory>::clone(memory);
+    // SAFETY: the front end has mapped each region whole, readable and writable, and checked that
+    // its file is at least as long; the mappings live as long as the owner.
+    unsafe { GuestMemory::new(regions, owner) }
+}

@@ -1,0 +1,105 @@
+use std::fs::File;
+use std::time::Duration;
+
+use fathom_frontend::vhost_user::GuestObserver;
+
+use super::*;
+
+const MEMORY: u64 = 1 << 20;
+
+fn file() -> File {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(MEMORY).unwrap();
+    file
+}
+
+/// The memory of a guest, mapped anew as each of its disks' connections does.
+fn memory(file: &File) -> Arc<Memory> {
+    Arc::new(Memory::of_files(vec![(0, MEMORY, file.try_clone().unwrap())]).unwrap())
+}
+
+/// Who is followed: by disk names.
+fn followed(introspection: &Introspection) -> Vec<Vec<String>> {
+    introspection.guests().into_iter().map(|guest| guest.disks).collect()
+}
+
+#[test]
+fn nothing_is_followed_before_there_is_a_guest() {
+    let introspection = Introspection::new(100);
+    let disk = DiskGuest::new(&introspection, "a", true);
+    assert!(introspection.guests().is_empty() && disk.status().is_none());
+    assert!(introspection.shared.thread.get().is_none());
+}
+
+#[test]
+fn disks_of_one_memory_share_a_guest_until_the_last_connection_ends() {
+    let introspection = Introspection::new(100);
+    let disk = |name| DiskGuest::new(&introspection, name, true);
+    let (a, b, other) = (disk("a"), disk("b"), disk("other"));
+    let (mine, theirs) = (file(), file());
+    a.started(0, &memory(&mine));
+    b.started(3, &memory(&mine));
+    other.started(0, &memory(&theirs));
+    assert_eq!(followed(&introspection), [vec!["a", "b"], vec!["other"]]);
+    assert!(Arc::ptr_eq(&a.slot().guest().unwrap(), &b.slot().guest().unwrap()));
+    assert_eq!(introspection.guests()[0].memory_bytes, MEMORY);
+    // A reboot: the guest is kept, although nothing runs for a moment.
+    let before = a.slot().guest().unwrap();
+    a.stopped(0);
+    b.stopped(3);
+    assert!(a.slot().guest().is_none() && b.status().is_none());
+    a.started(0, &memory(&mine));
+    assert!(Arc::ptr_eq(&a.slot().guest().unwrap(), &before));
+    b.ended(3);
+    assert_eq!(followed(&introspection), [["a"], ["other"]]);
+    a.stopped(0);
+    a.ended(0);
+    drop(other);
+    assert!(introspection.guests().is_empty());
+}
+
+#[test]
+fn memory_that_changes_is_another_guest() {
+    let introspection = Introspection::new(100);
+    let disk = DiskGuest::new(&introspection, "a", true);
+    let (first, plugged) = (file(), file());
+    disk.started(0, &memory(&first));
+    let before = disk.slot().guest().unwrap();
+    let parts = [(0, &first), (MEMORY, &plugged)];
+    let parts = parts.map(|(start, file)| (start, MEMORY, file.try_clone().unwrap()));
+    disk.moved(0, &Arc::new(Memory::of_files(parts.into()).unwrap()));
+    let after = disk.slot().guest().unwrap();
+    assert!(!Arc::ptr_eq(&before, &after));
+    assert_eq!(after.memory().length(), 2 * MEMORY);
+    assert_eq!(followed(&introspection), [["a"]], "the guest that was is let go");
+}
+
+#[test]
+fn a_disk_can_stop_asking_and_begin_again() {
+    let introspection = Introspection::new(100);
+    let disk = DiskGuest::new(&introspection, "a", false);
+    let file = file();
+    disk.started(0, &memory(&file));
+    assert!(disk.slot().guest().is_none() && introspection.guests().is_empty());
+    disk.set_wanted(true);
+    assert!(disk.slot().guest().is_some());
+    disk.set_wanted(false);
+    assert!(disk.slot().guest().is_none() && introspection.guests().is_empty());
+    disk.stopped(0);
+    disk.set_wanted(true);
+    assert!(disk.slot().guest().is_none());
+}
+
+#[test]
+fn the_thread_looks_at_what_is_due_and_then_sleeps() {
+    let introspection = Introspection::new(100);
+    let disk = DiskGuest::new(&introspection, "a", true);
+    let file = file();
+    disk.started(0, &memory(&file));
+    let followed = lock(&introspection.shared.guests)[0].clone();
+    let begun = Instant::now();
+    while followed.due.load(Ordering::Acquire) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it is never looked at");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

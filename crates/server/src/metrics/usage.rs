@@ -1,0 +1,161 @@
+//! What is known of guests, and what their control groups did by kind.
+
+use fathom_control::{DiskList, InsightState, InsightStatus};
+use fathom_insight::Kind;
+use fathom_layers::classify::{Account, Direction, GroupAccount};
+
+use super::Page;
+use crate::daemon::DiskGroups;
+
+/// What a family shows of a disk's insight.
+type Value = fn(&InsightStatus) -> u64;
+/// What a family shows of an account.
+type Sum = fn(&GroupAccount) -> f64;
+
+const STATES: [InsightState; 6] = [
+    InsightState::Off,
+    InsightState::NoGuest,
+    InsightState::Waiting,
+    InsightState::Searching,
+    InsightState::Attached,
+    InsightState::Blind,
+];
+
+/// How far each disk's guest has been understood.
+pub(super) fn of_insight(page: &mut Page, disks: &DiskList) {
+    let state = "fathom_insight_state";
+    page.family(state, "gauge", "How far the guest is understood: 1 for the state that holds.");
+    for disk in &disks.disks {
+        for of in STATES {
+            let labels = [("disk", disk.name.as_str()), ("vm", &disk.vm), ("state", of.name())];
+            page.sample(state, &labels, u8::from(disk.insight.state == of));
+        }
+    }
+    let families: [(&str, &str, &str, Value); 4] = [
+        (
+            "fathom_insight_requests_total",
+            "counter",
+            "Requests of the disk's guest that were looked at, on all its disks.",
+            |insight| insight.requests,
+        ),
+        (
+            "fathom_insight_mismatches_total",
+            "counter",
+            "Requests of those that did not lie in the kernel's structures as they should.",
+            |insight| insight.mismatches,
+        ),
+        ("fathom_insight_kernels_total", "counter", "Kernels found in the guest.", |insight| {
+            insight.kernels
+        }),
+        (
+            "fathom_insight_modules",
+            "gauge",
+            "Kernel modules of the guest that were read.",
+            |insight| insight.modules,
+        ),
+    ];
+    for (name, kind, help, value) in families {
+        page.family(name, kind, help);
+        let guests = disks.disks.iter().filter(|disk| {
+            !matches!(disk.insight.state, InsightState::Off | InsightState::NoGuest)
+        });
+        for disk in guests {
+            page.sample(name, &[("disk", &disk.name), ("vm", &disk.vm)], value(&disk.insight));
+        }
+    }
+}
+
+/// What control groups did, by kind.
+pub(super) fn of_groups(page: &mut Page, disks: &[DiskGroups]) {
+    let families: [(&str, &str, Sum); 3] = [
+        (
+            "fathom_usage_bytes_total",
+            "Bytes by control group of the guest and kind of data.",
+            |account| account.bytes as f64,
+        ),
+        (
+            "fathom_usage_requests_total",
+            "Requests by control group of the guest and kind of data.",
+            |account| account.requests as f64,
+        ),
+        (
+            "fathom_usage_request_seconds_total",
+            "Time that requests took, by control group of the guest and kind of data.",
+            |account| account.latency_sum_ns as f64 / 1e9,
+        ),
+    ];
+    for (name, help, sum) in families {
+        page.family(name, "counter", help);
+        for disk in disks {
+            let mut sample = |cgroup: &str, kind: Kind, direction: Direction, of: &GroupAccount| {
+                if of.requests > 0 {
+                    let labels = [
+                        ("disk", disk.disk.as_str()),
+                        ("vm", disk.vm.as_str()),
+                        ("cgroup", cgroup),
+                        ("kind", kind.name()),
+                        ("operation", direction.name()),
+                    ];
+                    page.sample(name, &labels, sum(of));
+                }
+            };
+            // Requests of which nothing is known, and such parts of requests.
+            let nameless = disk.groups.iter().find(|group| group.cgroup.is_empty());
+            for direction in Direction::ALL {
+                let mut unknown = of_whole(&disk.totals.unknown[direction as usize]);
+                if let Some(group) = nameless {
+                    unknown.merge(&group.accounts[Kind::Unknown as usize][direction as usize]);
+                }
+                sample("", Kind::Unknown, direction, &unknown);
+            }
+            for group in &disk.groups {
+                for kind in Kind::ALL {
+                    if kind == Kind::Unknown && group.cgroup.is_empty() {
+                        continue;
+                    }
+                    for direction in Direction::ALL {
+                        let account = &group.accounts[kind as usize][direction as usize];
+                        sample(&group.cgroup, kind, direction, account);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn of_whole(account: &Account) -> GroupAccount {
+    GroupAccount {
+        requests: account.requests,
+        bytes: account.bytes,
+        latency_sum_ns: account.latency_sum_ns,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_layers::classify::{GroupSnapshot, TotalsSnapshot};
+
+    #[test]
+    fn groups_and_the_unknown_are_told_apart() {
+        let mut group = GroupSnapshot { cgroup: "/web".into(), accounts: Default::default() };
+        let account = &mut group.accounts[Kind::Journal as usize][Direction::Write as usize];
+        *account = GroupAccount { requests: 2, bytes: 8192, latency_sum_ns: 1_500_000_000 };
+        let mut totals = TotalsSnapshot::default();
+        totals.unknown[Direction::Read as usize].requests = 1;
+        totals.unknown[Direction::Read as usize].bytes = 512;
+        let disk = DiskGroups { disk: "a".into(), vm: "v".into(), totals, groups: vec![group] };
+        let mut page = Page::default();
+        of_groups(&mut page, &[disk]);
+        let web = "disk=\"a\",vm=\"v\",cgroup=\"/web\",kind=\"journal\",operation=\"write\"";
+        for line in [
+            format!("fathom_usage_bytes_total{{{web}}} 8192\n"),
+            format!("fathom_usage_requests_total{{{web}}} 2\n"),
+            format!("fathom_usage_request_seconds_total{{{web}}} 1.5\n"),
+            "cgroup=\"\",kind=\"unknown\",operation=\"read\"} 512\n".to_owned(),
+        ] {
+            assert!(page.text.contains(&line), "{line}\n{}", page.text);
+        }
+        assert_eq!(page.text.matches("fathom_usage_bytes_total{").count(), 2);
+    }
+}

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Writes the inputs that the fuzz targets begin with, into fuzz/corpus.
+
+A guided search finds its way from something that works; from nothing it does not
+get to a ring's index, 1026 bytes into the memory, or to a [[disk]] in a file.
+"""
+import re
+import struct
+from pathlib import Path
+
+FUZZ = Path(__file__).resolve().parent
+
+
+def seed(target, name, data):
+    folder = FUZZ / "corpus" / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"seed-{name}").write_bytes(data)
+
+
+def configuration():
+    text = (FUZZ.parent / "docs/configuration.md").read_text()
+    for number, block in enumerate(re.findall(r"```toml\n(.*?)```", text, re.S)):
+        seed("configuration", f"page-{number}", block.encode())
+    # The keys that no example there has. /dev/zero and its like are there on each host.
+    seed("configuration", "keys", b"""\
+daemon = { control = "c", log = "debug", shutdown_time_max = "2.5s" }
+[[disk]]
+name = "a"
+serial = "S"
+null = "1.5G"
+block_size = "4K"
+tap = false
+layers = [
+    { kind = "tap" },
+    { kind = "fault", effect = "late", offset = "1M", length = 4096, after = 1, strikes_max = 2 },
+]
+model = { kind = "hdd", seed = 1, spanning = true, write_cache = "1M" }
+vhost_user = { socket = "s", queues = 2, spin = "250us", group = "root" }
+[[disk]]
+name = "b"
+image = "/dev/zero"
+model = { kind = "sata-ssd", power_loss_protected = true }
+[[nbd]]
+address = "unix:n"
+exports = "all"
+group = "root"
+[[nbd]]
+address = "127.0.0.1:10809"
+plain_allowed = true
+tls = { psk = "/dev/null" }
+""")
+
+
+def nbd_negotiation():
+    def counted(text):
+        return struct.pack(">I", len(text)) + text
+
+    def meta(name, *queries):
+        return counted(name) + struct.pack(">I", len(queries)) + b"".join(map(counted, queries))
+
+    def go(name, *kinds):
+        return counted(name) + struct.pack(f">H{len(kinds)}H", len(kinds), *kinds)
+
+    def option(code, data=b""):
+        return b"IHAVEOPT" + struct.pack(">I", code) + counted(data)
+
+    flags = struct.pack(">I", 3)
+    look = option(3) + option(6, go(b"one", 1, 2, 3))
+    contexts = option(9, meta(b"one", b"base:")) + option(10, meta(b"two", b"base:allocation", b"x:y"))
+    # The first byte: TLS none, offered, demanded (modulo 3), and the size of the pieces.
+    seed("nbd_negotiation", "simple", b"\x00" + flags + look + option(7, go(b"two", 3)))
+    seed("nbd_negotiation", "structured",
+         b"\x04" + flags + option(5) + option(8) + contexts + option(7, go(b"two", 3)))
+    seed("nbd_negotiation", "extended",
+         b"\x08" + flags + option(5) + option(11) + contexts + look + option(7, go(b"two")))
+    seed("nbd_negotiation", "old", b"\x00" + flags + option(1, b"one"))
+    seed("nbd_negotiation", "abort", b"\x00" + flags + option(77) + option(2))
+
+
+def virtio_request():
+    next_, write, indirect = 1, 2, 4
+    # Behind the rings, which end at 0x706: the tables and what they point at.
+    tables, header, data, status = 0x7a0, 0x710, 0x720, 0x790
+
+    def table(*pieces):
+        last = len(pieces) - 1
+        return b"".join(
+            struct.pack("<QIHH", place, length, flags | (next_ if i < last else 0), i + 1 if i < last else 0)
+            for i, (place, length, flags) in enumerate(pieces))
+
+    def ring(name, kind, payload, *pieces):
+        head = struct.pack("<IIQ", kind, 0, 8)
+        pieces = [(header, 16, 0), *pieces, (status, 1, write)]
+        available = struct.pack("<HHH", 0, 1, 0)
+        for suffix, descriptors, behind in (
+                ("", table(*pieces), b""),
+                ("-indirect", table((tables, 16 * len(pieces), indirect)), table(*pieces))):
+            memory = bytearray(tables) + behind
+            memory[0:len(descriptors)] = descriptors
+            memory[0x400:0x406] = available
+            memory[header:header + 16] = head
+            memory[data:data + len(payload)] = payload
+            seed("virtio_request", name + suffix, bytes(memory))
+
+    ring("read", 0, b"", (0x1000, 512, write), (0x2000, 512, write))
+    ring("write", 1, b"", (0x1000, 512, 0), (0x2000, 512, 0))
+    ring("flush", 4, b"")
+    ring("id", 8, b"", (0x1000, 20, write))
+    segments = struct.pack("<QII", 8, 8, 0) + struct.pack("<QII", 64, 8, 0)
+    ring("discard", 11, segments, (data, 32, 0))
+    ring("zeroes", 13, struct.pack("<QII", 8, 8, 1), (data, 16, 0))
+
+
+configuration()
+nbd_negotiation()
+virtio_request()

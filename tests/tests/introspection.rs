@@ -1,0 +1,222 @@
+//! What the daemon says of a guest's requests, from the guest's memory alone, is so: held against
+//! what the guest's own tools say lies at the place of each request.
+
+use std::io::{Read, Seek, SeekFrom};
+
+use fathom_tests::{
+    Assets, Classified, Comparison, Daemon, Disk, Error, Guest, Result, Served, Truth,
+};
+
+/// A guest with one classified disk, `/dev/vdb`, whose requests are logged.
+struct Scene {
+    daemon: Daemon,
+    guest: Guest,
+    /// What was found wrong so far.
+    problems: Vec<String>,
+}
+
+/// What is written and read past the page cache.
+const DIRECT: &[&str] = &["/direct/", "/upper/direct/"];
+
+impl Scene {
+    /// Boots a kernel of `scripts/guest-kernel`; `None` where it cannot be had.
+    fn start(kernel: &str, mib: u64) -> Result<Option<Self>> {
+        let assets = Assets::get()?;
+        let Some(kernel) = assets.kernel(kernel)? else { return Ok(None) };
+        let daemon = Daemon::serve(&[Served::sparse("disk", mib)
+            .with("classify = true")
+            .with("layers = [{ kind = 'log', file = 'requests', lines_per_second_max = 0 }]")])?;
+        let guest = Guest::builder()
+            .kernel(kernel)
+            .root(Disk::snapshot_of(&assets.root))
+            .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2))
+            .start()?;
+        Ok(Some(Self { daemon, guest, problems: Vec::new() }))
+    }
+
+    /// Makes and mounts a file system.
+    fn mount(&self, make: &str) -> Result<()> {
+        self.prepare(&format!("{make} /dev/vdb; mount /dev/vdb /mnt"))
+    }
+
+    /// Runs a script that has much to say.
+    fn prepare(&self, script: &str) -> Result<()> {
+        let script = format!(
+            "export DM_DISABLE_UDEV=1
+            sh -e > /run/made 2>&1 << 'END' || {{ cat /run/made; exit 1; }}\n{script}\nEND\nsync"
+        );
+        self.guest.check(&script).map(drop)
+    }
+
+    /// The requests of a script that runs in the guest.
+    fn requests(&self, script: &str) -> Result<Vec<Classified>> {
+        let path = self.daemon.path("requests");
+        let start = std::fs::metadata(&path)?.len();
+        self.guest.check(script)?;
+        let mut file = std::fs::File::open(path)?;
+        file.seek(SeekFrom::Start(start))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Classified::parse_log(&String::from_utf8_lossy(&bytes))
+    }
+
+    /// Runs a script between two snapshots, notes what was said wrongly of its requests, and gives
+    /// the second snapshot. `of` is what [`Truth::of`] asks for.
+    fn compare(&mut self, name: &str, script: &str, before: &Truth, of: &str) -> Result<Truth> {
+        let requests = self.requests(script)?;
+        let after = Truth::of(&self.guest, of)?;
+        let comparison = Comparison::of(&requests, before, &after, DIRECT);
+        println!("{} {name}\n{comparison}", after.filesystem);
+        let checks = [comparison.check(), comparison.check_groups(before, &after, 1 << 16)];
+        let failed = checks.into_iter().filter_map(Result::err);
+        self.problems.extend(failed.map(|error| format!("{name}: {error}")));
+        Ok(after)
+    }
+
+    /// Programs write, change, remove and read everything that is mounted on /mnt.
+    fn phases(&mut self, folder: &str) -> Result<()> {
+        let mut truth = Truth::of(&self.guest, "/mnt")?;
+        for name in ["write", "cold", "change", "remove", "cold"] {
+            let script = format!("/usr/lib/fathom/phases {folder} {name}");
+            truth = self.compare(name, &script, &truth, "/mnt")?;
+        }
+        Ok(())
+    }
+
+    /// Fails when anything was wrong.
+    fn end(self) -> Result<()> {
+        if !self.problems.is_empty() {
+            return Err(Error::new(self.problems.join("\n")));
+        }
+        self.guest.check_console()?;
+        self.daemon.check("disk")?;
+        self.guest.shutdown()
+    }
+}
+
+/// A file system that lies on the whole disk.
+fn plain(kernel: &str, make: &str) -> Result<()> {
+    let Some(mut scene) = Scene::start(kernel, 400)? else { return Ok(()) };
+    scene.mount(make)?;
+    scene.phases("/mnt")?;
+    scene.end()
+}
+
+#[test]
+fn ext4() -> Result<()> {
+    plain("default", "mkfs.ext4 -b 4096")
+}
+
+/// With blocks that are smaller than pages.
+#[test]
+fn ext4_of_the_newer_kernel() -> Result<()> {
+    plain("backports", "mkfs.ext4 -b 1024")
+}
+
+#[test]
+fn xfs() -> Result<()> {
+    plain("default", "mkfs.xfs")
+}
+
+#[test]
+fn xfs_of_the_newer_kernel() -> Result<()> {
+    plain("backports", "mkfs.xfs")
+}
+
+#[test]
+fn btrfs() -> Result<()> {
+    plain("default", "mkfs.btrfs")
+}
+
+#[test]
+fn btrfs_of_the_newer_kernel() -> Result<()> {
+    plain("backports", "mkfs.btrfs")
+}
+
+#[test]
+fn f2fs() -> Result<()> {
+    plain("plain", "mkfs.f2fs")
+}
+
+/// Encryption over a logical volume over a partition: the file system's pages are not the disk's.
+/// Device mapper knows no zeroing, so the inode tables are zeroed here and not later.
+#[test]
+fn ext4_encrypted_on_a_logical_volume() -> Result<()> {
+    let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };
+    scene.prepare(
+        "echo ',,8e' | sfdisk /dev/vdb
+        pvcreate /dev/vdb1; vgcreate group /dev/vdb1
+        lvcreate -Zn -Wn -l 100%FREE -n volume group; volume=/dev/mapper/group-volume
+        echo secret > /run/key
+        cryptsetup -q luksFormat --pbkdf pbkdf2 --pbkdf-force-iterations 1000 $volume /run/key
+        cryptsetup open --key-file /run/key $volume secret
+        mkfs.ext4 -b 4096 -E lazy_itable_init=0 /dev/mapper/secret; mount /dev/mapper/secret /mnt",
+    )?;
+    scene.phases("/mnt")?;
+    scene.end()
+}
+
+/// One half of a mirror.
+#[test]
+fn xfs_on_a_mirror() -> Result<()> {
+    let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };
+    scene.prepare(
+        "modprobe raid1
+        mdadm --create /dev/md0 --run --level=1 --raid-devices=2 --assume-clean /dev/vdb missing
+        mkfs.xfs /dev/md0; mount /dev/md0 /mnt",
+    )?;
+    scene.phases("/mnt")?;
+    scene.end()
+}
+
+/// What a container with an overlay writes lies in the file system below.
+#[test]
+fn an_overlay_on_ext4() -> Result<()> {
+    let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };
+    scene.mount("mkfs.ext4 -b 4096")?;
+    scene.prepare(
+        "cd /mnt; mkdir lower upper work /run/merged; modprobe overlay
+        mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work /run/merged",
+    )?;
+    scene.phases("/run/merged")?;
+    scene.end()
+}
+
+#[test]
+fn swap_partition_and_file() -> Result<()> {
+    let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };
+    let swap = "/usr/lib/fathom/phases / swap";
+    scene.prepare("mkswap /dev/vdb; swapon /dev/vdb")?;
+    let whole = "--swap /dev/vdb";
+    let before = Truth::of(&scene.guest, whole)?;
+    scene.compare("swap partition", swap, &before, whole)?;
+    scene.prepare("swapoff /dev/vdb")?;
+    scene.mount("mkfs.ext4 -F")?;
+    scene.prepare(
+        "dd if=/dev/zero of=/mnt/swapfile bs=1M count=64 conv=fsync status=none
+        chmod 600 /mnt/swapfile; mkswap /mnt/swapfile; swapon /mnt/swapfile",
+    )?;
+    let before = Truth::of(&scene.guest, "/mnt")?;
+    scene.compare("swap file", swap, &before, "/mnt")?;
+    scene.prepare("swapoff /mnt/swapfile")?;
+    scene.end()
+}
+
+/// Programs that read and write the disk around any file system.
+#[test]
+fn the_device_itself() -> Result<()> {
+    let Some(scene) = Scene::start("backports", 400)? else { return Ok(()) };
+    let requests = scene.requests(
+        "dd if=/dev/urandom of=/dev/vdb bs=64k count=32 oflag=direct
+        dd if=/dev/urandom of=/dev/vdb bs=64k count=32 seek=64 conv=fsync
+        echo 3 > /proc/sys/vm/drop_caches
+        dd if=/dev/vdb of=/dev/null bs=64k count=32 iflag=direct
+        dd if=/dev/vdb of=/dev/null bs=64k count=32
+        mkfs.ext4 -q -F /dev/vdb; sync",
+    )?;
+    let nothing = Truth::default();
+    let comparison = Comparison::of(&requests, &nothing, &nothing, &[]);
+    println!("device\n{comparison}");
+    comparison.check()?;
+    scene.end()
+}
