@@ -40,9 +40,16 @@ impl Daemon {
             .spawn()
             .unwrap();
         let mut told = [0; 64];
-        let Ok(length) = notified.recv(&mut told) else {
-            child.kill().unwrap();
-            panic!("{}", std::fs::read_to_string(folder.path().join("log")).unwrap());
+        let length = loop {
+            match notified.recv(&mut told) {
+                Ok(length) => break length,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    child.kill().unwrap();
+                    let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
+                    panic!("not ready: {error}\n{log}");
+                }
+            }
         };
         let ready = begun.elapsed();
         assert_eq!(&told[..length], b"READY=1");

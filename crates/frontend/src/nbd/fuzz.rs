@@ -86,7 +86,7 @@ fn negotiate(security: Security, data: &[u8], piece: usize) -> (Vec<u8>, String,
 pub fn fuzz_requests(data: &[u8]) {
     for mode in [Mode::Simple, Mode::Structured, Mode::Extended] {
         for bytes in data.windows(mode.request_length()) {
-            let _ = RequestHeader::parse(bytes, mode);
+            std::hint::black_box(RequestHeader::parse(bytes, mode));
         }
         assert!(data.len() >= mode.request_length() || RequestHeader::parse(data, mode).is_none());
     }

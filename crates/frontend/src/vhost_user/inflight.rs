@@ -10,7 +10,7 @@
 //!  region of a queue (little-endian, native to both sides)
 //!  0  u64 features      0
 //!  8  u16 version       1
-//! 10  u16 desc_num      the ring's size
+//! 10  u16 desc_num      how many descriptors there is room for
 //! 12  u16 last_batch_head
 //! 14  u16 used_idx      the used index when the last batch was complete
 //! 16  desc_num × { u8 inflight, 5 bytes unused, u16 next, u64 counter }
@@ -19,6 +19,9 @@
 //! Giving back a batch goes: link each head into a list that begins at `last_batch_head`; move the
 //! ring's used index; clear `inflight` of each; copy the used index. A crash between the second
 //! step and the last shows as two different indexes, and the list says whom to clear.
+//!
+//! There is room for the longest ring, whatever size the front end asks for: QEMU 10.0.13 asks
+//! for `queue-size` (128) and offers its guest rings of 1024 all the same.
 
 use std::fs::File;
 use std::io;
@@ -44,26 +47,31 @@ fn region_length(size: u16) -> usize {
 pub(super) struct Inflight {
     map: Arc<SharedFile>,
     queues: u16,
+    /// The length of each queue's region, in bytes.
+    region: usize,
+    /// How many descriptors a region has room for.
     size: u16,
 }
 
 impl Inflight {
-    /// A new file for `queues` rings of `size` descriptors; returns it with its length in bytes.
+    /// A new file for `queues` rings of `size` descriptors, or more of them; returns it with its
+    /// length in bytes.
     pub(super) fn create(queues: u16, size: u16) -> io::Result<(Self, File, u64)> {
         Self::check(queues, size)?;
-        let length = (region_length(size) * usize::from(queues)) as u64;
+        let length = (region_length(RING_SIZE_MAX) * usize::from(queues)) as u64;
         let file = memory_file(c"fathom-inflight", length)?;
         let inflight = Self::open(&file, 0, length, queues, size)?;
         for queue in 0..queues {
             if let Some(region) = inflight.queue(queue) {
                 region.half(8).store(VERSION, Ordering::Relaxed);
-                region.half(10).store(size, Ordering::Release);
+                region.half(10).store(RING_SIZE_MAX, Ordering::Release);
             }
         }
         Ok((inflight, file, length))
     }
 
-    /// A file that the front end has kept.
+    /// A file that the front end has kept: regions of equal length, each with room for `size`
+    /// descriptors at least.
     pub(super) fn open(
         file: &File,
         offset: u64,
@@ -78,7 +86,10 @@ impl Inflight {
                 "the in-flight memory is too short for its queues",
             ));
         }
-        Ok(Self { map: Arc::new(SharedFile::map(file, offset, length)?), queues, size })
+        let region = length / u64::from(queues) / REGION_ALIGNMENT as u64 * REGION_ALIGNMENT as u64;
+        let region = usize::try_from(region).map_err(io::Error::other)?;
+        let size = ((region - HEADER_LENGTH) / ENTRY_LENGTH).min(usize::from(RING_SIZE_MAX)) as u16;
+        Ok(Self { map: Arc::new(SharedFile::map(file, offset, length)?), queues, region, size })
     }
 
     fn check(queues: u16, size: u16) -> io::Result<()> {
@@ -93,7 +104,7 @@ impl Inflight {
 
     /// The region of queue `index`, or `None` where there is none.
     pub(super) fn queue(&self, index: u16) -> Option<QueueInflight> {
-        let offset = region_length(self.size) * usize::from(index);
+        let offset = self.region * usize::from(index);
         (index < self.queues).then(|| QueueInflight {
             map: Arc::clone(&self.map),
             offset,
@@ -171,7 +182,8 @@ impl QueueInflight {
 
     /// Finishes what a crash interrupted and returns the heads that are still in flight, in the
     /// order in which they were taken. `used_index` is the ring's. Everything in the region is
-    /// taken with suspicion: wrong contents give wrong heads within the ring, and no more.
+    /// taken with suspicion: wrong contents give wrong heads below [`size`](Self::size), and no
+    /// more.
     pub(super) fn recover(&mut self, used_index: u16) -> Vec<u16> {
         let mut left = used_index.wrapping_sub(self.half(14).load(Ordering::Acquire));
         if left > 0 && left <= self.size {
@@ -247,11 +259,29 @@ mod tests {
         file.write_all_at(&rubbish, 0).unwrap();
         for used_index in [0, 3, 16, 999, u16::MAX] {
             let heads = inflight.queue(0).unwrap().recover(used_index);
-            assert!(heads.len() <= 16 && heads.iter().all(|&head| head < 16));
+            let most = RING_SIZE_MAX;
+            assert!(heads.len() <= most.into() && heads.iter().all(|&head| head < most));
         }
-        assert!(Inflight::open(&file, 0, length - 1, 1, 16).is_err());
+        assert!(Inflight::open(&file, 0, 271, 1, 16).is_err());
         assert!(Inflight::open(&file, 8, length, 1, 16).is_err());
         assert!(Inflight::open(&file, 0, length, 1, 0).is_err());
         assert!(Inflight::create(0, 16).is_err());
+    }
+
+    #[test]
+    fn a_ring_may_be_longer_than_the_front_end_said() {
+        let (inflight, file, length) = Inflight::create(2, 128).unwrap();
+        let mut queue = inflight.queue(1).unwrap();
+        assert_eq!(queue.size(), RING_SIZE_MAX);
+        queue.recover(0);
+        queue.take(1000);
+        let again = Inflight::open(&file, 0, length, 2, 128).unwrap();
+        assert_eq!(again.queue(1).unwrap().recover(0), [1000]);
+        assert!(again.queue(0).unwrap().recover(0).is_empty());
+        // A file with just the room that was asked for, as other daemons make it.
+        let short = (region_length(128) * 2) as u64;
+        let tight = Inflight::open(&file, 0, short, 2, 128).unwrap();
+        let size = tight.queue(1).unwrap().size();
+        assert!((128..132).contains(&size), "{size}");
     }
 }

@@ -147,7 +147,10 @@ impl Worker {
     fn recover(&mut self) {
         let Some(inflight) = &mut self.inflight else { return };
         let used_index = self.ring.used_index();
-        self.recovered = inflight.recover(used_index).into();
+        let mut recovered = inflight.recover(used_index);
+        // There may be room for more than the ring has.
+        recovered.retain(|&head| head < self.ring.size());
+        self.recovered = recovered.into();
         // The front end knows only what was given back. What was taken is that and the rest.
         self.ring.set_next_available(used_index.wrapping_add(self.recovered.len() as u16));
         if !self.recovered.is_empty() {
