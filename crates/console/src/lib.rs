@@ -19,6 +19,7 @@ mod output;
 mod process;
 mod random;
 mod top;
+mod usage;
 mod vm;
 
 use std::process::ExitCode;
@@ -33,6 +34,10 @@ pub enum Command {
     Disk(disk::DiskCommand),
     /// Show what the daemon's disks do, live
     Top(top::TopOptions),
+    /// Show the files that a disk is busy with
+    Files(usage::FilesOptions),
+    /// List slow requests, and tell all that is known of one
+    ExplainIo(usage::ExplainOptions),
     /// Start a virtual machine on Fathom's disks, or print its QEMU command line
     Vm(Box<vm::VmOptions>),
     /// Measure a disk, without a guest
@@ -64,6 +69,8 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
     let outcome = match &command {
         Command::Disk(command) => disk::run(command).map(done),
         Command::Top(options) => top::run(options).map(done),
+        Command::Files(options) => usage::files(options).map(done),
+        Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Vm(options) => vm::run(options),
         Command::Bench(options) => bench::run(options).map(done),
         Command::Doctor(options) => doctor::run(options),

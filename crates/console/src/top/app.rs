@@ -4,10 +4,14 @@ use std::{
     time::Duration,
 };
 
-use fathom_control::Statistics;
+use fathom_control::{GuestList, Statistics, UsageReport};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::model::{Disk, Interval, SortKey};
+use super::{
+    model::{Disk, Interval, SortKey},
+    seconds,
+};
+use crate::usage::{Entry, Grouping, Groups, Scope};
 
 /// How many intervals are remembered.
 const HISTORY: usize = 240;
@@ -21,6 +25,42 @@ pub enum Page {
     Disks,
     /// One disk by operation.
     Disk(String),
+    /// Who causes the I/O.
+    Usage,
+}
+
+/// Who causes the I/O, as it is looked at.
+#[derive(Default)]
+pub struct Usage {
+    /// What the lines are put together by.
+    pub grouping: Option<Grouping>,
+    /// What is looked at.
+    pub scope: Scope,
+    /// The selected line.
+    pub selected: usize,
+    /// The lines of the last interval.
+    pub groups: Option<Groups>,
+    /// How far the guests have been understood.
+    pub guests: GuestList,
+    before: Option<UsageReport>,
+    interval: Option<(UsageReport, f64)>,
+}
+
+impl Usage {
+    /// What the lines are put together by.
+    pub fn grouping(&self) -> Grouping {
+        self.grouping.unwrap_or(Grouping::Container)
+    }
+
+    /// Whether there is a sample to compare the next one with.
+    pub fn has_begun(&self) -> bool {
+        self.before.is_some()
+    }
+
+    /// The selected line.
+    pub fn entry(&self) -> Option<&Entry> {
+        self.groups.as_ref()?.entries.get(self.selected)
+    }
 }
 
 /// The state.
@@ -43,6 +83,8 @@ pub struct App {
     pub page: Page,
     /// The selected disk.
     pub selected: Option<String>,
+    /// Who causes the I/O.
+    pub usage: Usage,
     /// The last interval, as it is shown.
     pub shown: Option<Interval>,
     /// Why there is no newer one.
@@ -67,6 +109,7 @@ impl App {
             help: false,
             page: Page::Disks,
             selected: None,
+            usage: Usage::default(),
             shown: None,
             trouble: None,
             done: false,
@@ -95,8 +138,85 @@ impl App {
         }
     }
 
+    /// Begins with who causes the I/O.
+    pub fn show_usage(&mut self, grouping: Grouping) {
+        self.page = Page::Usage;
+        self.usage.grouping = Some(grouping);
+    }
+
+    /// Takes the next sample of who causes the I/O.
+    pub fn sample_usage(&mut self, after: UsageReport, guests: GuestList) {
+        if !self.paused {
+            if let Some(before) = &self.usage.before {
+                let seconds = seconds(before, &after);
+                self.usage.interval = Some((after.since(before), seconds));
+            }
+            self.usage.guests = guests;
+        }
+        self.usage.before = Some(after);
+        self.arrange_usage();
+    }
+
+    /// Applies grouping, scope, filter and order.
+    fn arrange_usage(&mut self) {
+        let grouping = self.usage.grouping();
+        let usage = &mut self.usage;
+        let Some((interval, seconds)) = &usage.interval else { return };
+        let chosen = usage.entry().map(|entry| (entry.name.clone(), entry.vm.clone()));
+        let mut groups = Groups::of(interval, *seconds, grouping, &usage.scope);
+        groups.filter(&self.filter);
+        groups.sort(self.sort);
+        // The selection stays with what was selected.
+        let place = chosen.and_then(|(name, vm)| {
+            groups.entries.iter().position(|entry| entry.name == name && entry.vm == vm)
+        });
+        let last = groups.entries.len().saturating_sub(1);
+        usage.selected = place.unwrap_or(usage.selected).min(last);
+        usage.groups = Some(groups);
+    }
+
+    /// From the selected line to what it consists of.
+    fn enter(&mut self) {
+        let grouping = self.usage.grouping();
+        let Some(entry) = self.usage.entry() else { return };
+        if grouping == Grouping::File {
+            return;
+        }
+        let mut scope = self.usage.scope.clone();
+        // A container is one machine's.
+        let has_machine = scope.0.iter().any(|(of, _)| *of == Grouping::Vm);
+        if grouping != Grouping::Vm && !has_machine && !entry.vm.is_empty() {
+            scope.0.push((Grouping::Vm, entry.vm.clone()));
+        }
+        scope.0.push((grouping, entry.name.clone()));
+        if let Some((interval, _)) = &self.usage.interval {
+            self.usage.grouping = Some(Groups::below(interval, grouping, &scope));
+        }
+        self.usage.scope = scope;
+        self.usage.groups = None;
+        self.usage.selected = 0;
+    }
+
+    /// One step back. Returns whether there was one.
+    fn leave(&mut self) -> bool {
+        let Some((grouping, _)) = self.usage.scope.0.pop() else { return false };
+        // The machine that was added with a container goes with it.
+        if grouping != Grouping::Vm
+            && self.usage.scope.0.len() == 1
+            && self.usage.scope.0[0].0 == Grouping::Vm
+            && grouping == Grouping::Container
+        {
+            self.usage.scope.0.clear();
+        }
+        self.usage.grouping = Some(grouping);
+        self.usage.groups = None;
+        self.usage.selected = 0;
+        true
+    }
+
     /// Applies filter and order to what is shown.
     fn arrange(&mut self) {
+        self.arrange_usage();
         let Some(mut interval) = self.unfiltered.clone() else { return };
         interval.filter(&self.filter);
         interval.sort(self.sort);
@@ -157,6 +277,21 @@ impl App {
     fn command(&mut self, code: KeyCode) {
         match code {
             KeyCode::Char('q') => self.done = true,
+            KeyCode::Char('u') | KeyCode::Tab => {
+                self.page = if self.page == Page::Usage { Page::Disks } else { Page::Usage };
+            }
+            KeyCode::Char('g') if self.page == Page::Usage => {
+                self.usage.grouping = Some(self.usage.grouping().next());
+                self.usage.groups = None;
+                self.usage.selected = 0;
+            }
+            KeyCode::Enter | KeyCode::Right if self.page == Page::Usage => self.enter(),
+            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left if self.page == Page::Usage => {
+                let was_top = !self.leave();
+                if was_top {
+                    self.filter.clear();
+                }
+            }
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left if self.page != Page::Disks => {
                 self.page = Page::Disks;
             }
@@ -164,7 +299,9 @@ impl App {
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.help = true,
             KeyCode::Char(' ' | 'p') => self.paused = !self.paused,
             KeyCode::Char('/') => {
-                self.page = Page::Disks;
+                if self.page != Page::Usage {
+                    self.page = Page::Disks;
+                }
                 self.typing = true;
             }
             KeyCode::Char('+' | '=') => self.change_interval(1),
@@ -195,6 +332,12 @@ impl App {
 
     /// Moves the selection; on a disk's page, to the next disk's page.
     fn select(&mut self, by: isize) {
+        if self.page == Page::Usage {
+            let count = self.usage.groups.as_ref().map_or(0, |groups| groups.entries.len());
+            let place = self.usage.selected as isize + by;
+            self.usage.selected = place.clamp(0, (count as isize - 1).max(0)) as usize;
+            return;
+        }
         let (Some(index), Some(shown)) = (self.selected_index(), &self.shown) else { return };
         let last = shown.disks.len() as isize - 1;
         let index = (index as isize + by).clamp(0, last) as usize;
@@ -254,6 +397,31 @@ pub mod tests {
         assert!(app.help);
         press(&mut app, "qq");
         assert!(app.done);
+    }
+
+    #[test]
+    fn enter_leads_from_containers_to_files_and_back() {
+        use crate::usage::tests::usage;
+        let mut app = app();
+        press(&mut app, "u");
+        assert_eq!(app.page, Page::Usage);
+        app.sample_usage(UsageReport::default(), GuestList::default());
+        app.sample_usage(usage(), GuestList::default());
+        let name = |app: &App| app.usage.entry().map(|entry| entry.name.clone());
+        assert_eq!(name(&app).as_deref(), Some("/database"));
+        press(&mut app, "j\n");
+        assert_eq!(app.usage.grouping(), Grouping::File);
+        assert_eq!(app.usage.scope.text(), "shop › /web");
+        assert_eq!(name(&app).as_deref(), Some("/srv/b"));
+        app.key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
+        assert_eq!((app.usage.grouping(), app.usage.scope.0.len()), (Grouping::Container, 0));
+        press(&mut app, "\n");
+        assert_eq!(app.usage.grouping(), Grouping::Process);
+        assert_eq!(name(&app).as_deref(), Some("fio 12"));
+        press(&mut app, "g/nothing\n");
+        assert_eq!(name(&app), None);
+        press(&mut app, "u");
+        assert_eq!(app.page, Page::Disks);
     }
 
     #[test]

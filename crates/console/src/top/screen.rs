@@ -13,13 +13,16 @@ use super::{
     histogram::{bars, horizontal, sparkline},
     model::{Activity, Disk, Interval, Operation, SortKey},
     plain::clock,
+    usage_screen,
 };
 use crate::output::{latency, short_bytes, short_number, table::shorten};
 
 const KEYS: &[(&str, &str)] = &[
     ("↑ ↓ j k", "select a disk"),
-    ("Enter →", "the disk by operation"),
+    ("Enter →", "the disk by operation; what a line consists of"),
     ("Esc ←", "back; ends a filter"),
+    ("u Tab", "who causes the I/O: machines, containers, processes, files"),
+    ("g", "there: put together by something else"),
     ("i t d l e n", "order by IOPS, throughput, depth, latency, errors, name"),
     ("< >", "order by the column before, after"),
     ("/", "filter by name or machine"),
@@ -31,23 +34,23 @@ const KEYS: &[(&str, &str)] = &[
 
 /// The colours, or none.
 #[derive(Clone, Copy)]
-struct Theme(bool);
+pub(super) struct Theme(bool);
 
 impl Theme {
-    fn colour(self, colour: Color) -> Style {
+    pub(super) fn colour(self, colour: Color) -> Style {
         if self.0 { Style::new().fg(colour) } else { Style::new() }
     }
 
-    fn dim(self) -> Style {
+    pub(super) fn dim(self) -> Style {
         if self.0 { Style::new().fg(Color::DarkGray) } else { Style::new() }
     }
 
-    fn bold(self) -> Style {
+    pub(super) fn bold(self) -> Style {
         let _ = self;
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    fn selected(self) -> Style {
+    pub(super) fn selected(self) -> Style {
         let _ = self;
         Style::new().add_modifier(Modifier::REVERSED)
     }
@@ -61,6 +64,7 @@ pub fn draw(frame: &mut Frame<'_>, app: &App, colours: bool) {
             .areas(frame.area());
     draw_title(frame, title, app, theme);
     match (&app.page, &app.shown) {
+        (Page::Usage, _) => usage_screen::draw(frame, body, app, theme),
         (_, None) => {
             let text = format!("\nMeasuring for {} …", seconds(app.interval.as_secs_f64()));
             frame.render_widget(Paragraph::new(text), body);
@@ -81,7 +85,7 @@ pub fn draw(frame: &mut Frame<'_>, app: &App, colours: bool) {
     }
 }
 
-fn seconds(seconds: f64) -> String {
+pub(super) fn seconds(seconds: f64) -> String {
     if seconds < 1.0 { format!("{:.0} ms", seconds * 1e3) } else { format!("{seconds:.0} s") }
 }
 

@@ -7,7 +7,11 @@ use std::{
 use fathom_control::{Client, Statistics};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
-use super::{TopOptions, app::App, screen};
+use super::{
+    TopOptions,
+    app::{App, Page},
+    screen,
+};
 use crate::{
     failure::{Failure, Outcome},
     output::style,
@@ -33,10 +37,13 @@ pub fn run(options: &TopOptions, client: &Client, first: Statistics) -> Outcome 
     let interval = Duration::from_nanos(options.interval.0);
     let mut app = App::new(first, interval, options.sort, options.filter.clone());
     app.socket = client.socket().display().to_string();
+    if let Some(grouping) = options.by {
+        app.show_usage(grouping);
+    }
     // Also gives the terminal back should this program panic.
     let mut terminal = ratatui::try_init()
         .map_err(|error| Failure::new(format!("cannot use the terminal: {error}")))?;
-    let outcome = show(&mut terminal, &mut app, client, options.count);
+    let outcome = show(&mut terminal, &mut app, client, options);
     ratatui::restore();
     outcome.map_err(|error| Failure::new(format!("the terminal: {error}")))
 }
@@ -45,9 +52,19 @@ fn show(
     terminal: &mut ratatui::DefaultTerminal,
     app: &mut App,
     client: &Client,
-    count: Option<u64>,
+    options: &TopOptions,
 ) -> std::io::Result<()> {
     let colours = style::allowed();
+    let sample_usage = |app: &mut App| {
+        let usage = client.usage(options.disk.as_deref(), options.vm.as_deref());
+        match usage.and_then(|usage| Ok((usage, client.guests()?))) {
+            Ok((usage, guests)) => app.sample_usage(usage, guests),
+            Err(error) => app.trouble = Some(error.to_string()),
+        }
+    };
+    if app.page == Page::Usage {
+        sample_usage(app);
+    }
     let mut sampled = Instant::now();
     let mut samples = 0;
     let mut changed = true;
@@ -65,6 +82,9 @@ fn show(
             if let Event::Key(key) = event::read()? {
                 if key.kind != KeyEventKind::Release {
                     app.key(key);
+                    if app.page == Page::Usage && !app.usage.has_begun() {
+                        sample_usage(app);
+                    }
                 }
             }
         }
@@ -75,10 +95,14 @@ fn show(
                 Ok(statistics) => {
                     app.sample(statistics);
                     samples += 1;
-                    app.done |= count.is_some_and(|count| samples >= count);
+                    app.done |= options.count.is_some_and(|count| samples >= count);
                 }
                 // The daemon may come back: the view stays and says what is the matter.
                 Err(error) => app.trouble = Some(error.to_string()),
+            }
+            // Accounts take more to fetch than counters: only while somebody looks.
+            if app.page == Page::Usage {
+                sample_usage(app);
             }
         }
     }
