@@ -120,8 +120,11 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     } else if app.typing {
         Line::from(format!("Filter: {}█", app.filter))
     } else if app.page == Page::Disks {
+        let text = "? help  Enter operations  u who  / filter  < > order  Space hold  + - interval  q quit";
+        Line::styled(shorten(text, room), theme.dim())
+    } else if app.page == Page::Usage {
         let text =
-            "? help  Enter operations  / filter  < > order  Space hold  + - interval  q quit";
+            "Enter into  Esc back  g by  u disks  / filter  < > order  Space hold  ? help  q quit";
         Line::styled(shorten(text, room), theme.dim())
     } else {
         let text = "Esc back  ↑ ↓ other disks  Space hold  + - interval  ? help  q quit";

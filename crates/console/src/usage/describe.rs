@@ -17,6 +17,7 @@ fn of(kind: &str, path: &str, inode: u64, file_system: &str, device: &str) -> St
     }
     let mut text = match kind {
         "" | "unknown" => "unknown".to_owned(),
+        "flushes" => "(flushes)".to_owned(),
         "folded" => "(files that made room)".to_owned(),
         "device" => "the device itself".to_owned(),
         "data" | "direct" if inode != 0 => format!("inode {inode}"),

@@ -126,7 +126,8 @@ fn sentence(request: &SlowRequest) -> String {
     if !request.facts.cgroup.is_empty() {
         text += &format!(", charged to {}", request.facts.cgroup);
     }
-    text += &format!(", took {}", latency(request.latency_ns));
+    let comma = if text.contains(',') { "," } else { "" };
+    text += &format!("{comma} took {}", latency(request.latency_ns));
     match (request.backend_ns, request.layers_down_ns, request.layers_up_ns) {
         (Some(backend), Some(down), Some(up)) if down + up > backend => {
             text += ", most of it in Fathom's layers";

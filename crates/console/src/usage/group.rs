@@ -2,7 +2,7 @@
 use std::{cmp::Ordering, collections::BTreeMap};
 
 use clap::ValueEnum;
-use fathom_control::{DiskUsage, UsageCounts, UsageReport, UsageRow};
+use fathom_control::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
 use serde::Serialize;
 
 use super::describe;
@@ -221,16 +221,28 @@ fn rest(disk: &DiskUsage) -> Vec<UsageRow> {
             ..UsageRow::default()
         })
     };
-    row("unknown", &disk.unknown).into_iter().chain(row("folded", &disk.folded)).collect()
+    // A flush is about everything that was written, by whomever.
+    let flushes = UsageCounts { other: disk.unknown.other.clone(), ..UsageCounts::default() };
+    let unknown = UsageCounts { other: UsageCount::default(), ..disk.unknown.clone() };
+    [("unknown", &unknown), ("flushes", &flushes), ("folded", &disk.folded)]
+        .into_iter()
+        .filter_map(|(kind, counts)| row(kind, counts))
+        .collect()
 }
 
 /// What a row is called in a grouping.
 fn key_of(grouping: Grouping, vm: &str, row: &UsageRow) -> String {
     match grouping {
         Grouping::Vm => vm.to_owned(),
-        Grouping::Container if row.cgroup.is_empty() => "(unknown)".into(),
+        Grouping::Container if row.cgroup.is_empty() => match row.kind.as_str() {
+            "flushes" | "folded" => format!("({})", row.kind),
+            _ => "(unknown)".into(),
+        },
         Grouping::Container => row.cgroup.clone(),
-        Grouping::Process if row.process.is_empty() => "(not known)".into(),
+        Grouping::Process if row.process.is_empty() => match row.kind.as_str() {
+            "flushes" | "folded" => format!("({})", row.kind),
+            _ => "(not known)".into(),
+        },
         Grouping::Process => format!("{} {}", row.process, row.process_id),
         Grouping::File => describe::object(row),
         Grouping::Kind => row.kind.clone(),
@@ -239,8 +251,6 @@ fn key_of(grouping: Grouping, vm: &str, row: &UsageRow) -> String {
 
 #[cfg(test)]
 pub mod tests {
-    use fathom_control::UsageCount;
-
     use super::*;
 
     /// A row with so many writes.
