@@ -77,6 +77,17 @@ def nbd_negotiation():
     seed("nbd_negotiation", "abort", b"\x00" + flags + option(77) + option(2))
 
 
+def introspection():
+    # The first byte: the kernel's age (bit 0), one request or everything (bit 1). The second one:
+    # which request. Then the mutations: a place, how (the highest bit: in structures), a value.
+    for number in range(48):
+        for how in range(10):
+            mutation = struct.pack("<I", number * 977 | (how | 0x80 * (number & 1)) << 24)
+            mutation += struct.pack("<Q", number * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
+            first = number & 1 | (how & 1) << 1
+            seed("introspection", f"{number}-{how}", bytes([first, number]) + mutation)
+
+
 def virtio_request():
     next_, write, indirect = 1, 2, 4
     # Behind the rings, which end at 0x706: the tables and what they point at.
@@ -112,5 +123,6 @@ def virtio_request():
 
 
 configuration()
+introspection()
 nbd_negotiation()
 virtio_request()

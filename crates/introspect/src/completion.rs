@@ -156,7 +156,7 @@ pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
 }
 
 /// No more addresses have a meaning: a guest could have each question search a crowded table.
-pub(crate) const ENTRIES_MAX: usize = 512;
+pub(crate) const ENTRIES_MAX: usize = 256;
 
 /// Addresses and what they mean: a table with open places, asked for each bio.
 #[derive(Debug, Default)]

@@ -231,9 +231,9 @@ impl FileCache {
             .map(|(inode, bdev)| address.wrapping_sub(inode).wrapping_add(bdev));
         let mounted = match bdev {
             Some(bdev) => super_block_of(kernel, bdev, &mut self.steps)?,
-            None => None,
+            None => 0,
         };
-        if let Some(mounted) = mounted {
+        if mounted != 0 {
             let system = self.system(kernel, names, mounted, now_ns)?;
             let (file_system, device) = (system.type_name, system.device);
             return Some(Inode {
@@ -338,22 +338,26 @@ fn step(steps: &mut u32) -> Option<()> {
     Some(())
 }
 
-/// The super block of the file system that is mounted from a block device, or `Some(None)`. `None`
-/// where the list is torn.
-fn super_block_of(kernel: &Kernel, bdev: u64, steps: &mut u32) -> Option<Option<u64>> {
-    let Some(head) = kernel.places.super_blocks else { return Some(None) };
+/// The super block of the file system that is mounted from a block device; 0 where there is none.
+/// `None` where the list is torn.
+fn super_block_of(kernel: &Kernel, bdev: u64, steps: &mut u32) -> Option<u64> {
+    let Some(head) = kernel.places.super_blocks else { return Some(0) };
     let layout = &kernel.layout;
-    let mut entry = kernel.pointer(head)?;
+    let (mut before, mut entry) = (head, kernel.pointer(head)?);
     for _ in 0..SUPER_BLOCKS_MAX {
+        // Each link leads back.
+        if kernel.u64(entry.wrapping_add(8))? != before {
+            return None;
+        }
         if entry == head {
-            return Some(None);
+            return Some(0);
         }
         step(steps)?;
         let super_block = entry.wrapping_sub(layout.sb_list);
         if kernel.u64(super_block.wrapping_add(layout.sb_device))? == bdev {
-            return Some(Some(super_block));
+            return Some(super_block);
         }
-        entry = kernel.pointer(entry)?;
+        (before, entry) = (entry, kernel.pointer(entry)?);
     }
     None
 }

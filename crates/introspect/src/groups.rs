@@ -6,6 +6,8 @@ use crate::kernel::Kernel;
 
 /// Groups are nested no deeper than this.
 const DEPTH_MAX: usize = 64;
+/// For one request, no more groups are looked at on the ways to their roots.
+const STEPS_MAX: u32 = 1024;
 /// A group's own name is no longer than this is looked at, in bytes.
 const NAME_MAX: usize = 255;
 /// The groups that a queue remembers; a power of two.
@@ -34,15 +36,22 @@ struct Entry {
 /// The groups that were met.
 pub(crate) struct GroupCache {
     entries: Box<[Entry]>,
+    /// What may still be looked at.
+    steps: u32,
 }
 
 impl Default for GroupCache {
     fn default() -> Self {
-        Self { entries: vec![Entry::default(); GROUPS].into() }
+        Self { entries: vec![Entry::default(); GROUPS].into(), steps: STEPS_MAX }
     }
 }
 
 impl GroupCache {
+    /// Another request begins.
+    pub fn begin(&mut self) {
+        self.steps = STEPS_MAX;
+    }
+
     /// The group that the `cgroup_subsys_state` at `state` belongs to.
     pub fn group(
         &mut self,
@@ -63,7 +72,7 @@ impl GroupCache {
         {
             return Some(entry.group);
         }
-        let path = path(kernel, state)?;
+        let path = path(kernel, state, &mut self.steps)?;
         let group = Group { name: names.number(&path), is_root: path == "/" };
         *entry = Entry { serial, state, group, read_ns: now_ns };
         Some(group)
@@ -71,7 +80,7 @@ impl GroupCache {
 }
 
 /// The path of the group of a subsystem's state: `/` for the root.
-fn path(kernel: &Kernel, state: u64) -> Option<String> {
+fn path(kernel: &Kernel, state: u64, steps: &mut u32) -> Option<String> {
     let layout = &kernel.layout;
     let group = kernel.pointer(state.wrapping_add(layout.css_cgroup?))?;
     let mut node = kernel.pointer(group.wrapping_add(layout.cgroup_node?))?;
@@ -83,6 +92,7 @@ fn path(kernel: &Kernel, state: u64) -> Option<String> {
     let (name, parent) = (layout.node_name?, layout.node_parent?);
     let mut parts = Vec::new();
     loop {
+        *steps = steps.checked_sub(1)?;
         if let Some(place) = layout.node_owner {
             let owner = kernel.pointer(node.wrapping_add(place))?;
             if kernel.u64(owner.wrapping_add(layout.cgroup_node?))? != node {

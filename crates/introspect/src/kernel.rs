@@ -90,6 +90,8 @@ pub(crate) struct Places {
     pub modules: Option<u64>,
     /// The bit of `page.flags` that marks a slab's page; kernels from 6.10 on mark it elsewhere.
     pub slab_bit: Option<u64>,
+    /// The bit of `page.flags` that marks the first of pages that are one.
+    pub head_bit: Option<u64>,
     /// The value of the highest byte of `page.page_type` that marks it there.
     pub slab_type: Option<u32>,
     /// The bit of `buffer_head.b_state` that marks a journal's own block.
@@ -237,6 +239,7 @@ impl Kernel {
             first_task: symbol("init_task"),
             modules: symbol("modules"),
             slab_bit: types.enumerator("pageflags", "PG_slab").filter(|bit| *bit < 64),
+            head_bit: types.enumerator("pageflags", "PG_head").filter(|bit| *bit < 64),
             slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
             journal_bit: types.enumerator("jbd_state_bits", "BH_JWrite").filter(|bit| *bit < 64),
             request_flags: REQUEST_FLAGS

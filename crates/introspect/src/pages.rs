@@ -69,6 +69,10 @@ impl PageCache {
         }
         let memory = &kernel.memory;
         let flags = memory.u64(physical + layout.page_flags)?;
+        // A head knows that it is one.
+        if head & 1 != 0 && kernel.places.head_bit.is_some_and(|bit| flags >> bit & 1 == 0) {
+            return None;
+        }
         if kernel.places.slab_type.is_none() {
             if kernel.places.slab_bit.is_some_and(|bit| flags >> bit & 1 != 0) {
                 return Some(Page::Other);

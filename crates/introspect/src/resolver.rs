@@ -153,6 +153,7 @@ impl Resolver {
     ) -> Option<()> {
         let layout = &kernel.layout;
         self.caches.files.begin();
+        self.caches.groups.begin();
         let memory = &kernel.memory;
         let request = view.header.checked_sub(layout.request_size)?;
         if !memory.contains(request) {
@@ -190,6 +191,10 @@ impl Resolver {
             left -= size;
             sector = sector.wrapping_add(size / 512);
             bio = found.next;
+        }
+        // The requests of a kernel that was booted since look just so, but lead to nothing here.
+        if view.carries_data && left == view.length {
+            return None;
         }
         if left > 0 {
             insight.push(left, Facts::default());

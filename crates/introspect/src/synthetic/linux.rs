@@ -1,5 +1,7 @@
 //! A whole kernel: its note, tables, types, symbols and modules, and what it manages.
 
+use std::fmt::Write;
+
 use super::builder::{Builder, Words};
 use super::bytes::Bytes;
 use super::description::{Description, Encoded};
@@ -21,6 +23,9 @@ pub struct Linux {
     pub cached: Vec<(String, u64)>,
     /// What is what in memory.
     pub(crate) words: Words,
+    /// The structures that it is made of.
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
+    pub(crate) types: Description,
     /// The guest-physical address and length of the part that it uses.
     pub used: (u64, u64),
     /// Where the list of modules leads to the last one, `xfs`: the guest-physical address, what is
@@ -180,6 +185,7 @@ impl Linux {
             xfs_link: (builder.physical(modules[0]), head, modules[1]),
             tables: builder.tables,
             words: builder.words,
+            types: builder.types,
         }
     }
 
@@ -220,7 +226,7 @@ fn write_note(builder: &Builder<'_>, places: &[(&str, u64)]) {
         shape.slide,
     );
     for (name, address) in places {
-        text.push_str(&format!("SYMBOL({name})={address:x}\n"));
+        let _ = writeln!(text, "SYMBOL({name})={address:x}");
     }
     let mut note = Bytes::default();
     note.u32(11);

@@ -9,6 +9,7 @@ mod description;
 mod linux;
 mod mutation;
 mod objects;
+pub(crate) mod reads;
 mod scene;
 mod store;
 mod symbols;
@@ -16,7 +17,7 @@ mod types;
 
 pub use answer::Told;
 pub use linux::{COUNTS, Counts, Linux};
-pub use mutation::{Effort, Outcome, Subject, fuzz_introspection};
+pub use mutation::{Effort, Outcome, READS_MAX, Subject, fuzz_introspection};
 pub use scene::Request;
 pub use store::Store;
 pub use symbols::Addresses;
@@ -24,7 +25,7 @@ pub use symbols::Addresses;
 #[cfg(test)]
 pub(crate) use description::Description;
 #[cfg(test)]
-pub(crate) use mutation::{attach, check, reads};
+pub(crate) use mutation::{MUTATION, attach, check};
 #[cfg(test)]
 pub(crate) use types::{COMMON, EARLY};
 

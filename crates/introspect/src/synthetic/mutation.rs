@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use fathom_insight::{ClassTable, Confidence, Insight, Kind, Names};
 
 use super::answer::Told;
-use super::{Linux, Shape, Store};
+use super::builder::Words;
+use super::reads::{self, Sites};
+use super::{Linux, Request, Shape, Store};
 use crate::guest::{Guest, GuestState, NEWS_WANTED};
 use crate::memory::GuestMemory;
 use crate::resolver::{RequestView, Resolver};
@@ -25,7 +27,7 @@ pub const READS_MAX: u64 = 400_000;
 /// Nothing takes longer, however slow the machine and however busy.
 const TIME_MAX: Duration = Duration::from_secs(5);
 /// A mutation in bytes: where, how, and with what.
-const MUTATION: usize = 11;
+pub const MUTATION: usize = 12;
 
 /// Pointers that nothing else in the kernel's memory confirms, so that a wrong one may well give
 /// another answer.
@@ -60,21 +62,27 @@ pub struct Outcome {
     pub reads_max: u64,
 }
 
-/// A synthetic guest to tamper with.
+/// A guest to tamper with.
 pub struct Subject {
     store: Store,
-    linux: Linux,
     memory: GuestMemory,
     names: Arc<Names>,
     table: ClassTable,
     guest: Arc<Guest>,
     resolver: Resolver,
+    requests: Vec<Request>,
     /// What is told of each request without mutations, and the words that are read for it.
-    clean: Vec<(Vec<Told>, Vec<u64>)>,
+    clean: Vec<(Vec<Told>, Sites)>,
     /// The words that are read to find the kernel and to ask it for everything.
-    sites: Vec<u64>,
-    /// Every pointer that there is.
+    sites: Sites,
+    /// What is what in memory; nothing where nobody knows.
+    words: Words,
+    /// Pages of which a resolver remembers what is there; all where nobody knows.
+    remembered: Option<Vec<u64>>,
+    /// Pointers that there are.
     targets: Vec<u64>,
+    /// Where physical memory is mapped in order.
+    direct: u64,
     now_ns: u64,
 }
 
@@ -84,7 +92,6 @@ struct Mutation {
     address: u64,
     old: u64,
     new: u64,
-    how: u8,
 }
 
 /// A guest of `memory` whose kernel has been looked for.
@@ -105,45 +112,59 @@ fn word(data: &[u8], at: usize) -> u64 {
 }
 
 impl Subject {
-    /// A guest of this shape.
+    /// A synthetic guest of this shape.
     ///
     /// # Panics
     /// When its kernel is not found.
     pub fn new(shape: &Shape) -> Self {
         let store = Store::new(&shape.memory()).expect("memory");
         let linux = Linux::build(&store, shape);
+        let mut subject = Self::over(store, linux.requests, shape.direct);
+        subject.targets = linux.words.targets();
+        subject.words = linux.words;
+        subject.remembered = Some(linux.tables);
+        subject
+    }
+
+    /// Any guest with these requests, and with its physical memory mapped from `direct` on.
+    ///
+    /// # Panics
+    /// When its kernel is not found.
+    pub fn over(store: Store, requests: Vec<Request>, direct: u64) -> Self {
         let memory = store.memory();
         let names = Arc::new(Names::default());
-        let table = ClassTable::default();
-        let header = linux.requests[0].view.header;
+        let header = requests[0].view.header;
         let (guest, mut sites) = reads::record(&memory, || attach(&memory, &names, header));
         assert_eq!(guest.status().state, GuestState::Attached);
         let mut subject = Self {
             resolver: guest.resolver(),
-            targets: linux.words.targets(),
+            store,
             memory,
             names,
-            table,
+            table: ClassTable::default(),
             guest,
+            requests,
             clean: Vec::new(),
-            sites: Vec::new(),
+            sites: Sites::default(),
+            words: Words::default(),
+            remembered: None,
+            targets: Vec::new(),
+            direct,
             now_ns: 0,
-            store,
-            linux,
         };
-        for place in 0..subject.linux.requests.len() {
+        for place in 0..subject.requests.len() {
             subject.now_ns += 2_000_000_000;
             let memory = subject.memory.clone();
             let (told, sites) = reads::record(&memory, || subject.resolve(place).0);
             subject.clean.push((told, sites));
         }
         let ((), more) = reads::record(&subject.memory, || subject.ask_everything(&subject.guest));
-        sites.extend(more);
+        sites.merge(&more);
         for (_, own) in &subject.clean {
-            sites.extend(own);
+            sites.merge(own);
         }
-        sites.sort_unstable();
-        sites.dedup();
+        let values = sites.structures.iter().filter_map(|site| subject.memory.u64(*site));
+        subject.targets = values.filter(|value| *value >= 0xff00 << 48).collect();
         subject.sites = sites;
         subject
     }
@@ -153,20 +174,15 @@ impl Subject {
         &self.store
     }
 
-    /// Its kernel, as it was built.
-    pub fn linux(&self) -> &Linux {
-        &self.linux
-    }
-
     /// The requests, with what is told of each.
-    pub fn clean(&self) -> impl Iterator<Item = (&super::Request, &[Told])> {
-        self.linux.requests.iter().zip(&self.clean).map(|(request, clean)| (request, &clean.0[..]))
+    pub fn clean(&self) -> impl Iterator<Item = (&Request, &[Told])> {
+        self.requests.iter().zip(&self.clean).map(|(request, clean)| (request, &clean.0[..]))
     }
 
     /// Resolves a request and checks what holds for every answer. Returns the parts, and how often
     /// the memory was read.
     fn resolve(&mut self, place: usize) -> (Vec<Told>, u64) {
-        let request = &self.linux.requests[place];
+        let request = &self.requests[place];
         let view = RequestView { now_ns: self.now_ns, ..request.view };
         let mut insight = Insight::default();
         let before = reads::count();
@@ -197,7 +213,14 @@ impl Subject {
     /// When a bound is passed.
     pub fn run(&mut self, effort: Effort, data: &[u8]) -> Outcome {
         let start = Instant::now();
-        let place = usize::from(data.first().copied().unwrap_or(0)) % self.clean.len();
+        let first = data.first().copied().unwrap_or(0);
+        let place = usize::from(first & 0x7f) % self.clean.len();
+        // Nothing that was read before another mutation counts. What was read before this one may:
+        // a file that was met a moment ago.
+        self.now_ns += 2_000_000_000;
+        if effort == Effort::Request && first & 0x80 != 0 {
+            self.resolve(place);
+        }
         let count = data.len().saturating_sub(1) / MUTATION;
         let mut mutations = Vec::with_capacity(count);
         for index in 0..count {
@@ -211,8 +234,6 @@ impl Subject {
         match effort {
             Effort::Request => {
                 outcome.attached = true;
-                // Nothing that was read before another mutation counts.
-                self.now_ns += 2_000_000_000;
                 self.judge(place, &mutations, &mut outcome);
             }
             Effort::Everything => self.everything(&mutations, &mut outcome),
@@ -228,7 +249,7 @@ impl Subject {
     }
 
     fn everything(&mut self, mutations: &[Mutation], outcome: &mut Outcome) {
-        let header = self.linux.requests[0].view.header;
+        let header = self.requests[0].view.header;
         let guest = attach(&self.memory, &self.names, header);
         outcome.attached = guest.kernel().is_some();
         if !outcome.attached {
@@ -245,7 +266,8 @@ impl Subject {
 
     /// Whether a resolver keeps what it reads there: where page structures are.
     fn is_remembered(&self, mutation: &Mutation) -> bool {
-        self.linux.tables.iter().any(|table| mutation.address & !4095 == *table)
+        let page = mutation.address & !4095;
+        self.remembered.as_ref().is_none_or(|pages| pages.contains(&page))
     }
 
     /// Resolves a request and compares with what was told before.
@@ -271,17 +293,17 @@ impl Subject {
             // The bio's own group, where the page's is torn.
             let is_fallback = what == "group" && part.cgroup == "/";
             if part.confidence < Confidence::Sure
-                || is_fallback && self.linux.requests[place].name == "charged page"
+                || is_fallback && self.requests[place].name == "charged page"
             {
                 outcome.unsure += 1;
             } else if mutations.iter().any(|mutation| self.explains(mutation)) {
                 outcome.explained += 1;
             } else {
                 let members: Vec<_> =
-                    mutations.iter().map(|it| self.linux.words.pointer(it.address)).collect();
+                    mutations.iter().map(|it| self.words.pointer(it.address)).collect();
                 outcome.nonsense.push(format!(
                     "{}: {what}: {part:?} instead of {before:?} by {members:?} {mutations:x?}",
-                    self.linux.requests[place].name
+                    self.requests[place].name
                 ));
             }
         }
@@ -289,10 +311,8 @@ impl Subject {
 
     /// Whether the memory with this mutation says something else, rather than nothing.
     fn explains(&self, mutation: &Mutation) -> bool {
-        match self.linux.words.pointer(mutation.address) {
-            Some(member) => {
-                UNCHECKED.contains(&member) || self.linux.words.has(member, mutation.new)
-            }
+        match self.words.pointer(mutation.address) {
+            Some(member) => UNCHECKED.contains(&member) || self.words.has(member, mutation.new),
             None => true,
         }
     }
@@ -315,28 +335,30 @@ impl Subject {
             Effort::Request => &self.clean[place].1,
             Effort::Everything => &self.sites,
         };
+        let (how, value) = (data[3], word(data, 4));
+        // Most of what is read for a kernel is its symbols and types, at long stretches.
+        let sites = if how & 0x80 == 0 { &sites.all } else { &sites.structures };
         if sites.is_empty() {
             return None;
         }
         let site = |number: u64| sites[number as usize % sites.len()];
-        let address = site(word(data, 0) & 0xffff);
-        let (how, value) = (data[2], word(data, 3));
+        let address = site(word(data, 0) & 0xff_ffff);
         let old = self.memory.u64(address)?;
-        let new = match how % 10 {
+        let new = match (how & 0x7f) % 10 {
             0 => value,
             1 | 2 => self.targets[value as usize % self.targets.len()],
             3 => old.wrapping_add(value % 65).wrapping_sub(32),
             4 => HUGE[value as usize % HUGE.len()],
             5 => 0,
             // To itself, or to its structure.
-            6 => self.linux.shape.direct + (address & !(value & 0x3f | 7)),
+            6 => self.direct + (address & !(value & 0x3f | 7)),
             // What is elsewhere on the way: an ancestor, a cousin.
             7 => self.memory.u64(site(value))?,
             8 => old ^ 1 << (value % 64),
             // The half of it.
             _ => old & !0xffff_ffff | HUGE[value as usize % HUGE.len()] & 0xffff_ffff,
         };
-        Some(Mutation { address, old, new, how: how % 10 })
+        Some(Mutation { address, old, new })
     }
 }
 
@@ -382,39 +404,4 @@ pub fn fuzz_introspection(data: &[u8]) {
         let data = &data[..data.len().min(1 + 64 * MUTATION)];
         let _ = subject.run(effort, data);
     });
-}
-
-/// The words that are read: recorded where the crate is built for that.
-pub(crate) mod reads {
-    use crate::memory::GuestMemory;
-
-    /// How many reads there have been on this thread.
-    pub fn count() -> u64 {
-        #[cfg(any(test, feature = "recording"))]
-        return crate::memory::recording::count();
-        #[cfg(not(any(test, feature = "recording")))]
-        return 0;
-    }
-
-    /// Does `act` and returns the places of the aligned words that it read; of the whole memory
-    /// where nothing is recorded.
-    pub fn record<T>(memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, Vec<u64>) {
-        #[cfg(any(test, feature = "recording"))]
-        {
-            let _ = memory;
-            let (result, ranges) = crate::memory::recording::record(act);
-            let words = ranges.into_iter().flat_map(|(address, length)| {
-                (address & !7..address + u64::from(length)).step_by(8)
-            });
-            let mut words: Vec<u64> = words.collect();
-            words.sort_unstable();
-            words.dedup();
-            (result, words)
-        }
-        #[cfg(not(any(test, feature = "recording")))]
-        {
-            let all = memory.regions().iter().flat_map(GuestMemory::touched);
-            (act(), all.flat_map(|(start, end)| (start..end).step_by(8)).collect())
-        }
-    }
 }

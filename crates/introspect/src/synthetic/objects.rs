@@ -148,8 +148,11 @@ impl Builder<'_> {
 
     /// Two pages of an inode's content that are one: the first speaks for the second.
     pub fn cache_large(&mut self, inode: u64) -> u64 {
-        let first = self.cache(inode);
+        let first = self.room_page();
         let second = self.room_page();
+        let mapping = self.at(inode, "inode.i_data");
+        let bit = if self.shape.recent { 6 } else { 16 };
+        self.set_page(first, 0x17_ffff_c000_0022 | 1 << bit, mapping);
         let (head, tail) = (self.page(first), self.page(second));
         self.set_page(second, 0x17 << 48, 0x0dea_d000_0000_0400);
         self.set(tail, "page.compound_head", head | 1);

@@ -283,14 +283,14 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let more = [(); 3].map(|()| stage.builder.cache(outbox));
     let pieces: Vec<_> = more.iter().map(|page| (*page, PAGE)).collect();
     let whole = Bio { end: "mpage_end_io", size: 3 * PAGE, ..in_job };
-    stage.submit("one file", META, &[whole], &pieces, &[outbox_told.clone()]);
+    stage.submit("one file", META, &[whole], &pieces, std::slice::from_ref(&outbox_told));
     let large = stage.builder.cache_large(database);
     stage.submit(
         "large page",
         0,
         &[Bio { end: "f2fs_write_end_io", size: 2 * PAGE, ..in_job }],
         &[(large, 2 * PAGE)],
-        &[database_told.clone()],
+        std::slice::from_ref(&database_told),
     );
     let merged = [
         Bio { end: "ext4_end_bio", size: PAGE, ..bio },
@@ -551,7 +551,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     // Without data, and cut short.
     let discard = Bio { size: 1 << 20, ..in_job };
     stage.submit("discard", 0, &[discard], &[], &[with(&unknown, "/batch/job")]);
-    stage.submit("flush", 0, &[], &[], &[unknown.clone()]);
+    stage.submit("flush", 0, &[], &[], std::slice::from_ref(&unknown));
     let short = Bio { end: "ext4_end_bio", size: PAGE, ..bio };
     stage.submit("torn", 0, &[short, short], &[(inbox_page, PAGE)], &[]);
     let torn = stage.requests.last_mut().expect("a request");

@@ -1,1 +1,393 @@
-//! To come.
+//! How a guest is followed: its kernel comes late, goes, comes again, and is not what it seems.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use fathom_insight::{ClassTable, Insight, Kind, Names};
+
+use super::Miniature;
+use crate::guest::{Guest, GuestState};
+use crate::memory::GuestMemory;
+use crate::resolver::{RequestView, Resolver};
+use crate::synthetic::{Linux, Request, Shape, Store, Told};
+
+const PAGE: u64 = 4096;
+
+/// A guest, one queue of it, and how often its thread was woken.
+struct Followed {
+    guest: Arc<Guest>,
+    resolver: Resolver,
+    wakes: Arc<AtomicU64>,
+    names: Arc<Names>,
+    now_ns: u64,
+}
+
+impl Followed {
+    fn new(memory: GuestMemory) -> Self {
+        let wakes = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&wakes);
+        let wake = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
+        let names = Arc::new(Names::default());
+        let guest = Guest::new(memory, Arc::clone(&names), Box::new(wake));
+        Self { resolver: guest.resolver(), guest, wakes, names, now_ns: 0 }
+    }
+
+    fn resolve(&mut self, request: &Request) -> Told {
+        self.resolve_view(&request.view, &request.pieces)
+    }
+
+    fn resolve_view(&mut self, view: &RequestView, pieces: &[(u64, u64)]) -> Told {
+        self.now_ns += 2_000_000_000;
+        let view = RequestView { now_ns: self.now_ns, ..*view };
+        let mut insight = Insight::default();
+        let pieces = pieces.iter().copied();
+        self.resolver.resolve(&view, pieces, &ClassTable::default(), &mut insight);
+        Told::all(view.length, &insight, &self.names).remove(0)
+    }
+
+    fn wakes(&self) -> u64 {
+        self.wakes.load(Ordering::Relaxed)
+    }
+
+    /// Steps as often as there is something to do.
+    fn settle(&self) {
+        while let Some(left) = self.guest.step() {
+            assert!(left <= Duration::from_secs(1), "{left:?}");
+            std::thread::sleep(left);
+        }
+    }
+
+    fn state(&self) -> GuestState {
+        self.guest.status().state
+    }
+
+    fn reason(&self) -> String {
+        match self.state() {
+            GuestState::Searching { reason } | GuestState::Blind { reason } => reason,
+            state => panic!("{state:?}"),
+        }
+    }
+
+    /// A guest whose kernel is found.
+    fn attached(guest: &Miniature) -> Self {
+        let mut followed = Self::new(guest.memory.clone());
+        followed.resolve(guest.linux.request("data"));
+        followed.settle();
+        assert_eq!(followed.state(), GuestState::Attached);
+        followed
+    }
+}
+
+/// The same request where the kernel's structures are not.
+fn elsewhere(request: &Request) -> RequestView {
+    RequestView { sector: request.view.sector + 1, ..request.view }
+}
+
+#[test]
+fn the_first_request_with_data_begins_the_search() {
+    let guest = Miniature::new(&Shape::default());
+    let mut followed = Followed::new(guest.memory.clone());
+    assert_eq!((followed.state(), followed.guest.step()), (GuestState::Waiting, None));
+    assert_eq!(followed.resolve(guest.linux.request("flush")).kind, Kind::Unknown);
+    assert_eq!((followed.wakes(), followed.guest.step()), (0, None));
+    for _ in 0..1000 {
+        assert_eq!(followed.resolve(guest.linux.request("data")).kind, Kind::Unknown);
+    }
+    assert_eq!(followed.wakes(), 1, "the thread is told once");
+    assert_eq!(followed.guest.step(), None);
+    let status = followed.guest.status();
+    assert_eq!((status.state, status.kernels, status.modules), (GuestState::Attached, 1, 2));
+    assert_eq!(status.release, "6.1.0-synthetic");
+    assert!(status.search_ns > 0);
+    assert_eq!((status.requests, status.mismatches), (0, 0));
+    let request = guest.linux.request("data");
+    assert_eq!(followed.resolve(request), request.truth[0]);
+    assert_eq!((followed.wakes(), followed.guest.step()), (1, None));
+    let status = followed.guest.status();
+    assert_eq!((status.requests, status.mismatches), (1, 0));
+}
+
+#[test]
+fn searches_in_vain_are_rare() {
+    let shape = Shape::default();
+    let store = Store::new(&shape.memory()).unwrap();
+    let mut followed = Followed::new(store.memory());
+    // A request that no kernel made: the firmware's.
+    let view = RequestView {
+        header: 0x3000,
+        sector: 0,
+        length: 512,
+        carries_data: true,
+        is_write: false,
+        now_ns: 0,
+    };
+    // The thread, with a request at each turn.
+    let (start, mut steps, mut due) = (Instant::now(), 0, None);
+    let mut wakes = 0;
+    while start.elapsed() < Duration::from_millis(900) {
+        followed.resolve_view(&view, &[]);
+        if followed.wakes() > wakes || due.is_some_and(|due| due <= Instant::now()) {
+            wakes = followed.wakes();
+            due = followed.guest.step().map(|left| Instant::now() + left);
+            steps += 1;
+        }
+        std::thread::yield_now();
+    }
+    // After 0, 50, 150, 350 and 750 ms, each with the step that is told to wait.
+    assert!((4..=12).contains(&steps), "{steps} steps");
+    assert!(followed.wakes() <= 6, "{} wakes", followed.wakes());
+    assert!(followed.reason().contains("no Linux kernel"), "{}", followed.reason());
+    // The kernel is up: it is found a second later at most.
+    let linux = Linux::build(&store, &shape);
+    followed.resolve(linux.request("data"));
+    followed.settle();
+    assert_eq!(followed.state(), GuestState::Attached);
+    let request = linux.request("merged");
+    assert_eq!(followed.resolve(request), request.truth[0]);
+}
+
+#[test]
+fn the_kernel_that_runs_is_told_from_the_one_before() {
+    // Two kernels in one memory; the note of either can come first.
+    for swapped in [false, true] {
+        let [first, second] = if swapped { [5, 1] } else { [1, 5] };
+        let old = Shape { note: first * PAGE, ..Shape::default() };
+        let new = Shape {
+            note: second * PAGE,
+            room: (4 << 20, 512 << 10),
+            release: "6.2.0-new".into(),
+            slide: 0x40_0000,
+            direct: 0xffff_9000_0000_0000,
+            pages: 0xffff_eb00_0000_0000,
+            ..Shape::default()
+        };
+        let store = Store::new(&[(0, 16 * PAGE), old.room, new.room]).unwrap();
+        let old = Linux::build(&store, &old);
+        let mut followed = Followed::new(store.memory());
+        followed.resolve(old.request("data"));
+        followed.settle();
+        assert_eq!(followed.guest.status().release, "6.1.0-synthetic");
+        // Another boots, and nobody says so: the requests do.
+        let new = Linux::build(&store, &new);
+        let request = new.request("data");
+        let mut requests = 0;
+        while followed.resolve(request) != request.truth[0] {
+            requests += 1;
+            assert!(requests < 40);
+            followed.settle();
+        }
+        let status = followed.guest.status();
+        assert_eq!((status.release.as_str(), status.kernels), ("6.2.0-new", 2));
+        assert!(status.mismatches >= 8 && status.mismatches < 40, "{}", status.mismatches);
+        // Back to the first, and the device says so: its note is gone.
+        store.write(second * PAGE, &[0; 8192]);
+        followed.guest.restarted();
+        followed.settle();
+        assert!(matches!(followed.state(), GuestState::Searching { .. }));
+        let request = old.request("data");
+        assert_eq!(followed.resolve(request).kind, Kind::Unknown);
+        followed.settle();
+        assert_eq!(followed.resolve(request), request.truth[0]);
+        assert_eq!(followed.guest.status().kernels, 3);
+    }
+}
+
+#[test]
+fn a_restart_without_another_kernel_changes_nothing() {
+    let guest = Miniature::new(&Shape::default());
+    let mut followed = Followed::attached(&guest);
+    let generation = followed.guest.generation();
+    followed.guest.restarted();
+    assert_eq!(followed.wakes(), 2);
+    followed.settle();
+    assert_eq!(followed.guest.generation(), generation);
+    // Before the first request, it says nothing at all.
+    followed = Followed::new(guest.memory.clone());
+    followed.guest.restarted();
+    assert_eq!((followed.guest.step(), followed.state()), (None, GuestState::Waiting));
+}
+
+#[test]
+fn modules_that_are_loaded_late() {
+    let guest = Miniature::new(&Shape::default());
+    guest.linux.load_xfs(&guest.store, false);
+    let mut followed = Followed::attached(&guest);
+    assert_eq!(followed.guest.status().modules, 1);
+    let request = guest.linux.request("xfs directory");
+    let wakes = followed.wakes();
+    for _ in 0..100 {
+        assert_eq!(followed.resolve(request).kind, Kind::Unknown);
+    }
+    assert_eq!(followed.wakes(), wakes + 1, "a stranger is told of once");
+    let generation = followed.guest.generation();
+    followed.settle();
+    assert_eq!(followed.guest.generation(), generation, "no module has come");
+    guest.linux.load_xfs(&guest.store, true);
+    followed.guest.restarted();
+    followed.settle();
+    assert_eq!(followed.guest.status().modules, 2);
+    assert_eq!(followed.guest.status().kernels, 1, "the same kernel");
+    assert_eq!(followed.resolve(request), request.truth[0]);
+    // The other way round: it is loaded, then a request of its comes.
+    guest.linux.load_xfs(&guest.store, false);
+    let mut followed = Followed::attached(&guest);
+    guest.linux.load_xfs(&guest.store, true);
+    assert_eq!(followed.resolve(request).kind, Kind::Unknown);
+    followed.settle();
+    assert_eq!(followed.resolve(request), request.truth[0]);
+}
+
+#[test]
+fn a_guest_cannot_keep_the_thread_busy_with_modules() {
+    let guest = Miniature::new(&Shape::default());
+    let mut followed = Followed::attached(&guest);
+    let stranger = guest.linux.request("stranger");
+    let before = followed.guest.generation();
+    let (start, mut loaded, mut steps) = (Instant::now(), true, 0);
+    let mut due = None;
+    let mut wakes = followed.wakes();
+    while start.elapsed() < Duration::from_millis(400) {
+        loaded = !loaded;
+        guest.linux.load_xfs(&guest.store, loaded);
+        followed.resolve(stranger);
+        if followed.wakes() > wakes || due.is_some_and(|due| due <= Instant::now()) {
+            wakes = followed.wakes();
+            due = followed.guest.step().map(|left| Instant::now() + left);
+            steps += 1;
+        }
+    }
+    assert!(followed.guest.generation() - before <= 9, "at most one reading in 50 ms");
+    assert!(steps <= 20, "{steps} steps");
+}
+
+#[test]
+fn requests_that_lie_elsewhere_make_doubts() {
+    let guest = Miniature::new(&Shape::default());
+    let mut followed = Followed::attached(&guest);
+    let request = guest.linux.request("data");
+    // Fewer than eight in a row are an accident.
+    for _ in 0..10 {
+        for _ in 0..7 {
+            assert_eq!(
+                followed.resolve_view(&elsewhere(request), &request.pieces).kind,
+                Kind::Unknown
+            );
+        }
+        assert_eq!(followed.resolve(request), request.truth[0]);
+    }
+    let wakes = followed.wakes();
+    assert_eq!((wakes, followed.guest.step()), (1, None));
+    // The header is where it should be, though, so the kernel is kept for a while.
+    for _ in 0..7 {
+        for _ in 0..8 {
+            followed.resolve_view(&elsewhere(request), &request.pieces);
+        }
+        followed.settle();
+        assert_eq!(followed.state(), GuestState::Attached);
+    }
+    for _ in 0..8 {
+        followed.resolve_view(&elsewhere(request), &request.pieces);
+    }
+    followed.settle();
+    assert!(matches!(followed.state(), GuestState::Blind { .. }));
+    assert!(followed.reason().contains("swiotlb"), "{}", followed.reason());
+    assert_eq!(followed.guest.status().mismatches, 70 + 64);
+    assert!(followed.guest.kernel().is_none());
+    // Not looked for again but after a good while.
+    std::thread::sleep(Duration::from_millis(60));
+    let wakes = followed.wakes();
+    for _ in 0..100 {
+        assert_eq!(followed.resolve(request).kind, Kind::Unknown);
+    }
+    let left = followed.guest.step().unwrap();
+    assert!(left > Duration::from_secs(5) && left <= Duration::from_secs(10), "{left:?}");
+    assert!(matches!(followed.state(), GuestState::Blind { .. }));
+    assert_eq!(followed.wakes(), wakes + 1);
+    followed.resolve(request);
+    assert_eq!(followed.wakes(), wakes + 1, "the thread wakes by itself");
+}
+
+#[test]
+fn requests_in_copies_belong_to_no_kernel() {
+    // What a guest with encrypted memory does: headers are in pages of their own.
+    let guest = Miniature::new(&Shape::default());
+    let mut followed = Followed::new(guest.memory.clone());
+    let view = RequestView { header: 0xf00, ..guest.linux.request("data").view };
+    followed.resolve_view(&view, &[]);
+    assert_eq!(followed.guest.step(), None);
+    assert!(followed.reason().contains("swiotlb"), "{}", followed.reason());
+    for header in [0, 1, 0xff, u64::MAX, u64::MAX - 255, 1 << 52, guest.linux.used.0 + 7] {
+        let view = RequestView { header, ..view };
+        assert_eq!(followed.resolve_view(&view, &[]).kind, Kind::Unknown);
+    }
+    // With the same headers once its kernel is known.
+    let mut followed = Followed::attached(&guest);
+    for header in [0, 1, 0xff, u64::MAX, u64::MAX - 255, 1 << 52, guest.linux.used.0 + 7] {
+        let view = RequestView { header, ..view };
+        assert_eq!(followed.resolve_view(&view, &[(u64::MAX - 5, 4096)]).kind, Kind::Unknown);
+    }
+}
+
+#[test]
+fn kernels_that_cannot_be_read() {
+    let hide = |guest: &Miniature, what: &str| {
+        for page in [0, PAGE] {
+            let note = guest.linux.shape.note + page;
+            let mut text = vec![0; 4096];
+            guest.memory.read(note, &mut text).unwrap();
+            if let Some(at) = text.windows(what.len()).position(|part| part == what.as_bytes()) {
+                guest.store.write(note + at as u64, &what.as_bytes().to_ascii_uppercase());
+            }
+        }
+    };
+    let follow = |guest: &Miniature| {
+        let mut followed = Followed::new(guest.memory.clone());
+        followed.resolve(guest.linux.request("data"));
+        assert_eq!(followed.guest.step(), None);
+        followed
+    };
+    let guest = Miniature::new(&Shape::default());
+    hide(&guest, "kallsyms_names");
+    let mut followed = follow(&guest);
+    assert!(matches!(followed.state(), GuestState::Blind { .. }));
+    assert!(followed.reason().contains("6.1.0-synthetic is too old"), "{}", followed.reason());
+    followed.resolve(guest.linux.request("data"));
+    assert!(followed.guest.step().unwrap() > Duration::from_secs(5));
+
+    // The description of types has no beginning that is known.
+    let guest = Miniature::new(&Shape::default());
+    let kernel = guest.guest().kernel().unwrap();
+    drop(kernel);
+    let mut content = guest.store.content(guest.linux.used.0).unwrap();
+    let at = content.windows(4).position(|part| part == [0x9f, 0xeb, 1, 0]).unwrap() as u64;
+    guest.store.write(guest.linux.used.0 + at, &[0]);
+    assert!(follow(&guest).reason().contains("CONFIG_DEBUG_INFO_BTF"));
+
+    // A structure is missing.
+    let guest = Miniature::new(&Shape::default());
+    content = guest.store.content(guest.linux.used.0).unwrap();
+    let name = b"\0__data_len\0";
+    let at = content.windows(name.len()).position(|part| part == name).unwrap() as u64;
+    guest.store.write(guest.linux.used.0 + at + 1, b"X");
+    let followed = follow(&guest);
+    assert!(matches!(followed.state(), GuestState::Blind { .. }));
+    assert!(followed.reason().contains("request.__data_len"), "{}", followed.reason());
+}
+
+#[test]
+fn queues_that_are_gone_are_counted() {
+    let guest = Miniature::new(&Shape::default());
+    let mut followed = Followed::attached(&guest);
+    let request = guest.linux.request("data");
+    followed.resolve(request);
+    for round in 1..=3 {
+        followed.resolver = followed.guest.resolver();
+        followed.resolve(request);
+        followed.resolve_view(&elsewhere(request), &[]);
+        let status = followed.guest.status();
+        assert_eq!((status.requests, status.mismatches), (1 + 2 * round, round));
+    }
+}

@@ -175,7 +175,7 @@ fn the_direct_map_is_believed_where_samples_agree() {
 
 #[test]
 fn regions_smaller_than_a_page() {
-    let bytes = vec![0_u8; 100];
+    let bytes = [0_u8; 100];
     let region = crate::memory::Region { start: 0, length: 100, place: bytes.as_ptr(), file: None };
     // SAFETY: the bytes outlive the memory.
     let memory = unsafe { GuestMemory::new(vec![region], std::sync::Arc::new(())) };

@@ -1,0 +1,119 @@
+//! What introspection costs on a synthetic guest: the time to find a kernel in memory of 512 MiB
+//! and of 16 GiB, of which 2 GiB were touched, and the time that one request takes.
+//!
+//!     cargo run --release -p fathom-introspect --features synthetic --example cost
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fathom_insight::{ClassTable, Insight, Names};
+use fathom_introspect::synthetic::{Linux, Shape, Store};
+use fathom_introspect::{Guest, GuestState, Kernel, RequestView, Resolver};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const PAGE: u64 = 4096;
+
+/// As many symbols and types as a distribution's kernel has.
+const SYMBOLS: usize = 160_000;
+const TYPES: usize = 40_000;
+
+/// A kernel of an ordinary size, in memory of which some was touched.
+fn large(regions: &[(u64, u64)], touched: u64, step: u64) -> (Store, Linux) {
+    let (start, length) = *regions.last().expect("a region");
+    let shape = Shape {
+        // At the end of the memory, where a search comes to it last.
+        room: ((start + length - 64 * MIB) & !(2 * MIB - 1), 64 * MIB),
+        symbols: SYMBOLS,
+        types: TYPES,
+        ..Shape::default()
+    };
+    let store = Store::new(regions).expect("memory");
+    let linux = Linux::build(&store, &shape);
+    let mut left = touched;
+    for (start, length) in regions {
+        let mut place = MIB;
+        while place + MIB < *length && left > 0 && start + place < shape.room.0 {
+            // Content that looks like nothing.
+            store.write_u64(start + place, 0x5555_5555_5555_5555 ^ place);
+            place += step;
+            left -= PAGE.min(left);
+        }
+    }
+    (store, linux)
+}
+
+fn attach(what: &str, regions: &[(u64, u64)], touched: u64, step: u64) {
+    let (store, linux) = large(regions, touched, step);
+    let memory = store.memory();
+    let header = linux.requests[0].view.header;
+    let mut times: Vec<Duration> = (0..9)
+        .map(|_| {
+            let start = Instant::now();
+            let kernel = Kernel::attach(&memory, Some(header)).expect("a kernel");
+            assert_eq!(kernel.modules().len(), 2);
+            start.elapsed()
+        })
+        .collect();
+    times.sort();
+    println!("{what}: {:?} (the longest {:?})", times[times.len() / 2], times[times.len() - 1]);
+}
+
+/// A guest that is attached, with a queue.
+fn queue(store: &Store, linux: &Linux) -> Resolver {
+    let guest = Guest::new(store.memory(), Arc::new(Names::default()), Box::new(|| {}));
+    let mut resolver = guest.resolver();
+    let request = &linux.requests[0];
+    let pages = request.pieces.iter().copied();
+    resolver.resolve(&request.view, pages, &ClassTable::default(), &mut Insight::default());
+    guest.step();
+    assert_eq!(guest.status().state, GuestState::Attached);
+    resolver
+}
+
+fn requests(shape: &Shape) {
+    let store = Store::new(&shape.memory()).expect("memory");
+    let linux = Linux::build(&store, shape);
+    let mut resolver = queue(&store, &linux);
+    let table = ClassTable::default();
+    let mut insight = Insight::default();
+    println!("{}: nanoseconds a request, median and 99th percentile:", shape.release);
+    let mut now_ns = 0;
+    let names = ["data", "one file", "merged", "mixed pages", "journal", "metadata", "iomap"];
+    let others = ["dm-crypt", "raid1 on dm-crypt", "btrfs data", "stranger"];
+    for name in names.into_iter().chain(others) {
+        let request = linux.request(name);
+        let mut time = |count: u32, step_ns: u64| {
+            let mut times: Vec<u64> = (0..20_000)
+                .map(|_| {
+                    let start = Instant::now();
+                    for _ in 0..count {
+                        now_ns += step_ns;
+                        let view = RequestView { now_ns, ..request.view };
+                        insight.clear();
+                        let pages = request.pieces.iter().copied();
+                        resolver.resolve(&view, pages, &table, &mut insight);
+                    }
+                    start.elapsed().as_nanos() as u64 / u64::from(count)
+                })
+                .collect();
+            times.sort_unstable();
+            (times[times.len() / 2], times[times.len() * 99 / 100])
+        };
+        // Singly, the time to read the clock is in it.
+        let (batch, _) = time(32, 10_000);
+        let (median, late) = time(1, 10_000);
+        let (fresh, _) = time(1, 2_000_000_000);
+        println!("  {name:18} {batch:5} in a row, {median:5} {late:5} singly, {fresh:5} first met");
+    }
+}
+
+fn main() {
+    attach("512 MiB, all touched", &[(0, 512 * MIB)], 440 * MIB, PAGE);
+    let large = [(0, 2 * GIB), (4 * GIB, 14 * GIB)];
+    attach("16 GiB, 2 GiB touched in a row", &large, 2 * GIB, PAGE);
+    attach("16 GiB, 2 GiB touched, every 7th page", &large, 2 * GIB, 7 * PAGE);
+    for shape in [Shape::default(), Shape::recent()] {
+        requests(&shape);
+    }
+}
