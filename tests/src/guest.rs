@@ -250,8 +250,17 @@ impl Guest {
     /// # Errors
     /// When it does not come up.
     pub fn reboot(&self) -> Result<()> {
+        self.reboot_by("reboot")
+    }
+
+    /// Reboots the guest by a script of its own, such as `kexec -e`, and waits until it takes
+    /// commands again.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn reboot_by(&self, script: &str) -> Result<()> {
         let boots = self.console().matches("fathom-guest ready").count();
-        self.spawn("reboot")?;
+        self.spawn(script)?;
         self.wait_until_ready(boots + 1, patience(90))
     }
 

@@ -70,6 +70,19 @@ impl ClassTable {
         Ok(Self { bounds, metadata })
     }
 
+    /// The class that an application asks for by its I/O priority (`ioprio_set(2)` of Linux, as the
+    /// virtio header carries it): real-time comes as high as metadata, idle lowest; anything else
+    /// says nothing.
+    pub fn class_of_priority(&self, io_priority: u16) -> Option<IoClass> {
+        /// Where the class is in a priority (`IOPRIO_CLASS_SHIFT`).
+        const SHIFT: u32 = 13;
+        match io_priority >> SHIFT {
+            1 => Some(self.metadata),
+            3 => Some(IoClass(0)),
+            _ => None,
+        }
+    }
+
     /// The class of data of `kind` in a file of `file_size` bytes; `None` where nothing is known
     /// that the table could decide by. Files that reach the first bound have the default class, 0.
     pub fn class(&self, kind: Kind, file_size: u64) -> Option<IoClass> {
@@ -101,6 +114,12 @@ mod tests {
         assert_eq!((class(MB - 1), class(0), class(u64::MAX)), (4, 4, 0));
         assert_eq!(table.class(Kind::Metadata, 0), Some(IoClass(5)));
         assert_eq!(table.class(Kind::Swap, 0), None);
+        assert_eq!(table.class_of_priority(1 << 13 | 4), Some(IoClass(5)));
+        assert_eq!(table.class_of_priority(3 << 13), Some(IoClass(0)));
+        assert_eq!(
+            (table.class_of_priority(0), table.class_of_priority(2 << 13 | 7)),
+            (None, None)
+        );
     }
 
     #[test]

@@ -180,7 +180,7 @@ impl Insight {
     }
 
     /// Draws the sum of the parts that were pushed: the facts of the most bytes (of the first
-    /// where there is a tie), and their class.
+    /// where there is a tie), and their class: the application's, where it asked for one.
     pub fn finish(&mut self, table: &ClassTable) {
         // A part's rival can be anywhere in the list; the lists are short, and long ones are
         // judged by their longest part.
@@ -198,7 +198,9 @@ impl Insight {
             _ => first_greatest(self.parts.iter().map(|part| part.length)),
         };
         self.facts = self.parts[most].facts;
-        self.class = table.class(self.facts.kind, self.facts.file_size);
+        self.class = table
+            .class_of_priority(self.io_priority)
+            .or_else(|| table.class(self.facts.kind, self.facts.file_size));
         if self.parts.len() == 1 {
             self.parts.clear();
         }
@@ -240,6 +242,9 @@ mod tests {
         insight.finish(&ClassTable::default());
         assert_eq!(insight.facts, of(Kind::Data, 1));
         assert_eq!(insight.class, Some(IoClass(4)));
+        insight.io_priority = 3 << 13;
+        insight.finish(&ClassTable::default());
+        assert_eq!(insight.class, Some(IoClass(0)));
         let parts: Vec<_> = insight.parts(18_288).map(|part| (part.offset, part.length)).collect();
         assert_eq!(parts, [(0, 4096), (4096, 8192), (12_288, 6000)]);
     }

@@ -1,0 +1,68 @@
+//! The daemon follows a guest that boots another kernel in the same memory, where the one before
+//! left all that it was: over a reboot, a reset, and a kexec to another release.
+
+use fathom_control::InsightState;
+use fathom_tests::{Assets, Classified, Daemon, Disk, Guest, Kind, Result, Served};
+
+/// Writes a file, and finds it by its name among the disk's requests.
+fn is_understood(daemon: &Daemon, guest: &Guest, name: &str, release: &str) -> Result<()> {
+    // A file system of a module that this kernel has not loaded before.
+    guest.check(&format!(
+        "mkdir -p /mnt; mount /dev/vdb /mnt; echo {name} > /mnt/warm; sync; sleep 1.5
+        head -c 300000 /dev/urandom > /mnt/{name}; sync; umount /mnt"
+    ))?;
+    let log = std::fs::read_to_string(daemon.path("requests"))?;
+    let path = format!("/{name}");
+    let bytes: u64 = Classified::parse_log(&log)?
+        .iter()
+        .filter(|request| request.operation == "write")
+        .flat_map(|request| &request.parts)
+        .filter(|part| part.kind == Kind::Data && part.path.as_deref() == Some(path.as_str()))
+        .map(|part| part.length)
+        .sum();
+    assert!((300_000..310_000).contains(&bytes), "{bytes} bytes of {path} under Linux {release}");
+    let insight = daemon.status("disk")?.insight;
+    assert_eq!((insight.state, insight.release.as_str()), (InsightState::Attached, release));
+    Ok(())
+}
+
+#[test]
+fn a_guest_that_boots_another_kernel_is_understood_again() -> Result<()> {
+    let assets = Assets::get()?;
+    let Some(kernel) = assets.kernel("default")? else { return Ok(()) };
+    let release = kernel.release.clone();
+    let next = assets.kernel("backports")?;
+    let daemon = Daemon::serve(&[Served::sparse("disk", 400)
+        .with("layers = [{ kind = 'log', file = 'requests', lines_per_second_max = 0 }]")])?;
+    let mut builder = Guest::builder()
+        .kernel(kernel)
+        .root(Disk::snapshot_of(&assets.root))
+        .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2));
+    if let Some(next) = &next {
+        builder = builder
+            .disk(Disk::snapshot_of(&next.image))
+            .disk(Disk::snapshot_of(&next.initrd))
+            .memory_mib(768);
+    }
+    let guest = builder.start()?;
+    guest.check("mkfs.xfs -q /dev/vdb")?;
+    is_understood(&daemon, &guest, "first", &release)?;
+    guest.reboot()?;
+    is_understood(&daemon, &guest, "rebooted", &release)?;
+    guest.reset()?;
+    is_understood(&daemon, &guest, "reset", &release)?;
+    if let Some(next) = next {
+        guest.check(
+            "cat /dev/vdc > /run/kernel; cat /dev/vdd > /run/initrd
+            kexec --load /run/kernel --initrd=/run/initrd --reuse-cmdline; rm /run/kernel /run/initrd",
+        )?;
+        guest.reboot_by("sync; kexec --exec")?;
+        is_understood(&daemon, &guest, "kexec", &next.release)?;
+    }
+    // Each boot was a kernel of its own, though all were found in one memory.
+    let kernels = daemon.status("disk")?.insight.kernels;
+    assert!(kernels >= 3, "{kernels} kernels");
+    daemon.check("disk")?;
+    drop(guest);
+    Ok(())
+}
