@@ -201,6 +201,12 @@ impl Guest {
         let header = Some(self.header.load(Ordering::Relaxed)).filter(|header| *header != 0);
         let kernel = self.kernel();
         let Some(kernel) = kernel else {
+            if news & NEWS_RESTARTED != 0 {
+                // Another system drives the device than the firmware that was searched in vain.
+                let mut inner = self.inner();
+                let took = Duration::from_nanos(inner.status.search_ns);
+                inner.pause = inner.pause.min(PAUSE_MIN.max(took * 3));
+            }
             // What only says that the device was set up comes before the first request.
             return if news & NEWS_WANTED != 0 { self.search(header) } else { None };
         };
@@ -246,7 +252,7 @@ impl Guest {
                 }
             }
         }
-        self.rest(start.elapsed() * 3);
+        self.rest(start.elapsed(), PAUSE_MIN);
         None
     }
 
@@ -257,11 +263,12 @@ impl Guest {
         (!left.is_zero()).then_some(left)
     }
 
-    /// The memory has been searched, and is not to be searched for so long, within bounds.
-    fn rest(&self, pause: Duration) {
+    /// The memory has been searched, which took so long, and is not to be searched again for a
+    /// while: searches take a quarter of a processor at most, whatever the guest does.
+    fn rest(&self, took: Duration, pause: Duration) {
         let mut inner = self.inner();
         inner.last_search = Some(Instant::now());
-        inner.pause = pause.clamp(PAUSE_MIN, PAUSE_MAX);
+        inner.pause = (took * 3).max(pause.clamp(PAUSE_MIN, PAUSE_MAX));
     }
 
     /// Looks for a kernel, if its time has come.
@@ -282,8 +289,8 @@ impl Guest {
             }
             Err(error) => GuestState::Blind { reason: error.to_string() },
         };
-        // A search takes a quarter of a processor at most, and less if it goes on in vain.
-        self.rest(if found.is_ok() { took * 3 } else { (took * 3).max(pause * 2) });
+        // The longer it goes on in vain, the rarer.
+        self.rest(took, if found.is_ok() { PAUSE_MIN } else { pause * 2 });
         if matches!(state, GuestState::Blind { .. }) {
             self.inner().pause = PAUSE_BLIND;
         }

@@ -351,6 +351,10 @@ impl Resolver {
     fn file(&mut self, kernel: &Kernel, inode: Option<u64>, kind: Kind, now_ns: u64) -> Facts {
         let names = self.guest.names();
         let found = inode.and_then(|inode| self.caches.files.inode(kernel, names, inode, now_ns));
+        // Only files and devices are read and written past the page cache.
+        let found = found.filter(|found| {
+            kind != Kind::Direct || matches!(found.nature, Nature::File | Nature::Device)
+        });
         let mut facts = found.map(|found| found.facts).unwrap_or_default();
         facts.kind = match found.map(|found| found.nature) {
             Some(Nature::Internal | Nature::Mounted(_)) => Kind::Metadata,

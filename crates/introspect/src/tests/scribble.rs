@@ -95,7 +95,7 @@ fn requests_are_answered_within_bounds_and_right_again_at_the_end() {
         resolve(false);
         rounds += 1;
     }
-    assert!(rounds > 50 && scribbler.words.load(Ordering::Relaxed) > 1000);
+    assert!(rounds > 10 && scribbler.words.load(Ordering::Relaxed) > 100);
     drop(scribbler);
     // What was read of torn memory is asked for again after a second.
     while resolve(false) < 2_000_000_000 + rounds * 1_000_000 {}
