@@ -86,7 +86,7 @@ fn every_shell_gets_a_completion_script() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let (status, stdout, stderr) = run(directory.path(), &["completions", shell]);
         assert_eq!(status, 0, "{shell}: {stderr}");
-        for word in ["fathom", "resize", "doctor", "preallocate"] {
+        for word in ["fathom", "resize", "doctor", "preallocate", "explain-io", "container"] {
             assert!(stdout.contains(word), "{word} is missing for {shell}");
         }
     }
@@ -97,7 +97,15 @@ fn every_shell_gets_a_completion_script() {
 fn every_command_gets_a_manual_page() {
     let directory = tempfile::tempdir().expect("a directory");
     assert_eq!(run(directory.path(), &["man", "man1"]).0, 0);
-    for page in ["fathom", "fathom-disk", "fathom-disk-import", "fathom-vm", "fathom-top"] {
+    for page in [
+        "fathom",
+        "fathom-disk",
+        "fathom-disk-import",
+        "fathom-vm",
+        "fathom-top",
+        "fathom-files",
+        "fathom-explain-io",
+    ] {
         let text = fs::read_to_string(directory.path().join(format!("man1/{page}.1")));
         assert!(text.expect("the page is there").contains(".SH"), "{page}");
     }
@@ -119,6 +127,9 @@ fn every_help_has_examples() {
         "disk list",
         "vm",
         "top",
+        "files",
+        "explain-io",
+        "inspect",
         "bench",
         "doctor",
         "completions",

@@ -27,6 +27,7 @@ pub(super) fn add(options: &AddOptions) -> Outcome {
         read_only: options.read_only,
         block_size: options.block_size,
         tap: !options.no_tap,
+        classify: !options.no_classify,
         vhost_user: options.socket.as_deref().map(|socket| VhostUserDefinition {
             socket: absolute(socket),
             queues: options.queues,

@@ -18,6 +18,7 @@ use crate::{
         style::{self, Style},
         table::{Column, Table},
     },
+    usage::insight,
 };
 
 pub(super) fn run(options: &InfoOptions) -> Outcome {
@@ -205,6 +206,7 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
         let (name, value) = frontend_text(frontend);
         sheet.fact(name, value);
     }
+    sheet.fact("insight", insight::long(&status.insight));
     if status.refused > 0 {
         sheet.fact("refused", format!("{} requests", status.refused));
     }

@@ -182,6 +182,9 @@ pub struct AddOptions {
     /// Neither count nor measure the disk's requests
     #[arg(long)]
     no_tap: bool,
+    /// Do not find out what requests mean: which file, which container
+    #[arg(long)]
+    no_classify: bool,
     #[command(flatten)]
     control: ControlOptions,
     #[command(flatten)]

@@ -1,12 +1,13 @@
 //! `fathom doctor`: what of Fathom works on this host, and why not.
 
+mod guests;
 mod host;
 mod storage;
 
 use std::path::PathBuf;
 
 use clap::Args;
-use fathom_control::{Bytes, ClientError, DiskStatus, GuestInfo, InsightState};
+use fathom_control::{Bytes, ClientError, DiskStatus};
 use serde::Serialize;
 
 use crate::{
@@ -106,8 +107,8 @@ pub fn run(options: &DoctorOptions) -> Outcome<u8> {
     let mut findings = host::findings();
     let (daemon, disks) = daemon(&options.control);
     findings.push(daemon);
-    findings.extend(guests(&options.control));
     findings.extend(disks.iter().map(disk));
+    findings.extend(guests::findings(&options.control, &disks));
     let mut paths = options.paths.clone();
     if paths.is_empty() {
         paths
@@ -196,42 +197,6 @@ fn daemon(control: &ControlOptions) -> (Finding, Vec<DiskStatus>) {
     }
 }
 
-/// Whether the daemon's guests are understood.
-fn guests(control: &ControlOptions) -> Vec<Finding> {
-    let guests = control.client().guests();
-    // That no daemon answers has been said.
-    guests.map(|list| list.guests.iter().map(guest).collect()).unwrap_or_default()
-}
-
-fn guest(guest: &GuestInfo) -> Finding {
-    let name = if guest.vm.is_empty() { guest.disks.join(", ") } else { guest.vm.clone() };
-    let subject = format!("guest {name}");
-    let insight = &guest.insight;
-    match insight.state {
-        InsightState::Attached => {
-            let text = format!(
-                "Linux {}, its files and containers are known ({} requests, {} not understood)",
-                insight.release, insight.requests, insight.mismatches
-            );
-            Finding::ok(subject, text)
-        }
-        InsightState::Off => Finding::warn(
-            subject,
-            "nobody asks what its requests mean",
-            "set `classify = true` for its disks in the configuration, and reload",
-        ),
-        InsightState::NoGuest | InsightState::Waiting => {
-            Finding::ok(subject, "connected; no request has come yet")
-        }
-        InsightState::Searching | InsightState::Blind => Finding::warn(
-            subject,
-            format!("its requests are not understood: {}", insight.reason),
-            "its disks work all the same; docs/introspection.md says what a guest needs: Linux \
-             6.0 or later on x86-64 with BTF, and memory that is not encrypted",
-        ),
-    }
-}
-
 fn disk(status: &DiskStatus) -> Finding {
     let subject = format!("disk {}", status.name);
     let problem = status.problems.first();
@@ -247,18 +212,6 @@ fn disk(status: &DiskStatus) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_guest_that_is_not_understood_is_no_failure() {
-        let mut info = GuestInfo { vm: "web".into(), ..GuestInfo::default() };
-        info.insight.state = InsightState::Blind;
-        info.insight.reason = "Linux 5.10 is too old".into();
-        let finding = guest(&info);
-        assert_eq!(finding.state, State::Warn);
-        assert!(finding.text.contains("5.10") && !finding.remedy.is_empty());
-        info.insight.state = InsightState::Attached;
-        assert_eq!(guest(&info).state, State::Ok);
-    }
 
     #[test]
     fn findings_wrap_under_their_own_column() {

@@ -4,6 +4,7 @@ pub mod progress;
 pub mod sheet;
 pub mod style;
 pub mod table;
+pub mod text;
 
 use std::io::{self, IsTerminal, Write};
 

@@ -7,7 +7,7 @@ use std::{
 
 use fathom_control::Bytes;
 
-use super::{rate, table::shorten};
+use super::{rate, text::shorten};
 
 /// Nothing is shown before.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -2,13 +2,16 @@
 //!
 //! A table that is too wide first loses the columns of the least importance, then shortens its
 //! flexible columns, longest first. Piped, it keeps everything.
-use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use unicode_width::UnicodeWidthStr;
 
-use super::style::{self, Style};
+use super::{
+    style::{self, Style},
+    text::{shorten, shorten_front},
+};
 
 /// The gap between two columns.
 const GAP: usize = 2;
-/// A shortened column keeps at least this much.
+/// A shortened column keeps at least this much, unless it says otherwise.
 const SHORT: usize = 8;
 
 /// A column's heading and how it gives way.
@@ -17,13 +20,26 @@ pub struct Column {
     heading: &'static str,
     right: bool,
     flexible: bool,
+    /// Whether a shortened path keeps its end.
+    path: bool,
+    least: usize,
+    /// Whether it is left out where all its cells are empty.
+    optional: bool,
     importance: u8,
 }
 
 impl Column {
     /// A column of text.
     pub fn text(heading: &'static str) -> Self {
-        Self { heading, right: false, flexible: false, importance: u8::MAX }
+        Self {
+            heading,
+            right: false,
+            flexible: false,
+            path: false,
+            least: SHORT,
+            optional: false,
+            importance: u8::MAX,
+        }
     }
 
     /// A column of numbers, set to the right.
@@ -35,6 +51,30 @@ impl Column {
     #[must_use]
     pub fn flexible(self) -> Self {
         Self { flexible: true, ..self }
+    }
+
+    /// May be shortened to this width; of a path the end is kept.
+    #[must_use]
+    pub fn flexible_path(self, least: usize) -> Self {
+        Self { flexible: true, path: true, least, ..self }
+    }
+
+    /// Is left out where all its cells are empty.
+    #[must_use]
+    pub fn optional(self) -> Self {
+        Self { optional: true, ..self }
+    }
+
+    /// May be shortened to this width.
+    #[must_use]
+    pub fn flexible_to(self, least: usize) -> Self {
+        Self { flexible: true, least, ..self }
+    }
+
+    /// May not be left out after all.
+    #[must_use]
+    pub fn kept(self) -> Self {
+        self.importance(u8::MAX)
     }
 
     /// May be left out; the least important first.
@@ -66,24 +106,49 @@ impl Table {
 
     /// The table as lines, none wider than `width`.
     pub fn render(&self, width: Option<usize>, style: Style) -> String {
+        let lines = self.cells(width, false).into_iter().enumerate().map(|(number, cells)| {
+            let mut line = String::new();
+            for (position, (_, cell)) in cells.iter().enumerate() {
+                if position > 0 {
+                    line.push_str(&" ".repeat(GAP));
+                }
+                line.push_str(cell);
+            }
+            let line = line.trim_end();
+            // Nothing more can give way: cut rather than break the line.
+            let line = width.map_or_else(|| line.to_owned(), |width| shorten(line, width));
+            if number == 0 { style.paint(style::DIM, &line) } else { line }
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// The headings' cells and those of each row, each with its column's place: those that fit
+    /// into `width`, all padded to the width of their column, with two spaces to be put between
+    /// them. With `fill`, the first column takes what room is left.
+    pub fn cells(&self, width: Option<usize>, fill: bool) -> Vec<Vec<(usize, String)>> {
         let natural: Vec<usize> = (0..self.columns.len())
             .map(|index| {
                 let cells = self.rows.iter().map(|row| row[index].width());
                 cells.fold(self.columns[index].heading.width(), usize::max)
             })
             .collect();
-        let (shown, widths) = self.fit(natural, width.unwrap_or(usize::MAX));
-        let mut lines = Vec::with_capacity(self.rows.len() + 1);
+        let (shown, mut widths) = self.fit(natural, width.unwrap_or(usize::MAX));
+        if let (true, Some(width), Some(&first)) = (fill, width, shown.first()) {
+            let used: usize = shown.iter().map(|&index| widths[index] + GAP).sum();
+            widths[first] += (width + GAP).saturating_sub(used);
+        }
         let headings: Vec<String> = self.columns.iter().map(|c| c.heading.to_owned()).collect();
-        let heading = self.line(&headings, &shown, &widths, width);
-        lines.push(style.paint(style::DIM, &heading));
-        lines.extend(self.rows.iter().map(|row| self.line(row, &shown, &widths, width)));
-        lines.join("\n")
+        std::iter::once(&headings)
+            .chain(&self.rows)
+            .map(|row| shown.iter().map(|&at| (at, self.cell(at, &row[at], widths[at]))).collect())
+            .collect()
     }
 
     /// Chooses columns and their widths.
     fn fit(&self, mut widths: Vec<usize>, width: usize) -> (Vec<usize>, Vec<usize>) {
-        let mut shown: Vec<usize> = (0..self.columns.len()).collect();
+        let is_empty = |index: usize| self.rows.iter().all(|row| row[index].is_empty());
+        let is_shown = |&index: &usize| !self.columns[index].optional || !is_empty(index);
+        let mut shown: Vec<usize> = (0..self.columns.len()).filter(is_shown).collect();
         let total = |shown: &[usize], widths: &[usize]| {
             shown.iter().map(|&index| widths[index] + GAP).sum::<usize>().saturating_sub(GAP)
         };
@@ -96,7 +161,7 @@ impl Table {
             let spare: usize = shown
                 .iter()
                 .filter(|&&index| self.columns[index].flexible)
-                .map(|&index| widths[index].saturating_sub(SHORT))
+                .map(|&index| widths[index].saturating_sub(self.columns[index].least))
                 .sum();
             let least = shown
                 .iter()
@@ -106,11 +171,11 @@ impl Table {
             match least {
                 Some(index) if spare < excess => shown.retain(|&other| other != index),
                 _ => {
-                    let longest = shown
-                        .iter()
-                        .copied()
-                        .filter(|&index| self.columns[index].flexible && widths[index] > SHORT)
-                        .max_by_key(|&index| widths[index]);
+                    let can_give = |&index: &usize| {
+                        self.columns[index].flexible && widths[index] > self.columns[index].least
+                    };
+                    let longest =
+                        shown.iter().copied().filter(can_give).max_by_key(|&index| widths[index]);
                     match longest {
                         Some(index) => widths[index] -= 1,
                         None => break,
@@ -121,52 +186,13 @@ impl Table {
         (shown, widths)
     }
 
-    fn line(
-        &self,
-        cells: &[String],
-        shown: &[usize],
-        widths: &[usize],
-        width: Option<usize>,
-    ) -> String {
-        let mut line = String::new();
-        for (position, &index) in shown.iter().enumerate() {
-            let cell = shorten(&cells[index], widths[index]);
-            let padding = " ".repeat(widths[index] - cell.width());
-            if position > 0 {
-                line.push_str(&" ".repeat(GAP));
-            }
-            if self.columns[index].right {
-                line.push_str(&padding);
-                line.push_str(&cell);
-            } else {
-                line.push_str(&cell);
-                line.push_str(&padding);
-            }
-        }
-        let line = line.trim_end();
-        // Nothing more can give way: cut rather than break the line.
-        width.map_or_else(|| line.to_owned(), |width| shorten(line, width))
+    fn cell(&self, column: usize, text: &str, width: usize) -> String {
+        let column = &self.columns[column];
+        let keeps_end = column.path && text.starts_with('/');
+        let cell = if keeps_end { shorten_front(text, width) } else { shorten(text, width) };
+        let padding = " ".repeat(width.saturating_sub(cell.width()));
+        if column.right { padding + &cell } else { cell + &padding }
     }
-}
-
-/// The text, cut to a width with an ellipsis if need be.
-pub fn shorten(text: &str, width: usize) -> String {
-    if text.width() <= width {
-        return text.to_owned();
-    }
-    let mut shortened = String::new();
-    let mut used = 1;
-    for character in text.chars() {
-        used += character.width().unwrap_or(0);
-        if used > width {
-            break;
-        }
-        shortened.push(character);
-    }
-    if width > 0 {
-        shortened.push('…');
-    }
-    shortened
 }
 
 #[cfg(test)]
@@ -220,11 +246,29 @@ mod tests {
     }
 
     #[test]
+    fn filled_cells_take_the_whole_width_and_keep_the_end_of_paths() {
+        let mut table = Table::new([
+            Column::text("FILE").flexible_path(6),
+            Column::number("READ/S"),
+            Column::text("KIND").importance(1),
+            Column::text("PROCESS").optional(),
+        ]);
+        table.row(["/srv/web/index.html".into(), "12".into(), "data".into(), String::new()]);
+        for width in [18, 24, 60] {
+            let lines = table.cells(Some(width), true);
+            for cells in &lines {
+                let sum: usize = cells.iter().map(|(_, cell)| cell.width() + 2).sum();
+                assert_eq!(sum, width + 2, "{cells:?}");
+            }
+            assert!(lines[1][0].1.trim_end().ends_with("x.html"), "{lines:?}");
+        }
+        assert_eq!(table.cells(Some(18), true)[1].len(), 2);
+    }
+
+    #[test]
     fn nothing_is_too_narrow() {
         for width in 1..30 {
             assert!(widest(&table().render(Some(width), Style::PLAIN)) <= width);
         }
-        assert_eq!(shorten("müll", 3), "mü…");
-        assert_eq!(shorten("ab", 0), "");
     }
 }

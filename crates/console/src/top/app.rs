@@ -4,14 +4,14 @@ use std::{
     time::Duration,
 };
 
-use fathom_control::{GuestList, Statistics, UsageReport};
+use fathom_control::{GuestInfo, Statistics, UsageReport};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::{
     model::{Disk, Interval, SortKey},
-    seconds,
+    usage_view::UsageView,
 };
-use crate::usage::{Entry, Grouping, Groups, Scope};
+use crate::usage::Grouping;
 
 /// How many intervals are remembered.
 const HISTORY: usize = 240;
@@ -27,40 +27,6 @@ pub enum Page {
     Disk(String),
     /// Who causes the I/O.
     Usage,
-}
-
-/// Who causes the I/O, as it is looked at.
-#[derive(Default)]
-pub struct Usage {
-    /// What the lines are put together by.
-    pub grouping: Option<Grouping>,
-    /// What is looked at.
-    pub scope: Scope,
-    /// The selected line.
-    pub selected: usize,
-    /// The lines of the last interval.
-    pub groups: Option<Groups>,
-    /// How far the guests have been understood.
-    pub guests: GuestList,
-    before: Option<UsageReport>,
-    interval: Option<(UsageReport, f64)>,
-}
-
-impl Usage {
-    /// What the lines are put together by.
-    pub fn grouping(&self) -> Grouping {
-        self.grouping.unwrap_or(Grouping::Container)
-    }
-
-    /// Whether there is a sample to compare the next one with.
-    pub fn has_begun(&self) -> bool {
-        self.before.is_some()
-    }
-
-    /// The selected line.
-    pub fn entry(&self) -> Option<&Entry> {
-        self.groups.as_ref()?.entries.get(self.selected)
-    }
 }
 
 /// The state.
@@ -84,7 +50,7 @@ pub struct App {
     /// The selected disk.
     pub selected: Option<String>,
     /// Who causes the I/O.
-    pub usage: Usage,
+    pub usage: UsageView,
     /// The last interval, as it is shown.
     pub shown: Option<Interval>,
     /// Why there is no newer one.
@@ -109,7 +75,7 @@ impl App {
             help: false,
             page: Page::Disks,
             selected: None,
-            usage: Usage::default(),
+            usage: UsageView::default(),
             shown: None,
             trouble: None,
             done: false,
@@ -138,85 +104,49 @@ impl App {
         }
     }
 
-    /// Begins with who causes the I/O.
+    /// Goes to who causes the I/O, put together by something.
     pub fn show_usage(&mut self, grouping: Grouping) {
+        if let Page::Disk(name) = &self.page {
+            self.usage.look_at(name);
+        }
         self.page = Page::Usage;
-        self.usage.grouping = Some(grouping);
+        self.usage.group_by(grouping);
     }
 
     /// Takes the next sample of who causes the I/O.
-    pub fn sample_usage(&mut self, after: UsageReport, guests: GuestList) {
+    pub fn sample_usage(&mut self, after: UsageReport, guests: Vec<GuestInfo>) {
+        self.usage.sample(after, !self.paused);
         if !self.paused {
-            if let Some(before) = &self.usage.before {
-                let seconds = seconds(before, &after);
-                self.usage.interval = Some((after.since(before), seconds));
-            }
             self.usage.guests = guests;
+            self.usage.arrange(self.sort, &self.filter);
+            self.usage.remember();
         }
-        self.usage.before = Some(after);
-        self.arrange_usage();
     }
 
-    /// Applies grouping, scope, filter and order.
-    fn arrange_usage(&mut self) {
-        let grouping = self.usage.grouping();
-        let usage = &mut self.usage;
-        let Some((interval, seconds)) = &usage.interval else { return };
-        let chosen = usage.entry().map(|entry| (entry.name.clone(), entry.vm.clone()));
-        let mut groups = Groups::of(interval, *seconds, grouping, &usage.scope);
-        groups.filter(&self.filter);
-        groups.sort(self.sort);
-        // The selection stays with what was selected.
-        let place = chosen.and_then(|(name, vm)| {
-            groups.entries.iter().position(|entry| entry.name == name && entry.vm == vm)
-        });
-        let last = groups.entries.len().saturating_sub(1);
-        usage.selected = place.unwrap_or(usage.selected).min(last);
-        usage.groups = Some(groups);
+    /// Goes so many tabs further: the disks, and who causes their I/O by this and that.
+    fn step_tab(&mut self, by: isize) {
+        let count = Grouping::ALL.len() as isize + 1;
+        self.show_tab((self.tab() as isize + by).rem_euclid(count) as usize);
     }
 
-    /// From the selected line to what it consists of.
-    fn enter(&mut self) {
-        let grouping = self.usage.grouping();
-        let Some(entry) = self.usage.entry() else { return };
-        if grouping == Grouping::File {
-            return;
-        }
-        let mut scope = self.usage.scope.clone();
-        // A container is one machine's.
-        let has_machine = scope.0.iter().any(|(of, _)| *of == Grouping::Vm);
-        if grouping != Grouping::Vm && !has_machine && !entry.vm.is_empty() {
-            scope.0.push((Grouping::Vm, entry.vm.clone()));
-        }
-        scope.0.push((grouping, entry.name.clone()));
-        if let Some((interval, _)) = &self.usage.interval {
-            self.usage.grouping = Some(Groups::below(interval, grouping, &scope));
-        }
-        self.usage.scope = scope;
-        self.usage.groups = None;
-        self.usage.selected = 0;
+    /// The tab that is shown.
+    pub fn tab(&self) -> usize {
+        let of_usage = |it: &Grouping| self.page == Page::Usage && *it == self.usage.grouping;
+        Grouping::ALL.iter().position(of_usage).map_or(0, |place| place + 1)
     }
 
-    /// One step back. Returns whether there was one.
-    fn leave(&mut self) -> bool {
-        let Some((grouping, _)) = self.usage.scope.0.pop() else { return false };
-        // The machine that was added with a container goes with it.
-        if grouping != Grouping::Vm
-            && self.usage.scope.0.len() == 1
-            && self.usage.scope.0[0].0 == Grouping::Vm
-            && grouping == Grouping::Container
-        {
-            self.usage.scope.0.clear();
+    /// Goes to the tab of that number; there may be none.
+    fn show_tab(&mut self, tab: usize) {
+        match tab.checked_sub(1).map(|place| Grouping::ALL.get(place)) {
+            None => self.page = Page::Disks,
+            Some(Some(grouping)) => self.show_usage(*grouping),
+            Some(None) => {}
         }
-        self.usage.grouping = Some(grouping);
-        self.usage.groups = None;
-        self.usage.selected = 0;
-        true
     }
 
     /// Applies filter and order to what is shown.
     fn arrange(&mut self) {
-        self.arrange_usage();
+        self.usage.arrange(self.sort, &self.filter);
         let Some(mut interval) = self.unfiltered.clone() else { return };
         interval.filter(&self.filter);
         interval.sort(self.sort);
@@ -277,20 +207,20 @@ impl App {
     fn command(&mut self, code: KeyCode) {
         match code {
             KeyCode::Char('q') => self.done = true,
-            KeyCode::Char('u') | KeyCode::Tab => {
-                self.page = if self.page == Page::Usage { Page::Disks } else { Page::Usage };
-            }
+            KeyCode::Char('u') if self.page == Page::Usage => self.page = Page::Disks,
+            KeyCode::Char('u') => self.show_usage(self.usage.grouping),
+            KeyCode::Tab => self.step_tab(1),
+            KeyCode::BackTab => self.step_tab(-1),
+            KeyCode::Char(digit @ '1'..='9') => self.show_tab(digit as usize - '1' as usize),
             KeyCode::Char('g') if self.page == Page::Usage => {
-                self.usage.grouping = Some(self.usage.grouping().next());
-                self.usage.groups = None;
-                self.usage.selected = 0;
+                self.usage.group_by(self.usage.grouping.next());
             }
-            KeyCode::Enter | KeyCode::Right if self.page == Page::Usage => self.enter(),
+            KeyCode::Enter | KeyCode::Right if self.page == Page::Usage => {
+                self.usage.enter(&mut self.filter);
+            }
+            KeyCode::Char('x') if self.page == Page::Usage => self.usage.open_selected(),
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left if self.page == Page::Usage => {
-                let was_top = !self.leave();
-                if was_top {
-                    self.filter.clear();
-                }
+                self.usage.leave(&mut self.filter);
             }
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left if self.page != Page::Disks => {
                 self.page = Page::Disks;
@@ -302,14 +232,17 @@ impl App {
                 if self.page != Page::Usage {
                     self.page = Page::Disks;
                 }
+                self.usage.opened = None;
                 self.typing = true;
             }
             KeyCode::Char('+' | '=') => self.change_interval(1),
             KeyCode::Char('-') => self.change_interval(-1),
-            KeyCode::Char('<' | ',') => self.sort = self.sort.step(-1),
-            KeyCode::Char('>' | '.') => self.sort = self.sort.step(1),
+            KeyCode::Char('<' | ',') => self.step_sort(-1),
+            KeyCode::Char('>' | '.') => self.step_sort(1),
             KeyCode::Char('i') => self.sort = SortKey::Iops,
             KeyCode::Char('t') => self.sort = SortKey::Throughput,
+            KeyCode::Char('r') => self.sort = SortKey::Read,
+            KeyCode::Char('w') => self.sort = SortKey::Written,
             KeyCode::Char('d') => self.sort = SortKey::Depth,
             KeyCode::Char('l') => self.sort = SortKey::Latency,
             KeyCode::Char('e') => self.sort = SortKey::Errors,
@@ -333,9 +266,7 @@ impl App {
     /// Moves the selection; on a disk's page, to the next disk's page.
     fn select(&mut self, by: isize) {
         if self.page == Page::Usage {
-            let count = self.usage.groups.as_ref().map_or(0, |groups| groups.entries.len());
-            let place = self.usage.selected as isize + by;
-            self.usage.selected = place.clamp(0, (count as isize - 1).max(0)) as usize;
+            self.usage.select(by);
             return;
         }
         let (Some(index), Some(shown)) = (self.selected_index(), &self.shown) else { return };
@@ -346,6 +277,14 @@ impl App {
             self.page = Page::Disk(name.clone());
         }
         self.selected = Some(name);
+    }
+
+    fn step_sort(&mut self, by: isize) {
+        self.sort = self.sort.step(by);
+        // Accounts know no errors.
+        if self.page == Page::Usage && self.sort == SortKey::Errors {
+            self.sort = self.sort.step(by);
+        }
     }
 
     fn change_interval(&mut self, by: isize) {
@@ -399,27 +338,54 @@ pub mod tests {
         assert!(app.done);
     }
 
-    #[test]
-    fn enter_leads_from_containers_to_files_and_back() {
-        use crate::usage::tests::usage;
+    /// The same, looking at who causes the I/O.
+    pub fn usage_app(keys: &str) -> App {
+        use super::super::usage_view::tests::samples;
         let mut app = app();
         press(&mut app, "u");
-        assert_eq!(app.page, Page::Usage);
-        app.sample_usage(UsageReport::default(), GuestList::default());
-        app.sample_usage(usage(), GuestList::default());
+        let (before, after) = samples();
+        let mut guest = GuestInfo { vm: "shop".into(), ..GuestInfo::default() };
+        guest.insight.state = fathom_control::InsightState::Attached;
+        guest.insight.release = "6.1.0-56-cloud-amd64".into();
+        app.sample_usage(before, vec![guest.clone()]);
+        app.sample_usage(after, vec![guest]);
+        press(&mut app, keys);
+        app
+    }
+
+    #[test]
+    fn tabs_lead_around_and_enter_into() {
         let name = |app: &App| app.usage.entry().map(|entry| entry.name.clone());
-        assert_eq!(name(&app).as_deref(), Some("/database"));
-        press(&mut app, "j\n");
-        assert_eq!(app.usage.grouping(), Grouping::File);
-        assert_eq!(app.usage.scope.text(), "shop › /web");
-        assert_eq!(name(&app).as_deref(), Some("/srv/b"));
-        app.key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
-        assert_eq!((app.usage.grouping(), app.usage.scope.0.len()), (Grouping::Container, 0));
-        press(&mut app, "\n");
-        assert_eq!(app.usage.grouping(), Grouping::Process);
-        assert_eq!(name(&app).as_deref(), Some("fio 12"));
-        press(&mut app, "g/nothing\n");
+        let mut app = usage_app("");
+        assert_eq!((&app.page, name(&app).as_deref()), (&Page::Usage, Some("/database")));
+        press(&mut app, "2\nj\n");
+        assert_eq!(
+            (app.usage.scope.text().as_str(), name(&app).as_deref()),
+            ("shop › /web", Some("/srv/b"))
+        );
+        press(&mut app, "w>>>>");
+        assert_eq!(app.sort, SortKey::Iops, "errors are left out, and it goes round");
+        press(&mut app, "/table");
         assert_eq!(name(&app), None);
+        app.key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
+        press(&mut app, "\n");
+        assert!(app.usage.opened.is_some());
+        press(&mut app, "6");
+        assert_eq!((app.usage.grouping, name(&app).as_deref()), (Grouping::Kind, Some("data")));
+        press(&mut app, "9g");
+        assert_eq!(app.usage.grouping, Grouping::Vm);
+        app.key(KeyEvent::new(KeyCode::BackTab, KeyModifiers::SHIFT));
+        assert_eq!(app.page, Page::Disks);
+        app.key(KeyEvent::new(KeyCode::BackTab, KeyModifiers::SHIFT));
+        assert_eq!((&app.page, app.usage.grouping), (&Page::Usage, Grouping::Kind));
+        app.key(KeyEvent::new(KeyCode::Tab, KeyModifiers::NONE));
+        assert_eq!(app.page, Page::Disks);
+        // From one disk's page, to who causes that disk's I/O.
+        press(&mut app, "\n3");
+        assert_eq!(
+            (app.usage.grouping, app.usage.scope.text().as_str()),
+            (Grouping::Container, "disk root")
+        );
         press(&mut app, "u");
         assert_eq!(app.page, Page::Disks);
     }

@@ -16,11 +16,11 @@ pub struct Bar {
 }
 
 /// The parts that a power of two is cut into, finest first.
-const PARTS: [u32; 3] = [4, 2, 1];
+pub const PARTS: [u32; 3] = [4, 2, 1];
 
-/// Distributions side by side, as finely as `count` bars allow; what does not fit even at one bar
-/// for each power of two is added to the last.
-pub fn bars(latencies: &[&Histogram], count: usize) -> Vec<Bar> {
+/// Distributions side by side, as finely as `count` bars allow and as one of `parts` says; what
+/// does not fit even at one bar for each power of two is added to the last.
+pub fn bars(latencies: &[&Histogram], parts: &[u32], count: usize) -> Vec<Bar> {
     let count = count.max(1);
     let cut = |parts: u32| -> Vec<Vec<u64>> {
         latencies.iter().map(|latency| sums(latency, parts)).collect()
@@ -31,7 +31,7 @@ pub fn bars(latencies: &[&Histogram], count: usize) -> Vec<Bar> {
         (0..slots).find(used).zip((0..slots).rev().find(used))
     };
     let fits = |parts: &u32| ends(&cut(*parts)).is_some_and(|(first, last)| last - first < count);
-    let parts = PARTS.into_iter().find(fits).unwrap_or(1);
+    let parts = parts.iter().copied().find(fits).unwrap_or(1);
     let sums = cut(parts);
     let Some((first, last)) = ends(&sums) else { return Vec::new() };
     let end = last.min(first + count - 1);
@@ -109,15 +109,15 @@ mod tests {
             latency.record(value, count);
         }
         for count in [1, 2, 3, 20] {
-            let bars = bars(&[&latency, &Histogram::default()], count);
+            let bars = bars(&[&latency, &Histogram::default()], &PARTS, count);
             assert!(bars.len() <= count);
             let sum = |index: usize| bars.iter().map(|bar| bar.shares[index]).sum::<f64>();
             assert!((sum(0) - 1.0).abs() < 1e-9 && sum(1).abs() < 1e-9, "{bars:?}");
         }
-        assert_eq!(bars(&[&latency], 10)[0].label, "≤ 16.4 µs");
-        assert_eq!(bars(&[&latency], 2)[1].label, "> 16.4 µs");
-        assert!(bars(&[&latency], 40).len() > 20);
-        assert!(bars(&[&Histogram::default()], 5).is_empty());
+        assert_eq!(bars(&[&latency], &PARTS, 10)[0].label, "≤ 16.4 µs");
+        assert_eq!(bars(&[&latency], &PARTS, 2)[1].label, "> 16.4 µs");
+        assert!(bars(&[&latency], &PARTS, 40).len() > 20);
+        assert!(bars(&[&Histogram::default()], &PARTS, 5).is_empty());
     }
 
     #[test]

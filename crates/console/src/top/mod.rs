@@ -7,7 +7,9 @@ mod plain;
 mod screen;
 mod summary;
 mod terminal;
+mod usage_plain;
 mod usage_screen;
+mod usage_view;
 
 use std::{
     io::{self, IsTerminal},
@@ -16,18 +18,15 @@ use std::{
 };
 
 use clap::Args;
-use fathom_control::{Client, ClientError, Nanoseconds, Statistics, UsageReport};
-use serde::Serialize;
+use fathom_control::{Client, ClientError, Nanoseconds, Statistics};
 
+use crate::usage::Grouping;
 use crate::{
     connection::ControlOptions,
     failure::{Failure, Outcome},
     output::{self, Format},
 };
-use model::Interval;
-
-use crate::usage::{self, Grouping, Groups, Scope};
-pub use model::SortKey;
+use model::{Interval, SortKey};
 pub use plain::clock;
 
 /// Options of `fathom top`.
@@ -38,8 +37,9 @@ each disk and interval; with --json an object for each interval, one a line. Rat
 those of the interval; depth is the mean number of requests under way.
 
 With --by it shows who causes the I/O in place of the disks: what each guest's own memory says, with
-nothing installed in the guest. On a terminal, u changes between the two and Enter leads from
-machines to containers, processes and files.
+nothing installed in the guest. Piped, that is a table for each interval. On a terminal, 1 to 6
+change between the disks and this, and Enter leads from machines to containers, to processes where
+they are known, and to files.
 
 Examples:
   fathom top                             the live view
@@ -47,7 +47,10 @@ Examples:
   fathom top --json --count 1 | jq       one interval, for a program
   fathom top --since-start               totals by operation
   fathom top --by container              the live view of who causes the I/O
-  fathom top --by file --plain -n 1      the hottest files of one interval")]
+  fathom top --by file --plain -n 1      the hottest files of one interval
+  fathom top --by file --vm web --filter /var --sort written --plain
+  fathom top --by container --since-start
+  fathom top --by kind --json | jq '.usage[] | {name, bytes_per_second}'")]
 pub struct TopOptions {
     /// Time between two samples
     #[arg(long, short, value_name = "TIME", default_value = "1s", value_parser = interval)]
@@ -55,24 +58,24 @@ pub struct TopOptions {
     /// End after so many intervals
     #[arg(long, short = 'n', value_name = "N")]
     count: Option<u64>,
-    /// Order of the disks
+    /// Order of the disks, or of who causes their I/O
     #[arg(long, value_enum, default_value = "iops")]
     sort: SortKey,
-    /// Only disks whose name or machine contains this
+    /// Only disks whose name or machine contains this; with --by, whatever contains it
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
     /// Show who causes the I/O, put together by this
-    #[arg(long, value_enum, conflicts_with = "since_start")]
+    #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<Grouping>,
-    /// With --by: only this disk
-    #[arg(long, value_name = "NAME", requires = "by")]
+    /// Only this disk
+    #[arg(long, value_name = "NAME")]
     disk: Option<String>,
-    /// With --by: only this machine
-    #[arg(long, value_name = "NAME", requires = "by")]
+    /// Only the disks of this machine
+    #[arg(long, value_name = "NAME")]
     vm: Option<String>,
-    /// With --by: so many lines an interval
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    limit: usize,
+    /// With --by, piped: so many lines an interval [default: 20; with --json all]
+    #[arg(long, value_name = "N", requires = "by")]
+    limit: Option<usize>,
     /// Lines of text, also on a terminal
     #[arg(long, conflicts_with = "json")]
     plain: bool,
@@ -86,7 +89,7 @@ pub struct TopOptions {
 }
 
 /// Times with or without a unit: `2` is two seconds.
-fn interval(text: &str) -> Result<Nanoseconds, String> {
+pub fn interval(text: &str) -> Result<Nanoseconds, String> {
     let bare = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let text = if bare { format!("{text}s") } else { text.to_owned() };
     let time: Nanoseconds = text.parse().map_err(|error| format!("{error}"))?;
@@ -101,8 +104,11 @@ fn interval(text: &str) -> Result<Nanoseconds, String> {
 pub fn run(options: &TopOptions) -> Outcome {
     let client = options.control.client().with_limit(Duration::from_secs(5));
     // Whether there is a daemon is said in the ordinary way, before the screen is taken.
-    let first = client.statistics()?;
+    let first = options.meant(client.statistics()?)?;
     if options.since_start {
+        if let Some(grouping) = options.by {
+            return usage_plain::since_start(options, &client, grouping);
+        }
         return if options.format.json {
             output::json(&first)
         } else {
@@ -114,61 +120,36 @@ pub fn run(options: &TopOptions) -> Outcome {
         return terminal::run(options, &client, first);
     }
     match options.by {
-        Some(grouping) => accounts(options, &client, grouping),
+        Some(grouping) => usage_plain::intervals(options, &client, grouping),
         None => lines(options, &client, first),
     }
 }
 
-/// What `--by` with `--json` prints for each interval.
-#[derive(Serialize)]
-struct Accounts<'a> {
-    by: Grouping,
-    #[serde(flatten)]
-    groups: &'a Groups,
-    guests: &'a [fathom_control::GuestInfo],
-}
-
-/// Prints who caused the I/O, interval after interval.
-fn accounts(options: &TopOptions, client: &Client, grouping: Grouping) -> Outcome {
-    let pause = Duration::from_nanos(options.interval.0);
-    let sample = || client.usage(options.disk.as_deref(), options.vm.as_deref());
-    let mut before = sample()?;
-    let mut next = Instant::now() + pause;
-    let mut printed = 0;
-    while options.count.is_none_or(|count| printed < count) {
-        thread::sleep(next.saturating_duration_since(Instant::now()));
-        next = (next + pause).max(Instant::now());
-        let after = sample()?;
-        let guests = client.guests()?;
-        let mut groups = Groups::of(
-            &after.since(&before),
-            seconds(&before, &after),
-            grouping,
-            &Scope::default(),
-        );
-        groups.filter(&options.filter);
-        groups.sort(options.sort);
-        if options.format.json {
-            groups.entries.truncate(options.limit);
-            let accounts = Accounts { by: grouping, groups: &groups, guests: &guests.guests };
-            let text = serde_json::to_string(&accounts)
-                .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
-            output::text_line(&text)?;
-        } else {
-            let (width, time) = (output::width(), clock(after.unix_time_ns));
-            output::text_line(&format!("{time}  {}", usage::insight_line(&guests)))?;
-            output::text_line(&usage::table(&groups, grouping, options.limit, width))?;
-            output::text_line("")?;
-        }
-        before = after;
-        printed += 1;
+impl TopOptions {
+    /// With `--disk` and `--vm`, only these disks.
+    fn narrow(&self, mut statistics: Statistics) -> Statistics {
+        statistics.disks.retain(|disk| {
+            self.disk.as_ref().is_none_or(|name| *name == disk.name)
+                && self.vm.as_ref().is_none_or(|name| *name == disk.vm)
+        });
+        statistics
     }
-    Ok(())
-}
 
-/// The time between two samples.
-fn seconds(before: &UsageReport, after: &UsageReport) -> f64 {
-    after.time_ns.saturating_sub(before.time_ns).max(1) as f64 / 1e9
+    /// The disks that are meant; that there are none is a mistake.
+    fn meant(&self, statistics: Statistics) -> Outcome<Statistics> {
+        let all: Vec<String> = statistics.disks.iter().map(|disk| disk.name.clone()).collect();
+        let statistics = self.narrow(statistics);
+        if statistics.disks.is_empty() && (self.disk.is_some() || self.vm.is_some()) {
+            let what = match (&self.disk, &self.vm) {
+                (Some(disk), None) => format!("disk {disk:?}"),
+                (Some(disk), Some(vm)) => format!("disk {disk:?} of machine {vm:?}"),
+                (None, vm) => format!("disk of machine {:?}", vm.as_deref().unwrap_or_default()),
+            };
+            return Err(Failure::new(format!("there is no {what}"))
+                .advise(format!("the daemon serves: {}", all.join(", "))));
+        }
+        Ok(statistics)
+    }
 }
 
 /// Prints interval after interval.
@@ -182,7 +163,7 @@ fn lines(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
         thread::sleep(next.saturating_duration_since(Instant::now()));
         next = (next + pause).max(Instant::now());
         let after = match client.statistics() {
-            Ok(after) => after,
+            Ok(after) => options.narrow(after),
             Err(error @ ClientError::Refused(_)) => return Err(error.into()),
             Err(error) => {
                 return Err(

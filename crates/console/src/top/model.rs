@@ -5,16 +5,22 @@ use clap::ValueEnum;
 use fathom_control::{DiskStatistics, Histogram, OperationStatistics, Statistics};
 use serde::Serialize;
 
-/// An order of disks.
+use crate::usage::Order;
+
+/// An order of disks, and of who causes their I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SortKey {
     /// Requests a second, most first
     Iops,
     /// Bytes a second, most first
     Throughput,
+    /// Bytes read a second, most first
+    Read,
+    /// Bytes written a second, most first
+    Written,
     /// Requests under way, most first
     Depth,
-    /// 99th percentile of latency, longest first
+    /// Latency, longest first: of disks the 99th percentile, with --by the mean
     Latency,
     /// Failed requests, most first
     Errors,
@@ -24,14 +30,24 @@ pub enum SortKey {
 
 impl SortKey {
     /// All, in the order of the columns.
-    pub const ALL: [Self; 6] =
-        [Self::Name, Self::Iops, Self::Throughput, Self::Depth, Self::Latency, Self::Errors];
+    pub const ALL: [Self; 8] = [
+        Self::Name,
+        Self::Iops,
+        Self::Throughput,
+        Self::Read,
+        Self::Written,
+        Self::Depth,
+        Self::Latency,
+        Self::Errors,
+    ];
 
     /// The key's name on the screen.
     pub fn name(self) -> &'static str {
         match self {
             Self::Iops => "IOPS",
             Self::Throughput => "throughput",
+            Self::Read => "bytes read",
+            Self::Written => "bytes written",
             Self::Depth => "depth",
             Self::Latency => "latency",
             Self::Errors => "errors",
@@ -44,6 +60,24 @@ impl SortKey {
     pub fn step(self, by: isize) -> Self {
         let position = Self::ALL.iter().position(|&key| key == self).unwrap_or(0) as isize;
         Self::ALL[(position + by).rem_euclid(Self::ALL.len() as isize) as usize]
+    }
+
+    /// Whether a column is one that this order follows.
+    pub fn is_by(self, column: Self) -> bool {
+        self == column || self == Self::Throughput && matches!(column, Self::Read | Self::Written)
+    }
+
+    /// The same order of accounts. These know no errors.
+    pub fn of_accounts(self) -> Order {
+        match self {
+            Self::Iops | Self::Errors => Order::Requests,
+            Self::Throughput => Order::Throughput,
+            Self::Read => Order::Read,
+            Self::Written => Order::Written,
+            Self::Depth => Order::Time,
+            Self::Latency => Order::Latency,
+            Self::Name => Order::Name,
+        }
     }
 }
 
@@ -182,6 +216,8 @@ impl Interval {
         let value = |disk: &Disk| match key {
             SortKey::Iops => disk.activity.iops(),
             SortKey::Throughput => disk.activity.bytes_per_second(),
+            SortKey::Read => disk.activity.read_bytes_per_second,
+            SortKey::Written => disk.activity.write_bytes_per_second,
             SortKey::Depth => disk.activity.depth,
             SortKey::Latency => disk.activity.latency_ns_p99 as f64,
             SortKey::Errors => disk.activity.errors as f64,
@@ -334,7 +370,7 @@ pub mod tests {
     fn keys_go_round() {
         for key in SortKey::ALL {
             assert_eq!(key.step(1).step(-1), key);
-            assert_eq!(key.step(6), key);
+            assert_eq!(key.step(SortKey::ALL.len() as isize), key);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Intervals as lines of text.
-use crate::output::{latency, rate, short_number, table::shorten};
+use crate::output::{latency, rate, short_number, text::shorten};
 
 use super::model::{Activity, Interval};
 

@@ -10,27 +10,35 @@ use unicode_width::UnicodeWidthStr;
 
 use super::{
     app::{App, Page},
-    histogram::{bars, horizontal, sparkline},
+    histogram::{PARTS, bars, horizontal, sparkline},
     model::{Activity, Disk, Interval, Operation, SortKey},
     plain::clock,
     usage_screen,
 };
-use crate::output::{latency, short_bytes, short_number, table::shorten};
+use crate::output::{
+    latency, short_bytes, short_number,
+    text::{shorten, shorten_front},
+};
 
 const KEYS: &[(&str, &str)] = &[
-    ("↑ ↓ j k", "select a disk"),
-    ("Enter →", "the disk by operation; what a line consists of"),
+    ("↑ ↓ j k", "select a line"),
+    ("Enter →", "into it: operations; containers, processes, files"),
     ("Esc ←", "back; ends a filter"),
-    ("u Tab", "who causes the I/O: machines, containers, processes, files"),
-    ("g", "there: put together by something else"),
+    ("1 … 6 Tab", "disks; who causes the I/O: by machine, container, file, …"),
+    ("u g", "disks or who; by the next of these"),
+    ("x", "a line in full, with its latencies"),
     ("i t d l e n", "order by IOPS, throughput, depth, latency, errors, name"),
+    ("r w", "order by bytes read, written"),
     ("< >", "order by the column before, after"),
-    ("/", "filter by name or machine"),
+    ("/", "filter by any name"),
     ("Space p", "hold the screen, go on"),
     ("+ -", "longer, shorter intervals"),
     ("? h", "this help"),
     ("q Ctrl-C", "leave"),
 ];
+
+/// Pages that are a key away, in the order of their keys.
+const TABS: [&str; 6] = ["Disks", "Machines", "Containers", "Processes", "Files", "Kinds"];
 
 /// The colours, or none.
 #[derive(Clone, Copy)]
@@ -59,10 +67,15 @@ impl Theme {
 /// Draws the state.
 pub fn draw(frame: &mut Frame<'_>, app: &App, colours: bool) {
     let theme = Theme(colours);
-    let [title, body, footer] =
-        Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
-            .areas(frame.area());
+    let [title, tabs, body, footer] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Min(0),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
     draw_title(frame, title, app, theme);
+    draw_tabs(frame, tabs, app, theme);
     match (&app.page, &app.shown) {
         (Page::Usage, _) => usage_screen::draw(frame, body, app, theme),
         (_, None) => {
@@ -90,26 +103,69 @@ pub(super) fn seconds(seconds: f64) -> String {
 }
 
 fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
-    let mut state = vec![seconds(app.interval.as_secs_f64()), format!("by {}", app.sort.name())];
+    let sort = match (&app.page, app.sort) {
+        (Page::Usage, SortKey::Errors) => SortKey::Iops,
+        (_, sort) => sort,
+    };
+    let mut state = vec![seconds(app.interval.as_secs_f64()), format!("by {}", sort.name())];
     if !app.filter.is_empty() && !app.typing {
         state.push(format!("only “{}”", app.filter));
     }
-    let time = app.shown.as_ref().map_or_else(String::new, |shown| clock(shown.unix_time_ns));
+    let usage = app.usage.groups.as_ref().filter(|_| app.page == Page::Usage);
+    let time = usage.map(|groups| groups.unix_time_ns);
+    let time = time.or_else(|| app.shown.as_ref().map(|shown| shown.unix_time_ns));
+    let time = time.map_or_else(String::new, clock);
     state.push(if app.paused { format!("held at {time}") } else { time });
     let state = state.join(" · ");
     let room = usize::from(area.width);
-    let gap = room.saturating_sub("Fathom".width() + state.width());
+    let place = match &app.page {
+        Page::Usage => app.usage.scope.text(),
+        Page::Disks | Page::Disk(_) => String::new(),
+    };
+    let left = room.saturating_sub("Fathom".width() + state.width() + 2);
+    let place = if place.is_empty() || left < 10 {
+        String::new()
+    } else {
+        format!("  {}", shorten_front(&place, left - 2))
+    };
+    let gap = room.saturating_sub("Fathom".width() + place.width() + state.width());
     // On a narrow terminal the name gives way to what changes.
     let line = if gap == 0 {
         Line::from(shorten(&state, room))
     } else {
         Line::from(vec![
             Span::styled("Fathom", theme.bold()),
+            Span::styled(place, theme.colour(Color::Cyan)),
             Span::raw(" ".repeat(gap)),
             Span::styled(state, if app.paused { theme.colour(Color::Yellow) } else { theme.dim() }),
         ])
     };
     frame.render_widget(Paragraph::new(line), area);
+}
+
+/// The pages that are a key away; on a narrow terminal without their keys, then only this one.
+fn draw_tabs(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
+    let active = app.tab();
+    let room = usize::from(area.width);
+    let text = |place: usize, long: bool| {
+        if long { format!("{} {}", place + 1, TABS[place]) } else { TABS[place].to_owned() }
+    };
+    let width =
+        |long| TABS.iter().enumerate().map(|(at, _)| text(at, long).width() + 2).sum::<usize>();
+    let long = width(true) <= room;
+    let mut spans = Vec::new();
+    for place in 0..TABS.len() {
+        let text = text(place, long);
+        if place == active {
+            spans.push(Span::styled(text, theme.bold().add_modifier(Modifier::UNDERLINED)));
+        } else if width(false) <= room {
+            spans.push(Span::styled(text, theme.dim()));
+        } else {
+            continue;
+        }
+        spans.push(Span::raw("  "));
+    }
+    frame.render_widget(Paragraph::new(Line::from(spans)), area);
 }
 
 fn draw_footer(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
@@ -122,9 +178,11 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     } else if app.page == Page::Disks {
         let text = "? help  Enter operations  u who  / filter  < > order  Space hold  + - interval  q quit";
         Line::styled(shorten(text, room), theme.dim())
+    } else if app.page == Page::Usage && app.usage.opened.is_some() {
+        let text = "Esc back  ↑ ↓ other lines  Space hold  + - interval  ? help  q quit";
+        Line::styled(shorten(text, room), theme.dim())
     } else if app.page == Page::Usage {
-        let text =
-            "Enter into  Esc back  g by  u disks  / filter  < > order  Space hold  ? help  q quit";
+        let text = "? help  Enter into  Esc back  x in full  / filter  < > order  Space hold  u disks  q quit";
         Line::styled(shorten(text, room), theme.dim())
     } else {
         let text = "Esc back  ↑ ↓ other disks  Space hold  + - interval  ? help  q quit";
@@ -169,14 +227,14 @@ const COLUMNS: &[Column] = &[
         heading: "READ B/S",
         width: 8,
         rank: 3,
-        key: Some(SortKey::Throughput),
+        key: Some(SortKey::Read),
         value: |a| short_bytes(a.read_bytes_per_second),
     },
     Column {
         heading: "WRITE B/S",
         width: 9,
         rank: 3,
-        key: Some(SortKey::Throughput),
+        key: Some(SortKey::Written),
         value: |a| short_bytes(a.write_bytes_per_second),
     },
     Column {
@@ -237,7 +295,7 @@ fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval,
 
     let heading = |column: &&Column| {
         let text = format!(" {:>1$}", column.heading, column.width);
-        let sorted = column.key == Some(app.sort);
+        let sorted = column.key.is_some_and(|key| app.sort.is_by(key));
         Span::styled(text, if sorted { theme.bold() } else { theme.dim() })
     };
     let name_style = if app.sort == SortKey::Name { theme.bold() } else { theme.dim() };
@@ -246,7 +304,7 @@ fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval,
     if recent > 0 {
         spans.push(Span::styled("  RECENT IOPS", theme.dim()));
     }
-    let mut lines = vec![Line::default(), Line::from(spans)];
+    let mut lines = vec![Line::from(spans)];
 
     let total = Disk {
         name: format!("all {}", interval.disks.len()),
@@ -254,8 +312,8 @@ fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval,
         activity: interval.total.clone(),
         ..Disk::default()
     };
-    // What remains below title, heading and the total.
-    let room = usize::from(area.height).saturating_sub(4);
+    // What remains below the heading, above the total and an empty line.
+    let room = usize::from(area.height).saturating_sub(3);
     let selected = app.selected_index().unwrap_or(0);
     let first = (selected + 1).saturating_sub(room.max(1));
     for disk in interval.disks.iter().skip(first).take(room) {
@@ -324,7 +382,6 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: T
         disk.activity.in_flight, disk.activity.refused
     );
     let mut lines = vec![
-        Line::default(),
         Line::from(vec![
             Span::styled(disk.name.clone(), theme.bold()),
             Span::raw(shorten(&facts, room.saturating_sub(disk.name.width()))),
@@ -340,11 +397,15 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: T
     lines.extend(operation_table(&used, room, theme));
     lines.push(Line::default());
     let left = usize::from(area.height).saturating_sub(lines.len() + 1);
-    lines.extend(distribution(&used, room, left, theme));
+    lines.extend(distribution(&used, &PARTS, room, left, theme));
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn operation_table(operations: &[&Operation], room: usize, theme: Theme) -> Vec<Line<'static>> {
+pub(super) fn operation_table(
+    operations: &[&Operation],
+    room: usize,
+    theme: Theme,
+) -> Vec<Line<'static>> {
     if operations.is_empty() {
         return vec![Line::styled("Idle.", theme.dim())];
     }
@@ -377,9 +438,11 @@ fn operation_table(operations: &[&Operation], room: usize, theme: Theme) -> Vec<
     lines
 }
 
-/// The latencies of up to three operations side by side.
-fn distribution(
+/// The latencies of up to three operations side by side, each power of two cut into as many parts
+/// of these as there is room for.
+pub(super) fn distribution(
     operations: &[&Operation],
+    parts: &[u32],
     room: usize,
     height: usize,
     theme: Theme,
@@ -394,7 +457,7 @@ fn distribution(
     }
     let width = room.saturating_sub(LABEL) / busiest.len();
     let latencies: Vec<_> = busiest.iter().map(|operation| &operation.latency).collect();
-    let rows = bars(&latencies, height - 1);
+    let rows = bars(&latencies, parts, height - 1);
     // The longest bar takes all of its column.
     let longest = rows.iter().flat_map(|bar| &bar.shares).copied().fold(0.0, f64::max);
     let mut heading = vec![Span::styled(format!("{:<LABEL$}", "LATENCY"), theme.dim())];
@@ -427,7 +490,7 @@ fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
     let area = frame.area();
     let [area] =
         Layout::horizontal([Constraint::Length(widest as u16)]).flex(Flex::Center).areas(area);
-    let [area] = Layout::vertical([Constraint::Length(KEYS.len() as u16 + 6)])
+    let [area] = Layout::vertical([Constraint::Length(KEYS.len() as u16 + 7)])
         .flex(Flex::Center)
         .areas(area);
     let mut lines: Vec<Line<'_>> = KEYS
@@ -439,19 +502,26 @@ fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
     lines.push(Line::default());
     lines.push(Line::styled(" Rates and latencies are those of the last interval;", theme.dim()));
     lines.push(Line::styled(" depth is the mean number of requests under way;", theme.dim()));
-    lines.push(Line::styled(" P50, P99 and MAX are of reads and writes.", theme.dim()));
+    lines.push(Line::styled(
+        " P50, P99 and MAX are of reads and writes. Who causes the I/O",
+        theme.dim(),
+    ));
+    lines.push(Line::styled(
+        " is told by the guest's memory; there P99 is an upper bound.",
+        theme.dim(),
+    ));
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" Keys ")), area);
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::super::app::tests::app;
     use super::*;
 
-    fn screen(app: &App, width: u16, height: u16) -> String {
+    pub fn screen(app: &App, width: u16, height: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a test terminal");
         terminal.draw(|frame| draw(frame, app, true)).expect("it draws");
         let buffer = terminal.backend().buffer();

@@ -58,7 +58,7 @@ fn show(
     let sample_usage = |app: &mut App| {
         let usage = client.usage(options.disk.as_deref(), options.vm.as_deref());
         match usage.and_then(|usage| Ok((usage, client.guests()?))) {
-            Ok((usage, guests)) => app.sample_usage(usage, guests),
+            Ok((usage, guests)) => app.sample_usage(usage, guests.guests),
             Err(error) => app.trouble = Some(error.to_string()),
         }
     };
@@ -82,7 +82,9 @@ fn show(
             if let Event::Key(key) = event::read()? {
                 if key.kind != KeyEventKind::Release {
                     app.key(key);
-                    if app.page == Page::Usage && !app.usage.has_begun() {
+                    if app.page != Page::Usage {
+                        app.usage.rest();
+                    } else if !app.usage.has_begun() {
                         sample_usage(app);
                     }
                 }
@@ -91,7 +93,7 @@ fn show(
         if sampled.elapsed() >= app.interval {
             sampled = Instant::now();
             changed = true;
-            match client.statistics() {
+            match client.statistics().map(|statistics| options.narrow(statistics)) {
                 Ok(statistics) => {
                     app.sample(statistics);
                     samples += 1;

@@ -1,110 +1,141 @@
 //! Who causes the I/O, drawn.
-use fathom_control::InsightState;
+use fathom_control::{InsightState, UsageCount};
 use ratatui::{
     Frame,
     layout::Rect,
-    style::{Color, Style},
+    style::Color,
     text::{Line, Span},
     widgets::Paragraph,
 };
-use unicode_width::UnicodeWidthStr;
 
-use super::{app::App, model::SortKey, screen::Theme};
+use super::{
+    app::App,
+    histogram::{horizontal, sparkline},
+    model::Operation,
+    screen::{Theme, distribution, operation_table, seconds},
+};
 use crate::{
-    output::{latency, rate, short_number, table::shorten},
-    usage::{Entry, Grouping},
+    output::{
+        sheet::wrap,
+        table::{Column, Table},
+        text::{fold, shorten},
+    },
+    usage::{
+        AccountColumn, Context, Entry, Grouping, Groups, Look, Order, columns, detail, facts,
+        insight, longest, percentile,
+    },
 };
 
-/// A column of numbers.
-struct Column {
-    heading: &'static str,
-    width: usize,
-    sort: SortKey,
-    /// Left out below this width of the screen.
-    from: u16,
-    value: fn(&Entry, f64) -> String,
-}
-
-const COLUMNS: &[Column] = &[
-    Column {
-        heading: "READ/S",
-        width: 7,
-        sort: SortKey::Iops,
-        from: 0,
-        value: |entry, seconds| short_number(entry.counts.read.requests as f64 / seconds),
-    },
-    Column {
-        heading: "WRITE/S",
-        width: 7,
-        sort: SortKey::Iops,
-        from: 0,
-        value: |entry, seconds| short_number(entry.counts.write.requests as f64 / seconds),
-    },
-    Column {
-        heading: "READ",
-        width: 10,
-        sort: SortKey::Throughput,
-        from: 60,
-        value: |entry, seconds| rate(entry.counts.read.bytes as f64 / seconds),
-    },
-    Column {
-        heading: "WRITTEN",
-        width: 10,
-        sort: SortKey::Throughput,
-        from: 60,
-        value: |entry, seconds| rate(entry.counts.write.bytes as f64 / seconds),
-    },
-    Column {
-        heading: "LATENCY",
-        width: 8,
-        sort: SortKey::Latency,
-        from: 74,
-        value: |entry, _| latency(entry.latency_mean_ns()),
-    },
-    Column {
-        heading: "P99",
-        width: 8,
-        sort: SortKey::Latency,
-        from: 100,
-        value: |entry, _| latency(entry.counts.sum().latency.percentile(99.0)),
-    },
-];
+/// The width of the bars that show a line's part of all.
+const BAR: usize = 12;
+/// From this width of the screen on there are such bars.
+const BAR_FROM: usize = 110;
+/// The selected line is told in full in at most so many lines.
+const DETAIL_LINES: usize = 2;
+/// On lower screens it is not.
+const DETAIL_FROM: u16 = 12;
+/// Nor are the guests, on still lower ones.
+const GUESTS_FROM: u16 = 5;
 
 /// Draws the page.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     let room = usize::from(area.width);
-    let grouping = app.usage.grouping();
-    let mut lines = guests(app, room, theme);
-    let place = if app.usage.scope.0.is_empty() {
-        format!("by {}", grouping.name())
-    } else {
-        format!("{} › by {}", app.usage.scope.text(), grouping.name())
-    };
-    lines.push(Line::styled(shorten(&place, room), theme.bold()));
-    let Some(groups) = &app.usage.groups else {
-        lines.push(Line::from(""));
-        lines.push(Line::from(format!(
-            "Measuring for {} …",
-            super::screen::seconds(app.interval.as_secs_f64())
-        )));
-        frame.render_widget(Paragraph::new(lines), area);
-        return;
-    };
-    let columns: Vec<&Column> = COLUMNS.iter().filter(|column| area.width >= column.from).collect();
-    let numbers: usize = columns.iter().map(|column| column.width + 1).sum();
-    let texts = room.saturating_sub(numbers).max(8);
-    lines.push(heading(&columns, grouping, texts, app.sort, theme));
-    let left = usize::from(area.height).saturating_sub(lines.len()).max(1);
-    let first = (app.usage.selected + 1).saturating_sub(left);
-    for (index, entry) in groups.entries.iter().enumerate().skip(first).take(left) {
-        let mut line = texts_of(entry, grouping, texts, theme);
-        for column in &columns {
-            let text = format!(" {:>1$}", (column.value)(entry, groups.seconds), column.width);
-            line.push_span(Span::raw(text));
+    let lines = match (&app.usage.groups, &app.usage.opened) {
+        (None, _) => vec![
+            Line::default(),
+            Line::from(format!("Measuring for {} …", seconds(app.interval.as_secs_f64()))),
+        ],
+        (Some(groups), Some(entry)) => opened(app, groups, entry, area, theme),
+        (Some(groups), None) => {
+            let mut lines = Vec::new();
+            if area.height >= GUESTS_FROM {
+                lines.push(guests(app, room, theme));
+            }
+            let detail = if area.height < DETAIL_FROM { Vec::new() } else { selected(app, room) };
+            let above = lines.len() + 1 + detail.len();
+            let left = usize::from(area.height).saturating_sub(above);
+            lines.extend(table(app, groups, room, left, theme));
+            if !detail.is_empty() {
+                let used = lines.len() + detail.len();
+                let gap = usize::from(area.height).saturating_sub(used);
+                lines.extend((0..gap).map(|_| Line::default()));
+                lines.extend(detail.into_iter().map(|line| Line::styled(line, theme.dim())));
+            }
+            lines
         }
-        let selected = index == app.usage.selected;
-        lines.push(if selected { line.patch_style(theme.selected()) } else { line });
+    };
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+/// How far the guests have been understood that are looked at.
+fn guests(app: &App, room: usize, theme: Theme) -> Line<'static> {
+    let usage = &app.usage;
+    let is_meant =
+        |name: &str| usage.scope.machine.as_deref().is_none_or(|machine| machine == name);
+    let meant: Vec<_> = usage
+        .guests
+        .iter()
+        .filter(|guest| is_meant(&insight::guest_name(guest)))
+        .cloned()
+        .collect();
+    let all = meant.iter().all(|guest| guest.insight.state == InsightState::Attached);
+    let text = match &meant[..] {
+        [guest] if all => {
+            let parts = [insight::summary(&meant), insight::counters(guest)];
+            parts.join(" · ").trim_end_matches(" · ").to_owned()
+        }
+        meant => insight::summary(meant),
+    };
+    let style = if all && !meant.is_empty() { theme.dim() } else { theme.colour(Color::Yellow) };
+    Line::styled(shorten(&text, room), style)
+}
+
+/// The selected line in full.
+fn selected(app: &App, room: usize) -> Vec<String> {
+    let Some(entry) = app.usage.entry() else { return Vec::new() };
+    let text = detail(entry, app.usage.grouping, &app.usage.guests);
+    let mut lines = fold(&text, room);
+    if lines.len() > DETAIL_LINES {
+        lines.truncate(DETAIL_LINES - 1);
+        let told: usize = lines.iter().map(String::len).sum();
+        lines.push(shorten(&text[told..], room));
     }
+    lines
+}
+
+fn table(
+    app: &App,
+    groups: &Groups,
+    room: usize,
+    height: usize,
+    theme: Theme,
+) -> Vec<Line<'static>> {
+    let usage = &app.usage;
+    let columns = columns(usage.grouping, &usage.common(), true);
+    let context = Context { seconds: groups.seconds, guests: &usage.guests };
+    let order = app.sort.of_accounts();
+    let bars = room >= BAR_FROM && order != Order::Name && order != Order::Latency;
+    let column = |column: &AccountColumn| {
+        let is_followed = follows(order, column.order);
+        if is_followed { column.column.clone().kept() } else { column.column.clone() }
+    };
+    let bar = bars.then(|| Column::text("SHARE       "));
+    let mut table = Table::new(columns.iter().map(column).chain(bar));
+    let total = Entry {
+        name: format!("all {}", groups.entries.len()),
+        counts: groups.total.clone(),
+        ..Entry::default()
+    };
+    // A heading above, and the total below if there is room.
+    let summed = app.filter.is_empty() && height > 3;
+    let rows = height.saturating_sub(1 + usize::from(summed)).max(1);
+    let first = (usage.place() + 1).saturating_sub(rows);
+    let shown: Vec<&Entry> = groups.entries.iter().skip(first).take(rows).collect();
+    for entry in &shown {
+        let bar = bars.then(|| horizontal(share(entry, &total, order), BAR));
+        table.row(columns.iter().map(|column| (column.value)(entry, context)).chain(bar));
+    }
+    let mut lines = Vec::new();
     if groups.entries.is_empty() {
         let text = if app.filter.is_empty() {
             "Nothing was read or written in the last interval."
@@ -112,121 +143,173 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
             "Nothing contains that; Esc ends the filter."
         };
         lines.push(Line::styled(text, theme.dim()));
+        return lines;
     }
-    frame.render_widget(Paragraph::new(lines), area);
-}
-
-/// How far each guest has been understood.
-fn guests(app: &App, room: usize, theme: Theme) -> Vec<Line<'static>> {
-    let mut lines = vec![Line::default()];
-    for guest in app.usage.guests.guests.iter().take(4) {
-        let name = if guest.vm.is_empty() { guest.disks.join(", ") } else { guest.vm.clone() };
-        let insight = &guest.insight;
-        let (text, style) = match insight.state {
-            InsightState::Attached => {
-                (format!("Linux {}", insight.release), theme.colour(Color::Green))
+    if summed {
+        table.row(
+            columns
+                .iter()
+                .map(|column| match column.look {
+                    Look::Name | Look::Number => (column.value)(&total, context),
+                    Look::Owner | Look::Aside => String::new(),
+                })
+                .chain(bars.then(String::new)),
+        );
+    }
+    for (number, cells) in table.cells(Some(room), true).into_iter().enumerate() {
+        let entry = number.checked_sub(1).and_then(|place| shown.get(place));
+        let is_selected = entry.is_some() && first + number - 1 == usage.place();
+        let is_idle = entry.is_some_and(|entry| entry.requests() == 0);
+        let mut spans = Vec::new();
+        for (position, (at, cell)) in cells.into_iter().enumerate() {
+            if position > 0 {
+                spans.push(Span::raw("  "));
             }
-            state if insight.reason.is_empty() => (state.name().to_owned(), theme.dim()),
-            state => (format!("{}: {}", state.name(), insight.reason), theme.colour(Color::Yellow)),
-        };
-        let name = shorten(&name, room / 3);
-        let text = shorten(&text, room.saturating_sub(name.width() + 2));
-        lines.push(Line::from(vec![Span::raw(name + "  "), Span::styled(text, style)]));
+            let column = columns.get(at);
+            let style = match (entry, column.map(|column| column.look)) {
+                _ if is_selected => theme.selected(),
+                (None, _) if number > 0 => theme.bold(),
+                (None, _) if column.is_some_and(|column| follows(order, column.order)) => {
+                    theme.bold()
+                }
+                (None, _) | (Some(_), Some(Look::Aside)) => theme.dim(),
+                (Some(_), Some(Look::Owner) | None) => theme.colour(Color::Cyan),
+                (Some(_), Some(_)) if is_idle => theme.dim(),
+                (Some(_), Some(_)) => ratatui::style::Style::new(),
+            };
+            spans.push(Span::styled(cell, style));
+        }
+        let line = Line::from(spans);
+        lines.push(if is_selected { line.style(theme.selected()) } else { line });
     }
-    let more = app.usage.guests.guests.len().saturating_sub(4);
-    if more > 0 {
-        lines.push(Line::styled(format!("and {more} more guests"), theme.dim()));
-    }
-    lines.push(Line::default());
     lines
 }
 
-fn heading(
-    columns: &[&Column],
-    grouping: Grouping,
-    texts: usize,
-    sort: SortKey,
-    theme: Theme,
-) -> Line<'static> {
-    let style = |bold: bool| if bold { theme.bold() } else { theme.dim() };
-    let mut entry = Entry { name: grouping.heading().into(), ..Entry::default() };
-    entry.vm = "MACHINE".into();
-    entry.container = "CONTAINER".into();
-    entry.kind = "KIND".into();
-    let mut line = texts_of(&entry, grouping, texts, theme);
-    line = line.patch_style(style(sort == SortKey::Name));
-    for column in columns {
-        let text = format!(" {:>1$}", column.heading, column.width);
-        line.push_span(Span::styled(text, style(column.sort == sort)));
-    }
-    line
+/// Whether a column is one that an order follows.
+fn follows(order: Order, column: Option<Order>) -> bool {
+    let both = order == Order::Throughput;
+    column == Some(order) || both && matches!(column, Some(Order::Read | Order::Written))
 }
 
-/// The texts of a line, in so many columns of the screen.
-fn texts_of(entry: &Entry, grouping: Grouping, room: usize, theme: Theme) -> Line<'static> {
-    // What else there is to say, as far as there is room.
-    let mut extras: Vec<(&str, usize, Style)> = Vec::new();
-    let dim = theme.dim();
-    match grouping {
-        Grouping::File => {
-            extras.push((&entry.kind, 9, dim));
-            extras.push((&entry.container, 18, theme.colour(Color::Cyan)));
-            extras.push((&entry.vm, 10, dim));
-        }
-        Grouping::Process => {
-            extras.push((&entry.container, 18, theme.colour(Color::Cyan)));
-            extras.push((&entry.vm, 10, dim));
-        }
-        Grouping::Container | Grouping::Kind => extras.push((&entry.vm, 12, dim)),
-        Grouping::Vm => {}
-    }
-    let mut left = room;
-    extras.retain(|(_, width, _)| {
-        let fits = left > 24 + width;
-        if fits {
-            left -= width + 1;
-        }
-        fits
-    });
-    let mut spans = vec![Span::raw(fill(&entry.name, left, grouping == Grouping::File))];
-    for (text, width, style) in extras {
-        spans.push(Span::styled(format!(" {}", fill(text, width, false)), style));
-    }
-    Line::from(spans)
-}
-
-/// The text in exactly so many columns; of a long path the end is kept.
-fn fill(text: &str, width: usize, end: bool) -> String {
-    let mut text = if text.width() <= width {
-        text.to_owned()
-    } else if end && width > 1 {
-        let mut start = text.len();
-        let mut taken = 1;
-        for (at, character) in text.char_indices().rev() {
-            taken += unicode_width::UnicodeWidthChar::width(character).unwrap_or(0);
-            if taken > width {
-                break;
-            }
-            start = at;
-        }
-        format!("…{}", &text[start..])
-    } else {
-        shorten(text, width)
+/// An entry's part of all, in what the lines are ordered by.
+fn share(entry: &Entry, total: &Entry, order: Order) -> f64 {
+    let value = |entry: &Entry| match order {
+        Order::Throughput => entry.counts.read.bytes + entry.counts.write.bytes,
+        Order::Read => entry.counts.read.bytes,
+        Order::Written => entry.counts.write.bytes,
+        Order::Time => entry.time_ns(),
+        Order::Requests | Order::Latency | Order::Size | Order::Name => entry.requests(),
     };
-    text.push_str(&" ".repeat(width.saturating_sub(text.width())));
-    text
+    value(entry) as f64 / value(total).max(1) as f64
+}
+
+/// One line in full: what is known of it, its operations and their latencies.
+fn opened(
+    app: &App,
+    groups: &Groups,
+    entry: &Entry,
+    area: Rect,
+    theme: Theme,
+) -> Vec<Line<'static>> {
+    let room = usize::from(area.width);
+    let mut lines: Vec<Line<'static>> =
+        fold(&entry.name, room).into_iter().map(|line| Line::styled(line, theme.bold())).collect();
+    lines.push(Line::styled(sparkline(app.usage.history(), room), theme.colour(Color::Cyan)));
+    for (name, value) in facts(entry, app.usage.grouping) {
+        let value = shorten(&value, room.saturating_sub(14));
+        lines.push(Line::from(vec![
+            Span::styled(format!("{name:<14}"), theme.dim()),
+            Span::raw(value),
+        ]));
+    }
+    if app.usage.grouping == Grouping::Vm {
+        if let Some(guest) = insight::guest_of(&app.usage.guests, &entry.name) {
+            for text in [insight::long(&guest.insight), insight::counters(guest)] {
+                lines.extend(wrap(&text, room).into_iter().map(Line::from));
+            }
+        }
+    }
+    lines.push(Line::default());
+    let counts = &entry.counts;
+    let operations = [("read", &counts.read), ("write", &counts.write), ("other", &counts.other)]
+        .map(|(name, count)| operation(name, count, groups.seconds));
+    let used: Vec<&Operation> =
+        operations.iter().filter(|operation| operation.per_second > 0.0).collect();
+    lines.extend(operation_table(&used, room, theme));
+    lines.push(Line::default());
+    let left = usize::from(area.height).saturating_sub(lines.len() + 1);
+    lines.extend(distribution(&used, &[1], room, left, theme));
+    lines
+}
+
+fn operation(name: &str, count: &UsageCount, seconds: f64) -> Operation {
+    Operation {
+        name: name.into(),
+        per_second: count.requests as f64 / seconds,
+        bytes_per_second: count.bytes as f64 / seconds,
+        depth: count.latency_sum_ns as f64 / 1e9 / seconds,
+        latency_ns_p50: percentile(count, 50.0),
+        latency_ns_p99: percentile(count, 99.0),
+        latency_ns_max: longest(count),
+        errors: 0,
+        latency: count.latency.clone(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::{app::tests::usage_app, screen::tests::screen};
 
     #[test]
-    fn texts_take_exactly_their_room() {
-        assert_eq!(fill("/srv/web/index.html", 10, true), "…ndex.html");
-        assert_eq!(fill("ab", 4, true), "ab  ");
-        assert_eq!(fill("日本語のファイル", 7, true).width(), 7);
-        assert_eq!(fill("long text", 5, false).width(), 5);
-        assert_eq!(fill("x", 0, true).width(), 0);
+    fn who_causes_the_io_is_shown_at_any_width() {
+        for width in [40, 60, 80, 120, 200] {
+            let text = screen(&usage_app(""), width, 14);
+            for part in ["/database", "/web", "all 5", "WRITE/S", "shop"] {
+                assert!(text.contains(part), "{part} is missing at {width}:\n{text}");
+            }
+            let text = screen(&usage_app("5"), width, 14);
+            for part in ["table.dat", "metadata", "(unknown)", "FILE"] {
+                assert!(text.contains(part), "{part} is missing at {width}:\n{text}");
+            }
+        }
+        let text = screen(&usage_app(""), 80, 24);
+        for part in ["HOTTEST FILE", "/srv/table.dat", "Linux 6.1.0", "3 Containers", "by IOPS"] {
+            assert!(text.contains(part), "{part} is missing:\n{text}");
+        }
+        assert!(screen(&usage_app(""), 120, 24).contains("SHARE"));
+    }
+
+    #[test]
+    fn a_scope_and_a_file_are_shown_in_full() {
+        let text = screen(&usage_app("j\n"), 80, 24);
+        assert!(text.contains("shop › /web") && text.contains("/srv/b"), "{text}");
+        assert!(!text.contains("CONTAINER"), "{text}");
+        let text = screen(&usage_app("j\n\n"), 80, 24);
+        for part in ["file system", "ext4 on vda", "container", "OPERATION", "write"] {
+            assert!(text.contains(part), "{part} is missing:\n{text}");
+        }
+        let text = screen(&usage_app("/nothing"), 80, 24);
+        assert!(
+            text.contains("Nothing contains that") && text.contains("Filter: nothing"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn no_size_is_too_small() {
+        for keys in ["", "5", "j\n\n", "2x", "/z\n", "?"] {
+            for (width, height) in [(1, 1), (5, 3), (20, 2), (20, 12), (30, 200)] {
+                screen(&usage_app(keys), width, height);
+            }
+        }
+    }
+
+    #[test]
+    fn the_selected_line_is_always_on_the_screen() {
+        for height in 6..20 {
+            let text = screen(&usage_app("5jjjjjjjj"), 80, height);
+            let selected = usage_app("5jjjjjjjj").usage.entry().map(|entry| entry.name.clone());
+            assert!(text.contains(&selected.expect("there is one")), "{height}:\n{text}");
+        }
     }
 }

@@ -1,30 +1,40 @@
 //! `fathom explain-io`: slow requests, and all that is known of one.
 use clap::Args;
 use fathom_control::{Bytes, DiskSlow, FactsStatus, SlowRequest};
+use serde::Serialize;
 
-use super::describe;
+use super::{group::container_name, words};
 use crate::{
     connection::ControlOptions,
     failure::{Failure, Outcome},
     output::{
         self, Format, latency,
-        sheet::Sheet,
+        sheet::{Sheet, wrap},
         style::Style,
         table::{Column, Table},
+        text::clean,
     },
     top::clock,
 };
+
+/// The daemon keeps no more of a disk.
+const KEPT: usize = 128;
+/// So many that overlapped with a request are listed.
+const BESIDE: usize = 8;
 
 /// Options of `fathom explain-io`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The daemon keeps the slowest requests of the last minute or two. Without an ID they are listed, the
-slowest first; with one, everything that is known of that request is told.
+slowest first; with one, everything that is known of that request is told: what it was about, for
+whom, where its time went, and which other slow requests were under way meanwhile.
 
 Examples:
   fathom explain-io root                 the slowest requests
   fathom explain-io root 17592186044417   one of them
-  fathom explain-io root slowest         the slowest of them")]
+  fathom explain-io root slowest         the slowest of them
+  fathom explain-io root --operation read -n 5
+  fathom explain-io root --json | jq '.requests[0].facts.path'")]
 pub struct ExplainOptions {
     /// The disk's name
     #[arg(value_name = "DISK")]
@@ -32,6 +42,9 @@ pub struct ExplainOptions {
     /// The request's number, or `slowest`
     #[arg(value_name = "ID")]
     request: Option<String>,
+    /// List only requests of this operation: read, write, flush, discard, write-zeroes
+    #[arg(long, value_name = "OPERATION", conflicts_with = "request")]
+    operation: Option<String>,
     /// How many to list
     #[arg(long, short = 'n', value_name = "N", default_value_t = 16)]
     limit: usize,
@@ -41,198 +54,299 @@ pub struct ExplainOptions {
     format: Format,
 }
 
+/// What `--json` prints of one request.
+#[derive(Serialize)]
+struct Explanation<'a> {
+    /// In words.
+    text: String,
+    #[serde(flatten)]
+    request: &'a SlowRequest,
+    /// The numbers of the slow requests that were under way meanwhile.
+    beside: Vec<u64>,
+}
+
 /// Carries out the command.
 pub fn run(options: &ExplainOptions) -> Outcome {
-    let count = if options.request.is_some() { 64 } else { options.limit };
-    let report = options.control.client().slow(Some(&options.disk), count)?;
-    let Some(disk) = report.disks.iter().find(|disk| disk.name == options.disk) else {
+    let mut report = options.control.client().slow(Some(&options.disk), KEPT)?;
+    let Some(disk) = report.disks.iter_mut().find(|disk| disk.name == options.disk) else {
         return Err(Failure::new(format!("the daemon serves no disk called {}", options.disk))
             .advise("`fathom disk list` shows those that it serves"));
     };
     let Some(wanted) = &options.request else {
+        let is_meant = |request: &SlowRequest| {
+            options.operation.as_ref().is_none_or(|operation| request.operation == *operation)
+        };
+        let all = disk.requests.len();
+        disk.requests.retain(is_meant);
+        if disk.requests.is_empty() && all > 0 && !options.format.json {
+            let operation = options.operation.as_deref().unwrap_or_default();
+            return output::text_line(&format!(
+                "None of the {all} slowest requests of {} is a {operation}.",
+                disk.name
+            ));
+        }
+        disk.requests.truncate(options.limit);
         return if options.format.json { output::json(disk) } else { list(disk) };
     };
-    let found = if wanted == "slowest" {
-        disk.requests.first()
-    } else {
-        let id: u64 = wanted
-            .parse()
-            .map_err(|_| Failure::usage(format!("{wanted} is neither a number nor `slowest`")))?;
-        disk.requests.iter().find(|request| request.id == id)
-    };
-    let Some(request) = found else {
-        return Err(Failure::new(format!("no slow request {wanted} of {} is known", disk.name))
-            .advise(format!("`fathom explain-io {}` lists those that are", disk.name)));
-    };
+    let request = find(disk, wanted)?;
+    let beside = beside(disk, request);
     if options.format.json {
-        return output::json(request);
+        return output::json(&Explanation {
+            text: words::sentence(request),
+            request,
+            beside: beside.iter().map(|other| other.id).collect(),
+        });
     }
-    output::text_line(&sentence(request))?;
+    let width = output::width();
+    paragraph(&words::sentence(request), width)?;
     output::text_line("")?;
-    output::text_line(&sheet(request).render(output::width(), Style::stdout()))
+    output::text_line(&sheet(request, report.time_ns).render(width, Style::stdout()))?;
+    if beside.is_empty() {
+        return output::text_line("\nNo other slow request was under way meanwhile.");
+    }
+    output::text_line("\nOther slow requests that were under way meanwhile:")?;
+    output::text_line(&table(&beside[..beside.len().min(BESIDE)]).render(width, Style::stdout()))?;
+    match beside.len().saturating_sub(BESIDE) {
+        0 => Ok(()),
+        more => output::text_line(&format!("and {more} more")),
+    }
+}
+
+fn find<'a>(disk: &'a DiskSlow, wanted: &str) -> Outcome<&'a SlowRequest> {
+    if disk.requests.is_empty() {
+        return Err(Failure::new(nothing(disk)));
+    }
+    if wanted == "slowest" {
+        return Ok(&disk.requests[0]);
+    }
+    let id: u64 = wanted
+        .parse()
+        .map_err(|_| Failure::usage(format!("{wanted} is neither a number nor `slowest`")))?;
+    disk.requests.iter().find(|request| request.id == id).ok_or_else(|| {
+        Failure::new(format!("no slow request {wanted} of {} is known (any more)", disk.name))
+            .advise(format!("`fathom explain-io {}` lists those that are", disk.name))
+    })
+}
+
+fn nothing(disk: &DiskSlow) -> String {
+    format!("No request of {} was done in the last minute or two.", disk.name)
+}
+
+/// The slow requests whose time overlapped with that of `request`, the slowest first.
+fn beside<'a>(disk: &'a DiskSlow, request: &SlowRequest) -> Vec<&'a SlowRequest> {
+    let end = |request: &SlowRequest| request.start_ns.saturating_add(request.latency_ns);
+    disk.requests
+        .iter()
+        .filter(|other| other.id != request.id)
+        .filter(|other| other.start_ns < end(request) && end(other) > request.start_ns)
+        .collect()
 }
 
 fn list(disk: &DiskSlow) -> Outcome {
-    if disk.requests.is_empty() {
-        return output::text_line(&format!("No request of {} was slow lately.", disk.name));
-    }
+    let Some(slowest) = disk.requests.first() else {
+        return output::text_line(&nothing(disk));
+    };
+    let width = output::width();
+    let requests: Vec<&SlowRequest> = disk.requests.iter().collect();
+    output::text_line(&table(&requests).render(width, Style::stdout()))?;
+    output::text_line("")?;
+    paragraph(&format!("The slowest: {}", words::sentence(slowest)), width)?;
+    output::text_line(&format!("More of one: fathom explain-io {} {}", disk.name, slowest.id))
+}
+
+fn paragraph(text: &str, width: Option<usize>) -> Outcome {
+    output::text_line(&wrap(text, width.unwrap_or(usize::MAX)).join("\n"))
+}
+
+fn table(requests: &[&SlowRequest]) -> Table {
     let mut table = Table::new([
-        Column::number("ID"),
-        Column::text("TIME").importance(2),
         Column::number("LATENCY"),
+        Column::text("TIME").importance(2),
         Column::text("OPERATION"),
-        Column::number("SIZE").importance(3),
-        Column::text("KIND").importance(1),
-        Column::text("CONTAINER").flexible().importance(4),
-        Column::text("WHAT").flexible(),
+        Column::number("SIZE").importance(4),
+        Column::text("WHAT").flexible_path(16),
+        Column::text("CONTAINER").flexible().importance(5),
+        Column::text("PROCESS").flexible().optional().importance(1),
+        Column::number("AHEAD").importance(0),
+        Column::text("FAILED").flexible().optional().importance(3),
+        Column::number("ID"),
     ]);
-    for request in &disk.requests {
+    for request in requests {
+        let facts = &request.facts;
+        let container = match facts.cgroup.as_str() {
+            "" => String::new(),
+            cgroup => container_name(cgroup),
+        };
+        let process = match facts.process_id {
+            0 => String::new(),
+            id => super::describe::process(&facts.process, id),
+        };
         table.row([
-            request.id.to_string(),
-            clock(request.unix_time_ns),
             latency(request.latency_ns),
+            precise(request.unix_time_ns),
             request.operation.clone(),
             if request.length == 0 { String::new() } else { Bytes(request.length).to_string() },
-            request.facts.kind.clone(),
-            request.facts.cgroup.clone(),
             what(request),
+            container,
+            process,
+            request.ahead.to_string(),
+            request.error.clone(),
+            request.id.to_string(),
         ]);
     }
-    output::text_line(&table.render(output::width(), Style::stdout()))
+    table
 }
 
-/// What most of a request is about, and that there is more.
+/// What a request is about, in short.
 fn what(request: &SlowRequest) -> String {
-    let text = describe::facts(&request.facts);
+    if !matches!(request.operation.as_str(), "read" | "write") {
+        return String::new();
+    }
+    let text = super::describe::facts(&request.facts);
     match request.parts.len() as u64 + request.parts_left_out {
         0 | 1 => text,
-        parts => format!("{text} (and {} more parts)", parts - 1),
+        parts => format!("{text} +{}", parts - 1),
     }
 }
 
-/// One sentence for an operator.
-fn sentence(request: &SlowRequest) -> String {
-    let size =
-        if request.length == 0 { String::new() } else { format!(" of {}", Bytes(request.length)) };
-    let mut text = format!("A {}{size}", request.operation);
-    let moves_data = request.operation == "read" || request.operation == "write";
-    if moves_data {
-        let towards = if request.operation == "read" { "from" } else { "to" };
-        text += &format!(" {towards} {}", what(request));
-    }
-    if !request.facts.process.is_empty() {
-        text += &format!(", by {} ({})", request.facts.process, request.facts.process_id);
-    }
-    if !request.facts.cgroup.is_empty() {
-        text += &format!(", charged to {}", request.facts.cgroup);
-    }
-    let comma = if text.contains(',') { "," } else { "" };
-    text += &format!("{comma} took {}", latency(request.latency_ns));
-    match (request.backend_ns, request.layers_down_ns, request.layers_up_ns) {
-        (Some(backend), Some(down), Some(up)) if down + up > backend => {
-            text += ", most of it in Fathom's layers";
-        }
-        (Some(_), ..) if request.ahead > 0 => {
-            text += &format!(", in the back end, behind {} others", request.ahead);
-        }
-        (Some(_), ..) => text += ", in the back end",
-        _ => {}
-    }
-    if !request.error.is_empty() {
-        text += &format!(", and failed: {}", request.error);
-    }
-    text + "."
+/// The time of day, to the millisecond.
+fn precise(unix_time_ns: u64) -> String {
+    format!("{}.{:03}", clock(unix_time_ns), unix_time_ns / 1_000_000 % 1000)
 }
 
-fn sheet(request: &SlowRequest) -> Sheet {
+fn sheet(request: &SlowRequest, now_ns: u64) -> Sheet {
     let mut sheet = Sheet::default();
-    sheet.fact("request", format!("{} through queue {}", request.id, request.queue));
-    sheet.fact("came at", clock(request.unix_time_ns));
+    sheet.fact("request", format!("{}, through queue {}", request.id, request.queue));
+    let ago = now_ns.saturating_sub(request.start_ns) / 1_000_000_000;
+    sheet.fact("came at", format!("{}, {ago} s ago", precise(request.unix_time_ns)));
     if request.length > 0 {
-        let range = format!("{} at byte {}", Bytes(request.length), request.offset);
+        let range = format!(
+            "{} ({} bytes) from byte {}, sector {}",
+            Bytes(request.length),
+            request.length,
+            request.offset,
+            request.offset / 512
+        );
         sheet.fact("range", range);
     }
-    sheet.fact("took", latency(request.latency_ns));
-    for (name, time) in [
-        ("layers, down", request.layers_down_ns),
-        ("back end", request.backend_ns),
-        ("layers, up", request.layers_up_ns),
-    ] {
-        if let Some(time) = time {
-            sheet.fact(format!("  {name}"), latency(time));
-        }
-    }
-    sheet.fact("under way", format!("{} others when it came", request.ahead));
+    sheet.fact("took", times(request));
+    sheet.fact("ahead of it", format!("{} in its queue when it came", request.ahead));
     sheet.fact_if_any("failed", request.error.clone());
-    sheet.fact_if_any("marked by Linux", request.flags.join(", "));
+    // That a flush is one needs no word.
+    let is_told = |name: &&String| **name != request.operation;
+    let flags: Vec<String> =
+        request.flags.iter().filter(is_told).map(|name| words::flag(name)).collect();
+    sheet.fact_if_any("marked by Linux", flags.join(", "));
+    sheet.fact_if_any("I/O priority", words::priority(request.io_priority));
     if let Some(class) = request.class {
         sheet.fact("I/O class", class.to_string());
     }
-    if request.io_priority != 0 {
-        sheet.fact("I/O priority", request.io_priority.to_string());
+    if request.length > 0 {
+        add_facts(&mut sheet, &request.facts);
     }
-    add_facts(&mut sheet, &request.facts);
     for part in &request.parts {
-        let range = format!("part at {}", part.offset);
-        let text = format!("{}: {}", Bytes(part.length), describe::facts(&part.facts));
-        sheet.fact(range, text);
+        let mut text = words::object(&part.facts);
+        if !part.facts.cgroup.is_empty() && part.facts.cgroup != request.facts.cgroup {
+            text += &format!(", for {}", container_name(&part.facts.cgroup));
+        }
+        sheet.fact(format!("part at {}", part.offset), format!("{}: {text}", Bytes(part.length)));
     }
     if request.parts_left_out > 0 {
-        sheet.fact("and", format!("{} more parts", request.parts_left_out));
+        sheet.fact("parts left out", request.parts_left_out.to_string());
     }
     sheet
 }
 
+/// How long it took, and where.
+fn times(request: &SlowRequest) -> String {
+    let places = [
+        ("in layers on the way down", request.layers_down_ns),
+        ("in the back end", request.backend_ns),
+        ("on the way back", request.layers_up_ns),
+    ];
+    let known: Vec<String> = places
+        .into_iter()
+        .filter_map(|(place, time)| Some((place, time?)))
+        .map(|(place, time)| match time {
+            0 => format!("none {place}"),
+            time => format!("{} {place}", latency(time)),
+        })
+        .collect();
+    match &known[..] {
+        [] => format!("{}; a layer answered it", latency(request.latency_ns)),
+        known => format!("{}: {}", latency(request.latency_ns), known.join(", ")),
+    }
+}
+
 fn add_facts(sheet: &mut Sheet, facts: &FactsStatus) {
-    sheet.fact("kind", facts.kind.clone());
-    sheet.fact_if_any("file", facts.path.clone());
+    let kind = if facts.kind.is_empty() { "unknown" } else { &facts.kind };
+    sheet.fact("kind", kind.to_owned());
+    sheet.fact_if_any("file", clean(&facts.path));
     if facts.inode != 0 {
         let size = Bytes(facts.file_size_bytes);
         sheet.fact("inode", format!("{} of {size}, owner {}", facts.inode, facts.owner));
     }
-    let system = [facts.file_system.as_str(), facts.device.as_str()];
-    sheet.fact_if_any("file system", system.join(" ").trim().to_owned());
-    sheet.fact_if_any("container", facts.cgroup.clone());
-    if !facts.process.is_empty() {
-        sheet.fact("process", format!("{} ({})", facts.process, facts.process_id));
+    let system = match (facts.file_system.as_str(), facts.device.as_str()) {
+        (system, "") => system.to_owned(),
+        ("", device) => device.to_owned(),
+        (system, device) => format!("{system} on {device}"),
+    };
+    sheet.fact_if_any("file system", clean(&system));
+    sheet.fact_if_any("container", clean(&facts.cgroup));
+    if facts.process_id != 0 {
+        sheet.fact("process", super::describe::process(&facts.process, facts.process_id));
     }
-    if facts.source != "none" && !facts.source.is_empty() {
-        sheet.fact(
-            "known from",
-            format!("the guest kernel's {} ({})", facts.source, facts.confidence),
-        );
-    }
+    sheet.fact_if_any("expected life", words::lifetime(facts.write_hint));
+    sheet.fact_if_any("known from", words::source(facts));
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use fathom_control::PartStatus;
+
+    use super::{super::words::tests::request, *};
 
     #[test]
-    fn a_request_in_one_sentence() {
-        let request = SlowRequest {
-            operation: "write".into(),
-            length: 45_056,
-            latency_ns: 12_300_000,
-            backend_ns: Some(12_000_000),
-            layers_down_ns: Some(1000),
-            layers_up_ns: Some(1000),
-            ahead: 3,
-            facts: FactsStatus {
-                kind: "journal".into(),
-                file_system: "ext4".into(),
-                device: "vda".into(),
-                cgroup: "/".into(),
-                ..FactsStatus::default()
-            },
-            ..SlowRequest::default()
+    fn a_sheet_tells_everything() {
+        let mut request = request();
+        let facts = FactsStatus {
+            kind: "data".into(),
+            path: "/srv/a\u{1b}[2J".into(),
+            inode: 7,
+            cgroup: "/web".into(),
+            ..FactsStatus::default()
         };
-        assert_eq!(
-            sentence(&request),
-            "A write of 44 KiB to journal of ext4 on vda, charged to /, took 12.3 ms, in the back \
-             end, behind 3 others."
-        );
-        let text = sheet(&request).render(None, Style::PLAIN);
-        assert!(text.contains("back end") && text.contains("12.0 ms"), "{text}");
+        request.parts = vec![
+            PartStatus { offset: 0, length: 40_960, facts: request.facts.clone() },
+            PartStatus { offset: 40_960, length: 4096, facts },
+        ];
+        let text = sheet(&request, 13_000_000_000).render(None, Style::PLAIN);
+        for part in [
+            "12.3 ms: 1.0 µs in layers on the way down, 12.0 ms in the back end, 1.0 µs on the",
+            "8 s ago",
+            "44 KiB (45056 bytes) from byte 1048576, sector 2048",
+            "meta (a file system's structures), sync (somebody waits for it)",
+            "ext4 on vda",
+            "sure: structures that check each other agree",
+            "part at 40960",
+            "4 KiB: /srv/a\u{fffd}[2J, for /web",
+        ] {
+            assert!(text.contains(part), "{part} is missing:\n{text}");
+        }
+        let text = table(&[&request]).render(Some(80), Style::PLAIN);
+        assert!(text.contains("journal of ext4 on vda +1"), "{text}");
+    }
+
+    #[test]
+    fn requests_that_overlap_are_beside_each_other() {
+        let at = |id, start_ns, latency_ns| SlowRequest { id, start_ns, latency_ns, ..request() };
+        let requests = vec![at(1, 100, 50), at(2, 140, 20), at(3, 150, 9), at(4, 60, 41)];
+        let disk = DiskSlow { name: "root".into(), requests, ..DiskSlow::default() };
+        let ids: Vec<u64> =
+            beside(&disk, &disk.requests[0]).iter().map(|request| request.id).collect();
+        assert_eq!(ids, [2, 4]);
+        assert_eq!(find(&disk, "slowest").expect("it is there").id, 1);
+        assert_eq!(find(&disk, "3").expect("it is there").id, 3);
+        assert!(find(&disk, "9").is_err() && find(&disk, "it").is_err());
     }
 }

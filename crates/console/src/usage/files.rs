@@ -2,44 +2,47 @@
 use std::{thread, time::Duration};
 
 use clap::Args;
-use fathom_control::{DiskUsage, Nanoseconds, UsageReport};
+use fathom_control::{Client, DiskUsage, GuestInfo, Nanoseconds};
 use serde::Serialize;
 
 use super::{
-    group::{Entry, Grouping, Groups, Scope},
-    plain,
+    accounts::{Accounts, machine},
+    entry::{Line, Numbers},
+    group::{Grouping, Groups, Order, Scope},
+    insight, plain,
 };
 use crate::{
     connection::ControlOptions,
     failure::{Failure, Outcome},
-    output::{self, Format, short_bytes},
-    top::SortKey,
+    output::{self, Format, short_number},
 };
 
 /// Options of `fathom files`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Counted since the disk was opened, or for --interval. A file is counted where the guest's memory
-told it; what has no file (a journal, metadata, swap) stands between the files under its own name.
+Counted since the daemon began to count, or for --interval. What has no file of its own (a journal,
+metadata, swap) stands between the files under its own name; the kinds' parts of all bytes stand
+below.
 
 Examples:
   fathom files root                      the hottest files since the disk was opened
-  fathom files root --interval 10s --sort throughput
-  fathom files root --json | jq '.files[0]'")]
+  fathom files root --interval 10s --sort written
+  fathom files root --filter /web        those of a container, or below a directory
+  fathom files root --json | jq -r '.files[0].path'")]
 pub struct FilesOptions {
     /// The disk's name
     #[arg(value_name = "DISK")]
     disk: String,
-    /// Measure for this time, in place of everything since the disk was opened
-    #[arg(long, short, value_name = "TIME")]
+    /// Measure for this time, in place of everything since counting began
+    #[arg(long, short, value_name = "TIME", value_parser = crate::top::interval)]
     interval: Option<Nanoseconds>,
     /// How many files
     #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
     limit: usize,
     /// Order of the files
-    #[arg(long, value_enum, default_value = "iops")]
-    sort: SortKey,
-    /// Only what contains this: in its path, container or kind
+    #[arg(long, value_enum, default_value = "requests")]
+    sort: Order,
+    /// Only what contains this: in its path, container, process or kind
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
     #[command(flatten)]
@@ -50,35 +53,31 @@ pub struct FilesOptions {
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Report {
-    disk: String,
-    vm: String,
+struct Report<'a> {
+    disk: &'a str,
+    vm: &'a str,
+    /// The end of the interval, in nanoseconds since 1970.
+    unix_time_ns: u64,
+    /// Its length; 0 for all time.
     seconds: f64,
-    shares: Vec<Share>,
-    files: Vec<Entry>,
-}
-
-/// A kind's part of all bytes.
-#[derive(Debug, PartialEq, Serialize)]
-struct Share {
-    kind: String,
-    bytes: u64,
-    /// Between 0 and 1.
-    of_all: f64,
+    /// How far the guest is understood.
+    insight: Option<&'a fathom_control::InsightStatus>,
+    /// All requests of the disk.
+    total: Numbers,
+    /// By kind.
+    kinds: Vec<Line<'a>>,
+    files: Vec<Line<'a>>,
+    /// How many more there are.
+    files_left_out: usize,
+    /// Parts of requests for which the daemon had no time.
+    dropped: u64,
 }
 
 /// Carries out the command.
 pub fn run(options: &FilesOptions) -> Outcome {
     let client = options.control.client().with_limit(Duration::from_secs(5));
-    let mut usage = client.usage(Some(&options.disk), None)?;
-    let mut seconds = 0.0;
-    if let Some(interval) = options.interval {
-        thread::sleep(Duration::from_nanos(interval.0));
-        let after = client.usage(Some(&options.disk), None)?;
-        seconds = after.time_ns.saturating_sub(usage.time_ns) as f64 / 1e9;
-        usage = after.since(&usage);
-    }
-    let Some(disk) = usage.disk(&options.disk) else {
+    let accounts = measure(&client, &options.disk, options.interval)?;
+    let Some(disk) = accounts.disk(&options.disk) else {
         return Err(Failure::new(format!("the daemon serves no disk called {}", options.disk))
             .advise("`fathom disk list` shows those that it serves"));
     };
@@ -86,74 +85,90 @@ pub fn run(options: &FilesOptions) -> Outcome {
         return Err(Failure::new(format!("{} does not find out what requests mean", disk.name))
             .advise("set `classify = true` for it in the configuration, and reload"));
     }
-    let mut groups = Groups::of(&usage, seconds, Grouping::File, &Scope::default());
-    groups.filter(&options.filter);
-    groups.sort(options.sort);
-    let shares = shares(&usage);
+    let guests = client.guests()?.guests;
+    let guest = guests.iter().rev().find(|guest| guest.disks.contains(&disk.name));
+    let everything = Scope::default();
+    let mut files = Groups::of(&accounts, Grouping::File, &everything);
+    files.filter(&options.filter);
+    files.sort(options.sort);
+    let mut kinds = Groups::of(&accounts, Grouping::Kind, &everything);
+    kinds.sort(Order::Throughput);
     if options.format.json {
-        groups.entries.truncate(options.limit);
+        let seconds = accounts.seconds;
+        let left_out = files.entries.len().saturating_sub(options.limit);
         return output::json(&Report {
-            disk: disk.name.clone(),
-            vm: disk.vm.clone(),
+            disk: &disk.name,
+            vm: &disk.vm,
+            unix_time_ns: accounts.unix_time_ns,
             seconds,
-            shares,
-            files: groups.entries,
+            insight: guest.map(|guest| &guest.insight),
+            total: Numbers::of(&disk.total.sum(), seconds),
+            kinds: kinds.entries.iter().map(|entry| entry.line(seconds)).collect(),
+            files: files.entries.iter().take(options.limit).map(|e| e.line(seconds)).collect(),
+            files_left_out: left_out,
+            dropped: disk.dropped,
         });
     }
-    if groups.entries.is_empty() {
-        return output::text_line(&nothing(disk));
+    let width = output::width();
+    output::text_line(&head(disk, guest, accounts.seconds))?;
+    if files.entries.is_empty() {
+        return output::text_line(if disk.total.is_empty() {
+            "Nothing was read or written."
+        } else {
+            "Nothing contains that."
+        });
     }
-    let text = plain::table(&groups, Grouping::File, options.limit, output::width());
-    output::text_line(&text)?;
-    let left_out = groups.entries.len().saturating_sub(options.limit);
-    if left_out > 0 {
-        output::text_line(&format!("and {left_out} more"))?;
+    output::text_line(&plain::table(
+        &files,
+        Grouping::File,
+        &accounts.common(),
+        &guests,
+        options.limit,
+        width,
+    ))?;
+    let left_out = plain::left_out(&files, options.limit);
+    if !left_out.is_empty() {
+        output::text_line(&left_out)?;
     }
-    let parts: Vec<String> = shares
-        .iter()
-        .map(|share| {
-            let percent = share.of_all * 100.0;
-            format!("{} {percent:.1} % ({})", share.kind, short_bytes(share.bytes as f64))
-        })
-        .collect();
-    output::text_line(&format!("\nOf all bytes: {}", parts.join(", ")))
+    output::text_line(&format!("\n{}", plain::shares(&kinds, width)))?;
+    if disk.dropped > 0 {
+        let text = format!("\nThe daemon had no time for {} parts of requests.", disk.dropped);
+        output::text_line(&text)?;
+    }
+    Ok(())
 }
 
-fn nothing(disk: &DiskUsage) -> String {
-    if disk.total.is_empty() {
-        format!("Nothing was read or written on {}.", disk.name)
-    } else {
-        "Nothing contains that.".into()
-    }
+/// What a disk did since counting began, or in an interval from now on.
+fn measure(client: &Client, disk: &str, interval: Option<Nanoseconds>) -> Outcome<Accounts> {
+    let first = client.usage(Some(disk), None)?;
+    let Some(interval) = interval else { return Ok(Accounts::all(&first)) };
+    thread::sleep(Duration::from_nanos(interval.0));
+    Ok(Accounts::between(&first, &client.usage(Some(disk), None)?))
 }
 
-/// The kinds' parts of the bytes, the greatest first.
-fn shares(usage: &UsageReport) -> Vec<Share> {
-    let mut kinds = Groups::of(usage, 0.0, Grouping::Kind, &Scope::default());
-    kinds.sort(SortKey::Throughput);
-    let all: u64 = kinds.entries.iter().map(Entry::bytes).sum();
-    kinds
-        .entries
-        .iter()
-        .filter(|entry| entry.bytes() > 0)
-        .map(|entry| Share {
-            kind: entry.name.clone(),
-            bytes: entry.bytes(),
-            of_all: entry.bytes() as f64 / all as f64,
-        })
-        .collect()
+/// What is shown, and how far its guest is understood.
+fn head(disk: &DiskUsage, guest: Option<&GuestInfo>, seconds: f64) -> String {
+    let machine = if disk.vm.is_empty() { String::new() } else { format!(" of {}", machine(disk)) };
+    let since =
+        if seconds > 0.0 { format!("in {seconds:.1} s") } else { "since counting began".into() };
+    let requests = super::group::requests(&disk.total);
+    let guest = guest.map_or_else(|| "no guest".into(), |guest| insight::long(&guest.insight));
+    format!("{}{machine}: {} requests {since}; {guest}", disk.name, short_number(requests as f64))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::group::tests::usage;
-    use super::*;
+    use super::{super::tests::usage, *};
 
     #[test]
-    fn shares_are_of_all_bytes() {
-        let shares = shares(&usage());
-        let kinds: Vec<&str> = shares.iter().map(|share| share.kind.as_str()).collect();
-        assert_eq!(kinds, ["data", "metadata", "unknown"]);
-        assert!((shares.iter().map(|share| share.of_all).sum::<f64>() - 1.0).abs() < 1e-9);
+    fn the_head_says_what_is_counted() {
+        let accounts = Accounts::all(&usage());
+        let disk = &accounts.disks[0];
+        assert_eq!(
+            head(disk, None, 0.0),
+            "root of shop: 97 requests since counting began; no guest"
+        );
+        let guest = GuestInfo::default();
+        assert_eq!(head(disk, Some(&guest), 2.0), "root of shop: 97 requests in 2.0 s; no guest");
     }
 }

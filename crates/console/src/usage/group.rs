@@ -1,12 +1,20 @@
 //! Accounts put together.
-use std::{cmp::Ordering, collections::BTreeMap};
+use std::collections::BTreeMap;
 
 use clap::ValueEnum;
-use fathom_control::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
+use fathom_control::{DiskUsage, UsageCounts, UsageRow};
 use serde::Serialize;
 
-use super::describe;
-use crate::top::SortKey;
+use super::{
+    accounts::{Accounts, machine},
+    describe,
+    entry::{Entry, Mix, Object},
+};
+
+/// The kind of a line of requests that carry nothing and are about everything.
+pub const FLUSHES: &str = "flushes";
+/// The kind of a line of rows that made room for others.
+pub const FOLDED: &str = "folded";
 
 /// What accounts are put together by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum, Serialize)]
@@ -39,17 +47,6 @@ impl Grouping {
         }
     }
 
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Vm => "machine",
-            Self::Container => "container",
-            Self::Process => "process",
-            Self::File => "file",
-            Self::Kind => "kind",
-        }
-    }
-
     /// The next one, round and round.
     #[must_use]
     pub fn next(self) -> Self {
@@ -58,61 +55,167 @@ impl Grouping {
     }
 }
 
-/// What is looked at: everything, or what is one machine's, one container's and so on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Scope(pub Vec<(Grouping, String)>);
+/// What makes a file the same. What is no file of its own, such as a journal, is told apart by its
+/// kind. A file that is made anew under its name (as logs are) stays the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileKey {
+    disk: String,
+    file_system: String,
+    device: String,
+    path: String,
+    inode: u64,
+    kind: String,
+}
+
+impl FileKey {
+    fn of(disk: &str, row: &UsageRow) -> Self {
+        let is_file = describe::is_file(&row.kind, &row.path, row.inode);
+        Self {
+            disk: disk.into(),
+            file_system: row.file_system.clone(),
+            device: row.device.clone(),
+            path: row.path.clone(),
+            inode: if row.path.is_empty() && is_file { row.inode } else { 0 },
+            kind: if is_file { String::new() } else { row.kind.clone() },
+        }
+    }
+}
+
+/// What is looked at: all that has these properties. `None` stands for any; an empty text stands
+/// for what is not known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Scope {
+    /// The disk.
+    pub disk: Option<String>,
+    /// The virtual machine.
+    pub machine: Option<String>,
+    /// The control group.
+    pub container: Option<String>,
+    /// The process, and its number.
+    pub process: Option<(String, u64)>,
+    /// The file.
+    pub file: Option<FileKey>,
+    /// The kind of data.
+    pub kind: Option<String>,
+}
+
+/// The control group of a row, or what stands in its place.
+fn container(row: &UsageRow) -> &str {
+    if is_nobodys(row) { &row.kind } else { &row.cgroup }
+}
+
+/// Whether a row is of what cannot be anybody's.
+fn is_nobodys(row: &UsageRow) -> bool {
+    row.kind == FLUSHES || row.kind == FOLDED
+}
 
 impl Scope {
+    /// All of a disk.
+    pub fn of_disk(disk: &str) -> Self {
+        Self { disk: Some(disk.into()), ..Self::default() }
+    }
+
+    /// Whether anything of a disk may belong to it.
+    fn holds_disk(&self, disk: &DiskUsage) -> bool {
+        self.disk.as_ref().is_none_or(|name| *name == disk.name)
+            && self.machine.as_ref().is_none_or(|name| name == machine(disk))
+    }
+
+    /// Whether all that belongs to it is everything of some disks.
+    fn is_whole_disks(&self) -> bool {
+        let Self { disk: _, machine: _, container, process, file, kind } = self;
+        container.is_none() && process.is_none() && file.is_none() && kind.is_none()
+    }
+
     /// Whether a row of a disk belongs to it.
-    fn holds(&self, vm: &str, row: &UsageRow) -> bool {
-        self.0.iter().all(|(grouping, key)| key_of(*grouping, vm, row) == *key)
+    fn holds(&self, disk: &DiskUsage, row: &UsageRow) -> bool {
+        let is = |wanted: &Option<String>, text: &str| wanted.as_ref().is_none_or(|w| w == text);
+        self.holds_disk(disk)
+            && is(&self.container, container(row))
+            && is(&self.kind, &row.kind)
+            && self
+                .process
+                .as_ref()
+                .is_none_or(|(command, id)| row.process == *command && row.process_id == *id)
+            && self.file.as_ref().is_none_or(|file| FileKey::of(&disk.name, row) == *file)
+    }
+
+    /// What makes the line that a row belongs to.
+    fn line(grouping: Grouping, disk: &DiskUsage, row: &UsageRow) -> Self {
+        let machine = Some(machine(disk).to_owned());
+        let container = Some(container(row).to_owned());
+        let none = Self::default();
+        match grouping {
+            Grouping::Vm => Self { machine, ..none },
+            Grouping::Container => Self { machine, container, ..none },
+            Grouping::Process => {
+                let process = Some((row.process.clone(), row.process_id));
+                Self { machine, container, process, ..none }
+            }
+            Grouping::File => Self { machine, file: Some(FileKey::of(&disk.name, row)), ..none },
+            Grouping::Kind => Self { kind: Some(row.kind.clone()), ..none },
+        }
+    }
+
+    /// What belongs to both.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        let other = other.clone();
+        Self {
+            disk: other.disk.or_else(|| self.disk.clone()),
+            machine: other.machine.or_else(|| self.machine.clone()),
+            container: other.container.or_else(|| self.container.clone()),
+            process: other.process.or_else(|| self.process.clone()),
+            file: other.file.or_else(|| self.file.clone()),
+            kind: other.kind.or_else(|| self.kind.clone()),
+        }
     }
 
     /// `guest › /web › fio 12`.
     pub fn text(&self) -> String {
-        let names: Vec<&str> = self.0.iter().map(|(_, key)| key.as_str()).collect();
+        let mut names = Vec::new();
+        names.extend(self.machine.clone());
+        names.extend(self.disk.as_ref().map(|disk| format!("disk {disk}")));
+        names.extend(self.kind.clone());
+        names.extend(self.container.as_deref().map(container_name));
+        names.extend(self.process.as_ref().map(|(command, id)| describe::process(command, *id)));
         names.join(" › ")
     }
 }
 
-/// One line: all that has the same key.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Entry {
-    /// What it is: a path, a control group and so on.
-    pub name: String,
-    /// The machine, where all of it is one's.
-    pub vm: String,
-    /// The container, likewise.
-    pub container: String,
-    /// The kind of data, likewise.
-    pub kind: String,
-    /// The file's size in bytes; 0 where it is no file, or unknown.
-    pub file_size_bytes: u64,
-    /// What was done.
-    #[serde(flatten)]
-    pub counts: UsageCounts,
-}
-
-impl Entry {
-    /// All requests.
-    pub fn requests(&self) -> u64 {
-        self.counts.read.requests + self.counts.write.requests + self.counts.other.requests
-    }
-
-    /// The bytes read and written.
-    pub fn bytes(&self) -> u64 {
-        self.counts.read.bytes + self.counts.write.bytes
-    }
-
-    /// The mean latency, in nanoseconds.
-    pub fn latency_mean_ns(&self) -> u64 {
-        let sum = self.counts.sum();
-        sum.latency_sum_ns.checked_div(sum.requests).unwrap_or(0)
+/// A control group's name, or what stands in its place.
+pub fn container_name(cgroup: &str) -> String {
+    match cgroup {
+        "" => "(unknown)".into(),
+        FLUSHES | FOLDED => format!("({cgroup})"),
+        cgroup => describe::container(cgroup),
     }
 }
 
-/// Accounts of an interval (or of all time), put together.
-#[derive(Clone, Debug, Default, Serialize)]
+/// What the lines are ordered by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Order {
+    /// Requests, most first
+    #[value(alias = "iops")]
+    Requests,
+    /// Bytes read and written, most first
+    Throughput,
+    /// Bytes read, most first
+    Read,
+    /// Bytes written, most first
+    Written,
+    /// Time that requests took together, longest first
+    Time,
+    /// Mean latency, longest first
+    Latency,
+    /// Size of the file, largest first
+    Size,
+    /// Name
+    Name,
+}
+
+/// Accounts put together: a line for each machine, container and so on.
+#[derive(Clone, Debug, Default)]
 pub struct Groups {
     /// The end of the interval, in nanoseconds since 1970.
     pub unix_time_ns: u64,
@@ -120,171 +223,197 @@ pub struct Groups {
     pub seconds: f64,
     /// The lines.
     pub entries: Vec<Entry>,
+    /// All of them together, whatever a filter leaves.
+    pub total: UsageCounts,
+}
+
+/// A line while rows are added to it.
+#[derive(Default)]
+struct Builder<'a> {
+    counts: UsageCounts,
+    machines: BTreeMap<&'a str, u64>,
+    disks: BTreeMap<&'a str, u64>,
+    containers: BTreeMap<&'a str, u64>,
+    processes: BTreeMap<(&'a str, u64), u64>,
+    kinds: BTreeMap<&'a str, u64>,
+    devices: BTreeMap<&'a str, u64>,
+    /// The rows that are of files, with their requests.
+    files: BTreeMap<(&'a str, &'a str), (u64, &'a UsageRow)>,
+    /// The row with the most requests.
+    most: Option<(u64, &'a UsageRow)>,
+}
+
+impl<'a> Builder<'a> {
+    fn add(&mut self, disk: &'a DiskUsage, row: &'a UsageRow) {
+        let requests = requests(&row.counts);
+        *self.machines.entry(machine(disk)).or_default() += requests;
+        *self.disks.entry(&disk.name).or_default() += requests;
+        *self.containers.entry(container(row)).or_default() += requests;
+        *self.kinds.entry(&row.kind).or_default() += requests;
+        if !row.process.is_empty() {
+            *self.processes.entry((&row.process, row.process_id)).or_default() += requests;
+        }
+        if !row.device.is_empty() {
+            *self.devices.entry(&row.device).or_default() += requests;
+        }
+        if requests > 0 && describe::is_file(&row.kind, &row.path, row.inode) {
+            let file = self.files.entry((&disk.name, &row.path)).or_insert((0, row));
+            file.0 += requests;
+        }
+        if self.most.is_none_or(|(most, _)| requests > most) {
+            self.most = Some((requests, row));
+        }
+        self.counts.merge(&row.counts);
+    }
+
+    fn finish(self, grouping: Grouping, key: Scope) -> Entry {
+        let text = |text: &&str| (*text).to_owned();
+        let row = self.most.map(|(_, row)| row);
+        let hottest = self.files.values().max_by_key(|(requests, _)| *requests);
+        let name = match grouping {
+            Grouping::Vm => key.machine.clone().unwrap_or_default(),
+            Grouping::Container => container_name(key.container.as_deref().unwrap_or_default()),
+            Grouping::Process => {
+                let nobodys =
+                    row.filter(|row| is_nobodys(row)).map(|row| container_name(&row.kind));
+                let (command, id) = key.process.clone().unwrap_or_default();
+                nobodys.unwrap_or_else(|| describe::process(&command, id))
+            }
+            Grouping::File => row.map(describe::object).unwrap_or_default(),
+            Grouping::Kind => key.kind.clone().unwrap_or_default(),
+        };
+        Entry {
+            name,
+            machine: Mix::of(&self.machines, text),
+            disk: Mix::of(&self.disks, text),
+            container: Mix::of(&self.containers, text),
+            only_process: match self.processes.keys().next() {
+                Some((command, id)) if self.processes.len() == 1 => {
+                    Some(((*command).to_owned(), *id))
+                }
+                _ => None,
+            },
+            process: Mix::of(&self.processes, |(command, id)| describe::process(command, *id)),
+            kind: Mix::of(&self.kinds, text),
+            device: Mix::of(&self.devices, text),
+            hottest: hottest.map(|(_, row)| describe::object(row)),
+            file: (grouping == Grouping::File).then(|| row.map(Object::of)).flatten(),
+            counts: self.counts,
+            key,
+        }
+    }
 }
 
 impl Groups {
-    /// Puts the rows of `usage` together that belong to `scope`.
-    pub fn of(usage: &UsageReport, seconds: f64, grouping: Grouping, scope: &Scope) -> Self {
-        let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
-        for disk in &usage.disks {
-            let vm = machine(disk);
-            for row in disk.rows.iter().chain(&rest(disk)) {
-                if !scope.holds(vm, row) {
-                    continue;
+    /// Puts the accounts together that belong to `scope`.
+    pub fn of(accounts: &Accounts, grouping: Grouping, scope: &Scope) -> Self {
+        let mut lines: BTreeMap<Scope, Builder<'_>> = BTreeMap::new();
+        let mut total = UsageCounts::default();
+        for disk in &accounts.disks {
+            let kept = grouping == Grouping::Vm || grouping == Grouping::Container;
+            for row in disk.rows.iter().filter(|row| kept || !row.counts.is_empty()) {
+                if scope.holds(disk, row) {
+                    total.merge(&row.counts);
+                    lines.entry(Scope::line(grouping, disk, row)).or_default().add(disk, row);
                 }
-                let name = key_of(grouping, vm, row);
-                // The same path on two disks is two files.
-                let mut key = name.clone();
-                if grouping >= Grouping::Container && grouping != Grouping::Kind {
-                    key = format!("{vm}\0{name}");
-                }
-                if grouping == Grouping::File {
-                    key = format!("{key}\0{}\0{}", disk.name, row.inode);
-                }
-                let first = !entries.contains_key(&key);
-                let entry = entries.entry(key).or_default();
-                if first {
-                    entry.name = name;
-                }
-                merge_text(&mut entry.vm, vm, first);
-                merge_text(&mut entry.container, &row.cgroup, first);
-                merge_text(&mut entry.kind, &row.kind, first);
-                entry.file_size_bytes = entry.file_size_bytes.max(row.file_size_bytes);
-                entry.counts.merge(&row.counts);
             }
         }
-        let entries = entries.into_values().collect();
-        Self { unix_time_ns: usage.unix_time_ns, seconds, entries }
+        let entries = lines.into_iter().map(|(key, line)| line.finish(grouping, key));
+        let mut entries: Vec<Entry> = entries.collect();
+        // A request of several parts counts in the row of each; where all of a disk is meant, its
+        // whole requests are known.
+        if scope.is_whole_disks() {
+            total = UsageCounts::default();
+            let meant = accounts.disks.iter().filter(|disk| scope.holds_disk(disk));
+            for disk in meant.clone() {
+                total.merge(&disk.total);
+            }
+            if grouping == Grouping::Vm {
+                for entry in &mut entries {
+                    entry.counts = UsageCounts::default();
+                    let is_its = |disk: &&DiskUsage| entry.key.holds_disk(disk);
+                    for disk in meant.clone().filter(is_its) {
+                        entry.counts.merge(&disk.total);
+                    }
+                }
+            }
+        }
+        Self { unix_time_ns: accounts.unix_time_ns, seconds: accounts.seconds, entries, total }
     }
 
     /// Leaves the entries in which the text occurs.
     pub fn filter(&mut self, text: &str) {
         let text = text.to_lowercase();
-        self.entries.retain(|entry| {
-            [&entry.name, &entry.vm, &entry.container, &entry.kind]
-                .iter()
-                .any(|field| field.to_lowercase().contains(&text))
-        });
+        self.entries.retain(|entry| text.is_empty() || entry.contains(&text));
     }
 
-    /// Brings the entries in an order; equal ones by name. Accounts know neither depth nor errors:
-    /// those orders are by requests.
-    pub fn sort(&mut self, key: SortKey) {
-        let value = |entry: &Entry| match key {
-            SortKey::Iops | SortKey::Depth | SortKey::Errors => entry.requests(),
-            SortKey::Throughput => entry.bytes(),
-            SortKey::Latency => entry.latency_mean_ns(),
-            SortKey::Name => 0,
+    /// Brings the entries in an order; equal ones by name.
+    pub fn sort(&mut self, order: Order) {
+        let value = |entry: &Entry| match order {
+            Order::Requests => entry.requests(),
+            Order::Throughput => entry.counts.read.bytes + entry.counts.write.bytes,
+            Order::Read => entry.counts.read.bytes,
+            Order::Written => entry.counts.write.bytes,
+            Order::Time => entry.time_ns(),
+            Order::Latency => entry.latency_mean_ns(),
+            Order::Size => entry.file.as_ref().map_or(0, |file| file.size_bytes),
+            Order::Name => 0,
         };
-        self.entries.sort_by(|left, right| match value(right).cmp(&value(left)) {
-            Ordering::Equal => left.name.cmp(&right.name),
-            order => order,
+        self.entries.sort_by(|left, right| {
+            let order = value(right).cmp(&value(left));
+            order.then_with(|| left.name.cmp(&right.name)).then_with(|| left.key.cmp(&right.key))
         });
     }
 
-    /// Where Enter leads from an entry: one step finer, leaving out processes that nobody knows.
-    pub fn below(usage: &UsageReport, grouping: Grouping, scope: &Scope) -> Grouping {
-        match grouping {
-            Grouping::Vm => Grouping::Container,
+    /// Where Enter leads from a line of a grouping, `scope` being what it consists of: one step
+    /// finer, leaving out machines where there is one, and processes that nobody knows.
+    pub fn below(accounts: &Accounts, grouping: Grouping, scope: &Scope) -> Grouping {
+        let rows = || {
+            accounts.disks.iter().flat_map(|disk| {
+                disk.rows
+                    .iter()
+                    .filter(move |row| scope.holds(disk, row))
+                    .map(move |row| (disk, row))
+            })
+        };
+        let several = |text: fn(&DiskUsage, &UsageRow) -> String| {
+            let mut texts = rows().map(|(disk, row)| text(disk, row));
+            texts.next().is_some_and(|first| texts.any(|text| text != first))
+        };
+        let from = if grouping == Grouping::Kind { None } else { Some(grouping) };
+        let candidates = [Grouping::Vm, Grouping::Container, Grouping::Process];
+        let next = candidates.into_iter().filter(|&next| from.is_none_or(|from| next > from));
+        let makes_sense = |grouping: &Grouping| match grouping {
+            Grouping::Vm => scope.machine.is_none() && several(|disk, _| machine(disk).to_owned()),
             Grouping::Container => {
-                let known = usage.disks.iter().any(|disk| {
-                    let vm = machine(disk);
-                    disk.rows.iter().any(|row| !row.process.is_empty() && scope.holds(vm, row))
-                });
-                if known { Grouping::Process } else { Grouping::File }
+                scope.container.is_none()
+                    && (from == Some(Grouping::Vm) || several(|_, row| container(row).to_owned()))
             }
-            Grouping::Process | Grouping::File | Grouping::Kind => Grouping::File,
-        }
+            _ => {
+                scope.process.is_none()
+                    && rows().any(|(_, row)| !row.process.is_empty() && !row.counts.is_empty())
+            }
+        };
+        next.into_iter().find(makes_sense).unwrap_or(Grouping::File)
     }
 }
 
-/// Keeps a text while all parts agree on it.
-fn merge_text(text: &mut String, part: &str, first: bool) {
-    if first {
-        part.clone_into(text);
-    } else if text != part {
-        text.clear();
-    }
-}
-
-/// A disk without a machine's name stands for its own.
-fn machine(disk: &DiskUsage) -> &str {
-    if disk.vm.is_empty() { &disk.name } else { &disk.vm }
-}
-
-/// What no row tells: what nothing is known about, and what made room.
-fn rest(disk: &DiskUsage) -> Vec<UsageRow> {
-    let row = |kind: &str, counts: &UsageCounts| {
-        (!counts.is_empty()).then(|| UsageRow {
-            kind: kind.into(),
-            counts: counts.clone(),
-            ..UsageRow::default()
-        })
-    };
-    // A flush is about everything that was written, by whomever.
-    let flushes = UsageCounts { other: disk.unknown.other.clone(), ..UsageCounts::default() };
-    let unknown = UsageCounts { other: UsageCount::default(), ..disk.unknown.clone() };
-    [("unknown", &unknown), ("flushes", &flushes), ("folded", &disk.folded)]
-        .into_iter()
-        .filter_map(|(kind, counts)| row(kind, counts))
-        .collect()
-}
-
-/// What a row is called in a grouping.
-fn key_of(grouping: Grouping, vm: &str, row: &UsageRow) -> String {
-    match grouping {
-        Grouping::Vm => vm.to_owned(),
-        Grouping::Container if row.cgroup.is_empty() => match row.kind.as_str() {
-            "flushes" | "folded" => format!("({})", row.kind),
-            _ => "(unknown)".into(),
-        },
-        Grouping::Container => row.cgroup.clone(),
-        Grouping::Process if row.process.is_empty() => match row.kind.as_str() {
-            "flushes" | "folded" => format!("({})", row.kind),
-            _ => "(not known)".into(),
-        },
-        Grouping::Process => format!("{} {}", row.process, row.process_id),
-        Grouping::File => describe::object(row),
-        Grouping::Kind => row.kind.clone(),
-    }
+/// All requests.
+pub fn requests(counts: &UsageCounts) -> u64 {
+    counts.read.requests + counts.write.requests + counts.other.requests
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
+    use fathom_control::UsageReport;
+
+    use super::super::tests::{row, usage};
     use super::*;
 
-    /// A row with so many writes.
-    pub fn row(cgroup: &str, path: &str, writes: u64) -> UsageRow {
-        let write = UsageCount {
-            requests: writes,
-            bytes: writes * 4096,
-            latency_sum_ns: writes * 50_000,
-            ..UsageCount::default()
-        };
-        UsageRow {
-            kind: if path.is_empty() { "metadata" } else { "data" }.into(),
-            cgroup: cgroup.into(),
-            path: path.into(),
-            file_system: "ext4".into(),
-            device: "vda".into(),
-            counts: UsageCounts { write, ..UsageCounts::default() },
-            ..UsageRow::default()
-        }
-    }
-
-    /// Two containers on one disk of one machine.
-    pub fn usage() -> UsageReport {
-        let mut fio = row("/database", "/srv/table.dat", 50);
-        (fio.process, fio.process_id) = ("fio".into(), 12);
-        let disk = DiskUsage {
-            name: "root".into(),
-            vm: "shop".into(),
-            counted: true,
-            rows: vec![row("/web", "/srv/a", 10), row("/web", "/srv/b", 30), fio, row("/", "", 5)],
-            unknown: row("", "", 2).counts,
-            ..DiskUsage::default()
-        };
-        UsageReport { disks: vec![disk], ..UsageReport::default() }
+    fn groups(usage: &UsageReport, grouping: Grouping, scope: &Scope) -> Groups {
+        let mut groups = Groups::of(&Accounts::all(usage), grouping, scope);
+        groups.sort(Order::Requests);
+        groups
     }
 
     fn names(groups: &Groups) -> Vec<(&str, u64)> {
@@ -294,31 +423,96 @@ pub mod tests {
     #[test]
     fn accounts_are_put_together_and_lead_to_finer_ones() {
         let usage = usage();
-        let mut scope = Scope::default();
-        let all = Groups::of(&usage, 1.0, Grouping::Vm, &scope);
+        let accounts = Accounts::all(&usage);
+        let everything = Scope::default();
+        let all = groups(&usage, Grouping::Vm, &everything);
         assert_eq!(names(&all), [("shop", 97)]);
-        scope.0.push((Grouping::Vm, "shop".into()));
-        let mut groups = Groups::of(&usage, 1.0, Grouping::Container, &scope);
-        groups.sort(SortKey::Iops);
-        assert_eq!(names(&groups), [("/database", 50), ("/web", 40), ("/", 5), ("(unknown)", 2)]);
-        assert_eq!(groups.entries[1].latency_mean_ns(), 50_000);
+        let scope = everything.and(&all.entries[0].key);
+        assert_eq!(Groups::below(&accounts, Grouping::Vm, &scope), Grouping::Container);
+        let containers = groups(&usage, Grouping::Container, &scope);
+        assert_eq!(
+            names(&containers),
+            [("/database", 50), ("/web", 40), ("/", 5), ("(unknown)", 2)]
+        );
+        assert_eq!(containers.entries[1].latency_mean_ns(), 50_000);
+        assert_eq!(containers.entries[1].hottest.as_deref(), Some("/srv/b"));
         // Nobody knows a process of /web; of /database one is known.
-        scope.0.push((Grouping::Container, "/web".into()));
-        assert_eq!(Groups::below(&usage, Grouping::Container, &scope), Grouping::File);
-        let files = Groups::of(&usage, 1.0, Grouping::File, &scope);
-        assert_eq!(names(&files), [("/srv/a", 10), ("/srv/b", 30)]);
-        scope.0[1].1 = "/database".into();
-        assert_eq!(Groups::below(&usage, Grouping::Container, &scope), Grouping::Process);
-        assert_eq!(scope.text(), "shop › /database");
+        let web = scope.and(&containers.entries[1].key);
+        assert_eq!(Groups::below(&accounts, Grouping::Container, &web), Grouping::File);
+        let files = groups(&usage, Grouping::File, &web);
+        assert_eq!(names(&files), [("/srv/b", 30), ("/srv/a", 10)]);
+        assert_eq!(files.total.write.requests, 40);
+        let database = scope.and(&containers.entries[0].key);
+        assert_eq!(Groups::below(&accounts, Grouping::Container, &database), Grouping::Process);
+        assert_eq!(database.text(), "shop › /database");
+        let processes = groups(&usage, Grouping::Process, &database);
+        assert_eq!(names(&processes), [("fio 12", 50)]);
+        let fio = database.and(&processes.entries[0].key);
+        assert_eq!(fio.text(), "shop › /database › fio 12");
+        assert_eq!(Groups::below(&accounts, Grouping::Process, &fio), Grouping::File);
+        let file = &groups(&usage, Grouping::File, &fio).entries[0];
+        assert_eq!(
+            (file.name.as_str(), file.container.only()),
+            ("/srv/table.dat", Some("/database"))
+        );
+        // From a kind, to what tells its lines apart.
+        let data = Scope { kind: Some("data".into()), ..Scope::default() };
+        assert_eq!(Groups::below(&accounts, Grouping::Kind, &data), Grouping::Container);
+        let metadata = Scope { kind: Some("metadata".into()), ..Scope::default() };
+        assert_eq!(Groups::below(&accounts, Grouping::Kind, &metadata), Grouping::File);
     }
 
     #[test]
-    fn a_filter_looks_at_every_text() {
-        let mut groups = Groups::of(&usage(), 1.0, Grouping::File, &Scope::default());
-        assert_eq!(groups.entries.len(), 5);
-        groups.filter("WEB");
-        assert_eq!(names(&groups), [("/srv/a", 10), ("/srv/b", 30)]);
-        let kinds = Groups::of(&usage(), 1.0, Grouping::Kind, &Scope::default());
+    fn the_same_name_on_two_disks_is_two_files_and_one_made_anew_stays_one() {
+        let mut usage = usage();
+        let anew = UsageRow { inode: 77, ..row("/web", "/srv/a", 7) };
+        usage.disks[0].rows.push(anew);
+        let mut other = usage.disks[0].clone();
+        other.name = "data".into();
+        other.rows.truncate(1);
+        usage.disks.push(other);
+        let files = groups(&usage, Grouping::File, &Scope::default());
+        let a: Vec<u64> = files
+            .entries
+            .iter()
+            .filter(|entry| entry.name == "/srv/a")
+            .map(Entry::requests)
+            .collect();
+        assert_eq!(a, [17, 10]);
+        let of_disk = groups(&usage, Grouping::File, &Scope::of_disk("data"));
+        assert!(of_disk.entries.iter().all(|entry| entry.disk.only() == Some("data")));
+        // Flushes are nobody's, and not unknown.
+        usage.disks[0].unknown.other.requests = 3;
+        let containers = groups(&usage, Grouping::Container, &Scope::of_disk("root"));
+        assert!(names(&containers).contains(&("(flushes)", 3)));
+        let flushes = containers.entries.iter().find(|entry| entry.name == "(flushes)");
+        let scope = flushes.expect("they are there").key.clone();
+        assert_eq!(names(&groups(&usage, Grouping::File, &scope)), [("(flushes)", 3)]);
+    }
+
+    #[test]
+    fn a_machine_has_whole_requests_even_where_they_have_parts() {
+        let mut usage = usage();
+        usage.disks[0].total = row("", "", 90).counts;
+        let machines = groups(&usage, Grouping::Vm, &Scope::default());
+        assert_eq!((machines.entries[0].requests(), requests(&machines.total)), (90, 90));
+        let containers = groups(&usage, Grouping::Container, &Scope::default());
+        assert_eq!(requests(&containers.total), 90);
+    }
+
+    #[test]
+    fn a_filter_looks_at_every_text_and_orders_differ() {
+        let mut files = groups(&usage(), Grouping::File, &Scope::default());
+        assert_eq!(files.entries.len(), 5);
+        files.filter("WEB");
+        assert_eq!(names(&files), [("/srv/b", 30), ("/srv/a", 10)]);
+        files.sort(Order::Name);
+        assert_eq!(names(&files), [("/srv/a", 10), ("/srv/b", 30)]);
+        files.sort(Order::Written);
+        assert_eq!(files.entries[0].name, "/srv/b");
+        files.sort(Order::Latency);
+        assert_eq!(files.entries[0].name, "/srv/a");
+        let kinds = groups(&usage(), Grouping::Kind, &Scope::default());
         assert_eq!(names(&kinds), [("data", 90), ("metadata", 5), ("unknown", 2)]);
     }
 }

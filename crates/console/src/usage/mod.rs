@@ -1,16 +1,60 @@
 //! Who causes how much: accounts of a daemon's disks, put together by machine, container, process,
-//! file or kind.
+//! file or kind; and slow requests, explained.
 
+mod accounts;
 mod describe;
+mod entry;
 mod explain;
 mod files;
 mod group;
+pub mod insight;
 mod plain;
+mod words;
 
+pub use accounts::Accounts;
+pub use entry::{Entry, Line, Numbers, longest, percentile};
 pub use explain::{ExplainOptions, run as explain};
 pub use files::{FilesOptions, run as files};
-pub use group::{Entry, Grouping, Groups, Scope};
-pub use plain::{insight_line, table};
+pub use group::{Grouping, Groups, Order, Scope, requests};
+pub use plain::{AccountColumn, Context, Look, columns, detail, facts, left_out, table};
 
 #[cfg(test)]
-pub use group::tests;
+pub mod tests {
+    use fathom_control::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
+
+    /// A row with so many writes.
+    pub fn row(cgroup: &str, path: &str, writes: u64) -> UsageRow {
+        let write = UsageCount {
+            requests: writes,
+            bytes: writes * 4096,
+            latency_sum_ns: writes * 50_000,
+            latency_max_ns: 50_000,
+            ..UsageCount::default()
+        };
+        UsageRow {
+            kind: if path.is_empty() { "metadata" } else { "data" }.into(),
+            cgroup: cgroup.into(),
+            path: path.into(),
+            file_system: "ext4".into(),
+            device: "vda".into(),
+            counts: UsageCounts { write, ..UsageCounts::default() },
+            ..UsageRow::default()
+        }
+    }
+
+    /// Two containers on one disk of one machine.
+    pub fn usage() -> UsageReport {
+        let mut fio = row("/database", "/srv/table.dat", 50);
+        (fio.process, fio.process_id) = ("fio".into(), 12);
+        let disk = DiskUsage {
+            name: "root".into(),
+            vm: "shop".into(),
+            counted: true,
+            rows: vec![row("/web", "/srv/a", 10), row("/web", "/srv/b", 30), fio, row("/", "", 5)],
+            unknown: row("", "", 2).counts,
+            total: row("", "", 97).counts,
+            ..DiskUsage::default()
+        };
+        UsageReport { disks: vec![disk], ..UsageReport::default() }
+    }
+}

@@ -1,107 +1,339 @@
 //! Accounts as tables.
-use fathom_control::{GuestList, InsightState};
+use fathom_control::{Bytes, GuestInfo};
 
-use super::group::{Grouping, Groups};
+use super::{
+    entry::Entry,
+    group::{Grouping, Groups, Order, Scope, container_name},
+    insight,
+};
 use crate::output::{
-    latency, rate, short_bytes, short_number,
+    latency, short_bytes, short_number,
     style::Style,
     table::{Column, Table},
+    text::clean,
 };
 
-/// A table of the first `limit` entries: rates where there is an interval, sums otherwise.
-pub fn table(groups: &Groups, grouping: Grouping, limit: usize, width: Option<usize>) -> String {
-    let rates = groups.seconds > 0.0;
-    let heading = |name, sum| if rates { name } else { sum };
-    let mut columns = vec![Column::text(grouping.heading()).flexible()];
-    if grouping != Grouping::Vm {
-        columns.push(Column::text("MACHINE").importance(0));
+/// What a line's cells are made from.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The length of the interval; 0 for all time.
+    pub seconds: f64,
+    /// The daemon's guests.
+    pub guests: &'a [GuestInfo],
+}
+
+/// How a cell looks where there are colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// What the line is about.
+    Name,
+    /// Whose it is.
+    Owner,
+    /// What else there is to say.
+    Aside,
+    /// A number.
+    Number,
+}
+
+/// A column of accounts.
+pub struct AccountColumn {
+    /// How it stands in a table.
+    pub column: Column,
+    /// The order that follows it.
+    pub order: Option<Order>,
+    /// How its cells look.
+    pub look: Look,
+    /// A cell.
+    pub value: fn(&Entry, Context<'_>) -> String,
+}
+
+/// The columns of a grouping. What `scope` says of all lines has none.
+pub fn columns(grouping: Grouping, scope: &Scope, rates: bool) -> Vec<AccountColumn> {
+    let text = |column, look, value| AccountColumn { column, order: None, look, value };
+    let name = Column::text(grouping.heading());
+    let name = match grouping {
+        Grouping::File => name.flexible_path(18),
+        _ => name.flexible_to(10),
+    };
+    let mut columns = vec![AccountColumn {
+        order: Some(Order::Name),
+        ..text(name, Look::Name, |entry, _| entry.name.clone())
+    }];
+    if grouping > Grouping::Container && grouping != Grouping::Kind && scope.container.is_none() {
+        let column = Column::text("CONTAINER").flexible_to(9).importance(10);
+        columns.push(text(column, Look::Owner, |entry, _| entry.container_text()));
     }
-    if grouping > Grouping::Container && grouping != Grouping::Kind {
-        columns.push(Column::text("CONTAINER").flexible().importance(4));
+    if grouping == Grouping::File && scope.process.is_none() {
+        let column = Column::text("PROCESS").flexible().optional().importance(2);
+        let value = |entry: &Entry, _: Context<'_>| entry.process.text(str::to_owned);
+        columns.push(text(column, Look::Aside, value));
     }
+    if grouping != Grouping::Vm && grouping != Grouping::Kind && scope.machine.is_none() {
+        let column = Column::text("MACHINE").flexible_to(6).importance(4);
+        let value = |entry: &Entry, _: Context<'_>| entry.machine.text(str::to_owned);
+        columns.push(text(column, Look::Aside, value));
+    }
+    if grouping == Grouping::File && scope.kind.is_none() {
+        let column = Column::text("KIND").importance(5);
+        columns.push(text(column, Look::Aside, |entry, _| entry.kind.text(str::to_owned)));
+    }
+    if grouping == Grouping::Vm {
+        let column = Column::text("INSIGHT").flexible_to(9).importance(9);
+        columns.push(text(column, Look::Aside, |entry, context| {
+            let guest = insight::guest_of(context.guests, &entry.name);
+            guest.map_or_else(|| "no guest".into(), |guest| insight::short(&guest.insight))
+        }));
+    }
+    if grouping != Grouping::File {
+        let column = Column::text("HOTTEST FILE").flexible_path(16).importance(6);
+        let value = |entry: &Entry, _: Context<'_>| entry.hottest.clone().unwrap_or_default();
+        columns.push(text(column, Look::Aside, value));
+    }
+    columns.extend(if rates { rate_columns() } else { sum_columns(grouping) });
+    columns.extend(latency_columns());
+    columns
+}
+
+fn number(
+    column: Column,
+    order: Option<Order>,
+    value: fn(&Entry, Context<'_>) -> String,
+) -> AccountColumn {
+    AccountColumn { column, order, look: Look::Number, value }
+}
+
+fn rate_columns() -> Vec<AccountColumn> {
+    vec![
+        number(Column::number("READ/S"), Some(Order::Requests), |entry, context| {
+            short_number(entry.counts.read.requests as f64 / context.seconds)
+        }),
+        number(Column::number("WRITE/S"), Some(Order::Requests), |entry, context| {
+            short_number(entry.counts.write.requests as f64 / context.seconds)
+        }),
+        number(Column::number("READ B/S").importance(7), Some(Order::Read), |entry, context| {
+            short_bytes(entry.counts.read.bytes as f64 / context.seconds)
+        }),
+        number(
+            Column::number("WRITE B/S").importance(7),
+            Some(Order::Written),
+            |entry, context| short_bytes(entry.counts.write.bytes as f64 / context.seconds),
+        ),
+        number(Column::number("OTHER/S").importance(1), None, |entry, context| {
+            short_number(entry.counts.other.requests as f64 / context.seconds)
+        }),
+        number(Column::number("DEPTH").importance(1), Some(Order::Time), |entry, context| {
+            format!("{:.1}", entry.time_ns() as f64 / 1e9 / context.seconds)
+        }),
+    ]
+}
+
+fn sum_columns(grouping: Grouping) -> Vec<AccountColumn> {
+    let mut columns = vec![
+        number(Column::number("READS"), Some(Order::Requests), |entry, _| {
+            short_number(entry.counts.read.requests as f64)
+        }),
+        number(Column::number("WRITES"), Some(Order::Requests), |entry, _| {
+            short_number(entry.counts.write.requests as f64)
+        }),
+        number(Column::number("READ").importance(7), Some(Order::Read), |entry, _| {
+            short_bytes(entry.counts.read.bytes as f64)
+        }),
+        number(Column::number("WRITTEN").importance(7), Some(Order::Written), |entry, _| {
+            short_bytes(entry.counts.write.bytes as f64)
+        }),
+    ];
     if grouping == Grouping::File {
-        columns.push(Column::text("KIND").importance(1));
+        columns.push(number(
+            Column::number("SIZE").importance(3),
+            Some(Order::Size),
+            |entry, _| {
+                let size = entry.file.as_ref().map_or(0, |file| file.size_bytes);
+                if size == 0 { "–".into() } else { Bytes(size).to_string() }
+            },
+        ));
     }
-    columns.extend([
-        Column::number(heading("READ/S", "READS")),
-        Column::number(heading("WRITE/S", "WRITES")),
-        Column::number("READ").importance(5),
-        Column::number("WRITTEN").importance(5),
-        Column::number("LATENCY").importance(3),
-        Column::number("P99").importance(2),
-    ]);
-    let mut table = Table::new(columns);
+    columns
+}
+
+fn latency_columns() -> Vec<AccountColumn> {
+    vec![
+        number(Column::number("MEAN").importance(8), Some(Order::Latency), |entry, _| {
+            latency(entry.latency_mean_ns())
+        }),
+        number(Column::number("P99").importance(3), None, |entry, _| {
+            latency(entry.latency_p99_ns())
+        }),
+    ]
+}
+
+/// A table of the first `limit` entries: rates where there is an interval, sums otherwise. What is
+/// `common` to all of them has no column.
+pub fn table(
+    groups: &Groups,
+    grouping: Grouping,
+    common: &Scope,
+    guests: &[GuestInfo],
+    limit: usize,
+    width: Option<usize>,
+) -> String {
+    let columns = columns(grouping, common, groups.seconds > 0.0);
+    let context = Context { seconds: groups.seconds, guests };
+    let mut table = Table::new(columns.iter().map(|column| column.column.clone()));
     for entry in groups.entries.iter().take(limit) {
-        let counts = &entry.counts;
-        let number = |count: u64| {
-            if rates {
-                short_number(count as f64 / groups.seconds)
-            } else {
-                short_number(count as f64)
-            }
-        };
-        let bytes = |count: u64| {
-            if rates { rate(count as f64 / groups.seconds) } else { short_bytes(count as f64) }
-        };
-        let mut cells = vec![entry.name.clone()];
-        if grouping != Grouping::Vm {
-            cells.push(entry.vm.clone());
-        }
-        if grouping > Grouping::Container && grouping != Grouping::Kind {
-            cells.push(entry.container.clone());
-        }
-        if grouping == Grouping::File {
-            cells.push(entry.kind.clone());
-        }
-        cells.extend([
-            number(counts.read.requests),
-            number(counts.write.requests),
-            bytes(counts.read.bytes),
-            bytes(counts.write.bytes),
-            latency(entry.latency_mean_ns()),
-            latency(counts.sum().latency.percentile(99.0)),
-        ]);
-        table.row(cells);
+        table.row(columns.iter().map(|column| (column.value)(entry, context)));
     }
     table.render(width, Style::stdout())
 }
 
-/// How far each guest has been understood, on one line.
-pub fn insight_line(guests: &GuestList) -> String {
-    let parts: Vec<String> = guests
-        .guests
-        .iter()
-        .map(|guest| {
-            let name = if guest.vm.is_empty() { guest.disks.join(", ") } else { guest.vm.clone() };
-            let insight = &guest.insight;
-            match insight.state {
-                InsightState::Attached => format!("{name}: Linux {}", insight.release),
-                _ if insight.reason.is_empty() => format!("{name}: {}", insight.state.name()),
-                _ => format!("{name}: {}: {}", insight.state.name(), insight.reason),
-            }
-        })
-        .collect();
-    if parts.is_empty() { "no guest is connected".into() } else { parts.join("; ") }
+/// How many more entries there are than `limit`; empty where there are none.
+pub fn left_out(groups: &Groups, limit: usize) -> String {
+    match groups.entries.len().saturating_sub(limit) {
+        0 => String::new(),
+        more => format!("and {more} more"),
+    }
+}
+
+/// The parts of the bytes that each kind has.
+pub fn shares(kinds: &Groups, width: Option<usize>) -> String {
+    let sum = |bytes: fn(&Entry) -> u64| kinds.entries.iter().map(bytes).sum::<u64>();
+    let (read, written) =
+        (sum(|entry| entry.counts.read.bytes), sum(|entry| entry.counts.write.bytes));
+    let share = |part: u64, all: u64| match part as f64 / all.max(1) as f64 * 100.0 {
+        _ if part == 0 => String::new(),
+        percent if percent < 0.1 => "<0.1 %".into(),
+        percent => format!("{percent:.1} %"),
+    };
+    let mut table = Table::new([
+        Column::text("KIND"),
+        Column::number("READS").importance(1),
+        Column::number("WRITES").importance(1),
+        Column::number("READ"),
+        Column::number(""),
+        Column::number("WRITTEN"),
+        Column::number(""),
+    ]);
+    let moves_data =
+        |entry: &&Entry| !(entry.counts.read.is_empty() && entry.counts.write.is_empty());
+    for entry in kinds.entries.iter().filter(moves_data) {
+        let counts = &entry.counts;
+        table.row([
+            entry.name.clone(),
+            short_number(counts.read.requests as f64),
+            short_number(counts.write.requests as f64),
+            short_bytes(counts.read.bytes as f64),
+            share(counts.read.bytes, read),
+            short_bytes(counts.write.bytes as f64),
+            share(counts.write.bytes, written),
+        ]);
+    }
+    table.render(width, Style::stdout())
+}
+
+/// All that is known of a line, one a line: a name and a value.
+pub fn facts(entry: &Entry, grouping: Grouping) -> Vec<(&'static str, String)> {
+    let mut facts = vec![("machine", entry.machine.shares(str::to_owned))];
+    facts.push(("disk", entry.disk.shares(str::to_owned)));
+    if let Some(file) = &entry.file {
+        let system = [file.file_system.as_str(), entry.device.only().unwrap_or_default()];
+        facts.push(("file system", system.join(" on ").trim_end_matches(" on ").to_owned()));
+        if file.inode != 0 {
+            facts.push(("inode", format!("{}, owner {}", file.inode, file.owner)));
+        }
+        if file.size_bytes != 0 {
+            facts.push(("size", Bytes(file.size_bytes).to_string()));
+        }
+    }
+    facts.push(("container", entry.container.shares(container_name)));
+    facts.push(("process", entry.process.shares(str::to_owned)));
+    facts.push(("kind", entry.kind.shares(str::to_owned)));
+    if grouping != Grouping::File {
+        facts.push(("hottest file", entry.hottest.clone().unwrap_or_default()));
+    }
+    facts.retain(|fact| !fact.1.is_empty());
+    facts
+}
+
+/// A line in full, for where there is no room for all of its cells: `/srv/a · /web · 12 MiB`.
+pub fn detail(entry: &Entry, grouping: Grouping, guests: &[GuestInfo]) -> String {
+    let mut parts = vec![match (&entry.key.container, grouping) {
+        // In full: the line itself shortens long numbers.
+        (Some(container), Grouping::Container) if container.starts_with('/') => clean(container),
+        _ => entry.name.clone(),
+    }];
+    if grouping == Grouping::Vm {
+        if let Some(guest) = insight::guest_of(guests, &entry.name) {
+            parts.push(insight::long(&guest.insight));
+            parts.push(insight::counters(guest));
+        }
+    } else {
+        parts.push(entry.container.text(container_name));
+        parts.push(entry.process.text(str::to_owned));
+        parts.push(entry.device.text(clean));
+        if let Some(file) = entry.file.as_ref().filter(|file| file.size_bytes != 0) {
+            parts.push(Bytes(file.size_bytes).to_string());
+        }
+        parts.extend(entry.hottest.clone().filter(|_| grouping != Grouping::File));
+    }
+    parts.retain(|part| !part.is_empty());
+    parts.dedup();
+    parts.join(" · ")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::group::{Scope, tests::usage};
-    use super::*;
-    use crate::top::SortKey;
+    use unicode_width::UnicodeWidthStr;
+
+    use super::{super::tests::usage, *};
+    use crate::usage::Accounts;
+
+    fn groups(grouping: Grouping, seconds: f64) -> Groups {
+        let mut usage = usage();
+        usage.disks[0].rows[0].path = "/srv/日本語/e\u{301}te\u{301}\u{202e}.html".into();
+        usage.disks[0].rows[1].path = format!("/srv/{}/index.html", "a-long-name/".repeat(30));
+        usage.disks[0].rows[1].cgroup = format!("/docker/{}", "0123456789abcdef".repeat(4));
+        let accounts = Accounts { seconds, ..Accounts::all(&usage) };
+        let mut groups = Groups::of(&accounts, grouping, &Scope::default());
+        groups.sort(Order::Requests);
+        groups
+    }
 
     #[test]
-    fn a_table_fits_and_says_sums_or_rates() {
+    fn a_table_fits_whatever_guests_call_their_files() {
         for grouping in Grouping::ALL {
-            let mut groups = Groups::of(&usage(), 2.0, grouping, &Scope::default());
-            groups.sort(SortKey::Iops);
-            let text = table(&groups, grouping, 10, Some(80));
-            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-            assert!(text.contains("WRITE/S"), "{text}");
+            for width in [40, 60, 80, 100, 160] {
+                let text = table(
+                    &groups(grouping, 2.0),
+                    grouping,
+                    &Scope::default(),
+                    &[],
+                    10,
+                    Some(width),
+                );
+                assert!(text.lines().all(|line| line.width() <= width), "{width}\n{text}");
+                assert!(text.contains("WRITE/S") || width < 60, "{width}\n{text}");
+                assert!(!text.contains('\u{202e}'));
+            }
         }
-        let groups = Groups::of(&usage(), 0.0, Grouping::File, &Scope::default());
-        let text = table(&groups, Grouping::File, 3, None);
+        let text = table(
+            &groups(Grouping::File, 2.0),
+            Grouping::File,
+            &Scope::default(),
+            &[],
+            10,
+            Some(80),
+        );
+        assert!(text.contains("…") && text.contains("/index.html"), "{text}");
+        assert!(text.contains("CONTAINER") && text.contains("/database"), "{text}");
+    }
+
+    #[test]
+    fn sums_are_told_where_there_is_no_interval() {
+        let all = groups(Grouping::File, 0.0);
+        let text = table(&all, Grouping::File, &Scope::default(), &[], 3, None);
         assert!(text.contains("WRITES") && text.contains("/srv/table.dat"), "{text}");
         assert_eq!(text.lines().count(), 4, "{text}");
+        assert_eq!(left_out(&all, 3), "and 2 more");
+        let text = shares(&groups(Grouping::Kind, 0.0), None);
+        assert!(text.contains("92.8 %") && text.contains("unknown"), "{text}");
     }
 }

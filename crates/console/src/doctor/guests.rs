@@ -1,0 +1,103 @@
+//! Whether the daemon's guests are understood.
+use fathom_control::{DiskStatus, GuestInfo, InsightState};
+
+use super::Finding;
+use crate::{connection::ControlOptions, output::short_number, usage::insight};
+
+/// Of so many requests, one may be not understood before it is worth a word.
+const REQUESTS_PER_MISMATCH: u64 = 1000;
+
+/// A finding for each guest, and for disks whose guests nobody asks.
+pub fn findings(control: &ControlOptions, disks: &[DiskStatus]) -> Vec<Finding> {
+    // That no daemon answers has been said.
+    let guests = control.client().guests().map(|list| list.guests).unwrap_or_default();
+    let off: Vec<&str> = disks
+        .iter()
+        .filter(|disk| disk.insight.state == InsightState::Off)
+        .map(|disk| disk.name.as_str())
+        .collect();
+    let mut findings: Vec<Finding> = guests.iter().map(finding).collect();
+    if !off.is_empty() {
+        let text = format!("nobody asks what requests mean on: {}", off.join(", "));
+        let remedy = "`classify = true` in the configuration shows files and containers in `fathom \
+                      top`; then `systemctl reload fathom`";
+        findings.push(Finding { remedy: remedy.into(), ..Finding::ok("insight", text) });
+    }
+    findings
+}
+
+fn finding(guest: &GuestInfo) -> Finding {
+    let subject = format!("guest {}", insight::guest_name(guest));
+    let status = &guest.insight;
+    match status.state {
+        InsightState::Attached if is_odd(guest) => Finding::warn(
+            subject,
+            format!("understood: {}", counts(guest)),
+            "many requests did not lie where the kernel's should: a kernel that was changed, or a \
+             guest that lies about itself; docs/introspection.md says what is not seen",
+        ),
+        InsightState::Attached => Finding::ok(subject, format!("understood: {}", counts(guest))),
+        InsightState::Off | InsightState::NoGuest | InsightState::Waiting => {
+            let text = format!("connected: {}", insight::long(status));
+            Finding { remedy: insight::remedy(status).into(), ..Finding::ok(subject, text) }
+        }
+        InsightState::Searching | InsightState::Blind => {
+            let text = format!("not understood: {}", insight::long(status));
+            Finding::warn(subject, text, insight::remedy(status))
+        }
+    }
+}
+
+/// Whether too many of its requests were not what they should be.
+fn is_odd(guest: &GuestInfo) -> bool {
+    guest.insight.mismatches.saturating_mul(REQUESTS_PER_MISMATCH)
+        > guest.insight.requests.max(10_000)
+}
+
+fn counts(guest: &GuestInfo) -> String {
+    let status = &guest.insight;
+    let missed = match status.mismatches {
+        0 => "all of them understood".to_owned(),
+        missed => format!("{} of them not understood", short_number(missed as f64)),
+    };
+    let kernels = match status.kernels {
+        0 | 1 => String::new(),
+        kernels => format!(", {kernels} kernels since it was connected"),
+    };
+    format!(
+        "{}, found in {} ms, {} modules, {} requests, {missed}{kernels}",
+        insight::short(status),
+        status.search_ns / 1_000_000,
+        status.modules,
+        short_number(status.requests as f64)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::State, *};
+
+    #[test]
+    fn a_guest_that_is_not_understood_is_no_failure() {
+        let mut info = GuestInfo { vm: "web".into(), ..GuestInfo::default() };
+        info.insight.state = InsightState::Blind;
+        info.insight.reason = "Linux 5.10 is too old: 6.0 or later is needed".into();
+        let found = finding(&info);
+        assert_eq!((found.subject.as_str(), found.state), ("guest web", State::Warn));
+        assert!(found.text.contains("5.10") && found.remedy.contains("6.0"), "{found:?}");
+        info.insight.state = InsightState::Attached;
+        info.insight.release = "6.1.0".into();
+        info.insight.requests = 100_000;
+        info.insight.mismatches = 3;
+        let found = finding(&info);
+        assert_eq!(found.state, State::Ok);
+        assert!(
+            found.text.contains("Linux 6.1.0") && found.text.contains("3 of them"),
+            "{found:?}"
+        );
+        info.insight.mismatches = 1000;
+        assert_eq!(finding(&info).state, State::Warn);
+        info.insight.state = InsightState::Waiting;
+        assert_eq!(finding(&info).state, State::Ok);
+    }
+}

@@ -1,0 +1,108 @@
+//! Texts that others chose, such as names within a guest, made fit for a line of the screen.
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// The text without what would not stay in its place on the screen: controls, marks that turn the
+/// direction of writing, characters without a width of their own.
+pub fn clean(text: &str) -> String {
+    let is_bad = |c: char| {
+        c.is_control()
+            || c == '\u{61c}'
+            || ('\u{200b}'..='\u{200f}').contains(&c)
+            || ('\u{2028}'..='\u{202e}').contains(&c)
+            || ('\u{2060}'..='\u{206f}').contains(&c)
+            || ('\u{fe00}'..='\u{fe0f}').contains(&c)
+            || ('\u{fff9}'..='\u{fffb}').contains(&c)
+            || c == '\u{feff}'
+            || c > '\u{dffff}'
+    };
+    if text.contains(is_bad) { text.replace(is_bad, "\u{fffd}") } else { text.to_owned() }
+}
+
+/// The text, cut to a width with an ellipsis if need be.
+pub fn shorten(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let mut shortened = String::new();
+    let mut used = 1;
+    for character in text.chars() {
+        used += character.width().unwrap_or(0);
+        if used > width {
+            break;
+        }
+        shortened.push(character);
+    }
+    if width > 0 {
+        shortened.push('…');
+    }
+    shortened
+}
+
+/// The same, but the end is kept: of a path it says more than the beginning.
+pub fn shorten_front(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let mut start = text.len();
+    let mut used = 1;
+    for (at, character) in text.char_indices().rev() {
+        used += character.width().unwrap_or(0);
+        if used > width {
+            break;
+        }
+        start = at;
+    }
+    if width > 0 { format!("…{}", &text[start..]) } else { String::new() }
+}
+
+/// The text in lines of a width, broken anywhere: what it is made of may have no spaces.
+pub fn fold(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    let mut used = 0;
+    for character in text.chars() {
+        let wide = character.width().unwrap_or(0);
+        if used + wide > width.max(2) {
+            lines.push(String::new());
+            used = 0;
+        }
+        used += wide;
+        lines.last_mut().expect("there is a line").push(character);
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_lose_their_end_or_their_beginning() {
+        assert_eq!(shorten("müll", 3), "mü…");
+        assert_eq!(shorten("ab", 0), "");
+        assert_eq!(shorten_front("/srv/web/index.html", 10), "…ndex.html");
+        assert_eq!(shorten_front("/srv", 4), "/srv");
+        assert_eq!(shorten_front("ab", 0), "");
+        for width in 0..12 {
+            for text in ["日本語のファイル", "/e\u{301}te\u{301}/ü", "a\u{20dd}b日c"] {
+                assert!(shorten(text, width).width() <= width, "{text} {width}");
+                assert!(shorten_front(text, width).width() <= width, "{text} {width}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_is_broken_anywhere() {
+        assert_eq!(fold("/srv/日本語", 7), ["/srv/日", "本語"]);
+        assert_eq!(fold("", 7), [""]);
+        assert_eq!(fold("日本", 0), ["日", "本"]);
+    }
+
+    #[test]
+    fn what_moves_other_characters_is_replaced() {
+        assert_eq!(clean("/srv/ä 日本"), "/srv/ä 日本");
+        assert_eq!(
+            clean("a\u{202e}b\u{200b}c\u{1b}[2Jd\u{2028}"),
+            "a\u{fffd}b\u{fffd}c\u{fffd}[2Jd\u{fffd}"
+        );
+    }
+}

@@ -1,0 +1,124 @@
+//! How far guests have been understood, in words.
+use fathom_control::{Bytes, GuestInfo, InsightState, InsightStatus};
+
+use crate::output::text::clean;
+
+/// The name that a guest goes by: its machine's, else its disks'.
+pub fn guest_name(guest: &GuestInfo) -> String {
+    clean(&if guest.vm.is_empty() { guest.disks.join(", ") } else { guest.vm.clone() })
+}
+
+/// The guest of a machine; of a disk, where that has no machine's name.
+pub fn guest_of<'a>(guests: &'a [GuestInfo], machine: &str) -> Option<&'a GuestInfo> {
+    let is_its = |guest: &&GuestInfo| {
+        guest.vm == machine || guest.vm.is_empty() && guest.disks.iter().any(|name| name == machine)
+    };
+    // While a machine moves there are two: the newer one is where it goes.
+    guests.iter().rev().find(is_its)
+}
+
+/// How far, in a word or two: `Linux 6.1.0`, `searching`.
+pub fn short(insight: &InsightStatus) -> String {
+    match insight.state {
+        InsightState::Attached => format!("Linux {}", clean(&insight.release)),
+        InsightState::NoGuest => "no guest".into(),
+        state => state.name().into(),
+    }
+}
+
+/// How far, and why no further.
+pub fn long(insight: &InsightStatus) -> String {
+    match insight.state {
+        InsightState::Waiting => "waiting for its first request".into(),
+        _ if insight.reason.is_empty() => short(insight),
+        _ => format!("{}: {}", short(insight), clean(&insight.reason)),
+    }
+}
+
+/// What the guest's kernel counts that disks are about to see.
+pub fn counters(guest: &GuestInfo) -> String {
+    let Some(counters) = &guest.counters else { return String::new() };
+    format!(
+        "{} dirty, {} being written",
+        Bytes(counters.dirty_bytes),
+        Bytes(counters.writeback_bytes)
+    )
+}
+
+/// All guests on a line, those first that are not understood.
+pub fn summary(guests: &[GuestInfo]) -> String {
+    if guests.is_empty() {
+        return "no guest is connected".into();
+    }
+    let told = |guest: &GuestInfo| format!("{}: {}", guest_name(guest), long(&guest.insight));
+    let is_open = |guest: &&GuestInfo| guest.insight.state != InsightState::Attached;
+    let mut parts: Vec<String> = guests.iter().filter(is_open).map(told).collect();
+    let known: Vec<&GuestInfo> = guests.iter().filter(|guest| !is_open(guest)).collect();
+    match &known[..] {
+        [] => {}
+        [guest] => parts.push(told(guest)),
+        known => parts.push(format!("{} guests are understood", known.len())),
+    }
+    parts.join("; ")
+}
+
+/// What can be done about a guest that is not understood.
+pub fn remedy(insight: &InsightStatus) -> &'static str {
+    let says = |text: &str| insight.reason.contains(text);
+    match insight.state {
+        InsightState::Off => {
+            "set `classify = true` for its disks in the configuration, then `systemctl reload \
+             fathom`"
+        }
+        InsightState::Attached | InsightState::NoGuest | InsightState::Waiting => "",
+        _ if says("too old") => {
+            "its disks work all the same; Linux 6.0 or later in the guest can be understood"
+        }
+        _ if says("describe its types") => {
+            "its disks work all the same; a kernel with CONFIG_DEBUG_INFO_BTF, as distributions \
+             build theirs, can be understood"
+        }
+        _ if says("swiotlb") => {
+            "its disks work all the same; if it stays so, look whether the guest runs with \
+             encrypted memory (SEV, TDX) or swiotlb=force: such guests cannot be understood"
+        }
+        _ if says("no Linux kernel") => {
+            "its disks work all the same; while it boots this is normal, and other systems than \
+             Linux on x86-64 or encrypted memory (SEV, TDX) cannot be understood"
+        }
+        _ => "its disks work all the same; docs/introspection.md says what a guest needs",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(vm: &str, state: InsightState, reason: &str) -> GuestInfo {
+        let insight = InsightStatus {
+            state,
+            reason: reason.into(),
+            release: "6.1".into(),
+            ..Default::default()
+        };
+        GuestInfo { vm: vm.into(), disks: vec!["root".into()], insight, ..GuestInfo::default() }
+    }
+
+    #[test]
+    fn guests_are_told_and_those_not_understood_come_first() {
+        let shop = guest("shop", InsightState::Attached, "");
+        let old =
+            guest("old", InsightState::Blind, "Linux 5.10 is too old: 6.0 or later is needed");
+        assert_eq!(summary(&[]), "no guest is connected");
+        assert_eq!(summary(std::slice::from_ref(&shop)), "shop: Linux 6.1");
+        assert_eq!(
+            summary(&[shop.clone(), old.clone(), shop.clone()]),
+            "old: blind: Linux 5.10 is too old: 6.0 or later is needed; 2 guests are understood"
+        );
+        assert!(remedy(&old.insight).contains("6.0"));
+        assert_eq!(remedy(&shop.insight), "");
+        let nameless = guest("", InsightState::Searching, "no Linux kernel yet");
+        assert_eq!(guest_of(&[shop.clone(), nameless.clone()], "root"), Some(&nameless));
+        assert_eq!(guest_of(&[nameless, shop.clone()], "shop"), Some(&shop));
+    }
+}
