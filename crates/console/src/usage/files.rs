@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{
     accounts::{Accounts, machine},
     entry::{Line, Numbers},
-    group::{Grouping, Groups, Order, Scope},
+    group::{FLUSHES, Grouping, Groups, Order, Scope},
     insight, plain,
 };
 use crate::{
@@ -89,6 +89,8 @@ pub fn run(options: &FilesOptions) -> Outcome {
     let guest = guests.iter().rev().find(|guest| guest.disks.contains(&disk.name));
     let everything = Scope::default();
     let mut files = Groups::of(&accounts, Grouping::File, &everything);
+    // A flush is about no file.
+    files.entries.retain(|entry| entry.kind.only() != Some(FLUSHES));
     files.filter(&options.filter);
     files.sort(options.sort);
     let mut kinds = Groups::of(&accounts, Grouping::Kind, &everything);
