@@ -14,7 +14,9 @@ mod ssd;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fathom_block::{Capabilities, Crossing, Layer, LayerQueue, Operation, Outcome, Request};
+use fathom_block::{
+    Capabilities, Crossing, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
+};
 
 pub use hdd::HddParameters;
 pub use ssd::SsdParameters;
@@ -122,8 +124,8 @@ impl Layer for Model {
         Capabilities { rotational: self.rotational, ..below }
     }
 
-    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
-        Box::new(ModelQueue { state: Arc::clone(&self.state) })
+    fn open_queue(&self, _queue: u64) -> LayerPart {
+        LayerPart::queue(ModelQueue { state: Arc::clone(&self.state) })
     }
 }
 

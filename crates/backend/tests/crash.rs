@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 
 use fathom_block::{
-    Backend, Capabilities, Crossing, Layer, LayerQueue, Operation, Outcome, Request,
+    Backend, Capabilities, Crossing, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
 };
 use fathom_layers::{Fault, FaultEffect, FaultRule};
 use fathom_sim::{
@@ -132,8 +132,8 @@ impl Layer for Liar {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
-        Box::new(*self)
+    fn open_queue(&self, _queue: u64) -> LayerPart {
+        LayerPart::queue(*self)
     }
 }
 

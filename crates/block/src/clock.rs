@@ -27,3 +27,26 @@ impl Clock {
         }
     }
 }
+
+/// The clock of a stack within one round: read when first asked for, and remembered.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment<'a> {
+    pub(crate) clock: &'a Clock,
+    /// The time of this round, or 0 where nobody has asked yet.
+    pub(crate) round_ns: &'a Cell<u64>,
+}
+
+impl Moment<'_> {
+    pub(crate) fn now_ns(self) -> u64 {
+        let now_ns = self.clock.now_ns();
+        self.round_ns.set(now_ns);
+        now_ns
+    }
+
+    pub(crate) fn round_ns(self) -> u64 {
+        match self.round_ns.get() {
+            0 => self.now_ns(),
+            round_ns => round_ns,
+        }
+    }
+}

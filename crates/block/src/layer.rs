@@ -1,11 +1,11 @@
 //! The contract of a layer, and what it can reach.
 
-use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 
-use crate::clock::Clock;
+use crate::clock::Moment;
 use crate::geometry::Capabilities;
+use crate::observer::Observer;
 use crate::request::{Outcome, Request};
 
 /// The most layers that a disk can have.
@@ -24,7 +24,27 @@ pub trait Layer: Send + Sync {
 
     /// The layer's part in one queue. `queue` counts up from 0 for each queue that is opened while
     /// the daemon runs, so it can seed a generator or pick a shard.
-    fn open_queue(&self, queue: u64) -> Box<dyn LayerQueue>;
+    fn open_queue(&self, queue: u64) -> LayerPart;
+}
+
+/// What a layer does in one queue.
+pub enum LayerPart {
+    /// It takes requests and hands them on.
+    Queue(Box<dyn LayerQueue>),
+    /// It looks on. Its [`Layer::capabilities`] must be those below.
+    Observer(Box<dyn Observer>),
+}
+
+impl LayerPart {
+    /// The part of a layer that takes requests.
+    pub fn queue(queue: impl LayerQueue + 'static) -> Self {
+        Self::Queue(Box::new(queue))
+    }
+
+    /// The part of a layer that looks on.
+    pub fn observer(observer: impl Observer + 'static) -> Self {
+        Self::Observer(Box::new(observer))
+    }
 }
 
 /// A layer's part in one queue, called by that queue's thread alone.
@@ -94,10 +114,15 @@ impl Steps {
         }
     }
 
+    #[inline]
     pub(crate) fn pop(&mut self) -> Option<Step> {
+        if self.is_empty() {
+            return None;
+        }
         self.first.take().or_else(|| self.rest.pop_front())
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none() && self.rest.is_empty()
     }
@@ -175,9 +200,7 @@ pub struct Crossing<'a> {
     pub(crate) steps: &'a mut Steps,
     pub(crate) held: &'a mut Vec<Held>,
     pub(crate) pool: &'a mut Pool,
-    pub(crate) clock: &'a Clock,
-    /// The time of this round, or 0 where nobody has asked yet.
-    pub(crate) round_ns: &'a Cell<u64>,
+    pub(crate) moment: Moment<'a>,
 }
 
 impl Crossing<'_> {
@@ -221,17 +244,12 @@ impl Crossing<'_> {
 
     /// The time, in nanoseconds of the stack's clock.
     pub fn now_ns(&self) -> u64 {
-        let now_ns = self.clock.now_ns();
-        self.round_ns.set(now_ns);
-        now_ns
+        self.moment.now_ns()
     }
 
     /// The time at which anyone last looked at the clock in this round, in nanoseconds: the clock
     /// is read at most once for all the requests that a thread takes or gets back at one go.
     pub fn round_ns(&self) -> u64 {
-        match self.round_ns.get() {
-            0 => self.now_ns(),
-            round_ns => round_ns,
-        }
+        self.moment.round_ns()
     }
 }

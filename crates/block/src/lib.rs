@@ -17,6 +17,7 @@ mod clock;
 mod disk;
 mod geometry;
 mod layer;
+mod observer;
 mod request;
 mod stack;
 
@@ -26,7 +27,8 @@ pub use clock::Clock;
 pub use disk::{ChangeListener, Disk, DiskChange, DiskOptions};
 pub use fathom_insight::{Facts, Insight, IoClass, Kind, Part};
 pub use geometry::{Capabilities, Geometry, SECTOR_SIZE};
-pub use layer::{Crossing, LAYERS_MAX, Layer, LayerQueue};
+pub use layer::{Crossing, LAYERS_MAX, Layer, LayerPart, LayerQueue};
+pub use observer::{Observed, Observer, Place};
 pub use request::{
     Allocation, Course, ErrorKind, Extent, Flags, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
     SERIAL_LENGTH,

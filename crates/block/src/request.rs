@@ -212,7 +212,8 @@ pub struct Course {
     pub ahead: u32,
     /// When the back end got it.
     pub sent_ns: u64,
-    /// When the back end had given it back.
+    /// When the back end had given it back; 0 also where nothing lies between it and whoever
+    /// asks.
     pub returned_ns: u64,
 }
 
@@ -222,34 +223,36 @@ pub struct Course {
 /// kept and used again by their stack (see [`Stack::request`](crate::Stack::request)), so a warm
 /// queue allocates nothing.
 #[derive(Debug, Default)]
+#[repr(C, align(64))]
 pub struct Request {
+    // What every part looks at comes first, in two cache lines.
     /// Unique within its disk while the daemon runs.
     pub id: u64,
-    /// What is asked.
-    pub operation: Operation,
-    /// How.
-    pub flags: Flags,
     /// Where the range begins, in bytes; 0 where the operation has no range.
     pub offset: u64,
     /// How long the range is, in bytes; 0 where the operation has no range.
     pub length: u64,
-    /// The memory that the bytes come from or go to.
-    pub buffers: Buffers,
+    /// What is asked.
+    pub operation: Operation,
+    /// How.
+    pub flags: Flags,
+    /// The level that made the request: 0 for the front end, n + 1 for layer n.
+    pub(crate) origin: usize,
+    /// Free for whoever made the request: a descriptor index, a client's cookie.
+    pub token: u64,
     /// The guest-physical address of the request's own header, where a guest asked.
     pub header: Option<GuestAddress>,
+    /// How it went so far.
+    pub course: Course,
+    /// A word for each layer, to remember something from the way down on the way up.
+    pub(crate) words: [u64; LAYERS_MAX],
+    /// The memory that the bytes come from or go to.
+    pub buffers: Buffers,
     /// What is known about the request's meaning. A hint: a wrong one may cost time, never data.
     pub insight: Insight,
     /// The answer to [`Operation::Extents`]: adjoining, in order, from `offset` on. May end before
     /// the end of the range, never empty on success.
     pub extents: Vec<Extent>,
-    /// How it went so far.
-    pub course: Course,
-    /// Free for whoever made the request: a descriptor index, a client's cookie.
-    pub token: u64,
-    /// The level that made the request: 0 for the front end, n + 1 for layer n.
-    pub(crate) origin: usize,
-    /// A word for each layer, to remember something from the way down on the way up.
-    pub(crate) words: [u64; LAYERS_MAX],
 }
 
 impl Default for Operation {

@@ -2,16 +2,18 @@
 
 use std::cell::Cell;
 use std::collections::{BinaryHeap, VecDeque};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_reactor::{Event, Reactor};
 
 use crate::backend::{BackendContext, BackendQueue};
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::disk::Disk;
 use crate::geometry::Capabilities;
-use crate::layer::{Crossing, Held, LayerQueue, Pool, Step, Steps};
+use crate::layer::{Crossing, Held, LayerPart, LayerQueue, Pool, Step, Steps};
+use crate::observer::Place;
 use crate::request::{
     Allocation, ErrorKind, Extent, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
 };
@@ -30,14 +32,20 @@ pub struct StackCounters {
 /// [`completed`](Self::completed). [`deadline_ns`](Self::deadline_ns) says how long it may sleep.
 pub struct Stack {
     disk: Arc<Disk>,
-    layers: Vec<Box<dyn LayerQueue>>,
+    layers: Vec<LayerPart>,
     backend: Box<dyn BackendQueue>,
     /// What each level offers to the one above: the layers', then the back end's.
     capabilities: Vec<Capabilities>,
     alignment_mask: u64,
+    /// The first of the layers above the back end that only look on, or the number of layers.
+    tail: usize,
     clock: Clock,
     pool: Pool,
     steps: Steps,
+    /// What has gone through all layers that take requests. Those of the tail and the back end
+    /// get what came together together: their code and data are warm for all but the first.
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    sending: Vec<Box<Request>>,
     /// What the back end has given back and no layer has seen yet.
     finished: Vec<(Box<Request>, Outcome)>,
     /// What layers asked to be held during this call.
@@ -56,22 +64,26 @@ impl Stack {
     pub(crate) fn new(
         disk: Arc<Disk>,
         queue: u64,
-        layers: Vec<Box<dyn LayerQueue>>,
+        layers: Vec<LayerPart>,
         backend: Box<dyn BackendQueue>,
         capabilities: Vec<Capabilities>,
         clock: Clock,
     ) -> Self {
         debug_assert_eq!(capabilities.len(), layers.len() + 1);
         let alignment_mask = u64::from(disk.geometry().alignment) - 1;
+        let takes = |layer: &LayerPart| matches!(layer, LayerPart::Queue(_));
+        let tail = layers.iter().rposition(takes).map_or(0, |last| last + 1);
         Self {
             disk,
             layers,
             backend,
             capabilities,
             alignment_mask,
+            tail,
             clock,
             pool: Pool::new(queue),
             steps: Steps::default(),
+            sending: Vec::new(),
             finished: Vec::new(),
             holding: Vec::new(),
             held: BinaryHeap::new(),
@@ -110,23 +122,30 @@ impl Stack {
         self.run(reactor);
     }
 
-    /// Sends `request` on its way as one of several: what the back end answers at once waits for
-    /// [`settle`](Self::settle), so that those that come back together go up together.
-    pub fn begin(&mut self, mut request: Box<Request>, reactor: &mut Reactor) {
+    /// Sends `request` on its way as one of several: through the layers, and as far as
+    /// [`settle`](Self::settle).
+    pub fn begin(&mut self, mut request: Box<Request>, reactor: &Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
         request.course.ahead = u32::try_from(self.in_flight).unwrap_or(u32::MAX);
         self.in_flight += 1;
         self.look_at_round(reactor);
-        self.down(0, request, reactor);
-        self.take_steps(reactor);
+        self.down(0, request);
+        self.take_steps();
     }
 
-    /// Lets what has come back since the last [`begin`](Self::begin) go up.
-    pub fn settle(&mut self, reactor: &mut Reactor) {
-        if !self.finished.is_empty() || !self.holding.is_empty() {
+    /// Lets the back end have what has [begun](Self::begin), hands that to the kernel, and lets
+    /// what is done at once go up.
+    ///
+    /// # Errors
+    /// When the kernel refuses the reactor's ring itself. What is done has gone up all the same.
+    pub fn settle(&mut self, reactor: &mut Reactor) -> io::Result<()> {
+        self.send(reactor);
+        let submitted = reactor.submit();
+        if !self.finished.is_empty() || !self.steps.is_empty() || !self.holding.is_empty() {
             self.look_at_round(reactor);
             self.run(reactor);
         }
+        submitted
     }
 
     /// Lets the back end have an event of the reactor.
@@ -146,8 +165,9 @@ impl Stack {
             self.round_ns.set(now_ns);
             while self.held.peek().is_some_and(|held| held.deadline_ns <= now_ns) {
                 let Some(Held { level, request, outcome, .. }) = self.held.pop() else { break };
-                let (layer, mut crossing) = self.layer(level);
-                layer.resume(request, outcome, &mut crossing);
+                if let Some((layer, mut crossing)) = self.layer(level) {
+                    layer.resume(request, outcome, &mut crossing);
+                }
                 self.run(reactor);
             }
         }
@@ -193,40 +213,30 @@ impl Stack {
         self.in_flight
     }
 
-    /// The layer at `level` and what it can reach.
-    fn layer(&mut self, level: usize) -> (&mut dyn LayerQueue, Crossing<'_>) {
+    /// The layer at `level`, and what it can reach; `None` for one that looks on.
+    fn layer(&mut self, level: usize) -> Option<(&mut dyn LayerQueue, Crossing<'_>)> {
         let crossing = Crossing {
             level,
             steps: &mut self.steps,
             held: &mut self.holding,
             pool: &mut self.pool,
-            clock: &self.clock,
-            round_ns: &self.round_ns,
+            moment: Moment { clock: &self.clock, round_ns: &self.round_ns },
         };
-        (&mut *self.layers[level], crossing)
+        match &mut self.layers[level] {
+            LayerPart::Queue(queue) => Some((&mut **queue, crossing)),
+            LayerPart::Observer(_) => None,
+        }
     }
 
     /// Takes steps until every request waits for something outside.
     fn run(&mut self, reactor: &mut Reactor) {
-        let bottom = self.layers.len();
-        if bottom == 0 && self.steps.is_empty() {
-            // The plain disk: what the back end is done with goes to the front end.
-            self.completed.extend(self.finished.drain(..));
-            return;
-        }
-        self.take_steps(reactor);
-        while !self.finished.is_empty() {
-            // Each goes all the way up before the next. What a layer submits meanwhile may finish
-            // at once: it has its turn afterwards.
-            let mut finished = std::mem::take(&mut self.finished);
-            for (mut request, outcome) in finished.drain(..) {
-                request.course.returned_ns = self.round_ns.get();
-                self.up(bottom, request, outcome);
-                self.take_steps(reactor);
-            }
+        loop {
+            self.take_steps();
+            self.send(reactor);
             if self.finished.is_empty() {
-                self.finished = finished;
+                break;
             }
+            self.rise();
         }
         if !self.holding.is_empty() {
             for mut held in self.holding.drain(..) {
@@ -237,66 +247,125 @@ impl Stack {
         }
     }
 
+    /// Lets what the back end is done with go up.
+    fn rise(&mut self) {
+        let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
+        for (level, layer) in self.layers.iter_mut().enumerate().skip(self.tail).rev() {
+            let LayerPart::Observer(observer) = layer else { continue };
+            observer.all_up(&mut self.finished, Place { level, moment });
+        }
+        if self.tail == 0 {
+            self.completed.extend(self.finished.drain(..));
+            return;
+        }
+        // Each goes all the way up before the next. What a layer submits meanwhile may finish at
+        // once: it has its turn afterwards.
+        let mut finished = std::mem::take(&mut self.finished);
+        for (mut request, outcome) in finished.drain(..) {
+            request.course.returned_ns = self.round_ns.get();
+            self.up(self.tail, request, outcome);
+            self.take_steps();
+        }
+        self.finished = finished;
+    }
+
     /// Takes the steps of the layers until none is left.
-    fn take_steps(&mut self, reactor: &mut Reactor) {
+    fn take_steps(&mut self) {
         while let Some(step) = self.steps.pop() {
             match step {
-                Step::Down { level, request } => self.down(level, request, reactor),
+                Step::Down { level, request } => self.down(level, request),
                 Step::Up { level, request, outcome } => self.up(level, request, outcome),
             }
         }
     }
 
+    /// Lets the layers of the tail see what has come down to them, and the back end have it.
+    fn send(&mut self, reactor: &mut Reactor) {
+        if self.sending.is_empty() {
+            return;
+        }
+        let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
+        for (level, layer) in self.layers.iter_mut().enumerate().skip(self.tail) {
+            let LayerPart::Observer(observer) = layer else { continue };
+            observer.all_down(&mut self.sending, Place { level, moment });
+        }
+        let knows_extents = self.capabilities[self.layers.len()].extents;
+        let mut context =
+            BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
+        for mut request in self.sending.drain(..) {
+            request.course.sent_ns = self.round_ns.get();
+            match request.operation {
+                Operation::GetId => {
+                    request.buffers.copy_from(0, self.disk.serial());
+                    context.complete(request, Ok(()));
+                }
+                Operation::Extents if !knows_extents => {
+                    let (offset, length) = (request.offset, request.length);
+                    request.extents.push(Extent { offset, length, allocation: Allocation::Data });
+                    context.complete(request, Ok(()));
+                }
+                Operation::Read
+                | Operation::Write
+                | Operation::Flush
+                | Operation::Discard
+                | Operation::WriteZeroes
+                | Operation::Extents => self.backend.submit(request, &mut context),
+            }
+        }
+    }
+
     /// The crossing downward: the one place where a request is checked against what the part
-    /// below it offers.
-    fn down(&mut self, level: usize, mut request: Box<Request>, reactor: &mut Reactor) {
+    /// below it offers. Layers that look on see it on the way to the part that takes it, and need
+    /// no check of their own: they can change neither the request nor what is offered.
+    fn down(&mut self, level: usize, mut request: Box<Request>) {
         if let Err(error) = self.check(level, &request) {
             self.disk.counters().refused.fetch_add(1, Ordering::Relaxed);
             self.steps.push(Step::Up { level, request, outcome: Err(error) });
             return;
         }
-        if level < self.layers.len() {
-            let (layer, mut crossing) = self.layer(level);
-            layer.submit(request, &mut crossing);
-            return;
-        }
-        match request.operation {
-            Operation::GetId => {
-                request.buffers.copy_from(0, self.disk.serial());
-                self.steps.push(Step::Up { level, request, outcome: Ok(()) });
-            }
-            Operation::Extents if !self.capabilities[level].extents => {
-                let (offset, length) = (request.offset, request.length);
-                request.extents.push(Extent { offset, length, allocation: Allocation::Data });
-                self.steps.push(Step::Up { level, request, outcome: Ok(()) });
-            }
-            Operation::Read
-            | Operation::Write
-            | Operation::Flush
-            | Operation::Discard
-            | Operation::WriteZeroes
-            | Operation::Extents => {
-                request.course.sent_ns = self.round_ns.get();
-                let mut context =
-                    BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
-                self.backend.submit(request, &mut context);
+        let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
+        for (level, layer) in self.layers[..self.tail].iter_mut().enumerate().skip(level) {
+            match layer {
+                LayerPart::Observer(observer) => {
+                    observer.down(&mut Place { level, moment }.observe(&mut request));
+                }
+                LayerPart::Queue(layer) => {
+                    let (steps, held) = (&mut self.steps, &mut self.holding);
+                    let mut crossing =
+                        Crossing { level, steps, held, pool: &mut self.pool, moment };
+                    return layer.submit(request, &mut crossing);
+                }
             }
         }
+        self.sending.push(request);
     }
 
     /// The crossing upward: to the maker of the request, or to the layer above `level`.
-    fn up(&mut self, level: usize, request: Box<Request>, outcome: Outcome) {
-        if request.origin == level {
+    fn up(&mut self, mut level: usize, mut request: Box<Request>, outcome: Outcome) {
+        let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
+        loop {
+            let ends_here = request.origin == level;
             if level == 0 {
-                self.completed.push_back((request, outcome));
-            } else {
-                let (layer, mut crossing) = self.layer(level - 1);
-                layer.returned(request, outcome, &mut crossing);
+                debug_assert!(ends_here, "a request goes no further than to its maker");
+                return self.completed.push_back((request, outcome));
             }
-            return;
+            level -= 1;
+            match &mut self.layers[level] {
+                LayerPart::Observer(observer) => {
+                    observer.up(&mut Place { level, moment }.observe(&mut request), outcome);
+                }
+                LayerPart::Queue(layer) => {
+                    let (steps, held) = (&mut self.steps, &mut self.holding);
+                    let mut crossing =
+                        Crossing { level, steps, held, pool: &mut self.pool, moment };
+                    return if ends_here {
+                        layer.returned(request, outcome, &mut crossing);
+                    } else {
+                        layer.complete(request, outcome, &mut crossing);
+                    };
+                }
+            }
         }
-        let (layer, mut crossing) = self.layer(level - 1);
-        layer.complete(request, outcome, &mut crossing);
     }
 
     fn check(&self, level: usize, request: &Request) -> Result<(), ErrorKind> {

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use fathom_block::{
-    Capabilities, Clock, Crossing, Disk, DiskOptions, ErrorKind, LAYERS_MAX, Layer, LayerQueue,
-    Operation, Outcome, Request, SERIAL_LENGTH,
+    Capabilities, Clock, Crossing, Disk, DiskOptions, ErrorKind, LAYERS_MAX, Layer, LayerPart,
+    LayerQueue, Operation, Outcome, Request, SERIAL_LENGTH,
 };
 use fathom_reactor::Reactor;
 
@@ -258,8 +258,8 @@ impl Layer for Watch {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
-        Box::new(Self(self.0.clone()))
+    fn open_queue(&self, _queue: u64) -> LayerPart {
+        LayerPart::queue(Self(self.0.clone()))
     }
 }
 

@@ -10,7 +10,8 @@ mod support;
 use std::sync::Arc;
 
 use fathom_block::{
-    Capabilities, Crossing, Facts, GuestAddress, Kind, Layer, LayerQueue, Outcome, Part, Request,
+    Capabilities, Crossing, Facts, GuestAddress, Kind, Layer, LayerPart, LayerQueue, Outcome, Part,
+    Request,
 };
 use fathom_insight::ClassTable;
 use fathom_layers::classify::UsageOptions;
@@ -48,8 +49,8 @@ impl Layer for Oracle {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
-        Box::new(*self)
+    fn open_queue(&self, _queue: u64) -> LayerPart {
+        LayerPart::queue(*self)
     }
 }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fathom_block::{Capabilities, Crossing, Layer, LayerQueue, Operation, Outcome, Request};
+use fathom_block::{
+    Capabilities, Crossing, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
+};
 
 use crate::generator;
 
@@ -79,9 +81,9 @@ impl Layer for Delay {
         below
     }
 
-    fn open_queue(&self, queue: u64) -> Box<dyn LayerQueue> {
+    fn open_queue(&self, queue: u64) -> LayerPart {
         let random = generator(self.seed, queue);
-        Box::new(DelayQueue { times: Arc::clone(&self.times), random })
+        LayerPart::queue(DelayQueue { times: Arc::clone(&self.times), random })
     }
 }
 

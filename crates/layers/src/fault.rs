@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fathom_block::{
-    Capabilities, Crossing, ErrorKind, Layer, LayerQueue, Operation, Outcome, Request, SECTOR_SIZE,
+    Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
+    SECTOR_SIZE,
 };
 
 use crate::generator;
@@ -141,8 +142,8 @@ impl Layer for Fault {
         below
     }
 
-    fn open_queue(&self, queue: u64) -> Box<dyn LayerQueue> {
-        Box::new(FaultQueue {
+    fn open_queue(&self, queue: u64) -> LayerPart {
+        LayerPart::queue(FaultQueue {
             shared: Arc::clone(&self.shared),
             random: generator(self.seed, queue),
             partial: HashMap::new(),

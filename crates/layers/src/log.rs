@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use fathom_block::{Capabilities, Crossing, Facts, Layer, LayerQueue, Outcome, Request};
+use fathom_block::{Capabilities, Facts, Layer, LayerPart, Observed, Observer, Outcome, Request};
 use fathom_insight::Names;
 
 /// Where lines go. Called by the queue's thread: it must not block for long.
@@ -127,8 +127,11 @@ impl Layer for Log {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
-        Box::new(LogQueue { shared: Arc::clone(&self.shared), prefix: Arc::clone(&self.prefix) })
+    fn open_queue(&self, _queue: u64) -> LayerPart {
+        LayerPart::observer(LogQueue {
+            shared: Arc::clone(&self.shared),
+            prefix: Arc::clone(&self.prefix),
+        })
     }
 }
 
@@ -167,32 +170,30 @@ fn explain(line: &mut String, names: &Names, request: &Request) {
     }
 }
 
-impl LayerQueue for LogQueue {
-    fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        let now_ns = next.now_ns();
-        *next.word(&mut request) = now_ns;
+impl Observer for LogQueue {
+    fn down(&mut self, request: &mut Observed<'_>) {
+        let now_ns = request.now_ns();
+        *request.word() = now_ns;
         // A sink that panicked once is left alone: a log never fails a disk.
         if let Ok(mut shared) = self.shared.lock() {
             shared.write(now_ns, |line, names| {
-                describe(line, &self.prefix, &request);
-                explain(line, names, &request);
+                describe(line, &self.prefix, request);
+                explain(line, names, request);
             });
         }
-        next.submit(request);
     }
 
-    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
-        let now_ns = next.now_ns();
-        let took_ns = now_ns.saturating_sub(*next.word(&mut request));
+    fn up(&mut self, request: &mut Observed<'_>, outcome: Outcome) {
+        let now_ns = request.now_ns();
+        let took_ns = now_ns.saturating_sub(*request.word());
         if let Ok(mut shared) = self.shared.lock() {
             shared.write(now_ns, |line, _| {
-                describe(line, &self.prefix, &request);
+                describe(line, &self.prefix, request);
                 let _ = match outcome {
                     Ok(()) => write!(line, " done {took_ns} ns"),
                     Err(error) => write!(line, " failed {took_ns} ns: {error}"),
                 };
             });
         }
-        next.complete(request, outcome);
     }
 }

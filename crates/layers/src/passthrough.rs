@@ -1,6 +1,6 @@
 //! The do-nothing layer.
 
-use fathom_block::{Capabilities, Crossing, Layer, LayerQueue, Outcome, Request};
+use fathom_block::{Capabilities, Crossing, Layer, LayerPart, LayerQueue, Outcome, Request};
 
 /// A layer that hands everything on, for measuring what a crossing costs and as a first page for
 /// whoever writes a layer.
@@ -16,8 +16,8 @@ impl Layer for Passthrough {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
-        Box::new(Self)
+    fn open_queue(&self, _queue: u64) -> LayerPart {
+        LayerPart::queue(Self)
     }
 }
 

@@ -5,8 +5,8 @@ mod support;
 use std::sync::{Arc, Mutex};
 
 use fathom_block::{
-    Capabilities, Crossing, Facts, GuestAddress, Insight, Kind, Layer, LayerQueue, Operation,
-    Outcome, Request,
+    Capabilities, Crossing, Facts, GuestAddress, Insight, Kind, Layer, LayerPart, LayerQueue,
+    Operation, Outcome, Request,
 };
 use fathom_insight::{ClassTable, Names, RequestFlags, Source};
 use fathom_introspect::{Guest, GuestMemory, Region};
@@ -48,8 +48,8 @@ impl Layer for Told {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
-        Box::new(Self(Arc::clone(&self.0)))
+    fn open_queue(&self, _queue: u64) -> LayerPart {
+        LayerPart::queue(Self(Arc::clone(&self.0)))
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use fathom_block::{
     Backend, BackendContext, BackendQueue, Capabilities, Clock, Crossing, Disk, DiskOptions,
-    ErrorKind, Geometry, Layer, LayerQueue, Operation, Outcome, Request, Stack,
+    ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Operation, Outcome, Request, Stack,
 };
 use fathom_reactor::{Event, Reactor};
 
@@ -61,9 +61,14 @@ impl Layer for Probe {
         (self.capabilities)(below)
     }
 
-    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
+    fn open_queue(&self, _queue: u64) -> LayerPart {
         let record = self.record.clone();
-        Box::new(ProbeQueue { name: self.name, manner: self.manner, record, parked: Vec::new() })
+        LayerPart::queue(ProbeQueue {
+            name: self.name,
+            manner: self.manner,
+            record,
+            parked: Vec::new(),
+        })
     }
 }
 

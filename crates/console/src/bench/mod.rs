@@ -72,6 +72,9 @@ pub struct BenchOptions {
     /// How long to measure each
     #[arg(long, short = 't', value_name = "TIME", default_value = "3s")]
     duration: Nanoseconds,
+    /// How long to run before measuring
+    #[arg(long, value_name = "TIME", default_value = "300ms")]
+    warmup: Nanoseconds,
     /// How often to measure each; medians are shown
     #[arg(long, short, value_name = "N", default_value_t = 1)]
     rounds: u16,
@@ -220,6 +223,7 @@ fn measure(
             depth: workload.depth,
             queues: workload.queues,
             duration: Duration::from_nanos(options.duration.0),
+            warmup: Duration::from_nanos(options.warmup.0),
             waiting: match options.wait {
                 Wait::Event => Waiting::Event,
                 Wait::Poll => Waiting::Poll,

@@ -198,10 +198,9 @@ impl Worker {
         for index in 0..self.heads.len() {
             self.take(self.heads[index]);
         }
-        if let Err(error) = self.reactor.submit() {
+        if let Err(error) = self.stack.settle(&mut self.reactor) {
             self.break_ring(&error.to_string());
         }
-        self.stack.settle(&mut self.reactor);
         true
     }
 
@@ -301,7 +300,7 @@ impl Worker {
         request.header = Some(parsed.header);
         request.insight.io_priority = parsed.io_priority;
         request.token = u64::from(head);
-        self.stack.begin(request, &mut self.reactor);
+        self.stack.begin(request, &self.reactor);
     }
 
     /// Gives back a request that says nothing one could act on.

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use fathom_backend::Memory;
 use fathom_block::{
-    Capabilities, Crossing, Disk, DiskOptions, Layer, LayerQueue, Operation, Outcome, Request,
+    Capabilities, Crossing, Disk, DiskOptions, Layer, LayerPart, LayerQueue, Operation, Outcome,
+    Request,
 };
 use fathom_frontend::nbd::{Address, Exports, Listener, ListenerOptions};
 use tempfile::TempDir;
@@ -118,8 +119,8 @@ impl Layer for Probe {
         Capabilities { force_unit_access: self.force_unit_access, ..below }
     }
 
-    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
-        Box::new(ProbeQueue(self.delay_ns, Arc::clone(&self.counts)))
+    fn open_queue(&self, _queue: u64) -> LayerPart {
+        LayerPart::queue(ProbeQueue(self.delay_ns, Arc::clone(&self.counts)))
     }
 }
 

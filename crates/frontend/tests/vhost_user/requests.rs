@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use fathom_block::{Capabilities, Crossing, Layer, LayerQueue, Operation, Outcome, Request};
+use fathom_block::{
+    Capabilities, Crossing, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
+};
 
 use crate::client::{
     Client, DATA, DISCARD, Descriptor, F_EVENT_INDEX, F_FLUSH, FLUSH, GET_ID, INDIRECT, NEXT, READ,
@@ -148,8 +150,8 @@ impl Layer for Recorder {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> Box<dyn LayerQueue> {
-        Box::new(Self(Arc::clone(&self.0)))
+    fn open_queue(&self, _queue: u64) -> LayerPart {
+        LayerPart::queue(Self(Arc::clone(&self.0)))
     }
 }
 

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_block::{
-    Capabilities, Crossing, GuestAddress, Layer, LayerQueue, Outcome, Request, SECTOR_SIZE,
+    Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, Outcome, SECTOR_SIZE,
 };
 use fathom_insight::{ClassTable, Names};
 use fathom_introspect::{RequestView, Resolver};
@@ -109,9 +109,9 @@ impl Layer for Classify {
         below
     }
 
-    fn open_queue(&self, queue: u64) -> Box<dyn LayerQueue> {
+    fn open_queue(&self, queue: u64) -> LayerPart {
         let table = self.shared.table.lock().unwrap_or_else(PoisonError::into_inner);
-        Box::new(ClassifyQueue {
+        LayerPart::observer(ClassifyQueue {
             table: Arc::clone(&table),
             shared: Arc::clone(&self.shared),
             usage: UsageQueue::open(Arc::clone(&self.shared.usage), queue),
@@ -144,7 +144,7 @@ impl ClassifyQueue {
     }
 
     /// Asks what `request`, whose header is at `header`, means.
-    fn resolve(&mut self, request: &mut Request, header: GuestAddress, now_ns: u64) {
+    fn resolve(&mut self, request: &mut Observed<'_>, header: GuestAddress, now_ns: u64) {
         if self.shared.slot.generation() != self.generation {
             self.follow();
         }
@@ -157,7 +157,7 @@ impl ClassifyQueue {
             is_write: request.operation.modifies(),
             now_ns,
         };
-        let (buffers, insight) = (&request.buffers, &mut request.insight);
+        let (buffers, insight) = request.buffers_and_insight();
         let pages =
             buffers.addresses().iter().zip(buffers.segments()).filter_map(|(address, segment)| {
                 Some((address.as_ref()?.0, segment.iov_len as u64))
@@ -175,23 +175,21 @@ impl ClassifyQueue {
     }
 }
 
-impl LayerQueue for ClassifyQueue {
-    fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        let now_ns = next.round_ns();
-        *next.word(&mut request) = now_ns;
+impl Observer for ClassifyQueue {
+    fn down(&mut self, request: &mut Observed<'_>) {
+        let now_ns = request.round_ns();
+        *request.word() = now_ns;
         if let Some(header) = request.header {
-            self.resolve(&mut request, header, now_ns);
+            self.resolve(request, header, now_ns);
         }
-        next.submit(request);
     }
 
-    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
-        let start_ns = *next.word(&mut request);
-        let mut now_ns = next.round_ns();
+    fn up(&mut self, request: &mut Observed<'_>, outcome: Outcome) {
+        let start_ns = *request.word();
+        let mut now_ns = request.round_ns();
         if now_ns == start_ns {
-            now_ns = next.now_ns();
+            now_ns = request.now_ns();
         }
-        self.usage.add(&request, outcome, start_ns, now_ns);
-        next.complete(request, outcome);
+        self.usage.add(request, outcome, start_ns, now_ns);
     }
 }

@@ -21,8 +21,8 @@ pub(super) const ERRORS: usize = ErrorKind::ALL.len();
 /// The class that a request of `length` bytes belongs to; operations without a range are in the
 /// first.
 pub fn size_class(length: u64) -> usize {
-    let units = length.div_ceil(512).max(1);
-    (units.next_power_of_two().trailing_zeros() as usize).min(SIZE_CLASSES - 1)
+    let units_but_one = length.saturating_sub(1) >> 9;
+    ((u64::BITS - units_but_one.leading_zeros()) as usize).min(SIZE_CLASSES - 1)
 }
 
 /// The greatest length of a size class, in bytes; the last one has no bound.
@@ -53,8 +53,8 @@ impl Cells {
         Self((0..BUCKETS).map(|_| AtomicU64::new(0)).collect())
     }
 
-    fn record(&self, value: u64) {
-        add(&self.0[index(value)], 1);
+    fn record(&self, value: u64, count: u64) {
+        add(&self.0[index(value)], count);
     }
 
     /// Adds what is there to `histogram`, each bucket as its middle.
@@ -76,12 +76,12 @@ impl Cells {
 
 fn index(value: u64) -> usize {
     let value = value.min(LATENCY_MAX_NS);
-    let exponent = (value | (RESOLUTION - 1)).ilog2();
-    let shift = (exponent + 1).saturating_sub(RESOLUTION_BITS + 1);
     if value < RESOLUTION {
         return value as usize;
     }
-    ((shift as usize + 1) << RESOLUTION_BITS) + ((value >> shift) & (RESOLUTION - 1)) as usize
+    // What is left of the value has its highest bit where the resolution ends.
+    let shift = value.ilog2() - RESOLUTION_BITS;
+    ((shift as usize) << RESOLUTION_BITS) + (value >> shift) as usize
 }
 
 fn middle(index: usize) -> u64 {
@@ -119,15 +119,16 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// A request has come.
-    pub(super) fn begin(&self, now_ns: u64) {
+    /// So many requests have come.
+    pub(super) fn begin(&self, requests: u64, now_ns: u64) {
         let in_flight = self.pass(now_ns);
-        self.in_flight.store(in_flight + 1, Ordering::Relaxed);
+        self.in_flight.store(in_flight + requests, Ordering::Relaxed);
     }
 
-    /// A request that came at `start_ns` is done.
+    /// So many requests that came at `start_ns` are done, all of the same kind, length and outcome.
     pub(super) fn end(
         &self,
+        requests: u64,
         operation: Operation,
         length: u64,
         outcome: Outcome,
@@ -135,16 +136,16 @@ impl Counters {
         now_ns: u64,
     ) {
         let in_flight = self.pass(now_ns);
-        self.in_flight.store(in_flight.saturating_sub(1), Ordering::Relaxed);
+        self.in_flight.store(in_flight.saturating_sub(requests), Ordering::Relaxed);
         match outcome {
             Ok(()) => {
                 let cell = &self.cells[operation as usize][size_class(length)];
-                add(&cell.count, 1);
-                add(&cell.bytes, length);
+                add(&cell.count, requests);
+                add(&cell.bytes, length * requests);
                 let latency_ns = now_ns.saturating_sub(start_ns);
-                cell.latency.get_or_init(Cells::new).record(latency_ns);
+                cell.latency.get_or_init(Cells::new).record(latency_ns, requests);
             }
-            Err(error) => add(&self.errors[operation as usize][error as usize], 1),
+            Err(error) => add(&self.errors[operation as usize][error as usize], requests),
         }
     }
 

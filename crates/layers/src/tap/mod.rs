@@ -7,7 +7,7 @@
 //! reader a request costs one load for the events.
 //!
 //! The clock is read at most once a round for all requests that arrive together or come back
-//! together ([`Crossing::round_ns`]), and once more for a request that comes back in the round in
+//! together ([`Observed::round_ns`]), and once more for a request that comes back in the round in
 //! which it went.
 
 mod counters;
@@ -18,7 +18,7 @@ mod snapshot;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use fathom_block::{Capabilities, Crossing, Layer, LayerQueue, Outcome, Request};
+use fathom_block::{Capabilities, Layer, LayerPart, Observed, Observer, Outcome, Place, Request};
 
 pub use counters::{SIZE_CLASSES, size_class, size_class_length_max};
 pub use event::{
@@ -176,10 +176,10 @@ impl Layer for Tap {
         below
     }
 
-    fn open_queue(&self, queue: u64) -> Box<dyn LayerQueue> {
+    fn open_queue(&self, queue: u64) -> LayerPart {
         let shard = Arc::new(Shard { queue, ..Shard::default() });
         self.shared.shards().open.push(Arc::clone(&shard));
-        Box::new(TapQueue { shared: Arc::clone(&self.shared), shard })
+        LayerPart::observer(TapQueue { shared: Arc::clone(&self.shared), shard })
     }
 }
 
@@ -189,6 +189,10 @@ struct TapQueue {
 }
 
 impl TapQueue {
+    fn is_heard(&self) -> bool {
+        self.shared.listening.load(Ordering::Relaxed)
+    }
+
     /// Puts an event into the ring. Out of line: most of the time nobody listens.
     #[inline(never)]
     fn tell(&self, request: &Request, outcome: Option<Outcome>, now_ns: u64) {
@@ -209,29 +213,63 @@ impl Drop for TapQueue {
     }
 }
 
-impl LayerQueue for TapQueue {
-    fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        let now_ns = next.round_ns();
-        *next.word(&mut request) = now_ns;
-        self.shard.counters.begin(now_ns);
-        if self.shared.listening.load(Ordering::Relaxed) {
-            self.tell(&request, None, now_ns);
+impl Observer for TapQueue {
+    fn down(&mut self, request: &mut Observed<'_>) {
+        let now_ns = request.round_ns();
+        *request.word() = now_ns;
+        self.shard.counters.begin(1, now_ns);
+        if self.is_heard() {
+            self.tell(request, None, now_ns);
         }
-        next.submit(request);
     }
 
-    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
-        let start_ns = *next.word(&mut request);
-        let mut now_ns = next.round_ns();
+    fn up(&mut self, request: &mut Observed<'_>, outcome: Outcome) {
+        let start_ns = *request.word();
+        let mut now_ns = request.round_ns();
         if now_ns == start_ns {
-            now_ns = next.now_ns();
+            now_ns = request.now_ns();
         }
         let (operation, length) = (request.operation, request.length);
-        self.shard.counters.end(operation, length, outcome, start_ns, now_ns);
-        if self.shared.listening.load(Ordering::Relaxed) {
-            self.tell(&request, Some(outcome), now_ns);
+        self.shard.counters.end(1, operation, length, outcome, start_ns, now_ns);
+        if self.is_heard() {
+            self.tell(request, Some(outcome), now_ns);
         }
-        next.complete(request, outcome);
+    }
+
+    fn all_down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+        let now_ns = place.round_ns();
+        self.shard.counters.begin(requests.len() as u64, now_ns);
+        let heard = self.is_heard();
+        for request in requests {
+            *place.observe(request).word() = now_ns;
+            if heard {
+                self.tell(request, None, now_ns);
+            }
+        }
+    }
+
+    /// Counts neighbours that are alike at one go: those that came together often are.
+    fn all_up(&mut self, mut requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+        let mut now_ns = place.round_ns();
+        while let Some((first, outcome)) = requests.first() {
+            let key = |request: &Request| (place.word(request), request.length, request.operation);
+            let (outcome, of_first) = (*outcome, key(first));
+            let (start_ns, length, operation) = of_first;
+            if now_ns == start_ns {
+                now_ns = place.now_ns();
+            }
+            let alike =
+                |each: &&(Box<Request>, Outcome)| key(&each.0) == of_first && each.1 == outcome;
+            let count = 1 + requests[1..].iter().take_while(alike).count();
+            self.shard.counters.end(count as u64, operation, length, outcome, start_ns, now_ns);
+            let (done, rest) = requests.split_at_mut(count);
+            if self.is_heard() {
+                for (request, outcome) in done {
+                    self.tell(request, Some(*outcome), now_ns);
+                }
+            }
+            requests = rest;
+        }
     }
 }
 
