@@ -1,0 +1,21 @@
+//! CQL, the language of standing queries over streams and relations.
+//!
+//! A text becomes a [`Script`](ast::Script), a script becomes
+//! [`Plan`](plan::Plan)s, and a plan says for each instant
+//! what its relation holds. The oracle does exactly that, naively; the engine that is fast lives
+//! elsewhere and is compared with it.
+//!
+//! The language is that of A. Arasu, S. Babu and J. Widom, "The CQL continuous query language:
+//! semantic foundations and query execution" (VLDB Journal 15(2), 2006), with the choices of the
+//! STREAM system where the paper leaves one.
+
+#![forbid(unsafe_code)]
+
+pub mod ast;
+pub mod catalog;
+pub mod plan;
+mod span;
+mod value;
+
+pub use span::{Diagnostic, Span};
+pub use value::{Row, Type, Value};

@@ -1,0 +1,156 @@
+//! What a column holds.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+/// The type of a column or an expression. Every type has a null.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Type {
+    /// Whether something is so.
+    Boolean,
+    /// A signed integer of 64 bits; what overflows becomes null.
+    Integer,
+    /// A binary floating-point number of 64 bits.
+    Float,
+    /// A text in UTF-8.
+    Text,
+}
+
+impl Type {
+    /// The word in the language.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Boolean => "boolean",
+            Self::Integer => "integer",
+            Self::Float => "float",
+            Self::Text => "text",
+        }
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// A value, of some [`Type`] or null.
+///
+/// The order is total: null comes before everything, floats are ordered as IEEE 754's
+/// `totalOrder` has it (after -0 became 0 and every NaN the same NaN). It is that of `order by`
+/// and of grouping, where null equals null; comparisons in expressions follow SQL.
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// Nothing is known.
+    Null,
+    /// See [`Type::Boolean`].
+    Boolean(bool),
+    /// See [`Type::Integer`].
+    Integer(i64),
+    /// See [`Type::Float`].
+    Float(f64),
+    /// See [`Type::Text`].
+    Text(Arc<str>),
+}
+
+/// A row: one value for each column.
+pub type Row = Vec<Value>;
+
+impl Value {
+    /// A text.
+    pub fn text(text: &str) -> Self {
+        Self::Text(text.into())
+    }
+
+    /// The type, or `None` for null.
+    pub fn kind(&self) -> Option<Type> {
+        match self {
+            Self::Null => None,
+            Self::Boolean(_) => Some(Type::Boolean),
+            Self::Integer(_) => Some(Type::Integer),
+            Self::Float(_) => Some(Type::Float),
+            Self::Text(_) => Some(Type::Text),
+        }
+    }
+
+    /// Whether it is null.
+    pub fn is_null(&self) -> bool {
+        matches!(self, Self::Null)
+    }
+
+    fn rank(&self) -> u8 {
+        match self {
+            Self::Null => 0,
+            Self::Boolean(_) => 1,
+            Self::Integer(_) => 2,
+            Self::Float(_) => 3,
+            Self::Text(_) => 4,
+        }
+    }
+}
+
+/// A float as the order sees it.
+fn canonical(number: f64) -> f64 {
+    if number.is_nan() {
+        f64::NAN
+    } else if number == 0.0 {
+        0.0
+    } else {
+        number
+    }
+}
+
+impl Ord for Value {
+    fn cmp(&self, other: &Self) -> Ordering {
+        match (self, other) {
+            (Self::Boolean(left), Self::Boolean(right)) => left.cmp(right),
+            (Self::Integer(left), Self::Integer(right)) => left.cmp(right),
+            (Self::Float(left), Self::Float(right)) => {
+                canonical(*left).total_cmp(&canonical(*right))
+            }
+            (Self::Text(left), Self::Text(right)) => left.cmp(right),
+            _ => self.rank().cmp(&other.rank()),
+        }
+    }
+}
+
+impl PartialOrd for Value {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Value {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Value {}
+
+impl Hash for Value {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.rank().hash(state);
+        match self {
+            Self::Null => {}
+            Self::Boolean(value) => value.hash(state),
+            Self::Integer(value) => value.hash(state),
+            Self::Float(value) => canonical(*value).to_bits().hash(state),
+            Self::Text(value) => value.hash(state),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Null => Ok(()),
+            Self::Boolean(value) => write!(formatter, "{value}"),
+            Self::Integer(value) => write!(formatter, "{value}"),
+            Self::Float(value) => write!(formatter, "{value}"),
+            Self::Text(value) => formatter.write_str(value),
+        }
+    }
+}

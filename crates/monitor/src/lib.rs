@@ -1,0 +1,1 @@
+//! Standing queries over streams of events.
