@@ -246,6 +246,105 @@ fn a_disk_has_so_many_layers_and_no_more() {
     assert_eq!(open(LAYERS_MAX + 1).err(), Some(ErrorKind::TooLong));
 }
 
+#[test]
+fn observers_see_each_request_once_each_way_wherever_they_are() {
+    let watch = Manner::Watch;
+    let (all, read) = ("read 0+512", Operation::Read);
+    let cases = [
+        (
+            [watch, Manner::Pass, watch],
+            ["A down", "B submit", "C down", "- submit"],
+            ["C up", "B complete", "A up"],
+        ),
+        (
+            [Manner::Pass, watch, watch],
+            ["A submit", "B down", "C down", "- submit"],
+            ["C up", "B up", "A complete"],
+        ),
+        (
+            [watch, watch, Manner::Pass],
+            ["A down", "B down", "C submit", "- submit"],
+            ["C complete", "B up", "A up"],
+        ),
+        (
+            [watch, watch, watch],
+            ["A down", "B down", "C down", "- submit"],
+            ["C up", "B up", "A up"],
+        ),
+    ];
+    for (manners, down, up) in cases {
+        let mut bench = Plan { manners, ..Plan::default() }.open();
+        bench.submit(read, 0, 512);
+        let mut expected: Vec<String> = down.map(|call| format!("{call} {all}")).into();
+        expected.extend(up.map(|call| format!("{call} {all} ok")));
+        assert_eq!(bench.record.take(), expected);
+        assert_eq!(bench.outcome(), Some(Ok(())));
+    }
+}
+
+#[test]
+fn observers_see_requests_that_came_together_before_the_back_end_does() {
+    let mut bench = Plan { manners: [Manner::Watch; 3], ..Plan::default() }.open();
+    for offset in [0, 512] {
+        let mut request = bench.stack.request();
+        (request.operation, request.offset, request.length) = (Operation::Read, offset, 512);
+        request.buffers.allocate(512);
+        bench.stack.begin(request, &bench.reactor);
+    }
+    assert!(bench.record.take().is_empty(), "they wait for each other");
+    bench.stack.settle(&mut bench.reactor).unwrap();
+    let each =
+        |call: &str, end: &str| [0, 512].map(|offset| format!("{call} read {offset}+512{end}"));
+    let expected: Vec<String> = ["A down", "B down", "C down", "- submit"]
+        .iter()
+        .flat_map(|call| each(call, ""))
+        .chain(["C up", "B up", "A up"].iter().flat_map(|call| each(call, " ok")))
+        .collect();
+    assert_eq!(bench.record.take(), expected);
+    assert_eq!((bench.outcome(), bench.outcome()), (Some(Ok(())), Some(Ok(()))));
+}
+
+#[test]
+fn observers_below_see_what_a_layer_asks_itself() {
+    let manners = [Manner::Watch, Manner::ReadFirst, Manner::Watch];
+    let mut bench = Plan { manners, ..Plan::default() }.open();
+    bench.submit(Operation::Write, 1024, 512);
+    assert_eq!(
+        bench.record.take(),
+        [
+            "A down write 1024+512",
+            "B submit write 1024+512",
+            "C down read 0+512",
+            "- submit read 0+512",
+            "C up read 0+512 ok",
+            "B returned read 0+512 ok",
+            "C down write 1024+512",
+            "- submit write 1024+512",
+            "C up write 1024+512 ok",
+            "B complete write 1024+512 ok",
+            "A up write 1024+512 ok",
+        ]
+    );
+}
+
+#[test]
+fn an_observer_sees_what_a_layer_below_it_is_refused() {
+    let manners = [Manner::Watch, Manner::Overreach, Manner::Watch];
+    let mut bench = Plan { manners, alignment: 512, ..Plan::default() }.open();
+    bench.submit(Operation::Discard, 0, 512);
+    let misaligned = ErrorKind::Misaligned;
+    assert_eq!(
+        bench.record.take(),
+        [
+            "A down discard 0+512".to_owned(),
+            "B submit discard 0+512".to_owned(),
+            format!("B complete discard 0+513 {misaligned}"),
+            format!("A up discard 0+513 {misaligned}"),
+        ]
+    );
+    assert_eq!(bench.outcome(), Some(Err(misaligned)));
+}
+
 /// A layer that notes the time of the round at each call.
 struct Watch(Record);
 

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use fathom_block::{
     Backend, BackendContext, BackendQueue, Capabilities, Clock, Crossing, Disk, DiskOptions,
-    ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Operation, Outcome, Request, Stack,
+    ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Observed, Observer, Operation, Outcome,
+    Request, Stack,
 };
 use fathom_reactor::{Event, Reactor};
 
@@ -43,6 +44,8 @@ pub enum Manner {
     AnswerReads,
     /// Passes writes on although it makes them one byte longer.
     Overreach,
+    /// Only looks on.
+    Watch,
 }
 
 pub struct Probe {
@@ -63,6 +66,9 @@ impl Layer for Probe {
 
     fn open_queue(&self, _queue: u64) -> LayerPart {
         let record = self.record.clone();
+        if self.manner == Manner::Watch {
+            return LayerPart::observer(Watcher { name: self.name, record });
+        }
         LayerPart::queue(ProbeQueue {
             name: self.name,
             manner: self.manner,
@@ -148,6 +154,26 @@ impl LayerQueue for ProbeQueue {
             None => next.submit(request),
             Some(outcome) => next.complete(request, outcome),
         }
+    }
+}
+
+/// A layer that looks on and notes what it sees.
+pub struct Watcher {
+    pub name: &'static str,
+    pub record: Record,
+}
+
+impl Observer for Watcher {
+    fn down(&mut self, request: &mut Observed<'_>) {
+        assert_eq!(*request.word(), 0, "an observer's word is its own");
+        *request.word() = u64::from(self.name.as_bytes()[0]);
+        self.record.add(format!("{} down {}", self.name, describe(request)));
+    }
+
+    fn up(&mut self, request: &mut Observed<'_>, outcome: Outcome) {
+        assert_eq!(*request.word(), u64::from(self.name.as_bytes()[0]));
+        let result = outcome.map_or_else(|error| error.to_string(), |()| "ok".into());
+        self.record.add(format!("{} up {} {result}", self.name, describe(request)));
     }
 }
 
