@@ -5,6 +5,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// The type of a column or an expression. Every type has a null.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Type {
@@ -41,7 +43,7 @@ impl fmt::Display for Type {
 /// The order is total: null comes before everything, floats are ordered as IEEE 754's
 /// `totalOrder` has it (after -0 became 0 and every NaN the same NaN). It is that of `order by`
 /// and of grouping, where null equals null; comparisons in expressions follow SQL.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Value {
     /// Nothing is known.
     Null,
