@@ -14,6 +14,7 @@
 pub mod aggregate;
 pub mod ast;
 pub mod catalog;
+pub mod check;
 pub mod eval;
 pub mod oracle;
 pub mod plan;
