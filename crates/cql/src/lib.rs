@@ -11,8 +11,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod aggregate;
 pub mod ast;
 pub mod catalog;
+pub mod check;
+pub mod eval;
+pub mod oracle;
 pub mod plan;
 mod span;
 mod value;

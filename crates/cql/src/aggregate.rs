@@ -1,0 +1,144 @@
+//! What aggregates mean.
+//!
+//! Whatever the order of the values, the result is the same to the bit, but for sums, averages
+//! and variances of floats: there the order of additions shows in the last digits, and
+//! comparisons need a tolerance (unless all sums are exact, as those of small multiples of a
+//! quarter are).
+
+use crate::eval::{evaluate, float};
+use crate::plan::{Aggregate, AggregateFunction};
+use crate::value::{Row, Value};
+
+/// The value of an aggregate over the rows of a group.
+pub fn aggregate(aggregate: &Aggregate, rows: &[Row]) -> Value {
+    match &aggregate.argument {
+        Some(argument) => {
+            let values = rows.iter().map(|row| evaluate(argument, row)).collect();
+            aggregate_values(aggregate.function, aggregate.distinct, values)
+        }
+        None if aggregate.function == AggregateFunction::Count => count(rows.len()),
+        None => Value::Null,
+    }
+}
+
+/// The value of an aggregate function over values, a bag. Nulls are left out.
+pub fn aggregate_values(
+    function: AggregateFunction,
+    distinct: bool,
+    mut values: Vec<Value>,
+) -> Value {
+    values.retain(|value| !value.is_null());
+    values.sort();
+    if distinct || function == AggregateFunction::ApproximateDistinct {
+        values.dedup();
+    }
+    match function {
+        // The meaning of the approximation is what it approximates.
+        AggregateFunction::Count | AggregateFunction::ApproximateDistinct => count(values.len()),
+        AggregateFunction::Minimum => values.first().cloned().unwrap_or(Value::Null),
+        AggregateFunction::Maximum => values.last().cloned().unwrap_or(Value::Null),
+        AggregateFunction::Percentile(percentage) => {
+            let rank = percentile_rank(percentage, values.len());
+            rank.and_then(|rank| values.get(rank - 1)).cloned().unwrap_or(Value::Null)
+        }
+        AggregateFunction::Sum => match Numbers::of(&values) {
+            Some(Numbers::Integers(numbers)) => integer_sum(&numbers),
+            Some(Numbers::Floats(numbers)) => float(numbers.iter().sum()),
+            None => Value::Null,
+        },
+        AggregateFunction::Average => match Numbers::of(&values) {
+            Some(Numbers::Integers(numbers)) => integer_average(&numbers),
+            Some(Numbers::Floats(numbers)) => float(mean(&numbers)),
+            None => Value::Null,
+        },
+        AggregateFunction::Variance => variance(&values).map_or(Value::Null, float),
+        AggregateFunction::StandardDeviation => {
+            variance(&values).map_or(Value::Null, |variance| float(variance.sqrt()))
+        }
+    }
+}
+
+/// Which value is the percentile of so many, from 1 on: the nearest rank, that is the first that
+/// is not less than `percentage · count / 100`. `None` where there are no values.
+pub fn percentile_rank(percentage: f64, count: usize) -> Option<usize> {
+    let rank = (percentage * count as f64 / 100.0).ceil() as usize;
+    (count > 0).then(|| rank.clamp(1, count))
+}
+
+fn count(number: usize) -> Value {
+    i64::try_from(number).map_or(Value::Null, Value::Integer)
+}
+
+/// At least one number, all of one type.
+enum Numbers {
+    Integers(Vec<i64>),
+    Floats(Vec<f64>),
+}
+
+impl Numbers {
+    fn of(values: &[Value]) -> Option<Self> {
+        match values.first()? {
+            Value::Integer(_) => {
+                let number = |value: &Value| match value {
+                    Value::Integer(number) => Some(*number),
+                    _ => None,
+                };
+                Some(Self::Integers(values.iter().map(number).collect::<Option<_>>()?))
+            }
+            Value::Float(_) => {
+                let number = |value: &Value| match value {
+                    Value::Float(number) => Some(*number),
+                    _ => None,
+                };
+                Some(Self::Floats(values.iter().map(number).collect::<Option<_>>()?))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn exact_sum(numbers: &[i64]) -> i128 {
+    numbers.iter().map(|&number| i128::from(number)).sum()
+}
+
+fn integer_sum(numbers: &[i64]) -> Value {
+    i64::try_from(exact_sum(numbers)).map_or(Value::Null, Value::Integer)
+}
+
+/// The exact sum, rounded to a float, divided by the count.
+fn integer_average(numbers: &[i64]) -> Value {
+    float(exact_sum(numbers) as f64 / numbers.len() as f64)
+}
+
+fn mean(numbers: &[f64]) -> f64 {
+    numbers.iter().sum::<f64>() / numbers.len() as f64
+}
+
+fn variance(values: &[Value]) -> Option<f64> {
+    match Numbers::of(values)? {
+        Numbers::Integers(numbers) => {
+            let count = numbers.len() as i128;
+            let sum = exact_sum(&numbers);
+            let square = |&number: &i64| i128::from(number) * i128::from(number);
+            let mut squares = numbers.iter().map(square);
+            integer_variance(count, sum, squares.try_fold(0, i128::checked_add)?)
+        }
+        Numbers::Floats(numbers) => {
+            let mean = mean(&numbers);
+            let squares = numbers.iter().map(|number| (number - mean) * (number - mean));
+            Some(squares.sum::<f64>() / numbers.len() as f64)
+        }
+    }
+}
+
+/// The variance of integers, from their count, their sum and the sum of their squares:
+/// `(count · squares − sum²) / count²`, where numerator and denominator are exact and each is
+/// rounded to a float once. `None` where there are none or something does not fit 128 bits.
+pub fn integer_variance(count: i128, sum: i128, squares: i128) -> Option<f64> {
+    let numerator = count.checked_mul(squares)?.checked_sub(sum.checked_mul(sum)?)?;
+    let denominator = count.checked_mul(count)?;
+    (count > 0).then(|| numerator as f64 / denominator as f64)
+}
+
+#[cfg(test)]
+mod tests;

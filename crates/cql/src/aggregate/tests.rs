@@ -1,0 +1,114 @@
+use super::*;
+use crate::plan::Expression;
+use AggregateFunction::{
+    ApproximateDistinct, Average, Count, Maximum, Minimum, Percentile, StandardDeviation, Sum,
+    Variance,
+};
+
+fn integers(function: AggregateFunction, numbers: &[i64]) -> Value {
+    let values = numbers.iter().map(|number| Value::Integer(*number)).collect();
+    aggregate_values(function, false, values)
+}
+
+fn floats(function: AggregateFunction, numbers: &[f64]) -> Value {
+    let values = numbers.iter().map(|number| Value::Float(*number)).collect();
+    aggregate_values(function, false, values)
+}
+
+fn int(number: i64) -> Value {
+    Value::Integer(number)
+}
+
+const ALL: [AggregateFunction; 9] = [
+    Count,
+    Sum,
+    Average,
+    Minimum,
+    Maximum,
+    Variance,
+    StandardDeviation,
+    Percentile(50.0),
+    ApproximateDistinct,
+];
+
+#[test]
+fn over_nothing_and_over_nulls() {
+    for function in ALL {
+        for values in [vec![], vec![Value::Null, Value::Null]] {
+            let expected = match function {
+                Count | ApproximateDistinct => int(0),
+                _ => Value::Null,
+            };
+            assert_eq!(aggregate_values(function, false, values), expected, "{function:?}");
+        }
+    }
+}
+
+#[test]
+fn counts() {
+    let rows = [vec![int(1)], vec![Value::Null], vec![int(1)]];
+    let count =
+        |argument, distinct| aggregate(&Aggregate { function: Count, argument, distinct }, &rows);
+    assert_eq!(count(None, false), int(3));
+    assert_eq!(count(Some(Expression::Column(0)), false), int(2));
+    assert_eq!(count(Some(Expression::Column(0)), true), int(1));
+    assert_eq!(integers(ApproximateDistinct, &[4, 4, 5]), int(2));
+}
+
+#[test]
+fn sums() {
+    assert_eq!(integers(Sum, &[i64::MAX, 1, -1]), int(i64::MAX));
+    assert_eq!(integers(Sum, &[i64::MAX, 1]), Value::Null);
+    assert_eq!(floats(Sum, &[0.25, 0.5]), Value::Float(0.75));
+    assert_eq!(floats(Sum, &[f64::INFINITY, f64::NEG_INFINITY]), Value::Null);
+    let twice = vec![int(2), int(2), int(3)];
+    assert_eq!(aggregate_values(Sum, true, twice), int(5));
+    assert_eq!(aggregate_values(Sum, false, vec![Value::text("a")]), Value::Null);
+    assert_eq!(aggregate_values(Sum, false, vec![int(1), Value::text("a")]), Value::Null);
+}
+
+#[test]
+fn averages_and_extremes() {
+    assert_eq!(integers(Average, &[1, 2]), Value::Float(1.5));
+    assert_eq!(integers(Average, &[i64::MAX, i64::MAX]), Value::Float(i64::MAX as f64));
+    assert_eq!(floats(Average, &[1.0, 2.0]), Value::Float(1.5));
+    assert_eq!(integers(Minimum, &[3, 1, 2]), int(1));
+    assert_eq!(integers(Maximum, &[3, 1, 2]), int(3));
+    let texts = vec![Value::text("b"), Value::Null, Value::text("a")];
+    assert_eq!(aggregate_values(Minimum, false, texts), Value::text("a"));
+}
+
+#[test]
+fn variances() {
+    assert_eq!(integers(Variance, &[2, 4, 4, 4, 5, 5, 7, 9]), Value::Float(4.0));
+    assert_eq!(integers(StandardDeviation, &[2, 4, 4, 4, 5, 5, 7, 9]), Value::Float(2.0));
+    assert_eq!(integers(Variance, &[5]), Value::Float(0.0));
+    let large = 1_000_000_000_000_000_000;
+    assert_eq!(integers(Variance, &[large, large + 2]), Value::Float(1.0));
+    assert_eq!(integers(Variance, &[i64::MIN, i64::MIN]), Value::Null);
+    assert_eq!(floats(Variance, &[1.0, 2.0, 3.0, 4.0]), Value::Float(1.25));
+    assert_eq!(floats(Variance, &[f64::INFINITY, 1.0]), Value::Null);
+    assert_eq!(integer_variance(0, 0, 0), None);
+}
+
+#[test]
+fn percentiles() {
+    let numbers: Vec<i64> = (1..=10).rev().collect();
+    for (percentage, expected) in [
+        (0.0, 1),
+        (-5.0, 1),
+        (f64::NAN, 1),
+        (10.0, 1),
+        (10.5, 2),
+        (50.0, 5),
+        (70.0, 7),
+        (99.0, 10),
+        (100.0, 10),
+        (400.0, 10),
+    ] {
+        assert_eq!(integers(Percentile(percentage), &numbers), int(expected), "{percentage}");
+    }
+    assert_eq!(integers(Percentile(99.0), &[3]), int(3));
+    assert_eq!(percentile_rank(99.9, 1000), Some(999));
+    assert_eq!(percentile_rank(50.0, 0), None);
+}

@@ -1,0 +1,41 @@
+//! Texts and patterns.
+
+use std::str::Chars;
+
+/// Whether a text is like a pattern: `%` is any text, `_` any character, all else itself.
+///
+/// No recursion: only the last `%` is ever tried again, so the time is at most proportional to
+/// the product of the lengths.
+pub fn like(text: &str, pattern: &str) -> bool {
+    let mut text = text.chars();
+    let mut pattern = pattern.chars();
+    // Where the text of the last `%` ends so far, and what of the pattern is behind it.
+    let mut again: Option<(Chars<'_>, Chars<'_>)> = None;
+    loop {
+        let mut rest = text.clone();
+        match (pattern.next(), rest.next()) {
+            (Some('%'), _) => {
+                if pattern.as_str().is_empty() {
+                    return true;
+                }
+                again = Some((text.clone(), pattern.clone()));
+                continue;
+            }
+            (None, None) => return true,
+            (Some(_), None) => return false,
+            (Some(wanted), Some(character)) if wanted == '_' || wanted == character => {
+                text = rest;
+                continue;
+            }
+            (_, Some(_)) => {}
+        }
+        let Some((end, behind)) = &mut again else {
+            return false;
+        };
+        if end.next().is_none() {
+            return false;
+        }
+        text = end.clone();
+        pattern = behind.clone();
+    }
+}

@@ -1,0 +1,167 @@
+//! The naive evaluator: what a plan means, as plainly as it can be said.
+//!
+//! Every operator is a function from instants to bags of rows, and says at which instants that
+//! function may change. The result is what the outermost function gives at one such instant after
+//! the other. Nothing is kept from one instant to the next, but that the rows of a stream that
+//! comes from a relation are computed once.
+//!
+//! Such rows have an order of arrival too, which windows of rows see: within an instant they
+//! arrive in the order of [`Value`].
+//!
+//! [`Value`]: crate::value::Value
+
+mod bag;
+mod relations;
+mod windows;
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+
+use crate::plan::{Output, Plan, Relation, Stream};
+use crate::value::Row;
+use bag::Bag;
+
+/// A row that comes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// On which stream, by its position in the catalogue.
+    pub source: usize,
+    /// When.
+    pub time_ns: i64,
+    /// The row.
+    pub row: Row,
+}
+
+/// A change of the result.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Delta {
+    /// When.
+    pub time_ns: i64,
+    /// Which row.
+    pub row: Row,
+    /// How often it comes or, below zero, goes. Never 0.
+    pub count: i64,
+}
+
+/// What a plan gives up to an instant, that included: of a relation the net changes at each
+/// instant, of a stream the rows that come; one entry for each instant and row, in their order.
+///
+/// The inputs are in the order of arrival; they are sorted by time first.
+pub fn run(plan: &Plan, inputs: &[Input], until_ns: i64) -> Vec<Delta> {
+    run_within(plan, inputs, until_ns, u64::MAX).unwrap_or_default()
+}
+
+/// Like [`run`], but gives up after so many steps: rows that are made and pairs that are looked
+/// at.
+pub fn run_within(plan: &Plan, inputs: &[Input], until_ns: i64, steps: u64) -> Option<Vec<Delta>> {
+    let oracle = Oracle::new(inputs, until_ns, steps);
+    let deltas = oracle.output(&plan.output);
+    (oracle.steps.get() > 0).then_some(deltas)
+}
+
+/// A row of a stream.
+#[derive(Clone)]
+struct Arrival {
+    time: i64,
+    row: Row,
+}
+
+/// A relation: a bag for each instant.
+struct Changing<'a> {
+    /// The only instants at which the bag may be another than just before.
+    instants: BTreeSet<i64>,
+    /// The bag.
+    at: Box<dyn Fn(i64) -> Bag + 'a>,
+}
+
+struct Oracle {
+    /// By time; those that come later than `until` are left out.
+    inputs: Vec<Input>,
+    until: i64,
+    /// How many may still be done; 0: the result is of no use.
+    steps: Cell<u64>,
+    /// Look at each instant from the first input on, to see whether one was missed.
+    every_instant: bool,
+}
+
+impl Oracle {
+    fn new(inputs: &[Input], until: i64, steps: u64) -> Self {
+        let mut inputs = inputs.to_vec();
+        inputs.retain(|input| input.time_ns <= until);
+        inputs.sort_by_key(|input| input.time_ns);
+        Self { inputs, until, steps: Cell::new(steps), every_instant: false }
+    }
+
+    /// Counts steps; false where there have been too many.
+    fn step(&self, count: usize) -> bool {
+        self.steps.set(self.steps.get().saturating_sub(count as u64));
+        self.steps.get() > 0
+    }
+
+    fn output(&self, output: &Output) -> Vec<Delta> {
+        let mut deltas = Vec::new();
+        match output {
+            Output::Stream(stream) => {
+                let mut arrivals = self.stream(stream);
+                arrivals.sort_by(|a, b| (a.time, &a.row).cmp(&(b.time, &b.row)));
+                for same in arrivals.chunk_by(|a, b| (a.time, &a.row) == (b.time, &b.row)) {
+                    let Arrival { time, row } = same[0].clone();
+                    deltas.push(Delta { time_ns: time, row, count: same.len() as i64 });
+                }
+            }
+            Output::Relation(relation) => self.changes(relation, |time, before, now| {
+                let (gone, come) = (before.except_all(now), now.except_all(before));
+                let gone = gone.counts().map(|(row, count)| (row, -count));
+                let mut changes: Vec<_> = gone.chain(come.counts()).collect();
+                changes.sort();
+                for (row, count) in changes {
+                    deltas.push(Delta { time_ns: time, row, count });
+                }
+            }),
+        }
+        deltas
+    }
+
+    /// Shows, for each instant at which a relation has changed, what it was just before and what
+    /// it is.
+    fn changes(&self, relation: &Relation, mut look: impl FnMut(i64, &Bag, &Bag)) {
+        let changing = self.relation(relation);
+        let mut instants = changing.instants;
+        if self.every_instant {
+            let first = self.inputs.first().map_or(self.until, |input| input.time_ns);
+            instants = (first..=self.until).collect();
+        }
+        let mut before = Bag::default();
+        for instant in instants {
+            let now = (changing.at)(instant);
+            if now != before {
+                look(instant, &before, &now);
+            }
+            before = now;
+            if self.steps.get() == 0 {
+                return;
+            }
+        }
+    }
+
+    /// All rows of a stream, in the order of their arrival.
+    fn stream(&self, stream: &Stream) -> Vec<Arrival> {
+        let mut arrivals = Vec::new();
+        match stream {
+            Stream::Source(source) => {
+                for input in self.inputs.iter().filter(|input| input.source == *source) {
+                    arrivals.push(Arrival { time: input.time_ns, row: input.row.clone() });
+                }
+            }
+            Stream::Of(to_stream, relation) => self.changes(relation, |time, before, now| {
+                let rows = bag::to_stream(*to_stream, before, now);
+                self.step(rows.len());
+                arrivals.extend(rows.into_iter().map(|row| Arrival { time, row }));
+            }),
+        }
+        arrivals
+    }
+}
+
+#[cfg(test)]
+mod tests;
