@@ -4,4 +4,4 @@
 
 mod engine;
 
-pub use engine::{Delta, Engine, EngineStatistics};
+pub use engine::{Delta, Engine, EngineStatistics, Tuple};

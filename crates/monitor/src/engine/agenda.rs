@@ -62,7 +62,8 @@ impl<D: Ord> Agenda<D> {
     }
 
     /// How many updates wait.
-    pub(super) fn len(&self) -> usize {
+    #[cfg(test)]
+    fn len(&self) -> usize {
         let runs: usize = self.runs.iter().map(VecDeque::len).sum();
         runs + self.rest.values().map(Vec::len).sum::<usize>()
     }

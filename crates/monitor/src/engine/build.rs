@@ -3,19 +3,18 @@
 use std::collections::HashMap;
 
 use differential_dataflow::VecCollection;
-use fathom_cql::Row;
 use fathom_cql::ast::ToStream;
 use fathom_cql::eval::{evaluate, is_true};
 use fathom_cql::plan::{Relation, Stream, Window};
 use timely::dataflow::Scope;
 
-use super::{Entry, changes, groups, joins, sets, windows};
+use super::{Entry, Tuple, changes, groups, joins, sets, windows};
 
 /// Builds the operators of plans over the same sources.
 pub(super) struct Builder<G: Scope<Timestamp = u64>> {
     sources: Vec<VecCollection<G, Entry, isize>>,
     /// What has been built, by what it is.
-    relations: HashMap<String, VecCollection<G, Row, isize>>,
+    relations: HashMap<String, VecCollection<G, Tuple, isize>>,
     streams: HashMap<String, VecCollection<G, Entry, isize>>,
 }
 
@@ -48,7 +47,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         built
     }
 
-    pub(super) fn relation(&mut self, relation: &Relation) -> VecCollection<G, Row, isize> {
+    pub(super) fn relation(&mut self, relation: &Relation) -> VecCollection<G, Tuple, isize> {
         let name = format!("{relation:?}");
         if let Some(built) = self.relations.get(&name) {
             return built.clone();

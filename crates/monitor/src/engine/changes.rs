@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 
 use differential_dataflow::VecCollection;
-use fathom_cql::Row;
 use fathom_cql::ast::ToStream;
 use timely::dataflow::Scope;
 
-use super::Entry;
 use super::instants::by_instant;
+use super::{Entry, Tuple};
 
-/// What of a relation is a stream. Within an instant its rows arrive in the order of [`Row`].
+/// What of a relation is a stream. Within an instant its rows arrive in the order of [`Tuple`].
 pub(super) fn to_stream<G: Scope<Timestamp = u64>>(
-    relation: &VecCollection<G, Row, isize>,
+    relation: &VecCollection<G, Tuple, isize>,
     manner: ToStream,
 ) -> VecCollection<G, Entry, isize> {
     match manner {
@@ -25,7 +24,7 @@ pub(super) fn to_stream<G: Scope<Timestamp = u64>>(
             results.extend(went.map(|(row, count)| ((0, row), -count)));
         }),
         ToStream::Whole => {
-            let mut rows: BTreeMap<Row, isize> = BTreeMap::new();
+            let mut rows: BTreeMap<Tuple, isize> = BTreeMap::new();
             by_instant(relation, "rstream", move |_, changes, results| {
                 for (row, count) in changes.drain(..) {
                     add(&mut rows, row, count);
@@ -37,7 +36,7 @@ pub(super) fn to_stream<G: Scope<Timestamp = u64>>(
 }
 
 /// Changes how often a row is in a bag. Returns how often it was and how often it is.
-pub(super) fn add(rows: &mut BTreeMap<Row, isize>, row: Row, count: isize) -> (isize, isize) {
+pub(super) fn add(rows: &mut BTreeMap<Tuple, isize>, row: Tuple, count: isize) -> (isize, isize) {
     use std::collections::btree_map::Entry;
     match rows.entry(row) {
         Entry::Vacant(vacant) => {

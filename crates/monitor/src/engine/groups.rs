@@ -1,14 +1,16 @@
 //! Groups and their aggregates, kept up to date row by row.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use differential_dataflow::VecCollection;
+use fathom_cql::Value;
 use fathom_cql::aggregate::{aggregate_values, integer_variance};
 use fathom_cql::eval::evaluate;
 use fathom_cql::plan::{Aggregate, AggregateFunction, Expression};
-use fathom_cql::{Row, Value};
+use hashbrown::HashMap;
 use timely::dataflow::Scope;
 
+use super::Tuple;
 use super::instants::by_instant;
 
 /// What is kept of an aggregate's values.
@@ -155,21 +157,21 @@ struct Group {
     rows: isize,
     states: Vec<State>,
     /// What the relation shows of it.
-    shown: Option<Row>,
+    shown: Option<Tuple>,
 }
 
 /// A row for each group that has rows: the keys, then the aggregates.
 pub(super) fn aggregate<G: Scope<Timestamp = u64>>(
-    relation: &VecCollection<G, Row, isize>,
+    relation: &VecCollection<G, Tuple, isize>,
     keys: Vec<Expression>,
     aggregates: Vec<Aggregate>,
-) -> VecCollection<G, Row, isize> {
-    let mut groups: HashMap<Vec<Value>, Group> = HashMap::new();
-    let mut touched: Vec<Vec<Value>> = Vec::new();
+) -> VecCollection<G, Tuple, isize> {
+    let mut groups: HashMap<Tuple, Group> = HashMap::new();
+    let mut touched: Vec<Tuple> = Vec::new();
     by_instant(relation, "aggregate", move |_, changes, results| {
         touched.clear();
         for (row, count) in changes.drain(..) {
-            let key: Vec<Value> = keys.iter().map(|each| evaluate(each, &row)).collect();
+            let key: Tuple = keys.iter().map(|each| evaluate(each, &row)).collect();
             if !groups.contains_key(&key) {
                 let states = aggregates.iter().map(State::new).collect();
                 groups.insert(key.clone(), Group { rows: 0, states, shown: None });
@@ -192,10 +194,9 @@ pub(super) fn aggregate<G: Scope<Timestamp = u64>>(
         for key in touched.drain(..) {
             let Some(group) = groups.get_mut(&key) else { continue };
             let is = (group.rows > 0).then(|| {
-                let mut row = key.clone();
                 let states = aggregates.iter().zip(&group.states);
-                row.extend(states.map(|(aggregate, state)| state.result(aggregate)));
-                row
+                let results = states.map(|(aggregate, state)| state.result(aggregate));
+                key.iter().cloned().chain(results).collect::<Tuple>()
             });
             if group.shown != is {
                 results.extend(group.shown.take().map(|row| (row, -1)));

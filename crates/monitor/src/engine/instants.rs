@@ -28,39 +28,40 @@ where
     let mut agenda = Agenda::new();
     let mut capability: Option<Capability<u64>> = None;
     let (mut changes, mut results) = (Vec::new(), Vec::new());
-    let stream = input.inner.unary_frontier::<CapacityContainerBuilder<Vec<(E, u64, isize)>>, _, _, _>(
-        Pipeline,
-        name,
-        move |_, _| {
-            move |(input, frontier), output| {
-                input.for_each(|time, data| {
-                    if capability.as_ref().is_none_or(|held| time.time() < held.time()) {
-                        capability = Some(time.retain());
-                    }
-                    for (data, time, difference) in data.drain(..) {
-                        agenda.add(time, data, difference);
-                    }
-                });
-                while let Some(time) = agenda.next().filter(|time| !frontier.less_equal(time)) {
-                    agenda.take(time, &mut changes);
-                    if changes.is_empty() {
-                        continue;
-                    }
-                    results.clear();
-                    logic(time, &mut changes, &mut results);
-                    if let (Some(capability), false) = (&capability, results.is_empty()) {
-                        let mut session = output.session(capability);
-                        for (data, difference) in results.drain(..) {
-                            session.give((data, time, difference));
+    let stream =
+        input.inner.unary_frontier::<CapacityContainerBuilder<Vec<(E, u64, isize)>>, _, _, _>(
+            Pipeline,
+            name,
+            move |_, _| {
+                move |(input, frontier), output| {
+                    input.for_each(|time, data| {
+                        if capability.as_ref().is_none_or(|held| time.time() < held.time()) {
+                            capability = Some(time.retain());
+                        }
+                        for (data, time, difference) in data.drain(..) {
+                            agenda.add(time, data, difference);
+                        }
+                    });
+                    while let Some(time) = agenda.next().filter(|time| !frontier.less_equal(time)) {
+                        agenda.take(time, &mut changes);
+                        if changes.is_empty() {
+                            continue;
+                        }
+                        results.clear();
+                        logic(time, &mut changes, &mut results);
+                        if let (Some(capability), false) = (&capability, results.is_empty()) {
+                            let mut session = output.session(capability);
+                            for (data, difference) in results.drain(..) {
+                                session.give((data, time, difference));
+                            }
                         }
                     }
+                    match (agenda.next(), &mut capability) {
+                        (Some(time), Some(capability)) => capability.downgrade(&time),
+                        _ => capability = None,
+                    }
                 }
-                match (agenda.next(), &mut capability) {
-                    (Some(time), Some(capability)) => capability.downgrade(&time),
-                    _ => capability = None,
-                }
-            }
-        },
-    );
+            },
+        );
     stream.as_collection()
 }

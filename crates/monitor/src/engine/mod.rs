@@ -16,12 +16,13 @@ mod windows;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use differential_dataflow::VecCollection;
 use differential_dataflow::input::{Input, InputSession};
+use fathom_cql::Value;
 use fathom_cql::plan::{Output, Plan};
-use fathom_cql::{Row, Value};
 use timely::WorkerConfig;
 use timely::communication::allocator::thread::Thread;
 use timely::dataflow::operators::probe::Handle;
@@ -30,11 +31,14 @@ use timely::worker::Worker;
 use build::Builder;
 use instants::by_instant;
 
+/// A row as it travels between operators: cheap to copy.
+pub type Tuple = Arc<[Value]>;
+
 /// A row of a stream, led by its place in the order of arrival within its instant.
-type Entry = (u64, Row);
+type Entry = (u64, Tuple);
 
 /// The values of some columns.
-fn key(row: &Row, columns: &[usize]) -> Vec<Value> {
+fn key(row: &Tuple, columns: &[usize]) -> Tuple {
     columns.iter().map(|&column| row.get(column).cloned().unwrap_or(Value::Null)).collect()
 }
 
@@ -49,7 +53,7 @@ pub struct Delta {
     /// comes.
     pub count: i64,
     /// The row.
-    pub row: Row,
+    pub row: Tuple,
 }
 
 /// What an engine has done.
@@ -105,24 +109,28 @@ impl Engine {
     }
 
     fn collect<G: timely::dataflow::Scope<Timestamp = u64>>(
-        rows: &VecCollection<G, Row, isize>,
+        rows: &VecCollection<G, Tuple, isize>,
         query: usize,
         results: &Rc<RefCell<Vec<Delta>>>,
         probe: &mut Handle<u64>,
     ) {
         let results = Rc::clone(results);
-        let done = by_instant(rows, "results", move |time_ns, changes, _: &mut Vec<((), isize)>| {
-            let deltas = changes.drain(..).map(|(row, count)| {
-                Delta { query, time_ns, count: count as i64, row }
+        let done =
+            by_instant(rows, "results", move |time_ns, changes, _: &mut Vec<((), isize)>| {
+                let deltas = changes.drain(..).map(|(row, count)| Delta {
+                    query,
+                    time_ns,
+                    count: count as i64,
+                    row,
+                });
+                results.borrow_mut().extend(deltas);
             });
-            results.borrow_mut().extend(deltas);
-        });
         done.probe_with(probe);
     }
 
     /// Takes an event of a source at an instant, in nanoseconds. An event of an instant that is
     /// over is counted and left out.
-    pub fn push(&mut self, source: usize, time_ns: u64, row: Row) {
+    pub fn push(&mut self, source: usize, time_ns: u64, row: Tuple) {
         let Some(input) = self.inputs.get_mut(source) else { return };
         if time_ns < self.now_ns {
             self.statistics.late += 1;

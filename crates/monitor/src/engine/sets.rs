@@ -1,24 +1,26 @@
 //! Bags as sets, differences, intersections, and the first rows of an order.
 
 use std::cmp::{Ordering, Reverse};
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
 
 use differential_dataflow::VecCollection;
+use fathom_cql::Value;
 use fathom_cql::ast::SetOperation;
 use fathom_cql::eval::evaluate;
 use fathom_cql::plan::OrderKey;
-use fathom_cql::{Row, Value};
+use hashbrown::HashMap;
 use timely::dataflow::Scope;
 
+use super::Tuple;
 use super::changes::add;
 use super::instants::by_instant;
 
 /// Each row once.
 pub(super) fn distinct<G: Scope<Timestamp = u64>>(
-    relation: &VecCollection<G, Row, isize>,
-) -> VecCollection<G, Row, isize> {
-    let mut counts: BTreeMap<Row, isize> = BTreeMap::new();
+    relation: &VecCollection<G, Tuple, isize>,
+) -> VecCollection<G, Tuple, isize> {
+    let mut counts: BTreeMap<Tuple, isize> = BTreeMap::new();
     by_instant(relation, "distinct", move |_, changes, results| {
         for (row, count) in changes.drain(..) {
             let (before, after) = add(&mut counts, row.clone(), count);
@@ -32,11 +34,11 @@ pub(super) fn distinct<G: Scope<Timestamp = u64>>(
 
 /// Two relations combined.
 pub(super) fn combine<G: Scope<Timestamp = u64>>(
-    left: &VecCollection<G, Row, isize>,
-    right: &VecCollection<G, Row, isize>,
+    left: &VecCollection<G, Tuple, isize>,
+    right: &VecCollection<G, Tuple, isize>,
     operation: SetOperation,
     all: bool,
-) -> VecCollection<G, Row, isize> {
+) -> VecCollection<G, Tuple, isize> {
     if operation == SetOperation::Union {
         let both = left.concat(right);
         return if all { both } else { distinct(&both) };
@@ -47,7 +49,7 @@ pub(super) fn combine<G: Scope<Timestamp = u64>>(
         (_, true) => left.min(right),
         (_, false) => isize::from(left > 0 && right > 0),
     };
-    let mut counts: HashMap<Row, [isize; 2]> = HashMap::new();
+    let mut counts: HashMap<Tuple, [isize; 2]> = HashMap::new();
     let sides = left.map(|row| (row, 0_usize)).concat(&right.map(|row| (row, 1)));
     by_instant(&sides, "combine", move |_, changes, results| {
         // Both sides of a row are neighbours.
@@ -96,13 +98,13 @@ impl PartialOrd for Rank {
 
 /// The first `limit` rows by `keys`, then by the whole row.
 pub(super) fn top<G: Scope<Timestamp = u64>>(
-    relation: &VecCollection<G, Row, isize>,
+    relation: &VecCollection<G, Tuple, isize>,
     keys: Vec<OrderKey>,
     limit: u64,
-) -> VecCollection<G, Row, isize> {
+) -> VecCollection<G, Tuple, isize> {
     let limit = isize::try_from(limit).unwrap_or(isize::MAX);
-    let mut rows: BTreeMap<(Vec<Rank>, Row), isize> = BTreeMap::new();
-    let mut shown: BTreeMap<Row, isize> = BTreeMap::new();
+    let mut rows: BTreeMap<(Vec<Rank>, Tuple), isize> = BTreeMap::new();
+    let mut shown: BTreeMap<Tuple, isize> = BTreeMap::new();
     by_instant(relation, "top", move |_, changes, results| {
         for (row, count) in changes.drain(..) {
             let rank = |key: &OrderKey| match (evaluate(&key.expression, &row), key.descending) {
@@ -123,7 +125,7 @@ pub(super) fn top<G: Scope<Timestamp = u64>>(
             }
         }
         let mut left = limit;
-        let mut first: BTreeMap<Row, isize> = BTreeMap::new();
+        let mut first: BTreeMap<Tuple, isize> = BTreeMap::new();
         for ((_, row), &count) in &rows {
             if left <= 0 {
                 break;

@@ -1,21 +1,21 @@
 //! From streams to relations: windows.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use differential_dataflow::{AsCollection, VecCollection};
 use fathom_cql::plan::Window;
-use fathom_cql::{Row, Value};
+use hashbrown::HashMap;
 use timely::dataflow::Scope;
-use timely::dataflow::operators::vec::Map;
+use timely::dataflow::operators::Map;
 
 use super::instants::by_instant;
-use super::{Entry, key};
+use super::{Entry, Tuple, key};
 
 /// The part of `stream` that is in the window, at each instant.
 pub(super) fn window<G: Scope<Timestamp = u64>>(
     stream: &VecCollection<G, Entry, isize>,
     window: &Window,
-) -> VecCollection<G, Row, isize> {
+) -> VecCollection<G, Tuple, isize> {
     match *window {
         Window::Unbounded => stream.map(|(_, row)| row),
         Window::Range { length_ns, slide_ns } => range(stream, length_ns, slide_ns.unwrap_or(1)),
@@ -33,7 +33,7 @@ fn range<G: Scope<Timestamp = u64>>(
     stream: &VecCollection<G, Entry, isize>,
     length: u64,
     slide: u64,
-) -> VecCollection<G, Row, isize> {
+) -> VecCollection<G, Tuple, isize> {
     let changes = stream.inner.flat_map(move |((_, row), time, difference)| {
         let comes = next_multiple(time, slide);
         let goes = time.checked_add(length).and_then(|end| next_multiple(end, slide));
@@ -41,7 +41,9 @@ fn range<G: Scope<Timestamp = u64>>(
         let coming = comes.filter(|_| goes != comes).map(|comes| (row, comes, difference));
         coming.into_iter().chain(going)
     });
-    changes.as_collection()
+    // What leaves waits here: operators behind, joins above all, look at everything that they
+    // have been given whenever an instant ends.
+    by_instant(&changes.as_collection(), "range", |_, changes, results| results.append(changes))
 }
 
 /// The last rows, for each value of some columns.
@@ -49,8 +51,8 @@ fn last_rows<G: Scope<Timestamp = u64>>(
     stream: &VecCollection<G, Entry, isize>,
     by: Vec<usize>,
     rows: usize,
-) -> VecCollection<G, Row, isize> {
-    let mut windows: HashMap<Vec<Value>, VecDeque<Row>> = HashMap::new();
+) -> VecCollection<G, Tuple, isize> {
+    let mut windows: HashMap<Tuple, VecDeque<Tuple>> = HashMap::new();
     by_instant(stream, "rows", move |_, changes, results| {
         for ((_, row), count) in changes.drain(..) {
             // A stream only grows.
