@@ -9,9 +9,13 @@ use crate::plan::{
 use crate::value::Type;
 
 /// The type of an expression or a column; `None` where it can only be null.
-pub type Kind = Option<Type>;
+pub(crate) type Kind = Option<Type>;
 
-/// Checks a plan: what is wrong, where something is.
+/// Checks a plan.
+///
+/// # Errors
+///
+/// What is wrong, where something is.
 pub fn check(plan: &Plan, catalog: &Catalog) -> Result<(), String> {
     let kinds = match &plan.output {
         Output::Stream(stream) => stream_columns(stream, catalog)?,
@@ -22,7 +26,7 @@ pub fn check(plan: &Plan, catalog: &Catalog) -> Result<(), String> {
 }
 
 /// The types of a stream's columns, or what is wrong with it.
-pub fn stream_columns(stream: &Stream, catalog: &Catalog) -> Result<Vec<Kind>, String> {
+pub(crate) fn stream_columns(stream: &Stream, catalog: &Catalog) -> Result<Vec<Kind>, String> {
     match stream {
         Stream::Source(source) => {
             let source = catalog.streams.get(*source).ok_or("no such source")?;
@@ -33,7 +37,7 @@ pub fn stream_columns(stream: &Stream, catalog: &Catalog) -> Result<Vec<Kind>, S
 }
 
 /// The types of a relation's columns, or what is wrong with it.
-pub fn columns(relation: &Relation, catalog: &Catalog) -> Result<Vec<Kind>, String> {
+pub(crate) fn columns(relation: &Relation, catalog: &Catalog) -> Result<Vec<Kind>, String> {
     match relation {
         Relation::Window(window, stream) => {
             let kinds = stream_columns(stream, catalog)?;
@@ -119,7 +123,7 @@ fn aggregated(aggregate: &Aggregate, columns: &[Kind]) -> Result<Kind, String> {
 }
 
 /// The type of an expression over columns, or what is wrong with it.
-pub fn kind(expression: &Expression, columns: &[Kind]) -> Result<Kind, String> {
+pub(crate) fn kind(expression: &Expression, columns: &[Kind]) -> Result<Kind, String> {
     match expression {
         Expression::Column(position) => {
             columns.get(*position).copied().ok_or_else(|| format!("no column {position}"))

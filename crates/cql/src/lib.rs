@@ -16,6 +16,7 @@ pub mod ast;
 pub mod catalog;
 pub mod check;
 pub mod eval;
+pub mod generate;
 pub mod oracle;
 pub mod plan;
 mod span;

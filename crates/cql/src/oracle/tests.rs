@@ -86,3 +86,14 @@ fn check_stream(stream: Stream, inputs: &[Input], expected: &[(i64, i64, &[i64])
         .collect();
     assert_eq!(result(Output::Stream(stream), inputs), expected);
 }
+
+#[test]
+fn no_instant_is_missed() {
+    for seed in 0..400 {
+        let case = crate::generate::case(seed);
+        let mut oracle = Oracle::new(&case.inputs, case.until_ns, u64::MAX);
+        oracle.every_instant = true;
+        let deltas = run(&case.plan, &case.inputs, case.until_ns);
+        assert_eq!(oracle.output(&case.plan.output), deltas, "seed {seed}");
+    }
+}

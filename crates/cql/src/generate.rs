@@ -1,0 +1,92 @@
+//! Random plans and inputs, to compare evaluators with.
+//!
+//! The same seed always gives the same case. Results are the same to the bit in whatever order
+//! rows are looked at: floats are only summed where the sums are exact.
+
+mod expressions;
+mod inputs;
+mod plans;
+mod shrink;
+
+use crate::catalog::{Catalog, StreamSchema};
+use crate::oracle::{self, Input};
+use crate::plan::Plan;
+use crate::value::Type;
+
+pub use shrink::shrink;
+
+/// How many steps the oracle may take for a case.
+const STEPS: u64 = 30_000;
+
+/// A plan and its inputs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// The streams.
+    pub catalog: Catalog,
+    /// What is asked.
+    pub plan: Plan,
+    /// What comes, in the order of arrival; times do not decrease.
+    pub inputs: Vec<Input>,
+    /// Up to when; at or after the last input.
+    pub until_ns: i64,
+}
+
+/// A random case. The oracle evaluates it in a moment: where it does not, there are fewer inputs.
+pub fn case(seed: u64) -> Case {
+    let mut generator = Generator::new(seed);
+    let plan = generator.plan();
+    let mut inputs = generator.inputs();
+    let last = inputs.last().map_or(0, |input| input.time_ns);
+    let until_ns = last + generator.below(30) as i64;
+    while !inputs.is_empty() && oracle::run_within(&plan, &inputs, until_ns, STEPS).is_none() {
+        inputs.truncate(inputs.len() * 2 / 3);
+    }
+    Case { catalog: catalog(), plan, inputs, until_ns }
+}
+
+/// The streams of random cases.
+pub fn catalog() -> Catalog {
+    let first = [("K", Type::Integer), ("V", Type::Integer), ("F", Type::Float), ("T", Type::Text)];
+    let second = [("K", Type::Integer), ("V", Type::Integer), ("T", Type::Text)];
+    Catalog { streams: vec![StreamSchema::new("A", &first), StreamSchema::new("B", &second)] }
+}
+
+/// A source of random numbers (`SplitMix64`), and of what is made from them.
+#[derive(Clone, Debug)]
+pub struct Generator {
+    state: u64,
+}
+
+impl Generator {
+    /// A generator; the same seed always gives the same numbers.
+    pub fn new(seed: u64) -> Self {
+        Self { state: seed }
+    }
+
+    /// A random number.
+    pub fn number(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut number = self.state;
+        number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        number ^ (number >> 31)
+    }
+
+    /// A random number less than `limit`; 0 where that is 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.number() % limit.max(1) as u64) as usize
+    }
+
+    /// True so many times out of a hundred.
+    pub fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    /// One of some things.
+    fn one_of<T: Clone>(&mut self, things: &[T]) -> T {
+        things[self.below(things.len())].clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+use std::fmt::Write;
+
+use super::*;
+use crate::check::check;
+
+const CASES: u64 = 2000;
+
+/// What a plan's debug output has for each thing that a plan may have.
+const PARTS: &str = "\
+    Source(0)|Source(1)|Insertions|Deletions|Whole|Unbounded|Filter|slide_ns: None|\
+    slide_ns: Some|by: []|by: [1|rows: 0|rows: 4|Project|: Inner|: Left|: Right|: Full|equal: []|\
+    residual: None|residual: Some|Distinct(W|Union|Except|Intersect|all: true|all: false|\
+    Top|descending: true|: Count|Sum|Average|Minimum|Maximum|Variance|StandardDeviation|\
+    Percentile|ApproximateDistinct|argument: None|distinct: true|(Not,|(Negate,|(And,|(Or,|\
+    NotEqual|LessOrEqual|GreaterOrEqual|(Add,|Subtract|Multiply|Divide|Remainder|\
+    Concatenate|IsNull|Like(|Cast(|Case(|Lower|Upper|Length|Substring|Position|StartsWith|\
+    EndsWith|Replace|SplitPart|Trim|Absolute|Floor|Ceiling|Round|SquareRoot|Logarithm|\
+    Power|Greatest|Least|Coalesce";
+
+#[test]
+fn cases_are_well_formed_and_cover_everything() {
+    let mut plans = String::new();
+    let mut with_result = 0;
+    for seed in 0..CASES {
+        let case = case(seed);
+        check(&case.plan, &case.catalog).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        assert!(case.inputs.len() <= 60);
+        assert!(case.inputs.is_sorted_by_key(|input| input.time_ns));
+        assert!(case.inputs.iter().all(|input| (0..=case.until_ns).contains(&input.time_ns)));
+        let result = oracle::run(&case.plan, &case.inputs, case.until_ns);
+        assert!(result.is_sorted());
+        with_result += u64::from(!result.is_empty());
+        writeln!(plans, "{:?}", case.plan).unwrap();
+    }
+    assert!(with_result > CASES * 6 / 10, "only {with_result} have results");
+    for part in PARTS.split('|') {
+        let count = plans.lines().filter(|plan| plan.contains(part)).count();
+        assert!(count > 5, "{part} is in {count} plans");
+    }
+}
+
+#[test]
+fn cases_are_what_their_seed_says() {
+    assert_eq!(case(7), case(7));
+    assert_ne!(case(7), case(8));
+    let mut generator = Generator::new(0);
+    assert_eq!(generator.number(), 0xe220_a839_7b1d_cdaf);
+    assert_eq!(generator.below(0), 0);
+}
+
+#[test]
+fn some_cases_are_large() {
+    let sizes: Vec<usize> = (0..CASES).map(|seed| case(seed).inputs.len()).collect();
+    assert!(sizes.iter().filter(|size| **size > 40).count() > 100);
+    assert!(sizes.contains(&0));
+}
+
+#[test]
+fn shrinking_keeps_what_fails() {
+    // "Fails" where a full join's result has a row that is there twice.
+    let fails = |case: &Case| {
+        let result = oracle::run(&case.plan, &case.inputs, case.until_ns);
+        let twice = result.iter().any(|delta| delta.count == 2);
+        twice && format!("{:?}", case.plan).contains("Full")
+    };
+    let mut shrunk = 0;
+    for case in (0..500).map(case).filter(fails) {
+        let small = shrink(case.clone(), &mut |case| fails(case));
+        assert!(fails(&small) && check(&small.plan, &small.catalog).is_ok());
+        assert!(small.inputs.len() <= 8, "{small:?}");
+        shrunk += 1;
+    }
+    assert!(shrunk > 5, "{shrunk}");
+}
