@@ -13,9 +13,13 @@
 
 pub mod ast;
 pub mod catalog;
+mod lexer;
+mod parser;
 pub mod plan;
+mod render;
 mod span;
 mod value;
 
+pub use parser::{ParseOptions, parse};
 pub use span::{Diagnostic, Span};
 pub use value::{Row, Type, Value};
