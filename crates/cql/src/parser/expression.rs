@@ -1,6 +1,6 @@
 //! Expressions, by precedence.
 
-use super::{Parsed, Parser};
+use super::{EXPRESSION, Parsed, Parser};
 use crate::ast::{BinaryOperator, Expression, ExpressionKind, UnaryOperator};
 use crate::lexer::{Token, TokenKind, unquote};
 use crate::span::{Diagnostic, Span};
@@ -26,7 +26,7 @@ impl Parser<'_> {
 
     /// An expression of operators that bind at least so tight.
     fn operators(&mut self, least: u8) -> Parsed<Expression> {
-        let outer = self.enter()?;
+        let outer = self.enter(EXPRESSION)?;
         let start = self.token().span.start;
         let mut left = self.operand(least)?;
         let mut compared = false;
@@ -51,7 +51,7 @@ impl Parser<'_> {
             left.span.start = start;
             self.grow()?;
         }
-        self.leave(outer)?;
+        self.leave(EXPRESSION, outer)?;
         Ok(left)
     }
 

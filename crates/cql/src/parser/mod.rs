@@ -17,6 +17,12 @@ use crate::span::{Diagnostic, Span};
 /// How deep parts may nest.
 const DEEPEST: u32 = 128;
 
+/// How many levels an expression takes.
+const EXPRESSION: u32 = 1;
+
+/// How many levels a query takes: it needs about as much more of the stack.
+const QUERY: u32 = 4;
+
 /// How high the tree may grow. A chain `a or b or …` is as high as it is long.
 const HIGHEST: u32 = 256;
 
@@ -209,21 +215,23 @@ impl<'a> Parser<'a> {
         self.any_name("a name").map(Some)
     }
 
-    /// Opens a part. What it returns is given to [`leave`](Self::leave).
-    fn enter(&mut self) -> Parsed<u32> {
-        if self.depth == DEEPEST {
+    /// Opens a part that takes so many levels. What it returns is given to
+    /// [`leave`](Self::leave).
+    fn enter(&mut self, levels: u32) -> Parsed<u32> {
+        if self.depth + levels > DEEPEST {
             let message = "this is nested too deeply";
-            let help = format!("at most {DEEPEST} levels are read");
+            let queries = DEEPEST / QUERY;
+            let help = format!("at most {DEEPEST} levels are read, or {queries} of queries");
             return Err(Diagnostic::new(self.token().span, message).help(help));
         }
-        self.depth += 1;
+        self.depth += levels;
         Ok(std::mem::take(&mut self.height))
     }
 
     /// Closes a part.
-    fn leave(&mut self, outer: u32) -> Parsed<()> {
+    fn leave(&mut self, levels: u32, outer: u32) -> Parsed<()> {
         self.grow()?;
-        self.depth -= 1;
+        self.depth -= levels;
         self.height = self.height.max(outer);
         Ok(())
     }
