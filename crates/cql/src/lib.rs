@@ -1,9 +1,8 @@
 //! CQL, the language of standing queries over streams and relations.
 //!
-//! A text becomes a [`Script`](ast::Script), a script becomes
-//! [`Plan`](plan::Plan)s, and a plan says for each instant
-//! what its relation holds. The oracle does exactly that, naively; the engine that is fast lives
-//! elsewhere and is compared with it.
+//! A text becomes a [`Script`](ast::Script), a script becomes [`Plan`](plan::Plan)s, and a plan
+//! says for each instant what its relation holds. The [`oracle`] does exactly that, naively; the
+//! engine that is fast lives elsewhere and is compared with it, on cases that [`generate`] makes.
 //!
 //! The language is that of A. Arasu, S. Babu and J. Widom, "The CQL continuous query language:
 //! semantic foundations and query execution" (VLDB Journal 15(2), 2006), with the choices of the
@@ -17,10 +16,14 @@ pub mod catalog;
 pub mod check;
 pub mod eval;
 pub mod generate;
+mod lexer;
 pub mod oracle;
+mod parser;
 pub mod plan;
+mod render;
 mod span;
 mod value;
 
+pub use parser::{ParseOptions, parse};
 pub use span::{Diagnostic, Span};
 pub use value::{Row, Type, Value};
