@@ -248,11 +248,14 @@ impl Parser<'_> {
     /// `column`, `alias.column` or `function(…)`.
     fn column_or_call(&mut self) -> Parsed<Expression> {
         let start = self.token().span.start;
-        let name = if self.sign_ahead(1, ".") {
-            self.any_name("an expression")?
-        } else {
-            self.name("an expression")?
-        };
+        let what = "an expression";
+        if self.at_reserved() && !self.sign_ahead(1, ".") {
+            // Of the words of the language these may well be meant as columns.
+            let column = self.at_any(&["order", "group", "by", "end"]);
+            let column = column && !self.word_ahead(1, "by");
+            return Err(if column { self.reserved(what) } else { self.expected(what, &[]) });
+        }
+        let name = self.any_name(what)?;
         if self.eat("(") {
             return self.call(name, start);
         }

@@ -170,14 +170,20 @@ impl<'a> Parser<'a> {
 
     /// Takes a name that must be there.
     fn name(&mut self, what: &str) -> Parsed<Identifier> {
+        if self.at_reserved() { Err(self.reserved(what)) } else { self.any_name(what) }
+    }
+
+    /// Whether a word is here that is a name in backticks only.
+    fn at_reserved(&self) -> bool {
         let token = self.token();
-        if token.kind == TokenKind::Word && words::is_reserved(self.written(token)) {
-            let word = self.written(token);
-            let help =
-                format!("`{word}` is a word of the language: as a name, put it in backticks");
-            return Err(self.expected(what, &[]).help(help));
-        }
-        self.any_name(what)
+        token.kind == TokenKind::Word && words::is_reserved(self.written(token))
+    }
+
+    /// The mistake that a word of the language stands where a name is expected.
+    fn reserved(&self, what: &str) -> Diagnostic {
+        let word = self.written(self.token());
+        let help = format!("`{word}` is a word of the language: as a name, put it in backticks");
+        self.expected(what, &[]).help(help)
     }
 
     /// Takes a name that must be there, and stands where no word of the language can.
