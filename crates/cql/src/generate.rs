@@ -31,17 +31,29 @@ pub struct Case {
     pub until_ns: i64,
 }
 
-/// A random case. The oracle evaluates it in a moment: where it does not, there are fewer inputs.
+/// A random case; most have a result. The oracle evaluates it in a moment: where it does not,
+/// there are fewer inputs.
 pub fn case(seed: u64) -> Case {
     let mut generator = Generator::new(seed);
+    let (first, has_result) = attempt(&mut generator);
+    if has_result { first } else { attempt(&mut generator).0 }
+}
+
+/// A case, and whether it has a result.
+fn attempt(generator: &mut Generator) -> (Case, bool) {
     let plan = generator.plan();
     let mut inputs = generator.inputs();
     let last = inputs.last().map_or(0, |input| input.time_ns);
     let until_ns = last + generator.below(30) as i64;
-    while !inputs.is_empty() && oracle::run_within(&plan, &inputs, until_ns, STEPS).is_none() {
-        inputs.truncate(inputs.len() * 2 / 3);
+    loop {
+        match oracle::run_within(&plan, &inputs, until_ns, STEPS) {
+            None if !inputs.is_empty() => inputs.truncate(inputs.len() * 2 / 3),
+            deltas => {
+                let has_result = deltas.is_some_and(|deltas| !deltas.is_empty());
+                return (Case { catalog: catalog(), plan, inputs, until_ns }, has_result);
+            }
+        }
     }
-    Case { catalog: catalog(), plan, inputs, until_ns }
 }
 
 /// The streams of random cases.

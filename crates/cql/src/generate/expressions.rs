@@ -40,8 +40,13 @@ impl Generator {
         if columns.is_empty() { Type::Integer } else { self.one_of(columns).kind }
     }
 
-    /// A condition over columns.
+    /// A condition over columns; half of them are simple, so that they often hold.
     pub(super) fn condition(&mut self, columns: &[Kind]) -> Expression {
+        if self.chance(50) {
+            let kind = self.kind_of(columns);
+            let operator = self.one_of(&COMPARISONS[1..]);
+            return self.binary(operator, kind, columns, 0);
+        }
         let depth = 1 + self.below(2);
         self.expression(Type::Boolean, columns, depth)
     }

@@ -100,7 +100,7 @@ impl Generator {
                     descending: self.chance(50),
                 });
                 let keys = keys.collect();
-                let limit = self.chance(90).then(|| self.below(5) as u64);
+                let limit = self.chance(90).then(|| self.few(4));
                 (Relation::Top(Box::new(of), keys, limit), kinds)
             }
         }
@@ -115,15 +115,20 @@ impl Generator {
                 slide_ns: Some(1 + self.below(8) as u64),
             },
             5 => Window::Range { length_ns: 1, slide_ns: None },
-            6..=7 => Window::Rows { by: Vec::new(), rows: self.below(5) as u64 },
+            6..=7 => Window::Rows { by: Vec::new(), rows: self.few(4) },
             8 => {
                 let count = 1 + self.below(2);
                 let by = (0..count).map(|_| self.below(kinds.len())).collect();
-                Window::Rows { by, rows: self.below(4) as u64 }
+                Window::Rows { by, rows: self.few(3) }
             }
             _ => Window::Unbounded,
         };
         (Relation::Window(window, Box::new(stream)), kinds)
+    }
+
+    /// A small number, seldom 0.
+    fn few(&mut self, most: usize) -> u64 {
+        if self.chance(6) { 0 } else { 1 + self.below(most) as u64 }
     }
 
     fn join(&mut self, depth: usize) -> (Relation, Vec<Kind>) {
@@ -137,7 +142,7 @@ impl Generator {
         let count = self.one_of(&[0, 1, 1, 1, 2]);
         let equal = (0..count).map(|_| self.equality(&left_kinds, &right_kinds)).collect();
         let kinds = [&left_kinds[..], &right_kinds[..]].concat();
-        let residual = self.chance(30).then(|| self.condition(&kinds));
+        let residual = self.chance(25).then(|| self.condition(&kinds));
         let join = Join {
             left,
             right,

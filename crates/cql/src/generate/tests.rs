@@ -1,7 +1,10 @@
 use std::fmt::Write;
 
+use super::plans::Kind;
 use super::*;
-use crate::check::check;
+use crate::check::{self, check};
+use crate::eval::evaluate;
+use crate::value::{Row, Value};
 
 const CASES: u64 = 2000;
 
@@ -32,7 +35,7 @@ fn cases_are_well_formed_and_cover_everything() {
         with_result += u64::from(!result.is_empty());
         writeln!(plans, "{:?}", case.plan).unwrap();
     }
-    assert!(with_result > CASES * 6 / 10, "only {with_result} have results");
+    assert!(with_result > CASES * 8 / 10, "only {with_result} have results");
     for part in PARTS.split('|') {
         let count = plans.lines().filter(|plan| plan.contains(part)).count();
         assert!(count > 5, "{part} is in {count} plans");
@@ -71,4 +74,40 @@ fn shrinking_keeps_what_fails() {
         shrunk += 1;
     }
     assert!(shrunk > 5, "{shrunk}");
+}
+
+#[test]
+fn expressions_have_values_of_their_type_and_never_panic() {
+    let types = [Type::Integer, Type::Integer, Type::Float, Type::Text, Type::Boolean];
+    let columns = types.map(|kind| Kind { kind, exact: false });
+    let values = [
+        vec![i64::MIN, i64::MAX, -1, 0, 1].into_iter().map(Value::Integer).collect(),
+        vec![f64::NAN, f64::INFINITY, -0.0, f64::MAX, f64::MIN_POSITIVE, -1e19]
+            .into_iter()
+            .map(Value::Float)
+            .collect(),
+        ["", "ä", "%_%", "9223372036854775808", " -1 "].map(Value::text).to_vec(),
+        vec![Value::Boolean(false), Value::Boolean(true)],
+    ];
+    let every: Vec<Value> = values.concat();
+    let mut generator = Generator::new(1);
+    for _ in 0..6_000 {
+        let kind = generator.one_of(&types);
+        let expression = generator.expression(kind, &columns, 4);
+        let fitting = |generator: &mut Generator, kind: Type| {
+            let values: &Vec<Value> =
+                values.iter().find(|values| values[0].kind() == Some(kind)).unwrap();
+            if generator.chance(10) { Value::Null } else { generator.one_of(values) }
+        };
+        let row: Row = types.iter().map(|kind| fitting(&mut generator, *kind)).collect();
+        let value = evaluate(&expression, &row);
+        assert!(value.is_null() || value.kind() == Some(kind), "{expression:?} is {value:?}");
+        assert_eq!(
+            check::kind(&expression, &types.map(Some)).map(|of| of.unwrap_or(kind)),
+            Ok(kind)
+        );
+        let length = generator.below(7);
+        let wrong: Row = (0..length).map(|_| generator.one_of(&every)).collect();
+        evaluate(&expression, &wrong);
+    }
 }
