@@ -13,9 +13,13 @@
 
 pub mod ast;
 pub mod catalog;
+mod explain;
 pub mod plan;
+mod planner;
 mod span;
 mod value;
 
+pub use explain::explain;
+pub use planner::{Parameters, Planned, PlannedQuery, plan_script};
 pub use span::{Diagnostic, Span};
 pub use value::{Row, Type, Value};
