@@ -57,16 +57,13 @@ impl Tree<'_> {
     fn stream(&mut self, stream: &Stream, depth: usize, wanted: Option<&[Column]>) -> Vec<String> {
         let line = self.line(depth);
         match stream {
-            Stream::Source(at) => match self.catalog.streams.get(*at) {
-                Some(schema) => {
-                    self.set(line, format!("stream {}", schema.name));
-                    schema.columns.iter().map(|column| column.name.clone()).collect()
-                }
-                None => {
-                    self.set(line, format!("stream {at}"));
-                    Vec::new()
-                }
-            },
+            Stream::Source(at) => {
+                let schema = self.catalog.streams.get(*at);
+                let name = schema.map_or("?", |schema| schema.name.as_str());
+                self.set(line, format!("stream {name}"));
+                let columns = schema.map_or(&[][..], |schema| &schema.columns[..]);
+                columns.iter().map(|column| column.name.clone()).collect()
+            }
             Stream::Of(how, relation) => {
                 let name = match how {
                     ToStream::Insertions => "istream",

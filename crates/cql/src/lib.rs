@@ -14,12 +14,16 @@
 pub mod ast;
 pub mod catalog;
 mod explain;
+mod lexer;
+mod parser;
 pub mod plan;
 mod planner;
+mod render;
 mod span;
 mod value;
 
 pub use explain::explain;
+pub use parser::{ParseOptions, parse};
 pub use planner::{Parameters, Planned, PlannedQuery, plan_script};
 pub use span::{Diagnostic, Span};
 pub use value::{Row, Type, Value};

@@ -149,7 +149,7 @@ pub(super) fn function(
             }
             let mut kind = None;
             for (value, place) in &values {
-                let Some(common) = unify(kind, value.kind) else {
+                let Ok(common) = unify(kind, value.kind) else {
                     let message = format!(
                         "{what} wants arguments of one type, and this is {}, not {}",
                         value.kind_name(),

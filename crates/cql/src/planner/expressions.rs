@@ -53,15 +53,19 @@ pub(super) fn kind_name(kind: Option<Type>) -> &'static str {
     kind.map_or("null", Type::name)
 }
 
+/// There is no type that both fit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Mismatch;
+
 /// The type that both fit.
-pub(super) fn unify(left: Option<Type>, right: Option<Type>) -> Option<Option<Type>> {
+pub(super) fn unify(left: Option<Type>, right: Option<Type>) -> Result<Option<Type>, Mismatch> {
     match (left, right) {
-        (None, other) | (other, None) => Some(other),
-        (Some(left), Some(right)) if left == right => Some(Some(left)),
+        (None, other) | (other, None) => Ok(other),
+        (Some(left), Some(right)) if left == right => Ok(Some(left)),
         (Some(Type::Integer), Some(Type::Float)) | (Some(Type::Float), Some(Type::Integer)) => {
-            Some(Some(Type::Float))
+            Ok(Some(Type::Float))
         }
-        _ => None,
+        _ => Err(Mismatch),
     }
 }
 
@@ -326,7 +330,7 @@ impl<'a> Expressions<'a> {
             );
             Diagnostic::new(span, message)
         };
-        let Some(kind) = unify(left.kind, right.kind) else {
+        let Ok(kind) = unify(left.kind, right.kind) else {
             return Err(match operator {
                 BinaryOperator::Concatenate => wrong("texts").help("use `cast(… as text)`"),
                 _ if is_comparison(operator) => wrong("two values of one type"),
@@ -428,7 +432,7 @@ impl<'a> Expressions<'a> {
         let mut size = 0;
         let mut planned = Vec::with_capacity(branches.len());
         let branch = |kind: &mut Option<Type>, value: &Typed, span: Span| {
-            let Some(common) = unify(*kind, value.kind) else {
+            let Ok(common) = unify(*kind, value.kind) else {
                 let message = format!(
                     "the branches of `case` have different types: {} and {}",
                     kind_name(*kind),

@@ -29,7 +29,7 @@ pub(super) fn unary(operator: UnaryOperator, operand: Expression) -> Expression 
 
 /// An operator of two operands.
 pub(super) fn binary(operator: BinaryOperator, left: Expression, right: Expression) -> Expression {
-    if let (BinaryOperator::And | BinaryOperator::Or, _) = (operator, ()) {
+    if matches!(operator, BinaryOperator::And | BinaryOperator::Or) {
         return logical(operator, left, right);
     }
     if let (Expression::Literal(left), Expression::Literal(right)) = (&left, &right) {

@@ -24,7 +24,7 @@ struct Item {
 
 impl Planner<'_> {
     /// What a selection selects from, filtered, and the names of its columns.
-    pub(super) fn from_where(&mut self, select: &ast::Select) -> Result<(Node, Scope), Diagnostic> {
+    pub(super) fn sources(&mut self, select: &ast::Select) -> Result<(Node, Scope), Diagnostic> {
         if select.from.len() > WIDEST {
             return Err(Diagnostic::new(select.span, TOO_LARGE));
         }
@@ -55,7 +55,7 @@ impl Planner<'_> {
     fn item(&mut self, reference: &TableReference) -> Result<Item, Diagnostic> {
         match reference {
             TableReference::Named { name, window, alias } => {
-                self.named(name, window.as_ref(), alias)
+                self.named(name, window.as_ref(), alias.as_ref())
             }
             TableReference::Subquery { query, window, alias } => {
                 let body = self.nested(query.span, |planner| planner.query(query))?;
@@ -110,7 +110,7 @@ impl Planner<'_> {
         &mut self,
         name: &Identifier,
         window: Option<&ast::Window>,
-        alias: &Option<Identifier>,
+        alias: Option<&Identifier>,
     ) -> Result<Item, Diagnostic> {
         let body = self.input(name)?;
         let place = Growing {
@@ -119,9 +119,9 @@ impl Planner<'_> {
         };
         let node = windowed(body, window, place)?;
         let source = Source {
-            alias: Some(alias.as_ref().unwrap_or(name).text.clone()),
-            stream: alias.as_ref().map(|_| name.text.clone()),
-            span: alias.as_ref().map_or(name.span, |alias| alias.span),
+            alias: Some(alias.unwrap_or(name).text.clone()),
+            stream: alias.map(|_| name.text.clone()),
+            span: alias.map_or(name.span, |alias| alias.span),
             first: 0,
             columns: node.columns.clone(),
         };

@@ -240,7 +240,7 @@ fn declare(
     for (column, declared) in body.columns_mut().iter_mut().zip(declared) {
         let text = &declared.name.text;
         if let Some(kind) = declared.kind {
-            if unify(column.kind, Some(kind)) != Some(Some(kind)) {
+            if unify(column.kind, Some(kind)) != Ok(Some(kind)) {
                 let message = format!(
                     "column `{text}` is declared {kind}, but the query gives {}",
                     kind_name(column.kind)

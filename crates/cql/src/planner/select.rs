@@ -10,7 +10,7 @@ use super::expressions::{DEEPEST, Expressions, Groups, Typed, kind_name, unify};
 use super::from::{cast_columns, whole, windowed};
 use super::node::{Body, Node};
 use super::scope::{Column, Scope};
-use super::{Planner, check_height};
+use super::{Planner, TOO_LARGE, check_height};
 
 const NO_AGGREGATE: &str = "aggregates are of what is selected";
 
@@ -79,41 +79,29 @@ impl Planner<'_> {
 
     /// Selections, combined.
     fn set(&mut self, expression: &SetExpression) -> Result<Node, Diagnostic> {
-        match expression {
-            SetExpression::Select(select) => Ok(self.select(select, &[])?.node),
+        // Rows of operations go down on the left: they may be long.
+        let mut operations = Vec::new();
+        let mut first = expression;
+        while let SetExpression::Operation { operation, all, left, right, span } = first {
+            operations.push((*operation, *all, right, *span));
+            first = left;
+        }
+        let mut node = match first {
             SetExpression::Query(query) => {
                 let body = self.nested(query.span, |planner| planner.query(query))?;
-                windowed(body, None, whole(query.span))
+                windowed(body, None, whole(query.span))?
             }
-            SetExpression::Operation { operation, all, left, right, span } => {
-                let left = self.nested(*span, |planner| planner.set(left))?;
-                let right = self.nested(*span, |planner| planner.set(right))?;
-                if left.width() != right.width() {
-                    let message = format!(
-                        "the left side has {} and the right side {}",
-                        columns(left.width()),
-                        columns(right.width())
-                    );
-                    return Err(Diagnostic::new(*span, message));
-                }
-                let mut kinds = Vec::with_capacity(left.width());
-                for (at, (one, other)) in left.columns.iter().zip(&right.columns).enumerate() {
-                    let Some(kind) = unify(one.kind, other.kind) else {
-                        let message = format!(
-                            "column {} is {} on the left and {} on the right",
-                            at + 1,
-                            kind_name(one.kind),
-                            kind_name(other.kind)
-                        );
-                        return Err(Diagnostic::new(*span, message));
-                    };
-                    kinds.push(kind);
-                }
-                let left = cast_columns(left, &kinds);
-                let right = cast_columns(right, &kinds);
-                Ok(left.set(right, *operation, *all))
-            }
+            SetExpression::Select(select) => self.select(select, &[])?.node,
+            SetExpression::Operation { span, .. } => return Err(Diagnostic::new(*span, TOO_LARGE)),
+        };
+        for (operation, all, right, span) in operations.into_iter().rev() {
+            let right = self.nested(span, |planner| planner.set(right))?;
+            let kinds = common_kinds(&node, &right, span)?;
+            let left = cast_columns(node, &kinds);
+            node = left.set(cast_columns(right, &kinds), operation, all);
+            check_height(&node.facts, span)?;
         }
+        Ok(node)
     }
 
     fn select(
@@ -121,7 +109,7 @@ impl Planner<'_> {
         select: &ast::Select,
         order_by: &[OrderItem],
     ) -> Result<Ordered, Diagnostic> {
-        let (node, scope) = self.nested(select.span, |planner| planner.from_where(select))?;
+        let (node, scope) = self.nested(select.span, |planner| planner.sources(select))?;
         let aliases = aliases(select);
         let grouped = !select.group_by.is_empty()
             || select.having.is_some()
@@ -205,6 +193,29 @@ impl Planner<'_> {
         self.warnings.append(&mut rows.warnings);
         Ok(key)
     }
+}
+
+/// The types of the columns of two relations that are combined.
+fn common_kinds(left: &Node, right: &Node, span: Span) -> Result<Vec<Option<Type>>, Diagnostic> {
+    if left.width() != right.width() {
+        let (left, right) = (columns(left.width()), columns(right.width()));
+        let message = format!("the left side has {left} and the right side {right}");
+        return Err(Diagnostic::new(span, message));
+    }
+    let mut kinds = Vec::with_capacity(left.width());
+    for (at, (one, other)) in left.columns.iter().zip(&right.columns).enumerate() {
+        let Ok(kind) = unify(one.kind, other.kind) else {
+            let message = format!(
+                "column {} is {} on the left and {} on the right",
+                at + 1,
+                kind_name(one.kind),
+                kind_name(other.kind)
+            );
+            return Err(Diagnostic::new(span, message));
+        };
+        kinds.push(kind);
+    }
+    Ok(kinds)
 }
 
 /// The relation of groups.

@@ -1,0 +1,321 @@
+//! Expressions, by precedence.
+
+use super::{Parsed, Parser};
+use crate::ast::{BinaryOperator, Expression, ExpressionKind, UnaryOperator};
+use crate::lexer::{Token, TokenKind, unquote};
+use crate::span::{Diagnostic, Span};
+use crate::value::Value;
+
+// How tight operators bind.
+const OR: u8 = 1;
+const AND: u8 = 2;
+const NOT: u8 = 3;
+const COMPARE: u8 = 4;
+const ADD: u8 = 5;
+const MULTIPLY: u8 = 6;
+const NEGATE: u8 = 7;
+
+/// The magnitude of the smallest integer, which is no positive integer.
+const SMALLEST: &str = "9223372036854775808";
+
+impl Parser<'_> {
+    /// An expression.
+    pub(super) fn expression(&mut self) -> Parsed<Expression> {
+        self.operators(OR)
+    }
+
+    /// An expression of operators that bind at least so tight.
+    fn operators(&mut self, least: u8) -> Parsed<Expression> {
+        let outer = self.enter()?;
+        let start = self.token().span.start;
+        let mut left = self.operand(least)?;
+        let mut compared = false;
+        loop {
+            let compares = self.at_comparison();
+            if compares && least <= COMPARE {
+                if compared {
+                    let help = "join comparisons with `and`, or put one of them in brackets";
+                    let message = "comparisons cannot follow each other";
+                    return Err(Diagnostic::new(self.token().span, message).help(help));
+                }
+                compared = true;
+                left = self.comparison(left)?;
+            } else if let Some((operator, level)) = self.operator().filter(|o| o.1 >= least) {
+                self.advance();
+                let right = self.operators(level + 1)?;
+                let kind = ExpressionKind::Binary(operator, Box::new(left), Box::new(right));
+                left = Expression { kind, span: self.span_from(start) };
+            } else {
+                break;
+            }
+            left.span.start = start;
+            self.grow()?;
+        }
+        self.leave(outer)?;
+        Ok(left)
+    }
+
+    /// The operator of two operands that is here, comparisons apart.
+    fn operator(&self) -> Option<(BinaryOperator, u8)> {
+        let token = self.token();
+        Some(match token.kind {
+            TokenKind::Sign("+") => (BinaryOperator::Add, ADD),
+            TokenKind::Sign("-") => (BinaryOperator::Subtract, ADD),
+            TokenKind::Sign("||") => (BinaryOperator::Concatenate, ADD),
+            TokenKind::Sign("*") => (BinaryOperator::Multiply, MULTIPLY),
+            TokenKind::Sign("/") => (BinaryOperator::Divide, MULTIPLY),
+            TokenKind::Sign("%") => (BinaryOperator::Remainder, MULTIPLY),
+            TokenKind::Word if self.at_word("and") => (BinaryOperator::And, AND),
+            TokenKind::Word if self.at_word("or") => (BinaryOperator::Or, OR),
+            _ => return None,
+        })
+    }
+
+    fn compare_sign(&self) -> Option<BinaryOperator> {
+        Some(match self.token().kind {
+            TokenKind::Sign("=") => BinaryOperator::Equal,
+            TokenKind::Sign("<>" | "!=") => BinaryOperator::NotEqual,
+            TokenKind::Sign("<") => BinaryOperator::Less,
+            TokenKind::Sign("<=") => BinaryOperator::LessOrEqual,
+            TokenKind::Sign(">") => BinaryOperator::Greater,
+            TokenKind::Sign(">=") => BinaryOperator::GreaterOrEqual,
+            _ => return None,
+        })
+    }
+
+    fn at_comparison(&self) -> bool {
+        let ahead = usize::from(self.at_word("not"));
+        self.compare_sign().is_some()
+            || self.at_word("is")
+            || ["in", "like", "between"].iter().any(|word| self.word_ahead(ahead, word))
+    }
+
+    /// What follows the left of a comparison, which is here.
+    fn comparison(&mut self, left: Expression) -> Parsed<Expression> {
+        let start = left.span.start;
+        let left = Box::new(left);
+        let kind = if let Some(operator) = self.compare_sign() {
+            self.advance();
+            let right = self.operators(COMPARE + 1)?;
+            ExpressionKind::Binary(operator, left, Box::new(right))
+        } else if self.eat_word("is") {
+            let negated = self.eat_word("not");
+            if !self.eat_word("null") {
+                let what = if negated { "`null`" } else { "`null` or `not null`" };
+                return Err(self.expected(what, &["null"]));
+            }
+            ExpressionKind::IsNull { operand: left, negated }
+        } else {
+            let negated = self.eat_word("not");
+            if self.eat_word("between") {
+                self.between(left, negated)?
+            } else if self.eat_word("like") {
+                let pattern = Box::new(self.operators(COMPARE + 1)?);
+                ExpressionKind::Like { operand: left, pattern, negated }
+            } else {
+                self.expect_word("in")?;
+                self.expect("(")?;
+                let list = self.expressions()?;
+                self.close("`,` or `)`")?;
+                ExpressionKind::In { operand: left, list, negated }
+            }
+        };
+        Ok(Expression { kind, span: self.span_from(start) })
+    }
+
+    fn between(&mut self, operand: Box<Expression>, negated: bool) -> Parsed<ExpressionKind> {
+        let low = Box::new(self.operators(COMPARE + 1)?);
+        self.expect_word("and")?;
+        let high = Box::new(self.operators(COMPARE + 1)?);
+        Ok(ExpressionKind::Between { operand, low, high, negated })
+    }
+
+    /// An expression without operators but those before it.
+    fn operand(&mut self, least: u8) -> Parsed<Expression> {
+        let token = self.token();
+        match token.kind {
+            TokenKind::Integer | TokenKind::Float => self.number(token),
+            TokenKind::Text => {
+                self.advance();
+                let text = unquote(self.written(token));
+                Ok(literal(Value::text(&text), token.span))
+            }
+            TokenKind::Parameter => {
+                self.advance();
+                let name = self.written(token)[1..].to_owned();
+                Ok(Expression { kind: ExpressionKind::Parameter(name), span: token.span })
+            }
+            TokenKind::Sign("(") => self.in_brackets(),
+            TokenKind::Sign("-") => self.negation(),
+            TokenKind::Quoted => self.column_or_call(),
+            TokenKind::Word => self.word(least),
+            TokenKind::Sign(_) | TokenKind::End => Err(self.expected("an expression", &[])),
+        }
+    }
+
+    fn number(&mut self, token: Token) -> Parsed<Expression> {
+        self.advance();
+        let next = self.token();
+        if next.kind == TokenKind::Word && next.span.start == token.span.end {
+            let span = token.span.to(next.span);
+            return Err(Diagnostic::new(span, "a number cannot run into a word"));
+        }
+        let written = self.written(token);
+        let value = if token.kind == TokenKind::Integer {
+            written.parse().ok().map(Value::Integer)
+        } else {
+            written.parse().ok().filter(|number: &f64| number.is_finite()).map(Value::Float)
+        };
+        match value {
+            Some(value) => Ok(literal(value, token.span)),
+            None if token.kind == TokenKind::Float => {
+                Err(Diagnostic::new(token.span, "this number is too large"))
+            }
+            None => Err(Diagnostic::new(token.span, "this number is too large")
+                .help("integers have 64 bits: write it with `.0` for a float")),
+        }
+    }
+
+    fn negation(&mut self) -> Parsed<Expression> {
+        let start = self.advance().span.start;
+        let next = self.token();
+        if next.kind == TokenKind::Integer && self.written(next) == SMALLEST {
+            self.advance();
+            return Ok(literal(Value::Integer(i64::MIN), self.span_from(start)));
+        }
+        let operand = Box::new(self.operators(NEGATE)?);
+        let kind = ExpressionKind::Unary(UnaryOperator::Negate, operand);
+        Ok(Expression { kind, span: self.span_from(start) })
+    }
+
+    fn in_brackets(&mut self) -> Parsed<Expression> {
+        let start = self.advance().span.start;
+        let inner = self.operators(OR)?;
+        self.close("`)`")?;
+        Ok(Expression { span: self.span_from(start), ..inner })
+    }
+
+    /// `)` behind an expression.
+    fn close(&mut self, what: &str) -> Parsed<()> {
+        if self.eat(")") {
+            return Ok(());
+        }
+        Err(self.expected(what, &["and", "like", "between"]))
+    }
+
+    /// What begins with a word.
+    fn word(&mut self, least: u8) -> Parsed<Expression> {
+        let token = self.token();
+        let word = self.written(token);
+        let constant = match () {
+            () if word.eq_ignore_ascii_case("null") => Some(Value::Null),
+            () if word.eq_ignore_ascii_case("true") => Some(Value::Boolean(true)),
+            () if word.eq_ignore_ascii_case("false") => Some(Value::Boolean(false)),
+            () => None,
+        };
+        if let Some(value) = constant {
+            self.advance();
+            return Ok(literal(value, token.span));
+        }
+        if self.at_word("not") {
+            return self.inversion(least);
+        }
+        if self.at_word("case") {
+            return self.case();
+        }
+        if self.at_word("cast") && self.sign_ahead(1, "(") {
+            return self.cast();
+        }
+        if self.at_query() && !self.sign_ahead(1, ".") {
+            let message = "a query cannot stand in an expression";
+            let help = "put it in `from`, in brackets, and join with it";
+            return Err(Diagnostic::new(token.span, message).help(help));
+        }
+        self.column_or_call()
+    }
+
+    fn inversion(&mut self, least: u8) -> Parsed<Expression> {
+        if least > NOT {
+            let help = "put it in brackets: `(not …)`";
+            return Err(self.expected("an expression", &[]).help(help));
+        }
+        let start = self.advance().span.start;
+        let operand = Box::new(self.operators(NOT)?);
+        let kind = ExpressionKind::Unary(UnaryOperator::Not, operand);
+        Ok(Expression { kind, span: self.span_from(start) })
+    }
+
+    /// `column`, `alias.column` or `function(…)`.
+    fn column_or_call(&mut self) -> Parsed<Expression> {
+        let start = self.token().span.start;
+        let name = if self.sign_ahead(1, ".") {
+            self.any_name("an expression")?
+        } else {
+            self.name("an expression")?
+        };
+        if self.eat("(") {
+            return self.call(name, start);
+        }
+        let kind = if self.eat(".") {
+            let column = self.any_name("the name of a column")?;
+            ExpressionKind::Column { qualifier: Some(name), name: column }
+        } else {
+            ExpressionKind::Column { qualifier: None, name }
+        };
+        Ok(Expression { kind, span: self.span_from(start) })
+    }
+
+    /// What follows `name(`.
+    fn call(&mut self, name: crate::ast::Identifier, start: u32) -> Parsed<Expression> {
+        let distinct = self.eat_word("distinct");
+        let star = !distinct && self.eat("*");
+        let arguments =
+            if star || (!distinct && self.at(")")) { Vec::new() } else { self.expressions()? };
+        self.close(if star { "`)`" } else { "`,` or `)`" })?;
+        let kind = ExpressionKind::Call { name, distinct, star, arguments };
+        Ok(Expression { kind, span: self.span_from(start) })
+    }
+
+    /// `cast(x as type)`.
+    fn cast(&mut self) -> Parsed<Expression> {
+        let start = self.advance().span.start;
+        self.expect("(")?;
+        let operand = Box::new(self.expression()?);
+        self.expect_word("as")?;
+        let kind = self.kind()?;
+        self.expect(")")?;
+        let kind = ExpressionKind::Cast(operand, kind);
+        Ok(Expression { kind, span: self.span_from(start) })
+    }
+
+    /// `case … end`.
+    fn case(&mut self) -> Parsed<Expression> {
+        let start = self.advance().span.start;
+        let operand = if self.at_word("when") { None } else { Some(Box::new(self.expression()?)) };
+        let mut branches = Vec::new();
+        self.expect_word("when")?;
+        loop {
+            let condition = self.expression()?;
+            self.expect_word("then")?;
+            branches.push((condition, self.expression()?));
+            if !self.eat_word("when") {
+                break;
+            }
+        }
+        let otherwise =
+            if self.eat_word("else") { Some(Box::new(self.expression()?)) } else { None };
+        if !self.eat_word("end") {
+            let (what, words): (_, &[&str]) = match otherwise {
+                Some(_) => ("`end`", &["end"]),
+                None => ("`when`, `else` or `end`", &["when", "else", "end"]),
+            };
+            return Err(self.expected(what, words));
+        }
+        let kind = ExpressionKind::Case { operand, branches, otherwise };
+        Ok(Expression { kind, span: self.span_from(start) })
+    }
+}
+
+fn literal(value: Value, span: Span) -> Expression {
+    Expression { kind: ExpressionKind::Literal(value), span }
+}

@@ -1,0 +1,224 @@
+//! Statements: queries, views and input streams.
+
+use super::{Parsed, Parser};
+use crate::ast::{ColumnDeclaration, Declared, Identifier, Script, Statement};
+use crate::lexer::TokenKind;
+use crate::span::{Diagnostic, Span};
+use crate::value::Type;
+
+/// What a statement begins with.
+const BEGINNINGS: [&str; 9] =
+    ["select", "query", "vquery", "vtable", "table", "create", "Istream", "Dstream", "Rstream"];
+
+/// Names of types.
+const TYPES: [(&str, Type); 13] = [
+    ("integer", Type::Integer),
+    ("int", Type::Integer),
+    ("bigint", Type::Integer),
+    ("byte", Type::Integer),
+    ("float", Type::Float),
+    ("double", Type::Float),
+    ("real", Type::Float),
+    ("char", Type::Text),
+    ("varchar", Type::Text),
+    ("text", Type::Text),
+    ("string", Type::Text),
+    ("boolean", Type::Boolean),
+    ("bool", Type::Boolean),
+];
+
+impl Parser<'_> {
+    /// The whole text.
+    pub(super) fn script(&mut self) -> Parsed<Script> {
+        let mut script = Script::default();
+        loop {
+            while self.eat(";") {}
+            if self.token().kind == TokenKind::End {
+                return match self.failure.take() {
+                    Some(failure) => Err(failure),
+                    None => Ok(script),
+                };
+            }
+            script.statements.push(self.statement()?);
+        }
+    }
+
+    fn statement(&mut self) -> Parsed<Statement> {
+        if self.token().kind == TokenKind::Word && self.sign_ahead(1, ":") {
+            return self.section();
+        }
+        if self.at_word("create") {
+            return self.create();
+        }
+        if self.at_query() || self.at("(") {
+            let query = self.query()?;
+            self.end_of_statement()?;
+            return Ok(Statement::Query(query));
+        }
+        let mistake = self.expected("a statement", &BEGINNINGS);
+        Err(if self.at_word("register") {
+            mistake.help("write `table : register stream …`")
+        } else {
+            mistake
+        })
+    }
+
+    /// `;`, or the end of the text.
+    fn end_of_statement(&mut self) -> Parsed<()> {
+        let ended = self.token().kind == TokenKind::End && self.failure.is_none();
+        if ended || self.eat(";") { Ok(()) } else { Err(self.expected_end()) }
+    }
+
+    /// What could have gone on where a query has ended.
+    fn expected_end(&self) -> Diagnostic {
+        if self.at("[") {
+            let help = "a window stands directly behind the stream's name, before `as`";
+            return self.expected("`;`", &[]).help(help);
+        }
+        self.expected("`;`", &super::query::CONTINUATIONS)
+    }
+
+    /// `query :`, `vquery :`, `table :`.
+    fn section(&mut self) -> Parsed<Statement> {
+        let word = self.token();
+        if self.eat_word("query") {
+            self.expect(":")?;
+            let query = self.query()?;
+            self.end_of_statement()?;
+            return Ok(Statement::Query(query));
+        }
+        if self.eat_word("vquery") {
+            return self.view_section(word.span);
+        }
+        if self.eat_word("table") {
+            self.expect(":")?;
+            self.expect_word("register")?;
+            let place = self.token().span;
+            if self.declared()? == Declared::Relation {
+                let message = "an input cannot be a relation, only a stream";
+                let help = "register a stream: a window makes a relation of it";
+                return Err(Diagnostic::new(place, message).help(help));
+            }
+            return self.stream();
+        }
+        if self.at_word("vtable") {
+            let message = "this `vtable` has no `vquery` before it";
+            let help = "a view is `vquery : …; vtable : register stream Name(column type, …);`";
+            return Err(Diagnostic::new(word.span, message).help(help));
+        }
+        let sections = ["query", "vquery", "vtable", "table"];
+        Err(self.expected("`query`, `vquery`, `vtable` or `table`", &sections))
+    }
+
+    /// `vquery : query; vtable : register stream Name(column type, …);`.
+    fn view_section(&mut self, place: Span) -> Parsed<Statement> {
+        self.expect(":")?;
+        let query = self.query()?;
+        let ended = self.eat(";");
+        if !(self.at_word("vtable") && self.sign_ahead(1, ":")) {
+            let goes_on = !ended && self.token().kind != TokenKind::End;
+            if goes_on || self.failure.is_some() && self.token().kind == TokenKind::End {
+                return Err(self.expected_end());
+            }
+            let message = "this `vquery` has no `vtable` behind it";
+            let help = "name it: `vtable : register stream Name(column type, …);`, \
+                        or write `query :` where nothing uses it";
+            return Err(Diagnostic::new(place, message).help(help));
+        }
+        self.advance();
+        self.expect(":")?;
+        self.expect_word("register")?;
+        let declared = Some(self.declared()?);
+        let name = self.name("the name of the view")?;
+        let columns = self.columns(false)?;
+        self.end_of_statement()?;
+        Ok(Statement::View { name, columns, declared, query })
+    }
+
+    /// `stream` or `relation`.
+    fn declared(&mut self) -> Parsed<Declared> {
+        if self.eat_word("stream") {
+            Ok(Declared::Stream)
+        } else if self.eat_word("relation") {
+            Ok(Declared::Relation)
+        } else {
+            Err(self.expected("`stream` or `relation`", &["stream", "relation"]))
+        }
+    }
+
+    /// `create view …`, `create stream …`.
+    fn create(&mut self) -> Parsed<Statement> {
+        self.advance();
+        if self.eat_word("stream") {
+            return self.stream();
+        }
+        if !self.eat_word("view") {
+            return Err(self.expected("`view` or `stream`", &["view", "stream"]));
+        }
+        let name = self.name("the name of the view")?;
+        let columns = if self.at("(") { self.columns(false)? } else { Vec::new() };
+        self.expect_word("as")?;
+        let query = self.query()?;
+        self.end_of_statement()?;
+        Ok(Statement::View { name, columns, declared: None, query })
+    }
+
+    /// `Name(column type, …);`.
+    fn stream(&mut self) -> Parsed<Statement> {
+        let name: Identifier = self.name("the name of the stream")?;
+        let columns = self.columns(true)?;
+        self.end_of_statement()?;
+        Ok(Statement::Stream { name, columns })
+    }
+
+    /// `(column type, …)`; the types may be left out unless they are `typed`.
+    fn columns(&mut self, typed: bool) -> Parsed<Vec<ColumnDeclaration>> {
+        self.expect("(")?;
+        let mut columns = Vec::new();
+        loop {
+            let name = self.any_name("the name of a column")?;
+            let untyped = !typed && (self.at(",") || self.at(")"));
+            let kind = if untyped { None } else { Some(self.kind()?) };
+            columns.push(ColumnDeclaration { name, kind });
+            if self.eat(")") {
+                return Ok(columns);
+            }
+            if !self.eat(",") {
+                return Err(self.expected("`,` or `)`", &[]));
+            }
+        }
+    }
+
+    /// A type.
+    pub(super) fn kind(&mut self) -> Parsed<Type> {
+        let found = TYPES.into_iter().find(|(word, _)| self.at_word(word));
+        let Some((word, kind)) = found else {
+            let mistake = self.expected("a type", &TYPES.map(|(word, _)| word));
+            return Err(if mistake.help.is_none() && self.failure.is_none() {
+                mistake.help("the types are `integer`, `float`, `text` and `boolean`")
+            } else {
+                mistake
+            });
+        };
+        self.advance();
+        if word == "double" {
+            self.eat_word("precision");
+        }
+        if matches!(word, "char" | "varchar") && self.eat("(") {
+            self.whole_number("a length")?;
+            self.expect(")")?;
+        }
+        Ok(kind)
+    }
+
+    /// A number without a fraction.
+    pub(super) fn whole_number(&mut self, what: &str) -> Parsed<u64> {
+        let token = self.token();
+        if token.kind != TokenKind::Integer {
+            return Err(self.expected(&format!("{what}, a whole number"), &[]));
+        }
+        self.advance();
+        let too_large = |_| Diagnostic::new(token.span, "this number is too large");
+        self.written(token).parse().map_err(too_large)
+    }
+}

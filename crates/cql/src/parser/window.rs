@@ -1,0 +1,265 @@
+//! Windows.
+
+use super::{Parsed, Parser};
+use crate::ast::{Window, WindowKind};
+use crate::lexer::TokenKind;
+use crate::span::{Diagnostic, Span};
+
+/// What a window begins with.
+const KINDS: [&str; 6] = ["now", "unbounded", "range", "rows", "partition", "tumbling"];
+
+const MICROSECOND: u64 = 1000;
+const SECOND: u64 = 1_000_000_000;
+
+/// Units of time, in nanoseconds.
+const UNITS: [(&str, u64); 19] = [
+    ("nanosecond", 1),
+    ("nanoseconds", 1),
+    ("ns", 1),
+    ("microsecond", MICROSECOND),
+    ("microseconds", MICROSECOND),
+    ("us", MICROSECOND),
+    ("millisecond", 1_000_000),
+    ("milliseconds", 1_000_000),
+    ("ms", 1_000_000),
+    ("second", SECOND),
+    ("seconds", SECOND),
+    ("s", SECOND),
+    ("sec", SECOND),
+    ("minute", 60 * SECOND),
+    ("minutes", 60 * SECOND),
+    ("min", 60 * SECOND),
+    ("hour", 3600 * SECOND),
+    ("hours", 3600 * SECOND),
+    ("h", 3600 * SECOND),
+];
+
+/// Days are apart from these: `d` alone would be too easily a slip.
+const DAYS: [(&str, u64); 2] = [("day", 24 * 3600 * SECOND), ("days", 24 * 3600 * SECOND)];
+
+/// Why a number is no length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoLength {
+    Zero,
+    TooLong,
+    TooFine,
+}
+
+impl Parser<'_> {
+    /// `[…]`, where it is there.
+    pub(super) fn window(&mut self) -> Parsed<Option<Window>> {
+        let start = self.token().span.start;
+        if !self.eat("[") {
+            return Ok(None);
+        }
+        let kind = self.window_kind()?;
+        if !self.eat("]") {
+            let sliding = matches!(kind, WindowKind::Range { slide_ns: None, .. });
+            let words: &[&str] = if sliding { &["slide"] } else { &[] };
+            let mistake = self.expected("`]`", words);
+            let lexer_failed = self.token().kind == TokenKind::End && self.failure.is_some();
+            return Err(if mistake.help.is_some() || lexer_failed {
+                mistake
+            } else if self.at_word("slide") {
+                mistake.help("only `range` has a `slide`, and only one")
+            } else {
+                mistake.help("a window ends with `]`")
+            });
+        }
+        Ok(Some(Window { kind, span: self.span_from(start) }))
+    }
+
+    fn window_kind(&mut self) -> Parsed<WindowKind> {
+        if self.eat_word("now") {
+            Ok(WindowKind::Now)
+        } else if self.eat_word("unbounded") {
+            Ok(WindowKind::Unbounded)
+        } else if self.eat_word("range") {
+            if self.eat_word("unbounded") {
+                return Ok(WindowKind::Unbounded);
+            }
+            let length_ns = self.length()?;
+            let slide_ns = if self.eat_word("slide") { Some(self.length()?) } else { None };
+            Ok(WindowKind::Range { length_ns, slide_ns })
+        } else if self.eat_word("tumbling") {
+            let length_ns = self.length()?;
+            Ok(WindowKind::Range { length_ns, slide_ns: Some(length_ns) })
+        } else if self.eat_word("rows") {
+            if self.eat_word("unbounded") {
+                return Ok(WindowKind::Unbounded);
+            }
+            self.whole_number("how many rows").map(WindowKind::Rows)
+        } else if self.eat_word("partition") {
+            self.partition()
+        } else {
+            let mistake = self
+                .expected("`now`, `unbounded`, `range`, `rows`, `partition` or `tumbling`", &KINDS);
+            let number = matches!(self.token().kind, TokenKind::Integer | TokenKind::Float);
+            Err(if number {
+                mistake.help("a length of time follows `range`, a number of rows `rows`")
+            } else {
+                mistake
+            })
+        }
+    }
+
+    /// What follows `partition`.
+    fn partition(&mut self) -> Parsed<WindowKind> {
+        self.expect_word("by")?;
+        let mut by = vec![self.name("the name of a column")?];
+        while self.eat(",") {
+            by.push(self.name("the name of a column")?);
+        }
+        if !self.at_word("rows") {
+            let mistake = self.expected("`,` or `rows`", &["rows"]);
+            return Err(if self.at(".") {
+                mistake.help("these are columns of the stream itself: leave out what is before `.`")
+            } else if self.at_word("range") {
+                mistake.help("`partition by` goes with `rows` only")
+            } else {
+                mistake
+            });
+        }
+        self.advance();
+        let rows = self.whole_number("how many rows")?;
+        Ok(WindowKind::Partition { by, rows })
+    }
+
+    /// A length of time, in nanoseconds.
+    fn length(&mut self) -> Parsed<u64> {
+        let number = self.token();
+        if !matches!(number.kind, TokenKind::Integer | TokenKind::Float) {
+            return Err(self.expected("a length of time, such as `3 seconds`", &[]));
+        }
+        self.advance();
+        let unit = self.unit()?;
+        let span = Span { start: number.span.start, end: self.behind() };
+        length_ns(self.written(number), unit).map_err(|why| match why {
+            NoLength::Zero => Diagnostic::new(span, "a window cannot have or slide by no length")
+                .help("`[now]` is what has just come"),
+            NoLength::TooLong => {
+                Diagnostic::new(span, "this is too long: windows are of up to 292 years")
+                    .help("`[unbounded]` is all that has come")
+            }
+            NoLength::TooFine => Diagnostic::new(span, "this is no whole number of nanoseconds"),
+        })
+    }
+
+    /// A unit of time, in nanoseconds; without one it is seconds.
+    fn unit(&mut self) -> Parsed<u64> {
+        let compat = self.options.stream_compat;
+        let token = self.token();
+        if token.kind != TokenKind::Word || self.at_word("slide") {
+            return Ok(if compat { MICROSECOND } else { SECOND });
+        }
+        let mut units = UNITS.into_iter().chain(DAYS);
+        let Some((_, unit)) = units.find(|(word, _)| self.at_word(word)) else {
+            let mut words = vec!["slide"];
+            words.extend(UNITS.into_iter().chain(DAYS).map(|(word, _)| word));
+            let mistake = self.expected("a unit of time or `]`", &words);
+            return Err(if mistake.help.is_some() {
+                mistake
+            } else if self.at_word("as") {
+                mistake.help("a window ends with `]`")
+            } else {
+                mistake.help("the units are ns, us, ms, seconds, minutes, hours and days")
+            });
+        };
+        if compat && !matches!(unit, SECOND | MICROSECOND) {
+            let word = self.written(token);
+            let message = format!(
+                "`{word}` cannot be used where a second means a microsecond, as in the \
+                 monitoring paper"
+            );
+            let help = "give the length in microseconds, or turn off the paper's units";
+            return Err(Diagnostic::new(token.span, message).help(help));
+        }
+        self.advance();
+        Ok(if compat { MICROSECOND } else { unit })
+    }
+
+    /// The mistake of a window without its brackets.
+    pub(super) fn window_without_brackets(&self) -> Option<Diagnostic> {
+        let next = self.ahead(1);
+        let number = matches!(next.kind, TokenKind::Integer | TokenKind::Float);
+        let is_window = match () {
+            () if self.at_any(&["now", "unbounded"]) => true,
+            () if self.at_any(&["range", "rows"]) => number || self.word_ahead(1, "unbounded"),
+            () if self.at_word("tumbling") => number,
+            () if self.at_word("partition") => self.word_ahead(1, "by"),
+            () => false,
+        };
+        if !is_window {
+            return None;
+        }
+        let word = self.written(self.token()).to_ascii_lowercase();
+        let example = match word.as_str() {
+            "range" | "tumbling" => " 3 seconds",
+            "rows" => " 10",
+            "partition" => " by A rows 10",
+            _ => "",
+        };
+        let help = format!("a window stands in brackets: `[{word}{example}]`");
+        Some(self.expected("`[` before a window", &[]).help(help))
+    }
+}
+
+/// A decimal number of units, exactly.
+fn length_ns(written: &str, unit: u64) -> Result<u64, NoLength> {
+    let (number, exponent) = written.split_once(['e', 'E']).unwrap_or((written, "0"));
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let fraction = fraction.trim_end_matches('0');
+    let mut digits = 0_u128;
+    for digit in whole.bytes().chain(fraction.bytes()) {
+        let next = digits.checked_mul(10).and_then(|d| d.checked_add(u128::from(digit - b'0')));
+        digits =
+            next.ok_or(if whole.len() > 30 { NoLength::TooLong } else { NoLength::TooFine })?;
+    }
+    if digits == 0 {
+        return Err(NoLength::Zero);
+    }
+    // An exponent that is no `i32` is beyond all bounds.
+    let beyond = if exponent.starts_with('-') { i32::MIN } else { i32::MAX };
+    let exponent = exponent.parse::<i32>().unwrap_or(beyond);
+    let exponent = i64::from(exponent) - fraction.len() as i64;
+    let mut length = digits.checked_mul(u128::from(unit)).ok_or(NoLength::TooLong)?;
+    for _ in 0..exponent {
+        length = length.checked_mul(10).ok_or(NoLength::TooLong)?;
+    }
+    for _ in exponent..0 {
+        if length % 10 != 0 {
+            return Err(NoLength::TooFine);
+        }
+        length /= 10;
+    }
+    if length > i64::MAX as u128 { Err(NoLength::TooLong) } else { Ok(length as u64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_exact() {
+        assert_eq!(length_ns("3", SECOND), Ok(3_000_000_000));
+        assert_eq!(length_ns("0.5", SECOND), Ok(500_000_000));
+        assert_eq!(length_ns(".1000", SECOND), Ok(100_000_000));
+        assert_eq!(length_ns("0.000000001", SECOND), Ok(1));
+        assert_eq!(length_ns("9007199254740993", 1), Ok(9_007_199_254_740_993));
+        assert_eq!(length_ns("1e-9", SECOND), Ok(1));
+        assert_eq!(length_ns("2.5E+2", 1), Ok(250));
+        assert_eq!(length_ns("9223372036854775807", 1), Ok(i64::MAX as u64));
+    }
+
+    #[test]
+    fn lengths_are_bounded() {
+        assert_eq!(length_ns("0", SECOND), Err(NoLength::Zero));
+        assert_eq!(length_ns("0.000e99999999999", SECOND), Err(NoLength::Zero));
+        assert_eq!(length_ns("0.0000000001", SECOND), Err(NoLength::TooFine));
+        assert_eq!(length_ns("1e-99999999999", SECOND), Err(NoLength::TooFine));
+        assert_eq!(length_ns("1e99999999999", SECOND), Err(NoLength::TooLong));
+        assert_eq!(length_ns("9223372036854775808", 1), Err(NoLength::TooLong));
+        assert_eq!(length_ns(&"9".repeat(60), 1), Err(NoLength::TooLong));
+        assert_eq!(length_ns(&format!("0.{}", "9".repeat(60)), 1), Err(NoLength::TooFine));
+    }
+}
