@@ -9,7 +9,7 @@ use super::scope::{NotFound, Scope, suggest};
 use super::{Parameters, calls, fold, walk};
 
 /// How deep expressions may be.
-pub(super) const DEEPEST: usize = 128;
+pub(super) const DEEPEST: usize = 256;
 /// How many operators an expression may have; `between` and `case` use operands more than once.
 const LARGEST: usize = 20_000;
 

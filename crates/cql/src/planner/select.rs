@@ -372,7 +372,7 @@ pub(super) fn columns(count: usize) -> String {
 
 /// Whether there is an aggregate in an expression.
 fn has_aggregate(expression: &ast::Expression, depth: usize) -> bool {
-    if depth > 8 * DEEPEST {
+    if depth > 2 * DEEPEST {
         return false;
     }
     let has = |expression: &ast::Expression| has_aggregate(expression, depth + 1);
