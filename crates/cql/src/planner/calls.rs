@@ -5,8 +5,8 @@ use crate::plan::{Aggregate, AggregateFunction, Expression, Function};
 use crate::span::{Diagnostic, Span};
 use crate::value::{Type, Value};
 
-use super::expressions::{Typed, expect, expect_number, kind_name, unify};
 use super::scope::suggest;
+use super::types::{Typed, expect, expect_number, kind_name, unify};
 
 /// What a function takes and gives.
 enum Signature {

@@ -8,10 +8,10 @@ use crate::plan::{Output, Plan};
 use crate::span::{Diagnostic, Span};
 use crate::value::{Type, Value};
 
-use self::expressions::{kind_name, unify};
 use self::from::cast_columns;
 use self::node::{Body, Facts, Node};
 use self::scope::Column;
+use self::types::{kind_name, unify};
 
 mod calls;
 mod expressions;
@@ -20,9 +20,10 @@ mod from;
 mod node;
 mod scope;
 mod select;
+mod types;
 mod walk;
 
-pub(crate) use self::expressions::symbol;
+pub(crate) use self::types::symbol;
 
 /// How many operators a plan may have.
 const LARGEST: usize = 4096;

@@ -356,12 +356,25 @@ fn push(relation: Relation, predicate: Expression) -> Relation {
             }
             Relation::Join(join)
         }
+        Relation::Filter(of, first) if goes_below(&of, &predicate) => {
+            Relation::Filter(Box::new(push(*of, predicate)), first)
+        }
         Relation::Filter(of, first) => {
             let mut parts = conjuncts(first);
             parts.extend(conjuncts(predicate));
             Relation::Filter(of, combine(BinaryOperator::And, parts))
         }
         other => Relation::Filter(Box::new(other), predicate),
+    }
+}
+
+/// Whether a filter may go below the join that a relation is.
+fn goes_below(relation: &Relation, predicate: &Expression) -> bool {
+    let Relation::Join(join) = relation else { return false };
+    match sides(predicate, join.left_columns) {
+        (true, false) => matches!(join.kind, JoinKind::Inner | JoinKind::Left),
+        (false, true) => matches!(join.kind, JoinKind::Inner | JoinKind::Right),
+        (both, _) => both && join.kind == JoinKind::Inner,
     }
 }
 

@@ -6,10 +6,11 @@ use crate::span::{Diagnostic, Span};
 use crate::value::{Type, Value};
 
 use super::calls::is_aggregate;
-use super::expressions::{DEEPEST, Expressions, Groups, Typed, kind_name, unify};
+use super::expressions::{DEEPEST, Expressions, Groups};
 use super::from::{cast_columns, whole, windowed};
 use super::node::{Body, Node};
 use super::scope::{Column, Scope};
+use super::types::{Typed, kind_name, unify};
 use super::{Planner, TOO_LARGE, check_height};
 
 const NO_AGGREGATE: &str = "aggregates are of what is selected";
