@@ -1,6 +1,6 @@
 //! Expressions, by precedence.
 
-use super::{Parsed, Parser};
+use super::{EXPRESSION, Parsed, Parser};
 use crate::ast::{BinaryOperator, Expression, ExpressionKind, UnaryOperator};
 use crate::lexer::{Token, TokenKind, unquote};
 use crate::span::{Diagnostic, Span};
@@ -26,7 +26,7 @@ impl Parser<'_> {
 
     /// An expression of operators that bind at least so tight.
     fn operators(&mut self, least: u8) -> Parsed<Expression> {
-        let outer = self.enter()?;
+        let outer = self.enter(EXPRESSION)?;
         let start = self.token().span.start;
         let mut left = self.operand(least)?;
         let mut compared = false;
@@ -51,7 +51,7 @@ impl Parser<'_> {
             left.span.start = start;
             self.grow()?;
         }
-        self.leave(outer)?;
+        self.leave(EXPRESSION, outer)?;
         Ok(left)
     }
 
@@ -248,11 +248,14 @@ impl Parser<'_> {
     /// `column`, `alias.column` or `function(…)`.
     fn column_or_call(&mut self) -> Parsed<Expression> {
         let start = self.token().span.start;
-        let name = if self.sign_ahead(1, ".") {
-            self.any_name("an expression")?
-        } else {
-            self.name("an expression")?
-        };
+        let what = "an expression";
+        if self.at_reserved() && !self.sign_ahead(1, ".") {
+            // Of the words of the language these may well be meant as columns.
+            let column = self.at_any(&["order", "group", "by", "end"]);
+            let column = column && !self.word_ahead(1, "by");
+            return Err(if column { self.reserved(what) } else { self.expected(what, &[]) });
+        }
+        let name = self.any_name(what)?;
         if self.eat("(") {
             return self.call(name, start);
         }

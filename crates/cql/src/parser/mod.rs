@@ -17,6 +17,12 @@ use crate::span::{Diagnostic, Span};
 /// How deep parts may nest.
 const DEEPEST: u32 = 128;
 
+/// How many levels an expression takes.
+const EXPRESSION: u32 = 1;
+
+/// How many levels a query takes: it needs about as much more of the stack.
+const QUERY: u32 = 4;
+
 /// How high the tree may grow. A chain `a or b or …` is as high as it is long.
 const HIGHEST: u32 = 256;
 
@@ -164,14 +170,20 @@ impl<'a> Parser<'a> {
 
     /// Takes a name that must be there.
     fn name(&mut self, what: &str) -> Parsed<Identifier> {
+        if self.at_reserved() { Err(self.reserved(what)) } else { self.any_name(what) }
+    }
+
+    /// Whether a word is here that is a name in backticks only.
+    fn at_reserved(&self) -> bool {
         let token = self.token();
-        if token.kind == TokenKind::Word && words::is_reserved(self.written(token)) {
-            let word = self.written(token);
-            let help =
-                format!("`{word}` is a word of the language: as a name, put it in backticks");
-            return Err(self.expected(what, &[]).help(help));
-        }
-        self.any_name(what)
+        token.kind == TokenKind::Word && words::is_reserved(self.written(token))
+    }
+
+    /// The mistake that a word of the language stands where a name is expected.
+    fn reserved(&self, what: &str) -> Diagnostic {
+        let word = self.written(self.token());
+        let help = format!("`{word}` is a word of the language: as a name, put it in backticks");
+        self.expected(what, &[]).help(help)
     }
 
     /// Takes a name that must be there, and stands where no word of the language can.
@@ -209,21 +221,23 @@ impl<'a> Parser<'a> {
         self.any_name("a name").map(Some)
     }
 
-    /// Opens a part. What it returns is given to [`leave`](Self::leave).
-    fn enter(&mut self) -> Parsed<u32> {
-        if self.depth == DEEPEST {
+    /// Opens a part that takes so many levels. What it returns is given to
+    /// [`leave`](Self::leave).
+    fn enter(&mut self, levels: u32) -> Parsed<u32> {
+        if self.depth + levels > DEEPEST {
             let message = "this is nested too deeply";
-            let help = format!("at most {DEEPEST} levels are read");
+            let queries = DEEPEST / QUERY;
+            let help = format!("at most {DEEPEST} levels are read, or {queries} of queries");
             return Err(Diagnostic::new(self.token().span, message).help(help));
         }
-        self.depth += 1;
+        self.depth += levels;
         Ok(std::mem::take(&mut self.height))
     }
 
     /// Closes a part.
-    fn leave(&mut self, outer: u32) -> Parsed<()> {
+    fn leave(&mut self, levels: u32, outer: u32) -> Parsed<()> {
         self.grow()?;
-        self.depth -= 1;
+        self.depth -= levels;
         self.height = self.height.max(outer);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Queries, and what they select from.
 
-use super::{Parsed, Parser};
+use super::{DEEPEST, Parsed, Parser, QUERY};
 use crate::ast::{
     Expression, Identifier, JoinKind, OrderItem, Query, Select, SelectItem, SetExpression,
     SetOperation, TableReference, ToStream,
@@ -66,12 +66,12 @@ impl Parser<'_> {
 
     /// A query.
     pub(super) fn query(&mut self) -> Parsed<Query> {
-        let outer = self.enter()?;
+        let outer = self.enter(QUERY)?;
         let start = self.token().span.start;
         let body = self.set_expression()?;
         let order_by = if self.eat_word("order") { self.order_by()? } else { Vec::new() };
         let limit = if self.eat_word("limit") { Some(self.whole_number("a limit")?) } else { None };
-        self.leave(outer)?;
+        self.leave(QUERY, outer)?;
         let span = self.span_from(start);
         Ok(match body {
             // Nothing but brackets around a query.
@@ -326,15 +326,15 @@ impl Parser<'_> {
 
     fn table_in_brackets(&mut self) -> Parsed<TableReference> {
         let mut inner = 1;
-        while self.sign_ahead(inner, "(") && inner <= super::DEEPEST as usize {
+        while self.sign_ahead(inner, "(") && inner <= DEEPEST as usize {
             inner += 1;
         }
         if !self.query_ahead(inner) {
-            let outer = self.enter()?;
+            let outer = self.enter(QUERY)?;
             self.advance();
             let joined = self.joined()?;
             self.expect(")")?;
-            self.leave(outer)?;
+            self.leave(QUERY, outer)?;
             return Ok(joined);
         }
         self.advance();

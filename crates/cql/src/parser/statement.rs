@@ -10,6 +10,9 @@ use crate::value::Type;
 const BEGINNINGS: [&str; 9] =
     ["select", "query", "vquery", "vtable", "table", "create", "Istream", "Dstream", "Rstream"];
 
+/// What stands before a colon.
+const SECTIONS: [&str; 4] = ["query", "vquery", "vtable", "table"];
+
 /// Names of types.
 const TYPES: [(&str, Type); 13] = [
     ("integer", Type::Integer),
@@ -56,7 +59,10 @@ impl Parser<'_> {
             return Ok(Statement::Query(query));
         }
         let mistake = self.expected("a statement", &BEGINNINGS);
-        Err(if self.at_word("register") {
+        let section = SECTIONS.into_iter().find(|section| self.at_word(section));
+        Err(if let Some(section) = section {
+            mistake.help(format!("write `{section} : …`"))
+        } else if self.at_word("register") {
             mistake.help("write `table : register stream …`")
         } else {
             mistake
@@ -106,8 +112,7 @@ impl Parser<'_> {
             let help = "a view is `vquery : …; vtable : register stream Name(column type, …);`";
             return Err(Diagnostic::new(word.span, message).help(help));
         }
-        let sections = ["query", "vquery", "vtable", "table"];
-        Err(self.expected("`query`, `vquery`, `vtable` or `table`", &sections))
+        Err(self.expected("`query`, `vquery`, `vtable` or `table`", &SECTIONS))
     }
 
     /// `vquery : query; vtable : register stream Name(column type, …);`.
@@ -115,7 +120,7 @@ impl Parser<'_> {
         self.expect(":")?;
         let query = self.query()?;
         let ended = self.eat(";");
-        if !(self.at_word("vtable") && self.sign_ahead(1, ":")) {
+        if !self.at_word("vtable") {
             let goes_on = !ended && self.token().kind != TokenKind::End;
             if goes_on || self.failure.is_some() && self.token().kind == TokenKind::End {
                 return Err(self.expected_end());

@@ -12,7 +12,7 @@ const MICROSECOND: u64 = 1000;
 const SECOND: u64 = 1_000_000_000;
 
 /// Units of time, in nanoseconds.
-const UNITS: [(&str, u64); 19] = [
+const UNITS: [(&str, u64); 21] = [
     ("nanosecond", 1),
     ("nanoseconds", 1),
     ("ns", 1),
@@ -32,10 +32,9 @@ const UNITS: [(&str, u64); 19] = [
     ("hour", 3600 * SECOND),
     ("hours", 3600 * SECOND),
     ("h", 3600 * SECOND),
+    ("day", 24 * 3600 * SECOND),
+    ("days", 24 * 3600 * SECOND),
 ];
-
-/// Days are apart from these: `d` alone would be too easily a slip.
-const DAYS: [(&str, u64); 2] = [("day", 24 * 3600 * SECOND), ("days", 24 * 3600 * SECOND)];
 
 /// Why a number is no length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +61,8 @@ impl Parser<'_> {
                 mistake
             } else if self.at_word("slide") {
                 mistake.help("only `range` has a `slide`, and only one")
+            } else if matches!(kind, WindowKind::Rows(_)) && self.unit_here().is_some() {
+                mistake.help("a length of time follows `range`")
             } else {
                 mistake.help("a window ends with `]`")
             });
@@ -145,6 +146,11 @@ impl Parser<'_> {
         })
     }
 
+    /// The unit of time that is here, in nanoseconds.
+    fn unit_here(&self) -> Option<u64> {
+        UNITS.into_iter().find(|(word, _)| self.at_word(word)).map(|(_, unit)| unit)
+    }
+
     /// A unit of time, in nanoseconds; without one it is seconds.
     fn unit(&mut self) -> Parsed<u64> {
         let compat = self.options.stream_compat;
@@ -152,10 +158,9 @@ impl Parser<'_> {
         if token.kind != TokenKind::Word || self.at_word("slide") {
             return Ok(if compat { MICROSECOND } else { SECOND });
         }
-        let mut units = UNITS.into_iter().chain(DAYS);
-        let Some((_, unit)) = units.find(|(word, _)| self.at_word(word)) else {
+        let Some(unit) = self.unit_here() else {
             let mut words = vec!["slide"];
-            words.extend(UNITS.into_iter().chain(DAYS).map(|(word, _)| word));
+            words.extend(UNITS.map(|(word, _)| word));
             let mistake = self.expected("a unit of time or `]`", &words);
             return Err(if mistake.help.is_some() {
                 mistake
