@@ -1,7 +1,10 @@
 //! Plans of scripts.
 
+#[path = "common/check.rs"]
+mod check;
 mod common;
 
+use check::check;
 use common::{catalog, try_plan};
 use fathom_cql::catalog::Column;
 use fathom_cql::plan::Output;
@@ -11,7 +14,12 @@ use fathom_cql::{
 
 fn plan(text: &str) -> Planned {
     match try_plan(text) {
-        Ok(planned) => planned,
+        Ok(planned) => {
+            for query in &planned.queries {
+                check(&query.plan, &planned.catalog);
+            }
+            planned
+        }
         Err(wrong) => panic!("{}", wrong.render("text", text, false)),
     }
 }
@@ -74,7 +82,10 @@ fn the_papers_queries_have_plans() {
         let script = parse(text, &ParseOptions { stream_compat: true }).unwrap();
         let planned = plan_script(&script, &with_ip, &Parameters::new());
         let planned = planned.unwrap_or_else(|wrong| panic!("{}", wrong.render("", text, false)));
-        assert!(planned.queries.iter().all(|query| query.warnings.is_empty()));
+        for query in &planned.queries {
+            check(&query.plan, &planned.catalog);
+            assert_eq!(query.warnings, []);
+        }
     }
 }
 
@@ -414,4 +425,94 @@ fn long_and_deep_texts() {
     }
     let text = format!("select Size from IOstream where {between}");
     assert_eq!(try_plan(&text).unwrap_err().message, "the expression is too large");
+}
+
+/// Pieces of queries that fit together often enough.
+const PIECES: [&str; 44] = [
+    "select",
+    "*",
+    "count(*)",
+    "sum(Size)",
+    "Size",
+    "Path",
+    "io.Size",
+    "from",
+    "IOstream",
+    "Load as io",
+    "IOstream as io",
+    "[now]",
+    "[rows 2]",
+    "[partition by Path rows 1]",
+    "where",
+    "and",
+    "or",
+    "not",
+    "=",
+    "<",
+    "+",
+    "/",
+    "0",
+    "1",
+    "'x'",
+    "null",
+    "group by",
+    "having",
+    "order by",
+    "limit 3",
+    "union all",
+    "except",
+    "left join",
+    "on",
+    "(",
+    ")",
+    ",",
+    "max(",
+    "median(Size)",
+    "distinct",
+    "Istream(",
+    "Share",
+    "is null",
+    "as x",
+];
+
+#[test]
+fn mixed_up_texts_are_planned_or_refused() {
+    let texts = [
+        "select Size , count(*) from IOstream as io [now] where Size < 1 group by Size",
+        "select io.Size , Share from IOstream as io , Load where Size = Share and Path = 'x'",
+        "select distinct Size as x from IOstream [rows 2] union all select 1 from Load order by x",
+        "select max( Size ) as x from IOstream as io left join Load on Size = 1 having x < 1",
+        "Istream( select * from ( select Size , Path from IOstream [now] ) as io where Size = 0 )",
+    ];
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    let mut good = 0;
+    for round in 0..20_000 {
+        let mut words: Vec<&str> = texts[round % texts.len()].split(' ').collect();
+        for _ in 0..=round % 2 {
+            let at = random(words.len());
+            match random(3) {
+                0 => words[at] = PIECES[random(PIECES.len())],
+                1 => words.insert(at, PIECES[random(PIECES.len())]),
+                _ => drop(words.remove(at)),
+            }
+        }
+        let text = words.join(" ");
+        match try_plan(&text) {
+            Ok(planned) => {
+                good += 1;
+                for query in &planned.queries {
+                    check(&query.plan, &planned.catalog);
+                    assert!(!explain(&query.plan, &planned.catalog).contains('#'), "{text}");
+                }
+            }
+            Err(wrong) => assert!(text.get(wrong.span.range()).is_some(), "{text}: {wrong}"),
+        }
+    }
+    assert!(good > 1000, "{good}");
 }

@@ -6,6 +6,9 @@ use crate::ast::{BinaryOperator, UnaryOperator};
 use crate::plan::Expression;
 use crate::value::{Type, Value};
 
+/// The longest text that is put together here, in bytes.
+const LONGEST: usize = 4096;
+
 /// An operator of one operand.
 pub(super) fn unary(operator: UnaryOperator, operand: Expression) -> Expression {
     let folded = match (operator, &operand) {
@@ -85,6 +88,7 @@ fn constant(operator: BinaryOperator, left: &Value, right: &Value) -> Option<Val
             number.is_finite().then_some(Value::Float(number))
         }
         (Value::Text(left), Value::Text(right)) => match operator {
+            Operator::Concatenate if left.len() + right.len() > LONGEST => None,
             Operator::Concatenate => Some(Value::Text([&**left, &**right].concat().into())),
             _ => compare(operator, left.cmp(right)),
         },
