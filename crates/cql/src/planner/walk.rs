@@ -1,0 +1,117 @@
+//! Looking into expressions, and putting them together.
+
+use crate::ast::{BinaryOperator, UnaryOperator};
+use crate::plan::Expression;
+use crate::value::{Type, Value};
+
+use super::fold;
+
+/// Calls a function with each column that an expression uses.
+pub(super) fn each_column(expression: &Expression, visit: &mut dyn FnMut(usize)) {
+    match expression {
+        Expression::Column(column) => visit(*column),
+        Expression::Literal(_) => {}
+        Expression::Unary(_, operand)
+        | Expression::IsNull(operand)
+        | Expression::Cast(operand, _) => each_column(operand, visit),
+        Expression::Binary(_, left, right) | Expression::Like(left, right) => {
+            each_column(left, visit);
+            each_column(right, visit);
+        }
+        Expression::Case(branches, otherwise) => {
+            for (condition, value) in branches {
+                each_column(condition, visit);
+                each_column(value, visit);
+            }
+            if let Some(otherwise) = otherwise {
+                each_column(otherwise, visit);
+            }
+        }
+        Expression::Call(_, arguments) => {
+            for argument in arguments {
+                each_column(argument, visit);
+            }
+        }
+    }
+}
+
+/// Replaces each column that an expression uses.
+pub(super) fn map_columns(expression: &mut Expression, map: &dyn Fn(usize) -> usize) {
+    match expression {
+        Expression::Column(column) => *column = map(*column),
+        Expression::Literal(_) => {}
+        Expression::Unary(_, operand)
+        | Expression::IsNull(operand)
+        | Expression::Cast(operand, _) => map_columns(operand, map),
+        Expression::Binary(_, left, right) | Expression::Like(left, right) => {
+            map_columns(left, map);
+            map_columns(right, map);
+        }
+        Expression::Case(branches, otherwise) => {
+            for (condition, value) in branches {
+                map_columns(condition, map);
+                map_columns(value, map);
+            }
+            if let Some(otherwise) = otherwise {
+                map_columns(otherwise, map);
+            }
+        }
+        Expression::Call(_, arguments) => {
+            for argument in arguments {
+                map_columns(argument, map);
+            }
+        }
+    }
+}
+
+/// The parts of a conjunction; what is always true is left out.
+pub(super) fn conjuncts(expression: Expression) -> Vec<Expression> {
+    let mut parts = Vec::new();
+    let mut open = vec![expression];
+    while let Some(next) = open.pop() {
+        match next {
+            Expression::Binary(BinaryOperator::And, left, right) => {
+                open.push(*right);
+                open.push(*left);
+            }
+            Expression::Literal(Value::Boolean(true)) => {}
+            other => parts.push(other),
+        }
+    }
+    parts
+}
+
+/// Conditions, all of which or one of which must hold, as a tree that is not deep.
+pub(super) fn combine(operator: BinaryOperator, mut parts: Vec<Expression>) -> Expression {
+    match parts.len() {
+        0 => Expression::Literal(Value::Boolean(operator == BinaryOperator::And)),
+        1 => parts.remove(0),
+        count => {
+            let right = parts.split_off(count / 2);
+            fold::binary(operator, combine(operator, parts), combine(operator, right))
+        }
+    }
+}
+
+/// A condition, or its contrary.
+pub(super) fn negate_if(negated: bool, expression: Expression) -> Expression {
+    if negated { fold::unary(UnaryOperator::Not, expression) } else { expression }
+}
+
+/// Whether an expression has few values, however many rows there are.
+pub(super) fn is_finite(expression: &Expression, kind: Option<Type>) -> bool {
+    if matches!(kind, None | Some(Type::Boolean)) {
+        return true;
+    }
+    match expression {
+        Expression::Literal(_) => true,
+        Expression::Case(branches, otherwise) => {
+            branches.iter().all(|(_, value)| is_finite(value, kind))
+                && otherwise.as_ref().is_none_or(|value| is_finite(value, kind))
+        }
+        Expression::Binary(BinaryOperator::Remainder, _, right) => {
+            matches!(**right, Expression::Literal(Value::Integer(_)))
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,42 @@
+//! What tests of the planner share.
+
+use fathom_cql::catalog::{Catalog, StreamSchema};
+use fathom_cql::{Diagnostic, Parameters, ParseOptions, Planned, Type, Value, parse, plan_script};
+
+/// The streams of the tests.
+pub fn catalog() -> Catalog {
+    use Type::{Boolean, Float, Integer, Text};
+    let mut io = StreamSchema::new(
+        "IOstream",
+        &[
+            ("BlktapTS", Integer),
+            ("Type", Text),
+            ("IOOp", Text),
+            ("ReqId", Integer),
+            ("Sector", Integer),
+            ("Size", Integer),
+            ("VMName", Text),
+            ("VDisk", Text),
+            ("PDisk", Text),
+            ("FtrTS", Integer),
+            ("Path", Text),
+            ("Kind", Text),
+            ("Cgroup", Text),
+        ],
+    );
+    for alias in ["IOp", "IOPp", "IOP"] {
+        io.aliases.push((alias.to_owned(), "IOOp".to_owned()));
+    }
+    let load = StreamSchema::new("Load", &[("Host", Text), ("Share", Float), ("Up", Boolean)]);
+    Catalog { streams: vec![io, load] }
+}
+
+/// The plans of a text, or what is wrong with it.
+pub fn try_plan(text: &str) -> Result<Planned, Diagnostic> {
+    let parameters = Parameters::from([
+        ("limit".to_owned(), Value::Integer(4096)),
+        ("vm".to_owned(), Value::text("web")),
+    ]);
+    let script = parse(text, &ParseOptions::default())?;
+    plan_script(&script, &catalog(), &parameters)
+}

@@ -1,0 +1,257 @@
+//! What is wrong with scripts, and where.
+
+mod common;
+
+use common::try_plan;
+
+/// What is wrong, with the text at its place and the help.
+#[track_caller]
+fn assert_wrong(text: &str, place: &str, message: &str, help: Option<&str>) {
+    let wrong = try_plan(text).expect_err(text);
+    assert_eq!(wrong.message, message, "{text}");
+    assert_eq!(&text[wrong.span.range()], place, "{text}");
+    assert_eq!(wrong.help.as_deref(), help, "{text}");
+}
+
+#[test]
+fn names() {
+    assert_wrong(
+        "select * from I0stream",
+        "I0stream",
+        "there is no stream or view `I0stream`",
+        Some("did you mean `IOstream`?"),
+    );
+    assert_wrong(
+        "create view V as select * from v; select 1 from V",
+        "v",
+        "there is no stream or view `v`",
+        Some("a view cannot use itself"),
+    );
+    assert_wrong(
+        "create view V as select * from W; create view W as select * from IOstream",
+        "W",
+        "there is no stream or view `W`",
+        Some("it is defined further down: move it before its use"),
+    );
+    assert_wrong(
+        "create view Load as select * from IOstream",
+        "Load",
+        "there is a stream `Load` already",
+        Some("give it another name"),
+    );
+    assert_wrong(
+        "create view V as select * from Load; create stream V(a integer)",
+        "V",
+        "there is a view `V` already",
+        Some("give it another name"),
+    );
+    assert_wrong(
+        "select Sectr from IOstream",
+        "Sectr",
+        "there is no column `Sectr`",
+        Some("did you mean `Sector`?"),
+    );
+    assert_wrong(
+        "select io.Host from IOstream as io, Load",
+        "Host",
+        "`io` has no column `Host`",
+        None,
+    );
+    assert_wrong("select x.Size from IOstream as io", "x", "there is no `x` in this `from`", None);
+    assert_wrong(
+        "select Size from IOstream as a, IOstream as b",
+        "Size",
+        "`Size` is more than one column",
+        Some("say which: `a.Size` or `b.Size`"),
+    );
+    assert_wrong(
+        "select IOstream.Size from IOstream as a, IOstream as b",
+        "IOstream",
+        "`IOstream` is more than one of the sources here",
+        Some("use the alias"),
+    );
+    assert_wrong(
+        "select 1 from IOstream as a, Load as A",
+        "A",
+        "there are two `A` in this `from`",
+        Some("give each another name with `as`"),
+    );
+    assert_wrong(
+        "select x from (select Size as x, Sector as x from IOstream)",
+        "x",
+        "`x` is more than one column",
+        Some("give the columns different names with `as`"),
+    );
+    assert_wrong(
+        "select Size > $limt from IOstream",
+        "$limt",
+        "there is no parameter `$limt`",
+        Some("did you mean `limit`?"),
+    );
+    assert_wrong(
+        "select lowr(Path) from IOstream",
+        "lowr",
+        "there is no function `lowr`",
+        Some("did you mean `lower`?"),
+    );
+    assert_wrong(
+        "select * from IOstream [partition by Pth rows 1]",
+        "Pth",
+        "there is no column `Pth`",
+        Some("did you mean `Path`?"),
+    );
+    // The right side of `on` does not see what is joined later.
+    assert_wrong(
+        "select 1 from Load a join Load b on a.Host = c.Host join Load c on true",
+        "c",
+        "there is no `c` in this `from`",
+        Some("did you mean `a`?"),
+    );
+}
+
+#[test]
+fn types() {
+    let wrong = |condition: &str, place: &str, message: &str| {
+        let text = format!("select Size from IOstream where {condition}");
+        let wrong = try_plan(&text).expect_err(&text);
+        assert_eq!(wrong.message, message, "{text}");
+        assert_eq!(&text[wrong.span.range()], place, "{text}");
+    };
+    wrong("Size", "Size", "a condition wants boolean, and this is integer");
+    wrong("Size = 'x'", "Size = 'x'", "`=` is of two values of one type, not of integer and text");
+    wrong("Type + 1 = 2", "Type + 1", "`+` is of numbers, not of text and integer");
+    wrong("true + true = 1", "true + true", "`+` is of numbers, not of boolean and boolean");
+    wrong("Size || 'x' = ''", "Size || 'x'", "`||` is of texts, not of integer and text");
+    wrong("not Size", "Size", "`not` wants boolean, and this is integer");
+    wrong("-Type = 1", "Type", "`-` wants a number, and this is text");
+    wrong("Type = 'a' and Size", "Size", "`and` wants boolean, and this is integer");
+    wrong("Size like 'x'", "Size", "`like` wants text, and this is integer");
+    wrong("Size in (1, 'x')", "'x'", "`=` is of two values of one type, not of integer and text");
+    wrong(
+        "case when true then 1 else 'x' end = 1",
+        "'x'",
+        "the branches of `case` have different types: integer and text",
+    );
+    wrong("lower(Size) = 'x'", "Size", "`lower` wants text, and this is integer");
+    wrong("sqrt(Type) > 1", "Type", "`sqrt` wants a number, and this is text");
+    wrong("lower() = 'x'", "lower()", "`lower` takes one argument, not 0");
+    wrong("substring(Type) = 'x'", "substring(Type)", "`substring` takes 2 or 3 arguments, not 1");
+    wrong(
+        "coalesce(Size, Type) = 1",
+        "Type",
+        "`coalesce` wants arguments of one type, and this is text, not integer",
+    );
+}
+
+#[test]
+fn groups() {
+    assert_wrong(
+        "select Path, count(*) from IOstream group by VMName",
+        "Path",
+        "`Path` is neither grouped by nor in an aggregate",
+        Some("add it to `group by`, or ask for an aggregate: `max(Path)`"),
+    );
+    assert_wrong(
+        "select * from IOstream group by Path",
+        "*",
+        "`*` cannot be selected from groups",
+        Some("select what is grouped by, and aggregates"),
+    );
+    assert_wrong(
+        "select sum(max(Size)) from IOstream",
+        "max(Size)",
+        "there can be no aggregate `max` here",
+        Some("an aggregate cannot be in an aggregate: use a subquery or a view"),
+    );
+    assert_wrong(
+        "select Size from IOstream where count(*) > 1",
+        "count(*)",
+        "there can be no aggregate `count` here",
+        Some("conditions on aggregates go into `having`"),
+    );
+    assert_wrong(
+        "select 1 from IOstream group by max(Size)",
+        "max(Size)",
+        "there can be no aggregate `max` here",
+        Some("aggregates are of groups: they cannot be grouped by"),
+    );
+    let wrong = [
+        ("sum(Type)", "Type", "`sum` wants a number, and this is text"),
+        ("sum(*)", "sum(*)", "only `count` takes `*`, not `sum`"),
+        ("sum(Size, 1)", "sum(Size, 1)", "`sum` takes one argument, not 2"),
+        ("percentile(Size)", "percentile(Size)", "`percentile` takes 2 arguments, not 1"),
+        ("percentile(Size, 101)", "101", "a percentile is a number from 0 to 100"),
+        ("percentile(Size, Size)", "Size", "which percentile must be a constant"),
+    ];
+    for (item, place, message) in wrong {
+        let text = format!("select {item} from IOstream");
+        let wrong = try_plan(&text).expect_err(&text);
+        assert_eq!(wrong.message, message, "{text}");
+        assert_eq!(&text[wrong.span.range()], place, "{text}");
+    }
+}
+
+#[test]
+fn orders_and_sets() {
+    let message = "there is no selected expression number 2";
+    assert_wrong("select Size from IOstream order by 2", "2", message, None);
+    assert_wrong("select Size from IOstream [now] group by 2", "2", message, None);
+    assert_wrong(
+        "select distinct Size from IOstream order by Path",
+        "Path",
+        "`select distinct` is ordered by what it selects only",
+        None,
+    );
+    assert_wrong(
+        "select Size from Load union select Share from Load",
+        "Size",
+        "there is no column `Size`",
+        None,
+    );
+    assert_wrong(
+        "select Size, Path from IOstream union select Share from Load",
+        "select Size, Path from IOstream union select Share from Load",
+        "the left side has 2 columns and the right side 1 column",
+        None,
+    );
+    assert_wrong(
+        "select Path from IOstream except select Share from Load",
+        "select Path from IOstream except select Share from Load",
+        "column 1 is text on the left and float on the right",
+        None,
+    );
+}
+
+#[test]
+fn declarations() {
+    assert_wrong(
+        "create view V(a, b) as select Size from IOstream",
+        "V",
+        "`V` is declared with 2 columns, but its query gives 1 column",
+        None,
+    );
+    assert_wrong(
+        "create view V(a) as select * from Load",
+        "V",
+        "`V` is declared with 1 column, but its query gives 3 columns",
+        None,
+    );
+    assert_wrong(
+        "create view V(a integer) as select avg(Size) from IOstream",
+        "a",
+        "column `a` is declared integer, but the query gives float",
+        Some("declare it float, or use `cast(… as integer)`"),
+    );
+    assert_wrong(
+        "create view V(a, A) as select Size, Size from IOstream",
+        "A",
+        "there are two columns `A`",
+        None,
+    );
+    assert_wrong(
+        "vquery : Istream(select Size from IOstream); vtable : register relation V(a integer);",
+        "V",
+        "`V` is declared as a relation, but its query gives a stream",
+        Some("write `register stream`"),
+    );
+}
