@@ -1,1 +1,6 @@
 //! Standing queries over streams of events.
+
+pub mod read;
+mod schema;
+
+pub use schema::io_stream;
