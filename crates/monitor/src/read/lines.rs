@@ -52,12 +52,12 @@ impl Lines {
     }
 
     /// Finds the end of the line that the byte `from` is in. Only `wait` allows it to read.
-    pub fn find(&mut self, mut from: usize, wait: bool) -> io::Result<End> {
+    pub fn find(&mut self, from: usize, wait: bool) -> io::Result<End> {
+        let mut searched = from;
         loop {
             let held = &self.buffer[self.start..self.end];
-            let searched = &held[from.min(held.len())..];
-            if let Some(at) = memchr(b'\n', searched) {
-                let mut length = from + at;
+            if let Some(at) = memchr(b'\n', &held[searched.min(held.len())..]) {
+                let mut length = searched + at;
                 let next = length + 1;
                 if length > LONGEST {
                     return Ok(End::TooLong);
@@ -71,15 +71,16 @@ impl Lines {
                 return Ok(End::TooLong);
             }
             if self.ended {
-                return Ok(match searched.len() {
-                    0 => End::Input,
-                    _ => End::Line { length: held.len(), next: held.len() },
+                return Ok(if held.len() > from {
+                    End::Line { length: held.len(), next: held.len() }
+                } else {
+                    End::Input
                 });
             }
             if !wait {
                 return Ok(End::Wait);
             }
-            from = from.max(held.len());
+            searched = searched.max(held.len());
             self.fill()?;
         }
     }
