@@ -17,6 +17,7 @@ mod inspect;
 pub mod load;
 mod output;
 mod process;
+mod query;
 mod random;
 mod top;
 mod usage;
@@ -38,6 +39,8 @@ pub enum Command {
     Files(usage::FilesOptions),
     /// List slow requests, and tell all that is known of one
     ExplainIo(usage::ExplainOptions),
+    /// Run standing queries in CQL over recorded events
+    Query(Box<query::QueryOptions>),
     /// Start a virtual machine on Fathom's disks, or print its QEMU command line
     Vm(Box<vm::VmOptions>),
     /// Measure a disk, without a guest
@@ -71,6 +74,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Top(options) => top::run(options).map(done),
         Command::Files(options) => usage::files(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
+        Command::Query(options) => query::run(options).map(done),
         Command::Vm(options) => vm::run(options),
         Command::Bench(options) => bench::run(options).map(done),
         Command::Doctor(options) => doctor::run(options),

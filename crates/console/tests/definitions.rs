@@ -105,6 +105,7 @@ fn every_command_gets_a_manual_page() {
         "fathom-top",
         "fathom-files",
         "fathom-explain-io",
+        "fathom-query",
     ] {
         let text = fs::read_to_string(directory.path().join(format!("man1/{page}.1")));
         assert!(text.expect("the page is there").contains(".SH"), "{page}");
@@ -129,6 +130,7 @@ fn every_help_has_examples() {
         "top",
         "files",
         "explain-io",
+        "query",
         "inspect",
         "bench",
         "doctor",

@@ -1,7 +1,16 @@
 //! Standing queries over streams of events.
+//!
+//! The [`Engine`] runs the plans of `fathom-cql` over rows as they come. [`read`] turns bytes into
+//! rows, [`write`] turns results into bytes, and [`replay`] puts the three together.
 
 #![forbid(unsafe_code)]
 
 mod engine;
+pub mod read;
+pub mod replay;
+mod schema;
+pub mod write;
 
 pub use engine::{Delta, Engine, EngineStatistics, Tuple};
+pub use replay::{QueryError, ReplayRequest, ReplaySummary, ResultSink, replay};
+pub use schema::io_stream;

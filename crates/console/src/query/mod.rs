@@ -1,0 +1,244 @@
+//! `fathom query`: standing queries in CQL over a recorded stream of events.
+mod place;
+
+use std::{
+    fs,
+    io::{self, BufWriter},
+    path::PathBuf,
+};
+
+use clap::{Args, ValueEnum};
+use fathom_control::Nanoseconds;
+use fathom_cql::Value;
+use fathom_monitor::{
+    QueryError, ReplayRequest, ReplaySummary,
+    read::{ReadOptions, TimeUnit},
+    replay,
+    write::{Form, Printer, PrinterOptions},
+};
+
+use crate::failure::{Failure, Outcome, reason};
+
+/// Options of `fathom query`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A file is CSV whose first line names columns of IOstream, the text of blkparse, or a trace of
+CloudPhysics (vscsi) or Tencent; those packed by bzip2 are unpacked.
+
+A stream's rows are printed as they come, and of a relation what it holds at the end. With --deltas
+each change is printed: its time in nanoseconds, and + or -.
+
+Examples:
+  fathom query 'select * from IOstream where Size = 8' --replay events.csv
+  fathom query 'select VDisk, count(*) from IOstream group by VDisk' --replay trace.bz2 --csv
+  fathom query --file response-time.cql --replay table.tsv --stream-compat
+  fathom query --file slow.cql --param limit=20000 --replay events.csv --deltas --json
+  blkparse sda.blktrace.0 | fathom query --file seeks.cql --replay -")]
+pub struct QueryOptions {
+    /// The queries
+    #[arg(value_name = "CQL", required_unless_present = "file", conflicts_with = "file")]
+    text: Option<String>,
+    /// Read the queries from this file
+    #[arg(long, short, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Read events from this file (-: from standard input)
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+    /// Understand the queries as STREAM did: a second of a window is one unit of time, which is a
+    /// microsecond, and the time is column `FtrTS`, unless said otherwise
+    #[arg(long)]
+    stream_compat: bool,
+    /// Unit of the times in CSV; ns by default
+    #[arg(long, value_enum, value_name = "UNIT")]
+    time_unit: Option<Unit>,
+    /// Column of the time in CSV; `BlktapTS` by default
+    #[arg(long, value_name = "NAME")]
+    time_column: Option<String>,
+    /// Set $NAME in the queries: a number, true, false, null, or a text
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parameter)]
+    parameters: Vec<(String, Value)>,
+    /// Wait so long for events that come out of order
+    #[arg(long, value_name = "TIME")]
+    limit_lateness: Option<Nanoseconds>,
+    /// Print an object of JSON a row
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+    /// Print CSV
+    #[arg(long)]
+    csv: bool,
+    /// Print each change, with its time and sign
+    #[arg(long)]
+    deltas: bool,
+}
+
+/// A unit of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Unit {
+    /// Nanoseconds
+    Ns,
+    /// Microseconds
+    Us,
+    /// Milliseconds
+    Ms,
+    /// Seconds
+    S,
+}
+
+impl From<Unit> for TimeUnit {
+    fn from(unit: Unit) -> Self {
+        match unit {
+            Unit::Ns => Self::Nanoseconds,
+            Unit::Us => Self::Microseconds,
+            Unit::Ms => Self::Milliseconds,
+            Unit::S => Self::Seconds,
+        }
+    }
+}
+
+/// Reads `NAME=VALUE`. What is no number and no word of the language is a text; quotes make one of
+/// everything.
+fn parameter(text: &str) -> Result<(String, Value), String> {
+    let (name, value) = text.split_once('=').ok_or("write it like limit=20000")?;
+    let name = name.strip_prefix('$').unwrap_or(name);
+    let begins = |c: char| c.is_ascii_alphabetic() || c == '_';
+    if !name.starts_with(begins) || !name.chars().all(|c| begins(c) || c.is_ascii_digit()) {
+        return Err(format!("{name:?} is no name"));
+    }
+    let quoted = |quote| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
+    let number = value.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
+    let value = if let Some(text) = quoted('\'').or_else(|| quoted('"')) {
+        Value::text(text)
+    } else if let Ok(integer) = value.parse() {
+        Value::Integer(integer)
+    } else if let (true, Ok(float)) = (number, value.parse()) {
+        Value::Float(float)
+    } else {
+        match value.to_ascii_lowercase().as_str() {
+            "true" => Value::Boolean(true),
+            "false" => Value::Boolean(false),
+            "null" => Value::Null,
+            _ => Value::text(value),
+        }
+    };
+    Ok((name.to_owned(), value))
+}
+
+impl QueryOptions {
+    fn request(&self) -> Outcome<ReplayRequest> {
+        let Some(file) = self.replay.clone() else {
+            return Err(Failure::usage("queries over the daemon's disks are not there yet")
+                .advise("name a file of events with --replay FILE"));
+        };
+        let script = match (&self.file, &self.text) {
+            (Some(path), _) => {
+                fs::read_to_string(path).map_err(|error| Failure::io("read", path, &error))?
+            }
+            (None, text) => text.clone().unwrap_or_default(),
+        };
+        let (column, unit) = if self.stream_compat {
+            (Some("FtrTS".to_owned()), TimeUnit::Microseconds)
+        } else {
+            (None, TimeUnit::Nanoseconds)
+        };
+        Ok(ReplayRequest {
+            script,
+            parameters: self.parameters.clone(),
+            stream_compatible: self.stream_compat,
+            file,
+            read: ReadOptions {
+                time_column: self.time_column.clone().or(column),
+                time_unit: self.time_unit.map_or(unit, TimeUnit::from),
+            },
+            lateness_ns: self.limit_lateness.map(|time| time.0),
+        })
+    }
+
+    fn form(&self) -> Form {
+        match (self.json, self.csv) {
+            (true, _) => Form::Json,
+            (false, true) => Form::Csv,
+            (false, false) => Form::Table,
+        }
+    }
+}
+
+/// Carries out the command.
+pub fn run(options: &QueryOptions) -> Outcome {
+    let request = options.request()?;
+    let out = BufWriter::new(io::stdout().lock());
+    let form = PrinterOptions { form: options.form(), deltas: options.deltas };
+    let mut printer = Printer::new(out, form);
+    let summary = replay(&request, &mut printer);
+    // What was found before an error is printed too.
+    let finished = printer.finish().map(drop).map_err(QueryError::Write);
+    let outcome = summary.and_then(|summary| finished.map(|()| summary));
+    match outcome {
+        Ok(summary) => {
+            tell(&summary);
+            Ok(())
+        }
+        // A reader who has left is no failure.
+        Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(failure(&request.script, error)),
+    }
+}
+
+/// Says on standard error what of the input is not in the result.
+fn tell(summary: &ReplaySummary) {
+    for note in &summary.read.notes {
+        eprintln!("{note}");
+    }
+    match summary.read.bad {
+        0 => {}
+        1 => eprintln!("1 line made no sense and was passed over"),
+        bad => eprintln!("{bad} lines made no sense and were passed over"),
+    }
+    if summary.late > 0 {
+        let what = "came too late and do not count: allow more with --limit-lateness";
+        eprintln!("{} events {what}", summary.late);
+    }
+}
+
+fn failure(script: &str, error: QueryError) -> Failure {
+    match error {
+        QueryError::Script(diagnostics) => place::failure(script, &diagnostics),
+        QueryError::Request(what) => Failure::usage(what),
+        QueryError::Read(error) => {
+            let failure = Failure::new(error.to_string());
+            error
+                .help()
+                .map_or_else(|| Failure::new(error.to_string()), |help| failure.advise(help))
+        }
+        QueryError::Write(error) => {
+            Failure::new(format!("cannot write the result: {}", reason(&error)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_have_types() {
+        for (text, value) in [
+            ("a=7", Value::Integer(7)),
+            ("$a=-7", Value::Integer(-7)),
+            ("a=0.5", Value::Float(0.5)),
+            ("a=1e3", Value::Float(1000.0)),
+            ("a=TRUE", Value::Boolean(true)),
+            ("a=null", Value::Null),
+            ("a=inf", Value::text("inf")),
+            ("a='7'", Value::text("7")),
+            ("a=\"null\"", Value::text("null")),
+            ("a=x=y", Value::text("x=y")),
+            ("a=", Value::text("")),
+            ("a='", Value::text("'")),
+        ] {
+            assert_eq!(parameter(text), Ok(("a".to_owned(), value)), "{text}");
+        }
+        for text in ["a", "=7", "1a=7", "a b=7"] {
+            assert!(parameter(text).is_err(), "{text}");
+        }
+    }
+}

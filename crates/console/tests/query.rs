@@ -1,0 +1,40 @@
+//! `fathom query`: its options, and how it fails.
+mod common;
+
+use std::fs;
+
+use common::run;
+
+const QUERY: &str = "select * from IOstream";
+
+#[test]
+fn what_it_cannot_do_it_says() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path();
+    let (status, _, stderr) = run(path, &["query", QUERY]);
+    assert!(status == 2 && stderr.contains("--replay"), "{stderr}");
+    assert_eq!(run(path, &["query", "--replay", "x.csv"]).0, 2);
+    assert_eq!(run(path, &["query", QUERY, "--file", "x.cql", "--replay", "x.csv"]).0, 2);
+    assert_eq!(run(path, &["query", QUERY, "--replay", "x.csv", "--json", "--csv"]).0, 2);
+    assert_eq!(run(path, &["query", QUERY, "--replay", "x.csv", "--param", "x"]).0, 2);
+    let (status, _, stderr) = run(path, &["query", QUERY, "--replay", "x.csv"]);
+    assert!(status == 1 && stderr.contains("cannot read x.csv: No such file"), "{stderr}");
+    let (status, _, stderr) = run(path, &["query", "--file", "x.cql", "--replay", "x.csv"]);
+    assert!(status == 1 && stderr.contains("cannot read x.cql"), "{stderr}");
+    fs::write(path.join("x.csv"), "Sector,Size\n1,2\n").expect("it is written");
+    let (status, _, stderr) = run(path, &["query", QUERY, "--replay", "x.csv"]);
+    assert!(status == 1 && stderr.contains("→ name one with --time-column"), "{stderr}");
+    let (status, _, stderr) = run(path, &["query", QUERY, "--replay", "x.csv", "--stream-compat"]);
+    assert!(status == 1 && stderr.contains("no column FtrTS"), "{stderr}");
+}
+
+#[test]
+fn lines_that_were_passed_over_are_told() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path();
+    fs::write(path.join("x.csv"), "BlktapTS,Size\n1,2\n2,two\n").expect("it is written");
+    let (status, _, stderr) = run(path, &["query", QUERY, "--replay", "x.csv", "--json"]);
+    assert_eq!(status, 0, "{stderr}");
+    assert!(stderr.contains("x.csv:3: Size is \"two\", which is no integer"), "{stderr}");
+    assert!(stderr.contains("1 line made no sense"), "{stderr}");
+}

@@ -1,0 +1,201 @@
+//! Fields: their types, and the columns that formats other than CSV fill.
+
+use fathom_cql::catalog::StreamSchema;
+use fathom_cql::{Row, Type, Value};
+
+use super::intern::Texts;
+use super::{TimeUnit, shown};
+
+/// The longest field: a path may be of 4,096 bytes.
+pub const LONGEST_FIELD: usize = 8 << 10;
+
+/// Whether a column is asked for.
+pub fn asked(wanted: &[bool], column: usize) -> bool {
+    wanted.get(column).copied().unwrap_or(false)
+}
+
+/// A decimal integer of 64 bits.
+pub fn integer(bytes: &[u8]) -> Option<i64> {
+    let (negative, digits) = match bytes {
+        [b'-', rest @ ..] => (true, rest),
+        [b'+', rest @ ..] => (false, rest),
+        _ => (false, bytes),
+    };
+    if digits.is_empty() {
+        return None;
+    }
+    let mut value = 0_i64;
+    if digits.len() <= 18 {
+        for &byte in digits {
+            let digit = byte.wrapping_sub(b'0');
+            if digit > 9 {
+                return None;
+            }
+            value = value * 10 + i64::from(digit);
+        }
+        return Some(if negative { -value } else { value });
+    }
+    for &byte in digits {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        // Below zero there is one number more.
+        value = value.checked_mul(10)?.checked_sub(i64::from(digit))?;
+    }
+    if negative { Some(value) } else { value.checked_neg() }
+}
+
+/// An integer that counts: from 0 on.
+pub fn count(bytes: &[u8]) -> Option<i64> {
+    integer(bytes).filter(|&value| value >= 0)
+}
+
+/// The value of a field, or what is wrong with it. An empty one is null, unless it is a text in
+/// quotes.
+pub fn value(
+    field: &[u8],
+    quoted: bool,
+    kind: Type,
+    name: &str,
+    texts: &mut Texts,
+) -> Result<Value, String> {
+    if field.is_empty() && !(quoted && kind == Type::Text) {
+        return Ok(Value::Null);
+    }
+    if field.len() > LONGEST_FIELD {
+        return Err(format!("{name} has {} bytes, {LONGEST_FIELD} is the most", field.len()));
+    }
+    let value = match kind {
+        Type::Text => return Ok(texts.value(field)),
+        Type::Integer => integer(field.trim_ascii()).map(Value::Integer),
+        Type::Float => {
+            let text = std::str::from_utf8(field).ok();
+            text.and_then(|text| text.trim().parse().ok()).map(Value::Float)
+        }
+        Type::Boolean => match field.trim_ascii() {
+            b"1" => Some(true),
+            b"0" => Some(false),
+            word if word.eq_ignore_ascii_case(b"true") => Some(true),
+            word if word.eq_ignore_ascii_case(b"false") => Some(false),
+            _ => None,
+        }
+        .map(Value::Boolean),
+    };
+    value.ok_or_else(|| format!("{name} is {}, which is no {kind}", shown(field)))
+}
+
+/// The columns of the stream of I/O events that traces can fill, those that are asked for.
+#[derive(Clone, Debug)]
+pub struct EventColumns {
+    width: usize,
+    unit: TimeUnit,
+    columns: [Option<usize>; EventColumn::Flags as usize + 1],
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are the columns'")]
+pub enum EventColumn {
+    Time,
+    Type,
+    Operation,
+    Request,
+    Sector,
+    Size,
+    VDisk,
+    Process,
+    ProcessId,
+    Error,
+    Flags,
+}
+
+/// The order is that of [`EventColumn`].
+const NAMES: [(&str, Type); EventColumn::Flags as usize + 1] = [
+    ("BlktapTS", Type::Integer),
+    ("Type", Type::Text),
+    ("IOOp", Type::Text),
+    ("ReqId", Type::Integer),
+    ("Sector", Type::Integer),
+    ("Size", Type::Integer),
+    ("VDisk", Type::Text),
+    ("Process", Type::Text),
+    ("ProcessId", Type::Integer),
+    ("Error", Type::Text),
+    ("Flags", Type::Integer),
+];
+
+impl EventColumns {
+    /// Where the columns are in a schema.
+    pub fn new(schema: &StreamSchema, wanted: &[bool], unit: TimeUnit) -> Self {
+        let fits =
+            |column: &usize, kind| asked(wanted, *column) && schema.columns[*column].kind == kind;
+        let columns = NAMES.map(|(name, kind)| schema.find(name).filter(|c| fits(c, kind)));
+        Self { width: schema.columns.len(), unit, columns }
+    }
+
+    /// A row with its time alone.
+    pub fn row(&self, time_ns: i64) -> Row {
+        let mut row = vec![Value::Null; self.width];
+        if let Some(column) = self.columns[EventColumn::Time as usize] {
+            row[column] = Value::Integer(time_ns / self.unit.nanoseconds());
+        }
+        row
+    }
+
+    /// Fills a column with a value of its type.
+    pub fn value(&self, row: &mut Row, column: EventColumn, value: Value) {
+        if let Some(column) = self.columns[column as usize] {
+            row[column] = value;
+        }
+    }
+
+    /// Fills a column with an integer.
+    pub fn integer(&self, row: &mut Row, column: EventColumn, value: i64) {
+        if let Some(column) = self.columns[column as usize] {
+            row[column] = Value::Integer(value);
+        }
+    }
+
+    /// Fills a column with a text.
+    pub fn text(&self, row: &mut Row, column: EventColumn, value: &[u8], texts: &mut Texts) {
+        if let Some(column) = self.columns[column as usize] {
+            row[column] = texts.value(value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_have_64_bits() {
+        for good in [0, 1, -1, 999_999_999_999_999_999, i64::MAX, i64::MIN, i64::MIN + 1] {
+            assert_eq!(integer(good.to_string().as_bytes()), Some(good));
+        }
+        assert_eq!(integer(b"+0000000000000000000000000007"), Some(7));
+        for bad in ["", "-", "+", "1.0", " 1", "9223372036854775808", "-9223372036854775809", "1-"]
+        {
+            assert_eq!(integer(bad.as_bytes()), None, "{bad}");
+        }
+        assert_eq!((count(b"-1"), count(b"1")), (None, Some(1)));
+    }
+
+    #[test]
+    fn fields_become_values() {
+        let mut texts = Texts::new();
+        let mut of = |field: &str, quoted, kind| {
+            value(field.as_bytes(), quoted, kind, "X", &mut texts).map_err(|text| text.len() > 5)
+        };
+        assert_eq!(of("", false, Type::Text), Ok(Value::Null));
+        assert_eq!(of("", true, Type::Text), Ok(Value::text("")));
+        assert_eq!(of("", true, Type::Integer), Ok(Value::Null));
+        assert_eq!(of(" 7 ", false, Type::Integer), Ok(Value::Integer(7)));
+        assert_eq!(of("1e3", false, Type::Float), Ok(Value::Float(1000.0)));
+        assert_eq!(of("TRUE", false, Type::Boolean), Ok(Value::Boolean(true)));
+        assert_eq!(of("yes", false, Type::Boolean), Err(true));
+        assert_eq!(of("seven", false, Type::Integer), Err(true));
+        assert_eq!(of(&"x".repeat(LONGEST_FIELD + 1), false, Type::Text), Err(true));
+    }
+}

@@ -1,0 +1,256 @@
+//! Readers: bytes become events.
+//!
+//! [`open`] finds out by its content what a file is and gives the [`Reader`] for it. A file is
+//! nobody's word to be relied on: lines, fields, tables and waits are bounded, and a line that
+//! makes no sense is counted, told (the first few) and passed over, until there are too many.
+//! Events come as they are in the file, also out of order.
+
+mod blkparse;
+mod columns;
+mod csv;
+mod intern;
+mod lines;
+mod recognise;
+mod source;
+mod tencent;
+mod text;
+mod vscsi;
+
+use std::fmt;
+use std::io::{self, Read};
+use std::path::Path;
+
+use fathom_cql::Row;
+use fathom_cql::catalog::StreamSchema;
+
+/// The most rows that a batch has.
+pub const BATCH_ROWS: usize = 4096;
+/// The last instant that an event may have, in nanoseconds; windows reach beyond it without
+/// overflow. Events have no instants below 0.
+pub const LAST_TIME_NS: i64 = i64::MAX / 4;
+
+/// How many messages about bad lines are kept.
+const NOTES: usize = 5;
+/// So many bad lines are never too many.
+const BAD_LINES: u64 = 100;
+
+/// Rows of one stream.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// The instant of each row.
+    pub times_ns: Vec<i64>,
+    /// The rows, as wide as the stream's schema.
+    pub rows: Vec<Row>,
+}
+
+impl Batch {
+    /// Takes everything out.
+    pub fn clear(&mut self) {
+        self.times_ns.clear();
+        self.rows.clear();
+    }
+
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    fn push(&mut self, time_ns: i64, row: Row) {
+        self.times_ns.push(time_ns);
+        self.rows.push(row);
+    }
+}
+
+/// Something that gives events.
+pub trait Reader: Send {
+    /// Puts the next rows in place of what is in `batch`: at least one, or none and `false` at the
+    /// end. It waits for the input only while it has nothing to give.
+    ///
+    /// # Errors
+    /// When the input cannot be read, or too much of it makes no sense. Rows that were read before
+    /// have been given.
+    fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, ReadError>;
+
+    /// What has been read so far.
+    fn report(&self) -> &ReadReport;
+}
+
+/// What a reader has read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadReport {
+    /// The events.
+    pub events: u64,
+    /// The lines or records that made no sense.
+    pub bad: u64,
+    /// What was noticed: each `file:line: what`, the first few only.
+    pub notes: Vec<String>,
+}
+
+/// The unit of a column of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TimeUnit {
+    /// Nanoseconds.
+    #[default]
+    Nanoseconds,
+    /// Microseconds, as in the monitoring paper's tables.
+    Microseconds,
+    /// Milliseconds.
+    Milliseconds,
+    /// Seconds.
+    Seconds,
+}
+
+impl TimeUnit {
+    /// Its length.
+    pub fn nanoseconds(self) -> i64 {
+        match self {
+            Self::Nanoseconds => 1,
+            Self::Microseconds => 1_000,
+            Self::Milliseconds => 1_000_000,
+            Self::Seconds => 1_000_000_000,
+        }
+    }
+}
+
+/// How a file is to be understood.
+#[derive(Clone, Debug, Default)]
+pub struct ReadOptions {
+    /// The column that says when a row came; `None` is the schema's first. Formats other than CSV
+    /// have one time only.
+    pub time_column: Option<String>,
+    /// The unit of that column. Formats that know their unit give their times in this one.
+    pub time_unit: TimeUnit,
+}
+
+/// Why a file cannot be read.
+#[derive(Debug)]
+pub struct ReadError {
+    message: String,
+    help: Option<String>,
+}
+
+impl ReadError {
+    fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), help: None }
+    }
+
+    fn io(name: &str, error: &io::Error) -> Self {
+        let text = error.to_string();
+        let reason = text.split(" (os error").next().unwrap_or_default();
+        Self::new(format!("cannot read {name}: {reason}"))
+    }
+
+    fn advise(self, help: impl Into<String>) -> Self {
+        Self { help: Some(help.into()), ..self }
+    }
+
+    /// What to do, where there is something.
+    pub fn help(&self) -> Option<&str> {
+        self.help.as_deref()
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+/// Opens a file, or standard input for `-`. Columns that are not `wanted` are null in every row.
+///
+/// # Errors
+/// When it cannot be read, or is in no format that is known.
+pub fn open(
+    path: &Path,
+    schema: &StreamSchema,
+    wanted: &[bool],
+    options: &ReadOptions,
+) -> Result<Box<dyn Reader>, ReadError> {
+    if path.as_os_str() == "-" {
+        return from_bytes("standard input", io::stdin(), schema, wanted, options);
+    }
+    let name = path.display().to_string();
+    let file = std::fs::File::open(path).map_err(|error| ReadError::io(&name, &error))?;
+    from_bytes(&name, file, schema, wanted, options)
+}
+
+/// Like [`open`], for bytes from anywhere; messages call them `name`.
+///
+/// # Errors
+/// See [`open`].
+pub fn from_bytes(
+    name: &str,
+    bytes: impl Read + Send + 'static,
+    schema: &StreamSchema,
+    wanted: &[bool],
+    options: &ReadOptions,
+) -> Result<Box<dyn Reader>, ReadError> {
+    recognise::reader(name, Box::new(bytes), schema, wanted, options)
+}
+
+/// Counts lines and what is wrong with them.
+#[derive(Debug)]
+struct Tally {
+    name: String,
+    lines: u64,
+    report: ReadReport,
+}
+
+impl Tally {
+    fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), lines: 0, report: ReadReport::default() }
+    }
+
+    fn note(&mut self, line: u64, what: &str) {
+        if self.report.notes.len() < NOTES {
+            self.report.notes.push(format!("{}:{line}: {what}", self.name));
+        }
+    }
+
+    /// A line is bad; an error when these are too many.
+    fn bad(&mut self, line: u64, what: &str) -> Result<(), ReadError> {
+        self.report.bad += 1;
+        self.note(line, what);
+        let (bad, lines) = (self.report.bad, self.lines.max(self.report.bad));
+        if bad > BAD_LINES && bad > lines / 100 {
+            let what = format!("{}:{line}: {what}; {bad} of {lines} lines are bad", self.name);
+            return Err(ReadError::new(what).advise("is this the file that was meant?"));
+        }
+        Ok(())
+    }
+
+    /// A batch is full, or the input has ended.
+    fn batch(&mut self, batch: &Batch) -> Result<bool, ReadError> {
+        self.report.events += batch.len() as u64;
+        if self.report.events == 0 && self.report.bad > 0 {
+            let first = self.report.notes.last().map_or("nothing makes sense", String::as_str);
+            return Err(ReadError::new(format!("{first}; no line of the file is good")));
+        }
+        Ok(!batch.is_empty())
+    }
+
+    fn io(&self, error: &io::Error) -> ReadError {
+        ReadError::io(&self.name, error)
+    }
+}
+
+/// A text of the file as messages show it.
+fn shown(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(160)]);
+    let short: String = text.chars().take(40).collect();
+    let more = if short.len() < bytes.len() { "…" } else { "" };
+    format!("{short:?}{more}")
+}
+
+/// A time in nanoseconds, if it is one that events may have.
+fn instant(value: i64, unit: TimeUnit) -> Option<i64> {
+    let time = value.checked_mul(unit.nanoseconds())?;
+    (0..=LAST_TIME_NS).contains(&time).then_some(time)
+}

@@ -1,0 +1,95 @@
+//! What a file is, by its content.
+
+use std::io::{Cursor, Read};
+
+use fathom_cql::catalog::StreamSchema;
+
+use super::columns::EventColumns;
+use super::csv::{self, Csv};
+use super::lines::{LONGEST, Lines, read_full, read_some};
+use super::source::{self, Source};
+use super::vscsi::{self, Vscsi};
+use super::{ReadError, ReadOptions, Reader, blkparse, tencent};
+
+/// So many bytes at least are looked at, if the file has them.
+const HEAD: usize = 128;
+/// The mark of bzip2's first block, behind `BZh` and a digit.
+const BZIP2_BLOCK: &[u8] = b"\x31\x41\x59\x26\x53\x59";
+/// Other ways to pack a file: how it begins, and what unpacks it.
+const PACKED: [(&[u8], &str, &str); 4] = [
+    (b"\x1f\x8b", "gzip", "gzip -dc"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -dc"),
+    (b"\xfd7zXZ\0", "xz", "xz -dc"),
+    (b"\x04\x22\x4d\x18", "lz4", "lz4 -dc"),
+];
+
+/// The beginning of a file, with its first line that is not blank, and all of the file.
+fn head(name: &str, mut source: Source) -> Result<(Vec<u8>, Source), ReadError> {
+    let failed = |error| ReadError::io(name, &error);
+    let mut head = vec![0; LONGEST + 1024];
+    let mut held = read_full(&mut source, &mut head[..HEAD]).map_err(failed)?;
+    while held < head.len() && first_line(&head[..held], false).is_none() {
+        match read_some(&mut source, &mut head[held..]).map_err(failed)? {
+            0 => break,
+            read => held += read,
+        }
+    }
+    head.truncate(held);
+    let all = Box::new(Cursor::new(head.clone()).chain(source));
+    Ok((head, all))
+}
+
+/// The first line that is not blank; one without an end only if the file is at its end.
+fn first_line(head: &[u8], ended: bool) -> Option<&[u8]> {
+    let mut rest = head;
+    while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
+        let line = &rest[..end];
+        if !line.trim_ascii().is_empty() {
+            return Some(line.strip_suffix(b"\r").unwrap_or(line));
+        }
+        rest = &rest[end + 1..];
+    }
+    (ended && !rest.trim_ascii().is_empty()).then_some(rest)
+}
+
+/// The reader for a file.
+pub fn reader(
+    name: &str,
+    source: Source,
+    schema: &StreamSchema,
+    wanted: &[bool],
+    options: &ReadOptions,
+) -> Result<Box<dyn Reader>, ReadError> {
+    let (mut head_bytes, mut source) = head(name, source)?;
+    if head_bytes.starts_with(b"BZh") && head_bytes.get(4..10) == Some(BZIP2_BLOCK) {
+        source = source::bzip2(name, source)?;
+        (head_bytes, source) = head(name, source)?;
+    }
+    for (magic, what, program) in PACKED {
+        if head_bytes.starts_with(magic) {
+            return Err(ReadError::new(format!("{name} is packed by {what}"))
+                .advise(format!("unpack it: {program} FILE | fathom query --replay - …")));
+        }
+    }
+    let columns = EventColumns::new(schema, wanted, options.time_unit);
+    if let Some(version) = vscsi::version(&head_bytes) {
+        return Ok(Box::new(Vscsi::new(name, source, version, columns)));
+    }
+    let Some(line) = first_line(&head_bytes, true) else {
+        return Err(ReadError::new(format!("{name} is empty")));
+    };
+    let lines = Lines::new(source);
+    if csv::is_header(line, schema) {
+        return Ok(Box::new(Csv::new(name, lines, schema, wanted, options)?));
+    }
+    if blkparse::is_line(line) {
+        return Ok(Box::new(blkparse::reader(name, lines, columns)));
+    }
+    if tencent::is_line(line) {
+        return Ok(Box::new(tencent::reader(name, lines, columns)));
+    }
+    Err(ReadError::new(format!("{name} is in no format that is known")).advise(
+        "known are CSV whose first line names columns, text of blkparse, and traces of \
+         CloudPhysics (vscsi) and Tencent",
+    ))
+}
