@@ -4,9 +4,11 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use fathom_cql::catalog::{Column, StreamSchema};
-use fathom_cql::{Diagnostic, Row, Value};
+use fathom_cql::catalog::{Catalog, Column, StreamSchema};
+use fathom_cql::plan::{Output, Plan};
+use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 
+use crate::engine::Engine;
 use crate::io_stream;
 use crate::read::{self, Batch, ReadError, ReadOptions, ReadReport, Reader};
 
@@ -50,24 +52,7 @@ pub trait ResultSink {
     ///
     /// # Errors
     /// See [`begin`](Self::begin).
-    fn delta(&mut self, query: usize, time_ns: i64, count: i64, row: &Row) -> io::Result<()>;
-}
-
-/// What runs the queries.
-pub trait Engine {
-    /// A row of an input came. Rows come in any order.
-    fn push(&mut self, source: usize, time_ns: i64, row: Row);
-
-    /// Nothing before `to_ns` comes any more: gives what is known then.
-    ///
-    /// # Errors
-    /// When the results cannot be written.
-    fn advance(&mut self, to_ns: i64, out: &mut dyn ResultSink) -> io::Result<()>;
-
-    /// How many rows came after it was said that they would not.
-    fn late(&self) -> u64 {
-        0
-    }
+    fn delta(&mut self, query: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()>;
 }
 
 /// Why a query has no result.
@@ -111,7 +96,8 @@ impl From<io::Error> for QueryError {
     }
 }
 
-/// Runs a script's queries over a file, and tells `sink` what they give.
+/// Runs a script's queries over a file, and tells `sink` what they give. Time ends with the last
+/// event.
 ///
 /// # Errors
 /// When something is wrong with the script, the file cannot be read or the results cannot be
@@ -120,115 +106,171 @@ pub fn replay(
     request: &ReplayRequest,
     sink: &mut dyn ResultSink,
 ) -> Result<ReplaySummary, QueryError> {
-    let Prepared { mut engine, source, schema, wanted } = prepare(request, sink)?;
-    let mut reader = read::open(&request.file, &schema, &wanted, &request.read)?;
-    let lateness = request.lateness_ns.unwrap_or(0);
-    run(&mut *reader, &mut *engine, source, lateness, sink)
+    let script = Script::prepare(
+        &request.script,
+        &request.parameters,
+        ParseOptions { stream_compat: request.stream_compatible },
+    )?;
+    let wanted = vec![true; script.schema.columns.len()];
+    let mut reader = read::open(&request.file, &script.schema, &wanted, &request.read)?;
+    script.run(&mut *reader, request.lateness_ns.unwrap_or(0), sink)
 }
 
 /// A script that is ready to run.
-struct Prepared {
-    engine: Box<dyn Engine>,
-    /// The input that the file is.
+#[derive(Clone, Debug)]
+pub struct Script {
+    planned: Planned,
     source: usize,
     schema: StreamSchema,
-    /// The columns of it that the queries use.
-    wanted: Vec<bool>,
 }
 
-/// Parses and plans the script, begins its queries at `sink`, and makes the engine for them.
-///
-/// TODO: the engine is to be plugged in here. Until then events are read and nothing comes out.
-#[allow(clippy::unnecessary_wraps, reason = "scripts have errors")]
-fn prepare(_request: &ReplayRequest, _sink: &mut dyn ResultSink) -> Result<Prepared, QueryError> {
-    struct Unplugged;
-    impl Engine for Unplugged {
-        fn push(&mut self, _source: usize, _time_ns: i64, _row: Row) {}
-
-        fn advance(&mut self, _to_ns: i64, _out: &mut dyn ResultSink) -> io::Result<()> {
-            Ok(())
+impl Script {
+    /// Parses and plans a script over the stream of events.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn prepare(
+        text: &str,
+        parameters: &[(String, Value)],
+        options: ParseOptions,
+    ) -> Result<Self, QueryError> {
+        let wrong = |diagnostic| QueryError::Script(vec![diagnostic]);
+        let script = fathom_cql::parse(text, &options).map_err(wrong)?;
+        let catalog = Catalog { streams: vec![io_stream()] };
+        let parameters = parameters.iter().cloned().collect();
+        let planned = fathom_cql::plan_script(&script, &catalog, &parameters).map_err(wrong)?;
+        if planned.queries.is_empty() {
+            return Err(QueryError::Request(
+                "the script has no query whose results are wanted".into(),
+            ));
         }
+        // A stream that the script declares itself is what the file holds.
+        let source = planned.catalog.streams.len() - 1;
+        let schema = planned.catalog.streams[source].clone();
+        Ok(Self { planned, source, schema })
     }
-    let schema = io_stream();
-    let wanted = vec![true; schema.columns.len()];
-    Ok(Prepared { engine: Box::new(Unplugged), source: 0, schema, wanted })
+
+    /// The queries, in their order.
+    pub fn queries(&self) -> &[PlannedQuery] {
+        &self.planned.queries
+    }
+
+    /// The streams.
+    pub fn catalog(&self) -> &Catalog {
+        &self.planned.catalog
+    }
+
+    /// The stream that events belong to.
+    pub fn schema(&self) -> &StreamSchema {
+        &self.schema
+    }
+
+    /// Runs the queries over all events of a reader. After each batch time goes on to the latest
+    /// instant that was seen less the lateness; it ends with the last event.
+    ///
+    /// # Errors
+    /// When the events cannot be read, or the results cannot be written.
+    pub fn run(
+        &self,
+        reader: &mut dyn Reader,
+        lateness_ns: u64,
+        sink: &mut dyn ResultSink,
+    ) -> Result<ReplaySummary, QueryError> {
+        let plans: Vec<Plan> = self.queries().iter().map(|query| query.plan.clone()).collect();
+        for (query, plan) in plans.iter().enumerate() {
+            sink.begin(query, &plan.columns, matches!(plan.output, Output::Stream(_)))?;
+        }
+        let mut engine = Engine::new(self.planned.catalog.streams.len(), &plans);
+        let mut batch = Batch::default();
+        let mut latest_ns = 0;
+        while reader.next_batch(&mut batch)? {
+            for (&time_ns, row) in batch.times_ns.iter().zip(batch.rows.drain(..)) {
+                let time_ns = u64::try_from(time_ns).unwrap_or(0);
+                latest_ns = latest_ns.max(time_ns);
+                engine.push(self.source, time_ns, row.into());
+            }
+            // Events of the latest instant may follow.
+            deliver(&mut engine, latest_ns.saturating_sub(lateness_ns), sink)?;
+        }
+        deliver(&mut engine, latest_ns + 1, sink)?;
+        Ok(ReplaySummary { read: reader.report().clone(), late: engine.statistics().late })
+    }
 }
 
-/// Reads all events into an engine. After each batch its clock goes to the latest instant seen
-/// less the lateness, at the end to the end of time.
-///
-/// # Errors
-/// When the events cannot be read, or the results cannot be written.
-pub fn run(
-    reader: &mut dyn Reader,
-    engine: &mut dyn Engine,
-    source: usize,
-    lateness_ns: u64,
-    sink: &mut dyn ResultSink,
-) -> Result<ReplaySummary, QueryError> {
-    let lateness = i64::try_from(lateness_ns).unwrap_or(i64::MAX);
-    let mut batch = Batch::default();
-    let mut latest = 0;
-    while reader.next_batch(&mut batch)? {
-        for (&time_ns, row) in batch.times_ns.iter().zip(batch.rows.drain(..)) {
-            latest = latest.max(time_ns);
-            engine.push(source, time_ns, row);
+/// Ends all instants before one, and hands on what results.
+fn deliver(engine: &mut Engine, time_ns: u64, sink: &mut dyn ResultSink) -> io::Result<()> {
+    let mut written = Ok(());
+    engine.advance(time_ns, &mut |delta| {
+        if written.is_ok() {
+            written = sink.delta(delta.query, delta.time_ns as i64, delta.count, &delta.row);
         }
-        // Events of the latest instant may follow.
-        engine.advance(latest.saturating_sub(lateness), sink)?;
-    }
-    engine.advance(i64::MAX, sink)?;
-    Ok(ReplaySummary { read: reader.report().clone(), late: engine.late() })
+    });
+    written
 }
 
 #[cfg(test)]
 mod tests {
+    use fathom_cql::Row;
+
     use super::*;
 
-    /// Says each row that is due, once the clock has passed it.
     #[derive(Default)]
-    struct Echo {
-        rows: Vec<(i64, Row)>,
-    }
+    struct Results(Vec<(usize, i64, i64, Row)>);
 
-    impl Engine for Echo {
-        fn push(&mut self, source: usize, time_ns: i64, row: Row) {
-            assert_eq!(source, 3);
-            self.rows.push((time_ns, row));
-        }
-
-        fn advance(&mut self, to_ns: i64, out: &mut dyn ResultSink) -> io::Result<()> {
-            self.rows.sort();
-            let due = self.rows.partition_point(|(time, _)| *time < to_ns);
-            self.rows.drain(..due).try_for_each(|(time, row)| out.delta(0, time, 1, &row))
-        }
-    }
-
-    #[derive(Default)]
-    struct Times(Vec<i64>);
-
-    impl ResultSink for Times {
+    impl ResultSink for Results {
         fn begin(&mut self, _: usize, _: &[Column], _: bool) -> io::Result<()> {
             Ok(())
         }
 
-        fn delta(&mut self, _: usize, time_ns: i64, _: i64, _: &Row) -> io::Result<()> {
-            self.0.push(time_ns);
+        fn delta(
+            &mut self,
+            query: usize,
+            time_ns: i64,
+            count: i64,
+            row: &[Value],
+        ) -> io::Result<()> {
+            self.0.push((query, time_ns, count, row.to_vec()));
             Ok(())
         }
     }
 
     #[test]
-    fn every_event_reaches_the_engine_and_the_clock_its_end() {
-        let schema = io_stream();
-        let wanted = vec![true; schema.columns.len()];
-        let text = "BlktapTS,Type\n5,Q\n3,Q\n9,R\n9,R\n";
+    fn events_in_any_order_within_the_lateness_count() {
+        let text = "BlktapTS,Type,Size\n5,Q,8\n3,Q,1\n9,R,8\n9,R,1\n20,Q,4\n1,Q,7\n";
+        let script =
+            "select sum(Size) from IOstream [range 4 nanoseconds]; select Size from IOstream";
+        let script = Script::prepare(script, &[], ParseOptions::default()).unwrap();
+        let wanted = vec![true; script.schema().columns.len()];
         let options = ReadOptions::default();
         let mut reader =
-            read::from_bytes("test", text.as_bytes(), &schema, &wanted, &options).unwrap();
-        let (mut engine, mut times) = (Echo::default(), Times::default());
-        let summary = run(&mut *reader, &mut engine, 3, 0, &mut times).unwrap();
-        assert_eq!(times.0, [3, 5, 9, 9]);
-        assert_eq!((summary.read.events, summary.late), (4, 0));
+            read::from_bytes("test", text.as_bytes(), script.schema(), &wanted, &options).unwrap();
+        let mut results = Results::default();
+        let summary = script.run(&mut *reader, 100, &mut results).unwrap();
+        let of = |query| -> Vec<(i64, i64, i64)> {
+            let mine = results.0.iter().filter(|result| result.0 == query);
+            mine.map(|(_, time, count, row)| match row[..] {
+                [Value::Integer(value)] => (*time, *count, value),
+                _ => panic!("{row:?}"),
+            })
+            .collect()
+        };
+        assert_eq!(
+            of(0),
+            [
+                (1, 1, 7),
+                (3, -1, 7),
+                (3, 1, 8),
+                (5, -1, 8),
+                (5, 1, 9),
+                (7, -1, 9),
+                (7, 1, 8),
+                (9, -1, 8),
+                (9, 1, 9),
+                (13, -1, 9),
+                (20, 1, 4)
+            ]
+        );
+        assert_eq!(of(1), [(1, 1, 7), (3, 1, 1), (5, 1, 8), (9, 1, 1), (9, 1, 8), (20, 1, 4)]);
+        assert_eq!((summary.read.events, summary.late), (6, 0));
     }
 }

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
+use fathom_cql::Value;
 use fathom_cql::catalog::Column;
-use fathom_cql::{Row, Value};
 
 use super::{Lead, RowWriter, plain};
 
@@ -39,7 +39,7 @@ impl RowWriter for Csv {
         out.write_all(b"\n")
     }
 
-    fn row(&mut self, lead: Lead, row: &Row, out: &mut dyn Write) -> io::Result<()> {
+    fn row(&mut self, lead: Lead, row: &[Value], out: &mut dyn Write) -> io::Result<()> {
         let mut first = true;
         let mut value = |value: &Value| {
             comma(&mut first, out)?;

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::io::{self, Write};
 
+use fathom_cql::Value;
 use fathom_cql::catalog::Column;
-use fathom_cql::{Row, Value};
 
 use super::{Lead, RowWriter};
 
@@ -44,7 +44,7 @@ impl RowWriter for Json {
         Ok(())
     }
 
-    fn row(&mut self, lead: Lead, row: &Row, out: &mut dyn Write) -> io::Result<()> {
+    fn row(&mut self, lead: Lead, row: &[Value], out: &mut dyn Write) -> io::Result<()> {
         let mut first = true;
         let mut field = |name: &str, value: &Value| {
             out.write_all(if std::mem::take(&mut first) { b"{" } else { b"," })?;

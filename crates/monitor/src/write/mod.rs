@@ -7,8 +7,8 @@ mod table;
 
 use std::io::{self, Write};
 
+use fathom_cql::Value;
 use fathom_cql::catalog::Column;
-use fathom_cql::{Row, Value};
 
 pub use printer::{Printer, PrinterOptions};
 
@@ -56,7 +56,7 @@ trait RowWriter {
     fn head(&mut self, lead: Lead, columns: &[Column], out: &mut dyn Write) -> io::Result<()>;
 
     /// Writes a row.
-    fn row(&mut self, lead: Lead, row: &Row, out: &mut dyn Write) -> io::Result<()>;
+    fn row(&mut self, lead: Lead, row: &[Value], out: &mut dyn Write) -> io::Result<()>;
 
     /// Writes what has been held back.
     fn flush(&mut self, out: &mut dyn Write) -> io::Result<()>;

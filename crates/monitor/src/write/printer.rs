@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use fathom_cql::Row;
 use fathom_cql::catalog::Column;
+use fathom_cql::{Row, Value};
 
 use super::csv::Csv;
 use super::json::Json;
@@ -91,7 +91,7 @@ impl<W: Write> Printer<W> {
         query: usize,
         change: Option<(i64, bool)>,
         times: i64,
-        row: &Row,
+        row: &[Value],
     ) -> io::Result<()> {
         self.turn_to(query, change)?;
         let lead = self.lead(query, change);
@@ -115,7 +115,7 @@ impl<W: Write> ResultSink for Printer<W> {
         Ok(())
     }
 
-    fn delta(&mut self, query: usize, time_ns: i64, count: i64, row: &Row) -> io::Result<()> {
+    fn delta(&mut self, query: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()> {
         let Some(known) = self.queries.get_mut(query) else {
             return Err(io::Error::other("a result of a query that was not begun"));
         };
@@ -132,7 +132,7 @@ impl<W: Write> ResultSink for Printer<W> {
                 known.rows.remove(row);
             }
         } else if count != 0 {
-            known.rows.insert(row.clone(), count);
+            known.rows.insert(row.to_vec(), count);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 
 use fathom_cql::catalog::Column;
-use fathom_cql::{Row, Type, Value};
+use fathom_cql::{Type, Value};
 
 use super::{Lead, RowWriter, plain};
 
@@ -63,7 +63,7 @@ impl RowWriter for Table {
         Ok(())
     }
 
-    fn row(&mut self, lead: Lead, row: &Row, out: &mut dyn Write) -> io::Result<()> {
+    fn row(&mut self, lead: Lead, row: &[Value], out: &mut dyn Write) -> io::Result<()> {
         let leads = lead.values().map(|value| cell(&value));
         self.page.push(leads.chain(row.iter().map(cell)).collect());
         if self.page.len() >= PAGE { self.flush(out) } else { Ok(()) }
