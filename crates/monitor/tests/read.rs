@@ -255,7 +255,12 @@ fn traces_of_cloudphysics_are_read() {
 #[test]
 fn traces_of_tencent_are_unpacked_and_read() {
     let Some(path) = trace("tencent-cbs.bz2") else { return };
-    let read = file(&path, &ReadOptions::default()).unwrap();
+    let read = match file(&path, &ReadOptions::default()) {
+        Err(error) if error.to_string().contains("no program bzip2") => {
+            return eprintln!("skipped: {error}");
+        }
+        other => other.unwrap(),
+    };
     assert_eq!((read.events.len(), read.report.bad), (50_000, 0));
     assert_eq!(read.events.times_ns[..2], [1_538_323_200_000_000_000, 1_538_323_199_000_000_000]);
     assert_eq!(read.texts("IOOp").iter().filter(|letter| *letter == "w").count(), 25_479);

@@ -4,7 +4,7 @@ use fathom_cql::catalog::StreamSchema;
 use fathom_cql::{Row, Type, Value};
 
 use super::intern::Texts;
-use super::{TimeUnit, shown};
+use super::{TimeUnit, nulls, shown};
 
 /// The longest field: a path may be of 4,096 bytes.
 pub const LONGEST_FIELD: usize = 8 << 10;
@@ -136,7 +136,7 @@ impl EventColumns {
 
     /// A row with its time alone.
     pub fn row(&self, time_ns: i64) -> Row {
-        let mut row = vec![Value::Null; self.width];
+        let mut row = nulls(self.width);
         if let Some(column) = self.columns[EventColumn::Time as usize] {
             row[column] = Value::Integer(time_ns / self.unit.nanoseconds());
         }

@@ -4,14 +4,15 @@
 //! `""` an empty text.
 
 use fathom_cql::catalog::StreamSchema;
-use fathom_cql::{Row, Type, Value};
+use fathom_cql::{Row, Type};
 use memchr::{memchr, memchr_iter};
 
 use super::columns::{LONGEST_FIELD, asked, count, value};
 use super::intern::Texts;
 use super::lines::{End, LONGEST, Lines};
 use super::{
-    BATCH_ROWS, Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, TimeUnit, instant, shown,
+    BATCH_ROWS, Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, TimeUnit, instant, nulls,
+    shown,
 };
 
 /// The most columns that a file may have.
@@ -135,7 +136,7 @@ impl Layout {
         fields: impl Iterator<Item = (&'a [u8], bool)>,
         texts: &mut Texts,
     ) -> Result<(i64, Row), String> {
-        let mut row = vec![Value::Null; self.width];
+        let mut row = nulls(self.width);
         let mut time_ns = 0;
         let mut found = 0;
         for (position, (bytes, quoted)) in fields.enumerate() {

@@ -13,7 +13,7 @@ const RECENT: usize = 1 << 10;
 
 /// The texts of a reader.
 ///
-/// The texts seen last have a place each by a cheap hash that a hostile file can make collide at
+/// The texts seen last have two places each by a cheap hash that a hostile file can make collide at
 /// will, which costs a lookup; the table behind them is hashed with a key.
 pub struct Texts {
     recent: Vec<Option<Arc<str>>>,
@@ -32,9 +32,11 @@ impl Texts {
     /// The value of a text. What is no UTF-8 in it is replaced.
     pub fn value(&mut self, bytes: &[u8]) -> Value {
         let place = self.place(bytes);
-        if let Some(text) = &self.recent[place] {
-            if text.as_bytes() == bytes {
-                return Value::Text(Arc::clone(text));
+        for place in [place, place ^ 1] {
+            if let Some(text) = &self.recent[place] {
+                if text.as_bytes() == bytes {
+                    return Value::Text(Arc::clone(text));
+                }
             }
         }
         let text = String::from_utf8_lossy(bytes);
@@ -49,6 +51,8 @@ impl Texts {
             self.table.insert(Arc::clone(&text));
             text
         };
+        // The one that was here moves to the other place.
+        self.recent.swap(place, place ^ 1);
         self.recent[place] = Some(Arc::clone(&text));
         Value::Text(text)
     }

@@ -20,11 +20,11 @@ use std::fmt;
 use std::io::{self, Read};
 use std::path::Path;
 
-use fathom_cql::Row;
 use fathom_cql::catalog::StreamSchema;
+use fathom_cql::{Row, Value};
 
 /// The most rows that a batch has.
-pub const BATCH_ROWS: usize = 4096;
+pub const BATCH_ROWS: usize = 1024;
 /// The last instant that an event may have, in nanoseconds; windows reach beyond it without
 /// overflow. Events have no instants below 0.
 pub const LAST_TIME_NS: i64 = i64::MAX / 4;
@@ -247,6 +247,11 @@ fn shown(bytes: &[u8]) -> String {
     let short: String = text.chars().take(40).collect();
     let more = if short.len() < bytes.len() { "…" } else { "" };
     format!("{short:?}{more}")
+}
+
+/// A row of nulls. (`vec![Value::Null; width]` would clone the null.)
+fn nulls(width: usize) -> Row {
+    std::iter::repeat_with(|| Value::Null).take(width).collect()
 }
 
 /// A time in nanoseconds, if it is one that events may have.
