@@ -1,0 +1,292 @@
+//! Leaving out columns of the inputs that no query looks at.
+
+use std::collections::BTreeSet;
+
+use crate::ast::ToStream;
+use crate::catalog::Catalog;
+use crate::plan::{Aggregate, Expression, Join, OrderKey, Output, Plan, Relation, Stream, Window};
+
+/// Columns by position.
+type Columns = BTreeSet<usize>;
+
+/// For each column of what was, its position in what is; `None` for one that is left out.
+type Places = Vec<Option<usize>>;
+
+/// Rewrites plans such that their inputs need the columns only that make a difference. Returns
+/// these for each stream of the catalogue, in order: rows are to have exactly them.
+pub fn prune(plans: &mut [Plan], catalog: &Catalog) -> Vec<Vec<usize>> {
+    let widths: Vec<usize> = catalog.streams.iter().map(|stream| stream.columns.len()).collect();
+    let mut pruner = Pruner {
+        needed: vec![Columns::new(); widths.len()],
+        places: widths.iter().map(|&width| (0..width).map(Some).collect()).collect(),
+        widths,
+    };
+    // The first pass finds out what is needed of each input by all plans together.
+    for plan in &mut *plans {
+        pruner.plan(plan);
+    }
+    for (places, needed) in pruner.places.iter_mut().zip(&pruner.needed) {
+        places.fill(None);
+        for (new, &old) in needed.iter().enumerate() {
+            if let Some(place) = places.get_mut(old) {
+                *place = Some(new);
+            }
+        }
+    }
+    for plan in plans {
+        plan.output = pruner.plan(plan);
+    }
+    pruner.needed.into_iter().map(|columns| columns.into_iter().collect()).collect()
+}
+
+struct Pruner {
+    widths: Vec<usize>,
+    needed: Vec<Columns>,
+    places: Vec<Places>,
+}
+
+impl Pruner {
+    fn plan(&mut self, plan: &Plan) -> Output {
+        let all = (0..plan.columns.len()).collect();
+        match &plan.output {
+            Output::Stream(stream) => Output::Stream(self.stream(stream, &all).0),
+            Output::Relation(relation) => Output::Relation(self.relation(relation, &all).0),
+        }
+    }
+
+    /// How many columns there are.
+    fn width(&self, relation: &Relation) -> usize {
+        match relation {
+            Relation::Window(_, stream) => match &**stream {
+                Stream::Source(source) => self.widths.get(*source).copied().unwrap_or(0),
+                Stream::Of(_, relation) => self.width(relation),
+            },
+            Relation::Project(_, expressions) => expressions.len(),
+            Relation::Join(join) => join.left_columns + join.right_columns,
+            Relation::Aggregate(_, keys, aggregates) => keys.len() + aggregates.len(),
+            Relation::Filter(input, _) | Relation::Distinct(input) | Relation::Top(input, ..) => {
+                self.width(input)
+            }
+            Relation::Set { left, .. } => self.width(left),
+        }
+    }
+
+    fn stream(&mut self, stream: &Stream, needed: &Columns) -> (Stream, Places) {
+        match stream {
+            Stream::Source(source) => {
+                self.needed[*source].extend(needed);
+                (Stream::Source(*source), self.places[*source].clone())
+            }
+            Stream::Of(manner, relation) => {
+                // What changes depends on whole rows, unless rows only ever come.
+                let grows = *manner == ToStream::Insertions && only_grows(relation);
+                let all = (0..self.width(relation)).collect();
+                let (relation, places) = self.relation(relation, if grows { needed } else { &all });
+                (Stream::Of(*manner, Box::new(relation)), places)
+            }
+        }
+    }
+
+    fn relation(&mut self, relation: &Relation, needed: &Columns) -> (Relation, Places) {
+        match relation {
+            Relation::Window(window, stream) => {
+                let mut needed = needed.clone();
+                if let Window::Rows { by, .. } = window {
+                    needed.extend(by);
+                    // Rows of one instant arrive in the order of all their values, but for those
+                    // of an input.
+                    if let Stream::Of(_, relation) = &**stream {
+                        needed.extend(0..self.width(relation));
+                    }
+                }
+                let (stream, places) = self.stream(stream, &needed);
+                let window = match window {
+                    Window::Rows { by, rows } => {
+                        let by = by.iter().filter_map(|&column| places[column]).collect();
+                        Window::Rows { by, rows: *rows }
+                    }
+                    other => other.clone(),
+                };
+                (Relation::Window(window, Box::new(stream)), places)
+            }
+            Relation::Filter(input, predicate) => {
+                let mut needed = needed.clone();
+                collect(predicate, &mut needed);
+                let (input, places) = self.relation(input, &needed);
+                let predicate = moved(predicate, &places);
+                (Relation::Filter(Box::new(input), predicate), places)
+            }
+            Relation::Project(input, expressions) => {
+                let mut of_input = Columns::new();
+                let mut places: Places = vec![None; expressions.len()];
+                let mut kept = 0;
+                for (column, expression) in expressions.iter().enumerate() {
+                    if needed.contains(&column) {
+                        collect(expression, &mut of_input);
+                        places[column] = Some(kept);
+                        kept += 1;
+                    }
+                }
+                let (input, of_input) = self.relation(input, &of_input);
+                let is_kept = |(column, _): &(usize, &Expression)| places[*column].is_some();
+                let kept = expressions.iter().enumerate().filter(is_kept);
+                let expressions = kept.map(|(_, each)| moved(each, &of_input)).collect();
+                (Relation::Project(Box::new(input), expressions), places)
+            }
+            Relation::Join(join) => self.join(join, needed),
+            Relation::Aggregate(input, keys, aggregates) => {
+                let mut of_input = Columns::new();
+                let arguments = aggregates.iter().filter_map(|each| each.argument.as_ref());
+                for expression in keys.iter().chain(arguments) {
+                    collect(expression, &mut of_input);
+                }
+                let (input, places) = self.relation(input, &of_input);
+                let keys: Vec<_> = keys.iter().map(|key| moved(key, &places)).collect();
+                let moved_aggregate = |each: &Aggregate| Aggregate {
+                    argument: each.argument.as_ref().map(|argument| moved(argument, &places)),
+                    ..each.clone()
+                };
+                let aggregates: Vec<_> = aggregates.iter().map(moved_aggregate).collect();
+                let own = (0..keys.len() + aggregates.len()).map(Some).collect();
+                (Relation::Aggregate(Box::new(input), keys, aggregates), own)
+            }
+            Relation::Distinct(input) => {
+                let (input, places) = self.whole(input);
+                (Relation::Distinct(Box::new(input)), places)
+            }
+            Relation::Set { operation, all, left, right } => {
+                let ((left, places), (right, _)) = (self.whole(left), self.whole(right));
+                let (operation, all) = (*operation, *all);
+                let (left, right) = (Box::new(left), Box::new(right));
+                (Relation::Set { operation, all, left, right }, places)
+            }
+            Relation::Top(input, keys, limit) => {
+                let (input, places) = self.whole(input);
+                let moved_key = |key: &OrderKey| OrderKey {
+                    expression: moved(&key.expression, &places),
+                    descending: key.descending,
+                };
+                let keys = keys.iter().map(moved_key).collect();
+                (Relation::Top(Box::new(input), keys, *limit), places)
+            }
+        }
+    }
+
+    /// A relation of which every column makes a difference: they all stay where they are.
+    fn whole(&mut self, relation: &Relation) -> (Relation, Places) {
+        let width = self.width(relation);
+        self.relation(relation, &(0..width).collect())
+    }
+
+    fn join(&mut self, join: &Join, needed: &Columns) -> (Relation, Places) {
+        let mut of_both = needed.clone();
+        if let Some(residual) = &join.residual {
+            collect(residual, &mut of_both);
+        }
+        let mut of_left: Columns = of_both.range(..join.left_columns).copied().collect();
+        let mut of_right: Columns =
+            of_both.range(join.left_columns..).map(|column| column - join.left_columns).collect();
+        for (left, right) in &join.equal {
+            collect(left, &mut of_left);
+            collect(right, &mut of_right);
+        }
+        let (left, left_places) = self.relation(&join.left, &of_left);
+        let (right, right_places) = self.relation(&join.right, &of_right);
+        let left_columns = kept(&left_places);
+        let right_columns = kept(&right_places);
+        let shifted = right_places.iter().map(|place| place.map(|place| place + left_columns));
+        let places: Places = left_places.iter().copied().chain(shifted).collect();
+        let equal = join.equal.iter();
+        let join = Join {
+            left,
+            right,
+            kind: join.kind,
+            equal: equal
+                .map(|(left, right)| (moved(left, &left_places), moved(right, &right_places)))
+                .collect(),
+            residual: join.residual.as_ref().map(|residual| moved(residual, &places)),
+            left_columns,
+            right_columns,
+        };
+        (Relation::Join(Box::new(join)), places)
+    }
+}
+
+/// How many columns there still are.
+fn kept(places: &Places) -> usize {
+    places.iter().flatten().max().map_or(0, |last| last + 1)
+}
+
+/// Whether rows that are in the relation never leave it.
+fn only_grows(relation: &Relation) -> bool {
+    match relation {
+        Relation::Window(Window::Unbounded, stream) => match &**stream {
+            Stream::Source(_) => true,
+            Stream::Of(ToStream::Insertions, relation) => only_grows(relation),
+            Stream::Of(ToStream::Deletions | ToStream::Whole, _) => false,
+        },
+        Relation::Filter(input, _) | Relation::Project(input, _) => only_grows(input),
+        _ => false,
+    }
+}
+
+/// Adds the columns that an expression looks at.
+fn collect(expression: &Expression, columns: &mut Columns) {
+    if let Expression::Column(column) = expression {
+        columns.insert(*column);
+    }
+    each_operand(expression, &mut |operand| collect(operand, columns));
+}
+
+fn each_operand(expression: &Expression, visit: &mut dyn FnMut(&Expression)) {
+    match expression {
+        Expression::Column(_) | Expression::Literal(_) => {}
+        Expression::Unary(_, operand)
+        | Expression::IsNull(operand)
+        | Expression::Cast(operand, _) => visit(operand),
+        Expression::Binary(_, left, right) | Expression::Like(left, right) => {
+            visit(left);
+            visit(right);
+        }
+        Expression::Case(branches, otherwise) => {
+            for (condition, value) in branches {
+                visit(condition);
+                visit(value);
+            }
+            if let Some(otherwise) = otherwise {
+                visit(otherwise);
+            }
+        }
+        Expression::Call(_, arguments) => arguments.iter().for_each(visit),
+    }
+}
+
+/// An expression over columns that have moved.
+fn moved(expression: &Expression, places: &Places) -> Expression {
+    let again = |operand: &Expression| Box::new(moved(operand, places));
+    match expression {
+        Expression::Column(column) => {
+            // What an expression looks at was asked for, so it has a place.
+            Expression::Column(places.get(*column).copied().flatten().unwrap_or(*column))
+        }
+        Expression::Literal(value) => Expression::Literal(value.clone()),
+        Expression::Unary(operator, operand) => Expression::Unary(*operator, again(operand)),
+        Expression::IsNull(operand) => Expression::IsNull(again(operand)),
+        Expression::Cast(operand, kind) => Expression::Cast(again(operand), *kind),
+        Expression::Binary(operator, left, right) => {
+            Expression::Binary(*operator, again(left), again(right))
+        }
+        Expression::Like(operand, pattern) => Expression::Like(again(operand), again(pattern)),
+        Expression::Case(branches, otherwise) => Expression::Case(
+            branches
+                .iter()
+                .map(|(condition, value)| (moved(condition, places), moved(value, places)))
+                .collect(),
+            otherwise.as_ref().map(|otherwise| again(otherwise)),
+        ),
+        Expression::Call(function, arguments) => {
+            let arguments = arguments.iter().map(|argument| moved(argument, places)).collect();
+            Expression::Call(*function, arguments)
+        }
+    }
+}
