@@ -178,13 +178,17 @@ fn main() {
         let count = count.parse().expect("--requests takes a number");
         let case = option("--case").map(String::as_str);
         let batch = option("--batch").map(String::as_str);
-        shapes.iter().for_each(|shape| batches(shape, count, case, batch));
+        for shape in &shapes {
+            batches(shape, count, case, batch);
+        }
         return;
     }
     if !arguments.iter().any(|argument| argument == "--no-search") {
         search();
     }
-    shapes.iter().for_each(requests);
+    for shape in &shapes {
+        requests(shape);
+    }
 }
 
 fn search() {

@@ -11,6 +11,7 @@ mod kallsyms;
 mod memory;
 mod mutations;
 mod paging;
+mod reuse;
 mod scribble;
 
 use std::sync::Arc;
