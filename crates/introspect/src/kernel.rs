@@ -224,6 +224,25 @@ impl Kernel {
         Self::read(&self.memory, self.note.clone())
     }
 
+    /// The same kernel in the same memory with more of it, or less: some was plugged in, or out.
+    /// `None` where it is not as it was.
+    pub(crate) fn in_memory(&self, memory: &GuestMemory) -> Option<Self> {
+        let mut space = AddressSpace::new(&self.note)?;
+        let direct = self.space.direct_start();
+        let is_there = self.note.is_there(memory) && space.set_direct(memory, direct, memory.end());
+        is_there.then(|| Self {
+            memory: memory.clone(),
+            space,
+            layout: self.layout.clone(),
+            meanings: self.meanings.clone(),
+            places: self.places.clone(),
+            counters: self.counters.clone(),
+            note: self.note.clone(),
+            modules: self.modules.clone(),
+            module_layout: self.module_layout,
+        })
+    }
+
     fn read(memory: &GuestMemory, note: VmcoreInfo) -> Result<Self, AttachError> {
         let release = || note.release().to_owned();
         if note.symbol("kallsyms_names").is_none() {

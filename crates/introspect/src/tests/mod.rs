@@ -11,6 +11,7 @@ mod kallsyms;
 mod memory;
 mod mutations;
 mod paging;
+mod plugged;
 mod reuse;
 mod scribble;
 
