@@ -2,12 +2,18 @@
 //! and of 16 GiB, of which 2 GiB were touched, and the time that one request takes.
 //!
 //!     cargo run --release -p fathom-introspect --features synthetic --example cost
+//!     … --example cost -- --no-search
+//!     … --example cost -- --requests 1000 --case data --batch warm
+//!
+//! With `--requests` it times nothing: it resolves so many requests of each case, or of one, for a
+//! profiler to look at. `bench/introspection-instructions` counts their instructions that way.
 
+use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_insight::{ClassTable, Insight, Names};
-use fathom_introspect::synthetic::{Linux, Shape, Store};
+use fathom_introspect::synthetic::{Linux, Request, Shape, Store};
 use fathom_introspect::{Guest, GuestState, Kernel, RequestView, Resolver};
 
 const MIB: u64 = 1 << 20;
@@ -71,6 +77,61 @@ fn queue(store: &Store, linux: &Linux) -> Resolver {
     resolver
 }
 
+/// The requests that are measured, by their names in the synthetic guest.
+const CASES: [&str; 11] = [
+    "data",
+    "one file",
+    "merged",
+    "mixed pages",
+    "journal",
+    "metadata",
+    "iomap",
+    "dm-crypt",
+    "raid1 on dm-crypt",
+    "btrfs data",
+    "stranger",
+];
+
+/// Says which batch comes next. A profiler finds this function and the next by their names.
+#[inline(never)]
+fn announce(release: &str, name: &str, what: &str) {
+    println!("{release}\t{name}\t{what}");
+}
+
+/// Resolves a request `count` times, each `step_ns` after the one before.
+#[inline(never)]
+fn counted(resolver: &mut Resolver, request: &Request, now_ns: &mut u64, count: u32, step_ns: u64) {
+    let table = ClassTable::default();
+    let mut insight = Insight::default();
+    for _ in 0..count {
+        *now_ns += step_ns;
+        let view = RequestView { now_ns: *now_ns, ..request.view };
+        insight.clear();
+        let pages = request.pieces.iter().copied();
+        resolver.resolve(&view, pages, &table, black_box(&mut insight));
+    }
+}
+
+/// Resolves `count` requests of each case, or of one, in batches: those of a file that was met
+/// before, then those that ask for everything anew. Prints which batches there were, in order.
+fn batches(shape: &Shape, count: u32, case: Option<&str>, batch: Option<&str>) {
+    let store = Store::new(&shape.memory()).expect("memory");
+    let linux = Linux::build(&store, shape);
+    let mut resolver = queue(&store, &linux);
+    let mut now_ns = 0;
+    for name in CASES.into_iter().filter(|name| case.is_none_or(|case| case == *name)) {
+        let request = linux.request(name);
+        let all = [("warm-up", 10_000), ("warm", 10_000), ("first", 2_000_000_000)];
+        for (what, step_ns) in all {
+            if batch.is_some_and(|batch| batch != what) {
+                continue;
+            }
+            announce(&shape.release, name, what);
+            counted(&mut resolver, request, &mut now_ns, count, step_ns);
+        }
+    }
+}
+
 fn requests(shape: &Shape) {
     let store = Store::new(&shape.memory()).expect("memory");
     let linux = Linux::build(&store, shape);
@@ -79,9 +140,7 @@ fn requests(shape: &Shape) {
     let mut insight = Insight::default();
     println!("{}: nanoseconds a request, median and 99th percentile:", shape.release);
     let mut now_ns = 0;
-    let names = ["data", "one file", "merged", "mixed pages", "journal", "metadata", "iomap"];
-    let others = ["dm-crypt", "raid1 on dm-crypt", "btrfs data", "stranger"];
-    for name in names.into_iter().chain(others) {
+    for name in CASES {
         let request = linux.request(name);
         let mut time = |count: u32, step_ns: u64| {
             let mut times: Vec<u64> = (0..20_000)
@@ -109,11 +168,32 @@ fn requests(shape: &Shape) {
 }
 
 fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let option = |name: &str| {
+        let place = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(place + 1)
+    };
+    let shapes = [Shape::default(), Shape::recent()];
+    if let Some(count) = option("--requests") {
+        let count = count.parse().expect("--requests takes a number");
+        let case = option("--case").map(String::as_str);
+        let batch = option("--batch").map(String::as_str);
+        for shape in &shapes {
+            batches(shape, count, case, batch);
+        }
+        return;
+    }
+    if !arguments.iter().any(|argument| argument == "--no-search") {
+        search();
+    }
+    for shape in &shapes {
+        requests(shape);
+    }
+}
+
+fn search() {
     attach("512 MiB, all touched", &[(0, 512 * MIB)], 440 * MIB, PAGE);
     let large = [(0, 2 * GIB), (4 * GIB, 14 * GIB)];
     attach("16 GiB, 2 GiB touched in a row", &large, 2 * GIB, PAGE);
     attach("16 GiB, 2 GiB touched, every 7th page", &large, 2 * GIB, 7 * PAGE);
-    for shape in [Shape::default(), Shape::recent()] {
-        requests(&shape);
-    }
 }

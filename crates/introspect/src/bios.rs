@@ -20,20 +20,14 @@ pub(crate) struct Bio {
 
 impl Kernel {
     /// Copies a bio. The parts lie together, so this touches two cache lines.
+    #[inline]
     pub(crate) fn bio(&self, address: u64) -> Option<Bio> {
         let layout = &self.layout;
-        let physical = self.space.translate(&self.memory, address)?;
         if address % 8 != 0 {
             return None;
         }
-        // On a stack that is mapped page by page, the rest may be elsewhere.
-        let word = |offset: u64| {
-            if address % 4096 + offset + 8 <= 4096 {
-                self.memory.u64(physical + offset)
-            } else {
-                self.u64(address.wrapping_add(offset))
-            }
-        };
+        let object = self.object(address);
+        let word = |offset| object.u64(offset);
         Some(Bio {
             address,
             next: word(layout.bio_next)?,

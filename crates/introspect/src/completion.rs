@@ -159,7 +159,7 @@ pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
 pub(crate) const ENTRIES_MAX: usize = 256;
 
 /// Addresses and what they mean: a table with open places, asked for each bio.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Meanings {
     places: Vec<Option<(u64, Meaning)>>,
 }

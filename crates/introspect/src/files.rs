@@ -125,12 +125,12 @@ impl FileCache {
             return None;
         }
         let physical = kernel.space.direct(address)?;
-        let memory = &kernel.memory;
-        let number = memory.u64(physical + layout.inode_number)?;
-        let super_block = memory.u64(physical + layout.inode_sb)?;
-        let size = memory.u64(physical + layout.inode_size)?;
-        let generation = memory.u32(physical + layout.inode_generation)?;
-        let first = memory.u64(physical + layout.inode_dentries)?;
+        let window = kernel.memory.window(physical);
+        let number = window.u64(layout.inode_number)?;
+        let super_block = window.u64(layout.inode_sb)?;
+        let size = window.u64(layout.inode_size)?;
+        let generation = window.u32(layout.inode_generation)?;
+        let first = window.u64(layout.inode_dentries)?;
         let place = (address >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let place = place as usize & (FILES - 1);
         let entry = &self.entries[place];
@@ -283,18 +283,15 @@ impl FileCache {
 }
 
 /// Whether an inode's first name is still the one that was read.
+#[inline]
 fn is_same_name(kernel: &Kernel, entry: &Entry) -> bool {
     let layout = &kernel.layout;
     if entry.dentry == 0 {
         return true;
     }
-    let read = || {
-        let parent = kernel.u64(entry.dentry.wrapping_add(layout.dentry_parent))?;
-        let name = entry.dentry.wrapping_add(layout.dentry_name);
-        let text = kernel.u64(name.wrapping_add(layout.name_text))?;
-        Some((parent, text))
-    };
-    read() == Some((entry.parent, entry.text))
+    let dentry = kernel.object(entry.dentry);
+    dentry.u64(layout.dentry_parent) == Some(entry.parent)
+        && dentry.u64(layout.dentry_name.wrapping_add(layout.name_text)) == Some(entry.text)
 }
 
 fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Option<System> {

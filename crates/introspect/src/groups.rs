@@ -62,7 +62,7 @@ impl GroupCache {
     ) -> Option<Group> {
         let layout = &kernel.layout;
         let serial = match layout.css_serial {
-            Some(serial) => kernel.u64(state.wrapping_add(serial))?,
+            Some(serial) => kernel.object(state).u64(serial)?,
             None => state,
         };
         let mixed = serial.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

@@ -134,6 +134,15 @@ impl Guest {
         })
     }
 
+    /// Takes over the kernel of `before`, if there is one: the same guest, whose memory is another
+    /// now because some was plugged in, or out. For a guest that nobody has asked anything yet.
+    /// Does not search; what is not as it was is looked for as usual.
+    pub fn succeed(&self, before: &Self) {
+        if let Some(kernel) = before.kernel().and_then(|kernel| kernel.in_memory(&self.memory)) {
+            self.set(Some(kernel), GuestState::Attached);
+        }
+    }
+
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -11,10 +11,10 @@ use crate::completion::{ENTRIES_MAX, Meaning, Meanings, meanings};
 use crate::counters::CounterPlaces;
 use crate::kallsyms;
 use crate::layout::{Layout, Types};
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMemory, Window};
 use crate::modules::{self, Module, ModuleLayout};
 use crate::paging::AddressSpace;
-use crate::vmcoreinfo::{self, VmcoreInfo};
+use crate::vmcoreinfo::{self, PAGE, VmcoreInfo};
 
 /// Why no kernel was found, or the one that was cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub struct Kernel {
 }
 
 /// Addresses of things that there is one of, and numbers that go with pages.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Places {
     /// Where `struct page` number 0 is, or would be.
     pub pages: u64,
@@ -97,7 +97,52 @@ pub(crate) struct Places {
     /// The bit of `buffer_head.b_state` that marks a journal's own block.
     pub journal_bit: Option<u64>,
     /// The bits of `request.cmd_flags`, and the flags that they are.
-    pub request_flags: Vec<(u32, RequestFlags)>,
+    pub request_flags: FlagTable,
+}
+
+/// What each value of each of the four bytes of `request.cmd_flags` says, in bits of
+/// [`RequestFlags`].
+#[derive(Clone, Debug)]
+pub(crate) struct FlagTable {
+    bytes: [[u8; 256]; 4],
+}
+
+impl FlagTable {
+    fn new(bits: impl Iterator<Item = (u32, RequestFlags)>) -> Self {
+        let mut bytes = [[0; 256]; 4];
+        for (bit, flag) in bits {
+            for (place, table) in bytes.iter_mut().enumerate() {
+                for (value, flags) in (0_u32..).zip(table) {
+                    if bit >> (8 * place) & value != 0 {
+                        *flags |= flag.0;
+                    }
+                }
+            }
+        }
+        Self { bytes }
+    }
+}
+
+/// A structure of the kernel. It reads just what the kernel does at the sum of its address and an
+/// offset; where it lies together, its place is looked up once.
+pub(crate) struct Object<'a> {
+    kernel: &'a Kernel,
+    address: u64,
+    window: Window<'a>,
+}
+
+impl Object<'_> {
+    /// The number at an offset.
+    #[inline]
+    pub fn u64(&self, offset: u64) -> Option<u64> {
+        self.window.u64(offset).or_else(|| self.elsewhere(offset))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn elsewhere(&self, offset: u64) -> Option<u64> {
+        self.kernel.u64(self.address.wrapping_add(offset))
+    }
 }
 
 impl fmt::Debug for Kernel {
@@ -179,6 +224,25 @@ impl Kernel {
         Self::read(&self.memory, self.note.clone())
     }
 
+    /// The same kernel in the same memory with more of it, or less: some was plugged in, or out.
+    /// `None` where it is not as it was.
+    pub(crate) fn in_memory(&self, memory: &GuestMemory) -> Option<Self> {
+        let mut space = AddressSpace::new(&self.note)?;
+        let direct = self.space.direct_start();
+        let is_there = self.note.is_there(memory) && space.set_direct(memory, direct, memory.end());
+        is_there.then(|| Self {
+            memory: memory.clone(),
+            space,
+            layout: self.layout.clone(),
+            meanings: self.meanings.clone(),
+            places: self.places.clone(),
+            counters: self.counters.clone(),
+            note: self.note.clone(),
+            modules: self.modules.clone(),
+            module_layout: self.module_layout,
+        })
+    }
+
     fn read(memory: &GuestMemory, note: VmcoreInfo) -> Result<Self, AttachError> {
         let release = || note.release().to_owned();
         if note.symbol("kallsyms_names").is_none() {
@@ -242,13 +306,10 @@ impl Kernel {
             head_bit: types.enumerator("pageflags", "PG_head").filter(|bit| *bit < 64),
             slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
             journal_bit: types.enumerator("jbd_state_bits", "BH_JWrite").filter(|bit| *bit < 64),
-            request_flags: REQUEST_FLAGS
-                .iter()
-                .filter_map(|(name, flag)| {
-                    let bit = types.enumerator("req_flag_bits", name)?;
-                    Some((1_u32.checked_shl(bit as u32)?, *flag))
-                })
-                .collect(),
+            request_flags: FlagTable::new(REQUEST_FLAGS.iter().filter_map(|(name, flag)| {
+                let bit = types.enumerator("req_flag_bits", name)?;
+                Some((1_u32.checked_shl(bit as u32)?, *flag))
+            })),
         };
         let counters = CounterPlaces::new(&types, symbol);
         drop(types);
@@ -316,14 +377,30 @@ impl Kernel {
     }
 
     /// How the kernel marked a request.
+    #[inline]
     pub(crate) fn request_flags(&self, bits: u32) -> RequestFlags {
-        let mut flags = RequestFlags::default();
-        for (bit, flag) in &self.places.request_flags {
-            if bits & bit != 0 {
-                flags.insert(*flag);
-            }
+        let [a, b, c, d] = bits.to_le_bytes().map(usize::from);
+        let tables = &self.places.request_flags.bytes;
+        RequestFlags(tables[0][a] | tables[1][b] | tables[2][c] | tables[3][d])
+    }
+
+    /// What is at a virtual address of the kernel, for several reads there.
+    #[inline]
+    pub(crate) fn object(&self, address: u64) -> Object<'_> {
+        let window = match self.space.direct(address) {
+            Some(physical) => self.memory.window(physical),
+            None => self.page_window(address),
+        };
+        Object { kernel: self, address, window }
+    }
+
+    /// The rest of the page at a virtual address, or nothing.
+    #[cold]
+    fn page_window(&self, address: u64) -> Window<'_> {
+        match self.space.walk(&self.memory, address) {
+            Some(physical) => self.memory.window(physical).first(PAGE - address % PAGE),
+            None => self.memory.window(0).first(0),
         }
-        flags
     }
 
     /// The number at a virtual address of the kernel.

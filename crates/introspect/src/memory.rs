@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -30,10 +31,31 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
+/// What there is to know of a region to find a place in it.
+#[derive(Clone, Copy)]
+struct Span {
+    start: u64,
+    length: u64,
+    place: *const u8,
+}
+
+impl Region {
+    fn span(&self) -> Span {
+        Span { start: self.start, length: self.length, place: self.place }
+    }
+}
+
+// SAFETY: as for a region.
+unsafe impl Send for Span {}
+// SAFETY: as above.
+unsafe impl Sync for Span {}
+
 /// All of a guest's memory. Cheap to clone.
 #[derive(Clone)]
 pub struct GuestMemory {
     regions: Arc<[Region]>,
+    /// The largest of them, where most of what is asked for lies.
+    main: Span,
     /// What keeps the mappings alive.
     _owner: Arc<dyn Any + Send + Sync>,
 }
@@ -57,7 +79,9 @@ impl GuestMemory {
             region.length > 0 && end.is_some_and(|end| end <= ADDRESS_END)
         });
         regions.sort_by_key(|region| region.start);
-        Self { regions: regions.into(), _owner: owner }
+        let nothing = Span { start: 0, length: 0, place: std::ptr::null() };
+        let main = regions.iter().max_by_key(|region| region.length).map_or(nothing, Region::span);
+        Self { regions: regions.into(), main, _owner: owner }
     }
 
     /// The regions by address.
@@ -80,14 +104,44 @@ impl GuestMemory {
     fn place(&self, address: u64, length: u64) -> Option<*const u8> {
         #[cfg(any(test, feature = "recording"))]
         recording::note(address, length);
+        let (place, left) = self.find(address);
+        (left >= length.max(1)).then_some(place)
+    }
+
+    /// Where the byte at `address` is, and how many there are from there to the end of its region;
+    /// 0 where there is no memory.
+    #[inline]
+    fn find(&self, address: u64) -> (*const u8, u64) {
+        let offset = address.wrapping_sub(self.main.start);
+        if offset < self.main.length {
+            return (self.main.place.wrapping_add(offset as usize), self.main.length - offset);
+        }
+        self.find_elsewhere(address)
+    }
+
+    #[inline(never)]
+    fn find_elsewhere(&self, address: u64) -> (*const u8, u64) {
         for region in self.regions.iter() {
             let offset = address.wrapping_sub(region.start);
             if offset < region.length {
-                return (region.length - offset >= length)
-                    .then(|| region.place.wrapping_add(offset as usize));
+                return (region.place.wrapping_add(offset as usize), region.length - offset);
             }
         }
-        None
+        (std::ptr::null(), 0)
+    }
+
+    /// The memory from `address` on, for several reads of what lies together there: its place is
+    /// looked up once.
+    #[inline]
+    pub(crate) fn window(&self, address: u64) -> Window<'_> {
+        let (place, left) = self.find(address);
+        Window {
+            _memory: PhantomData,
+            #[cfg(any(test, feature = "recording"))]
+            address,
+            place,
+            words: left.saturating_sub(7),
+        }
     }
 
     /// Whether there is memory at `address`.
@@ -169,6 +223,56 @@ impl GuestMemory {
             offset = stop;
         }
         ranges
+    }
+}
+
+/// The memory from an address on, to the end of its region: regions end where memory does, and a
+/// kernel's structure does not reach across.
+#[derive(Clone, Copy)]
+pub(crate) struct Window<'a> {
+    _memory: PhantomData<&'a GuestMemory>,
+    #[cfg(any(test, feature = "recording"))]
+    address: u64,
+    place: *const u8,
+    /// At offsets below this there are eight bytes; 0 where there is no memory.
+    words: u64,
+}
+
+impl Window<'_> {
+    /// No more of it than `length` bytes.
+    pub fn first(self, length: u64) -> Self {
+        Self { words: self.words.min(length.saturating_sub(7)), ..self }
+    }
+
+    /// The place of `length` bytes, 8 at most, if they are aligned.
+    #[inline]
+    fn place(&self, offset: u64, length: u64) -> Option<*const u8> {
+        let place = self.place.wrapping_add(offset as usize);
+        if offset >= self.words || place as u64 % length != 0 {
+            return None;
+        }
+        #[cfg(any(test, feature = "recording"))]
+        recording::note(self.address + offset, length);
+        Some(place)
+    }
+
+    /// The eight bytes at an offset as a number; `None` outside, or where they are not aligned.
+    #[inline]
+    #[expect(clippy::cast_ptr_alignment, reason = "`place` looks at the alignment")]
+    pub fn u64(&self, offset: u64) -> Option<u64> {
+        let place = self.place(offset, 8)?;
+        // SAFETY: eight aligned bytes of a mapped region, which the memory keeps mapped; whatever
+        // they are is a number.
+        Some(u64::from_le(unsafe { place.cast::<u64>().read_volatile() }))
+    }
+
+    /// The four bytes at an offset as a number; `None` outside, or where they are not aligned.
+    #[inline]
+    #[expect(clippy::cast_ptr_alignment, reason = "`place` looks at the alignment")]
+    pub fn u32(&self, offset: u64) -> Option<u32> {
+        let place = self.place(offset, 4)?;
+        // SAFETY: as above, of four.
+        Some(u32::from_le(unsafe { place.cast::<u32>().read_volatile() }))
     }
 }
 

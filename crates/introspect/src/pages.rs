@@ -57,18 +57,17 @@ impl PageCache {
         if !kernel.is_page(address) {
             return None;
         }
-        let mut physical = self.physical(kernel, address)?;
-        let head = kernel.memory.u64(physical + layout.page_compound_head)?;
+        let mut page = kernel.memory.window(self.physical(kernel, address)?);
+        let head = page.u64(layout.page_compound_head)?;
         if head & 1 != 0 {
             // A part of a larger page: its head tells.
             address = head & !1;
             if !kernel.is_page(address) {
                 return None;
             }
-            physical = self.physical(kernel, address)?;
+            page = kernel.memory.window(self.physical(kernel, address)?);
         }
-        let memory = &kernel.memory;
-        let flags = memory.u64(physical + layout.page_flags)?;
+        let flags = page.u64(layout.page_flags)?;
         // A head knows that it is one.
         if head & 1 != 0 && kernel.places.head_bit.is_some_and(|bit| flags >> bit & 1 == 0) {
             return None;
@@ -78,22 +77,22 @@ impl PageCache {
                 return Some(Page::Other);
             }
         } else if let Some((place, slab)) = layout.page_type.zip(kernel.places.slab_type) {
-            if memory.u32(physical + place)? >> 24 == slab {
+            if page.u32(place)? >> 24 == slab {
                 return Some(Page::Other);
             }
         }
-        let mapping = memory.u64(physical + layout.page_mapping)?;
+        let mapping = page.u64(layout.page_mapping)?;
         if mapping & MAPPING_FLAGS != 0 {
             return Some(if mapping & 1 != 0 { Page::Anonymous } else { Page::Other });
         }
         // A mapping is embedded in its own inode, which it names: two structures that check each
         // other, so what is not one is found out.
         let place = kernel.space.direct(mapping)?;
-        let inode = memory.u64(place + layout.mapping_host)?;
+        let inode = kernel.memory.window(place).u64(layout.mapping_host)?;
         if inode == 0 || mapping.wrapping_sub(layout.inode_data) != inode {
             return Some(Page::Other);
         }
-        let charged = layout.page_memcg.and_then(|place| memory.u64(physical + place));
+        let charged = layout.page_memcg.and_then(|place| page.u64(place));
         let memory_group = match charged {
             Some(charged) if charged & GROUP_OTHERS == 0 => charged & !GROUP_FLAGS,
             _ => 0,
@@ -111,9 +110,12 @@ impl Kernel {
     /// Whether an address can be a `struct page`'s.
     fn is_page(&self, address: u64) -> bool {
         let offset = address.wrapping_sub(self.places.pages);
-        let number = offset / self.layout.page_size;
+        // Nearly all kernels have 64 bytes: no division then.
+        let (number, rest) = match self.layout.page_size {
+            64 => (offset / 64, offset % 64),
+            size => (offset / size, offset % size),
+        };
         let address = number.checked_mul(PAGE);
-        offset % self.layout.page_size == 0
-            && address.is_some_and(|address| self.memory.contains(address))
+        rest == 0 && address.is_some_and(|address| self.memory.contains(address))
     }
 }

@@ -72,6 +72,11 @@ impl AddressSpace {
         fits && seen > 0
     }
 
+    /// Where physical memory is mapped in order.
+    pub fn direct_start(&self) -> u64 {
+        self.direct
+    }
+
     /// The physical address at a virtual one, without looking at tables, where it is known: in the
     /// direct map.
     #[inline]

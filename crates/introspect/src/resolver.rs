@@ -156,14 +156,12 @@ impl Resolver {
         self.caches.groups.begin();
         let memory = &kernel.memory;
         let request = view.header.checked_sub(layout.request_size)?;
-        if !memory.contains(request) {
-            return None;
-        }
-        let flags = memory.u32(request + layout.request_flags)?;
-        let mut bio = memory.u64(request + layout.request_bio)?;
+        let request = memory.window(request);
+        let flags = request.u32(layout.request_flags)?;
+        let mut bio = request.u64(layout.request_bio)?;
         if view.carries_data {
-            let sector = memory.u64(request + layout.request_sector)?;
-            let length = u64::from(memory.u32(request + layout.request_length)?);
+            let sector = request.u64(layout.request_sector)?;
+            let length = u64::from(request.u32(layout.request_length)?);
             if sector != view.sector || length != view.length {
                 return None;
             }
@@ -203,16 +201,17 @@ impl Resolver {
     }
 
     /// The group that a bio is charged to.
+    #[inline]
     fn group(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Group {
         let layout = &kernel.layout;
-        let state = || {
-            let place = bio.group.wrapping_add(layout.blkg_blkcg?);
-            let blkcg = kernel.pointer(place)?;
-            Some(blkcg.wrapping_add(layout.blkcg_state?))
-        };
         if bio.group == 0 {
             return Group::default();
         }
+        let state = || {
+            let blkcg = kernel.object(bio.group).u64(layout.blkg_blkcg?);
+            let blkcg = blkcg.filter(|pointer| *pointer != 0)?;
+            Some(blkcg.wrapping_add(layout.blkcg_state?))
+        };
         state()
             .and_then(|state| self.caches.groups.group(kernel, self.guest.names(), state, now_ns))
             .unwrap_or_default()
@@ -241,6 +240,12 @@ impl Resolver {
             Kind::Unknown
         };
         let each = Each { other, ..Each::default() };
+        // Most are of the page cache, right on the disk.
+        match kernel.meanings.get(bio.end) {
+            Some(Meaning::Completion(Completion::OneFile)) => return Verdict::First,
+            Some(Meaning::Completion(Completion::Pages)) => return Verdict::Each(each),
+            _ => {}
+        }
         let Some((bio, Meaning::Completion(completion), copied)) = kernel.origin(bio) else {
             self.stranger(bio.end);
             return Verdict::Each(Each { is_doubtful: true, ..each });

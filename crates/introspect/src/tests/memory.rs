@@ -49,6 +49,29 @@ fn reads_stay_within_one_region() {
 }
 
 #[test]
+fn windows_are_as_long_as_their_region() {
+    let store = Store::new(&[(0, PAGE), (PAGE, 2 * PAGE), (1 << 20, PAGE)]).unwrap();
+    let memory = store.memory();
+    store.write_u64(PAGE - 8, 1);
+    store.write_u64(PAGE, 2);
+    store.write_u64(3 * PAGE - 8, 3);
+    let window = memory.window(PAGE - 16);
+    assert_eq!([window.u64(0), window.u64(8), window.u64(16)], [Some(0), Some(1), None]);
+    assert_eq!([window.u32(8), window.u32(16)], [Some(1), None]);
+    // Not what is not aligned, nor what would wrap around.
+    let beyond = [1, 7, 9, 12, u64::MAX - 15, u64::MAX - 7, u64::MAX];
+    assert!(beyond.iter().all(|offset| window.u64(*offset).is_none()));
+    let window = memory.window(PAGE);
+    assert_eq!([window.u64(0), window.u64(2 * PAGE - 8)], [Some(2), Some(3)]);
+    let page = window.first(PAGE);
+    assert_eq!([page.u64(0), page.u64(PAGE - 8), page.u64(PAGE)], [Some(2), Some(0), None]);
+    assert_eq!(window.first(7).u64(0), None);
+    for nowhere in [3 * PAGE, (1 << 20) - 8, (1 << 20) + PAGE, u64::MAX - 7, u64::MAX] {
+        assert!([0, 8, 16].iter().all(|offset| memory.window(nowhere).u64(*offset).is_none()));
+    }
+}
+
+#[test]
 fn regions_that_cannot_be_are_left_out() {
     let far = |start| Region { start, length: 16, place: [0_u8; 16].as_ptr(), file: None };
     let regions =

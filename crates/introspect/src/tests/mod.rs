@@ -11,6 +11,8 @@ mod kallsyms;
 mod memory;
 mod mutations;
 mod paging;
+mod plugged;
+mod reuse;
 mod scribble;
 
 use std::sync::Arc;

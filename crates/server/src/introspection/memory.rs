@@ -40,6 +40,13 @@ pub(super) fn identity(memory: &Memory) -> Identity {
     memory.regions().map(of_region).collect()
 }
 
+/// Whether two tables are those of one guest, to which memory was added, or from which some was
+/// taken: one is a part of the other.
+pub(super) fn is_changed(before: &Identity, after: &Identity) -> bool {
+    let (part, whole) = if before.len() < after.len() { (before, after) } else { (after, before) };
+    !part.is_empty() && part.iter().all(|region| whole.contains(region))
+}
+
 /// The same memory for introspection, which keeps it mapped.
 pub(super) fn to_guest_memory(memory: &Arc<Memory>) -> GuestMemory {
     let of_region = |region: MemoryRegion<'_>| Region {

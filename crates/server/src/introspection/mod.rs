@@ -19,7 +19,7 @@ use fathom_introspect::{Guest, GuestState, GuestStatus, Kernel};
 
 pub(crate) use disk::DiskGuest;
 
-use memory::{Identity, identity, to_guest_memory};
+use memory::{Identity, identity, is_changed, to_guest_memory};
 
 /// Whoever uses a guest: a connection of a disk's VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,6 +107,13 @@ impl Introspection {
         let found = guests.iter().find(|followed| followed.identity == identity).cloned();
         let followed = found.unwrap_or_else(|| {
             let followed = self.follow(identity, memory);
+            // Memory was plugged in or out: the guest's kernel goes on.
+            let before = guests.iter().find(|before| lock(&before.users).contains(user));
+            if let Some(before) = before {
+                if is_changed(&before.identity, &followed.identity) {
+                    followed.guest.succeed(&before.guest);
+                }
+            }
             guests.push(Arc::clone(&followed));
             followed
         });

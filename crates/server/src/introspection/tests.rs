@@ -67,7 +67,12 @@ fn memory_that_changes_is_another_guest() {
     let before = disk.slot().guest().unwrap();
     let parts = [(0, &first), (MEMORY, &plugged)];
     let parts = parts.map(|(start, file)| (start, MEMORY, file.try_clone().unwrap()));
-    disk.moved(0, &Arc::new(Memory::of_files(parts.into()).unwrap()));
+    let both = Arc::new(Memory::of_files(parts.into()).unwrap());
+    let [one, two, other] = [&memory(&first), &both, &memory(&plugged)].map(|all| identity(all));
+    assert!(is_changed(&one, &two) && is_changed(&two, &one), "the kernel goes on");
+    assert!(!is_changed(&one, &other) && !is_changed(&other, &two));
+    assert!(!is_changed(&Vec::new(), &one));
+    disk.moved(0, &both);
     let after = disk.slot().guest().unwrap();
     assert!(!Arc::ptr_eq(&before, &after));
     assert_eq!(after.memory().length(), 2 * MEMORY);

@@ -1,0 +1,97 @@
+//! A queue that has met a file, a group or a page before asks again what it is now: all of this
+//! happens within a moment, in which nothing that was read is old.
+
+use fathom_insight::{ClassTable, Insight};
+
+use super::Miniature;
+use crate::resolver::{RequestView, Resolver};
+use crate::synthetic::Told;
+
+/// A queue of a guest, at one moment.
+struct Queue {
+    guest: Miniature,
+    resolver: Resolver,
+}
+
+impl Queue {
+    fn new() -> Self {
+        let guest = Miniature::roomy();
+        let resolver = guest.guest().resolver();
+        Self { guest, resolver }
+    }
+
+    fn told(&mut self, name: &str) -> Told {
+        let request = self.guest.linux.request(name);
+        let view = RequestView { now_ns: 5_000_000_000, ..request.view };
+        let mut insight = Insight::default();
+        let pieces = request.pieces.iter().copied();
+        self.resolver.resolve(&view, pieces, &ClassTable::default(), &mut insight);
+        Told::all(view.length, &insight, &self.guest.names).remove(0)
+    }
+
+    fn get(&self, address: u64) -> u64 {
+        self.resolver.guest().kernel().unwrap().u64(address).unwrap()
+    }
+
+    fn set(&self, address: u64, value: u64) {
+        self.guest.store.write_u64(address - self.guest.linux.shape.direct, value);
+    }
+}
+
+#[test]
+fn whatever_changes_is_seen_at_once() {
+    let mut queue = Queue::new();
+    let kernel = queue.resolver.guest().kernel().unwrap();
+    let layout = &kernel.layout;
+    let bio = |name: &str| {
+        let request = queue.guest.linux.request(name).view.header - layout.request_size;
+        kernel.memory.u64(request + layout.request_bio).unwrap()
+    };
+    let page = |name: &str| kernel.page_of(queue.guest.linux.request(name).pieces[0].0);
+    let physical = |page| kernel.space.walk(&kernel.memory, page).unwrap();
+    let (own_page, other_page) = (physical(page("data")), physical(page("one file")));
+    let own_bio = bio("data");
+    let other_bio = bio("one file");
+    let journals = bio("journal");
+    let mapping = |page| kernel.memory.u64(page + layout.page_mapping).unwrap();
+    let inode = mapping(own_page) - layout.inode_data;
+    let dentry = queue.get(inode + layout.inode_dentries) - layout.dentry_alias;
+    let direct = queue.guest.linux.shape.direct;
+
+    let (inbox, outbox) = (queue.told("data"), queue.told("one file"));
+    assert_eq!((inbox.inode, outbox.inode), (131, 132));
+    assert_eq!(inbox.path, "/srv/mail/inbox");
+
+    // The page is given to another file, of which the queue knows as well.
+    let before = mapping(own_page);
+    queue.set(direct + own_page + layout.page_mapping, mapping(other_page));
+    let told = queue.told("data");
+    assert_eq!((told.inode, told.path.as_str()), (132, outbox.path.as_str()));
+    // A process's own memory.
+    queue.set(direct + own_page + layout.page_mapping, before | 1);
+    assert_eq!(queue.told("data").inode, 0);
+    queue.set(direct + own_page + layout.page_mapping, before);
+    assert_eq!(queue.told("data"), inbox);
+
+    // The file grows; its inode is another file's; it moves to the directory above.
+    queue.set(inode + layout.inode_size, 77_777);
+    assert_eq!(queue.told("data").file_size, 77_777);
+    queue.set(inode + layout.inode_number, 4711);
+    assert_eq!(queue.told("data").inode, 4711);
+    let parent = queue.get(dentry + layout.dentry_parent);
+    queue.set(dentry + layout.dentry_parent, queue.get(parent + layout.dentry_parent));
+    assert_eq!(queue.told("data").path, "/srv/inbox");
+    queue.set(inode + layout.inode_dentries, 0);
+    assert_eq!(queue.told("data").path, "");
+
+    // Another group, another completion: a journal's.
+    let group = layout.bio_group.unwrap();
+    queue.set(own_bio + group, queue.get(other_bio + group));
+    assert_eq!(queue.told("data").cgroup, outbox.cgroup);
+    queue.set(own_bio + group, 0);
+    assert_eq!(queue.told("data").cgroup, "");
+    queue.set(own_bio + layout.bio_end, queue.get(journals + layout.bio_end));
+    queue.set(own_bio + layout.bio_private, queue.get(journals + layout.bio_private));
+    let told = queue.told("data");
+    assert_eq!((told.kind, told.inode), (queue.told("journal").kind, 0));
+}
