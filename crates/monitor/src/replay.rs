@@ -111,8 +111,7 @@ pub fn replay(
         &request.parameters,
         ParseOptions { stream_compat: request.stream_compatible },
     )?;
-    let wanted = vec![true; script.schema.columns.len()];
-    let mut reader = read::open(&request.file, &script.schema, &wanted, &request.read)?;
+    let mut reader = read::open(&request.file, &script.schema, script.wanted(), &request.read)?;
     script.run(&mut *reader, request.lateness_ns.unwrap_or(0), sink)
 }
 
@@ -120,6 +119,9 @@ pub fn replay(
 #[derive(Clone, Debug)]
 pub struct Script {
     planned: Planned,
+    /// The plans of the queries, over rows of the wanted columns.
+    plans: Vec<Plan>,
+    wanted: Vec<bool>,
     source: usize,
     schema: StreamSchema,
 }
@@ -147,7 +149,11 @@ impl Script {
         // A stream that the script declares itself is what the file holds.
         let source = planned.catalog.streams.len() - 1;
         let schema = planned.catalog.streams[source].clone();
-        Ok(Self { planned, source, schema })
+        let mut plans: Vec<Plan> = planned.queries.iter().map(|query| query.plan.clone()).collect();
+        let columns = fathom_cql::prune(&mut plans, &planned.catalog);
+        let used = columns.get(source).map_or(&[][..], Vec::as_slice);
+        let wanted = (0..schema.columns.len()).map(|column| used.contains(&column)).collect();
+        Ok(Self { planned, plans, wanted, source, schema })
     }
 
     /// The queries, in their order.
@@ -165,6 +171,11 @@ impl Script {
         &self.schema
     }
 
+    /// Which columns of the stream the queries look at: rows are to have these.
+    pub fn wanted(&self) -> &[bool] {
+        &self.wanted
+    }
+
     /// Runs the queries over all events of a reader. After each batch time goes on to the latest
     /// instant that was seen less the lateness; it ends with the last event.
     ///
@@ -176,11 +187,10 @@ impl Script {
         lateness_ns: u64,
         sink: &mut dyn ResultSink,
     ) -> Result<ReplaySummary, QueryError> {
-        let plans: Vec<Plan> = self.queries().iter().map(|query| query.plan.clone()).collect();
-        for (query, plan) in plans.iter().enumerate() {
+        for (query, plan) in self.plans.iter().enumerate() {
             sink.begin(query, &plan.columns, matches!(plan.output, Output::Stream(_)))?;
         }
-        let mut engine = Engine::new(self.planned.catalog.streams.len(), &plans);
+        let mut engine = Engine::new(self.planned.catalog.streams.len(), &self.plans);
         let mut batch = Batch::default();
         let mut latest_ns = 0;
         while reader.next_batch(&mut batch)? {
@@ -240,10 +250,9 @@ mod tests {
         let script =
             "select sum(Size) from IOstream [range 4 nanoseconds]; select Size from IOstream";
         let script = Script::prepare(script, &[], ParseOptions::default()).unwrap();
-        let wanted = vec![true; script.schema().columns.len()];
-        let options = ReadOptions::default();
+        let (schema, options) = (script.schema(), ReadOptions::default());
         let mut reader =
-            read::from_bytes("test", text.as_bytes(), script.schema(), &wanted, &options).unwrap();
+            read::from_bytes("test", text.as_bytes(), schema, script.wanted(), &options).unwrap();
         let mut results = Results::default();
         let summary = script.run(&mut *reader, 100, &mut results).unwrap();
         let of = |query| -> Vec<(i64, i64, i64)> {
@@ -262,8 +271,8 @@ mod tests {
                 (3, 1, 8),
                 (5, -1, 8),
                 (5, 1, 9),
-                (7, -1, 9),
                 (7, 1, 8),
+                (7, -1, 9),
                 (9, -1, 8),
                 (9, 1, 9),
                 (13, -1, 9),

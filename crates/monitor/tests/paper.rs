@@ -46,10 +46,9 @@ fn options() -> ReadOptions {
 }
 
 fn run(script: &Script, input: u32) -> Vec<Change> {
-    let wanted = vec![true; script.schema().columns.len()];
     let file = File::open(table(input)).expect("a table");
-    let mut reader =
-        read::from_bytes("table", file, script.schema(), &wanted, &options()).expect("a table");
+    let mut reader = read::from_bytes("table", file, script.schema(), script.wanted(), &options())
+        .expect("a table");
     let mut results = Results::default();
     let summary = script.run(&mut *reader, 0, &mut results).expect("it runs");
     assert_eq!((summary.read.bad, summary.late), (0, 0));

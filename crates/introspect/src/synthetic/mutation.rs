@@ -25,7 +25,7 @@ pub enum Effort {
 /// One request may read the guest's memory so many times: see `resolver`.
 pub const READS_MAX: u64 = 400_000;
 /// Nothing takes longer, however slow the machine and however busy.
-const TIME_MAX: Duration = Duration::from_secs(5);
+const TIME_MAX: Duration = Duration::from_secs(60);
 /// A mutation in bytes: where, how, and with what.
 pub const MUTATION: usize = 12;
 

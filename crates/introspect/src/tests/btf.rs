@@ -91,7 +91,7 @@ fn structures_that_contain_themselves() {
         assert!(btf.member("page", "flags").is_none());
     }
     assert!(Layout::new(&Types { kernel: &btf, modules: Vec::new() }).is_err());
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 
     // Names, pointers and qualifiers of themselves and of each other.
     let types =
@@ -110,7 +110,7 @@ fn names_without_an_end() {
     let start = Instant::now();
     let btf = Btf::new(raw(&types, &strings), None).unwrap();
     assert_eq!(btf.size("x"), None);
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
 #[test]

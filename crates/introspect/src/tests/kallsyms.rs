@@ -134,7 +134,7 @@ fn tables_without_an_end() {
         guest.redirect("kallsyms_num_syms", guest.linux.shape.direct + 12 * PAGE);
         let start = Instant::now();
         assert!(guest.find(&["x", ""]).is_none(), "{what}");
-        assert!(start.elapsed() < Duration::from_secs(3), "{what}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}: {:?}", start.elapsed());
     }
     // Pieces of names without an end.
     let guest = Miniature::new(&Shape::default());

@@ -9,9 +9,15 @@ use super::{TimeUnit, nulls, shown};
 /// The longest field: a path may be of 4,096 bytes.
 pub const LONGEST_FIELD: usize = 8 << 10;
 
-/// Whether a column is asked for.
-pub fn asked(wanted: &[bool], column: usize) -> bool {
-    wanted.get(column).copied().unwrap_or(false)
+/// Where in a row a column is: among those that are asked for, in their order; `None` for one that
+/// is not.
+pub fn place(wanted: &[bool], column: usize) -> Option<usize> {
+    wanted.get(column)?.then(|| width(&wanted[..column]))
+}
+
+/// How many columns are asked for.
+pub fn width(wanted: &[bool]) -> usize {
+    wanted.iter().filter(|&&wanted| wanted).count()
 }
 
 /// A decimal integer of 64 bits.
@@ -128,10 +134,11 @@ const NAMES: [(&str, Type); EventColumn::Flags as usize + 1] = [
 impl EventColumns {
     /// Where the columns are in a schema.
     pub fn new(schema: &StreamSchema, wanted: &[bool], unit: TimeUnit) -> Self {
-        let fits =
-            |column: &usize, kind| asked(wanted, *column) && schema.columns[*column].kind == kind;
-        let columns = NAMES.map(|(name, kind)| schema.find(name).filter(|c| fits(c, kind)));
-        Self { width: schema.columns.len(), unit, columns }
+        let columns = NAMES.map(|(name, kind)| {
+            let column = schema.find(name).filter(|&c| schema.columns[c].kind == kind);
+            column.and_then(|column| place(wanted, column))
+        });
+        Self { width: width(wanted), unit, columns }
     }
 
     /// A row with its time alone.

@@ -7,7 +7,7 @@ use fathom_cql::catalog::StreamSchema;
 use fathom_cql::{Row, Type};
 use memchr::{memchr, memchr_iter};
 
-use super::columns::{LONGEST_FIELD, asked, count, value};
+use super::columns::{LONGEST_FIELD, count, place, value, width};
 use super::intern::Texts;
 use super::lines::{End, LONGEST, Lines};
 use super::{
@@ -121,12 +121,12 @@ impl Layout {
             .into_iter()
             .zip(columns)
             .map(|(name, column)| Field {
-                column: column.filter(|&column| asked(wanted, column)),
+                column: column.and_then(|column| place(wanted, column)),
                 kind: column.map_or(Type::Text, |column| schema.columns[column].kind),
                 name,
             })
             .collect();
-        let (unit, width) = (options.time_unit, schema.columns.len());
+        let (unit, width) = (options.time_unit, width(wanted));
         Ok(Self { separator, fields, time, unit, width })
     }
 

@@ -39,7 +39,7 @@ const BAD_LINES: u64 = 100;
 pub struct Batch {
     /// The instant of each row.
     pub times_ns: Vec<i64>,
-    /// The rows, as wide as the stream's schema.
+    /// The rows: the columns that were asked for.
     pub rows: Vec<Row>,
 }
 
@@ -163,7 +163,8 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// Opens a file, or standard input for `-`. Columns that are not `wanted` are null in every row.
+/// Opens a file, or standard input for `-`. Rows have the columns that are
+/// `wanted`, in the order of the schema.
 ///
 /// # Errors
 /// When it cannot be read, or is in no format that is known.
