@@ -9,7 +9,7 @@ use fathom_monitor::{Delta, Engine};
 
 /// How many cases a test runs; `FATHOM_CASES` says otherwise.
 fn cases() -> u64 {
-    std::env::var("FATHOM_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(10_000)
+    std::env::var("FATHOM_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(5000)
 }
 
 /// The more there is, the better; but a case whose oracle takes too long says nothing.

@@ -72,14 +72,14 @@ impl State {
         if of_values { Self::Values(BTreeMap::new()) } else { Self::Sums(Sums::default()) }
     }
 
-    fn add(&mut self, value: Value, count: isize) {
+    fn add(&mut self, value: &Value, count: isize) {
         match self {
-            Self::Sums(sums) => sums.add(&value, count),
+            Self::Sums(sums) => sums.add(value, count),
             Self::Values(values) => {
                 let counted = values.entry(value.clone()).or_insert(0);
                 *counted += count;
                 if *counted == 0 {
-                    values.remove(&value);
+                    values.remove(value);
                 }
             }
         }
@@ -184,7 +184,7 @@ pub(super) fn aggregate<G: Scope<Timestamp = u64>>(
                     None => Value::Boolean(true),
                 };
                 if !value.is_null() {
-                    state.add(value, count);
+                    state.add(&value, count);
                 }
             }
             touched.push(key);
