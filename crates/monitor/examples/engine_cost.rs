@@ -6,111 +6,77 @@
 
 use std::time::Instant;
 
-use fathom_cql::ast::{BinaryOperator, JoinKind, ToStream};
-use fathom_cql::catalog::Column;
-use fathom_cql::plan::{
-    Aggregate, AggregateFunction, Expression, Join, Output, Plan, Relation, Stream, Window,
-};
-use fathom_cql::{Row, Type, Value};
-use fathom_monitor::Engine;
+use fathom_cql::catalog::Catalog;
+use fathom_cql::{Parameters, ParseOptions, Row, Value, parse, plan_script, prune};
+use fathom_monitor::{Engine, io_stream};
 
-const EVENTS: u64 = 300_000;
+const EVENTS: u64 = 1_000_000;
 /// A request or a response every so many nanoseconds.
 const STEP_NS: u64 = 5_000;
+/// Time goes on every so many events.
+const BATCH: u64 = 1_000;
 
-// Columns: time, type, operation, request, sector, size, machine, disk.
-fn row(event: u64, texts: &[Value; 6]) -> Row {
+const QUERIES: [(&str, &str); 3] = [
+    ("filter", "select * from IOstream where Type = 'Q' and VMName = 'vm0'"),
+    (
+        "groups",
+        "select VMName, VDisk, avg(Size), count(*), sum(Size) from IOstream [range 3 seconds]
+         where Type = 'Q' group by VMName, VDisk",
+    ),
+    (
+        "join",
+        "select R.BlktapTS - Q.BlktapTS
+         from IOstream [range 3 seconds] as Q, IOstream [range 3 seconds] as R
+         where Q.Type = 'Q' and R.Type = 'R' and Q.ReqId = R.ReqId",
+    ),
+];
+
+/// The value of a column of an event; texts are shared, as readers share them.
+fn value(column: &str, event: u64, texts: &[Value; 14]) -> Value {
     let (request, response) = (event / 2, event % 2);
-    vec![
-        Value::Integer((event * STEP_NS) as i64),
-        texts[response as usize].clone(),
-        texts[2 + (request % 3 == 0) as usize].clone(),
-        Value::Integer(request as i64),
-        Value::Integer((request * 7919 % 100_000) as i64),
-        Value::Integer(8 * (1 + request % 4) as i64),
-        texts[4 + (request % 2) as usize].clone(),
-        Value::Integer((request % 8) as i64),
-    ]
-}
-
-fn source() -> Box<Stream> {
-    Box::new(Stream::Source(0))
-}
-
-fn equals(column: usize, text: &str) -> Expression {
-    let literal = Expression::Literal(Value::text(text));
-    Expression::Binary(
-        BinaryOperator::Equal,
-        Box::new(Expression::Column(column)),
-        Box::new(literal),
-    )
-}
-
-fn range(length_ns: u64) -> Relation {
-    Relation::Window(Window::Range { length_ns, slide_ns: None }, source())
-}
-
-fn plan(output: Output) -> Plan {
-    Plan { output, columns: vec![Column { name: "x".into(), kind: Type::Integer }] }
+    match column {
+        "BlktapTS" | "FtrTS" => Value::Integer((event * STEP_NS) as i64),
+        "Type" => texts[response as usize].clone(),
+        "IOOp" => texts[2 + usize::from(request % 3 == 0)].clone(),
+        "ReqId" => Value::Integer(request as i64),
+        "Sector" => Value::Integer((request * 7919 % 100_000) as i64),
+        "Size" => Value::Integer(8 * (1 + request % 4) as i64),
+        "VMName" => texts[4 + (request % 2) as usize].clone(),
+        "VDisk" | "PDisk" => texts[6 + (request % 8) as usize].clone(),
+        _ => Value::Null,
+    }
 }
 
 fn main() {
-    let both = Expression::Binary(
-        BinaryOperator::And,
-        Box::new(equals(1, "Q")),
-        Box::new(equals(6, "vm0")),
-    );
-    let filter = Relation::Filter(Box::new(Relation::Window(Window::Unbounded, source())), both);
-    let filter = plan(Output::Stream(Stream::Of(ToStream::Insertions, Box::new(filter))));
-
-    let size = || Some(Expression::Column(5));
-    let of = |function, argument| Aggregate { function, argument, distinct: false };
-    let requests = Relation::Filter(Box::new(range(3_000_000_000)), equals(1, "Q"));
-    let groups = plan(Output::Relation(Relation::Aggregate(
-        Box::new(requests),
-        vec![Expression::Column(6), Expression::Column(7)],
-        vec![
-            of(AggregateFunction::Average, size()),
-            of(AggregateFunction::Count, None),
-            of(AggregateFunction::Sum, size()),
-        ],
-    )));
-
-    let side = |letter| Relation::Filter(Box::new(range(3_000_000_000)), equals(1, letter));
-    let id = || Expression::Column(3);
-    let join = Relation::Join(Box::new(Join {
-        left: side("Q"),
-        right: side("R"),
-        kind: JoinKind::Inner,
-        equal: vec![(id(), id())],
-        residual: None,
-        left_columns: 8,
-        right_columns: 8,
-    }));
-    let took = Expression::Binary(
-        BinaryOperator::Subtract,
-        Box::new(Expression::Column(8)),
-        Box::new(Expression::Column(0)),
-    );
-    let join = plan(Output::Relation(Relation::Project(Box::new(join), vec![took])));
-
-    let texts = ["Q", "R", "r", "w", "vm0", "vm1"].map(Value::text);
-    for (name, plan) in [("filter", filter), ("groups", groups), ("join", join)] {
-        let rows: Vec<Row> = (0..EVENTS).map(|event| row(event, &texts)).collect();
-        let mut engine = Engine::new(1, &[plan]);
+    let schema = io_stream();
+    let catalog = Catalog { streams: vec![schema.clone()] };
+    let texts =
+        ["Q", "R", "r", "w", "vm0", "vm1", "vda", "vdb", "vdc", "vdd", "vde", "vdf", "vdg", "vdh"]
+            .map(Value::text);
+    for (name, text) in QUERIES {
+        let script = parse(text, &ParseOptions::default()).expect("a query");
+        let planned = plan_script(&script, &catalog, &Parameters::default()).expect("a query");
+        let mut plans = vec![planned.queries[0].plan.clone()];
+        let columns = prune(&mut plans, &catalog).remove(0);
+        let columns: Vec<&str> =
+            columns.iter().map(|&column| schema.columns[column].name.as_str()).collect();
+        let row = |event| columns.iter().map(|column| value(column, event, &texts)).collect();
+        let rows: Vec<Row> = (0..EVENTS).map(row).collect();
+        let mut engine = Engine::new(1, &plans);
         let mut results = 0_u64;
         let start = Instant::now();
-        for (event, row) in rows.into_iter().enumerate() {
-            let time_ns = event as u64 * STEP_NS;
-            engine.push(0, time_ns, row.into());
-            if event % 1000 == 999 {
-                engine.advance(time_ns, &mut |_| results += 1);
+        for (event, row) in (0..EVENTS).zip(rows) {
+            engine.push(0, event * STEP_NS, row.into());
+            if event % BATCH == BATCH - 1 {
+                engine.advance(event * STEP_NS, &mut |_| results += 1);
             }
         }
         engine.advance(EVENTS * STEP_NS, &mut |_| results += 1);
         let seconds = start.elapsed().as_secs_f64();
         println!(
-            "{name:8} {:8.2} million events/s, {results} changes of the result",
+            "{name:8} {} of {} columns, {:6.2} million events/s, {results} changes of the result",
+            columns.len(),
+            schema.columns.len(),
             EVENTS as f64 / seconds / 1e6
         );
     }

@@ -85,7 +85,7 @@ fn json_names_each_column_once() {
     let columns: Vec<Column> = ["a", "a", "a_2", "a"].map(column).to_vec();
     let mut printer = Printer::new(Vec::new(), options(Form::Json, false));
     printer.begin(0, &columns, true).unwrap();
-    printer.delta(0, 0, 1, &[1, 2, 3, 4].map(Value::Integer).to_vec()).unwrap();
+    printer.delta(0, 0, 1, &[1, 2, 3, 4].map(Value::Integer)).unwrap();
     let text = String::from_utf8(printer.finish().unwrap()).unwrap();
     assert_eq!(text, "{\"a\":1,\"a_3\":2,\"a_2\":3,\"a_4\":4}\n");
 }
@@ -143,9 +143,9 @@ fn rows_of_several_queries_say_whose_they_are() {
         printer.begin(0, &column("a"), true).unwrap();
         printer.begin(1, &column("b"), true).unwrap();
         for (query, value) in [(0, 7), (1, 8), (0, 9)] {
-            printer.delta(query, 0, 1, &vec![Value::Integer(value)]).unwrap();
+            printer.delta(query, 0, 1, &[Value::Integer(value)]).unwrap();
         }
-        assert!(printer.delta(2, 0, 1, &vec![]).is_err());
+        assert!(printer.delta(2, 0, 1, &[]).is_err());
         assert_eq!(String::from_utf8(printer.finish().unwrap()).unwrap(), expected);
     }
 }
