@@ -193,7 +193,8 @@ fn every_query_of_the_page_gives_what_the_page_and_the_semantics_say() {
         queries += all;
         let Some(shown) = blocks.get(at + 1).filter(|next| next.is("text")) else { continue };
         let printed = printed(&script, &events, shown);
-        assert!(printed.lines().count() > 1, "line {line}: nothing is printed");
+        let heads = usize::from(!shown.has("json"));
+        assert!(printed.lines().count() > heads, "line {line}: nothing is printed");
         let printed = first(&printed, shown);
         results += 1;
         if printed != shown.text {

@@ -116,7 +116,7 @@ impl Explained {
         };
         let mut text = format!("{}\nreads of {}: {reads}\n", self.plan, self.stream);
         match self.unbounded.len() {
-            0 => text += "keeps a bounded time or number of rows\n",
+            0 => text += "nothing grows without bound\n",
             _ => text += "grows without bound:\n",
         }
         let remarks = self.unbounded.iter();

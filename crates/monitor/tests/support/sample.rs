@@ -36,7 +36,8 @@ impl About {
     /// A file of the page cache.
     fn file(disk: &'static str, group: &str, inode: u32, path: &str, size: u32) -> Self {
         let system = if disk.starts_with("web") { "ext4" } else { "xfs" };
-        let class = 1 + u32::from(size > 4096) + u32::from(size > 65536) + u32::from(size > 1 << 20);
+        let class =
+            1 + u32::from(size > 4096) + u32::from(size > 65536) + u32::from(size > 1 << 20);
         Self::new(disk, format!("data,{class},{inode},{path},{size},{system},{group},,,vda1"), 0)
     }
 }
@@ -99,8 +100,13 @@ impl Sample {
             }
             let session = self.below(5);
             let path = format!("/srv/sessions/s{session}");
-            let session_file =
-                About::file("web-root", "/shop", 300 + session as u32, &path, 900 + 300 * session as u32);
+            let session_file = About::file(
+                "web-root",
+                "/shop",
+                300 + session as u32,
+                &path,
+                900 + 300 * session as u32,
+            );
             let sector = 80_000 + 8 * session;
             self.request(at + 210, &session_file, 'w', (sector, 8), 250 + slow);
             if step % 2 == 0 {
