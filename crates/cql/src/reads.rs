@@ -82,7 +82,9 @@ impl Reads<'_> {
             Relation::Aggregate(of, keys, aggregates) => {
                 let mut below = Columns::new();
                 // Without one of the keys there would be fewer groups.
-                keys.iter().for_each(|key| add(&mut below, key));
+                for key in keys {
+                    add(&mut below, key);
+                }
                 for at in wanted.range(keys.len()..) {
                     let aggregate = aggregates.get(at - keys.len());
                     if let Some(argument) = aggregate.and_then(|found| found.argument.as_ref()) {
@@ -100,7 +102,9 @@ impl Reads<'_> {
                 self.relation(right, self.all(right));
             }
             Relation::Top(of, keys, None) => {
-                keys.iter().for_each(|key| add(&mut wanted, &key.expression));
+                for key in keys {
+                    add(&mut wanted, &key.expression);
+                }
                 self.relation(of, wanted);
             }
             // Which rows are the first may be a question of all of them.
@@ -129,13 +133,13 @@ impl Reads<'_> {
 mod tests {
     use super::*;
     use crate::catalog::StreamSchema;
-    use crate::{ParseOptions, Type, parse, plan_script};
+    use crate::{Parameters, ParseOptions, Type, parse, plan_script};
 
     fn reads(text: &str) -> String {
         let columns = [("a", Type::Integer), ("b", Type::Integer), ("c", Type::Text)];
         let catalog = Catalog { streams: vec![StreamSchema::new("S", &columns)] };
         let script = parse(text, &ParseOptions::default()).expect("it is a script");
-        let planned = plan_script(&script, &catalog, &Default::default()).expect("it has a plan");
+        let planned = plan_script(&script, &catalog, &Parameters::new()).expect("it has a plan");
         let plan = &planned.queries[0].plan;
         let names = columns_read(plan, &planned.catalog, 0).into_iter();
         names.map(|at| columns[at].0).collect::<Vec<_>>().join(" ")

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use fathom_cql::catalog::{Catalog, Column};
 use fathom_cql::oracle::{self, Input};
-use fathom_cql::{ParseOptions, Row, Value};
+use fathom_cql::{ParseOptions, Row, Value, columns_read};
 use fathom_monitor::ResultSink;
 use fathom_monitor::read::{self, Batch, ReadOptions, Reader};
 use fathom_monitor::replay::Script;
@@ -93,9 +93,13 @@ impl Block {
 }
 
 fn reader(script: &Script, events: &str) -> Box<dyn Reader> {
-    let wanted = vec![true; script.schema().columns.len()];
+    reader_of(script, events, &vec![true; script.schema().columns.len()])
+}
+
+/// A reader of some columns.
+fn reader_of(script: &Script, events: &str, wanted: &[bool]) -> Box<dyn Reader> {
     let bytes = Cursor::new(events.to_owned().into_bytes());
-    read::from_bytes("events.csv", bytes, script.schema(), &wanted, &ReadOptions::default())
+    read::from_bytes("events.csv", bytes, script.schema(), wanted, &ReadOptions::default())
         .expect("the sample is CSV")
 }
 
@@ -116,11 +120,22 @@ impl ResultSink for Results {
     }
 }
 
-fn run(script: &Script, events: &str) -> Changes {
+fn run(script: &Script, mut reader: Box<dyn Reader>) -> Changes {
     let mut results = Results::default();
-    let summary = script.run(&mut *reader(script, events), 0, &mut results).expect("it runs");
+    let summary = script.run(&mut *reader, 0, &mut results).expect("it runs");
     assert_eq!((summary.read.bad, summary.late), (0, 0));
     results.0
+}
+
+/// Which columns the plans say that they read.
+fn read_by(script: &Script) -> Vec<bool> {
+    let mut wanted = vec![false; script.schema().columns.len()];
+    for query in script.queries() {
+        for column in columns_read(&query.plan, script.catalog(), 0) {
+            wanted[column] = true;
+        }
+    }
+    wanted
 }
 
 /// What the naive evaluator says.
@@ -185,11 +200,13 @@ fn every_query_of_the_page_gives_what_the_page_and_the_semantics_say() {
     for (at, block) in blocks.iter().enumerate().rev().filter(|(_, block)| block.is("sql")) {
         let line = block.line + 1;
         let script = block.script();
-        let is = run(&script, &events);
+        let is = run(&script, reader(&script, &events));
         let all = script.queries().len();
         let silent = (0..all).find(|query| !is.iter().any(|((of, ..), n)| of == query && *n > 0));
         assert_eq!(silent, None, "line {line}: a query without a row");
         assert_eq!(is, expected(&script, &events), "line {line}");
+        let fewer = run(&script, reader_of(&script, &events, &read_by(&script)));
+        assert_eq!(is, fewer, "line {line}: without the columns that it does not read");
         queries += all;
         let Some(shown) = blocks.get(at + 1).filter(|next| next.is("text")) else { continue };
         let printed = printed(&script, &events, shown);

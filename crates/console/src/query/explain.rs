@@ -119,12 +119,15 @@ impl Explained {
             0 => text += "nothing grows without bound\n",
             _ => text += "grows without bound:\n",
         }
-        let remarks = self.unbounded.iter();
-        remarks.for_each(|remark| text += &remark.print());
+        for remark in &self.unbounded {
+            text += &remark.print();
+        }
         if !self.warnings.is_empty() {
             text += "odd:\n";
         }
-        self.warnings.iter().for_each(|remark| text += &remark.print());
+        for remark in &self.warnings {
+            text += &remark.print();
+        }
         text
     }
 }
