@@ -41,6 +41,8 @@ pub enum Command {
     ExplainIo(usage::ExplainOptions),
     /// Run standing queries in CQL over recorded events
     Query(Box<query::QueryOptions>),
+    /// Say how queries in CQL are carried out, and what they give
+    Explain(query::ExplainOptions),
     /// Start a virtual machine on Fathom's disks, or print its QEMU command line
     Vm(Box<vm::VmOptions>),
     /// Measure a disk, without a guest
@@ -75,6 +77,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Files(options) => usage::files(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Query(options) => query::run(options).map(done),
+        Command::Explain(options) => query::explain(options).map(done),
         Command::Vm(options) => vm::run(options),
         Command::Bench(options) => bench::run(options).map(done),
         Command::Doctor(options) => doctor::run(options),

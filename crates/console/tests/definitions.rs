@@ -106,6 +106,7 @@ fn every_command_gets_a_manual_page() {
         "fathom-files",
         "fathom-explain-io",
         "fathom-query",
+        "fathom-explain",
     ] {
         let text = fs::read_to_string(directory.path().join(format!("man1/{page}.1")));
         assert!(text.expect("the page is there").contains(".SH"), "{page}");
@@ -131,6 +132,7 @@ fn every_help_has_examples() {
         "files",
         "explain-io",
         "query",
+        "explain",
         "inspect",
         "bench",
         "doctor",

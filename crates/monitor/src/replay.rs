@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use fathom_cql::catalog::{Catalog, Column, StreamSchema};
-use fathom_cql::plan::{Output, Plan};
+use fathom_cql::plan::{Expression, OrderKey, Output, Plan, Relation};
 use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 
 use crate::engine::Engine;
@@ -46,6 +46,12 @@ pub trait ResultSink {
     /// # Errors
     /// When the results cannot be written.
     fn begin(&mut self, query: usize, columns: &[Column], is_stream: bool) -> io::Result<()>;
+
+    /// The rows of a relation are to be shown in the order of these columns, in which the greatest
+    /// come first where that is said. Told behind [`begin`](Self::begin), where there is an order.
+    fn order(&mut self, query: usize, columns: &[(usize, bool)]) {
+        let _ = (query, columns);
+    }
 
     /// At an instant a row came `count` times (went, below 0). A stream's rows never go. Instants
     /// do not go back within a query.
@@ -189,6 +195,10 @@ impl Script {
     ) -> Result<ReplaySummary, QueryError> {
         for (query, plan) in self.plans.iter().enumerate() {
             sink.begin(query, &plan.columns, matches!(plan.output, Output::Stream(_)))?;
+            let order = order(plan);
+            if !order.is_empty() {
+                sink.order(query, &order);
+            }
         }
         let mut engine = Engine::new(self.planned.catalog.streams.len(), &self.plans);
         let mut batch = Batch::default();
@@ -205,6 +215,27 @@ impl Script {
         deliver(&mut engine, latest_ns + 1, sink)?;
         Ok(ReplaySummary { read: reader.report().clone(), late: engine.statistics().late })
     }
+}
+
+/// The columns by which a plan's result is ordered, as far as they are part of it.
+fn order(plan: &Plan) -> Vec<(usize, bool)> {
+    let mut keys = &[][..];
+    if let Output::Relation(relation) = &plan.output {
+        let stays = |(at, value): (usize, &Expression)| *value == Expression::Column(at);
+        let top = match relation {
+            // Keys that are not selected are taken away last.
+            Relation::Project(of, values) if values.iter().enumerate().all(stays) => &**of,
+            other => other,
+        };
+        if let Relation::Top(_, of_top, _) = top {
+            keys = of_top;
+        }
+    }
+    let column = |key: &OrderKey| match key.expression {
+        Expression::Column(at) if at < plan.columns.len() => Some((at, key.descending)),
+        _ => None,
+    };
+    keys.iter().map_while(column).collect()
 }
 
 /// Ends all instants before one, and hands on what results.

@@ -163,3 +163,15 @@ fn what_is_written_as_csv_is_read_again() {
     let second = support::bytes(printer.finish().unwrap()).unwrap();
     assert_eq!(second.events.rows, first.events.rows);
 }
+
+#[test]
+fn a_relation_is_printed_in_its_order() {
+    let mut printer = Printer::new(Vec::new(), options(Form::Csv, false));
+    printer.begin(0, &columns()[..2], false).unwrap();
+    printer.order(0, &[(1, true)]);
+    for (path, size) in [("b", 1), ("a", 1), ("c", 2), ("d", 0)] {
+        printer.delta(0, 5, 1, &[Value::text(path), Value::Integer(size)]).unwrap();
+    }
+    let text = String::from_utf8(printer.finish().unwrap()).unwrap();
+    assert_eq!(text, "Path,Size\nc,2\na,1\nb,1\nd,0\n");
+}

@@ -1,10 +1,11 @@
 //! `fathom query`: standing queries in CQL over a recorded stream of events.
+mod explain;
 mod place;
 
 use std::{
     fs,
     io::{self, BufWriter},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use clap::{Args, ValueEnum};
@@ -18,6 +19,8 @@ use fathom_monitor::{
 };
 
 use crate::failure::{Failure, Outcome, reason};
+
+pub use explain::{ExplainOptions, explain};
 
 /// Options of `fathom query`.
 #[derive(Debug, Args)]
@@ -123,18 +126,21 @@ fn parameter(text: &str) -> Result<(String, Value), String> {
     Ok((name.to_owned(), value))
 }
 
+/// The queries, from a file or as they stand on the command line.
+fn script(file: Option<&Path>, text: Option<&str>) -> Outcome<String> {
+    match file {
+        Some(path) => fs::read_to_string(path).map_err(|error| Failure::io("read", path, &error)),
+        None => Ok(text.unwrap_or_default().to_owned()),
+    }
+}
+
 impl QueryOptions {
     fn request(&self) -> Outcome<ReplayRequest> {
         let Some(file) = self.replay.clone() else {
             return Err(Failure::usage("queries over the daemon's disks are not there yet")
                 .advise("name a file of events with --replay FILE"));
         };
-        let script = match (&self.file, &self.text) {
-            (Some(path), _) => {
-                fs::read_to_string(path).map_err(|error| Failure::io("read", path, &error))?
-            }
-            (None, text) => text.clone().unwrap_or_default(),
-        };
+        let script = script(self.file.as_deref(), self.text.as_deref())?;
         let (column, unit) = if self.stream_compat {
             (Some("FtrTS".to_owned()), TimeUnit::Microseconds)
         } else {

@@ -18,7 +18,8 @@ pub fn failure(script: &str, diagnostics: &[Diagnostic]) -> Failure {
     }
 }
 
-fn describe(script: &str, diagnostic: &Diagnostic) -> String {
+/// What is wrong, and where.
+pub fn describe(script: &str, diagnostic: &Diagnostic) -> String {
     let floor = |mut at: usize| {
         at = at.min(script.len());
         while !script.is_char_boundary(at) {

@@ -7,7 +7,7 @@ use crate::value::{Type, Value};
 use super::fold;
 
 /// Calls a function with each column that an expression uses.
-pub(super) fn each_column(expression: &Expression, visit: &mut dyn FnMut(usize)) {
+pub(crate) fn each_column(expression: &Expression, visit: &mut dyn FnMut(usize)) {
     match expression {
         Expression::Column(column) => visit(*column),
         Expression::Literal(_) => {}

@@ -1,5 +1,6 @@
 //! The results of a script's queries, as they come.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
@@ -40,6 +41,17 @@ struct Query {
     headed: bool,
     /// What the relation holds, where that is what is wanted.
     rows: BTreeMap<Row, i64>,
+    /// By which columns that is ordered, and of each whether the greatest comes first.
+    order: Vec<(usize, bool)>,
+}
+
+/// Which of two rows comes first.
+fn compare(order: &[(usize, bool)], left: &[Value], right: &[Value]) -> Ordering {
+    let by = |&(column, descending): &(usize, bool)| {
+        let ordering = left.get(column).cmp(&right.get(column));
+        if descending { ordering.reverse() } else { ordering }
+    };
+    order.iter().map(by).find(|ordering| ordering.is_ne()).unwrap_or(Ordering::Equal)
 }
 
 impl<W: Write> Printer<W> {
@@ -54,7 +66,11 @@ impl<W: Write> Printer<W> {
     /// When it cannot be written.
     pub fn finish(mut self) -> io::Result<W> {
         for query in 0..self.queries.len() {
-            for (row, count) in std::mem::take(&mut self.queries[query].rows) {
+            let held = std::mem::take(&mut self.queries[query].rows);
+            let mut held: Vec<(Row, i64)> = held.into_iter().collect();
+            // Rows that the order does not tell apart stay in the order of all of their values.
+            held.sort_by(|(a, _), (b, _)| compare(&self.queries[query].order, a, b));
+            for (row, count) in held {
                 self.write(query, None, count, &row)?;
             }
             self.turn_to(query, None)?;
@@ -111,8 +127,15 @@ impl<W: Write> ResultSink for Printer<W> {
             Form::Json => Box::<Json>::default(),
         };
         let (columns, rows) = (columns.to_vec(), BTreeMap::new());
-        self.queries.push(Query { writer, columns, is_stream, headed: false, rows });
+        let order = Vec::new();
+        self.queries.push(Query { writer, columns, is_stream, headed: false, rows, order });
         Ok(())
+    }
+
+    fn order(&mut self, query: usize, columns: &[(usize, bool)]) {
+        if let Some(known) = self.queries.get_mut(query) {
+            known.order = columns.to_vec();
+        }
     }
 
     fn delta(&mut self, query: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()> {

@@ -1,0 +1,174 @@
+//! `fathom explain`: how queries in CQL are carried out.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use fathom_cql::{
+    Diagnostic, ParseOptions, PlannedQuery, Value, catalog::StreamSchema, plan::Output, prune,
+};
+use fathom_monitor::replay::Script;
+use serde::Serialize;
+
+use super::{failure, parameter, place, script};
+use crate::{
+    failure::Outcome,
+    output::{self, Format},
+};
+
+/// Options of `fathom explain`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+For each query: what it gives, the operators that make it, the columns of the stream that they
+read, and what keeps more and more while the query stands.
+
+Examples:
+  fathom explain 'select VDisk, count(*) from IOstream group by VDisk'
+  fathom explain --file response-time.cql --stream-compat
+  fathom explain --file slow.cql --param limit=20000 --json | jq '.queries[].reads'")]
+pub struct ExplainOptions {
+    /// The queries
+    #[arg(value_name = "CQL", required_unless_present = "file", conflicts_with = "file")]
+    text: Option<String>,
+    /// Read the queries from this file
+    #[arg(long, short, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Understand the queries as STREAM did: a second of a window is a microsecond
+    #[arg(long)]
+    stream_compat: bool,
+    /// Set $NAME in the queries: a number, true, false, null, or a text
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parameter)]
+    parameters: Vec<(String, Value)>,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// What is known of a query.
+#[derive(Serialize)]
+struct Explained {
+    /// `stream` or `relation`.
+    result: &'static str,
+    columns: Vec<Column>,
+    /// The tree.
+    plan: String,
+    /// The stream that it reads.
+    stream: String,
+    /// Of that stream the columns.
+    reads: Vec<String>,
+    /// What grows without bound.
+    unbounded: Vec<Remark>,
+    /// What is odd.
+    warnings: Vec<Remark>,
+}
+
+#[derive(Serialize)]
+struct Column {
+    name: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+}
+
+#[derive(Serialize)]
+struct Remark {
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    help: Option<String>,
+    /// With the place in the script.
+    #[serde(skip)]
+    text: String,
+}
+
+#[derive(Serialize)]
+struct Report {
+    queries: Vec<Explained>,
+}
+
+impl Explained {
+    fn new(text: &str, script: &Script, query: &PlannedQuery) -> Self {
+        let (plan, catalog) = (&query.plan, script.catalog());
+        let schema: &StreamSchema = script.schema();
+        // The stream that a script declares itself comes last.
+        let source = catalog.streams.len() - 1;
+        let used = prune(&mut [plan.clone()], catalog).into_iter().nth(source);
+        let reads = used.into_iter().flatten();
+        let remarks = |all: &[Diagnostic]| all.iter().map(|one| Remark::new(text, one)).collect();
+        Self {
+            result: match plan.output {
+                Output::Stream(_) => "stream",
+                Output::Relation(_) => "relation",
+            },
+            columns: plan
+                .columns
+                .iter()
+                .map(|column| Column { name: column.name.clone(), kind: column.kind.name() })
+                .collect(),
+            plan: fathom_cql::explain(plan, catalog),
+            stream: schema.name.clone(),
+            reads: reads.map(|at| schema.columns[at].name.clone()).collect(),
+            unbounded: remarks(&query.unbounded),
+            warnings: remarks(&query.warnings),
+        }
+    }
+
+    fn print(&self) -> String {
+        let reads = match (self.reads.len(), self.reads.join(", ")) {
+            (0, _) => "no column".to_owned(),
+            (_, names) => names,
+        };
+        let mut text = format!("{}\nreads of {}: {reads}\n", self.plan, self.stream);
+        match self.unbounded.len() {
+            0 => text += "nothing grows without bound\n",
+            _ => text += "grows without bound:\n",
+        }
+        for remark in &self.unbounded {
+            text += &remark.print();
+        }
+        if !self.warnings.is_empty() {
+            text += "odd:\n";
+        }
+        for remark in &self.warnings {
+            text += &remark.print();
+        }
+        text
+    }
+}
+
+impl Remark {
+    fn new(script: &str, diagnostic: &Diagnostic) -> Self {
+        Self {
+            message: diagnostic.message.clone(),
+            help: diagnostic.help.clone(),
+            text: place::describe(script, diagnostic),
+        }
+    }
+
+    fn print(&self) -> String {
+        let mut text = String::new();
+        for line in self.text.lines() {
+            text += &format!("  {line}\n");
+        }
+        if let Some(help) = &self.help {
+            text += &format!("  → {help}\n");
+        }
+        text
+    }
+}
+
+/// Carries out the command.
+pub fn explain(options: &ExplainOptions) -> Outcome {
+    let text = script(options.file.as_deref(), options.text.as_deref())?;
+    let parse = ParseOptions { stream_compat: options.stream_compat };
+    let script = Script::prepare(&text, &options.parameters, parse)
+        .map_err(|error| failure(&text, error))?;
+    let queries = script.queries().iter();
+    let queries: Vec<_> = queries.map(|query| Explained::new(&text, &script, query)).collect();
+    if options.format.json {
+        return output::json(&Report { queries });
+    }
+    let several = queries.len() > 1;
+    let mut shown = Vec::with_capacity(queries.len());
+    for (at, query) in queries.iter().enumerate() {
+        let head = if several { format!("query {}: ", at + 1) } else { String::new() };
+        shown.push(head + &query.print());
+    }
+    output::text_line(shown.join("\n").trim_end())
+}

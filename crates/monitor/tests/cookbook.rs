@@ -1,0 +1,212 @@
+//! Every query of `docs/queries.md` over a small recorded sample: the engine gives what the
+//! semantics say, and the page shows what the engine gives.
+//!
+//! With `FATHOM_WRITE=1` in the environment the sample and the results in the page are written
+//! anew.
+
+#[path = "support/sample.rs"]
+mod sample;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+
+use fathom_cql::catalog::{Catalog, Column};
+use fathom_cql::oracle::{self, Input};
+use fathom_cql::{ParseOptions, Row, Value};
+use fathom_monitor::ResultSink;
+use fathom_monitor::read::{self, Batch, ReadOptions, Reader};
+use fathom_monitor::replay::Script;
+use fathom_monitor::write::{Form, Printer, PrinterOptions};
+
+/// Whether files are written anew.
+fn writes() -> bool {
+    env::var_os("FATHOM_WRITE").is_some()
+}
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn events() -> String {
+    let path = file("tests/sample/events.csv");
+    if writes() {
+        fs::write(&path, sample::csv()).expect("it is written");
+    }
+    fs::read_to_string(path).expect("the sample is there")
+}
+
+/// A block of the page.
+#[derive(Debug)]
+struct Block {
+    /// Behind the three ticks.
+    info: Vec<String>,
+    /// The line on which the ticks are.
+    line: usize,
+    text: String,
+}
+
+/// The page's lines, and its blocks.
+fn blocks(page: &str) -> Vec<Block> {
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut inside = false;
+    for (line, text) in page.lines().enumerate() {
+        if let Some(info) = text.strip_prefix("```") {
+            inside = !inside;
+            if inside {
+                let info = info.split_whitespace().map(str::to_owned).collect();
+                blocks.push(Block { info, line, text: String::new() });
+            }
+        } else if inside {
+            let block = blocks.last_mut().expect("a block is open");
+            block.text.push_str(text);
+            block.text.push('\n');
+        }
+    }
+    assert!(!inside, "a block is not closed");
+    blocks
+}
+
+impl Block {
+    fn is(&self, kind: &str) -> bool {
+        self.info.first().is_some_and(|first| first == kind)
+    }
+
+    fn has(&self, word: &str) -> bool {
+        self.info.iter().any(|other| other == word)
+    }
+
+    /// The script, with the parameters that its info string gives: `limit=500`.
+    fn script(&self) -> Script {
+        let parameter = |word: &String| {
+            let (name, value) = word.split_once('=')?;
+            let value = value.parse().map_or_else(|_| Value::text(value), Value::Integer);
+            Some((name.to_owned(), value))
+        };
+        let parameters: Vec<_> = self.info.iter().filter_map(parameter).collect();
+        let options = ParseOptions { stream_compat: self.has("stream-compat") };
+        Script::prepare(&self.text, &parameters, options)
+            .unwrap_or_else(|error| panic!("line {}: {error}", self.line + 1))
+    }
+}
+
+fn reader_of(script: &Script, events: &str, wanted: &[bool]) -> Box<dyn Reader> {
+    let bytes = Cursor::new(events.to_owned().into_bytes());
+    read::from_bytes("events.csv", bytes, script.schema(), wanted, &ReadOptions::default())
+        .expect("the sample is CSV")
+}
+
+/// Changes of results: by query, instant and row the count.
+type Changes = BTreeMap<(usize, i64, Row), i64>;
+
+#[derive(Default)]
+struct Results(Changes);
+
+impl ResultSink for Results {
+    fn begin(&mut self, _: usize, _: &[Column], _: bool) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn delta(&mut self, query: usize, time: i64, count: i64, row: &[Value]) -> std::io::Result<()> {
+        *self.0.entry((query, time, row.to_vec())).or_default() += count;
+        Ok(())
+    }
+}
+
+fn run(script: &Script, mut reader: Box<dyn Reader>) -> Changes {
+    let mut results = Results::default();
+    let summary = script.run(&mut *reader, 0, &mut results).expect("it runs");
+    assert_eq!((summary.read.bad, summary.late), (0, 0));
+    results.0
+}
+
+/// What the naive evaluator says.
+fn expected(script: &Script, events: &str) -> Changes {
+    let source = Catalog::find(script.catalog(), "IOstream").expect("the stream");
+    let (mut batch, mut inputs) = (Batch::default(), Vec::new());
+    let all = vec![true; script.schema().columns.len()];
+    let mut reader = reader_of(script, events, &all);
+    while reader.next_batch(&mut batch).expect("rows") {
+        let rows = batch.times_ns.iter().zip(batch.rows.drain(..));
+        inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row }));
+    }
+    let last = inputs.iter().map(|input| input.time_ns).max().expect("rows");
+    let mut expected = Changes::new();
+    for (query, planned) in script.queries().iter().enumerate() {
+        for delta in oracle::run(&planned.plan, &inputs, last) {
+            expected.insert((query, delta.time_ns, delta.row), delta.count);
+        }
+    }
+    expected
+}
+
+/// What `fathom query` prints.
+fn printed(script: &Script, events: &str, block: &Block) -> String {
+    let form = match () {
+        () if block.has("json") => Form::Json,
+        () if block.has("csv") => Form::Csv,
+        () => Form::Table,
+    };
+    let mut printer =
+        Printer::new(Vec::new(), PrinterOptions { form, deltas: block.has("deltas") });
+    script.run(&mut *reader(script, events), 0, &mut printer).expect("it runs");
+    String::from_utf8(printer.finish().expect("it is written")).expect("it is text")
+}
+
+/// The first lines of a result: as many as the info string says (`first=3`), or all.
+fn first(text: &str, block: &Block) -> String {
+    let number = block.info.iter().find_map(|word| word.strip_prefix("first="));
+    let number = number.map_or(usize::MAX, |number| number.parse().expect("a number"));
+    let mut lines: Vec<&str> = text.lines().take(number.saturating_add(1)).collect();
+    if lines.len() < text.lines().count() {
+        lines.push("…");
+    }
+    lines.join("\n") + "\n"
+}
+
+#[test]
+fn the_sample_is_what_its_generator_makes() {
+    assert_eq!(events(), sample::csv(), "FATHOM_WRITE=1 writes it anew");
+    let lines = events().lines().count();
+    assert!((150..300).contains(&lines), "{lines} lines");
+}
+
+#[test]
+fn every_query_of_the_page_gives_what_the_page_and_the_semantics_say() {
+    let path = file("../../docs/queries.md");
+    let page = fs::read_to_string(&path).expect("the page is there");
+    let events = events();
+    let blocks = blocks(&page);
+    let mut lines: Vec<String> = page.lines().map(str::to_owned).collect();
+    let (mut queries, mut results, mut wrong) = (0, 0, Vec::new());
+    // From the end on, so that lines may be replaced.
+    for (at, block) in blocks.iter().enumerate().rev().filter(|(_, block)| block.is("sql")) {
+        let line = block.line + 1;
+        let script = block.script();
+        let is = run(&script, reader_of(&script, &events, script.wanted()));
+        let all = script.queries().len();
+        let silent = (0..all).find(|query| !is.iter().any(|((of, ..), n)| of == query && *n > 0));
+        assert_eq!(silent, None, "line {line}: a query without a row");
+        assert_eq!(is, expected(&script, &events), "line {line}");
+        queries += all;
+        let Some(shown) = blocks.get(at + 1).filter(|next| next.is("text")) else { continue };
+        let printed = printed(&script, &events, shown);
+        let heads = usize::from(!shown.has("json"));
+        assert!(printed.lines().count() > heads, "line {line}: nothing is printed");
+        let printed = first(&printed, shown);
+        results += 1;
+        if printed != shown.text {
+            wrong.push(format!("line {}: the result is\n{printed}", shown.line + 1));
+            let old = shown.line + 1..=shown.line + shown.text.lines().count();
+            lines.splice(old, printed.lines().map(str::to_owned));
+        }
+    }
+    if writes() {
+        fs::write(&path, lines.join("\n") + "\n").expect("it is written");
+    } else {
+        assert!(wrong.is_empty(), "{}\nFATHOM_WRITE=1 writes them anew", wrong.join("\n"));
+    }
+    assert!(queries >= 25 && results >= 20, "{queries} queries, {results} results");
+}
