@@ -151,7 +151,7 @@ fn printed(script: &Script, events: &str, block: &Block) -> String {
     };
     let mut printer =
         Printer::new(Vec::new(), PrinterOptions { form, deltas: block.has("deltas") });
-    script.run(&mut *reader(script, events), 0, &mut printer).expect("it runs");
+    script.run(&mut *reader_of(script, events, script.wanted()), 0, &mut printer).expect("it runs");
     String::from_utf8(printer.finish().expect("it is written")).expect("it is text")
 }
 

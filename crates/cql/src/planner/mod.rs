@@ -24,7 +24,6 @@ mod types;
 mod walk;
 
 pub(crate) use self::types::symbol;
-pub(crate) use self::walk::each_column;
 
 /// How many operators a plan may have.
 const LARGEST: usize = 4096;
