@@ -11,6 +11,7 @@ mod bench;
 mod connection;
 mod disk;
 mod doctor;
+pub mod events;
 mod failure;
 mod generate;
 mod inspect;
@@ -19,6 +20,7 @@ mod output;
 mod process;
 mod query;
 mod random;
+mod record;
 mod top;
 mod usage;
 mod vm;
@@ -41,6 +43,8 @@ pub enum Command {
     ExplainIo(usage::ExplainOptions),
     /// Run standing queries in CQL over recorded events
     Query(Box<query::QueryOptions>),
+    /// Record the events of the daemon's disks into a file
+    Record(Box<record::RecordOptions>),
     /// Start a virtual machine on Fathom's disks, or print its QEMU command line
     Vm(Box<vm::VmOptions>),
     /// Measure a disk, without a guest
@@ -75,6 +79,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Files(options) => usage::files(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Query(options) => query::run(options).map(done),
+        Command::Record(options) => record::run(options).map(done),
         Command::Vm(options) => vm::run(options),
         Command::Bench(options) => bench::run(options).map(done),
         Command::Doctor(options) => doctor::run(options),

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use fathom_block::Clock;
-use fathom_layers::TapReader;
-use fathom_layers::tap::Event;
+use fathom_layers::tap::{Event, TapReader};
 use fathom_monitor::recording::{BlockBuilder, Header, moment_block};
 
 use super::columns::{LabelTexts, Texts};
