@@ -57,8 +57,8 @@ pub use insight::{
     DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,
     PartStatus, SlowReport, SlowRequest,
 };
-pub use stream::AnswerStream;
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
+pub use stream::AnswerStream;
 pub use units::{Bytes, Nanoseconds, UnitError, parse_bytes, parse_nanoseconds};
 pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
 

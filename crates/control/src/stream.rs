@@ -85,7 +85,8 @@ impl AnswerStream {
         let line = self.line()?;
         let digits = line.split(|&byte| byte == b';').next().unwrap_or_default();
         let digits = std::str::from_utf8(digits).unwrap_or_default().trim();
-        self.left = u64::from_str_radix(digits, 16).map_err(|_| invalid("a chunk has no length"))?;
+        self.left =
+            u64::from_str_radix(digits, 16).map_err(|_| invalid("a chunk has no length"))?;
         if self.left == 0 {
             while !self.line()?.is_empty() {}
             self.ended = true;

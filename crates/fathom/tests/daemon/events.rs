@@ -67,7 +67,10 @@ fn two_listen_and_each_gets_what_it_asked_for() {
         assert_eq!((field(&pair[0], 1), field(&pair[1], 1)), ("Q", "R"));
         assert_eq!(field(&pair[0], 3), field(&pair[1], 3));
         assert_eq!(field(&pair[0], 4), (number * 8).to_string());
-        assert_eq!((field(&pair[0], 6), field(&pair[0], 7), field(&pair[0], 8)), ("web", "a", "memory"));
+        assert_eq!(
+            (field(&pair[0], 6), field(&pair[0], 7), field(&pair[0], 8)),
+            ("web", "a", "memory")
+        );
         let times: Vec<u64> = [0, 9].map(|n| field(&pair[0], n).parse().unwrap()).into();
         assert!(times[0] <= times[1] && times[1] - times[0] < 5_000_000_000, "{times:?}");
     }

@@ -235,8 +235,9 @@ impl Column {
                     Type::Integer => put_varint(&mut head, zigzag(self.first as i64)),
                     Type::Float => head.extend_from_slice(&self.first.to_le_bytes()),
                     Type::Boolean => head.push(self.first as u8),
-                    Type::Text => head
-                        .extend_from_slice(shortened(&self.texts.entries[0]).as_bytes()),
+                    Type::Text => {
+                        head.extend_from_slice(shortened(&self.texts.entries[0]).as_bytes())
+                    }
                 }
                 put_varint(out, head.len() as u64);
                 out.append(&mut head);
@@ -250,8 +251,7 @@ impl Column {
                         head.extend_from_slice(text.as_bytes());
                     }
                 }
-                let present: &[u8] =
-                    if encoding == Encoding::Sparse { &self.present } else { &[] };
+                let present: &[u8] = if encoding == Encoding::Sparse { &self.present } else { &[] };
                 put_varint(out, (present.len() + head.len() + self.data.len()) as u64);
                 out.extend_from_slice(present);
                 out.append(&mut head);

@@ -5,9 +5,7 @@ use super::checksum::Sum;
 pub use super::column::Cell;
 use super::column::Column;
 use super::header::Header;
-use super::{
-    BLOCK_FULL, BLOCK_ROWS_MAX, BlockKind, COLUMNS_MAX, HEAD, MARK, Packing, TEXTS_MAX,
-};
+use super::{BLOCK_FULL, BLOCK_ROWS_MAX, BlockKind, COLUMNS_MAX, HEAD, MARK, Packing, TEXTS_MAX};
 use crate::read::LAST_TIME_NS;
 
 /// What is shorter is not packed.

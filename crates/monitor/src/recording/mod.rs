@@ -19,9 +19,7 @@ pub use encode::{BlockBuilder, Cell};
 pub use header::{Clock, Header, RecordedColumn};
 pub(crate) use reader::RowReader;
 pub use reader::{Block, Item, Recording};
-pub use write::{
-    BlockLimits, RecordingSummary, Writer, dropped_block, end_block, moment_block,
-};
+pub use write::{BlockLimits, RecordingSummary, Writer, dropped_block, end_block, moment_block};
 
 /// How a recording begins. No text has its first byte.
 pub const MAGIC: [u8; 8] = *b"\x8eFATHOM\n";

@@ -8,9 +8,7 @@ use super::bytes::{Input, Wrong};
 use super::checksum::Sum;
 use super::decode::{Rows, Target};
 use super::header::Header;
-use super::{
-    BLOCK_MAX, BLOCK_ROWS_MAX, BlockKind, DropPlace, HEAD, HEADER, MARK, Packing,
-};
+use super::{BLOCK_MAX, BLOCK_ROWS_MAX, BlockKind, DropPlace, HEAD, HEADER, MARK, Packing};
 use crate::read::{
     BATCH_ROWS, Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, read_full,
 };
@@ -291,8 +289,7 @@ impl<R: Read> Recording<R> {
         if block.kind == BlockKind::Rows {
             let (rows, span) = (block.count as usize, block.span);
             let payload = block.unpacked()?;
-            let rows =
-                Rows::new(payload, rows, span, &self.header, &self.target, &mut self.texts)?;
+            let rows = Rows::new(payload, rows, span, &self.header, &self.target, &mut self.texts)?;
             self.rows = Some(rows).filter(|rows| rows.left() > 0);
             return Ok(Item::Rows);
         }
@@ -376,8 +373,7 @@ impl<R: Read + Send> RowReader<R> {
         let places = recording.header.columns.iter().map(&mut place).collect();
         if !unknown.is_empty() {
             unknown.truncate(20);
-            let what =
-                format!("{} has no column {}: passed over", schema.name, unknown.join(", "));
+            let what = format!("{} has no column {}: passed over", schema.name, unknown.join(", "));
             recording.tally.note(0, &what);
         }
         let (width, divisor) = (schema.columns.len(), options.time_unit.nanoseconds());

@@ -100,8 +100,7 @@ impl Texts {
         collected_ns: i64,
         block: &mut BlockBuilder,
     ) {
-        let names =
-            [event.path, event.file_system, event.cgroup, event.process, event.device];
+        let names = [event.path, event.file_system, event.cgroup, event.process, event.device];
         names.into_iter().for_each(|name| self.fetch(name));
         // Five that share a place are told as far as they are there.
         let time_ns = event.blktap_ts as i64;

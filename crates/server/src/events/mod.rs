@@ -95,9 +95,9 @@ pub(crate) fn listen(daemon: &Arc<Daemon>, wish: Wish) -> Result<EventBody, Erro
         }
     }
     let header = header(daemon);
-    let bytes = header.to_bytes().map_err(|error| {
-        refusal(ErrorCode::Failed, format!("there is no header: {error}"), "")
-    })?;
+    let bytes = header
+        .to_bytes()
+        .map_err(|error| refusal(ErrorCode::Failed, format!("there is no header: {error}"), ""))?;
     let listener = Arc::new(Listener::new(wish, bytes));
     let events = daemon.events();
     let mut state = events.state();
@@ -124,4 +124,3 @@ pub(crate) fn listen(daemon: &Arc<Daemon>, wish: Wish) -> Result<EventBody, Erro
     listener.wait_until_begun(Duration::from_secs(1));
     Ok(EventBody::new(listener))
 }
-
