@@ -236,7 +236,7 @@ impl Column {
                     Type::Float => head.extend_from_slice(&self.first.to_le_bytes()),
                     Type::Boolean => head.push(self.first as u8),
                     Type::Text => {
-                        head.extend_from_slice(shortened(&self.texts.entries[0]).as_bytes())
+                        head.extend_from_slice(shortened(&self.texts.entries[0]).as_bytes());
                     }
                 }
                 put_varint(out, head.len() as u64);
