@@ -10,6 +10,9 @@ use crate::failure::Outcome;
 ///
 /// With `pulse` the recording says so often up to which instant everything was told
 /// (`Item::Moment`), so that what waits for an instant need not wait for the next event.
+///
+/// # Errors
+/// When there is no daemon, or no such disk.
 pub fn open_event_stream(
     client: &Client,
     disks: &[String],

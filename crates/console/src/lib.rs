@@ -11,7 +11,7 @@ mod bench;
 mod connection;
 mod disk;
 mod doctor;
-pub mod events;
+mod events;
 mod failure;
 mod generate;
 mod inspect;
