@@ -87,7 +87,9 @@ impl Collector {
             }
             let collected = self.round(&listeners, ending);
             if ending {
-                listeners.iter().for_each(|listener| listener.end());
+                for listener in &listeners {
+                    listener.end();
+                }
                 finish(&mut events.state());
                 return;
             }

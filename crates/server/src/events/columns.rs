@@ -73,19 +73,20 @@ impl Texts {
         }
     }
 
-    /// Has the text of a name at hand, if it has one.
-    fn fetch(&mut self, number: u32) {
+    /// The text of a name, if it has one.
+    fn name(&mut self, number: u32) -> Option<Arc<str>> {
+        if number == 0 {
+            return None;
+        }
         let place = &mut self.recent[number as usize % RECENT];
-        if number != 0 && place.as_ref().is_none_or(|(known, _)| *known != number) {
-            *place = self.names.text(Name(number)).map(|text| (number, text));
+        if let Some((known, text)) = place {
+            if *known == number {
+                return Some(Arc::clone(text));
+            }
         }
-    }
-
-    fn name(&self, number: u32) -> Cell<'_> {
-        match &self.recent[number as usize % RECENT] {
-            Some((known, text)) if *known == number => Cell::Text(text),
-            _ => Cell::Null,
-        }
+        let text = self.names.text(Name(number))?;
+        *place = Some((number, Arc::clone(&text)));
+        Some(text)
     }
 
     fn letter(&self, letter: u8) -> Cell<'_> {
@@ -101,8 +102,8 @@ impl Texts {
         block: &mut BlockBuilder,
     ) {
         let names = [event.path, event.file_system, event.cgroup, event.process, event.device];
-        names.into_iter().for_each(|name| self.fetch(name));
-        // Five that share a place are told as far as they are there.
+        let names = names.map(|name| self.name(name));
+        let [path, file_system, cgroup, process, device] = names.each_ref().map(Option::as_ref);
         let time_ns = event.blktap_ts as i64;
         let integer = |value: u64| Cell::Integer(value as i64);
         let cells = [
@@ -121,13 +122,13 @@ impl Texts {
             listed(&self.kinds, event.kind),
             event.class.checked_sub(1).map_or(Cell::Null, |class| Cell::Integer(class.into())),
             some(event.inode),
-            self.name(event.path),
+            text(path),
             some(event.file_size),
-            self.name(event.file_system),
-            self.name(event.cgroup),
-            self.name(event.process),
+            text(file_system),
+            text(cgroup),
+            text(process),
             some(event.process_id.into()),
-            self.name(event.device),
+            text(device),
             listed(&self.errors, event.error),
             integer(event.flags.into()),
             some(event.io_priority.into()),
