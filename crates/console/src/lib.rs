@@ -11,6 +11,7 @@ mod bench;
 mod connection;
 mod disk;
 mod doctor;
+mod events;
 mod failure;
 mod generate;
 mod inspect;
@@ -19,6 +20,7 @@ mod output;
 mod process;
 mod query;
 mod random;
+mod record;
 mod top;
 mod usage;
 mod vm;
@@ -43,6 +45,8 @@ pub enum Command {
     Query(Box<query::QueryOptions>),
     /// Say how queries in CQL are carried out, and what they give
     Explain(query::ExplainOptions),
+    /// Record the events of the daemon's disks into a file
+    Record(Box<record::RecordOptions>),
     /// Start a virtual machine on Fathom's disks, or print its QEMU command line
     Vm(Box<vm::VmOptions>),
     /// Measure a disk, without a guest
@@ -78,6 +82,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Query(options) => query::run(options).map(done),
         Command::Explain(options) => query::explain(options).map(done),
+        Command::Record(options) => record::run(options).map(done),
         Command::Vm(options) => vm::run(options),
         Command::Bench(options) => bench::run(options).map(done),
         Command::Doctor(options) => doctor::run(options),

@@ -1,7 +1,7 @@
 //! A small blocking client of the control interface.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,9 +13,10 @@ use crate::daemon::{DaemonInfo, Done, EventList, ReloadReport};
 use crate::definition::{DiskChange, DiskDefinition};
 use crate::disk::{DiskList, DiskStatus};
 use crate::error::{ErrorBody, ErrorReply};
-use crate::http::{escape, exchange};
+use crate::http::{escape, exchange, request};
 use crate::insight::{GuestList, SlowReport};
 use crate::statistics::Statistics;
+use crate::stream::AnswerStream;
 use crate::units::Bytes;
 use crate::usage::UsageReport;
 
@@ -226,6 +227,38 @@ impl Client {
         patient.get(&path)
     }
 
+    /// The events of disks as they come, or those of all disks: a recording, as
+    /// `docs/recording.md` draws it. With `pulse` it says so often up to when everything was told.
+    ///
+    /// # Errors
+    /// When there is no answer, or no such disk.
+    pub fn recording(
+        &self,
+        disks: &[String],
+        pulse: Option<Duration>,
+    ) -> Result<AnswerStream, ClientError> {
+        let pulse = pulse.map(|pulse| pulse.as_millis().clamp(1, 60_000).to_string());
+        let mut parameters: Vec<(&str, Option<&str>)> =
+            disks.iter().map(|disk| ("disk", Some(disk.as_str()))).collect();
+        parameters.push(("pulse_ms", pulse.as_deref()));
+        let path = with_query("/v1/recording", &parameters);
+        let unreachable = |source| ClientError::Unreachable { socket: self.socket.clone(), source };
+        let broken = |source| ClientError::Broken { socket: self.socket.clone(), source };
+        let mut stream = UnixStream::connect(&self.socket).map_err(unreachable)?;
+        stream.set_read_timeout(Some(self.limit)).map_err(broken)?;
+        stream.set_write_timeout(Some(self.limit)).map_err(broken)?;
+        request(&mut stream, "GET", &path, None).map_err(broken)?;
+        let (status, mut answer) = AnswerStream::begin(stream).map_err(broken)?;
+        if status == 200 {
+            // A disk may do nothing for long.
+            answer.connection().and_then(|s| s.set_read_timeout(None)).map_err(broken)?;
+            return Ok(answer);
+        }
+        let mut body = Vec::new();
+        answer.by_ref().take(1 << 20).read_to_end(&mut body).map_err(broken)?;
+        Err(refused(status, &body))
+    }
+
     /// Has the daemon read its configuration again.
     ///
     /// # Errors
@@ -277,10 +310,15 @@ impl Client {
         if (200..300).contains(&status) {
             return Ok(answer);
         }
-        match serde_json::from_slice::<ErrorReply>(&answer) {
-            Ok(reply) => Err(ClientError::Refused(reply.error)),
-            Err(_) => Err(ClientError::Unreadable(format!("HTTP status {status}"))),
-        }
+        Err(refused(status, &answer))
+    }
+}
+
+/// What an answer that is no success means.
+fn refused(status: u16, answer: &[u8]) -> ClientError {
+    match serde_json::from_slice::<ErrorReply>(answer) {
+        Ok(reply) => ClientError::Refused(reply.error),
+        Err(_) => ClientError::Unreadable(format!("HTTP status {status}")),
     }
 }
 
@@ -307,7 +345,7 @@ fn disk_path(name: &str) -> String {
 mod tests {
     use super::*;
     use crate::error::ErrorCode;
-    use std::io::{Read, Write};
+    use std::io::Write;
     use std::os::unix::net::UnixListener;
 
     fn answering(answer: &'static str) -> (Client, tempfile::TempDir) {

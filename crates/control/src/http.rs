@@ -14,6 +14,19 @@ pub(crate) fn exchange(
     path: &str,
     body: Option<&[u8]>,
 ) -> io::Result<(u16, Vec<u8>)> {
+    request(stream, method, path, body)?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
+    parse(&answer)
+}
+
+/// Sends one request.
+pub(crate) fn request(
+    stream: &mut impl Write,
+    method: &str,
+    path: &str,
+    body: Option<&[u8]>,
+) -> io::Result<()> {
     let mut request =
         format!("{method} {path} HTTP/1.1\r\nHost: fathom\r\nConnection: close\r\n").into_bytes();
     if let Some(body) = body {
@@ -23,10 +36,7 @@ pub(crate) fn exchange(
     }
     request.extend_from_slice(b"\r\n");
     request.extend_from_slice(body.unwrap_or_default());
-    stream.write_all(&request)?;
-    let mut answer = Vec::new();
-    stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
-    parse(&answer)
+    stream.write_all(&request)
 }
 
 fn parse(answer: &[u8]) -> io::Result<(u16, Vec<u8>)> {

@@ -17,6 +17,7 @@
 //! | `GET /v1/slow?disk=NAME&count=N` | | [`SlowReport`] |
 //! | `GET /v1/guests` | | [`GuestList`] |
 //! | `GET /v1/events?after=N&wait_ms=T` | | [`EventList`] |
+//! | `GET /v1/recording?disk=NAME&pulse_ms=T` | | a recording of events, as they come |
 //! | `POST /v1/reload` | | [`ReloadReport`] |
 //! | `POST /v1/shutdown` | | [`Done`] |
 //! | `GET /metrics` | | Prometheus text |
@@ -33,6 +34,7 @@ mod histogram;
 mod http;
 mod insight;
 mod statistics;
+mod stream;
 mod units;
 mod usage;
 
@@ -56,6 +58,7 @@ pub use insight::{
     PartStatus, SlowReport, SlowRequest,
 };
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
+pub use stream::AnswerStream;
 pub use units::{Bytes, Nanoseconds, UnitError, parse_bytes, parse_nanoseconds};
 pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
 

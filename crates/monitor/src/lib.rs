@@ -7,6 +7,7 @@
 
 mod engine;
 pub mod read;
+pub mod recording;
 pub mod replay;
 mod schema;
 pub mod write;

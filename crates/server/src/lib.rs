@@ -15,6 +15,7 @@
 mod command;
 pub mod configuration;
 mod daemon;
+mod events;
 mod group;
 mod introspection;
 mod log;

@@ -1,10 +1,11 @@
 //! The control interface over HTTP, and the one page that is had over TCP.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
@@ -18,6 +19,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::configuration::suggestion;
 use crate::daemon::Daemon;
+use crate::events::{self, Wish};
 use crate::metrics;
 use crate::wiring::refusal;
 
@@ -67,7 +69,8 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/usage", get(usage))
         .route("/v1/slow", get(slow))
         .route("/v1/guests", get(guests))
-        .route("/v1/events", get(events))
+        .route("/v1/events", get(daemon_events))
+        .route("/v1/recording", get(recording))
         .route("/v1/reload", post(reload))
         .route("/v1/shutdown", post(shutdown))
         .route("/metrics", get(metrics_page))
@@ -164,7 +167,7 @@ struct EventQuery {
     wait_ms: u64,
 }
 
-async fn events(
+async fn daemon_events(
     State(app): State<App>,
     query: Result<Query<EventQuery>, QueryRejection>,
 ) -> Answer<fathom_control::EventList> {
@@ -173,6 +176,37 @@ async fn events(
     })?;
     let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX);
     Ok(axum::Json(app.daemon.journal.events_within(query.after, wait).await))
+}
+
+async fn recording(
+    State(app): State<App>,
+    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
+) -> Result<Response, Refused> {
+    let remedy = "ask like /v1/recording?disk=NAME&disk=NAME&pulse_ms=20";
+    let invalid = |message: String| Refused(refusal(ErrorCode::Invalid, message, remedy));
+    let Query(query) = query.map_err(|error| invalid(error.body_text()))?;
+    let mut wish = Wish { disks: BTreeSet::new(), pulse: None };
+    for (key, value) in query {
+        match key.as_str() {
+            "disk" => drop(wish.disks.insert(value)),
+            "pulse_ms" => {
+                let time = value.parse().ok().filter(|time| (1..=60_000).contains(time));
+                let time = time.ok_or_else(|| {
+                    invalid(format!("pulse_ms is {value:?}, and may be 1 to 60000"))
+                })?;
+                wish.pulse = Some(Duration::from_millis(time));
+            }
+            _ => return Err(invalid(format!("nothing is known of {key:?}"))),
+        }
+    }
+    // It waits until the collection has begun.
+    let listen = move || events::listen(&app.daemon, wish);
+    let body = match tokio::task::spawn_blocking(listen).await {
+        Ok(body) => body?,
+        Err(_) => return Err(Refused(refusal(ErrorCode::Failed, "the daemon failed at this", ""))),
+    };
+    let kind = "application/vnd.fathom.recording";
+    Ok(([(header::CONTENT_TYPE, kind)], Body::new(body)).into_response())
 }
 
 async fn reload(State(app): State<App>) -> Answer<fathom_control::ReloadReport> {

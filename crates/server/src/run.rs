@@ -24,6 +24,9 @@ const SIGHUP: &str = "SIGHUP";
 /// Threads for changes that take long. They end when idle.
 const CHANGE_THREADS_MAX: usize = 4;
 
+/// How long listeners have at the end to take what there is for them.
+const TELL_TIME_MAX: Duration = Duration::from_millis(500);
+
 /// Of the whole process, as the hook that counts them is.
 static FAILED_THREADS: AtomicU64 = AtomicU64::new(0);
 
@@ -147,6 +150,10 @@ async fn serve(
             false
         }
     };
+    let told_by = Instant::now() + TELL_TIME_MAX;
+    while !daemon.events().all_told() && Instant::now() < told_by {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
     server.abort();
     let _ = std::fs::remove_file(&options.control);
     tracing::info!("{}", if clean { "ended" } else { "ended, but not cleanly" });

@@ -7,10 +7,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
 
 use fathom_block::{Capabilities, Geometry, SECTOR_SIZE};
 
 use super::{FileKind, Shared};
+
+/// How long another process may still hold an image.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What to open, and how.
 #[derive(Clone, Debug, Default)]
@@ -174,6 +178,9 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
 /// Takes a lock of the open file description on the whole file: exclusive for writers, shared for
 /// readers. It ends with the last descriptor, so a killed daemon leaves none behind, and QEMU's
 /// own image locks, which are of the same kind, see it.
+///
+/// The kernel takes down a killed daemon's `io_uring`, which has descriptors of its own, some time
+/// after the process is gone: a lock that is held is waited for a little ([`LOCK_PATIENCE`]).
 fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), OpenError> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
     let lock = libc::flock {
@@ -183,11 +190,19 @@ fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), OpenError> {
         l_len: 0,
         l_pid: 0,
     };
-    // SAFETY: the structure lives through the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
+    let start = Instant::now();
+    let error = loop {
+        // SAFETY: the structure lives through the call.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        let held = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES));
+        if !held || start.elapsed() > LOCK_PATIENCE {
+            break error;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => Err(OpenError::Locked(path.to_owned())),
         // Some network file systems have no locks; the operator is told by the log.

@@ -25,7 +25,7 @@ pub use explain::{ExplainOptions, explain};
 /// Options of `fathom query`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A file is CSV whose first line names columns of IOstream, the text of blkparse, or a trace of
+A file is a recording of `fathom record`, CSV whose first line names columns of IOstream, the text of blkparse, or a trace of
 CloudPhysics (vscsi) or Tencent; those packed by bzip2 are unpacked.
 
 A stream's rows are printed as they come, and of a relation what it holds at the end. With --deltas
@@ -198,6 +198,9 @@ fn tell(summary: &ReplaySummary) {
         0 => {}
         1 => eprintln!("1 line made no sense and was passed over"),
         bad => eprintln!("{bad} lines made no sense and were passed over"),
+    }
+    if summary.read.dropped > 0 {
+        eprintln!("{} events are missing in the recording", summary.read.dropped);
     }
     if summary.late > 0 {
         let what = "came too late and do not count: allow more with --limit-lateness";

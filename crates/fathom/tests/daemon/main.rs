@@ -2,6 +2,7 @@
 
 mod bounds;
 mod changes;
+mod events;
 mod nbd;
 mod process;
 mod reload;

@@ -7,6 +7,7 @@
 
 mod blkparse;
 mod columns;
+pub(crate) use columns::{place as place_of, width as width_of};
 mod csv;
 mod intern;
 mod lines;
@@ -15,6 +16,9 @@ mod source;
 mod tencent;
 mod text;
 mod vscsi;
+
+pub(crate) use intern::Texts;
+pub(crate) use lines::read_full;
 
 use std::fmt;
 use std::io::{self, Read};
@@ -87,6 +91,8 @@ pub struct ReadReport {
     pub events: u64,
     /// The lines or records that made no sense.
     pub bad: u64,
+    /// The events that a recording says are missing.
+    pub dropped: u64,
     /// What was noticed: each `file:line: what`, the first few only.
     pub notes: Vec<String>,
 }
@@ -135,11 +141,11 @@ pub struct ReadError {
 }
 
 impl ReadError {
-    fn new(message: impl Into<String>) -> Self {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), help: None }
     }
 
-    fn io(name: &str, error: &io::Error) -> Self {
+    pub(crate) fn io(name: &str, error: &io::Error) -> Self {
         let text = error.to_string();
         let reason = text.split(" (os error").next().unwrap_or_default();
         Self::new(format!("cannot read {name}: {reason}"))
@@ -198,25 +204,25 @@ pub fn from_bytes(
 
 /// Counts lines and what is wrong with them.
 #[derive(Debug)]
-struct Tally {
-    name: String,
-    lines: u64,
-    report: ReadReport,
+pub(crate) struct Tally {
+    pub(crate) name: String,
+    pub(crate) lines: u64,
+    pub(crate) report: ReadReport,
 }
 
 impl Tally {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         Self { name: name.to_owned(), lines: 0, report: ReadReport::default() }
     }
 
-    fn note(&mut self, line: u64, what: &str) {
+    pub(crate) fn note(&mut self, line: u64, what: &str) {
         if self.report.notes.len() < NOTES {
             self.report.notes.push(format!("{}:{line}: {what}", self.name));
         }
     }
 
     /// A line is bad; an error when these are too many.
-    fn bad(&mut self, line: u64, what: &str) -> Result<(), ReadError> {
+    pub(crate) fn bad(&mut self, line: u64, what: &str) -> Result<(), ReadError> {
         self.report.bad += 1;
         self.note(line, what);
         let (bad, lines) = (self.report.bad, self.lines.max(self.report.bad));
@@ -228,7 +234,7 @@ impl Tally {
     }
 
     /// A batch is full, or the input has ended.
-    fn batch(&mut self, batch: &Batch) -> Result<bool, ReadError> {
+    pub(crate) fn batch(&mut self, batch: &Batch) -> Result<bool, ReadError> {
         self.report.events += batch.len() as u64;
         if self.report.events == 0 && self.report.bad > 0 {
             let first = self.report.notes.last().map_or("nothing makes sense", String::as_str);
@@ -237,7 +243,7 @@ impl Tally {
         Ok(!batch.is_empty())
     }
 
-    fn io(&self, error: &io::Error) -> ReadError {
+    pub(crate) fn io(&self, error: &io::Error) -> ReadError {
         ReadError::io(&self.name, error)
     }
 }

@@ -10,6 +10,7 @@ use super::lines::{LONGEST, Lines, read_full, read_some};
 use super::source::{self, Source};
 use super::vscsi::{self, Vscsi};
 use super::{ReadError, ReadOptions, Reader, blkparse, tencent};
+use crate::recording::{self, RowReader};
 
 /// So many bytes at least are looked at, if the file has them.
 const HEAD: usize = 128;
@@ -61,6 +62,9 @@ pub fn reader(
     options: &ReadOptions,
 ) -> Result<Box<dyn Reader>, ReadError> {
     let (mut head_bytes, mut source) = head(name, source)?;
+    if head_bytes.starts_with(&recording::MAGIC) {
+        return Ok(Box::new(RowReader::new(name, source, schema, wanted, options)?));
+    }
     if head_bytes.starts_with(b"BZh") && head_bytes.get(4..10) == Some(BZIP2_BLOCK) {
         source = source::bzip2(name, source)?;
         (head_bytes, source) = head(name, source)?;
@@ -89,7 +93,7 @@ pub fn reader(
         return Ok(Box::new(tencent::reader(name, lines, columns)));
     }
     Err(ReadError::new(format!("{name} is in no format that is known")).advise(
-        "known are CSV whose first line names columns, text of blkparse, and traces of \
+        "known are recordings, CSV whose first line names columns, text of blkparse, and traces of \
          CloudPhysics (vscsi) and Tencent",
     ))
 }

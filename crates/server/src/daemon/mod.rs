@@ -5,6 +5,7 @@
 //! metrics never wait for a change.
 
 mod disks;
+mod events;
 mod listeners;
 mod reload;
 mod statistics;
@@ -25,6 +26,7 @@ use fathom_frontend::{nbd, vhost_user};
 pub(crate) use usage::DiskGroups;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
+use crate::events::Events;
 use crate::introspection::{DiskGuest, Introspection};
 use crate::log::Journal;
 use crate::wiring::{Watchers, refusal};
@@ -48,6 +50,8 @@ pub(crate) struct Daemon {
     state: RwLock<State>,
     /// The guests whose memory is read.
     introspection: Arc<Introspection>,
+    /// Who listens to the disks' events.
+    events: Events,
     /// Counts disks and taps up, so that no two of a daemon's life are taken for one.
     instances: AtomicU64,
 }
@@ -135,6 +139,7 @@ impl Daemon {
             changes: Mutex::default(),
             state: RwLock::default(),
             introspection: Introspection::new(configuration.daemon.metrics_cgroups_max),
+            events: Events::default(),
             instances: AtomicU64::new(1),
         });
         let mut refusals = Vec::new();

@@ -13,6 +13,9 @@ const FLUSH_TIME_MIN: Duration = Duration::from_secs(5);
 /// How often a change under way is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
+/// How long listeners' streams may take to end.
+const EVENTS_TIME_MAX: Duration = Duration::from_secs(1);
+
 impl Daemon {
     /// Accepts nobody any more, completes what is in flight, lets go of guests and clients, and
     /// flushes the back ends. Says what did not end in time; nothing on a clean end.
@@ -59,6 +62,8 @@ impl Daemon {
             }));
         }
         problems.extend(run(flushes, end));
+        // Last, so that listeners have all that happened.
+        self.events.end(EVENTS_TIME_MAX);
         problems
     }
 

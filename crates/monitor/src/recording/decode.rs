@@ -1,0 +1,242 @@
+//! Rows out of a block.
+
+use std::ops::Range;
+
+use fathom_cql::{Row, Type, Value};
+
+use super::TEXTS_MAX;
+use super::bytes::{Input, Wrong, unzigzag};
+use super::column::Encoding;
+use super::header::Header;
+use crate::read::{Batch, LAST_TIME_NS, Texts};
+
+/// Where the columns of a recording go in a row.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// How wide a row is.
+    pub width: usize,
+    /// For each column of the recording its place; `None` where nobody wants it.
+    pub places: Vec<Option<usize>>,
+    /// What times are divided by, those of rows excepted.
+    pub divisor: i64,
+}
+
+/// The rows of a block that are not read yet.
+pub struct Rows {
+    payload: Vec<u8>,
+    left: usize,
+    times: Cursor,
+    columns: Vec<Column>,
+    width: usize,
+    span: (i64, i64),
+}
+
+/// A place in a run of numbers, and the last of them.
+#[derive(Clone, Copy)]
+struct Cursor {
+    at: usize,
+    end: usize,
+    previous: i64,
+}
+
+/// What is left of a column.
+struct Column {
+    place: usize,
+    kind: Type,
+    divisor: i64,
+    encoding: Encoding,
+    /// Where the bits are that say which rows have a value.
+    bits: usize,
+    row: usize,
+    data: Cursor,
+    constant: Value,
+    texts: Vec<Value>,
+}
+
+impl Rows {
+    /// The rows of a block's bytes, once unpacked.
+    pub fn new(
+        payload: Vec<u8>,
+        rows: usize,
+        span: (i64, i64),
+        header: &Header,
+        target: &Target,
+        texts: &mut Texts,
+    ) -> Result<Self, Wrong> {
+        let mut input = Input::new(&payload, 0);
+        let length = input.length()?;
+        let at = input.at();
+        input.take(length)?;
+        let times = Cursor { at, end: at + length, previous: 0 };
+        let mut columns = Vec::new();
+        let mut entries = 0;
+        for (column, place) in header.columns.iter().zip(&target.places) {
+            let number = input.byte()?;
+            let length = input.length()?;
+            let at = input.at();
+            input.take(length)?;
+            let Some(place) = *place else { continue };
+            let encoding =
+                Encoding::from_number(number).ok_or(Wrong("a column of an unknown encoding"))?;
+            if encoding == Encoding::Null {
+                continue;
+            }
+            let divisor = if column.is_time { target.divisor } else { 1 };
+            let mut column = Column {
+                place,
+                kind: column.kind,
+                divisor,
+                encoding,
+                bits: at,
+                row: 0,
+                data: Cursor { at, end: at + length, previous: 0 },
+                constant: Value::Null,
+                texts: Vec::new(),
+            };
+            column.begin(&payload, rows, &mut entries, texts)?;
+            columns.push(column);
+        }
+        if input.left() > 0 {
+            return Err(Wrong("there are more columns than the header has"));
+        }
+        Ok(Self { payload, left: rows, times, columns, width: target.width, span })
+    }
+
+    /// How many rows are left.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Moves at most `most` rows into a batch.
+    pub fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), Wrong> {
+        let count = most.min(self.left);
+        let start = batch.rows.len();
+        for _ in 0..count {
+            let time = self.times.integer(&self.payload)?;
+            if !(0..=LAST_TIME_NS).contains(&time) || time < self.span.0 || time > self.span.1 {
+                batch.times_ns.truncate(start);
+                return Err(Wrong("a row of a time that it cannot have"));
+            }
+            batch.times_ns.push(time);
+        }
+        batch.rows.resize_with(start + count, || vec![Value::Null; self.width]);
+        let times = &batch.times_ns[start..];
+        let rows = &mut batch.rows[start..];
+        let done =
+            self.columns.iter_mut().try_for_each(|column| column.read(&self.payload, times, rows));
+        if done.is_err() {
+            batch.times_ns.truncate(start);
+            batch.rows.truncate(start);
+        }
+        self.left -= count;
+        done
+    }
+}
+
+impl Cursor {
+    fn input<'a>(&self, payload: &'a [u8]) -> Input<'a> {
+        Input::new(&payload[..self.end], self.at)
+    }
+
+    fn number(&mut self, payload: &[u8]) -> Result<u64, Wrong> {
+        let mut input = self.input(payload);
+        let number = input.varint()?;
+        self.at = input.at();
+        Ok(number)
+    }
+
+    fn integer(&mut self, payload: &[u8]) -> Result<i64, Wrong> {
+        self.previous = self.previous.wrapping_add(unzigzag(self.number(payload)?));
+        Ok(self.previous)
+    }
+
+    fn bytes(&mut self, payload: &[u8], length: usize) -> Result<Range<usize>, Wrong> {
+        let mut input = self.input(payload);
+        input.take(length)?;
+        let taken = self.at..input.at();
+        self.at = input.at();
+        Ok(taken)
+    }
+}
+
+impl Column {
+    /// Reads what stands before the values.
+    fn begin(
+        &mut self,
+        payload: &[u8],
+        rows: usize,
+        entries: &mut usize,
+        texts: &mut Texts,
+    ) -> Result<(), Wrong> {
+        match self.encoding {
+            Encoding::Null => {}
+            Encoding::Times if self.kind == Type::Integer => {}
+            Encoding::Times => return Err(Wrong("a column that cannot be times")),
+            Encoding::Constant => {
+                self.constant = if self.kind == Type::Text {
+                    texts.value(&payload[self.data.at..self.data.end])
+                } else {
+                    self.value(payload)?
+                };
+            }
+            Encoding::Values | Encoding::Sparse => {
+                if self.encoding == Encoding::Sparse {
+                    self.data.bytes(payload, rows.div_ceil(8))?;
+                }
+                if self.kind == Type::Text {
+                    let count = self.data.number(payload)? as usize;
+                    *entries = entries.saturating_add(count);
+                    if count > rows || *entries > TEXTS_MAX {
+                        return Err(Wrong("there are too many texts"));
+                    }
+                    for _ in 0..count {
+                        let length = self.data.number(payload)? as usize;
+                        let text = self.data.bytes(payload, length)?;
+                        self.texts.push(texts.value(&payload[text]));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next value.
+    fn value(&mut self, payload: &[u8]) -> Result<Value, Wrong> {
+        Ok(match self.kind {
+            Type::Integer => Value::Integer(self.data.integer(payload)? / self.divisor),
+            Type::Text => {
+                let number = self.data.number(payload)?;
+                let text = usize::try_from(number).ok().and_then(|number| self.texts.get(number));
+                text.cloned().ok_or(Wrong("a text that is not there"))?
+            }
+            Type::Float => {
+                let bytes = self.data.bytes(payload, 8)?;
+                let bits = Input::new(payload, bytes.start).fixed::<8>()?;
+                Value::Float(f64::from_bits(bits))
+            }
+            Type::Boolean => {
+                let bytes = self.data.bytes(payload, 1)?;
+                Value::Boolean(payload[bytes.start] & 1 == 1)
+            }
+        })
+    }
+
+    /// The values of the next rows.
+    fn read(&mut self, payload: &[u8], times: &[i64], rows: &mut [Row]) -> Result<(), Wrong> {
+        for (row, &time) in rows.iter_mut().zip(times) {
+            row[self.place] = match self.encoding {
+                Encoding::Null => Value::Null,
+                Encoding::Constant => self.constant.clone(),
+                Encoding::Times => Value::Integer(time / self.divisor),
+                Encoding::Values => self.value(payload)?,
+                Encoding::Sparse => {
+                    let bits = payload[self.bits + self.row / 8];
+                    let present = bits >> (self.row % 8) & 1 == 1;
+                    self.row += 1;
+                    if present { self.value(payload)? } else { Value::Null }
+                }
+            };
+        }
+        Ok(())
+    }
+}

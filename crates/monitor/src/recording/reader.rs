@@ -1,0 +1,400 @@
+//! Reading a recording: block by block, or row by row.
+
+use std::io::{self, Read};
+
+use fathom_cql::catalog::StreamSchema;
+
+use super::bytes::{Input, Wrong};
+use super::checksum::Sum;
+use super::decode::{Rows, Target};
+use super::header::Header;
+use super::{BLOCK_MAX, BLOCK_ROWS_MAX, BlockKind, DropPlace, HEAD, HEADER, MARK, Packing};
+use crate::read::{
+    BATCH_ROWS, Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, place_of,
+    read_full, width_of,
+};
+
+/// A block, whole and as its checksum has it.
+#[derive(Clone, Debug)]
+pub struct Block {
+    bytes: Vec<u8>,
+    kind: BlockKind,
+    packing: Packing,
+    plain: usize,
+    count: u32,
+    span: (i64, i64),
+}
+
+/// What a block tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// Rows, which are in the batch.
+    Rows,
+    /// So many events are missing here.
+    Dropped {
+        /// How many.
+        count: u64,
+        /// Where they were lost.
+        place: DropPlace,
+        /// The disk, where they are of one.
+        disk: String,
+    },
+    /// Nothing from before this instant comes any more.
+    Moment(i64),
+    /// The end: so many events were written, and so many are missing.
+    End {
+        /// Those written.
+        events: u64,
+        /// Those missing.
+        dropped: u64,
+    },
+}
+
+impl Block {
+    /// All of its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// How many rows it has.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether it is one of rows.
+    pub fn has_rows(&self) -> bool {
+        self.kind == BlockKind::Rows
+    }
+
+    fn unpacked(&self) -> Result<Vec<u8>, Wrong> {
+        let stored = &self.bytes[HEAD..];
+        let plain = match self.packing {
+            Packing::None => stored.to_vec(),
+            Packing::Lz4 => {
+                let mut plain = vec![0; self.plain];
+                let length = lz4_flex::block::decompress_into(stored, &mut plain)
+                    .map_err(|_| Wrong("it cannot be unpacked"))?;
+                plain.truncate(length);
+                plain
+            }
+        };
+        if plain.len() == self.plain { Ok(plain) } else { Err(Wrong("it has another length")) }
+    }
+
+    fn note(&self) -> Result<Item, Wrong> {
+        let plain = self.unpacked()?;
+        let mut input = Input::new(&plain, 0);
+        Ok(match self.kind {
+            BlockKind::Rows => Item::Rows,
+            BlockKind::Dropped => {
+                let count = input.fixed::<8>()?;
+                let place = DropPlace::from_number(input.byte()?);
+                let length = input.length()?;
+                let disk = String::from_utf8_lossy(input.take(length)?).into_owned();
+                Item::Dropped { count, place, disk }
+            }
+            BlockKind::Moment => Item::Moment(self.span.0),
+            BlockKind::End => {
+                Item::End { events: input.fixed::<8>()?, dropped: input.fixed::<8>()? }
+            }
+        })
+    }
+}
+
+/// A recording that is read.
+pub struct Recording<R> {
+    source: R,
+    header: Header,
+    tally: Tally,
+    texts: Texts,
+    /// All columns, in place.
+    target: Target,
+    rows: Option<Rows>,
+    ended: bool,
+}
+
+/// Why no block comes.
+enum Halt {
+    /// There are no more.
+    End,
+    /// It is cut off.
+    Torn,
+    /// This one is damaged.
+    Damaged(Wrong),
+    /// There is no telling where the next one begins.
+    Lost(&'static str),
+    Io(io::Error),
+}
+
+impl<R: Read> Recording<R> {
+    /// Reads the header. Messages call the recording `name`.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is no recording.
+    pub fn open(name: &str, mut source: R) -> Result<Self, ReadError> {
+        let tally = Tally::new(name);
+        let mut fixed = [0; HEADER];
+        let mut full = |buffer: &mut [u8]| match read_full(&mut source, buffer) {
+            Ok(length) if length == buffer.len() => Ok(()),
+            Ok(_) => Err(ReadError::new(format!("{name}: the recording is cut off in its header"))),
+            Err(error) => Err(ReadError::io(name, &error)),
+        };
+        let of = |what: String| ReadError::new(format!("{name}: {what}"));
+        full(&mut fixed)?;
+        let mut rest = vec![0; Header::rest(&fixed).map_err(of)?];
+        full(&mut rest)?;
+        let header = Header::from_bytes(&fixed, &rest).map_err(|wrong| of(wrong.to_string()))?;
+        let width = header.columns.len();
+        let target = Target { width, places: (0..width).map(Some).collect(), divisor: 1 };
+        Ok(Self { source, header, tally, texts: Texts::new(), target, rows: None, ended: false })
+    }
+
+    /// What it says about itself.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// What has been read so far.
+    pub fn report(&self) -> &ReadReport {
+        &self.tally.report
+    }
+
+    /// The next block; `None` at the end, also at one that should not be there, which is noted.
+    /// Blocks that are damaged are counted and passed over.
+    ///
+    /// # Errors
+    /// When the bytes cannot be read, or are no blocks.
+    pub fn next_block(&mut self) -> Result<Option<Block>, ReadError> {
+        while !self.ended {
+            self.tally.lines += 1;
+            let number = self.tally.lines;
+            match self.block() {
+                Ok(Some(block)) => {
+                    self.ended = block.kind == BlockKind::End;
+                    return Ok(Some(block));
+                }
+                // From a version that knows more.
+                Ok(None) => {}
+                Err(Halt::End) => {
+                    self.ended = true;
+                    self.tally.note(number, "the recording has no end: it may have been cut off");
+                }
+                Err(Halt::Torn) => {
+                    self.ended = true;
+                    self.tally.note(number, "the recording is cut off in a block");
+                }
+                Err(Halt::Damaged(wrong)) => {
+                    self.tally.bad(number, &format!("a damaged block: {wrong}"))?;
+                }
+                Err(Halt::Lost(what)) => {
+                    self.ended = true;
+                    let name = &self.tally.name;
+                    return Err(ReadError::new(format!("{name}: block {number} is none: {what}")));
+                }
+                Err(Halt::Io(error)) => return Err(self.tally.io(&error)),
+            }
+        }
+        Ok(None)
+    }
+
+    fn block(&mut self) -> Result<Option<Block>, Halt> {
+        let cut = |error: io::Error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => Halt::Torn,
+            _ => Halt::Io(error),
+        };
+        let mut bytes = vec![0; HEAD];
+        match read_full(&mut self.source, &mut bytes).map_err(cut)? {
+            0 => return Err(Halt::End),
+            HEAD => {}
+            _ => return Err(Halt::Torn),
+        }
+        let head = |wrong: Wrong| Halt::Lost(wrong.0);
+        let mut input = Input::new(&bytes, 0);
+        if input.take(MARK.len()).map_err(head)? != MARK {
+            return Err(Halt::Lost("its mark is missing"));
+        }
+        let kind = input.byte().map_err(head)?;
+        let packing = input.byte().map_err(head)?;
+        input.fixed::<2>().map_err(head)?;
+        let stored = input.fixed::<4>().map_err(head)? as usize;
+        let plain = input.fixed::<4>().map_err(head)? as usize;
+        let count = input.fixed::<4>().map_err(head)? as u32;
+        let first = input.fixed::<8>().map_err(head)? as i64;
+        let last = input.fixed::<8>().map_err(head)? as i64;
+        let sum = input.fixed::<4>().map_err(head)? as u32;
+        if stored > BLOCK_MAX || plain > BLOCK_MAX {
+            return Err(Halt::Lost("it is too long"));
+        }
+        // Not more memory than there are bytes.
+        let mut rest = (&mut self.source).take(stored as u64);
+        if rest.read_to_end(&mut bytes).map_err(cut)? < stored {
+            return Err(Halt::Torn);
+        }
+        let summed = Sum::new().add(&bytes[..HEAD - 4]).add(&bytes[HEAD..]);
+        if summed.value() != sum {
+            return Err(Halt::Damaged(Wrong("its checksum is another")));
+        }
+        let Some(kind) = BlockKind::from_number(kind) else { return Ok(None) };
+        let packing = match packing {
+            0 => Packing::None,
+            1 => Packing::Lz4,
+            _ => return Err(Halt::Damaged(Wrong("it is packed in an unknown way"))),
+        };
+        if count as usize > BLOCK_ROWS_MAX {
+            return Err(Halt::Damaged(Wrong("it has too many rows")));
+        }
+        Ok(Some(Block { bytes, kind, packing, plain, count, span: (first, last) }))
+    }
+
+    /// What comes next. Rows are put in place of what is in `batch`, as wide as the recording's
+    /// columns, of a long block the first at first; `None` at the end.
+    ///
+    /// # Errors
+    /// See [`next_block`](Self::next_block).
+    pub fn next_item(&mut self, batch: &mut Batch) -> Result<Option<Item>, ReadError> {
+        batch.clear();
+        loop {
+            if let Some(rows) = &mut self.rows {
+                let done = rows.read(BATCH_ROWS, batch);
+                if done.is_err() || rows.left() == 0 {
+                    self.rows = None;
+                }
+                if let Err(wrong) = done {
+                    let what = format!("a damaged block: {wrong}");
+                    self.tally.bad(self.tally.lines, &what)?;
+                }
+                if batch.is_empty() {
+                    continue;
+                }
+                self.tally.batch(batch)?;
+                return Ok(Some(Item::Rows));
+            }
+            let Some(block) = self.next_block()? else { return Ok(None) };
+            match self.read_block(&block) {
+                Ok(Item::Rows) => {}
+                Ok(item) => {
+                    self.note(&item);
+                    return Ok(Some(item));
+                }
+                Err(wrong) => {
+                    let what = format!("a damaged block: {wrong}");
+                    self.tally.bad(self.tally.lines, &what)?;
+                }
+            }
+        }
+    }
+
+    /// Looks into a block that [`next_block`](Self::next_block) gave; rows come from
+    /// [`next_item`](Self::next_item) then.
+    fn read_block(&mut self, block: &Block) -> Result<Item, Wrong> {
+        if block.kind == BlockKind::Rows {
+            let (rows, span) = (block.count as usize, block.span);
+            let payload = block.unpacked()?;
+            let rows = Rows::new(payload, rows, span, &self.header, &self.target, &mut self.texts)?;
+            self.rows = Some(rows).filter(|rows| rows.left() > 0);
+            return Ok(Item::Rows);
+        }
+        block.note()
+    }
+
+    /// Has [`next_item`](Self::next_item) go on with this block, which
+    /// [`next_block`](Self::next_block) gave. What it tells is given unless it has rows.
+    ///
+    /// # Errors
+    /// When too many blocks are damaged.
+    pub fn open_block(&mut self, block: &Block) -> Result<Option<Item>, ReadError> {
+        match self.read_block(block) {
+            Ok(Item::Rows) => Ok(None),
+            Ok(item) => {
+                self.note(&item);
+                Ok(Some(item))
+            }
+            Err(wrong) => {
+                self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// The next rows of the block that was opened; none and `false` behind its last.
+    ///
+    /// # Errors
+    /// When too many blocks are damaged.
+    pub fn block_rows(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
+        if self.rows.is_none() {
+            batch.clear();
+            return Ok(false);
+        }
+        batch.clear();
+        let Some(rows) = &mut self.rows else { return Ok(false) };
+        let done = rows.read(BATCH_ROWS, batch);
+        if done.is_err() || rows.left() == 0 {
+            self.rows = None;
+        }
+        if let Err(wrong) = done {
+            self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))?;
+        }
+        self.tally.batch(batch)
+    }
+
+    fn note(&mut self, item: &Item) {
+        if let Item::Dropped { count, place, disk } = item {
+            self.tally.report.dropped = self.tally.report.dropped.saturating_add(*count);
+            let of = if disk.is_empty() { String::new() } else { format!(" of disk {disk:?}") };
+            let what = format!("{count} events{of} are missing here, {}", place.reason());
+            self.tally.note(self.tally.lines, &what);
+        }
+    }
+}
+
+/// A recording as a stream's rows.
+pub struct RowReader<R>(Recording<R>);
+
+impl<R: Read + Send> RowReader<R> {
+    /// Reads the header, and finds those columns that are asked for.
+    pub fn new(
+        name: &str,
+        source: R,
+        schema: &StreamSchema,
+        wanted: &[bool],
+        options: &ReadOptions,
+    ) -> Result<Self, ReadError> {
+        let mut recording = Recording::open(name, source)?;
+        let mut taken = vec![false; schema.columns.len()];
+        let mut unknown = Vec::new();
+        let mut place = |column: &super::RecordedColumn| {
+            let Some(place) = schema.find(&column.name) else {
+                unknown.push(column.name.clone());
+                return None;
+            };
+            let fits = schema.columns[place].kind == column.kind;
+            let first = !std::mem::replace(&mut taken[place], true);
+            place_of(wanted, place).filter(|_| fits && first)
+        };
+        let places = recording.header.columns.iter().map(&mut place).collect();
+        if !unknown.is_empty() {
+            unknown.truncate(20);
+            let what = format!("{} has no column {}: passed over", schema.name, unknown.join(", "));
+            recording.tally.note(0, &what);
+        }
+        let (width, divisor) = (width_of(wanted), options.time_unit.nanoseconds());
+        recording.target = Target { width, places, divisor };
+        Ok(Self(recording))
+    }
+}
+
+impl<R: Read + Send> Reader for RowReader<R> {
+    fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
+        loop {
+            match self.0.next_item(batch)? {
+                Some(Item::Rows) => return Ok(true),
+                Some(_) => {}
+                None => return self.0.tally.batch(batch),
+            }
+        }
+    }
+
+    fn report(&self) -> &ReadReport {
+        &self.0.tally.report
+    }
+}

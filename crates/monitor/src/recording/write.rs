@@ -1,0 +1,200 @@
+//! Writing a recording to a stream of bytes.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use fathom_cql::Row;
+
+use super::bytes::put_varint;
+use super::encode::{BlockBuilder, Cell, Head};
+use super::header::Header;
+use super::{BLOCK_ROWS_MAX, BlockKind, DropPlace, Packing};
+
+/// So many rows are added between two looks at the size of a block and at the clock.
+const LOOK_ROWS: usize = 256;
+
+/// When a block is closed.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockLimits {
+    /// It has so many rows.
+    pub rows: usize,
+    /// It has so many bytes before it is packed.
+    pub bytes: usize,
+    /// Its first row was added so long ago.
+    pub age: Duration,
+}
+
+impl Default for BlockLimits {
+    /// 32,768 rows, 1 MiB, a second.
+    fn default() -> Self {
+        Self { rows: 1 << 15, bytes: 1 << 20, age: Duration::from_secs(1) }
+    }
+}
+
+/// What has been written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordingSummary {
+    /// The events.
+    pub events: u64,
+    /// The events that notes say are missing.
+    pub dropped: u64,
+    /// All bytes.
+    pub bytes: u64,
+}
+
+/// Writes a recording.
+#[derive(Debug)]
+pub struct Writer<W: Write> {
+    out: W,
+    builder: BlockBuilder,
+    limits: BlockLimits,
+    begun: Option<Instant>,
+    summary: RecordingSummary,
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes the header.
+    ///
+    /// # Errors
+    /// When it cannot be written, or the header is none.
+    pub fn new(out: W, header: &Header, limits: BlockLimits) -> io::Result<Self> {
+        let mut writer = Self {
+            out,
+            builder: BlockBuilder::new(header),
+            limits: BlockLimits { rows: limits.rows.clamp(1, BLOCK_ROWS_MAX), ..limits },
+            begun: None,
+            summary: RecordingSummary::default(),
+        };
+        writer.put(&header.to_bytes()?)?;
+        Ok(writer)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.out.write_all(bytes)?;
+        self.summary.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Adds a row.
+    ///
+    /// # Errors
+    /// When a block cannot be written.
+    pub fn append_row(&mut self, time_ns: i64, row: &Row) -> io::Result<()> {
+        self.append(time_ns, row.iter().map(Cell::from))
+    }
+
+    /// Adds a row of cells, as [`BlockBuilder::append`] does.
+    ///
+    /// # Errors
+    /// When a block cannot be written.
+    pub fn append<'a>(
+        &mut self,
+        time_ns: i64,
+        cells: impl IntoIterator<Item = Cell<'a>>,
+    ) -> io::Result<()> {
+        self.builder.append(time_ns, cells);
+        let rows = self.builder.len();
+        if rows == 1 {
+            self.begun = Some(Instant::now());
+        }
+        if rows >= self.limits.rows {
+            return self.flush();
+        }
+        if rows % LOOK_ROWS == 0 { self.flush_if_due() } else { Ok(()) }
+    }
+
+    /// Closes the block if it is old or large enough.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn flush_if_due(&mut self) -> io::Result<()> {
+        let old = self.begun.is_some_and(|begun| begun.elapsed() >= self.limits.age);
+        let large = self.builder.size() >= self.limits.bytes || self.builder.is_full();
+        if old || large { self.flush() } else { Ok(()) }
+    }
+
+    /// Closes the block, and has all bytes written.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.begun = None;
+        let rows = self.builder.len() as u64;
+        if let Some(block) = self.builder.take() {
+            self.put(&block)?;
+            self.summary.events += rows;
+        }
+        self.out.flush()
+    }
+
+    /// Adds a block of rows as it was read from a recording with the same header.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn copy(&mut self, block: &super::Block) -> io::Result<()> {
+        self.flush()?;
+        self.put(block.bytes())?;
+        self.summary.events += u64::from(block.count());
+        Ok(())
+    }
+
+    /// Notes that events are missing here; an empty `disk` is all of them.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn note_dropped(&mut self, count: u64, place: DropPlace, disk: &str) -> io::Result<()> {
+        self.flush()?;
+        self.summary.dropped = self.summary.dropped.saturating_add(count);
+        self.put(&dropped_block(count, place, disk))
+    }
+
+    /// What has been written so far, without the rows of the open block.
+    pub fn summary(&self) -> RecordingSummary {
+        self.summary
+    }
+
+    /// How many bytes there would be if it ended now, at most.
+    pub fn bytes(&self) -> u64 {
+        self.summary.bytes + self.builder.size() as u64 + 4096
+    }
+
+    /// Writes the end.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn finish(mut self) -> io::Result<(W, RecordingSummary)> {
+        self.flush()?;
+        let end = end_block(self.summary.events, self.summary.dropped);
+        self.put(&end)?;
+        self.out.flush()?;
+        Ok((self.out, self.summary))
+    }
+}
+
+fn note(kind: BlockKind, time_ns: i64, payload: &[u8]) -> Vec<u8> {
+    let (packing, plain) = (Packing::None, payload.len());
+    Head { kind, packing, plain, count: 0, first: time_ns, last: time_ns }.block(payload)
+}
+
+/// The block that says that `count` events of a disk, or of any, are missing here.
+pub fn dropped_block(count: u64, place: DropPlace, disk: &str) -> Vec<u8> {
+    let mut payload = count.to_le_bytes().to_vec();
+    payload.push(place as u8);
+    let mut end = disk.len().min(255);
+    while !disk.is_char_boundary(end) {
+        end -= 1;
+    }
+    put_varint(&mut payload, end as u64);
+    payload.extend_from_slice(&disk.as_bytes()[..end]);
+    note(BlockKind::Dropped, 0, &payload)
+}
+
+/// The block that says that nothing from before an instant comes any more.
+pub fn moment_block(time_ns: i64) -> Vec<u8> {
+    note(BlockKind::Moment, time_ns, &[])
+}
+
+/// The last block of a recording with so many events and so many that are missing.
+pub fn end_block(events: u64, dropped: u64) -> Vec<u8> {
+    note(BlockKind::End, 0, &[events.to_le_bytes(), dropped.to_le_bytes()].concat())
+}

@@ -1,0 +1,230 @@
+//! Recordings: what was written is read again, and harmful bytes do no harm.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use fathom_cql::catalog::StreamSchema;
+use fathom_cql::{Row, Type, Value};
+use fathom_monitor::io_stream;
+use fathom_monitor::read::{self, Batch, ReadOptions, ReadReport, TimeUnit};
+use fathom_monitor::recording::{
+    BlockLimits, Clock, DropPlace, Header, Item, MAGIC, Recording, Writer, moment_block,
+};
+
+fn schema() -> StreamSchema {
+    StreamSchema::new(
+        "S",
+        &[
+            ("BlktapTS", Type::Integer),
+            ("Number", Type::Integer),
+            ("Ratio", Type::Float),
+            ("Is", Type::Boolean),
+            ("Name", Type::Text),
+            ("Nothing", Type::Text),
+            ("Same", Type::Text),
+            ("Late", Type::Text),
+        ],
+    )
+}
+
+fn rows(count: usize, random: &mut Rng) -> Vec<(i64, Row)> {
+    let same: Arc<str> = "always this".into();
+    let mut time = 1_000_000_000_000;
+    (0..count)
+        .map(|number| {
+            time += random.i64(-1000..10_000);
+            let maybe = |value: Value, random: &mut Rng| {
+                if random.u8(0..4) == 0 { Value::Null } else { value }
+            };
+            let any = [0, 1, -1, i64::MAX, i64::MIN, random.i64(..)][random.usize(0..6)];
+            let float = [0.5, -0.0, f64::INFINITY, f64::NAN][random.usize(0..4)];
+            let text = ["", "ä", "web", "/var/lib/x"][random.usize(0..4)];
+            let row = vec![
+                Value::Integer(time),
+                maybe(Value::Integer(any), random),
+                maybe(Value::Float(float), random),
+                maybe(Value::Boolean(random.bool()), random),
+                maybe(Value::text(text), random),
+                Value::Null,
+                Value::Text(Arc::clone(&same)),
+                if number > 700 { Value::text("late") } else { Value::Null },
+            ];
+            (time, row)
+        })
+        .collect()
+}
+
+fn recorded(rows: &[(i64, Row)], block: usize) -> Vec<u8> {
+    let header = Header::new(&schema(), Clock::Monotonic, 5);
+    let limits = BlockLimits { rows: block, ..BlockLimits::default() };
+    let mut writer = Writer::new(Vec::new(), &header, limits).unwrap();
+    for (time, row) in rows {
+        writer.append_row(*time, row).unwrap();
+    }
+    let (bytes, summary) = writer.finish().unwrap();
+    assert_eq!((summary.events, summary.bytes), (rows.len() as u64, bytes.len() as u64));
+    bytes
+}
+
+fn read_all(
+    bytes: &[u8],
+    unit: TimeUnit,
+    wanted: &[bool],
+) -> Result<(Vec<(i64, Row)>, ReadReport), String> {
+    let options = ReadOptions { time_unit: unit, ..ReadOptions::default() };
+    let source = std::io::Cursor::new(bytes.to_vec());
+    let mut reader = read::from_bytes("test", source, &schema(), wanted, &options)
+        .map_err(|error| error.to_string())?;
+    let (mut all, mut batch) = (Vec::new(), Batch::default());
+    while reader.next_batch(&mut batch).map_err(|error| error.to_string())? {
+        assert!(!batch.is_empty() && batch.len() <= read::BATCH_ROWS);
+        all.extend(batch.times_ns.iter().copied().zip(batch.rows.drain(..)));
+    }
+    Ok((all, reader.report().clone()))
+}
+
+#[test]
+fn every_type_and_null_comes_back() {
+    let mut random = Rng::with_seed(1);
+    for (count, block) in [(0, 1), (1, 1), (7, 100), (8, 8), (1000, 3), (9000, 1 << 15)] {
+        let rows = rows(count, &mut random);
+        let bytes = recorded(&rows, block);
+        let (read, report) = read_all(&bytes, TimeUnit::Nanoseconds, &[true; 8]).unwrap();
+        assert_eq!(read, rows, "{count} {block}");
+        assert_eq!((report.events, report.bad, report.notes.len()), (count as u64, 0, 0));
+    }
+}
+
+#[test]
+fn columns_are_left_out_and_times_have_their_unit() {
+    let rows = rows(900, &mut Rng::with_seed(2));
+    let bytes = recorded(&rows, 300);
+    let wanted = [true, false, false, false, true, false, false, true];
+    let (read, _) = read_all(&bytes, TimeUnit::Microseconds, &wanted).unwrap();
+    for ((time, row), (from_time, from)) in read.iter().zip(&rows) {
+        assert_eq!(time, from_time);
+        assert_eq!(row[0], Value::Integer(time / 1000));
+        assert_eq!((&row[1], &row[4], &row[7]), (&Value::Null, &from[4], &from[7]));
+    }
+}
+
+#[test]
+fn notes_moments_and_the_end_are_told() {
+    let header = Header::new(&io_stream(), Clock::Monotonic, 5);
+    let mut writer = Writer::new(Vec::new(), &header, BlockLimits::default()).unwrap();
+    writer.append_row(7, &vec![Value::Integer(7)]).unwrap();
+    writer.note_dropped(3, DropPlace::Ring, "web").unwrap();
+    writer.append_row(9, &vec![Value::Integer(9)]).unwrap();
+    let (mut bytes, summary) = writer.finish().unwrap();
+    assert_eq!((summary.events, summary.dropped), (2, 3));
+    let end = bytes.len() - 56;
+    bytes.splice(end..end, moment_block(9));
+    let mut recording = Recording::open("test", bytes.as_slice()).unwrap();
+    assert_eq!(recording.header(), &header);
+    let mut items = Vec::new();
+    let mut batch = Batch::default();
+    while let Some(item) = recording.next_item(&mut batch).unwrap() {
+        items.push(item);
+    }
+    let dropped = Item::Dropped { count: 3, place: DropPlace::Ring, disk: "web".into() };
+    let end = Item::End { events: 2, dropped: 3 };
+    assert_eq!(items, [Item::Rows, dropped, Item::Rows, Item::Moment(9), end]);
+    assert_eq!((recording.report().dropped, recording.report().events), (3, 2));
+}
+
+#[test]
+fn a_recording_that_is_cut_off_ends_in_order() {
+    let rows = rows(300, &mut Rng::with_seed(3));
+    let bytes = recorded(&rows, 50);
+    let mut counts = Vec::new();
+    for end in 200..bytes.len() {
+        let (read, report) = read_all(&bytes[..end], TimeUnit::default(), &[true; 8]).unwrap();
+        assert!(rows.starts_with(&read) && read.len() % 50 == 0);
+        assert_eq!((report.bad, report.notes.len()), (0, 1), "{end}");
+        counts.push(read.len());
+    }
+    assert_eq!((counts.first(), counts.last()), (Some(&0), Some(&300)));
+}
+
+#[test]
+fn a_damaged_block_is_passed_over() {
+    let rows = rows(300, &mut Rng::with_seed(4));
+    let mut bytes = recorded(&rows, 50);
+    let mut blocks = bytes.windows(4).enumerate().filter(|(_, four)| four == b"FBLK");
+    let second = blocks.nth(1).unwrap().0;
+    bytes[second + 60] ^= 1;
+    let (read, report) = read_all(&bytes, TimeUnit::default(), &[true; 8]).unwrap();
+    assert_eq!((read.len(), report.bad), (250, 1));
+    assert_eq!((&read[..50], &read[50..]), (&rows[..50], &rows[100..]));
+}
+
+/// A block's checksum is made right again, so that what is behind it is reached.
+fn mend(bytes: &mut [u8]) {
+    let starts: Vec<usize> = bytes
+        .windows(4)
+        .enumerate()
+        .filter(|(_, four)| four == b"FBLK")
+        .map(|(at, _)| at)
+        .collect();
+    for start in starts {
+        let Some(head) = bytes.get(start..start + 40) else { continue };
+        let length = u32::from_le_bytes(head[8..12].try_into().unwrap()) as usize;
+        let Some(stored) = bytes.get(start + 40..start + 40 + length) else { continue };
+        let sum = crc32c(&[&head[..36], stored].concat());
+        bytes[start + 36..start + 40].copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0_u32, |sum, byte| {
+        (0..8).fold(sum ^ u32::from(*byte), |sum, _| sum >> 1 ^ (0x82f6_3b78 * (sum & 1)))
+    })
+}
+
+#[test]
+fn harmful_bytes_do_no_harm() {
+    let begun = Instant::now();
+    let mut random = Rng::with_seed(5);
+    let rows = rows(40, &mut random);
+    let seeds = [recorded(&rows, 10), recorded(&rows[..3], 3), recorded(&rows[..20], 1)];
+    let (mut good, mut bad) = (0, 0);
+    for _ in 0..20_000 {
+        let mut bytes = seeds[random.usize(0..seeds.len())].clone();
+        for _ in 0..random.usize(1..6) {
+            let at = random.usize(MAGIC.len()..bytes.len());
+            match random.u8(0..6) {
+                0 => bytes[at] = random.u8(..),
+                1 => bytes[at] ^= 1 << random.u8(0..8),
+                2 => bytes[at] = 0xff,
+                3 => bytes.truncate(at + 1),
+                4 => {
+                    let end = (at + random.usize(0..40)).min(bytes.len());
+                    let piece = bytes[at..end].to_vec();
+                    bytes.splice(at..at, piece);
+                }
+                _ => {
+                    let end = (at + random.usize(0..9)).min(bytes.len());
+                    bytes.drain(at..end);
+                }
+            }
+            if bytes.len() <= MAGIC.len() {
+                break;
+            }
+        }
+        if random.bool() {
+            mend(&mut bytes);
+        }
+        match read_all(&bytes, TimeUnit::default(), &[true; 8]) {
+            Ok((rows, _)) => {
+                assert!(rows.iter().all(|(time, row)| *time >= 0 && row.len() == 8));
+                good += 1;
+            }
+            Err(_) => bad += 1,
+        }
+    }
+    assert!(good > 1000 && bad > 1000, "{good} {bad}");
+    assert!(begun.elapsed() < Duration::from_secs(120));
+}

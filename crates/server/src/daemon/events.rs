@@ -1,0 +1,42 @@
+//! What the collection of events needs of the daemon.
+
+use std::sync::Arc;
+
+use fathom_control::ErrorBody;
+use fathom_insight::Names;
+use fathom_layers::Tap;
+
+use super::{Daemon, status};
+use crate::events::{Events, Source};
+
+impl Daemon {
+    /// Who listens to events.
+    pub(crate) fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// The texts that events name by number.
+    pub(crate) fn names(&self) -> &Arc<Names> {
+        self.introspection.names()
+    }
+
+    /// The tap of a disk, if it has one.
+    pub(crate) fn tap_of(&self, name: &str) -> Result<Option<Tap>, ErrorBody> {
+        Ok(self.find(name)?.live().watchers.tap.clone())
+    }
+
+    /// All disks that have a tap.
+    pub(crate) fn taps(&self) -> Vec<Source> {
+        let source = |served: Arc<super::Served>| {
+            let tap = served.live().watchers.tap.clone()?;
+            Some(Source { name: served.disk.name().to_owned(), tap })
+        };
+        self.served().into_iter().filter_map(source).collect()
+    }
+
+    /// The time of day.
+    #[allow(clippy::unused_self, reason = "it is the daemon's time")]
+    pub(crate) fn unix_time_ns(&self) -> u64 {
+        status::unix_time_ns()
+    }
+}

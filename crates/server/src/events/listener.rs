@@ -1,0 +1,215 @@
+//! One who listens: a bounded buffer, and the body of an answer that is filled from it.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use fathom_monitor::recording::{DropPlace, dropped_block, end_block};
+use http_body::{Body, Frame};
+
+use super::Wish;
+
+/// The most bytes that wait for a listener.
+const BUFFER_MAX: usize = 8 << 20;
+
+/// See the module.
+pub(super) struct Listener {
+    pub wish: Wish,
+    state: Mutex<State>,
+    begun: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Bytes>,
+    bytes: usize,
+    /// Events of blocks that found no room, and that it has not been told of.
+    lost: u64,
+    events: u64,
+    dropped: u64,
+    waker: Option<Waker>,
+    is_begun: bool,
+    ended: bool,
+    gone: bool,
+}
+
+impl State {
+    fn put(&mut self, bytes: Bytes) {
+        self.bytes += bytes.len();
+        self.waiting.push_back(bytes);
+    }
+
+    /// Says what was lost, so that it stands where the events would.
+    fn tell_lost(&mut self) {
+        if self.lost > 0 {
+            self.dropped += self.lost;
+            let note = dropped_block(self.lost, DropPlace::Listener, "");
+            self.lost = 0;
+            self.put(note.into());
+        }
+    }
+}
+
+impl Listener {
+    /// One that gets the header first.
+    pub fn new(wish: Wish, header: Vec<u8>) -> Self {
+        let mut state = State::default();
+        state.put(header.into());
+        Self { wish, state: Mutex::new(state), begun: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it wants the events of a disk.
+    pub fn wants(&self, disk: &str) -> bool {
+        self.wish.disks.is_empty() || self.wish.disks.contains(disk)
+    }
+
+    /// Whether it has left.
+    pub fn is_gone(&self) -> bool {
+        self.state().gone
+    }
+
+    /// Its events are collected from now on.
+    pub fn begin(&self) {
+        let mut state = self.state();
+        if !state.is_begun {
+            state.is_begun = true;
+            self.begun.notify_all();
+        }
+    }
+
+    /// Waits for that.
+    pub fn wait_until_begun(&self, limit: Duration) {
+        let state = self.state();
+        drop(self.begun.wait_timeout_while(state, limit, |state| !state.is_begun));
+    }
+
+    /// Gives it a block of so many events, if there is room.
+    pub fn offer(&self, block: &Bytes, events: u64) {
+        let mut state = self.state();
+        if state.gone || state.ended {
+            return;
+        }
+        if state.bytes + block.len() > BUFFER_MAX {
+            state.lost += events;
+            return;
+        }
+        state.tell_lost();
+        state.events += events;
+        state.put(block.clone());
+        state.wake();
+    }
+
+    /// Tells that the ring of a disk had no room for so many events.
+    pub fn note_dropped(&self, count: u64, disk: &str) {
+        let mut state = self.state();
+        if state.gone || state.ended {
+            return;
+        }
+        if state.bytes > BUFFER_MAX {
+            state.lost += count;
+            return;
+        }
+        state.dropped += count;
+        state.put(dropped_block(count, DropPlace::Ring, disk).into());
+        state.wake();
+    }
+
+    /// Gives it no more.
+    pub fn end(&self) {
+        let mut state = self.state();
+        if !state.ended {
+            state.tell_lost();
+            let end = end_block(state.events, state.dropped);
+            state.put(end.into());
+            state.ended = true;
+            state.is_begun = true;
+            self.begun.notify_all();
+            state.wake();
+        }
+    }
+}
+
+impl State {
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// The body of the answer to a listener.
+pub(crate) struct EventBody {
+    listener: Arc<Listener>,
+}
+
+impl EventBody {
+    pub(super) fn new(listener: Arc<Listener>) -> Self {
+        Self { listener }
+    }
+}
+
+impl Body for EventBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let mut state = self.listener.state();
+        if let Some(bytes) = state.waiting.pop_front() {
+            state.bytes -= bytes.len();
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+        }
+        if state.ended {
+            return Poll::Ready(None);
+        }
+        state.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for EventBody {
+    fn drop(&mut self) {
+        let mut state = self.listener.state();
+        state.gone = true;
+        state.waiting = VecDeque::new();
+        state.bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_read_loses_and_is_told() {
+        let wish = Wish { disks: std::collections::BTreeSet::new(), pulse: None };
+        let listener = Listener::new(wish, vec![0; 10]);
+        let block = Bytes::from(vec![0; 1 << 20]);
+        for _ in 0..20 {
+            listener.offer(&block, 100);
+        }
+        {
+            let mut state = listener.state();
+            assert!(state.bytes <= BUFFER_MAX);
+            assert_eq!((state.events, state.lost, state.waiting.len()), (700, 1300, 8));
+            state.waiting.clear();
+            state.bytes = 0;
+        }
+        listener.offer(&block, 100);
+        listener.end();
+        listener.offer(&block, 100);
+        let state = listener.state();
+        assert_eq!((state.events, state.dropped, state.lost), (800, 1300, 0));
+        assert_eq!(state.waiting.len(), 3, "the note, the block, and the end");
+    }
+}
