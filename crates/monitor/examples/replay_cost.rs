@@ -23,6 +23,7 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 ///
 /// The hash is the sum of the rows' that come less that of the rows' that go, each with its
 /// instant: a row that goes and comes at one instant leaves it as it is, and the order is nothing.
+/// Nulls are passed over, such as those of the columns that the file does not have.
 #[derive(Default)]
 struct Count {
     come: u64,
@@ -51,7 +52,8 @@ impl ResultSink for Count {
 
     fn delta(&mut self, _: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()> {
         let time = (time_ns / 1000) as u64;
-        let one = row.iter().fold(time, |all, value| {
+        let known = row.iter().filter(|value| !value.is_null());
+        let one = known.fold(time, |all, value| {
             (all.rotate_left(5) ^ hash(value)).wrapping_mul(FACTOR)
         });
         self.hash = self.hash.wrapping_add(one.wrapping_mul(count as u64));
