@@ -62,6 +62,18 @@ public final class Bench implements UpdateListener {
         return fold(all, event.filterTime);
     }
 
+    /** Whether it is the row of a group before there was one: aggregates of nothing are null. */
+    private static boolean isEmpty(EventBean row) {
+        if (row.getUnderlying() instanceof Object[]) {
+            for (Object value : (Object[]) row.getUnderlying()) {
+                if (value == null) {
+                    return true;
+                }
+            }
+        }
+        return false;
+    }
+
     @Override
     public void update(EventBean[] comes, EventBean[] goes, EPStatement statement, EPRuntime runtime) {
         if (comes != null) {
@@ -71,9 +83,11 @@ public final class Bench implements UpdateListener {
             }
         }
         if (goes != null) {
-            go += goes.length;
             for (EventBean row : goes) {
-                hash -= row(row);
+                if (!isEmpty(row)) {
+                    go++;
+                    hash -= row(row);
+                }
             }
         }
     }
