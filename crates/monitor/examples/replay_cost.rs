@@ -53,9 +53,8 @@ impl ResultSink for Count {
     fn delta(&mut self, _: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()> {
         let time = (time_ns / 1000) as u64;
         let known = row.iter().filter(|value| !value.is_null());
-        let one = known.fold(time, |all, value| {
-            (all.rotate_left(5) ^ hash(value)).wrapping_mul(FACTOR)
-        });
+        let one =
+            known.fold(time, |all, value| (all.rotate_left(5) ^ hash(value)).wrapping_mul(FACTOR));
         self.hash = self.hash.wrapping_add(one.wrapping_mul(count as u64));
         *(if count > 0 { &mut self.come } else { &mut self.go }) += count.unsigned_abs();
         Ok(())
