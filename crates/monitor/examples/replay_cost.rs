@@ -1,0 +1,97 @@
+//! What a script costs over a file, from its bytes to rows that are counted and hashed:
+//!
+//! ```text
+//! replay_cost FILE SCRIPT…
+//! ```
+//!
+//! Time is the column `BlktapTS`, in microseconds. For each script a line of JSON is printed.
+//! `bench/queries` runs it, and something that does the same with another engine.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use fathom_cql::Value;
+use fathom_cql::catalog::Column;
+use fathom_monitor::read::{ReadOptions, TimeUnit};
+use fathom_monitor::{ReplayRequest, ResultSink, replay};
+
+/// An odd number; sums and products are modulo 2⁶⁴.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Counts rows that come and rows that go.
+///
+/// The hash is the sum of the rows' that come less that of the rows' that go, each with its
+/// instant: a row that goes and comes at one instant leaves it as it is, and the order is nothing.
+/// Nulls are passed over, such as those of the columns that the file does not have.
+#[derive(Default)]
+struct Count {
+    come: u64,
+    go: u64,
+    hash: u64,
+}
+
+fn hash(value: &Value) -> u64 {
+    match value {
+        Value::Null => 0,
+        Value::Boolean(value) => u64::from(*value),
+        Value::Integer(value) => *value as u64,
+        Value::Float(value) => value.to_bits(),
+        // As Java has it.
+        Value::Text(text) => {
+            let step = |hash: i32, byte| hash.wrapping_mul(31).wrapping_add(i32::from(byte));
+            i64::from(text.bytes().fold(0, step)) as u64
+        }
+    }
+}
+
+impl ResultSink for Count {
+    fn begin(&mut self, _: usize, _: &[Column], _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn delta(&mut self, _: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()> {
+        let time = (time_ns / 1000) as u64;
+        let known = row.iter().filter(|value| !value.is_null());
+        let one =
+            known.fold(time, |all, value| (all.rotate_left(5) ^ hash(value)).wrapping_mul(FACTOR));
+        self.hash = self.hash.wrapping_add(one.wrapping_mul(count as u64));
+        *(if count > 0 { &mut self.come } else { &mut self.go }) += count.unsigned_abs();
+        Ok(())
+    }
+}
+
+/// The time that this thread has been on a core; there is no other.
+fn cpu_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux tells");
+    text.split(' ').next().and_then(|time| time.parse::<f64>().ok()).expect("a number") / 1e9
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let file = PathBuf::from(arguments.next().expect("a file of events"));
+    for script in arguments {
+        let request = ReplayRequest {
+            script: std::fs::read_to_string(&script).expect("a script"),
+            parameters: Vec::new(),
+            stream_compatible: false,
+            file: file.clone(),
+            read: ReadOptions {
+                time_column: Some("BlktapTS".into()),
+                time_unit: TimeUnit::Microseconds,
+            },
+            lateness_ns: None,
+        };
+        let mut count = Count::default();
+        let (begun, worked) = (Instant::now(), cpu_seconds());
+        let summary = replay(&request, &mut count).unwrap_or_else(|error| panic!("{error}"));
+        let seconds = begun.elapsed().as_secs_f64();
+        let cpu = cpu_seconds() - worked;
+        let (events, bad, late) = (summary.read.events, summary.read.bad, summary.late);
+        assert_eq!((bad, late), (0, 0), "every event counts");
+        let Count { come, go, hash } = count;
+        println!(
+            r#"{{"events": {events}, "seconds": {seconds}, "cpu_seconds": {cpu}, "come": {come}, "go": {go}, "hash": "{hash:016x}"}}"#
+        );
+    }
+}
