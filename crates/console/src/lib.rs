@@ -41,7 +41,7 @@ pub enum Command {
     Files(usage::FilesOptions),
     /// List slow requests, and tell all that is known of one
     ExplainIo(usage::ExplainOptions),
-    /// Run standing queries in CQL over recorded events
+    /// Run standing queries in CQL over live or recorded events
     Query(Box<query::QueryOptions>),
     /// Say how queries in CQL are carried out, and what they give
     Explain(query::ExplainOptions),

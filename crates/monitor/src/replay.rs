@@ -1,7 +1,7 @@
 //! Queries over a file of events.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Read};
 use std::path::PathBuf;
 
 use fathom_cql::catalog::{Catalog, Column, StreamSchema};
@@ -11,6 +11,7 @@ use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 use crate::engine::Engine;
 use crate::io_stream;
 use crate::read::{self, Batch, ReadError, ReadOptions, ReadReport, Reader};
+use crate::recording::{Item, RowReader};
 
 /// What is asked of a file.
 #[derive(Clone, Debug)]
@@ -59,6 +60,14 @@ pub trait ResultSink {
     /// # Errors
     /// See [`begin`](Self::begin).
     fn delta(&mut self, query: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()>;
+
+    /// All results so far are to be seen now. Called where events are live.
+    ///
+    /// # Errors
+    /// See [`begin`](Self::begin).
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Why a query has no result.
@@ -193,13 +202,7 @@ impl Script {
         lateness_ns: u64,
         sink: &mut dyn ResultSink,
     ) -> Result<ReplaySummary, QueryError> {
-        for (query, plan) in self.plans.iter().enumerate() {
-            sink.begin(query, &plan.columns, matches!(plan.output, Output::Stream(_)))?;
-            let order = order(plan);
-            if !order.is_empty() {
-                sink.order(query, &order);
-            }
-        }
+        self.begin(sink)?;
         let mut engine = Engine::new(self.planned.catalog.streams.len(), &self.plans);
         let mut batch = Batch::default();
         let mut latest_ns = 0;
@@ -236,6 +239,52 @@ fn order(plan: &Plan) -> Vec<(usize, bool)> {
         _ => None,
     };
     keys.iter().map_while(column).collect()
+}
+
+impl Script {
+    /// Runs the queries over a live recording, one with moments, until it ends or `goes_on` says
+    /// no: it is asked at each part.
+    ///
+    /// # Errors
+    /// When the events cannot be read, or the results cannot be written.
+    pub fn run_live<R: Read + Send>(
+        &self,
+        reader: &mut RowReader<R>,
+        sink: &mut dyn ResultSink,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<ReplaySummary, QueryError> {
+        self.begin(sink)?;
+        let mut engine = Engine::new(self.planned.catalog.streams.len(), &self.plans);
+        let mut batch = Batch::default();
+        while let (true, Some(item)) = (goes_on(), reader.next_item(&mut batch)?) {
+            match item {
+                Item::Rows => {
+                    for (&time_ns, row) in batch.times_ns.iter().zip(batch.rows.drain(..)) {
+                        let time_ns = u64::try_from(time_ns).unwrap_or(0);
+                        engine.push(self.source, time_ns, row.into());
+                    }
+                }
+                Item::Moment(time_ns) => {
+                    deliver(&mut engine, u64::try_from(time_ns).unwrap_or(0), sink)?;
+                    sink.flush()?;
+                }
+                Item::Dropped { .. } => {}
+                Item::End { .. } => break,
+            }
+        }
+        Ok(ReplaySummary { read: reader.report().clone(), late: engine.statistics().late })
+    }
+
+    fn begin(&self, sink: &mut dyn ResultSink) -> io::Result<()> {
+        for (query, plan) in self.plans.iter().enumerate() {
+            sink.begin(query, &plan.columns, matches!(plan.output, Output::Stream(_)))?;
+            let order = order(plan);
+            if !order.is_empty() {
+                sink.order(query, &order);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Ends all instants before one, and hands on what results.

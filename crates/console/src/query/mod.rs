@@ -1,4 +1,4 @@
-//! `fathom query`: standing queries in CQL over a recorded stream of events.
+//! `fathom query`: standing queries in CQL over live events, or recorded ones.
 mod explain;
 mod place;
 
@@ -6,19 +6,26 @@ use std::{
     fs,
     io::{self, BufWriter},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use clap::{Args, ValueEnum};
 use fathom_control::Nanoseconds;
-use fathom_cql::Value;
+use fathom_cql::{ParseOptions, Value, plan::Output};
 use fathom_monitor::{
     QueryError, ReplayRequest, ReplaySummary,
     read::{ReadOptions, TimeUnit},
+    recording::RowReader,
     replay,
+    replay::Script,
     write::{Form, Printer, PrinterOptions},
 };
 
-use crate::failure::{Failure, Outcome, reason};
+use crate::{
+    connection::ControlOptions,
+    events::open_event_stream,
+    failure::{Failure, Outcome, reason},
+};
 
 pub use explain::{ExplainOptions, explain};
 
@@ -31,7 +38,10 @@ CloudPhysics (vscsi) or Tencent; those packed by bzip2 are unpacked.
 A stream's rows are printed as they come, and of a relation what it holds at the end. With --deltas
 each change is printed: its time in nanoseconds, and + or -.
 
+Without --replay the queries are about the running daemon's disks, and go on until they are ended.
+
 Examples:
+  fathom query 'select VMName, Path, Size from IOstream where Size > 1024'
   fathom query 'select * from IOstream where Size = 8' --replay events.csv
   fathom query 'select VDisk, count(*) from IOstream group by VDisk' --replay trace.bz2 --csv
   fathom query --file response-time.cql --replay table.tsv --stream-compat
@@ -47,6 +57,13 @@ pub struct QueryOptions {
     /// Read events from this file (-: from standard input)
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
+    /// Ask about the events of this disk of the running daemon, as they come; may be repeated.
+    /// Without it and without --replay: of all its disks
+    #[arg(long = "disk", value_name = "NAME", conflicts_with = "replay")]
+    disks: Vec<String>,
+    /// End after this time
+    #[arg(long = "for", value_name = "TIME", conflicts_with = "replay")]
+    time: Option<Nanoseconds>,
     /// Understand the queries as STREAM did: a second of a window is one unit of time, which is a
     /// microsecond, and the time is column `FtrTS`, unless said otherwise
     #[arg(long)]
@@ -72,6 +89,8 @@ pub struct QueryOptions {
     /// Print each change, with its time and sign
     #[arg(long)]
     deltas: bool,
+    #[command(flatten)]
+    control: ControlOptions,
 }
 
 /// A unit of time.
@@ -137,8 +156,7 @@ fn script(file: Option<&Path>, text: Option<&str>) -> Outcome<String> {
 impl QueryOptions {
     fn request(&self) -> Outcome<ReplayRequest> {
         let Some(file) = self.replay.clone() else {
-            return Err(Failure::usage("queries over the daemon's disks are not there yet")
-                .advise("name a file of events with --replay FILE"));
+            return Err(Failure::usage("no file is named"));
         };
         let script = script(self.file.as_deref(), self.text.as_deref())?;
         let (column, unit) = if self.stream_compat {
@@ -168,8 +186,46 @@ impl QueryOptions {
     }
 }
 
+/// How often the daemon says up to which instant it has told everything.
+const PULSE: Duration = Duration::from_millis(20);
+
+/// Answers queries about the daemon's disks as events come. A relation's changes are printed, as it
+/// has no end.
+fn live(options: &QueryOptions) -> Outcome {
+    let text = script(options.file.as_deref(), options.text.as_deref())?;
+    let parse = ParseOptions { stream_compat: options.stream_compat };
+    let script = Script::prepare(&text, &options.parameters, parse)
+        .map_err(|error| failure(&text, error))?;
+    for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
+        eprintln!("{}", remark.render("query", &text, false));
+    }
+    let client = options.control.client();
+    let stream = open_event_stream(&client, &options.disks, Some(PULSE))?;
+    let read = ReadOptions::default();
+    let mut reader = RowReader::new("the daemon", stream, script.schema(), script.wanted(), &read)
+        .map_err(|error| failure(&text, error.into()))?;
+    let relation =
+        script.queries().iter().any(|query| matches!(query.plan.output, Output::Relation(_)));
+    let form = PrinterOptions { form: options.form(), deltas: options.deltas || relation };
+    let mut printer = Printer::new(BufWriter::new(io::stdout().lock()), form);
+    let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
+    let mut goes_on = || end.is_none_or(|end| Instant::now() < end);
+    let summary = script.run_live(&mut reader, &mut printer, &mut goes_on);
+    let finished = printer.finish().map(drop).map_err(QueryError::Write);
+    match summary.and_then(|summary| finished.map(|()| summary)) {
+        Ok(summary) => tell(&summary),
+        // A reader who has left is no failure.
+        Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        Err(error) => return Err(failure(&text, error)),
+    }
+    Ok(())
+}
+
 /// Carries out the command.
 pub fn run(options: &QueryOptions) -> Outcome {
+    if options.replay.is_none() {
+        return live(options);
+    }
     let request = options.request()?;
     let out = BufWriter::new(io::stdout().lock());
     let form = PrinterOptions { form: options.form(), deltas: options.deltas };

@@ -17,8 +17,7 @@ mod write;
 
 pub use encode::{BlockBuilder, Cell};
 pub use header::{Clock, Header, RecordedColumn};
-pub(crate) use reader::RowReader;
-pub use reader::{Block, Item, Recording};
+pub use reader::{Block, Item, Recording, RowReader};
 pub use write::{BlockLimits, RecordingSummary, Writer, dropped_block, end_block, moment_block};
 
 /// How a recording begins. No text has its first byte.

@@ -383,6 +383,17 @@ impl<R: Read + Send> RowReader<R> {
     }
 }
 
+impl<R: Read + Send> RowReader<R> {
+    /// The next part, as [`Recording::next_item`] gives it; its rows have the columns that are
+    /// asked for.
+    ///
+    /// # Errors
+    /// When the recording cannot be read.
+    pub fn next_item(&mut self, batch: &mut Batch) -> Result<Option<Item>, ReadError> {
+        self.0.next_item(batch)
+    }
+}
+
 impl<R: Read + Send> Reader for RowReader<R> {
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
         loop {

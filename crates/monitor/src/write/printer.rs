@@ -159,4 +159,13 @@ impl<W: Write> ResultSink for Printer<W> {
         }
         Ok(())
     }
+
+    fn flush(&mut self) -> io::Result<()> {
+        for query in &mut self.queries {
+            if query.headed {
+                query.writer.flush(&mut self.out)?;
+            }
+        }
+        self.out.flush()
+    }
 }
