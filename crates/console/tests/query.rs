@@ -11,8 +11,9 @@ const QUERY: &str = "select * from IOstream";
 fn what_it_cannot_do_it_says() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();
-    let (status, _, stderr) = run(path, &["query", QUERY]);
-    assert!(status == 2 && stderr.contains("--replay"), "{stderr}");
+    let (status, _, stderr) = run(path, &["query", QUERY, "--control", "none.sock"]);
+    assert!(status == 1 && stderr.contains("none.sock"), "{stderr}");
+    assert_eq!(run(path, &["query", QUERY, "--disk", "d", "--replay", "x.csv"]).0, 2);
     assert_eq!(run(path, &["query", "--replay", "x.csv"]).0, 2);
     assert_eq!(run(path, &["query", QUERY, "--file", "x.cql", "--replay", "x.csv"]).0, 2);
     assert_eq!(run(path, &["query", QUERY, "--replay", "x.csv", "--json", "--csv"]).0, 2);

@@ -352,6 +352,9 @@ pub struct RowReader<R>(Recording<R>);
 
 impl<R: Read + Send> RowReader<R> {
     /// Reads the header, and finds those columns that are asked for.
+    ///
+    /// # Errors
+    /// When it is no recording, or cannot be read.
     pub fn new(
         name: &str,
         source: R,
