@@ -1,7 +1,7 @@
 //! Standing queries over streams of events.
 //!
 //! The [`Engine`] runs the plans of `fathom-cql` over rows as they come. [`read`] turns bytes into
-//! rows, [`write`] turns results into bytes, and [`mod@replay`] puts the three
+//! rows, [`mod@write`] turns results into bytes, and [`mod@replay`] puts the three
 //! together.
 
 #![forbid(unsafe_code)]
