@@ -12,28 +12,15 @@ use crate::request::{Outcome, Request};
 /// on its way up and changes nothing but its [`Insight`].
 ///
 /// Such a layer neither answers, holds nor makes requests, and its capabilities are those below
-/// it. So a request needs no second check behind it and stays where it is while it is looked at:
-/// an observer costs one call each way.
+/// it. So a request needs no second check behind it and stays where it is while it is looked at,
+/// and requests that came together are looked at together: an observer costs one call each way for
+/// all of them.
 pub trait Observer {
-    /// A request is on its way down.
-    fn down(&mut self, request: &mut Observed<'_>);
+    /// Requests are on their way down.
+    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>);
 
-    /// A request that went down is on its way up.
-    fn up(&mut self, request: &mut Observed<'_>, outcome: Outcome);
-
-    /// [`down`](Self::down) for requests that came together.
-    fn all_down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
-        for request in requests {
-            self.down(&mut place.observe(request));
-        }
-    }
-
-    /// [`up`](Self::up) for requests that came back together.
-    fn all_up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
-        for (request, outcome) in requests {
-            self.up(&mut place.observe(request), *outcome);
-        }
-    }
+    /// Requests that went down are on their way up, not always together.
+    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>);
 }
 
 /// Where in a stack an observer is, and when.
@@ -43,11 +30,11 @@ pub struct Place<'a> {
     pub(crate) moment: Moment<'a>,
 }
 
-impl<'a> Place<'a> {
+impl Place<'_> {
     /// `request` as the observer in this place sees it.
     #[inline]
-    pub fn observe(self, request: &'a mut Request) -> Observed<'a> {
-        Observed { request, level: self.level, moment: self.moment }
+    pub fn observe(self, request: &mut Request) -> Observed<'_> {
+        Observed { request, level: self.level }
     }
 
     /// The observer's own word on `request`.
@@ -69,9 +56,8 @@ impl<'a> Place<'a> {
 
 /// A request as an observer sees it: to be read, but for its insight and the observer's word.
 pub struct Observed<'a> {
-    pub(crate) request: &'a mut Request,
-    pub(crate) level: usize,
-    pub(crate) moment: Moment<'a>,
+    request: &'a mut Request,
+    level: usize,
 }
 
 impl Observed<'_> {
@@ -83,17 +69,6 @@ impl Observed<'_> {
     /// The observer's own word on the request, 0 at first: to remember something on the way down.
     pub fn word(&mut self) -> &mut u64 {
         &mut self.request.words[self.level]
-    }
-
-    /// The time, in nanoseconds of the stack's clock.
-    pub fn now_ns(&self) -> u64 {
-        self.moment.now_ns()
-    }
-
-    /// The time at which anyone last looked at the clock in this round; see
-    /// [`Crossing::round_ns`](crate::Crossing::round_ns).
-    pub fn round_ns(&self) -> u64 {
-        self.moment.round_ns()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -141,10 +142,8 @@ impl Stack {
     pub fn settle(&mut self, reactor: &mut Reactor) -> io::Result<()> {
         self.send(reactor);
         let submitted = reactor.submit();
-        if !self.finished.is_empty() || !self.steps.is_empty() || !self.holding.is_empty() {
-            self.look_at_round(reactor);
-            self.run(reactor);
-        }
+        self.look_at_round(reactor);
+        self.run(reactor);
         submitted
     }
 
@@ -252,7 +251,7 @@ impl Stack {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
         for (level, layer) in self.layers.iter_mut().enumerate().skip(self.tail).rev() {
             let LayerPart::Observer(observer) = layer else { continue };
-            observer.all_up(&mut self.finished, Place { level, moment });
+            observer.up(&mut self.finished, Place { level, moment });
         }
         if self.tail == 0 {
             self.completed.extend(self.finished.drain(..));
@@ -287,7 +286,7 @@ impl Stack {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
         for (level, layer) in self.layers.iter_mut().enumerate().skip(self.tail) {
             let LayerPart::Observer(observer) = layer else { continue };
-            observer.all_down(&mut self.sending, Place { level, moment });
+            observer.down(&mut self.sending, Place { level, moment });
         }
         let knows_extents = self.capabilities[self.layers.len()].extents;
         let mut context =
@@ -323,49 +322,35 @@ impl Stack {
             self.steps.push(Step::Up { level, request, outcome: Err(error) });
             return;
         }
-        let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
-        for (level, layer) in self.layers[..self.tail].iter_mut().enumerate().skip(level) {
-            match layer {
-                LayerPart::Observer(observer) => {
-                    observer.down(&mut Place { level, moment }.observe(&mut request));
-                }
-                LayerPart::Queue(layer) => {
-                    let (steps, held) = (&mut self.steps, &mut self.holding);
-                    let mut crossing =
-                        Crossing { level, steps, held, pool: &mut self.pool, moment };
-                    return layer.submit(request, &mut crossing);
-                }
+        for level in level..self.tail {
+            let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
+            if let LayerPart::Observer(observer) = &mut self.layers[level] {
+                observer.down(slice::from_mut(&mut request), Place { level, moment });
+            } else if let Some((layer, mut crossing)) = self.layer(level) {
+                return layer.submit(request, &mut crossing);
             }
         }
         self.sending.push(request);
     }
 
     /// The crossing upward: to the maker of the request, or to the layer above `level`.
-    fn up(&mut self, mut level: usize, mut request: Box<Request>, outcome: Outcome) {
-        let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
-        loop {
-            let ends_here = request.origin == level;
-            if level == 0 {
-                debug_assert!(ends_here, "a request goes no further than to its maker");
-                return self.completed.push_back((request, outcome));
-            }
-            level -= 1;
-            match &mut self.layers[level] {
-                LayerPart::Observer(observer) => {
-                    observer.up(&mut Place { level, moment }.observe(&mut request), outcome);
-                }
-                LayerPart::Queue(layer) => {
-                    let (steps, held) = (&mut self.steps, &mut self.holding);
-                    let mut crossing =
-                        Crossing { level, steps, held, pool: &mut self.pool, moment };
-                    return if ends_here {
-                        layer.returned(request, outcome, &mut crossing);
-                    } else {
-                        layer.complete(request, outcome, &mut crossing);
-                    };
-                }
+    fn up(&mut self, level: usize, request: Box<Request>, outcome: Outcome) {
+        let mut done = (request, outcome);
+        for above in (0..level).rev() {
+            let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
+            if let LayerPart::Observer(observer) = &mut self.layers[above] {
+                observer.up(slice::from_mut(&mut done), Place { level: above, moment });
+            } else if let Some((layer, mut crossing)) = self.layer(above) {
+                let (request, outcome) = done;
+                return if request.origin == above + 1 {
+                    layer.returned(request, outcome, &mut crossing);
+                } else {
+                    layer.complete(request, outcome, &mut crossing);
+                };
             }
         }
+        debug_assert_eq!(done.0.origin, 0, "a request goes no further than to its maker");
+        self.completed.push_back(done);
     }
 
     fn check(&self, level: usize, request: &Request) -> Result<(), ErrorKind> {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use fathom_block::{Capabilities, Facts, Layer, LayerPart, Observed, Observer, Outcome, Request};
+use fathom_block::{Capabilities, Facts, Layer, LayerPart, Observer, Outcome, Place, Request};
 use fathom_insight::Names;
 
 /// Where lines go. Called by the queue's thread: it must not block for long.
@@ -171,29 +171,33 @@ fn explain(line: &mut String, names: &Names, request: &Request) {
 }
 
 impl Observer for LogQueue {
-    fn down(&mut self, request: &mut Observed<'_>) {
-        let now_ns = request.now_ns();
-        *request.word() = now_ns;
-        // A sink that panicked once is left alone: a log never fails a disk.
-        if let Ok(mut shared) = self.shared.lock() {
-            shared.write(now_ns, |line, names| {
-                describe(line, &self.prefix, request);
-                explain(line, names, request);
-            });
+    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+        for request in requests {
+            let now_ns = place.now_ns();
+            *place.observe(request).word() = now_ns;
+            // A sink that panicked once is left alone: a log never fails a disk.
+            if let Ok(mut shared) = self.shared.lock() {
+                shared.write(now_ns, |line, names| {
+                    describe(line, &self.prefix, request);
+                    explain(line, names, request);
+                });
+            }
         }
     }
 
-    fn up(&mut self, request: &mut Observed<'_>, outcome: Outcome) {
-        let now_ns = request.now_ns();
-        let took_ns = now_ns.saturating_sub(*request.word());
-        if let Ok(mut shared) = self.shared.lock() {
-            shared.write(now_ns, |line, _| {
-                describe(line, &self.prefix, request);
-                let _ = match outcome {
-                    Ok(()) => write!(line, " done {took_ns} ns"),
-                    Err(error) => write!(line, " failed {took_ns} ns: {error}"),
-                };
-            });
+    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+        for (request, outcome) in requests {
+            let now_ns = place.now_ns();
+            let took_ns = now_ns.saturating_sub(place.word(request));
+            if let Ok(mut shared) = self.shared.lock() {
+                shared.write(now_ns, |line, _| {
+                    describe(line, &self.prefix, request);
+                    let _ = match outcome {
+                        Ok(()) => write!(line, " done {took_ns} ns"),
+                        Err(error) => write!(line, " failed {took_ns} ns: {error}"),
+                    };
+                });
+            }
         }
     }
 }

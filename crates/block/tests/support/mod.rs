@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use fathom_block::{
     Backend, BackendContext, BackendQueue, Capabilities, Clock, Crossing, Disk, DiskOptions,
-    ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Observed, Observer, Operation, Outcome,
+    ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Observer, Operation, Outcome, Place,
     Request, Stack,
 };
 use fathom_reactor::{Event, Reactor};
@@ -164,16 +164,20 @@ pub struct Watcher {
 }
 
 impl Observer for Watcher {
-    fn down(&mut self, request: &mut Observed<'_>) {
-        assert_eq!(*request.word(), 0, "an observer's word is its own");
-        *request.word() = u64::from(self.name.as_bytes()[0]);
-        self.record.add(format!("{} down {}", self.name, describe(request)));
+    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+        for request in requests {
+            assert_eq!(place.word(request), 0, "an observer's word is its own");
+            *place.observe(request).word() = u64::from(self.name.as_bytes()[0]);
+            self.record.add(format!("{} down {}", self.name, describe(request)));
+        }
     }
 
-    fn up(&mut self, request: &mut Observed<'_>, outcome: Outcome) {
-        assert_eq!(*request.word(), u64::from(self.name.as_bytes()[0]));
-        let result = outcome.map_or_else(|error| error.to_string(), |()| "ok".into());
-        self.record.add(format!("{} up {} {result}", self.name, describe(request)));
+    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+        for (request, outcome) in requests {
+            assert_eq!(place.word(request), u64::from(self.name.as_bytes()[0]));
+            let result = outcome.map_or_else(|error| error.to_string(), |()| "ok".into());
+            self.record.add(format!("{} up {} {result}", self.name, describe(request)));
+        }
     }
 }
 

@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_block::{
-    Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, Outcome, SECTOR_SIZE,
+    Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, Outcome, Place, Request,
+    SECTOR_SIZE,
 };
 use fathom_insight::{ClassTable, Names};
 use fathom_introspect::{RequestView, Resolver};
@@ -176,20 +177,25 @@ impl ClassifyQueue {
 }
 
 impl Observer for ClassifyQueue {
-    fn down(&mut self, request: &mut Observed<'_>) {
-        let now_ns = request.round_ns();
-        *request.word() = now_ns;
-        if let Some(header) = request.header {
-            self.resolve(request, header, now_ns);
+    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+        let now_ns = place.round_ns();
+        for request in requests {
+            let mut request = place.observe(request);
+            *request.word() = now_ns;
+            if let Some(header) = request.header {
+                self.resolve(&mut request, header, now_ns);
+            }
         }
     }
 
-    fn up(&mut self, request: &mut Observed<'_>, outcome: Outcome) {
-        let start_ns = *request.word();
-        let mut now_ns = request.round_ns();
-        if now_ns == start_ns {
-            now_ns = request.now_ns();
+    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+        let mut now_ns = place.round_ns();
+        for (request, outcome) in requests {
+            let start_ns = place.word(request);
+            if now_ns == start_ns {
+                now_ns = place.now_ns();
+            }
+            self.usage.add(request, *outcome, start_ns, now_ns);
         }
-        self.usage.add(request, outcome, start_ns, now_ns);
     }
 }

@@ -7,7 +7,7 @@
 //! reader a request costs one load for the events.
 //!
 //! The clock is read at most once a round for all requests that arrive together or come back
-//! together ([`Observed::round_ns`]), and once more for a request that comes back in the round in
+//! together ([`Place::round_ns`]), and once more for a request that comes back in the round in
 //! which it went.
 
 mod counters;
@@ -18,7 +18,7 @@ mod snapshot;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use fathom_block::{Capabilities, Layer, LayerPart, Observed, Observer, Outcome, Place, Request};
+use fathom_block::{Capabilities, Layer, LayerPart, Observer, Outcome, Place, Request};
 
 pub use counters::{SIZE_CLASSES, size_class, size_class_length_max};
 pub use event::{
@@ -214,29 +214,7 @@ impl Drop for TapQueue {
 }
 
 impl Observer for TapQueue {
-    fn down(&mut self, request: &mut Observed<'_>) {
-        let now_ns = request.round_ns();
-        *request.word() = now_ns;
-        self.shard.counters.begin(1, now_ns);
-        if self.is_heard() {
-            self.tell(request, None, now_ns);
-        }
-    }
-
-    fn up(&mut self, request: &mut Observed<'_>, outcome: Outcome) {
-        let start_ns = *request.word();
-        let mut now_ns = request.round_ns();
-        if now_ns == start_ns {
-            now_ns = request.now_ns();
-        }
-        let (operation, length) = (request.operation, request.length);
-        self.shard.counters.end(1, operation, length, outcome, start_ns, now_ns);
-        if self.is_heard() {
-            self.tell(request, Some(outcome), now_ns);
-        }
-    }
-
-    fn all_down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
         let now_ns = place.round_ns();
         self.shard.counters.begin(requests.len() as u64, now_ns);
         let heard = self.is_heard();
@@ -249,7 +227,7 @@ impl Observer for TapQueue {
     }
 
     /// Counts neighbours that are alike at one go: those that came together often are.
-    fn all_up(&mut self, mut requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+    fn up(&mut self, mut requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
         let mut now_ns = place.round_ns();
         while let Some((first, outcome)) = requests.first() {
             let key = |request: &Request| (place.word(request), request.length, request.operation);
