@@ -12,27 +12,25 @@ fn definition() -> clap::Command {
     Command::augment_subcommands(clap::Command::new("fathom"))
 }
 
-/// The words of a line as a shell reads them, up to a comment, a pipe or a redirection.
+/// The words of a line as a shell reads them, without its comment, up to a pipe, a redirection or
+/// the text that stands beside an example.
 fn words(line: &str) -> Vec<String> {
-    let line = line.split("   ").next().unwrap_or(line);
-    let line =
-        [" | ", " > ", " # ", " &"].iter().fold(line, |l, end| l.split(end).next().unwrap_or(l));
-    let mut words = vec![String::new()];
-    let mut quoted = false;
-    for character in line.trim().chars() {
-        match character {
-            '\'' => quoted = !quoted,
-            ' ' if !quoted => words.push(String::new()),
-            _ => words.last_mut().expect("there is a word").push(character),
+    let mut example = String::new();
+    for part in line.split_inclusive("   ") {
+        example.push_str(part);
+        // Spaces within quotes are the command's own.
+        if let Some(mut words) = shlex::split(&example) {
+            let end = words.iter().position(|word| matches!(word.as_str(), "|" | ">" | "&"));
+            words.truncate(end.unwrap_or(words.len()));
+            return words;
         }
     }
-    words.retain(|word| !word.is_empty());
-    words
+    panic!("a quotation is not closed: {line}");
 }
 
 /// The lines that begin with `fathom`, those that a backslash joins together.
 fn examples(text: &str) -> Vec<String> {
-    let joined = text.replace("\\\n", " ");
+    let joined = text.split("\\\n").map(str::trim_start).collect::<Vec<_>>().join("");
     let lines = joined.lines().map(str::trim);
     let lines = lines.map(|line| line.strip_prefix("$ ").unwrap_or(line));
     let ours =
