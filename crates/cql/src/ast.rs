@@ -1,5 +1,7 @@
 //! A script as it is written.
 
+use serde::{Deserialize, Serialize};
+
 use crate::span::Span;
 use crate::value::{Type, Value};
 
@@ -79,7 +81,7 @@ pub struct Query {
 }
 
 /// How a relation becomes a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ToStream {
     /// What enters the relation.
     Insertions,
@@ -113,7 +115,7 @@ pub enum SetExpression {
 }
 
 /// A way to combine two relations of the same columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SetOperation {
     /// What is in either.
     Union,
@@ -195,7 +197,7 @@ pub enum TableReference {
 }
 
 /// Which rows without a partner stay, filled up with nulls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum JoinKind {
     /// None.
     Inner,
@@ -340,7 +342,7 @@ pub enum ExpressionKind {
 }
 
 /// Operators of one operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum UnaryOperator {
     /// `not`.
     Not,
@@ -349,7 +351,7 @@ pub enum UnaryOperator {
 }
 
 /// Operators of two operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BinaryOperator {
     /// `or`.
     Or,

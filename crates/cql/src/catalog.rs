@@ -1,9 +1,11 @@
 //! What streams there are to ask about.
 
+use serde::{Deserialize, Serialize};
+
 use crate::value::Type;
 
 /// A column of a stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Column {
     /// The name; names do not depend on case.
     pub name: String,

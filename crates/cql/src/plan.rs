@@ -20,12 +20,14 @@
 //! - **Views** are what their query is. A relation that was registered as a stream stays a
 //!   relation where it is used without a window; with a window, its Istream is used.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ast::{BinaryOperator, JoinKind, SetOperation, ToStream, UnaryOperator};
 use crate::catalog::Column;
 use crate::value::{Type, Value};
 
 /// What a query gives.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The operators.
     pub output: Output,
@@ -34,7 +36,7 @@ pub struct Plan {
 }
 
 /// Whether the result is a stream or a relation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Output {
     /// Rows that come.
     Stream(Stream),
@@ -43,7 +45,7 @@ pub enum Output {
 }
 
 /// An operator that gives a stream.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Stream {
     /// An input, by its position in the catalogue; all its columns.
     Source(usize),
@@ -52,7 +54,7 @@ pub enum Stream {
 }
 
 /// An operator that gives a relation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Relation {
     /// Part of a stream.
     Window(Window, Box<Stream>),
@@ -85,7 +87,7 @@ pub enum Relation {
 }
 
 /// A join.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Join {
     /// On the left.
     pub left: Relation,
@@ -105,7 +107,7 @@ pub struct Join {
 }
 
 /// Which part of a stream is a relation.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Window {
     /// All that has come.
     Unbounded,
@@ -126,7 +128,7 @@ pub enum Window {
 }
 
 /// One key of an order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OrderKey {
     /// By what.
     pub expression: Expression,
@@ -135,7 +137,7 @@ pub struct OrderKey {
 }
 
 /// An aggregate over the rows of a group.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Aggregate {
     /// Which.
     pub function: AggregateFunction,
@@ -146,7 +148,7 @@ pub struct Aggregate {
 }
 
 /// The aggregates. Over no values that are not null each is null, but counts are 0.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AggregateFunction {
     /// How many.
     Count,
@@ -170,7 +172,7 @@ pub enum AggregateFunction {
 }
 
 /// An expression over the columns of a row. Evaluation never fails: what has no value is null.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Expression {
     /// A column, by its position.
     Column(usize),
@@ -193,7 +195,7 @@ pub enum Expression {
 }
 
 /// The functions. Each is null where an argument is, but [`Coalesce`](Self::Coalesce).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Function {
     /// `lower(text)`.
     Lower,
