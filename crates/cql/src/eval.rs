@@ -66,7 +66,7 @@ fn plain(value: &Value) -> Value {
 }
 
 /// A float as a result: NaN is null, and zero has no sign.
-pub(crate) fn float(number: f64) -> Value {
+pub fn float(number: f64) -> Value {
     if number.is_nan() { Value::Null } else { Value::Float(number + 0.0) }
 }
 

@@ -29,6 +29,7 @@ mod value;
 
 pub use explain::explain;
 pub use parser::{ParseOptions, parse};
+pub use planner::walk;
 pub use planner::{Parameters, Planned, PlannedQuery, plan_script};
 pub use prune::prune;
 pub use span::{Diagnostic, Span};

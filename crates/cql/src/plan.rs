@@ -86,6 +86,21 @@ pub enum Relation {
     Top(Box<Relation>, Vec<OrderKey>, Option<u64>),
 }
 
+impl Relation {
+    /// Whether it is known that rows that are in the relation never leave it.
+    pub fn only_grows(&self) -> bool {
+        match self {
+            Self::Window(Window::Unbounded, stream) => match &**stream {
+                Stream::Source(_) => true,
+                Stream::Of(ToStream::Insertions, relation) => relation.only_grows(),
+                Stream::Of(ToStream::Deletions | ToStream::Whole, _) => false,
+            },
+            Self::Filter(input, _) | Self::Project(input, _) => input.only_grows(),
+            _ => false,
+        }
+    }
+}
+
 /// A join.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Join {

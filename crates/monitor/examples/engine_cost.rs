@@ -66,7 +66,7 @@ fn main() {
         let mut results = 0_u64;
         let start = Instant::now();
         for (event, row) in (0..EVENTS).zip(rows) {
-            engine.push(0, event * STEP_NS, row.into());
+            engine.push(0, event * STEP_NS, &row);
             if event % BATCH == BATCH - 1 {
                 engine.advance(event * STEP_NS, &mut |_| results += 1);
             }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod columns;
 mod engine;
 pub mod read;
 pub mod recording;
@@ -13,6 +14,7 @@ pub mod replay;
 mod schema;
 pub mod write;
 
-pub use engine::{Delta, Engine, EngineStatistics, Tuple};
+pub use columns::Column;
+pub use engine::{Delta, Engine, EngineStatistics};
 pub use replay::{QueryError, ReplayRequest, ReplaySummary, ResultSink, replay};
 pub use schema::io_stream;

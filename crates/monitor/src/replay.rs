@@ -210,7 +210,7 @@ impl Script {
             for (&time_ns, row) in batch.times_ns.iter().zip(batch.rows.drain(..)) {
                 let time_ns = u64::try_from(time_ns).unwrap_or(0);
                 latest_ns = latest_ns.max(time_ns);
-                engine.push(self.source, time_ns, row.into());
+                engine.push(self.source, time_ns, &row);
             }
             // Events of the latest instant may follow.
             deliver(&mut engine, latest_ns.saturating_sub(lateness_ns), sink)?;
@@ -261,7 +261,7 @@ impl Script {
                 Item::Rows => {
                     for (&time_ns, row) in batch.times_ns.iter().zip(batch.rows.drain(..)) {
                         let time_ns = u64::try_from(time_ns).unwrap_or(0);
-                        engine.push(self.source, time_ns, row.into());
+                        engine.push(self.source, time_ns, &row);
                     }
                 }
                 Item::Moment(time_ns) => {
@@ -292,7 +292,7 @@ fn deliver(engine: &mut Engine, time_ns: u64, sink: &mut dyn ResultSink) -> io::
     let mut written = Ok(());
     engine.advance(time_ns, &mut |delta| {
         if written.is_ok() {
-            written = sink.delta(delta.query, delta.time_ns as i64, delta.count, &delta.row);
+            written = sink.delta(delta.query, delta.time_ns as i64, delta.count, delta.row);
         }
     });
     written

@@ -21,7 +21,7 @@ mod node;
 mod scope;
 mod select;
 mod types;
-mod walk;
+pub mod walk;
 
 pub(crate) use self::types::symbol;
 

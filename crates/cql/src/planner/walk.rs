@@ -7,7 +7,7 @@ use crate::value::{Type, Value};
 use super::fold;
 
 /// Calls a function with each column that an expression uses.
-pub(crate) fn each_column(expression: &Expression, visit: &mut dyn FnMut(usize)) {
+pub fn each_column(expression: &Expression, visit: &mut dyn FnMut(usize)) {
     match expression {
         Expression::Column(column) => visit(*column),
         Expression::Literal(_) => {}
@@ -37,35 +37,40 @@ pub(crate) fn each_column(expression: &Expression, visit: &mut dyn FnMut(usize))
 
 /// Replaces each column that an expression uses.
 pub(super) fn map_columns(expression: &mut Expression, map: &dyn Fn(usize) -> usize) {
+    substitute(expression, &mut |column| Expression::Column(map(column)));
+}
+
+/// Puts an expression in the place of each column that an expression uses.
+pub fn substitute(expression: &mut Expression, with: &mut dyn FnMut(usize) -> Expression) {
     match expression {
-        Expression::Column(column) => *column = map(*column),
+        Expression::Column(column) => *expression = with(*column),
         Expression::Literal(_) => {}
         Expression::Unary(_, operand)
         | Expression::IsNull(operand)
-        | Expression::Cast(operand, _) => map_columns(operand, map),
+        | Expression::Cast(operand, _) => substitute(operand, with),
         Expression::Binary(_, left, right) | Expression::Like(left, right) => {
-            map_columns(left, map);
-            map_columns(right, map);
+            substitute(left, with);
+            substitute(right, with);
         }
         Expression::Case(branches, otherwise) => {
             for (condition, value) in branches {
-                map_columns(condition, map);
-                map_columns(value, map);
+                substitute(condition, with);
+                substitute(value, with);
             }
             if let Some(otherwise) = otherwise {
-                map_columns(otherwise, map);
+                substitute(otherwise, with);
             }
         }
         Expression::Call(_, arguments) => {
             for argument in arguments {
-                map_columns(argument, map);
+                substitute(argument, with);
             }
         }
     }
 }
 
 /// The parts of a conjunction; what is always true is left out.
-pub(super) fn conjuncts(expression: Expression) -> Vec<Expression> {
+pub fn conjuncts(expression: Expression) -> Vec<Expression> {
     let mut parts = Vec::new();
     let mut open = vec![expression];
     while let Some(next) = open.pop() {
@@ -82,7 +87,7 @@ pub(super) fn conjuncts(expression: Expression) -> Vec<Expression> {
 }
 
 /// Conditions, all of which or one of which must hold, as a tree that is not deep.
-pub(super) fn combine(operator: BinaryOperator, mut parts: Vec<Expression>) -> Expression {
+pub fn combine(operator: BinaryOperator, mut parts: Vec<Expression>) -> Expression {
     match parts.len() {
         0 => Expression::Literal(Value::Boolean(operator == BinaryOperator::And)),
         1 => parts.remove(0),

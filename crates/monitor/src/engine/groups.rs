@@ -1,211 +1,216 @@
 //! Groups and their aggregates, kept up to date row by row.
 
-use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher};
+use std::rc::Rc;
 
-use differential_dataflow::VecCollection;
 use fathom_cql::Value;
-use fathom_cql::aggregate::{aggregate_values, integer_variance};
-use fathom_cql::eval::evaluate;
-use fathom_cql::plan::{Aggregate, AggregateFunction, Expression};
-use hashbrown::HashMap;
-use timely::dataflow::Scope;
+use fathom_cql::plan::Aggregate;
+use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::Tuple;
-use super::instants::by_instant;
+use super::run::{Change, Run, RunBuilder, in_order};
+use super::state::State;
+use crate::columns::Column;
 
-/// What is kept of an aggregate's values.
-#[derive(Clone, Debug)]
-enum State {
-    /// How many, and their sums: all that counts, sums, averages and variances need.
-    Sums(Sums),
-    /// How often each value is there.
-    Values(BTreeMap<Value, isize>),
-}
-
-/// How many values there are and what they add up to, integers exactly.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sums {
-    count: i128,
-    integers: i128,
-    squares: i128,
-    floats: f64,
-    float_squares: f64,
-    has_floats: bool,
-}
-
-impl Sums {
-    fn add(&mut self, value: &Value, count: isize) {
-        let count_wide = count as i128;
-        self.count += count_wide;
-        match *value {
-            Value::Integer(number) => {
-                let number = i128::from(number);
-                self.integers += number * count_wide;
-                // Wraps around and back: what counts is whether the sum of what is left fits.
-                let squares = (number * number).wrapping_mul(count_wide);
-                self.squares = self.squares.wrapping_add(squares);
-            }
-            Value::Float(number) => {
-                self.has_floats = true;
-                self.floats += number * count as f64;
-                self.float_squares += number * number * count as f64;
-            }
-            Value::Null | Value::Boolean(_) | Value::Text(_) => {}
-        }
-        if self.count == 0 {
-            // Rounding errors end with the values that they come from.
-            *self = Self::default();
-        }
-    }
-}
-
-impl State {
-    fn new(aggregate: &Aggregate) -> Self {
-        let of_values = aggregate.distinct
-            || matches!(
-                aggregate.function,
-                AggregateFunction::Minimum
-                    | AggregateFunction::Maximum
-                    | AggregateFunction::Percentile(_)
-                    | AggregateFunction::ApproximateDistinct
-            );
-        if of_values { Self::Values(BTreeMap::new()) } else { Self::Sums(Sums::default()) }
-    }
-
-    fn add(&mut self, value: &Value, count: isize) {
-        match self {
-            Self::Sums(sums) => sums.add(value, count),
-            Self::Values(values) => {
-                let counted = values.entry(value.clone()).or_insert(0);
-                *counted += count;
-                if *counted == 0 {
-                    values.remove(value);
-                }
-            }
-        }
-    }
-
-    fn result(&self, aggregate: &Aggregate) -> Value {
-        match self {
-            Self::Sums(sums) => of_sums(aggregate.function, sums),
-            Self::Values(values) => of_values(aggregate, values),
-        }
-    }
-}
-
-fn float(number: f64) -> Value {
-    if number.is_finite() { Value::Float(number) } else { Value::Null }
-}
-
-fn of_sums(function: AggregateFunction, sums: &Sums) -> Value {
-    if function == AggregateFunction::Count {
-        return Value::Integer(i64::try_from(sums.count).unwrap_or(i64::MAX));
-    }
-    if sums.count == 0 {
-        return Value::Null;
-    }
-    let count = sums.count as f64;
-    let variance = || {
-        if sums.has_floats {
-            let mean = sums.floats / count;
-            return Some((sums.float_squares / count - mean * mean).max(0.0));
-        }
-        integer_variance(sums.count, sums.integers, sums.squares)
-    };
-    match function {
-        AggregateFunction::Sum if sums.has_floats => float(sums.floats),
-        AggregateFunction::Sum => i64::try_from(sums.integers).map_or(Value::Null, Value::Integer),
-        AggregateFunction::Average if sums.has_floats => float(sums.floats / count),
-        AggregateFunction::Average => float(sums.integers as f64 / count),
-        AggregateFunction::Variance => variance().map_or(Value::Null, float),
-        AggregateFunction::StandardDeviation => {
-            variance().map_or(Value::Null, |variance| float(variance.sqrt()))
-        }
-        _ => Value::Null,
-    }
-}
-
-fn of_values(aggregate: &Aggregate, values: &BTreeMap<Value, isize>) -> Value {
-    match aggregate.function {
-        AggregateFunction::Minimum => values.keys().next().cloned().unwrap_or(Value::Null),
-        AggregateFunction::Maximum => values.keys().next_back().cloned().unwrap_or(Value::Null),
-        AggregateFunction::Count | AggregateFunction::ApproximateDistinct => {
-            Value::Integer(values.len() as i64)
-        }
-        function => {
-            let once: Vec<Value>;
-            let expanded: Vec<Value>;
-            let values = if aggregate.distinct {
-                once = values.keys().cloned().collect();
-                once
-            } else {
-                expanded = values
-                    .iter()
-                    .flat_map(|(value, &count)| {
-                        std::iter::repeat_n(value.clone(), count.max(0) as usize)
-                    })
-                    .collect();
-                expanded
-            };
-            aggregate_values(function, false, values)
-        }
-    }
-}
-
-/// A group: how many rows, and its aggregates.
+/// A group.
+#[derive(Debug)]
 struct Group {
-    rows: isize,
+    key: Vec<Value>,
+    hash: u64,
+    /// How many rows it has.
+    rows: i64,
     states: Vec<State>,
-    /// What the relation shows of it.
-    shown: Option<Tuple>,
+    /// The aggregates that the relation shows, if it shows any.
+    shown: Option<Vec<Value>>,
+    /// Whether it is among those that were touched.
+    touched: bool,
 }
 
-/// A row for each group that has rows: the keys, then the aggregates.
-pub(super) fn aggregate<G: Scope<Timestamp = u64>>(
-    relation: &VecCollection<G, Tuple, isize>,
-    keys: Vec<Expression>,
+/// The groups of a relation whose first columns are the keys, and whose others are the arguments
+/// of the aggregates that have one.
+#[derive(Debug)]
+pub(super) struct Groups {
+    keys: usize,
     aggregates: Vec<Aggregate>,
-) -> VecCollection<G, Tuple, isize> {
-    let mut groups: HashMap<Tuple, Group> = HashMap::new();
-    let mut touched: Vec<Tuple> = Vec::new();
-    by_instant(relation, "aggregate", move |_, changes, results| {
-        touched.clear();
-        for (row, count) in changes.drain(..) {
-            let key: Tuple = keys.iter().map(|each| evaluate(each, &row)).collect();
-            if !groups.contains_key(&key) {
-                let states = aggregates.iter().map(State::new).collect();
-                groups.insert(key.clone(), Group { rows: 0, states, shown: None });
+    /// Of each aggregate, its argument's column.
+    arguments: Vec<Option<usize>>,
+    hasher: DefaultHashBuilder,
+    /// Where in `groups` a key is.
+    table: HashTable<u32>,
+    groups: Vec<Group>,
+    /// Places in `groups` that are free.
+    free: Vec<u32>,
+    /// What is used again and again: the groups of each row, of each run.
+    places: Vec<Vec<u32>>,
+    changes: Vec<Change>,
+    touched: Vec<u32>,
+    values: Vec<Value>,
+    builder: RunBuilder,
+}
+
+impl Groups {
+    pub(super) fn new(keys: usize, aggregates: Vec<Aggregate>) -> Self {
+        let mut next = keys;
+        let arguments = aggregates.iter().map(|aggregate| {
+            aggregate.argument.as_ref().map(|_| {
+                next += 1;
+                next - 1
+            })
+        });
+        Self {
+            keys,
+            arguments: arguments.collect(),
+            aggregates,
+            hasher: DefaultHashBuilder::default(),
+            table: HashTable::new(),
+            groups: Vec::new(),
+            free: Vec::new(),
+            places: Vec::new(),
+            changes: Vec::new(),
+            touched: Vec::new(),
+            values: Vec::new(),
+            builder: RunBuilder::default(),
+        }
+    }
+
+    /// What changes of the groups as rows come and go.
+    pub(super) fn epoch(&mut self, runs: &[Run]) -> Vec<Run> {
+        if runs.iter().all(|run| run.len() == 0) {
+            return Vec::new();
+        }
+        self.places.resize_with(runs.len().max(self.places.len()), Vec::new);
+        for (number, run) in runs.iter().enumerate() {
+            let mut places = std::mem::take(&mut self.places[number]);
+            places.clear();
+            self.find(run, &mut places);
+            self.places[number] = places;
+        }
+        let mut changes = std::mem::take(&mut self.changes);
+        in_order(runs, &mut changes);
+        for instant in changes.chunk_by(|one, next| one.time == next.time) {
+            for change in instant {
+                let run = &runs[change.run as usize];
+                let first = run.rows().start;
+                let row = change.row as usize;
+                let place = self.places[change.run as usize][row - first];
+                self.change(place, run, row);
             }
-            let Some(group) = groups.get_mut(&key) else { continue };
-            group.rows += count;
-            for (aggregate, state) in aggregates.iter().zip(&mut group.states) {
-                let value = match &aggregate.argument {
-                    Some(argument) => evaluate(argument, &row),
-                    None => Value::Boolean(true),
-                };
-                if !value.is_null() {
-                    state.add(&value, count);
+            self.show(instant[0].time);
+        }
+        self.changes = changes;
+        self.remove_empty(runs.len());
+        self.builder.take().into_iter().collect()
+    }
+
+    /// Finds the group of each row; one that is new has no rows yet.
+    fn find(&mut self, run: &Run, places: &mut Vec<u32>) {
+        let keys: Vec<&Rc<Column>> = (0..self.keys).filter_map(|key| run.column(key)).collect();
+        for row in run.rows() {
+            let mut state = self.hasher.build_hasher();
+            for key in &keys {
+                key.hash(row, &mut state);
+            }
+            let hash = state.finish();
+            let groups = &self.groups;
+            let same = |&place: &u32| {
+                let group = &groups[place as usize];
+                group.hash == hash
+                    && keys.iter().zip(&group.key).all(|(key, value)| key.is(row, value))
+            };
+            let place = match self.table.find(hash, same) {
+                Some(place) => *place,
+                None => self.add(hash, keys.iter().map(|key| key.value(row)).collect()),
+            };
+            places.push(place);
+        }
+    }
+
+    fn add(&mut self, hash: u64, key: Vec<Value>) -> u32 {
+        let states = self.aggregates.iter().map(State::new).collect();
+        let group = Group { key, hash, rows: 0, states, shown: None, touched: false };
+        let place = if let Some(place) = self.free.pop() {
+            self.groups[place as usize] = group;
+            place
+        } else {
+            self.groups.push(group);
+            (self.groups.len() - 1) as u32
+        };
+        let groups = &self.groups;
+        self.table.insert_unique(hash, place, |&place| groups[place as usize].hash);
+        place
+    }
+
+    fn change(&mut self, place: u32, run: &Run, row: usize) {
+        let group = &mut self.groups[place as usize];
+        let count = run.count(row);
+        group.rows += count;
+        for (state, argument) in group.states.iter_mut().zip(&self.arguments) {
+            match argument.map(|argument| run.column(argument).map(|column| &**column)) {
+                // Of no argument each row counts.
+                None => state.add_integer(0, count),
+                Some(Some(Column::Integers(integers))) => state.add_integer(integers[row], count),
+                Some(Some(Column::Values(values))) => state.add(&values[row], count),
+                Some(None) => {}
+            }
+        }
+        if !group.touched {
+            group.touched = true;
+            self.touched.push(place);
+        }
+    }
+
+    /// Puts out what has changed of the groups that were touched at an instant.
+    fn show(&mut self, time: u64) {
+        for place in self.touched.drain(..) {
+            let group = &mut self.groups[place as usize];
+            group.touched = false;
+            self.values.clear();
+            let is = group.rows > 0;
+            if is {
+                let states = self.aggregates.iter().zip(&group.states);
+                self.values.extend(states.map(|(aggregate, state)| state.result(aggregate)));
+            }
+            if let Some(shown) = &mut group.shown {
+                if is && *shown == self.values {
+                    continue;
+                }
+                let width = self.keys + shown.len();
+                self.builder.begin(time, -1);
+                let row = group.key.iter().cloned().chain(shown.drain(..));
+                for (column, value) in self.builder.columns(width).iter_mut().zip(row) {
+                    column.push(value);
                 }
             }
-            touched.push(key);
-        }
-        touched.sort();
-        touched.dedup();
-        for key in touched.drain(..) {
-            let Some(group) = groups.get_mut(&key) else { continue };
-            let is = (group.rows > 0).then(|| {
-                let states = aggregates.iter().zip(&group.states);
-                let results = states.map(|(aggregate, state)| state.result(aggregate));
-                key.iter().cloned().chain(results).collect::<Tuple>()
-            });
-            if group.shown != is {
-                results.extend(group.shown.take().map(|row| (row, -1)));
-                results.extend(is.clone().map(|row| (row, 1)));
-                group.shown = is;
-            }
-            if group.rows == 0 {
-                groups.remove(&key);
+            if is {
+                self.builder.begin(time, 1);
+                let row = group.key.iter().chain(&self.values).cloned();
+                let width = self.keys + self.values.len();
+                for (column, value) in self.builder.columns(width).iter_mut().zip(row) {
+                    column.push(value);
+                }
+                let shown = group.shown.get_or_insert_default();
+                shown.clear();
+                shown.append(&mut self.values);
+            } else {
+                group.shown = None;
             }
         }
-    })
+    }
+
+    /// Forgets groups without rows. Their places have been of use until now.
+    fn remove_empty(&mut self, runs: usize) {
+        for places in &mut self.places[..runs] {
+            for place in places.drain(..) {
+                let group = &mut self.groups[place as usize];
+                if group.rows != 0 {
+                    continue;
+                }
+                if let Ok(found) = self.table.find_entry(group.hash, |&other| other == place) {
+                    found.remove();
+                    group.key = Vec::new();
+                    group.states = Vec::new();
+                    self.free.push(place);
+                }
+            }
+        }
+    }
 }

@@ -1,139 +1,266 @@
 //! Joins: each side is kept by key, and what changes on one side meets what is on the other.
 
+use std::hash::{BuildHasher, Hasher};
 use std::mem;
+use std::rc::Rc;
 
-use differential_dataflow::VecCollection;
 use fathom_cql::Value;
 use fathom_cql::ast::JoinKind;
 use fathom_cql::eval::{evaluate, is_true};
-use fathom_cql::plan::{Expression, Join};
-use hashbrown::HashMap;
-use timely::dataflow::Scope;
+use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashTable};
+use smallvec::SmallVec;
 
-use super::Tuple;
-use super::agenda::Change;
-use super::instants::by_instant;
+use super::node::Matching;
+use super::run::{Change, Run, RunBuilder, in_order};
+use crate::columns::Column;
 
 const LEFT: usize = 0;
-const RIGHT: usize = 1;
 
-/// A row of one side, within its key.
-#[derive(Clone, Copy, Debug, Default)]
-struct Count {
+/// A row of one side, and where its values are.
+#[derive(Debug)]
+struct Held {
+    columns: Rc<Vec<Rc<Column>>>,
+    row: u32,
     /// How often it is there.
-    rows: isize,
+    count: i64,
     /// How many rows of the other side it has matched, each as often as it is there. Counted only
     /// where rows without a partner stay.
-    partners: isize,
+    partners: i64,
 }
 
-/// What is there of one key: the left's rows and the right's.
-#[derive(Debug, Default)]
-struct Bucket([HashMap<Tuple, Count>; 2]);
+impl Held {
+    fn is(&self, run: &Run, row: usize) -> bool {
+        // Often it is the same row of the same columns that goes.
+        Rc::ptr_eq(&self.columns, run.columns()) && self.row as usize == row
+            || self
+                .columns
+                .iter()
+                .zip(run.columns().iter())
+                .all(|(mine, theirs)| mine.compare(self.row as usize, theirs, row).is_eq())
+    }
+}
 
-/// What a join is made of.
-struct Joiner {
-    equal: [Vec<Expression>; 2],
-    residual: Option<Expression>,
+/// What there is of one key.
+#[derive(Debug)]
+struct Bucket {
+    hash: u64,
+    key: Key,
+    /// The left's rows and the right's.
+    sides: [SmallVec<[Held; 1]>; 2],
+}
+
+/// The values that must be equal.
+#[derive(Debug)]
+enum Key {
+    Integer(i64),
+    Values(Box<[Value]>),
+}
+
+impl Key {
+    fn new(columns: &[&Rc<Column>], row: usize) -> Self {
+        match columns {
+            [column] => match column.value(row) {
+                Value::Integer(integer) => Self::Integer(integer),
+                value => Self::Values([value].into()),
+            },
+            columns => Self::Values(columns.iter().map(|column| column.value(row)).collect()),
+        }
+    }
+
+    fn is(&self, columns: &[&Rc<Column>], row: usize) -> bool {
+        match self {
+            Self::Integer(integer) => match &**columns[0] {
+                Column::Integers(integers) => integers[row] == *integer,
+                column @ Column::Values(_) => column.is(row, &Value::Integer(*integer)),
+            },
+            Self::Values(values) => {
+                columns.iter().zip(values).all(|(column, value)| column.is(row, value))
+            }
+        }
+    }
+}
+
+/// A join, and all that is on its sides.
+#[derive(Debug)]
+pub(super) struct Join {
+    hasher: DefaultHashBuilder,
+    table: HashTable<Bucket>,
+    changes: Vec<Change>,
+    pairs: Pairs,
+}
+
+/// Puts out pairs.
+#[derive(Debug)]
+struct Pairs {
+    matching: Matching,
     /// Whether rows of the left, and of the right, stay without a partner.
     stays: [bool; 2],
-    columns: [usize; 2],
-    buckets: HashMap<Tuple, Bucket>,
+    builder: RunBuilder,
     scratch: Vec<Value>,
 }
 
-impl Joiner {
-    fn new(join: &Join) -> Self {
-        let (left, right) = join.equal.iter().cloned().unzip();
+impl Join {
+    pub(super) fn new(matching: Matching) -> Self {
+        let stays = [
+            matches!(matching.kind, JoinKind::Left | JoinKind::Full),
+            matches!(matching.kind, JoinKind::Right | JoinKind::Full),
+        ];
+        let (builder, scratch) = (RunBuilder::default(), Vec::new());
         Self {
-            equal: [left, right],
-            residual: join.residual.clone(),
-            stays: [
-                matches!(join.kind, JoinKind::Left | JoinKind::Full),
-                matches!(join.kind, JoinKind::Right | JoinKind::Full),
-            ],
-            columns: [join.left_columns, join.right_columns],
-            buckets: HashMap::new(),
-            scratch: Vec::new(),
+            hasher: DefaultHashBuilder::default(),
+            table: HashTable::new(),
+            changes: Vec::new(),
+            pairs: Pairs { matching, stays, builder, scratch },
         }
     }
 
-    /// A row beside one of the other side.
-    fn pair(&mut self, side: usize, mine: &Tuple, theirs: &Tuple) -> Tuple {
-        let (left, right) = if side == LEFT { (mine, theirs) } else { (theirs, mine) };
-        self.scratch.clear();
-        self.scratch.extend(left.iter().chain(right.iter()).cloned());
-        self.scratch.drain(..).collect()
-    }
-
-    /// A row beside nothing.
-    fn alone(&mut self, side: usize, mine: &Tuple) -> Tuple {
-        let nulls = std::iter::repeat_n(Value::Null, self.columns[1 - side]);
-        if side == LEFT {
-            mine.iter().cloned().chain(nulls).collect()
-        } else {
-            nulls.chain(mine.iter().cloned()).collect()
+    /// What changes of the pairs as rows come and go.
+    pub(super) fn epoch(&mut self, left: &[Run], right: &[Run]) -> Vec<Run> {
+        let mut changes = mem::take(&mut self.changes);
+        in_order(left.iter().chain(right), &mut changes);
+        let keyed = |side: usize, run| {
+            let equal = &self.pairs.matching.equal[side];
+            let columns: Vec<_> = equal.iter().filter_map(|&key| Run::column(run, key)).collect();
+            (side, run, columns)
+        };
+        let left = left.iter().map(|run| keyed(LEFT, run));
+        let runs: Vec<_> = left.chain(right.iter().map(|run| keyed(1 - LEFT, run))).collect();
+        for change in &changes {
+            let (side, run, keys) = &runs[change.run as usize];
+            self.change(*side, run, keys, change.row as usize, change.time);
         }
+        self.changes = changes;
+        self.pairs.builder.take().into_iter().collect()
     }
 
-    /// A row of one side is there `count` times more.
-    fn change(&mut self, side: usize, row: &Tuple, count: isize, results: &mut Vec<Change<Tuple>>) {
-        let key: Tuple = self.equal[side].iter().map(|each| evaluate(each, row)).collect();
-        if key.iter().any(Value::is_null) {
+    /// A row of one side comes or goes.
+    fn change(&mut self, side: usize, run: &Run, keys: &[&Rc<Column>], row: usize, time: u64) {
+        let count = run.count(row);
+        let Self { hasher, table, pairs, .. } = self;
+        if keys.iter().any(|key| key.is_null(row)) {
             // A null equals nothing.
-            if self.stays[side] {
-                results.push((self.alone(side, row), count));
+            if pairs.stays[side] {
+                pairs.alone(side, run.columns(), row, time, count);
             }
             return;
         }
-        // Taken out while it is worked on, so that the rest of the joiner can be used.
-        let mut bucket = mem::take(self.buckets.entry(key.clone()).or_default());
-        let counts_partners = self.stays[LEFT] || self.stays[RIGHT];
-        let mut partners = 0;
-        for (other, theirs) in &mut bucket.0[1 - side] {
-            let pair = self.pair(side, row, other);
-            if self.residual.as_ref().is_some_and(|residual| !is_true(&evaluate(residual, &pair))) {
-                continue;
+        let mut state = hasher.build_hasher();
+        for key in keys {
+            key.hash(row, &mut state);
+        }
+        let hash = state.finish();
+        let same = |bucket: &Bucket| bucket.hash == hash && bucket.key.is(keys, row);
+        let mut entry = match table.entry(hash, same, |bucket| bucket.hash) {
+            Entry::Occupied(entry) => entry,
+            Entry::Vacant(entry) => {
+                let sides = [SmallVec::new(), SmallVec::new()];
+                entry.insert(Bucket { hash, key: Key::new(keys, row), sides })
             }
-            results.push((pair, count * theirs.rows));
-            if counts_partners {
-                partners += theirs.rows;
-                let before = theirs.partners;
-                theirs.partners += count;
-                let becomes_alone = isize::from(theirs.partners == 0) - isize::from(before == 0);
-                if self.stays[1 - side] && becomes_alone != 0 {
-                    results.push((self.alone(1 - side, other), becomes_alone * theirs.rows));
-                }
-            }
-        }
-        if self.stays[side] && partners == 0 {
-            results.push((self.alone(side, row), count));
-        }
-        let mine = bucket.0[side].entry(row.clone()).or_default();
-        mine.rows += count;
-        mine.partners = partners;
-        if mine.rows == 0 {
-            bucket.0[side].remove(row);
-        }
-        if bucket.0.iter().all(HashMap::is_empty) {
-            self.buckets.remove(&key);
-        } else if let Some(place) = self.buckets.get_mut(&key) {
-            *place = bucket;
+        };
+        let [left, right] = &mut entry.get_mut().sides;
+        let (mine, theirs) = if side == LEFT { (left, right) } else { (right, left) };
+        let partners = pairs.meet(side, run, row, time, count, theirs);
+        hold(mine, run, row, count, partners);
+        if mine.is_empty() && theirs.is_empty() {
+            entry.remove();
         }
     }
 }
 
-/// The join of two relations.
-pub(super) fn join<G: Scope<Timestamp = u64>>(
-    left: &VecCollection<G, Tuple, isize>,
-    right: &VecCollection<G, Tuple, isize>,
-    join: &Join,
-) -> VecCollection<G, Tuple, isize> {
-    let mut joiner = Joiner::new(join);
-    let sides = left.map(|row| (LEFT, row)).concat(&right.map(|row| (RIGHT, row)));
-    by_instant(&sides, "join", move |_, changes, results| {
-        for ((side, row), count) in changes.drain(..) {
-            joiner.change(side, &row, count, results);
+/// A row is there so many times more.
+fn hold(rows: &mut SmallVec<[Held; 1]>, run: &Run, row: usize, count: i64, partners: i64) {
+    // The oldest goes first.
+    if let Some(at) = rows.iter().position(|held| held.is(run, row)) {
+        let held = &mut rows[at];
+        held.count += count;
+        held.partners = partners;
+        if held.count == 0 {
+            rows.remove(at);
         }
-    })
+    } else {
+        rows.push(Held { columns: Rc::clone(run.columns()), row: row as u32, count, partners });
+    }
 }
+
+impl Pairs {
+    /// A row that comes or goes meets the rows of the other side. Returns how many it has matched.
+    fn meet(
+        &mut self,
+        side: usize,
+        run: &Run,
+        row: usize,
+        time: u64,
+        count: i64,
+        theirs: &mut [Held],
+    ) -> i64 {
+        let counts_partners = self.stays != [false; 2];
+        let mut partners = 0;
+        for other in theirs {
+            let mine = (run.columns(), row);
+            let their = (&other.columns, other.row as usize);
+            let (left, right) = if side == LEFT { (mine, their) } else { (their, mine) };
+            if !self.matches(left, right) {
+                continue;
+            }
+            self.pair(left, right, time, count * other.count);
+            if !counts_partners {
+                continue;
+            }
+            partners += other.count;
+            let before = other.partners;
+            other.partners += count;
+            let becomes_alone = i64::from(other.partners == 0) - i64::from(before == 0);
+            if self.stays[1 - side] && becomes_alone != 0 {
+                let count = becomes_alone * other.count;
+                self.alone(1 - side, &other.columns, other.row as usize, time, count);
+            }
+        }
+        if self.stays[side] && partners == 0 {
+            self.alone(side, run.columns(), row, time, count);
+        }
+        partners
+    }
+
+    /// Whether a pair with equal keys is one.
+    fn matches(&mut self, left: Place<'_>, right: Place<'_>) -> bool {
+        let Some(residual) = &self.matching.residual else { return true };
+        self.scratch.clear();
+        for (columns, row) in [left, right] {
+            self.scratch.extend(columns.iter().map(|column| column.value(row)));
+        }
+        is_true(&evaluate(residual, &self.scratch))
+    }
+
+    /// Puts out a pair, so many times.
+    fn pair(&mut self, left: Place<'_>, right: Place<'_>, time: u64, count: i64) {
+        self.builder.begin(time, count);
+        let outputs = &self.matching.outputs;
+        let middle = self.matching.widths[LEFT];
+        for (column, &from) in self.builder.columns(outputs.len()).iter_mut().zip(outputs) {
+            if from < middle {
+                column.push_from(&left.0[from], left.1);
+            } else {
+                column.push_from(&right.0[from - middle], right.1);
+            }
+        }
+    }
+
+    /// Puts out a row beside nothing, so many times.
+    fn alone(&mut self, side: usize, mine: &[Rc<Column>], row: usize, time: u64, count: i64) {
+        self.builder.begin(time, count);
+        let outputs = &self.matching.outputs;
+        let first = if side == LEFT { 0 } else { self.matching.widths[LEFT] };
+        let own = first..first + self.matching.widths[side];
+        for (column, from) in self.builder.columns(outputs.len()).iter_mut().zip(outputs) {
+            if own.contains(from) {
+                column.push_from(&mine[from - first], row);
+            } else {
+                column.push(Value::Null);
+            }
+        }
+    }
+}
+
+/// A row of some columns.
+type Place<'a> = (&'a Rc<Vec<Rc<Column>>>, usize);

@@ -1,60 +1,51 @@
 //! The engine: plans as dataflows, on one thread.
 //!
-//! Each operator of a plan is one of timely dataflow's, over collections of rows that change in
-//! event time, as differential dataflow has them: a row that leaves a window is an update of the
-//! future, known when the row comes. Operators with a state of their own see one instant after the
-//! other, with all that changes at it ([`instants`]); joins are differential dataflow's.
+//! A plan becomes [nodes](node), and each node an operator of timely dataflow's. What travels
+//! between operators are [epochs](run::Epoch): all that changes in a stretch of time, by column, as
+//! rows that come and go in event time. Whoever calls [`Engine::advance`] says how long a stretch
+//! is, and each operator works once for all of it.
+//!
+//! A row that leaves a window is an update of the future, known when the row comes. Windows hold
+//! it back until then, so that operators behind them see what is happening only.
 
-mod agenda;
+mod bag;
 mod build;
-mod changes;
 mod groups;
-mod instants;
+mod input;
 mod joins;
+mod node;
+mod results;
+mod rows;
+mod run;
+mod select;
 mod sets;
+mod state;
+mod vector;
 mod windows;
 
-use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Instant;
 
-use differential_dataflow::VecCollection;
-use differential_dataflow::input::{Input, InputSession};
 use fathom_cql::Value;
 use fathom_cql::plan::{Output, Plan};
 use timely::WorkerConfig;
 use timely::communication::allocator::thread::Thread;
+use timely::dataflow::InputHandle;
 use timely::dataflow::operators::probe::Handle;
+use timely::dataflow::operators::{Input, Inspect, Probe};
 use timely::worker::Worker;
 
+use crate::columns::Column;
 use build::Builder;
-use instants::by_instant;
+use input::Staged;
+use results::{Results, Teller};
+use run::Epoch;
 
-/// A row as it travels between operators: cheap to copy.
-pub type Tuple = Arc<[Value]>;
+pub use results::Delta;
 
-/// A row of a stream, led by its place in the order of arrival within its instant.
-type Entry = (u64, Tuple);
-
-/// The values of some columns.
-fn key(row: &Tuple, columns: &[usize]) -> Tuple {
-    columns.iter().map(|&column| row.get(column).cloned().unwrap_or(Value::Null)).collect()
-}
-
-/// A change of a query's result.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Delta {
-    /// The query's number: its place among the plans.
-    pub query: usize,
-    /// The instant, in nanoseconds.
-    pub time_ns: u64,
-    /// How often more the row is there; less, where it is negative. Of a stream, how often it
-    /// comes.
-    pub count: i64,
-    /// The row.
-    pub row: Tuple,
-}
+/// A row by itself: cheap to copy.
+type Tuple = Rc<[Value]>;
 
 /// What an engine has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,12 +61,15 @@ pub struct EngineStatistics {
 /// Runs plans over events.
 pub struct Engine {
     worker: Worker<Thread>,
-    inputs: Vec<InputSession<u64, Entry, isize>>,
+    inputs: Vec<InputHandle<u64, Rc<Epoch>>>,
+    staged: Vec<Staged>,
     probe: Handle<u64>,
-    results: Rc<RefCell<Vec<Delta>>>,
+    results: Results,
+    /// The queries whose result is that of each output.
+    queries: Vec<Vec<usize>>,
+    teller: Teller,
     /// Everything before this is over.
     now_ns: u64,
-    arrivals: u64,
     statistics: EngineStatistics,
 }
 
@@ -84,76 +78,87 @@ impl Engine {
     pub fn new(sources: usize, plans: &[Plan]) -> Self {
         let mut worker =
             Worker::new(WorkerConfig::default(), Thread::default(), Some(Instant::now()));
-        let results = Rc::new(RefCell::new(Vec::new()));
+        let results = Results::default();
         let mut probe = Handle::new();
+        let mut queries: Vec<Vec<usize>> = Vec::new();
         let (inputs, operators) = worker.dataflow::<u64, _, _>(|scope| {
-            let (inputs, collections): (Vec<_>, Vec<_>) =
-                (0..sources).map(|_| scope.new_collection::<Entry, isize>()).unzip();
-            let mut builder = Builder::new(collections);
+            let (inputs, streams): (Vec<_>, Vec<_>) =
+                (0..sources).map(|_| scope.new_input()).unzip();
+            let mut builder = Builder::new(streams);
+            let mut outputs: HashMap<String, usize> = HashMap::new();
             for (query, plan) in plans.iter().enumerate() {
-                match &plan.output {
-                    Output::Stream(stream) => {
-                        let rows = builder.stream(stream).map(|(_, row)| row);
-                        Self::collect(&rows, query, &results, &mut probe);
-                    }
-                    Output::Relation(relation) => {
-                        let rows = builder.relation(relation);
-                        Self::collect(&rows, query, &results, &mut probe);
-                    }
+                let node = match &plan.output {
+                    Output::Stream(stream) => node::stream(stream),
+                    Output::Relation(relation) => node::relation(relation),
+                };
+                let output = *outputs.entry(format!("{node:?}")).or_insert(queries.len());
+                if output < queries.len() {
+                    queries[output].push(query);
+                    continue;
                 }
+                queries.push(vec![query]);
+                let results = results.clone();
+                let stream = builder.node(&node);
+                stream.inspect(move |epoch| results.add(output, Rc::clone(epoch))).probe_with(&mut probe);
             }
             (inputs, builder.built())
         });
+        let staged = inputs.iter().map(|_| Staged::default()).collect();
         let statistics = EngineStatistics { operators, ..EngineStatistics::default() };
-        Self { worker, inputs, probe, results, now_ns: 0, arrivals: 0, statistics }
-    }
-
-    fn collect<G: timely::dataflow::Scope<Timestamp = u64>>(
-        rows: &VecCollection<G, Tuple, isize>,
-        query: usize,
-        results: &Rc<RefCell<Vec<Delta>>>,
-        probe: &mut Handle<u64>,
-    ) {
-        let results = Rc::clone(results);
-        let done =
-            by_instant(rows, "results", move |time_ns, changes, _: &mut Vec<((), isize)>| {
-                let deltas = changes.drain(..).map(|(row, count)| Delta {
-                    query,
-                    time_ns,
-                    count: count as i64,
-                    row,
-                });
-                results.borrow_mut().extend(deltas);
-            });
-        done.probe_with(probe);
+        let teller = Teller::default();
+        Self { worker, inputs, staged, probe, results, queries, teller, now_ns: 0, statistics }
     }
 
     /// Takes an event of a source at an instant, in nanoseconds. An event of an instant that is
     /// over is counted and left out.
-    pub fn push(&mut self, source: usize, time_ns: u64, row: Tuple) {
-        let Some(input) = self.inputs.get_mut(source) else { return };
+    pub fn push(&mut self, source: usize, time_ns: u64, row: &[Value]) {
+        let Some(staged) = self.staged.get_mut(source) else { return };
         if time_ns < self.now_ns {
             self.statistics.late += 1;
             return;
         }
-        input.update_at((self.arrivals, row), time_ns, 1);
-        self.arrivals += 1;
+        staged.push(time_ns, 1, row);
         self.statistics.events += 1;
+    }
+
+    /// Takes events of a source, by column, each at its instant, in nanoseconds; see
+    /// [`push`](Self::push). All columns are as long as there are instants.
+    pub fn push_columns(&mut self, source: usize, times_ns: Vec<u64>, columns: Vec<Column>) {
+        let is_late = |time_ns: &u64| *time_ns < self.now_ns;
+        if times_ns.iter().any(is_late) {
+            let mut row = Vec::new();
+            for (at, &time_ns) in times_ns.iter().enumerate() {
+                row.clear();
+                row.extend(columns.iter().map(|column| column.value(at)));
+                self.push(source, time_ns, &row);
+            }
+        } else if let Some(staged) = self.staged.get_mut(source) {
+            self.statistics.events += times_ns.len() as u64;
+            staged.push_columns(times_ns, columns);
+        }
     }
 
     /// Ends all instants before `time_ns`, and calls `sink` for each change that results: those
     /// of one query in order of time, and within an instant in order of the rows.
-    pub fn advance(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta)) {
-        self.now_ns = self.now_ns.max(time_ns);
-        for input in &mut self.inputs {
-            input.advance_to(self.now_ns);
+    pub fn advance(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) {
+        if time_ns <= self.now_ns {
+            return;
+        }
+        self.now_ns = time_ns;
+        for (input, staged) in self.inputs.iter_mut().zip(&mut self.staged) {
+            input.send(Rc::new(Epoch { end: time_ns, runs: staged.take(time_ns) }));
+            input.advance_to(time_ns);
             input.flush();
         }
-        while self.probe.less_than(&self.now_ns) {
+        while self.probe.less_than(&time_ns) {
             self.worker.step();
         }
-        for delta in self.results.borrow_mut().drain(..) {
-            sink(delta);
+        for (output, epoch) in self.results.take() {
+            self.teller.tell(&epoch.runs, |time_ns, count, row| {
+                for &query in &self.queries[output] {
+                    sink(Delta { query, time_ns, count, row });
+                }
+            });
         }
     }
 

@@ -2,73 +2,71 @@
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
-use differential_dataflow::VecCollection;
 use fathom_cql::Value;
 use fathom_cql::ast::SetOperation;
 use fathom_cql::eval::evaluate;
 use fathom_cql::plan::OrderKey;
 use hashbrown::HashMap;
-use timely::dataflow::Scope;
 
 use super::Tuple;
-use super::changes::add;
-use super::instants::by_instant;
+use super::bag::Bag;
+use super::rows::Results;
 
-/// Each row once.
-pub(super) fn distinct<G: Scope<Timestamp = u64>>(
-    relation: &VecCollection<G, Tuple, isize>,
-) -> VecCollection<G, Tuple, isize> {
-    let mut counts: BTreeMap<Tuple, isize> = BTreeMap::new();
-    by_instant(relation, "distinct", move |_, changes, results| {
-        for (row, count) in changes.drain(..) {
-            let (before, after) = add(&mut counts, row.clone(), count);
-            let change = isize::from(after > 0) - isize::from(before > 0);
-            if change != 0 {
-                results.push((row, change));
-            }
-        }
-    })
+/// What changes of the rows that are there at all, as a row is there so many times more.
+pub(super) fn distinct(counts: &mut Bag<Tuple>, row: &Tuple, count: i64, results: &mut Results) {
+    let (before, after) = counts.add(row.clone(), count);
+    let change = i64::from(after > 0) - i64::from(before > 0);
+    if change != 0 {
+        results.push((row.clone(), change));
+    }
 }
 
 /// Two relations combined.
-pub(super) fn combine<G: Scope<Timestamp = u64>>(
-    left: &VecCollection<G, Tuple, isize>,
-    right: &VecCollection<G, Tuple, isize>,
+#[derive(Debug)]
+pub(super) struct Combination {
     operation: SetOperation,
     all: bool,
-) -> VecCollection<G, Tuple, isize> {
-    if operation == SetOperation::Union {
-        let both = left.concat(right);
-        return if all { both } else { distinct(&both) };
+    counts: HashMap<Tuple, [i64; 2]>,
+}
+
+impl Combination {
+    pub(super) fn new(operation: SetOperation, all: bool) -> Self {
+        Self { operation, all, counts: HashMap::new() }
     }
-    let count = move |left: isize, right: isize| match (operation, all) {
-        (SetOperation::Except, true) => (left - right).max(0),
-        (SetOperation::Except, false) => isize::from(left > 0 && right == 0),
-        (_, true) => left.min(right),
-        (_, false) => isize::from(left > 0 && right > 0),
-    };
-    let mut counts: HashMap<Tuple, [isize; 2]> = HashMap::new();
-    let sides = left.map(|row| (row, 0_usize)).concat(&right.map(|row| (row, 1)));
-    by_instant(&sides, "combine", move |_, changes, results| {
-        // Both sides of a row are neighbours.
-        for same in changes.chunk_by(|one, next| one.0.0 == next.0.0) {
-            let Some(((row, _), _)) = same.first() else { continue };
-            let counts_of = counts.entry(row.clone()).or_default();
-            let before = count(counts_of[0], counts_of[1]);
-            for ((_, side), change) in same {
-                counts_of[*side] += change;
+
+    /// How often a row is there that the sides have so often.
+    fn count(&self, [left, right]: [i64; 2]) -> i64 {
+        match (self.operation, self.all) {
+            (SetOperation::Union, true) => left + right,
+            (SetOperation::Union, false) => i64::from(left > 0 || right > 0),
+            (SetOperation::Except, true) => (left - right).max(0),
+            (SetOperation::Except, false) => i64::from(left > 0 && right == 0),
+            (SetOperation::Intersect, true) => left.min(right),
+            (SetOperation::Intersect, false) => i64::from(left > 0 && right > 0),
+        }
+    }
+
+    /// The sides change at an instant; both sides of a row are neighbours.
+    pub(super) fn change(&mut self, changes: &[(usize, Tuple, i64)], results: &mut Results) {
+        for same in changes.chunk_by(|(_, one, _), (_, next, _)| one == next) {
+            let row = &same[0].1;
+            let before = self.counts.get(row).copied().unwrap_or_default();
+            let mut after = before;
+            for &(side, _, count) in same {
+                after[side] += count;
             }
-            let after = count(counts_of[0], counts_of[1]);
-            if *counts_of == [0, 0] {
-                counts.remove(row);
+            if after == [0, 0] {
+                self.counts.remove(row);
+            } else {
+                self.counts.insert(row.clone(), after);
             }
-            if before != after {
-                results.push((row.clone(), after - before));
+            let change = self.count(after) - self.count(before);
+            if change != 0 {
+                results.push((row.clone(), change));
             }
         }
-    })
+    }
 }
 
 /// A value by which rows are ordered.
@@ -96,51 +94,48 @@ impl PartialOrd for Rank {
     }
 }
 
-/// The first `limit` rows by `keys`, then by the whole row.
-pub(super) fn top<G: Scope<Timestamp = u64>>(
-    relation: &VecCollection<G, Tuple, isize>,
+/// The first rows by some keys, then by the whole row.
+#[derive(Debug)]
+pub(super) struct Top {
     keys: Vec<OrderKey>,
-    limit: u64,
-) -> VecCollection<G, Tuple, isize> {
-    let limit = isize::try_from(limit).unwrap_or(isize::MAX);
-    let mut rows: BTreeMap<(Vec<Rank>, Tuple), isize> = BTreeMap::new();
-    let mut shown: BTreeMap<Tuple, isize> = BTreeMap::new();
-    by_instant(relation, "top", move |_, changes, results| {
-        for (row, count) in changes.drain(..) {
-            let rank = |key: &OrderKey| match (evaluate(&key.expression, &row), key.descending) {
+    limit: i64,
+    rows: Bag<(Vec<Rank>, Tuple)>,
+    shown: BTreeMap<Tuple, i64>,
+}
+
+impl Top {
+    pub(super) fn new(keys: Vec<OrderKey>, limit: u64) -> Self {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        Self { keys, limit, rows: Bag::default(), shown: BTreeMap::new() }
+    }
+
+    /// The relation changes at an instant.
+    pub(super) fn change(&mut self, changes: &[(usize, Tuple, i64)], results: &mut Results) {
+        for (_, row, count) in changes {
+            let rank = |key: &OrderKey| match (evaluate(&key.expression, row), key.descending) {
                 (value, false) => Rank::Up(value),
                 (value, true) => Rank::Down(Reverse(value)),
             };
-            let place = (keys.iter().map(rank).collect(), row.clone());
-            match rows.entry(place) {
-                Entry::Vacant(vacant) => {
-                    vacant.insert(count);
-                }
-                Entry::Occupied(mut occupied) => {
-                    *occupied.get_mut() += count;
-                    if *occupied.get() == 0 {
-                        occupied.remove();
-                    }
-                }
-            }
+            let ranks = self.keys.iter().map(rank).collect();
+            self.rows.add((ranks, row.clone()), *count);
         }
-        let mut left = limit;
-        let mut first: BTreeMap<Tuple, isize> = BTreeMap::new();
-        for ((_, row), &count) in &rows {
+        let mut left = self.limit;
+        let mut first = BTreeMap::new();
+        for ((_, row), count) in self.rows.iter() {
             if left <= 0 {
                 break;
             }
             first.insert(row.clone(), count.min(left));
             left -= count;
         }
-        for (row, &count) in &shown {
+        for (row, &count) in &self.shown {
             let change = first.get(row).copied().unwrap_or(0) - count;
             if change != 0 {
                 results.push((row.clone(), change));
             }
         }
-        let new = first.iter().filter(|(row, _)| !shown.contains_key(*row));
+        let new = first.iter().filter(|(row, _)| !self.shown.contains_key(*row));
         results.extend(new.map(|(row, &count)| (row.clone(), count)));
-        shown = first;
-    })
+        self.shown = first;
+    }
 }

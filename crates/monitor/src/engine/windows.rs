@@ -1,73 +1,126 @@
 //! From streams to relations: windows.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 
-use differential_dataflow::{AsCollection, VecCollection};
-use fathom_cql::plan::Window;
 use hashbrown::HashMap;
-use timely::dataflow::Scope;
-use timely::dataflow::operators::Map;
 
-use super::instants::by_instant;
-use super::{Entry, Tuple, key};
+use super::Tuple;
+use super::run::{Epoch, Run};
+use super::rows::{Results, key};
 
-/// The part of `stream` that is in the window, at each instant.
-pub(super) fn window<G: Scope<Timestamp = u64>>(
-    stream: &VecCollection<G, Entry, isize>,
-    window: &Window,
-) -> VecCollection<G, Tuple, isize> {
-    match *window {
-        Window::Unbounded => stream.map(|(_, row)| row),
-        Window::Range { length_ns, slide_ns } => range(stream, length_ns, slide_ns.unwrap_or(1)),
-        Window::Rows { ref by, rows } => last_rows(stream, by.clone(), rows as usize),
+/// A window by time: a row's coming and going are known when it comes.
+#[derive(Debug)]
+pub(super) struct Range {
+    length: u64,
+    slide: u64,
+    coming: Waiting,
+    going: Waiting,
+}
+
+impl Range {
+    /// A window that is so long and moves so often, in nanoseconds.
+    pub(super) fn new(length: u64, slide: u64) -> Self {
+        Self { length, slide, coming: Waiting::default(), going: Waiting::default() }
+    }
+
+    /// What comes and goes as rows of the stream arrive.
+    pub(super) fn epoch(&mut self, epoch: &Epoch) -> Vec<Run> {
+        let (mut coming, mut going) = (Vec::new(), Vec::new());
+        for run in epoch.runs.iter().filter(|run| run.len() > 0) {
+            self.arrive(run, &mut coming, &mut going);
+        }
+        self.coming.add(coming);
+        self.going.add(going);
+        let mut runs = Vec::new();
+        self.coming.take(epoch.end, &mut runs);
+        self.going.take(epoch.end, &mut runs);
+        runs
+    }
+
+    fn arrive(&self, run: &Run, coming: &mut Vec<Run>, going: &mut Vec<Run>) {
+        // What would come or go when time has ended never does.
+        let comes = |time: u64| time.checked_next_multiple_of(self.slide);
+        let goes = |time: u64| time.checked_add(self.length).and_then(comes);
+        // What comes and goes at the same instant is never there.
+        let is_there = |row: &usize| {
+            let time = run.time(*row);
+            comes(time).is_some() && comes(time) != goes(time)
+        };
+        let run = if run.rows().all(|row| is_there(&row)) {
+            run.clone()
+        } else {
+            let rows: Vec<u32> = run.rows().filter(is_there).map(|row| row as u32).collect();
+            let columns = run.columns().iter().map(|column| Rc::new(column.gather(&rows)));
+            run.gathered(&rows, columns.collect())
+        };
+        let leaves = run.times().partition_point(|&time| goes(time).is_some());
+        let leaving = run.slice(run.rows().start..run.rows().start + leaves);
+        going.push(leaving.moved(-1, |time| goes(time).unwrap_or(u64::MAX)));
+        coming.push(match self.slide {
+            1 => run,
+            _ => run.moved(1, |time| comes(time).unwrap_or(u64::MAX)),
+        });
     }
 }
 
-/// The first multiple of `slide` at or after `time`; `None` where time ends before.
-fn next_multiple(time: u64, slide: u64) -> Option<u64> {
-    time.checked_next_multiple_of(slide)
+/// Runs that wait for their instants. Those that were added together may overlap; what is added
+/// later has later instants.
+#[derive(Debug, Default)]
+struct Waiting(VecDeque<Vec<Run>>);
+
+impl Waiting {
+    fn add(&mut self, mut runs: Vec<Run>) {
+        runs.retain(|run| run.len() > 0);
+        if !runs.is_empty() {
+            self.0.push_back(runs);
+        }
+    }
+
+    /// Takes what happens before an instant.
+    fn take(&mut self, end: u64, taken: &mut Vec<Run>) {
+        while let Some(first) = self.0.front_mut() {
+            for run in &mut *first {
+                let (now, later) = run.split(end);
+                taken.extend(Some(now).filter(|run| run.len() > 0));
+                *run = later;
+            }
+            first.retain(|run| run.len() > 0);
+            if !first.is_empty() {
+                return;
+            }
+            self.0.pop_front();
+        }
+    }
 }
 
-/// By time: a row's coming and going are known when it comes.
-fn range<G: Scope<Timestamp = u64>>(
-    stream: &VecCollection<G, Entry, isize>,
-    length: u64,
-    slide: u64,
-) -> VecCollection<G, Tuple, isize> {
-    let changes = stream.inner.flat_map(move |((_, row), time, difference)| {
-        let comes = next_multiple(time, slide);
-        let goes = time.checked_add(length).and_then(|end| next_multiple(end, slide));
-        let going = goes.filter(|_| goes != comes).map(|goes| (row.clone(), goes, -difference));
-        let coming = comes.filter(|_| goes != comes).map(|comes| (row, comes, difference));
-        coming.into_iter().chain(going)
-    });
-    // What leaves waits here: operators behind, joins above all, look at everything that they
-    // have been given whenever an instant ends.
-    by_instant(&changes.as_collection(), "range", |_, changes, results| results.append(changes))
-}
-
-/// The last rows, for each value of some columns.
-fn last_rows<G: Scope<Timestamp = u64>>(
-    stream: &VecCollection<G, Entry, isize>,
+/// The last rows of a stream, for each value of some columns.
+#[derive(Debug)]
+pub(super) struct LastRows {
     by: Vec<usize>,
     rows: usize,
-) -> VecCollection<G, Tuple, isize> {
-    let mut windows: HashMap<Tuple, VecDeque<Tuple>> = HashMap::new();
-    by_instant(stream, "rows", move |_, changes, results| {
-        for ((_, row), count) in changes.drain(..) {
-            // A stream only grows.
-            let count = usize::try_from(count).unwrap_or(0).min(rows);
-            if count == 0 {
-                continue;
-            }
-            let window = windows.entry(key(&row, &by)).or_default();
-            for _ in 0..count {
-                if window.len() == rows {
-                    results.extend(window.pop_front().map(|old| (old, -1)));
-                }
-                window.push_back(row.clone());
-                results.push((row.clone(), 1));
-            }
+    windows: HashMap<Tuple, VecDeque<Tuple>>,
+}
+
+impl LastRows {
+    pub(super) fn new(by: Vec<usize>, rows: usize) -> Self {
+        Self { by, rows, windows: HashMap::new() }
+    }
+
+    /// A row arrives, so many times.
+    pub(super) fn arrive(&mut self, row: &Tuple, count: i64, results: &mut Results) {
+        // A stream only grows.
+        let count = usize::try_from(count).unwrap_or(0).min(self.rows);
+        if count == 0 {
+            return;
         }
-    })
+        let window = self.windows.entry(key(row, &self.by)).or_default();
+        for _ in 0..count {
+            if window.len() == self.rows {
+                results.extend(window.pop_front().map(|old| (old, -1)));
+            }
+            window.push_back(Rc::clone(row));
+            results.push((Rc::clone(row), 1));
+        }
+    }
 }

@@ -1,0 +1,42 @@
+//! How often things are there.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// Things in their order, each with how often it is there: never 0 times.
+#[derive(Debug)]
+pub(super) struct Bag<T>(BTreeMap<T, i64>);
+
+impl<T> Default for Bag<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T: Ord> Bag<T> {
+    /// A thing is there so many times more. Returns how often it was, and how often it is.
+    pub(super) fn add(&mut self, thing: T, count: i64) -> (i64, i64) {
+        match self.0.entry(thing) {
+            Entry::Vacant(vacant) => {
+                if count != 0 {
+                    vacant.insert(count);
+                }
+                (0, count)
+            }
+            Entry::Occupied(mut occupied) => {
+                let before = *occupied.get();
+                let after = before + count;
+                if after == 0 {
+                    occupied.remove();
+                } else {
+                    occupied.insert(after);
+                }
+                (before, after)
+            }
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&T, i64)> {
+        self.0.iter().map(|(thing, &count)| (thing, count))
+    }
+}

@@ -1,0 +1,70 @@
+//! What has come of an input and is not over yet.
+
+use std::rc::Rc;
+
+use fathom_cql::Value;
+
+use super::run::{Counts, Run, RunBuilder, in_order};
+use crate::columns::Column;
+
+/// Rows that wait for their instants to be over, in the order of their arrival.
+#[derive(Debug, Default)]
+pub(super) struct Staged {
+    runs: Vec<Run>,
+    builder: RunBuilder,
+    /// The latest instant of what is in `builder`.
+    last: u64,
+}
+
+impl Staged {
+    /// A row comes or goes.
+    pub(super) fn push(&mut self, time: u64, count: i64, row: &[Value]) {
+        if self.builder.len() > 0 && time < self.last {
+            self.runs.extend(self.builder.take());
+        }
+        self.last = time;
+        self.builder.push(time, count, row.iter().cloned());
+    }
+
+    /// Rows come, by column.
+    pub(super) fn push_columns(&mut self, times: Vec<u64>, columns: Vec<Column>) {
+        self.runs.extend(self.builder.take());
+        let columns: Vec<Rc<Column>> = columns.into_iter().map(Rc::new).collect();
+        if times.is_sorted() {
+            self.runs.push(Run::new(times, Counts::All(1), columns));
+            return;
+        }
+        let mut rows: Vec<u32> = (0..times.len() as u32).collect();
+        rows.sort_by_key(|&row| times[row as usize]);
+        let columns = columns.iter().map(|column| Rc::new(column.gather(&rows))).collect();
+        let times = rows.iter().map(|&row| times[row as usize]).collect();
+        self.runs.push(Run::new(times, Counts::All(1), columns));
+    }
+
+    /// Takes what is before an instant, in order of time and, within an instant, of arrival.
+    pub(super) fn take(&mut self, end: u64) -> Vec<Run> {
+        self.runs.extend(self.builder.take());
+        let mut now = Vec::new();
+        let mut later = Vec::new();
+        for run in self.runs.drain(..) {
+            let (before, behind) = run.split(end);
+            now.extend(Some(before).filter(|run| run.len() > 0));
+            later.extend(Some(behind).filter(|run| run.len() > 0));
+        }
+        self.runs = later;
+        let follows = |pair: &[Run]| pair[0].times().last() <= pair[1].times().first();
+        if now.windows(2).all(follows) {
+            return now;
+        }
+        let mut changes = Vec::new();
+        in_order(&now, &mut changes);
+        let mut builder = RunBuilder::default();
+        let mut row = Vec::new();
+        for change in changes {
+            let run = &now[change.run as usize];
+            run.read(change.row as usize, &mut row);
+            builder.push(change.time, run.count(change.row as usize), row.drain(..));
+        }
+        builder.take().into_iter().collect()
+    }
+}

@@ -1,0 +1,264 @@
+//! From plans to what is built: rows are selected, and computed from, as early as may be.
+//!
+//! Windows by time keep what comes out of a selection, so that they hold the rows and the values
+//! only that somebody asks for, and each is computed once, however often a row comes and goes.
+
+use std::rc::Rc;
+
+use fathom_cql::Value;
+use fathom_cql::ast::{BinaryOperator, JoinKind, SetOperation, ToStream};
+use fathom_cql::plan::{Aggregate, Expression, OrderKey, Relation, Stream, Window};
+use fathom_cql::walk::{combine, conjuncts, each_column, substitute};
+
+/// An operator and what it is over.
+#[derive(Debug)]
+pub(super) enum Node {
+    /// An input.
+    Source(usize),
+    /// Rows chosen and computed from.
+    Select(Rc<Node>, Selection),
+    /// A window by time.
+    Range { input: Rc<Node>, length_ns: u64, slide_ns: u64 },
+    /// The last rows, for each value of some columns.
+    Rows { input: Rc<Node>, by: Vec<usize>, rows: usize },
+    /// The pairs that match.
+    Join(Rc<Node>, Rc<Node>, Matching),
+    /// Groups. The input's columns are the keys, then the argument of each aggregate that has one.
+    Groups { input: Rc<Node>, keys: usize, aggregates: Vec<Aggregate> },
+    /// Each row once.
+    Distinct(Rc<Node>),
+    /// Two relations combined, other than by a union that keeps all.
+    Set { left: Rc<Node>, right: Rc<Node>, operation: SetOperation, all: bool },
+    /// What is in one, and what is in the other.
+    Both(Rc<Node>, Rc<Node>),
+    /// The first rows.
+    Top { input: Rc<Node>, keys: Vec<OrderKey>, limit: u64 },
+    /// What a relation's changes are.
+    Stream(ToStream, Rc<Node>),
+}
+
+/// What is done to each row by itself.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Selection {
+    /// What must be true.
+    pub(super) predicate: Option<Expression>,
+    /// What becomes of a row; `None` is what it was.
+    pub(super) outputs: Option<Vec<Expression>>,
+}
+
+/// Which rows make a pair, and what becomes of it.
+#[derive(Clone, Debug)]
+pub(super) struct Matching {
+    pub(super) kind: JoinKind,
+    /// The columns that must be equal, of the left and of the right.
+    pub(super) equal: [Vec<usize>; 2],
+    /// What must be true besides, over the columns of both.
+    pub(super) residual: Option<Expression>,
+    /// How many columns each side has.
+    pub(super) widths: [usize; 2],
+    /// The columns of a pair, of those of both sides.
+    pub(super) outputs: Vec<usize>,
+}
+
+/// What a relation is made by.
+pub(super) fn relation(relation: &Relation) -> Rc<Node> {
+    selected(relation, Selection::default())
+}
+
+/// What a stream is made by.
+pub(super) fn stream(of: &Stream) -> Rc<Node> {
+    selected_stream(of, Selection::default())
+}
+
+/// A selection of a relation's rows.
+fn selected(relation: &Relation, selection: Selection) -> Rc<Node> {
+    match relation {
+        Relation::Filter(input, predicate) => {
+            selected(input, selection.behind_filter(predicate.clone()))
+        }
+        Relation::Project(input, expressions) => match selection.behind(expressions) {
+            Ok(all) => selected(input, all),
+            Err(selection) => {
+                let outputs = Some(expressions.clone());
+                on(selected(input, Selection { predicate: None, outputs }), selection)
+            }
+        },
+        Relation::Window(Window::Unbounded, of) => selected_stream(of, selection),
+        Relation::Window(Window::Range { length_ns, slide_ns }, of) => Rc::new(Node::Range {
+            input: selected_stream(of, selection),
+            length_ns: *length_ns,
+            slide_ns: slide_ns.unwrap_or(1),
+        }),
+        Relation::Window(Window::Rows { by, rows }, of) => {
+            let input = match &**of {
+                // Its rows arrive in an order that is to be seen here.
+                Stream::Of(manner, of) => Rc::new(Node::Stream(*manner, self::relation(of))),
+                Stream::Source(_) => stream(of),
+            };
+            let (by, rows) = (by.clone(), *rows as usize);
+            on(Rc::new(Node::Rows { input, by, rows }), selection)
+        }
+        Relation::Join(join) => {
+            // Columns of both sides are those that somebody asks for, then the keys.
+            let width = join.left_columns + join.right_columns;
+            let mut asked = vec![selection.outputs.is_none(); width];
+            let mut ask = |column: usize| {
+                if let Some(place) = asked.get_mut(column) {
+                    *place = true;
+                }
+            };
+            selection.each_column(&mut ask);
+            let above = asked.clone();
+            if let Some(residual) = &join.residual {
+                each_column(residual, &mut |column| asked[column.min(width - 1)] = true);
+            }
+            let side = |columns: std::ops::Range<usize>, keys: Vec<&Expression>| {
+                let first = columns.start;
+                let mine: Vec<usize> = columns.filter(|&column| asked[column]).collect();
+                let mut outputs: Vec<Expression> =
+                    mine.iter().map(|column| Expression::Column(column - first)).collect();
+                outputs.extend(keys.into_iter().cloned());
+                (mine, outputs)
+            };
+            let (left_keys, right_keys): (Vec<_>, Vec<_>) =
+                join.equal.iter().map(|(left, right)| (left, right)).unzip();
+            let (mine_left, left) = side(0..join.left_columns, left_keys);
+            let (mine_right, right) = side(join.left_columns..width, right_keys);
+            let keys = join.equal.len();
+            let widths = [left.len(), right.len()];
+            // Where a column of the join is now.
+            let mut places = vec![None; width];
+            for (place, &column) in mine_left.iter().enumerate() {
+                places[column] = Some(place);
+            }
+            for (place, &column) in mine_right.iter().enumerate() {
+                places[column] = Some(widths[0] + place);
+            }
+            let place = |column: usize| places.get(column).copied().flatten();
+            let outputs: Vec<usize> = (0..width).filter(|&column| above[column]).collect();
+            let matching = Matching {
+                kind: join.kind,
+                equal: [
+                    (mine_left.len()..mine_left.len() + keys).collect(),
+                    (mine_right.len()..mine_right.len() + keys).collect(),
+                ],
+                residual: join.residual.clone().map(|residual| moved(residual, &place)),
+                widths,
+                outputs: outputs.iter().filter_map(|&column| place(column)).collect(),
+            };
+            let only = |outputs| Selection { predicate: None, outputs: Some(outputs) };
+            let node = Rc::new(Node::Join(
+                selected(&join.left, only(left)),
+                selected(&join.right, only(right)),
+                matching,
+            ));
+            let shown = |column: usize| outputs.iter().position(|&each| each == column);
+            on(node, selection.moved(&shown))
+        }
+        Relation::Aggregate(input, keys, aggregates) => {
+            let arguments = aggregates.iter().filter_map(|each| each.argument.as_ref());
+            let outputs = Some(keys.iter().chain(arguments).cloned().collect());
+            let input = selected(input, Selection { predicate: None, outputs });
+            let (keys, aggregates) = (keys.len(), aggregates.clone());
+            on(Rc::new(Node::Groups { input, keys, aggregates }), selection)
+        }
+        Relation::Distinct(input) => {
+            on(Rc::new(Node::Distinct(self::relation(input))), selection)
+        }
+        Relation::Set { operation: SetOperation::Union, all: true, left, right } => {
+            let (left, right) = (selected(left, selection.clone()), selected(right, selection));
+            Rc::new(Node::Both(left, right))
+        }
+        Relation::Set { operation, all, left, right } => {
+            let (left, right) = (self::relation(left), self::relation(right));
+            on(Rc::new(Node::Set { left, right, operation: *operation, all: *all }), selection)
+        }
+        Relation::Top(input, _, None) => selected(input, selection),
+        Relation::Top(input, keys, Some(limit)) => {
+            let (input, keys, limit) = (self::relation(input), keys.clone(), *limit);
+            on(Rc::new(Node::Top { input, keys, limit }), selection)
+        }
+    }
+}
+
+fn selected_stream(stream: &Stream, selection: Selection) -> Rc<Node> {
+    match stream {
+        Stream::Source(source) => on(Rc::new(Node::Source(*source)), selection),
+        Stream::Of(ToStream::Insertions, of) if of.only_grows() => selected(of, selection),
+        Stream::Of(manner, of) => on(Rc::new(Node::Stream(*manner, relation(of))), selection),
+    }
+}
+
+/// A selection on top of a node, if it does anything.
+fn on(node: Rc<Node>, selection: Selection) -> Rc<Node> {
+    if selection.predicate.is_none() && selection.outputs.is_none() {
+        node
+    } else {
+        Rc::new(Node::Select(node, selection))
+    }
+}
+
+/// An expression whose columns are elsewhere. Those that are nowhere are null.
+fn moved(mut expression: Expression, place: &dyn Fn(usize) -> Option<usize>) -> Expression {
+    substitute(&mut expression, &mut |column| {
+        place(column).map_or(Expression::Literal(Value::Null), Expression::Column)
+    });
+    expression
+}
+
+impl Selection {
+    fn expressions(&self) -> impl Iterator<Item = &Expression> {
+        self.predicate.iter().chain(self.outputs.iter().flatten())
+    }
+
+    fn each_column(&self, visit: &mut dyn FnMut(usize)) {
+        for expression in self.expressions() {
+            each_column(expression, visit);
+        }
+    }
+
+    /// The selection where its columns are elsewhere.
+    fn moved(self, place: &dyn Fn(usize) -> Option<usize>) -> Self {
+        let moved = |expression| moved(expression, place);
+        Self {
+            predicate: self.predicate.map(moved),
+            outputs: self.outputs.map(|outputs| outputs.into_iter().map(moved).collect()),
+        }
+    }
+
+    /// A filter, then this.
+    fn behind_filter(self, predicate: Expression) -> Self {
+        let mut parts = conjuncts(predicate);
+        parts.extend(self.predicate.into_iter().flat_map(conjuncts));
+        Self { predicate: Some(combine(BinaryOperator::And, parts)), outputs: self.outputs }
+    }
+
+    /// A projection, then this, as one; or this again, where something would be computed more than
+    /// once for it.
+    fn behind(self, expressions: &[Expression]) -> Result<Self, Self> {
+        let mut uses = vec![0; expressions.len()];
+        self.each_column(&mut |column| {
+            if let Some(uses) = uses.get_mut(column) {
+                *uses += 1;
+            }
+        });
+        let plain = |each: &Expression| matches!(each, Expression::Column(_) | Expression::Literal(_));
+        if expressions.iter().zip(&uses).any(|(each, &uses)| uses > 1 && !plain(each)) {
+            return Err(self);
+        }
+        let put = |mut expression: Expression| {
+            substitute(&mut expression, &mut |column| {
+                let found = expressions.get(column).cloned();
+                found.unwrap_or(Expression::Literal(Value::Null))
+            });
+            expression
+        };
+        Ok(Self {
+            predicate: self.predicate.map(put),
+            outputs: Some(match self.outputs {
+                None => expressions.to_vec(),
+                Some(outputs) => outputs.into_iter().map(put).collect(),
+            }),
+        })
+    }
+}

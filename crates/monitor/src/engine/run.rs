@@ -1,0 +1,213 @@
+//! What travels between operators: rows that come and go, by column, in order of time.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+use std::rc::Rc;
+
+use fathom_cql::Value;
+
+use crate::columns::Column;
+
+/// How often more (less, below 0) each row of a run is there.
+#[derive(Clone, Debug)]
+pub(super) enum Counts {
+    /// All alike.
+    All(i64),
+    /// By row.
+    Each(Rc<Vec<i64>>),
+}
+
+/// Rows that come and go, in order of time. Cheap to copy: what it holds is shared.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    times: Rc<Vec<u64>>,
+    counts: Counts,
+    columns: Rc<Vec<Rc<Column>>>,
+    /// The rows of these that count.
+    rows: Range<usize>,
+}
+
+impl Run {
+    /// All rows of some columns.
+    pub(super) fn new(times: Vec<u64>, counts: Counts, columns: Vec<Rc<Column>>) -> Self {
+        debug_assert!(times.is_sorted(), "the rows of a run are in order of time");
+        let rows = 0..times.len();
+        Self { times: Rc::new(times), counts, columns: Rc::new(columns), rows }
+    }
+
+    pub(super) fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(super) fn time(&self, row: usize) -> u64 {
+        self.times[row]
+    }
+
+    /// The times of the rows that count.
+    pub(super) fn times(&self) -> &[u64] {
+        &self.times[self.rows.clone()]
+    }
+
+    pub(super) fn count(&self, row: usize) -> i64 {
+        match &self.counts {
+            Counts::All(count) => *count,
+            Counts::Each(counts) => counts[row],
+        }
+    }
+
+    pub(super) fn columns(&self) -> &Rc<Vec<Rc<Column>>> {
+        &self.columns
+    }
+
+    /// A column. One that is not there has nulls.
+    pub(super) fn column(&self, column: usize) -> Option<&Rc<Column>> {
+        self.columns.get(column)
+    }
+
+    /// Some of the rows.
+    pub(super) fn slice(&self, rows: Range<usize>) -> Self {
+        Self { rows, ..self.clone() }
+    }
+
+    /// The same rows with other columns, which are as long as the old ones.
+    pub(super) fn with_columns(&self, columns: Vec<Rc<Column>>) -> Self {
+        Self { columns: Rc::new(columns), ..self.clone() }
+    }
+
+    /// The same rows, each at another time, in the same order, and as often times `factor`.
+    pub(super) fn moved(&self, factor: i64, time: impl Fn(u64) -> u64) -> Self {
+        // What is before the rows that count is looked at by nobody.
+        let before = std::iter::repeat_n(0, self.rows.start);
+        let times = before.chain(self.times().iter().map(|&each| time(each))).collect();
+        let counts = match &self.counts {
+            Counts::All(count) => Counts::All(count * factor),
+            Counts::Each(counts) => {
+                Counts::Each(Rc::new(counts.iter().map(|count| count * factor).collect()))
+            }
+        };
+        Self { times: Rc::new(times), counts, ..self.clone() }
+    }
+
+    /// The counts of some rows.
+    fn counts_of(&self, rows: &[u32]) -> Counts {
+        match &self.counts {
+            Counts::All(count) => Counts::All(*count),
+            Counts::Each(counts) => {
+                Counts::Each(Rc::new(rows.iter().map(|&row| counts[row as usize]).collect()))
+            }
+        }
+    }
+
+    /// Some of the rows, their columns made anew of `columns`, which have these only.
+    pub(super) fn gathered(&self, rows: &[u32], columns: Vec<Rc<Column>>) -> Self {
+        let times = rows.iter().map(|&row| self.times[row as usize]).collect();
+        Self::new(times, self.counts_of(rows), columns)
+    }
+
+    /// Splits at an instant: what is before it, and what is left.
+    pub(super) fn split(&self, time: u64) -> (Self, Self) {
+        let middle = self.rows.start + self.times().partition_point(|&each| each < time);
+        (self.slice(self.rows.start..middle), self.slice(middle..self.rows.end))
+    }
+
+    /// Puts the values of a row into `values`.
+    pub(super) fn read(&self, row: usize, values: &mut Vec<Value>) {
+        values.clear();
+        values.extend(self.columns.iter().map(|column| column.value(row)));
+    }
+
+    /// The order of two rows by their values.
+    pub(super) fn compare(&self, row: usize, other: &Self, other_row: usize) -> Ordering {
+        let pairs = self.columns.iter().zip(other.columns.iter());
+        pairs
+            .map(|(mine, theirs)| mine.compare(row, theirs, other_row))
+            .find(|order| order.is_ne())
+            .unwrap_or(Ordering::Equal)
+    }
+}
+
+/// All that changes in some stretch of time. Between two operators stretches follow each other
+/// without a gap, and each is handed on once, be there anything in it or not.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Epoch {
+    /// The first instant behind it.
+    pub(super) end: u64,
+    /// What changes. Each run is in order of time; of a stream, rows of one instant arrive in the
+    /// order of the runs.
+    pub(super) runs: Vec<Run>,
+}
+
+/// A row of one of several runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change {
+    pub(super) time: u64,
+    pub(super) run: u32,
+    pub(super) row: u32,
+}
+
+/// The rows of several runs in order of time; those of one instant by run, then by row.
+pub(super) fn in_order<'a>(runs: impl IntoIterator<Item = &'a Run>, changes: &mut Vec<Change>) {
+    changes.clear();
+    for (run, number) in runs.into_iter().zip(0..) {
+        let rows = run.rows();
+        let each = rows.clone().zip(run.times());
+        changes.extend(each.map(|(row, &time)| Change { time, run: number, row: row as u32 }));
+    }
+    if !changes.is_sorted_by_key(|change| change.time) {
+        // Stable, and quick with a few runs that are sorted.
+        changes.sort_by_key(|change| change.time);
+    }
+}
+
+/// Rows that are put together one by one, in order of time.
+#[derive(Debug, Default)]
+pub(super) struct RunBuilder {
+    times: Vec<u64>,
+    counts: Vec<i64>,
+    columns: Vec<Column>,
+}
+
+impl RunBuilder {
+    pub(super) fn len(&self) -> usize {
+        self.times.len()
+    }
+
+    /// Begins a row. Its values are to follow.
+    pub(super) fn begin(&mut self, time: u64, count: i64) {
+        self.times.push(time);
+        self.counts.push(count);
+    }
+
+    /// The columns, of which there are so many.
+    pub(super) fn columns(&mut self, width: usize) -> &mut [Column] {
+        if self.columns.len() < width {
+            self.columns.resize_with(width, Column::default);
+        }
+        &mut self.columns[..width]
+    }
+
+    /// Adds a row.
+    pub(super) fn push(&mut self, time: u64, count: i64, row: impl ExactSizeIterator<Item = Value>) {
+        self.begin(time, count);
+        for (column, value) in self.columns(row.len()).iter_mut().zip(row) {
+            column.push(value);
+        }
+    }
+
+    /// The rows, if there are any, and begins anew.
+    pub(super) fn take(&mut self) -> Option<Run> {
+        if self.times.is_empty() {
+            return None;
+        }
+        let columns = std::mem::take(&mut self.columns);
+        let columns = columns.into_iter().map(Rc::new).collect();
+        let counts = std::mem::take(&mut self.counts);
+        let all = counts.iter().all(|&count| count == 1);
+        let counts = if all { Counts::All(1) } else { Counts::Each(Rc::new(counts)) };
+        Some(Run::new(std::mem::take(&mut self.times), counts, columns))
+    }
+}
