@@ -200,8 +200,8 @@ fn copy(
                 _ => {}
             }
             while recording.block_rows(&mut batch)? {
-                for (time_ns, row) in batch.times_ns.iter().zip(&batch.rows) {
-                    writer.append_row(*time_ns, row)?;
+                for (time_ns, row) in batch.times_ns.iter().zip(batch.rows()) {
+                    writer.append_row(*time_ns, &row)?;
                 }
             }
         }
@@ -288,8 +288,8 @@ fn export(file: &Path, to: &Path) -> Outcome {
             if item != Item::Rows {
                 continue;
             }
-            for (time_ns, row) in batch.times_ns.iter().zip(&batch.rows) {
-                printer.delta(0, *time_ns, 1, row)?;
+            for (time_ns, row) in batch.times_ns.iter().zip(batch.rows()) {
+                printer.delta(0, *time_ns, 1, &row)?;
             }
         }
         Ok(())

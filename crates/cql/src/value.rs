@@ -112,6 +112,8 @@ impl Ord for Value {
             (Self::Float(left), Self::Float(right)) => {
                 canonical(*left).total_cmp(&canonical(*right))
             }
+            // Equal texts mostly are in one place.
+            (Self::Text(left), Self::Text(right)) if Arc::ptr_eq(left, right) => Ordering::Equal,
             (Self::Text(left), Self::Text(right)) => left.cmp(right),
             _ => self.rank().cmp(&other.rank()),
         }

@@ -9,6 +9,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use fathom_cql::Value;
@@ -24,23 +25,43 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The hash is the sum of the rows' that come less that of the rows' that go, each with its
 /// instant: a row that goes and comes at one instant leaves it as it is, and the order is nothing.
 /// Nulls are passed over, such as those of the columns that the file does not have.
-#[derive(Default)]
 struct Count {
     come: u64,
     go: u64,
     hash: u64,
+    /// The hashes of texts that were seen lately, by their places in memory: Java keeps them with
+    /// the texts.
+    texts: [Option<(Arc<str>, u64)>; 64],
 }
 
-fn hash(value: &Value) -> u64 {
-    match value {
-        Value::Null => 0,
-        Value::Boolean(value) => u64::from(*value),
-        Value::Integer(value) => *value as u64,
-        Value::Float(value) => value.to_bits(),
-        // As Java has it.
-        Value::Text(text) => {
-            let step = |hash: i32, byte| hash.wrapping_mul(31).wrapping_add(i32::from(byte));
-            i64::from(text.bytes().fold(0, step)) as u64
+impl Default for Count {
+    fn default() -> Self {
+        Self { come: 0, go: 0, hash: 0, texts: [const { None }; 64] }
+    }
+}
+
+impl Count {
+    fn hash(&mut self, value: &Value) -> u64 {
+        match value {
+            Value::Null => 0,
+            Value::Boolean(value) => u64::from(*value),
+            Value::Integer(value) => *value as u64,
+            Value::Float(value) => value.to_bits(),
+            Value::Text(text) => self.hash_text(text),
+        }
+    }
+
+    fn hash_text(&mut self, text: &Arc<str>) -> u64 {
+        let place = &mut self.texts[text.as_ptr() as usize / 16 % 64];
+        match place {
+            Some((known, hash)) if Arc::ptr_eq(known, text) => *hash,
+            _ => {
+                // As Java has it.
+                let step = |hash: i32, byte| hash.wrapping_mul(31).wrapping_add(i32::from(byte));
+                let hash = i64::from(text.bytes().fold(0, step)) as u64;
+                *place = Some((Arc::clone(text), hash));
+                hash
+            }
         }
     }
 }
@@ -53,8 +74,8 @@ impl ResultSink for Count {
     fn delta(&mut self, _: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()> {
         let time = (time_ns / 1000) as u64;
         let known = row.iter().filter(|value| !value.is_null());
-        let one =
-            known.fold(time, |all, value| (all.rotate_left(5) ^ hash(value)).wrapping_mul(FACTOR));
+        let one = known
+            .fold(time, |all, value| (all.rotate_left(5) ^ self.hash(value)).wrapping_mul(FACTOR));
         self.hash = self.hash.wrapping_add(one.wrapping_mul(count as u64));
         *(if count > 0 { &mut self.come } else { &mut self.go }) += count.unsigned_abs();
         Ok(())
@@ -79,6 +100,7 @@ fn main() {
             read: ReadOptions {
                 time_column: Some("BlktapTS".into()),
                 time_unit: TimeUnit::Microseconds,
+                ..ReadOptions::default()
             },
             lateness_ns: None,
         };
@@ -89,7 +111,7 @@ fn main() {
         let cpu = cpu_seconds() - worked;
         let (events, bad, late) = (summary.read.events, summary.read.bad, summary.late);
         assert_eq!((bad, late), (0, 0), "every event counts");
-        let Count { come, go, hash } = count;
+        let Count { come, go, hash, .. } = count;
         println!(
             r#"{{"events": {events}, "seconds": {seconds}, "cpu_seconds": {cpu}, "come": {come}, "go": {go}, "hash": "{hash:016x}"}}"#
         );

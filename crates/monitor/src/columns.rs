@@ -2,13 +2,15 @@
 
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use fathom_cql::Value;
 
-/// The values of a column. Which of the two it is makes no difference but to the time that it
-/// takes.
+/// The values of a column. Which of these it is makes no difference but to the time that it takes.
 #[derive(Clone, Debug)]
 pub enum Column {
+    /// So many nulls.
+    Nulls(usize),
     /// Integers, none of them null.
     Integers(Vec<i64>),
     /// Any values.
@@ -17,7 +19,7 @@ pub enum Column {
 
 impl Default for Column {
     fn default() -> Self {
-        Self::Integers(Vec::new())
+        Self::Nulls(0)
     }
 }
 
@@ -25,6 +27,7 @@ impl Column {
     /// How many values there are.
     pub fn len(&self) -> usize {
         match self {
+            Self::Nulls(count) => *count,
             Self::Integers(integers) => integers.len(),
             Self::Values(values) => values.len(),
         }
@@ -35,43 +38,77 @@ impl Column {
         self.len() == 0
     }
 
-    /// Takes all values out, or those from a row on.
-    pub fn truncate(&mut self, rows: usize) {
+    /// Keeps the first values.
+    pub(crate) fn truncate(&mut self, rows: usize) {
         match self {
+            Self::Nulls(count) => *count = rows.min(*count),
             Self::Integers(integers) => integers.truncate(rows),
             Self::Values(values) => values.truncate(rows),
         }
     }
 
-    /// Adds a value. Zero has no sign, as nothing that is computed has one.
-    pub fn push(&mut self, value: Value) {
-        let value = match value {
-            Value::Float(number) => Value::Float(number + 0.0),
-            other => other,
+    /// Takes all values out, and has room for so many of the same sort.
+    pub(crate) fn replace(&mut self, capacity: usize) -> Self {
+        let new = match self {
+            Self::Nulls(_) => Self::Nulls(0),
+            Self::Integers(_) => Self::Integers(Vec::with_capacity(capacity)),
+            Self::Values(_) => Self::Values(Vec::with_capacity(capacity)),
         };
+        std::mem::replace(self, new)
+    }
+
+    /// Adds a value. Zero has no sign, as nothing that is computed has one.
+    #[inline]
+    pub fn push(&mut self, value: Value) {
         match (&mut *self, value) {
             (Self::Integers(integers), Value::Integer(integer)) => integers.push(integer),
+            (Self::Values(values), Value::Float(number)) => values.push(Value::Float(number + 0.0)),
             (Self::Values(values), value) => values.push(value),
-            (Self::Integers(integers), value) => {
-                let mut values = Vec::with_capacity(integers.capacity().max(integers.len() + 1));
-                values.extend(integers.drain(..).map(Value::Integer));
-                values.push(value);
-                *self = Self::Values(values);
-            }
+            (Self::Nulls(count), Value::Null) => *count += 1,
+            (_, value) => self.push_other(value),
         }
     }
 
+    /// Adds a value of another sort than those before.
+    #[cold]
+    fn push_other(&mut self, value: Value) {
+        if self.is_empty() {
+            *self = match value {
+                Value::Null => Self::Nulls(0),
+                Value::Integer(_) => Self::Integers(Vec::new()),
+                _ => Self::Values(Vec::new()),
+            };
+        } else {
+            let values = (0..self.len()).map(|row| self.value(row)).collect();
+            *self = Self::Values(values);
+        }
+        self.push(value);
+    }
+
     /// Adds an integer.
+    #[inline]
     pub fn push_integer(&mut self, integer: i64) {
         match self {
             Self::Integers(integers) => integers.push(integer),
-            Self::Values(values) => values.push(Value::Integer(integer)),
+            _ => self.push(Value::Integer(integer)),
+        }
+    }
+
+    /// Adds nulls until there are so many values.
+    pub(crate) fn pad(&mut self, rows: usize) {
+        if let Self::Nulls(count) = self {
+            *count = rows.max(*count);
+        }
+        while self.len() < rows {
+            self.push(Value::Null);
         }
     }
 
     /// Adds a value of another column.
-    pub fn push_from(&mut self, other: &Self, row: usize) {
+    #[inline]
+    pub(crate) fn push_from(&mut self, other: &Self, row: usize) {
         match other {
+            Self::Nulls(_) => self.push(Value::Null),
             Self::Integers(integers) => self.push_integer(integers[row]),
             Self::Values(values) => self.push(values[row].clone()),
         }
@@ -81,8 +118,10 @@ impl Column {
     ///
     /// # Panics
     /// When there is no such row.
+    #[inline]
     pub fn value(&self, row: usize) -> Value {
         match self {
+            Self::Nulls(_) => Value::Null,
             Self::Integers(integers) => Value::Integer(integers[row]),
             Self::Values(values) => values[row].clone(),
         }
@@ -91,6 +130,7 @@ impl Column {
     /// The values of some rows.
     pub(crate) fn gather(&self, rows: &[u32]) -> Self {
         match self {
+            Self::Nulls(_) => Self::Nulls(rows.len()),
             Self::Integers(integers) => {
                 Self::Integers(rows.iter().map(|&row| integers[row as usize]).collect())
             }
@@ -105,31 +145,31 @@ impl Column {
         match (self, other) {
             (Self::Integers(mine), Self::Integers(theirs)) => mine[row].cmp(&theirs[other_row]),
             (Self::Values(mine), Self::Values(theirs)) => mine[row].cmp(&theirs[other_row]),
-            (Self::Integers(mine), Self::Values(theirs)) => {
-                Value::Integer(mine[row]).cmp(&theirs[other_row])
-            }
-            (Self::Values(mine), Self::Integers(theirs)) => {
-                mine[row].cmp(&Value::Integer(theirs[other_row]))
-            }
+            _ => self.value(row).cmp(&other.value(other_row)),
         }
     }
 
     /// Whether a value equals another.
+    #[inline]
     pub(crate) fn is(&self, row: usize, value: &Value) -> bool {
         match (self, value) {
             (Self::Integers(integers), Value::Integer(integer)) => integers[row] == *integer,
-            (Self::Integers(_), _) => false,
             (Self::Values(values), Value::Text(text)) => match &values[row] {
-                Value::Text(mine) => mine == text,
+                // Mostly they are in the same place.
+                Value::Text(mine) => Arc::ptr_eq(mine, text) || mine == text,
                 _ => false,
             },
             (Self::Values(values), value) => values[row] == *value,
+            (Self::Nulls(_), value) => value.is_null(),
+            (Self::Integers(_), _) => false,
         }
     }
 
     /// Feeds a value to a hasher; equal ones alike.
+    #[inline]
     pub(crate) fn hash(&self, row: usize, state: &mut impl Hasher) {
         match self {
+            Self::Nulls(_) => Value::Null.hash(state),
             Self::Integers(integers) => integers[row].hash(state),
             Self::Values(values) => match &values[row] {
                 Value::Integer(integer) => integer.hash(state),
@@ -140,6 +180,7 @@ impl Column {
 
     pub(crate) fn is_null(&self, row: usize) -> bool {
         match self {
+            Self::Nulls(_) => true,
             Self::Integers(_) => false,
             Self::Values(values) => values[row].is_null(),
         }
@@ -153,5 +194,42 @@ impl FromIterator<Value> for Column {
             column.push(value);
         }
         column
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_holds_what_was_put_in() {
+        let values = [
+            vec![],
+            vec![Value::Null; 3],
+            vec![Value::Integer(1), Value::Integer(-2)],
+            vec![Value::Null, Value::Integer(1), Value::text("a")],
+            vec![Value::Integer(1), Value::Null],
+            vec![Value::Float(-0.0), Value::Boolean(true), Value::Integer(7)],
+        ];
+        for values in values {
+            let column: Column = values.iter().cloned().collect();
+            let held: Vec<Value> = (0..column.len()).map(|row| column.value(row)).collect();
+            assert_eq!(held, values);
+            let mixed = Column::Values(values.clone());
+            for (row, value) in values.iter().enumerate() {
+                assert!(column.is(row, value) && mixed.is(row, value));
+                assert_eq!(column.is_null(row), value.is_null());
+                assert!(column.compare(row, &mixed, row).is_eq());
+                for (other_row, other) in values.iter().enumerate() {
+                    assert_eq!(column.is(row, other), value == other);
+                    assert_eq!(column.compare(row, &mixed, other_row), value.cmp(other));
+                }
+            }
+            let mut padded = column.clone();
+            padded.pad(5);
+            assert_eq!(padded.len(), 5.max(values.len()));
+            padded.truncate(1);
+            assert_eq!(padded.len(), values.len().clamp(1, 1));
+        }
     }
 }

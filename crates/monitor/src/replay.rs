@@ -8,9 +8,9 @@ use fathom_cql::catalog::{Catalog, Column, StreamSchema};
 use fathom_cql::plan::{Expression, OrderKey, Output, Plan, Relation};
 use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 
-use crate::engine::Engine;
+use crate::engine::{self, Engine};
 use crate::io_stream;
-use crate::read::{self, Batch, ReadError, ReadOptions, ReadReport, Reader};
+use crate::read::{self, Batch, Condition, ReadError, ReadOptions, ReadReport, Reader};
 use crate::recording::{Item, RowReader};
 
 /// What is asked of a file.
@@ -126,7 +126,8 @@ pub fn replay(
         &request.parameters,
         ParseOptions { stream_compat: request.stream_compatible },
     )?;
-    let mut reader = read::open(&request.file, &script.schema, script.wanted(), &request.read)?;
+    let options = ReadOptions { conditions: script.conditions(), ..request.read.clone() };
+    let mut reader = read::open(&request.file, &script.schema, script.wanted(), &options)?;
     script.run(&mut *reader, request.lateness_ns.unwrap_or(0), sink)
 }
 
@@ -191,6 +192,19 @@ impl Script {
         &self.wanted
     }
 
+    /// What is known of the rows that the queries look at, for readers to leave out others; see
+    /// [`ReadOptions::conditions`].
+    pub fn conditions(&self) -> Option<Vec<Condition>> {
+        // By the position in the schema, where plans have it among the wanted columns.
+        let wanted = self.wanted.iter().enumerate().filter(|(_, wanted)| **wanted);
+        let columns: Vec<usize> = wanted.map(|(column, _)| column).collect();
+        let mut conditions = engine::conditions(&self.plans, self.source)?;
+        for (column, _) in conditions.iter_mut().flatten() {
+            *column = *columns.get(*column)?;
+        }
+        Some(conditions)
+    }
+
     /// Runs the queries over all events of a reader. After each batch time goes on to the latest
     /// instant that was seen less the lateness; it ends with the last event.
     ///
@@ -207,11 +221,9 @@ impl Script {
         let mut batch = Batch::default();
         let mut latest_ns = 0;
         while reader.next_batch(&mut batch)? {
-            for (&time_ns, row) in batch.times_ns.iter().zip(batch.rows.drain(..)) {
-                let time_ns = u64::try_from(time_ns).unwrap_or(0);
-                latest_ns = latest_ns.max(time_ns);
-                engine.push(self.source, time_ns, &row);
-            }
+            latest_ns = latest_ns.max(u64::try_from(batch.latest_ns).unwrap_or(0));
+            let (times_ns, columns) = batch.take();
+            engine.push_columns(self.source, times_ns, columns);
             // Events of the latest instant may follow.
             deliver(&mut engine, latest_ns.saturating_sub(lateness_ns), sink)?;
         }
@@ -259,10 +271,8 @@ impl Script {
         while let (true, Some(item)) = (goes_on(), reader.next_item(&mut batch)?) {
             match item {
                 Item::Rows => {
-                    for (&time_ns, row) in batch.times_ns.iter().zip(batch.rows.drain(..)) {
-                        let time_ns = u64::try_from(time_ns).unwrap_or(0);
-                        engine.push(self.source, time_ns, &row);
-                    }
+                    let (times_ns, columns) = batch.take();
+                    engine.push_columns(self.source, times_ns, columns);
                 }
                 Item::Moment(time_ns) => {
                     deliver(&mut engine, u64::try_from(time_ns).unwrap_or(0), sink)?;

@@ -129,7 +129,7 @@ fn expected(script: &Script, events: &str) -> Changes {
     let all = vec![true; script.schema().columns.len()];
     let mut reader = reader_of(script, events, &all);
     while reader.next_batch(&mut batch).expect("rows") {
-        let rows = batch.times_ns.iter().zip(batch.rows.drain(..));
+        let rows = batch.times_ns.iter().zip(batch.rows());
         inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row }));
     }
     let last = inputs.iter().map(|input| input.time_ns).max().expect("rows");

@@ -42,7 +42,11 @@ fn table(number: u32) -> PathBuf {
 
 /// The timestamps of the filter node, as STREAM took them.
 fn options() -> ReadOptions {
-    ReadOptions { time_column: Some("FtrTS".into()), time_unit: TimeUnit::Microseconds }
+    ReadOptions {
+        time_column: Some("FtrTS".into()),
+        time_unit: TimeUnit::Microseconds,
+        ..ReadOptions::default()
+    }
 }
 
 fn run(script: &Script, input: u32) -> Vec<Change> {
@@ -113,7 +117,7 @@ fn inputs(source: usize, number: u32) -> Vec<Input> {
     let mut reader = read::from_bytes("table", file, &schema, &wanted, &options()).expect("rows");
     let (mut batch, mut inputs) = (Batch::default(), Vec::new());
     while reader.next_batch(&mut batch).expect("rows") {
-        let rows = batch.times_ns.iter().zip(batch.rows.drain(..));
+        let rows = batch.times_ns.iter().zip(batch.rows());
         inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row }));
     }
     inputs

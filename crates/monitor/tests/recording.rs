@@ -81,7 +81,7 @@ fn read_all(
     let (mut all, mut batch) = (Vec::new(), Batch::default());
     while reader.next_batch(&mut batch).map_err(|error| error.to_string())? {
         assert!(!batch.is_empty() && batch.len() <= read::BATCH_ROWS);
-        all.extend(batch.times_ns.iter().copied().zip(batch.rows.drain(..)));
+        all.extend(batch.times_ns.iter().copied().zip(batch.rows()));
     }
     Ok((all, reader.report().clone()))
 }

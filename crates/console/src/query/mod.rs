@@ -172,6 +172,7 @@ impl QueryOptions {
             read: ReadOptions {
                 time_column: self.time_column.clone().or(column),
                 time_unit: self.time_unit.map_or(unit, TimeUnit::from),
+                ..ReadOptions::default()
             },
             lateness_ns: self.limit_lateness.map(|time| time.0),
         })

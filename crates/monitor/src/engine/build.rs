@@ -15,9 +15,9 @@ use super::joins::Join;
 use super::node::Node;
 use super::rows::ByInstant;
 use super::run::{Epoch, Run};
+use super::select::select;
 use super::sets::{Combination, Top, distinct};
 use super::windows::{LastRows, Range};
-use super::select::select;
 
 /// What an operator puts out: one epoch after the other.
 pub(super) type Epochs<G> = Stream<G, Rc<Epoch>>;

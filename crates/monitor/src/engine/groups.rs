@@ -34,10 +34,10 @@ pub(super) struct Groups {
     /// Of each aggregate, its argument's column.
     arguments: Vec<Option<usize>>,
     hasher: DefaultHashBuilder,
-    /// Where in `groups` a key is.
+    /// Where in `all` a key is.
     table: HashTable<u32>,
-    groups: Vec<Group>,
-    /// Places in `groups` that are free.
+    all: Vec<Group>,
+    /// Places in `all` that are free.
     free: Vec<u32>,
     /// What is used again and again: the groups of each row, of each run.
     places: Vec<Vec<u32>>,
@@ -62,7 +62,7 @@ impl Groups {
             aggregates,
             hasher: DefaultHashBuilder::default(),
             table: HashTable::new(),
-            groups: Vec::new(),
+            all: Vec::new(),
             free: Vec::new(),
             places: Vec::new(),
             changes: Vec::new(),
@@ -110,7 +110,7 @@ impl Groups {
                 key.hash(row, &mut state);
             }
             let hash = state.finish();
-            let groups = &self.groups;
+            let groups = &self.all;
             let same = |&place: &u32| {
                 let group = &groups[place as usize];
                 group.hash == hash
@@ -128,19 +128,19 @@ impl Groups {
         let states = self.aggregates.iter().map(State::new).collect();
         let group = Group { key, hash, rows: 0, states, shown: None, touched: false };
         let place = if let Some(place) = self.free.pop() {
-            self.groups[place as usize] = group;
+            self.all[place as usize] = group;
             place
         } else {
-            self.groups.push(group);
-            (self.groups.len() - 1) as u32
+            self.all.push(group);
+            (self.all.len() - 1) as u32
         };
-        let groups = &self.groups;
+        let groups = &self.all;
         self.table.insert_unique(hash, place, |&place| groups[place as usize].hash);
         place
     }
 
     fn change(&mut self, place: u32, run: &Run, row: usize) {
-        let group = &mut self.groups[place as usize];
+        let group = &mut self.all[place as usize];
         let count = run.count(row);
         group.rows += count;
         for (state, argument) in group.states.iter_mut().zip(&self.arguments) {
@@ -149,7 +149,7 @@ impl Groups {
                 None => state.add_integer(0, count),
                 Some(Some(Column::Integers(integers))) => state.add_integer(integers[row], count),
                 Some(Some(Column::Values(values))) => state.add(&values[row], count),
-                Some(None) => {}
+                Some(Some(Column::Nulls(_)) | None) => {}
             }
         }
         if !group.touched {
@@ -161,7 +161,7 @@ impl Groups {
     /// Puts out what has changed of the groups that were touched at an instant.
     fn show(&mut self, time: u64) {
         for place in self.touched.drain(..) {
-            let group = &mut self.groups[place as usize];
+            let group = &mut self.all[place as usize];
             group.touched = false;
             self.values.clear();
             let is = group.rows > 0;
@@ -173,18 +173,16 @@ impl Groups {
                 if is && *shown == self.values {
                     continue;
                 }
-                let width = self.keys + shown.len();
-                self.builder.begin(time, -1);
+                let columns = self.builder.begin(time, -1, self.keys + shown.len());
                 let row = group.key.iter().cloned().chain(shown.drain(..));
-                for (column, value) in self.builder.columns(width).iter_mut().zip(row) {
+                for (column, value) in columns.iter_mut().zip(row) {
                     column.push(value);
                 }
             }
             if is {
-                self.builder.begin(time, 1);
+                let columns = self.builder.begin(time, 1, self.keys + self.values.len());
                 let row = group.key.iter().chain(&self.values).cloned();
-                let width = self.keys + self.values.len();
-                for (column, value) in self.builder.columns(width).iter_mut().zip(row) {
+                for (column, value) in columns.iter_mut().zip(row) {
                     column.push(value);
                 }
                 let shown = group.shown.get_or_insert_default();
@@ -200,7 +198,7 @@ impl Groups {
     fn remove_empty(&mut self, runs: usize) {
         for places in &mut self.places[..runs] {
             for place in places.drain(..) {
-                let group = &mut self.groups[place as usize];
+                let group = &mut self.all[place as usize];
                 if group.rows != 0 {
                     continue;
                 }

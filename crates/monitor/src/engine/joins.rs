@@ -72,7 +72,7 @@ impl Key {
         match self {
             Self::Integer(integer) => match &**columns[0] {
                 Column::Integers(integers) => integers[row] == *integer,
-                column @ Column::Values(_) => column.is(row, &Value::Integer(*integer)),
+                column => column.is(row, &Value::Integer(*integer)),
             },
             Self::Values(values) => {
                 columns.iter().zip(values).all(|(column, value)| column.is(row, value))
@@ -234,10 +234,10 @@ impl Pairs {
 
     /// Puts out a pair, so many times.
     fn pair(&mut self, left: Place<'_>, right: Place<'_>, time: u64, count: i64) {
-        self.builder.begin(time, count);
         let outputs = &self.matching.outputs;
         let middle = self.matching.widths[LEFT];
-        for (column, &from) in self.builder.columns(outputs.len()).iter_mut().zip(outputs) {
+        let columns = self.builder.begin(time, count, outputs.len());
+        for (column, &from) in columns.iter_mut().zip(outputs) {
             if from < middle {
                 column.push_from(&left.0[from], left.1);
             } else {
@@ -248,11 +248,11 @@ impl Pairs {
 
     /// Puts out a row beside nothing, so many times.
     fn alone(&mut self, side: usize, mine: &[Rc<Column>], row: usize, time: u64, count: i64) {
-        self.builder.begin(time, count);
         let outputs = &self.matching.outputs;
         let first = if side == LEFT { 0 } else { self.matching.widths[LEFT] };
         let own = first..first + self.matching.widths[side];
-        for (column, from) in self.builder.columns(outputs.len()).iter_mut().zip(outputs) {
+        let columns = self.builder.begin(time, count, outputs.len());
+        for (column, from) in columns.iter_mut().zip(outputs) {
             if own.contains(from) {
                 column.push_from(&mine[from - first], row);
             } else {

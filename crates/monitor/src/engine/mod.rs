@@ -28,7 +28,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use fathom_cql::Value;
-use fathom_cql::plan::{Output, Plan};
+use fathom_cql::plan::Plan;
 use timely::WorkerConfig;
 use timely::communication::allocator::thread::Thread;
 use timely::dataflow::InputHandle;
@@ -37,6 +37,7 @@ use timely::dataflow::operators::{Input, Inspect, Probe};
 use timely::worker::Worker;
 
 use crate::columns::Column;
+use crate::read::Condition;
 use build::Builder;
 use input::Staged;
 use results::{Results, Teller};
@@ -56,6 +57,16 @@ pub struct EngineStatistics {
     pub late: u64,
     /// Operators of all plans.
     pub operators: usize,
+}
+
+/// What is known of the rows of a source that plans look at: each has, in some columns, the texts
+/// of one of these. `None` where nothing is known.
+pub(crate) fn conditions(plans: &[Plan], source: usize) -> Option<Vec<Condition>> {
+    let mut all = Vec::new();
+    let mut known = |plan: &Plan| {
+        node::conditions(&node::output(&plan.output), source, &mut |texts| all.push(texts))
+    };
+    plans.iter().all(&mut known).then_some(all)
 }
 
 /// Runs plans over events.
@@ -79,7 +90,7 @@ impl Engine {
         let mut worker =
             Worker::new(WorkerConfig::default(), Thread::default(), Some(Instant::now()));
         let results = Results::default();
-        let mut probe = Handle::new();
+        let probe = Handle::new();
         let mut queries: Vec<Vec<usize>> = Vec::new();
         let (inputs, operators) = worker.dataflow::<u64, _, _>(|scope| {
             let (inputs, streams): (Vec<_>, Vec<_>) =
@@ -87,10 +98,7 @@ impl Engine {
             let mut builder = Builder::new(streams);
             let mut outputs: HashMap<String, usize> = HashMap::new();
             for (query, plan) in plans.iter().enumerate() {
-                let node = match &plan.output {
-                    Output::Stream(stream) => node::stream(stream),
-                    Output::Relation(relation) => node::relation(relation),
-                };
+                let node = node::output(&plan.output);
                 let output = *outputs.entry(format!("{node:?}")).or_insert(queries.len());
                 if output < queries.len() {
                     queries[output].push(query);
@@ -99,7 +107,9 @@ impl Engine {
                 queries.push(vec![query]);
                 let results = results.clone();
                 let stream = builder.node(&node);
-                stream.inspect(move |epoch| results.add(output, Rc::clone(epoch))).probe_with(&mut probe);
+                stream
+                    .inspect(move |epoch| results.add(output, Rc::clone(epoch)))
+                    .probe_with(&probe);
             }
             (inputs, builder.built())
         });

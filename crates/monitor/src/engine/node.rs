@@ -4,11 +4,14 @@
 //! only that somebody asks for, and each is computed once, however often a row comes and goes.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use fathom_cql::Value;
 use fathom_cql::ast::{BinaryOperator, JoinKind, SetOperation, ToStream};
-use fathom_cql::plan::{Aggregate, Expression, OrderKey, Relation, Stream, Window};
+use fathom_cql::plan::{Aggregate, Expression, OrderKey, Output, Relation, Stream, Window};
 use fathom_cql::walk::{combine, conjuncts, each_column, substitute};
+
+use crate::read::Condition;
 
 /// An operator and what it is over.
 #[derive(Debug)]
@@ -61,13 +64,60 @@ pub(super) struct Matching {
 }
 
 /// What a relation is made by.
-pub(super) fn relation(relation: &Relation) -> Rc<Node> {
+fn relation(relation: &Relation) -> Rc<Node> {
     selected(relation, Selection::default())
 }
 
+/// What the result of a plan is made by.
+pub(super) fn output(of: &Output) -> Rc<Node> {
+    match of {
+        Output::Stream(of) => stream(of),
+        Output::Relation(of) => relation(of),
+    }
+}
+
 /// What a stream is made by.
-pub(super) fn stream(of: &Stream) -> Rc<Node> {
+fn stream(of: &Stream) -> Rc<Node> {
     selected_stream(of, Selection::default())
+}
+
+/// What is known of the rows of a source that a node looks at: each meets one of the conditions
+/// that are added, all of its columns having these texts. False where nothing is known.
+pub(super) fn conditions(node: &Node, source: usize, add: &mut impl FnMut(Condition)) -> bool {
+    match node {
+        Node::Source(of) => *of != source,
+        Node::Select(input, selection) => match (&**input, &selection.predicate) {
+            (Node::Source(of), Some(predicate)) if *of == source => {
+                let parts = conjuncts(predicate.clone()).into_iter();
+                let texts: Vec<_> = parts.filter_map(|part| equal_text(&part)).collect();
+                let known = !texts.is_empty();
+                add(texts);
+                known
+            }
+            _ => conditions(input, source, add),
+        },
+        Node::Range { input, .. }
+        | Node::Rows { input, .. }
+        | Node::Groups { input, .. }
+        | Node::Distinct(input)
+        | Node::Top { input, .. }
+        | Node::Stream(_, input) => conditions(input, source, add),
+        Node::Join(left, right, _) | Node::Set { left, right, .. } | Node::Both(left, right) => {
+            conditions(left, source, add) && conditions(right, source, add)
+        }
+    }
+}
+
+/// The column and the text of a part that says that they are equal.
+fn equal_text(part: &Expression) -> Option<(usize, Arc<str>)> {
+    let Expression::Binary(BinaryOperator::Equal, left, right) = part else { return None };
+    match (&**left, &**right) {
+        (Expression::Column(column), Expression::Literal(Value::Text(text)))
+        | (Expression::Literal(Value::Text(text)), Expression::Column(column)) => {
+            Some((*column, Arc::clone(text)))
+        }
+        _ => None,
+    }
 }
 
 /// A selection of a relation's rows.
@@ -162,9 +212,7 @@ fn selected(relation: &Relation, selection: Selection) -> Rc<Node> {
             let (keys, aggregates) = (keys.len(), aggregates.clone());
             on(Rc::new(Node::Groups { input, keys, aggregates }), selection)
         }
-        Relation::Distinct(input) => {
-            on(Rc::new(Node::Distinct(self::relation(input))), selection)
-        }
+        Relation::Distinct(input) => on(Rc::new(Node::Distinct(self::relation(input))), selection),
         Relation::Set { operation: SetOperation::Union, all: true, left, right } => {
             let (left, right) = (selected(left, selection.clone()), selected(right, selection));
             Rc::new(Node::Both(left, right))
@@ -242,7 +290,8 @@ impl Selection {
                 *uses += 1;
             }
         });
-        let plain = |each: &Expression| matches!(each, Expression::Column(_) | Expression::Literal(_));
+        let plain =
+            |each: &Expression| matches!(each, Expression::Column(_) | Expression::Literal(_));
         if expressions.iter().zip(&uses).any(|(each, &uses)| uses > 1 && !plain(each)) {
             return Err(self);
         }

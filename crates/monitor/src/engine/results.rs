@@ -21,9 +21,11 @@ pub struct Delta<'a> {
     pub row: &'a [Value],
 }
 
-/// What queries have given and nobody has seen yet.
+/// What queries have given and nobody has seen yet, each with the number of its output.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Results(Rc<RefCell<Vec<(usize, Rc<Epoch>)>>>);
+pub(super) struct Results(Rc<RefCell<Outputs>>);
+
+type Outputs = Vec<(usize, Rc<Epoch>)>;
 
 impl Results {
     pub(super) fn add(&self, output: usize, epoch: Rc<Epoch>) {
@@ -32,7 +34,7 @@ impl Results {
         }
     }
 
-    pub(super) fn take(&self) -> Vec<(usize, Rc<Epoch>)> {
+    pub(super) fn take(&self) -> Outputs {
         self.0.take()
     }
 }
@@ -60,7 +62,7 @@ impl Teller {
                 instant.sort_by(compare);
             }
             for same in instant.chunk_by(|one, next| compare(one, next).is_eq()) {
-                let count = same.iter().map(|change| of(change)).map(|(run, row)| run.count(row));
+                let count = same.iter().map(of).map(|(run, row)| run.count(row));
                 let count: i64 = count.sum();
                 if count != 0 {
                     let (run, at) = of(&same[0]);

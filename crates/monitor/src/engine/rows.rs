@@ -80,4 +80,3 @@ pub(super) fn key(row: &Tuple, columns: &[usize]) -> Tuple {
     let value = |&column: &usize| row.get(column).cloned();
     columns.iter().map(|column| value(column).unwrap_or(fathom_cql::Value::Null)).collect()
 }
-

@@ -167,6 +167,7 @@ pub(super) fn in_order<'a>(runs: impl IntoIterator<Item = &'a Run>, changes: &mu
 #[derive(Debug, Default)]
 pub(super) struct RunBuilder {
     times: Vec<u64>,
+    /// Empty as long as each row comes once.
     counts: Vec<i64>,
     columns: Vec<Column>,
 }
@@ -176,14 +177,15 @@ impl RunBuilder {
         self.times.len()
     }
 
-    /// Begins a row. Its values are to follow.
-    pub(super) fn begin(&mut self, time: u64, count: i64) {
+    /// Begins a row. Its values are to follow, one in each of so many columns.
+    pub(super) fn begin(&mut self, time: u64, count: i64, width: usize) -> &mut [Column] {
+        if count != 1 && self.counts.is_empty() {
+            self.counts.resize(self.times.len(), 1);
+            self.counts.push(count);
+        } else if !self.counts.is_empty() {
+            self.counts.push(count);
+        }
         self.times.push(time);
-        self.counts.push(count);
-    }
-
-    /// The columns, of which there are so many.
-    pub(super) fn columns(&mut self, width: usize) -> &mut [Column] {
         if self.columns.len() < width {
             self.columns.resize_with(width, Column::default);
         }
@@ -191,9 +193,13 @@ impl RunBuilder {
     }
 
     /// Adds a row.
-    pub(super) fn push(&mut self, time: u64, count: i64, row: impl ExactSizeIterator<Item = Value>) {
-        self.begin(time, count);
-        for (column, value) in self.columns(row.len()).iter_mut().zip(row) {
+    pub(super) fn push(
+        &mut self,
+        time: u64,
+        count: i64,
+        row: impl ExactSizeIterator<Item = Value>,
+    ) {
+        for (column, value) in self.begin(time, count, row.len()).iter_mut().zip(row) {
             column.push(value);
         }
     }
@@ -203,11 +209,16 @@ impl RunBuilder {
         if self.times.is_empty() {
             return None;
         }
-        let columns = std::mem::take(&mut self.columns);
-        let columns = columns.into_iter().map(Rc::new).collect();
-        let counts = std::mem::take(&mut self.counts);
-        let all = counts.iter().all(|&count| count == 1);
-        let counts = if all { Counts::All(1) } else { Counts::Each(Rc::new(counts)) };
-        Some(Run::new(std::mem::take(&mut self.times), counts, columns))
+        // About as many will come again.
+        let room = self.times.len();
+        let times = std::mem::replace(&mut self.times, Vec::with_capacity(room));
+        let columns = self.columns.iter_mut().map(|column| Rc::new(column.replace(room)));
+        let columns = columns.collect();
+        let counts = if self.counts.is_empty() {
+            Counts::All(1)
+        } else {
+            Counts::Each(Rc::new(std::mem::take(&mut self.counts)))
+        };
+        Some(Run::new(times, counts, columns))
     }
 }

@@ -24,10 +24,10 @@ impl State {
         match aggregate.function {
             _ if aggregate.distinct => Self::Values(BTreeMap::new()),
             Function::Count => Self::Count(0),
-            Function::Sum
-            | Function::Average
-            | Function::Variance
-            | Function::StandardDeviation => Self::Sums(Sums::default()),
+            Function::Sum | Function::Average => Self::Sums(Sums::default()),
+            Function::Variance | Function::StandardDeviation => {
+                Self::Sums(Sums { squares: Some(0), ..Sums::default() })
+            }
             Function::Minimum
             | Function::Maximum
             | Function::Percentile(_)
@@ -77,8 +77,9 @@ impl State {
 pub(super) struct Sums {
     count: i64,
     integers: i128,
-    /// Wraps around and back: what counts is whether the sum of what is left fits.
-    squares: i128,
+    /// The sum of the squares, where it is asked for. It wraps around and back: what counts is
+    /// whether the sum of what is left fits.
+    squares: Option<i128>,
     floats: Option<Floats>,
 }
 
@@ -98,7 +99,9 @@ impl Sums {
         let number = i128::from(integer);
         let counted = number * i128::from(count);
         self.integers += counted;
-        self.squares = self.squares.wrapping_add(number.wrapping_mul(counted));
+        if let Some(squares) = &mut self.squares {
+            *squares = squares.wrapping_add(number.wrapping_mul(counted));
+        }
     }
 
     fn add(&mut self, value: &Value, count: i64) {
@@ -109,7 +112,7 @@ impl Sums {
                 self.floats.get_or_insert_default().add(number, count);
                 if self.count == 0 {
                     // Rounding errors end with the values that they come from.
-                    *self = Self::default();
+                    *self = Self { squares: self.squares.map(|_| 0), ..Self::default() };
                 }
             }
             Value::Null | Value::Boolean(_) | Value::Text(_) => {}
@@ -123,7 +126,11 @@ impl Sums {
         let count = self.count as f64;
         let sum = match self.floats {
             Some(floats) => floats.sum(),
-            None => self.integers as f64,
+            // The usual case is quicker by itself.
+            None => match i64::try_from(self.integers) {
+                Ok(sum) => sum as f64,
+                Err(_) => self.integers as f64,
+            },
         };
         match (function, self.floats) {
             (AggregateFunction::Sum, None) => {
@@ -141,7 +148,7 @@ impl Sums {
 
     fn variance(&self) -> Option<f64> {
         let Some(floats) = self.floats else {
-            return integer_variance(self.count.into(), self.integers, self.squares);
+            return integer_variance(self.count.into(), self.integers, self.squares?);
         };
         let count = self.count as f64;
         let mean = floats.sum() / count;

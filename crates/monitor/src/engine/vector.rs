@@ -26,40 +26,66 @@ pub(super) fn filter(predicate: &Expression, run: &Run, rows: &mut Vec<u32>) {
             return filter(right, run, rows);
         }
         if let (Expression::Column(column), Expression::Literal(literal)) = (&**left, &**right) {
-            if let (Some(column), Some(test)) = (run.column(*column), comparison(*operator)) {
-                return compare(column, literal, test, rows);
+            if let (Some(column), true) = (run.column(*column), is_comparison(*operator)) {
+                return compare(column, *operator, literal, rows);
             }
         }
     }
     let mut scratch = Scratch::new(predicate);
-    rows.retain(|&row| is_true(&scratch.value(predicate, run, row)));
+    keep(rows, |row| is_true(&scratch.value(predicate, run, row)));
 }
 
-/// Whether an order is the one that an operator asks for.
-type Test = fn(Ordering) -> bool;
+/// Leaves the rows that pass a test, without a branch on what it says.
+fn keep(rows: &mut Vec<u32>, mut test: impl FnMut(usize) -> bool) {
+    let mut kept = 0;
+    for at in 0..rows.len() {
+        let row = rows[at];
+        rows[kept] = row;
+        kept += usize::from(test(row as usize));
+    }
+    rows.truncate(kept);
+}
 
-fn comparison(operator: BinaryOperator) -> Option<Test> {
-    Some(match operator {
-        BinaryOperator::Equal => Ordering::is_eq,
-        BinaryOperator::NotEqual => Ordering::is_ne,
-        BinaryOperator::Less => Ordering::is_lt,
-        BinaryOperator::LessOrEqual => Ordering::is_le,
-        BinaryOperator::Greater => Ordering::is_gt,
-        BinaryOperator::GreaterOrEqual => Ordering::is_ge,
-        _ => return None,
-    })
+fn is_comparison(operator: BinaryOperator) -> bool {
+    use BinaryOperator as Operator;
+    matches!(
+        operator,
+        Operator::Equal
+            | Operator::NotEqual
+            | Operator::Less
+            | Operator::LessOrEqual
+            | Operator::Greater
+            | Operator::GreaterOrEqual
+    )
 }
 
 /// Leaves the rows that compare with a literal of their own type, and are not null, as is asked.
-fn compare(column: &Column, literal: &Value, test: Test, rows: &mut Vec<u32>) {
+fn compare(column: &Column, operator: BinaryOperator, literal: &Value, rows: &mut Vec<u32>) {
+    use BinaryOperator as Operator;
     match (column, literal) {
-        (Column::Integers(integers), Value::Integer(literal)) => {
-            rows.retain(|&row| test(integers[row as usize].cmp(literal)));
+        (Column::Integers(of), &Value::Integer(literal)) => match operator {
+            Operator::Equal => keep(rows, |row| of[row] == literal),
+            Operator::NotEqual => keep(rows, |row| of[row] != literal),
+            Operator::Less => keep(rows, |row| of[row] < literal),
+            Operator::LessOrEqual => keep(rows, |row| of[row] <= literal),
+            Operator::Greater => keep(rows, |row| of[row] > literal),
+            _ => keep(rows, |row| of[row] >= literal),
+        },
+        (Column::Values(_), Value::Text(_)) if operator == Operator::Equal => {
+            keep(rows, |row| column.is(row, literal));
         }
-        (Column::Values(values), literal) if !literal.is_null() => rows.retain(|&row| {
-            let value = &values[row as usize];
-            value.kind() == literal.kind() && test(value.cmp(literal))
-        }),
+        (Column::Values(values), literal) if !literal.is_null() => {
+            let test = match operator {
+                Operator::Equal => Ordering::is_eq,
+                Operator::NotEqual => Ordering::is_ne,
+                Operator::Less => Ordering::is_lt,
+                Operator::LessOrEqual => Ordering::is_le,
+                Operator::Greater => Ordering::is_gt,
+                _ => Ordering::is_ge,
+            };
+            let kind = literal.kind();
+            keep(rows, |row| values[row].kind() == kind && test(values[row].cmp(literal)));
+        }
         _ => rows.clear(),
     }
 }
@@ -84,18 +110,17 @@ pub(super) fn column(
     }
     let mut scratch = Scratch::new(expression);
     let mut value = |row| scratch.value(expression, run, row);
-    Rc::new(match selected {
-        Some(rows) => rows.iter().map(|&row| value(row)).collect(),
-        None => {
-            // What is before the rows that count is looked at by nobody.
-            let before = std::iter::repeat_with(|| Value::Null).take(run.rows().start);
-            before.chain(run.rows().map(|row| value(row as u32))).collect()
-        }
+    Rc::new(if let Some(rows) = selected {
+        rows.iter().map(|&row| value(row as usize)).collect()
+    } else {
+        // What is before the rows that count is looked at by nobody.
+        let before = std::iter::repeat_with(|| Value::Null).take(run.rows().start);
+        before.chain(run.rows().map(value)).collect()
     })
 }
 
 fn nulls(length: usize) -> Rc<Column> {
-    Rc::new(Column::Values(std::iter::repeat_with(|| Value::Null).take(length).collect()))
+    Rc::new(Column::Nulls(length))
 }
 
 /// Sums, differences and products of two columns of integers, if none overflows.
@@ -116,14 +141,13 @@ fn of_integers(expression: &Expression, run: &Run, selected: Option<&[u32]>) -> 
         return None;
     };
     let value = |row: usize| apply(left[row], right[row]);
-    match selected {
-        Some(rows) => rows.iter().map(|&row| value(row as usize)).collect::<Option<_>>(),
-        None => {
-            let before = std::iter::repeat_n(Some(0), run.rows().start);
-            before.chain(run.rows().map(value)).collect()
-        }
-    }
-    .map(Column::Integers)
+    let values: Option<Vec<i64>> = if let Some(rows) = selected {
+        rows.iter().map(|&row| value(row as usize)).collect()
+    } else {
+        let before = std::iter::repeat_n(Some(0), run.rows().start);
+        before.chain(run.rows().map(value)).collect()
+    };
+    values.map(Column::Integers)
 }
 
 /// A row with the columns that an expression looks at; the others are null.
@@ -141,11 +165,11 @@ impl Scratch {
         Self { row: Vec::new(), columns }
     }
 
-    fn value(&mut self, expression: &Expression, run: &Run, row: u32) -> Value {
+    fn value(&mut self, expression: &Expression, run: &Run, row: usize) -> Value {
         self.row.resize_with(run.columns().len(), || Value::Null);
         for &at in &self.columns {
             if let (Some(place), Some(column)) = (self.row.get_mut(at), run.column(at)) {
-                *place = column.value(row as usize);
+                *place = column.value(row);
             }
         }
         evaluate(expression, &self.row)

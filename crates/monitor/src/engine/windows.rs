@@ -6,8 +6,8 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 
 use super::Tuple;
-use super::run::{Epoch, Run};
 use super::rows::{Results, key};
+use super::run::{Epoch, Run};
 
 /// A window by time: a row's coming and going are known when it comes.
 #[derive(Debug)]

@@ -23,12 +23,15 @@ pub(crate) use lines::read_full;
 use std::fmt;
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 use fathom_cql::catalog::StreamSchema;
 use fathom_cql::{Row, Value};
 
+use crate::columns::Column;
+
 /// The most rows that a batch has.
-pub const BATCH_ROWS: usize = 1024;
+pub const BATCH_ROWS: usize = 4096;
 /// The last instant that an event may have, in nanoseconds; windows reach beyond it without
 /// overflow. Events have no instants below 0.
 pub const LAST_TIME_NS: i64 = i64::MAX / 4;
@@ -38,42 +41,98 @@ const NOTES: usize = 5;
 /// So many bad lines are never too many.
 const BAD_LINES: u64 = 100;
 
-/// Rows of one stream.
+/// Rows of one stream, by column.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// The instant of each row.
     pub times_ns: Vec<i64>,
-    /// The rows: the columns that were asked for.
-    pub rows: Vec<Row>,
+    /// The columns that were asked for, each as long as there are rows.
+    pub columns: Vec<Column>,
+    /// The latest instant that was read, be it of a row that was left out; 0 where there is none.
+    pub latest_ns: i64,
+    /// How many rows were left out, as nobody wants them.
+    pub left_out: u64,
 }
 
 impl Batch {
     /// Takes everything out.
     pub fn clear(&mut self) {
-        self.times_ns.clear();
-        self.rows.clear();
+        self.truncate(0);
+        (self.latest_ns, self.left_out) = (0, 0);
+    }
+
+    /// How many rows have been read, those that were left out too.
+    pub(crate) fn read(&self) -> usize {
+        self.len() + self.left_out as usize
     }
 
     /// How many rows there are.
     pub fn len(&self) -> usize {
-        self.rows.len()
+        self.times_ns.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+        self.times_ns.is_empty()
     }
 
-    fn push(&mut self, time_ns: i64, row: Row) {
+    /// A row.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn row(&self, row: usize) -> Row {
+        self.columns.iter().map(|column| column.value(row)).collect()
+    }
+
+    /// The rows, one behind the other.
+    pub fn rows(&self) -> impl Iterator<Item = Row> {
+        (0..self.len()).map(|row| self.row(row))
+    }
+
+    /// Adds a row. All are equally wide.
+    pub fn push(&mut self, time_ns: i64, row: Row) {
+        self.widen(row.len());
+        for (column, value) in self.columns.iter_mut().zip(row) {
+            column.push(value);
+        }
+        self.end_row(time_ns);
+    }
+
+    /// Takes the rows out: the instant of each, none below 0, and the columns.
+    pub fn take(&mut self) -> (Vec<u64>, Vec<Column>) {
+        let times = self.times_ns.drain(..).map(|time_ns| u64::try_from(time_ns).unwrap_or(0));
+        let times = times.collect();
+        let capacity = self.times_ns.capacity();
+        let columns = self.columns.iter_mut().map(|column| column.replace(capacity)).collect();
+        (times, columns)
+    }
+
+    /// There are so many columns at least.
+    pub(crate) fn widen(&mut self, width: usize) {
+        if self.columns.len() < width {
+            self.columns.resize_with(width, Column::default);
+        }
+    }
+
+    /// A row whose values are in the columns is there.
+    pub(crate) fn end_row(&mut self, time_ns: i64) {
         self.times_ns.push(time_ns);
-        self.rows.push(row);
+        self.latest_ns = self.latest_ns.max(time_ns);
+    }
+
+    /// Keeps the first rows, and no values of others.
+    pub(crate) fn truncate(&mut self, rows: usize) {
+        self.times_ns.truncate(rows);
+        for column in &mut self.columns {
+            column.truncate(rows);
+        }
     }
 }
 
 /// Something that gives events.
 pub trait Reader: Send {
-    /// Puts the next rows in place of what is in `batch`: at least one, or none and `false` at the
-    /// end. It waits for the input only while it has nothing to give.
+    /// Puts the next rows in place of what is in `batch`: at least one, or as many as were left
+    /// out; none and `false` at the end. It waits for the input only while it has nothing to give.
     ///
     /// # Errors
     /// When the input cannot be read, or too much of it makes no sense. Rows that were read before
@@ -123,6 +182,9 @@ impl TimeUnit {
     }
 }
 
+/// Columns of the schema, by their positions, that must have these texts, all of them.
+pub type Condition = Vec<(usize, Arc<str>)>;
+
 /// How a file is to be understood.
 #[derive(Clone, Debug, Default)]
 pub struct ReadOptions {
@@ -131,6 +193,9 @@ pub struct ReadOptions {
     pub time_column: Option<String>,
     /// The unit of that column. Formats that know their unit give their times in this one.
     pub time_unit: TimeUnit,
+    /// What is known of the rows that somebody wants: each of them meets one of these conditions.
+    /// `None` where nothing is known. A reader may leave out the others.
+    pub conditions: Option<Vec<Condition>>,
 }
 
 /// Why a file cannot be read.
@@ -235,12 +300,13 @@ impl Tally {
 
     /// A batch is full, or the input has ended.
     pub(crate) fn batch(&mut self, batch: &Batch) -> Result<bool, ReadError> {
-        self.report.events += batch.len() as u64;
+        let read = batch.read();
+        self.report.events += read as u64;
         if self.report.events == 0 && self.report.bad > 0 {
             let first = self.report.notes.last().map_or("nothing makes sense", String::as_str);
             return Err(ReadError::new(format!("{first}; no line of the file is good")));
         }
-        Ok(!batch.is_empty())
+        Ok(read > 0)
     }
 
     pub(crate) fn io(&self, error: &io::Error) -> ReadError {

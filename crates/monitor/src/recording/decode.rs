@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use fathom_cql::{Row, Type, Value};
+use fathom_cql::{Type, Value};
 
 use super::TEXTS_MAX;
 use super::bytes::{Input, Wrong, unzigzag};
 use super::column::Encoding;
 use super::header::Header;
+use crate::columns::Column as Values;
 use crate::read::{Batch, LAST_TIME_NS, Texts};
 
 /// Where the columns of a recording go in a row.
@@ -110,26 +111,35 @@ impl Rows {
     /// Moves at most `most` rows into a batch.
     pub fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), Wrong> {
         let count = most.min(self.left);
-        let start = batch.rows.len();
+        let start = batch.len();
+        self.left -= count;
+        let done = self.fill(count, batch);
+        if done.is_err() {
+            batch.truncate(start);
+        }
+        done
+    }
+
+    fn fill(&mut self, count: usize, batch: &mut Batch) -> Result<(), Wrong> {
+        let start = batch.len();
         for _ in 0..count {
             let time = self.times.integer(&self.payload)?;
             if !(0..=LAST_TIME_NS).contains(&time) || time < self.span.0 || time > self.span.1 {
-                batch.times_ns.truncate(start);
                 return Err(Wrong("a row of a time that it cannot have"));
             }
-            batch.times_ns.push(time);
+            batch.end_row(time);
         }
-        batch.rows.resize_with(start + count, || vec![Value::Null; self.width]);
-        let times = &batch.times_ns[start..];
-        let rows = &mut batch.rows[start..];
-        let done =
-            self.columns.iter_mut().try_for_each(|column| column.read(&self.payload, times, rows));
-        if done.is_err() {
-            batch.times_ns.truncate(start);
-            batch.rows.truncate(start);
+        batch.widen(self.width);
+        for column in &mut self.columns {
+            let times = &batch.times_ns[start..];
+            column.read(&self.payload, times, &mut batch.columns[column.place])?;
         }
-        self.left -= count;
-        done
+        // Those that nothing was read into.
+        let rows = batch.len();
+        for column in &mut batch.columns {
+            column.pad(rows);
+        }
+        Ok(())
     }
 }
 
@@ -222,9 +232,9 @@ impl Column {
     }
 
     /// The values of the next rows.
-    fn read(&mut self, payload: &[u8], times: &[i64], rows: &mut [Row]) -> Result<(), Wrong> {
-        for (row, &time) in rows.iter_mut().zip(times) {
-            row[self.place] = match self.encoding {
+    fn read(&mut self, payload: &[u8], times: &[i64], column: &mut Values) -> Result<(), Wrong> {
+        for &time in times {
+            column.push(match self.encoding {
                 Encoding::Null => Value::Null,
                 Encoding::Constant => self.constant.clone(),
                 Encoding::Times => Value::Integer(time / self.divisor),
@@ -235,7 +245,7 @@ impl Column {
                     self.row += 1;
                     if present { self.value(payload)? } else { Value::Null }
                 }
-            };
+            });
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ impl Everything {
     /// A column.
     pub fn column(&self, name: &str) -> Vec<Value> {
         let column = io_stream().find(name).expect("the column is there");
-        self.events.rows.iter().map(|row| row[column].clone()).collect()
+        self.events.rows().map(|row| row[column].clone()).collect()
     }
 
     /// A column of integers.
@@ -40,9 +40,10 @@ impl Everything {
 pub fn drain(mut reader: Box<dyn Reader>) -> Result<Everything, ReadError> {
     let (mut events, mut batch) = (Batch::default(), Batch::default());
     while reader.next_batch(&mut batch)? {
-        assert!(!batch.is_empty() && batch.times_ns.len() == batch.rows.len());
-        events.times_ns.append(&mut batch.times_ns);
-        events.rows.append(&mut batch.rows);
+        assert!(!batch.is_empty());
+        for (&time_ns, row) in batch.times_ns.iter().zip(batch.rows()) {
+            events.push(time_ns, row);
+        }
     }
     assert!(batch.is_empty());
     let report = reader.report().clone();
