@@ -15,6 +15,6 @@ mod schema;
 pub mod write;
 
 pub use columns::Column;
-pub use engine::{Delta, Engine, EngineStatistics};
+pub use engine::{Delta, Engine, EngineStatistics, StateSize};
 pub use replay::{QueryError, ReplayRequest, ReplaySummary, ResultSink, replay};
 pub use schema::io_stream;

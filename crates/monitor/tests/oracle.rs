@@ -1,9 +1,10 @@
 //! The engine against the naive evaluator: random plans over random streams, by seed.
 
-use fathom_cql::Row;
+use fathom_cql::catalog::Catalog;
 use fathom_cql::generate::{Case, case, shrink};
 use fathom_cql::oracle;
-use fathom_monitor::{Delta, Engine};
+use fathom_cql::{Parameters, ParseOptions, Row, Value, parse, plan_script};
+use fathom_monitor::{Delta, Engine, io_stream};
 
 /// How many cases a test runs; `FATHOM_CASES` says otherwise.
 fn cases() -> u64 {
@@ -80,4 +81,83 @@ fn the_engine_says_what_the_semantics_say() {
     }
     assert!(compared * 10 >= cases() * 9, "only {compared} cases were small enough");
     assert!(changes as u64 > cases(), "{changes} changes say little");
+}
+
+/// Runs a case's plan as a query, adds it once more at one instant, and removes the first at
+/// another. What both say.
+fn added_and_removed(case: &Case, added_ns: i64, removed_ns: i64) -> [Changes; 2] {
+    let plans = std::slice::from_ref(&case.plan);
+    let mut engine = Engine::new(case.catalog.streams.len(), plans);
+    let mut changes = [Changes::new(), Changes::new()];
+    let mut take = |delta: Delta<'_>| {
+        changes[delta.query].push((delta.time_ns as i64, delta.row.to_vec(), delta.count));
+    };
+    let mut inputs: Vec<_> = case.inputs.iter().collect();
+    inputs.sort_by_key(|input| input.time_ns);
+    let mut inputs = inputs.into_iter().peekable();
+    for now_ns in 0..=case.until_ns + 1 {
+        engine.advance(now_ns as u64, &mut take);
+        if now_ns == added_ns {
+            assert_eq!(engine.add(plans), 1..2);
+        }
+        if now_ns == removed_ns {
+            engine.remove(0);
+            assert!(engine.state().all(|state| state.query == 1));
+        }
+        while let Some(input) = inputs.next_if(|input| input.time_ns == now_ns) {
+            engine.push(input.source, now_ns as u64, &input.row);
+        }
+    }
+    changes
+}
+
+#[test]
+fn queries_come_and_go_while_the_engine_runs() {
+    let mut told = 0;
+    for seed in 0..cases() / 10 {
+        let mut case = case(seed);
+        case.until_ns = case.until_ns.min(150);
+        let (added_ns, removed_ns) = (case.until_ns / 4, case.until_ns / 2);
+        let Some(first) = expected(&case) else { continue };
+        let mut later = case.clone();
+        later.inputs.retain(|input| input.time_ns >= added_ns);
+        let Some(second) = expected(&later) else { continue };
+        let [is_first, is_second] = added_and_removed(&case, added_ns, removed_ns);
+        let until = first.partition_point(|change| change.0 < removed_ns);
+        assert_eq!(is_first, first[..until], "seed {seed}: the first");
+        assert_eq!(is_second, second, "seed {seed}: the second");
+        told += second.len();
+    }
+    assert!(told as u64 > cases() / 10, "{told} changes say little");
+}
+
+#[test]
+fn what_operators_hold_goes_with_the_windows() {
+    let script =
+        "select VDisk, max(Size), count(*) from IOstream [range 5 nanoseconds] group by VDisk;
+        select A.Size from IOstream [rows 3] as A, IOstream [range 4 nanoseconds] as B
+        where A.ReqId = B.ReqId;";
+    let catalog = Catalog { streams: vec![io_stream()] };
+    let script = parse(script, &ParseOptions::default()).unwrap();
+    let planned = plan_script(&script, &catalog, &Parameters::default()).unwrap();
+    let plans: Vec<_> = planned.queries.iter().map(|query| query.plan.clone()).collect();
+    let mut engine = Engine::new(1, &plans);
+    let schema = io_stream();
+    for time in 0..10 {
+        let mut row = vec![Value::Null; schema.columns.len()];
+        row[schema.find("Size").unwrap()] = Value::Integer(time);
+        row[schema.find("ReqId").unwrap()] = Value::Integer(time);
+        row[schema.find("VDisk").unwrap()] = Value::text(["a", "b"][time as usize % 2]);
+        engine.push(0, time as u64, &row);
+    }
+    let mut state = |time_ns| -> Vec<(usize, &str, usize)> {
+        engine.advance(time_ns, &mut |_| ());
+        engine.state().map(|state| (state.query, state.operator, state.rows)).collect()
+    };
+    assert_eq!(state(0), state(0));
+    let full = [(0, "range", 5), (0, "groups", 7), (1, "rows", 3), (1, "range", 4), (1, "join", 7)];
+    assert_eq!(state(10), full);
+    let empty =
+        [(0, "range", 0), (0, "groups", 0), (1, "rows", 3), (1, "range", 0), (1, "join", 3)];
+    assert_eq!(state(100), empty);
 }

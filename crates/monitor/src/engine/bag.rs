@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use super::build::Holds;
+
 /// Things in their order, each with how often it is there: never 0 times.
 #[derive(Debug)]
 pub(super) struct Bag<T>(BTreeMap<T, i64>);
@@ -38,5 +40,11 @@ impl<T: Ord> Bag<T> {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&T, i64)> {
         self.0.iter().map(|(thing, &count)| (thing, count))
+    }
+}
+
+impl<T> Holds for Bag<T> {
+    fn rows(&self) -> usize {
+        self.0.len()
     }
 }

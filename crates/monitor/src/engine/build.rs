@@ -1,5 +1,6 @@
 //! From nodes to dataflows. What two plans have in common is built once.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -22,16 +23,41 @@ use super::windows::{LastRows, Range};
 /// What an operator puts out: one epoch after the other.
 pub(super) type Epochs<G> = Stream<G, Rc<Epoch>>;
 
+/// The state of an operator.
+pub(super) trait Holds {
+    /// How many rows, groups and values are held.
+    fn rows(&self) -> usize;
+}
+
+impl<T: Holds> Holds for RefCell<T> {
+    fn rows(&self) -> usize {
+        self.borrow().rows()
+    }
+}
+
 /// Builds the operators of plans over the same sources.
 pub(super) struct Builder<G: Scope<Timestamp = u64>> {
     sources: Vec<Epochs<G>>,
     /// What has been built, by what it is.
     built: HashMap<String, Epochs<G>>,
+    /// What operators hold, each with the query that it was built for, and what it does.
+    states: Vec<(usize, &'static str, Rc<dyn Holds>)>,
+    query: usize,
 }
 
 impl<G: Scope<Timestamp = u64>> Builder<G> {
     pub(super) fn new(sources: Vec<Epochs<G>>) -> Self {
-        Self { sources, built: HashMap::new() }
+        Self { sources, built: HashMap::new(), states: Vec::new(), query: 0 }
+    }
+
+    /// Builds what a query needs.
+    pub(super) fn build_for(&mut self, query: usize, node: &Node) -> Epochs<G> {
+        self.query = query;
+        self.node(node)
+    }
+
+    pub(super) fn into_states(self) -> Vec<(usize, &'static str, Rc<dyn Holds>)> {
+        self.states
     }
 
     /// How many operators have been built.
@@ -39,7 +65,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         self.built.len()
     }
 
-    pub(super) fn node(&mut self, node: &Node) -> Epochs<G> {
+    fn node(&mut self, node: &Node) -> Epochs<G> {
         if let Node::Source(source) = node {
             return self.sources[*source].clone();
         }
@@ -62,13 +88,13 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
                 })
             }
             Node::Range { input, length_ns, slide_ns } => {
-                let mut window = Range::new(*length_ns, *slide_ns);
-                unary(&self.node(input), "range", move |epoch| window.epoch(epoch))
+                let window = Range::new(*length_ns, *slide_ns);
+                self.unary(input, "range", window, |window, epoch| window.epoch(epoch))
             }
             Node::Rows { input, by, rows } => {
-                let mut window = LastRows::new(by.clone(), *rows);
                 let mut instants = ByInstant::default();
-                unary(&self.node(input), "rows", move |epoch| {
+                let window = LastRows::new(by.clone(), *rows);
+                self.unary(input, "rows", window, move |window, epoch| {
                     instants.each(&[&epoch.runs], |rows, results| {
                         for (_, row, count) in rows {
                             window.arrive(row, *count, results);
@@ -77,30 +103,27 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
                 })
             }
             Node::Join(left, right, matching) => {
-                let mut join = Join::new(matching.clone());
-                let (left, right) = (self.node(left), self.node(right));
-                binary(&left, &right, "join", move |left, right| join.epoch(left, right))
+                let join = Join::new(matching.clone());
+                self.binary(left, right, "join", join, |join, left, right| join.epoch(left, right))
             }
             Node::Groups { input, keys, aggregates } => {
-                let mut groups = Groups::new(*keys, aggregates.clone());
-                unary(&self.node(input), "groups", move |epoch| groups.epoch(&epoch.runs))
+                let groups = Groups::new(*keys, aggregates.clone());
+                self.unary(input, "groups", groups, |groups, epoch| groups.epoch(&epoch.runs))
             }
             Node::Distinct(input) => {
-                let mut counts = Bag::default();
                 let mut instants = ByInstant::default();
-                unary(&self.node(input), "distinct", move |epoch| {
+                self.unary(input, "distinct", Bag::default(), move |counts, epoch| {
                     instants.net(&[&epoch.runs], |rows, results| {
                         for (_, row, count) in rows {
-                            distinct(&mut counts, row, *count, results);
+                            distinct(counts, row, *count, results);
                         }
                     })
                 })
             }
             Node::Set { left, right, operation, all } => {
-                let mut combination = Combination::new(*operation, *all);
                 let mut instants = ByInstant::default();
-                let (left, right) = (self.node(left), self.node(right));
-                binary(&left, &right, "combine", move |left, right| {
+                let combination = Combination::new(*operation, *all);
+                self.binary(left, right, "combine", combination, move |combination, left, right| {
                     instants.net(&[left, right], |rows, results| combination.change(rows, results))
                 })
             }
@@ -109,39 +132,70 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
                 binary(&left, &right, "both", |left, right| [left, right].concat())
             }
             Node::Top { input, keys, limit } => {
-                let mut top = Top::new(keys.clone(), *limit);
                 let mut instants = ByInstant::default();
-                unary(&self.node(input), "top", move |epoch| {
+                let top = Top::new(keys.clone(), *limit);
+                self.unary(input, "top", top, move |top, epoch| {
                     instants.net(&[&epoch.runs], |rows, results| top.change(rows, results))
                 })
             }
-            Node::Stream(manner, input) => to_stream(&self.node(input), *manner),
+            Node::Stream(ToStream::Whole, input) => {
+                let mut instants = ByInstant::default();
+                self.unary(input, "stream", Bag::default(), move |whole, epoch| {
+                    instants.net(&[&epoch.runs], |rows, results| {
+                        for (_, row, count) in rows {
+                            whole.add(row.clone(), *count);
+                        }
+                        results.extend(whole.iter().map(|(row, count)| (row.clone(), count)));
+                    })
+                })
+            }
+            Node::Stream(manner, input) => {
+                let mut instants = ByInstant::default();
+                let sign = if *manner == ToStream::Insertions { 1 } else { -1 };
+                unary(&self.node(input), "stream", move |epoch| {
+                    // Within an instant rows arrive in their order.
+                    instants.net(&[&epoch.runs], |rows, results| {
+                        let signed = rows.iter().map(|(_, row, count)| (row, count * sign));
+                        let come = signed.filter(|&(_, count)| count > 0);
+                        results.extend(come.map(|(row, count)| (row.clone(), count)));
+                    })
+                })
+            }
         }
     }
-}
 
-/// What of a relation is a stream. Within an instant its rows arrive in their order.
-fn to_stream<G: Scope<Timestamp = u64>>(input: &Epochs<G>, manner: ToStream) -> Epochs<G> {
-    let mut instants = ByInstant::default();
-    let mut whole = Bag::default();
-    unary(input, "stream", move |epoch| {
-        instants.net(&[&epoch.runs], |rows, results| match manner {
-            ToStream::Insertions => {
-                let came = rows.iter().filter(|(_, _, count)| *count > 0);
-                results.extend(came.map(|(_, row, count)| (row.clone(), *count)));
-            }
-            ToStream::Deletions => {
-                let went = rows.iter().filter(|(_, _, count)| *count < 0);
-                results.extend(went.map(|(_, row, count)| (row.clone(), -count)));
-            }
-            ToStream::Whole => {
-                for (_, row, count) in rows {
-                    whole.add(row.clone(), *count);
-                }
-                results.extend(whole.iter().map(|(row, count)| (row.clone(), count)));
-            }
-        })
-    })
+    /// An operator over one input that holds something.
+    fn unary<S: Holds + 'static>(
+        &mut self,
+        input: &Node,
+        name: &'static str,
+        state: S,
+        mut logic: impl FnMut(&mut S, &Epoch) -> Vec<Run> + 'static,
+    ) -> Epochs<G> {
+        let input = self.node(input);
+        let state = self.hold(name, state);
+        unary(&input, name, move |epoch| logic(&mut state.borrow_mut(), epoch))
+    }
+
+    /// An operator over two inputs that holds something.
+    fn binary<S: Holds + 'static>(
+        &mut self,
+        left: &Node,
+        right: &Node,
+        name: &'static str,
+        state: S,
+        mut logic: impl FnMut(&mut S, &[Run], &[Run]) -> Vec<Run> + 'static,
+    ) -> Epochs<G> {
+        let (left, right) = (self.node(left), self.node(right));
+        let state = self.hold(name, state);
+        binary(&left, &right, name, move |left, right| logic(&mut state.borrow_mut(), left, right))
+    }
+
+    fn hold<S: Holds + 'static>(&mut self, name: &'static str, state: S) -> Rc<RefCell<S>> {
+        let state = Rc::new(RefCell::new(state));
+        self.states.push((self.query, name, Rc::clone(&state) as Rc<dyn Holds>));
+        state
+    }
 }
 
 /// An operator that makes an epoch of an epoch.

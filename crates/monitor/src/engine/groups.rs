@@ -7,6 +7,7 @@ use fathom_cql::Value;
 use fathom_cql::plan::Aggregate;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
+use super::build::Holds;
 use super::run::{Change, Run, RunBuilder, in_order};
 use super::state::State;
 use crate::columns::Column;
@@ -210,5 +211,12 @@ impl Groups {
                 }
             }
         }
+    }
+}
+
+impl Holds for Groups {
+    fn rows(&self) -> usize {
+        let values = self.all.iter().flat_map(|group| &group.states).map(State::values);
+        self.table.len() + values.sum::<usize>()
     }
 }

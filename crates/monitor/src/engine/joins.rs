@@ -11,6 +11,7 @@ use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 
+use super::build::Holds;
 use super::node::Matching;
 use super::run::{Change, Run, RunBuilder, in_order};
 use crate::columns::Column;
@@ -180,6 +181,12 @@ fn hold(rows: &mut SmallVec<[Held; 1]>, run: &Run, row: usize, count: i64, partn
         }
     } else {
         rows.push(Held { columns: Rc::clone(run.columns()), row: row as u32, count, partners });
+    }
+}
+
+impl Holds for Join {
+    fn rows(&self) -> usize {
+        self.table.iter().flat_map(|bucket| &bucket.sides).map(SmallVec::len).sum()
     }
 }
 

@@ -5,6 +5,9 @@
 //! rows that come and go in event time. Whoever calls [`Engine::advance`] says how long a stretch
 //! is, and each operator works once for all of it.
 //!
+//! Queries that are added together are one dataflow, in which what they have in common is there
+//! once. Others that are added later are another one, over the same epochs.
+//!
 //! A row that leaves a window is an update of the future, known when the row comes. Windows hold
 //! it back until then, so that operators behind them see what is happening only.
 
@@ -24,6 +27,7 @@ mod vector;
 mod windows;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -38,7 +42,7 @@ use timely::worker::Worker;
 
 use crate::columns::Column;
 use crate::read::Condition;
-use build::Builder;
+use build::{Builder, Holds};
 use input::Staged;
 use results::{Results, Teller};
 use run::Epoch;
@@ -59,6 +63,17 @@ pub struct EngineStatistics {
     pub operators: usize,
 }
 
+/// What an operator holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSize {
+    /// The first query that it works for, by its number.
+    pub query: usize,
+    /// What it does.
+    pub operator: &'static str,
+    /// How many rows, groups and values it holds.
+    pub rows: usize,
+}
+
 /// What is known of the rows of a source that plans look at: each has, in some columns, the texts
 /// of one of these. `None` where nothing is known.
 pub(crate) fn conditions(plans: &[Plan], source: usize) -> Option<Vec<Condition>> {
@@ -72,32 +87,66 @@ pub(crate) fn conditions(plans: &[Plan], source: usize) -> Option<Vec<Condition>
 /// Runs plans over events.
 pub struct Engine {
     worker: Worker<Thread>,
-    inputs: Vec<InputHandle<u64, Rc<Epoch>>>,
     staged: Vec<Staged>,
-    probe: Handle<u64>,
+    flows: Vec<Flow>,
     results: Results,
-    /// The queries whose result is that of each output.
+    /// The queries whose result is that of each output; none, where all were removed.
     queries: Vec<Vec<usize>>,
+    /// How many queries there have ever been.
+    numbers: usize,
     teller: Teller,
     /// Everything before this is over.
     now_ns: u64,
     statistics: EngineStatistics,
 }
 
+/// A dataflow: that of queries that were added together.
+struct Flow {
+    /// Its number among the worker's.
+    number: usize,
+    inputs: Vec<InputHandle<u64, Rc<Epoch>>>,
+    probe: Handle<u64>,
+    outputs: Range<usize>,
+    operators: usize,
+    states: Vec<(usize, &'static str, Rc<dyn Holds>)>,
+}
+
 impl Engine {
     /// An engine for `plans` over `sources` input streams.
     pub fn new(sources: usize, plans: &[Plan]) -> Self {
-        let mut worker =
-            Worker::new(WorkerConfig::default(), Thread::default(), Some(Instant::now()));
-        let results = Results::default();
+        let mut engine = Self {
+            worker: Worker::new(WorkerConfig::default(), Thread::default(), Some(Instant::now())),
+            staged: (0..sources).map(|_| Staged::default()).collect(),
+            flows: Vec::new(),
+            results: Results::default(),
+            queries: Vec::new(),
+            numbers: 0,
+            teller: Teller::default(),
+            now_ns: 0,
+            statistics: EngineStatistics::default(),
+        };
+        engine.add(plans);
+        engine
+    }
+
+    /// Adds queries, and returns their numbers. They see the events of all instants that are not
+    /// over yet. What they have in common is computed, and held, once.
+    pub fn add(&mut self, plans: &[Plan]) -> Range<usize> {
+        let first = self.numbers;
+        self.numbers += plans.len();
+        if plans.is_empty() {
+            return first..first;
+        }
+        let number = self.worker.next_dataflow_index();
+        let first_output = self.queries.len();
         let probe = Handle::new();
-        let mut queries: Vec<Vec<usize>> = Vec::new();
-        let (inputs, operators) = worker.dataflow::<u64, _, _>(|scope| {
+        let Self { worker, staged, queries, results, .. } = self;
+        let (mut inputs, operators, states) = worker.dataflow::<u64, _, _>(|scope| {
             let (inputs, streams): (Vec<_>, Vec<_>) =
-                (0..sources).map(|_| scope.new_input()).unzip();
+                staged.iter().map(|_| scope.new_input()).unzip();
             let mut builder = Builder::new(streams);
             let mut outputs: HashMap<String, usize> = HashMap::new();
-            for (query, plan) in plans.iter().enumerate() {
+            for (query, plan) in (first..).zip(plans) {
                 let node = node::output(&plan.output);
                 let output = *outputs.entry(format!("{node:?}")).or_insert(queries.len());
                 if output < queries.len() {
@@ -106,17 +155,35 @@ impl Engine {
                 }
                 queries.push(vec![query]);
                 let results = results.clone();
-                let stream = builder.node(&node);
-                stream
+                builder
+                    .build_for(query, &node)
                     .inspect(move |epoch| results.add(output, Rc::clone(epoch)))
                     .probe_with(&probe);
             }
-            (inputs, builder.built())
+            (inputs, builder.built(), builder.into_states())
         });
-        let staged = inputs.iter().map(|_| Staged::default()).collect();
-        let statistics = EngineStatistics { operators, ..EngineStatistics::default() };
-        let teller = Teller::default();
-        Self { worker, inputs, staged, probe, results, queries, teller, now_ns: 0, statistics }
+        for input in &mut inputs {
+            input.advance_to(self.now_ns);
+        }
+        let outputs = first_output..self.queries.len();
+        self.flows.push(Flow { number, inputs, probe, outputs, operators, states });
+        first..self.numbers
+    }
+
+    /// Removes a query: it has no more results. What is held for those alone that were removed is
+    /// given up once all that were added with it are.
+    pub fn remove(&mut self, query: usize) {
+        for queries in &mut self.queries {
+            queries.retain(|&other| other != query);
+        }
+        let Self { queries, flows, worker, .. } = self;
+        flows.retain(|flow| {
+            let wanted = queries[flow.outputs.clone()].iter().any(|queries| !queries.is_empty());
+            if !wanted {
+                worker.drop_dataflow(flow.number);
+            }
+            wanted
+        });
     }
 
     /// Takes an event of a source at an instant, in nanoseconds. An event of an instant that is
@@ -155,12 +222,14 @@ impl Engine {
             return;
         }
         self.now_ns = time_ns;
-        for (input, staged) in self.inputs.iter_mut().zip(&mut self.staged) {
-            input.send(Rc::new(Epoch { end: time_ns, runs: staged.take(time_ns) }));
-            input.advance_to(time_ns);
-            input.flush();
+        for (source, staged) in self.staged.iter_mut().enumerate() {
+            let epoch = Rc::new(Epoch { end: time_ns, runs: staged.take(time_ns) });
+            for flow in &mut self.flows {
+                flow.inputs[source].send(Rc::clone(&epoch));
+                flow.inputs[source].advance_to(time_ns);
+            }
         }
-        while self.probe.less_than(&time_ns) {
+        while self.flows.iter().any(|flow| flow.probe.less_than(&time_ns)) {
             self.worker.step();
         }
         for (output, epoch) in self.results.take() {
@@ -174,6 +243,17 @@ impl Engine {
 
     /// What has been done.
     pub fn statistics(&self) -> EngineStatistics {
-        self.statistics
+        let operators = self.flows.iter().map(|flow| flow.operators).sum();
+        EngineStatistics { operators, ..self.statistics }
+    }
+
+    /// What each operator holds that holds anything from one instant to the next.
+    pub fn state(&self) -> impl Iterator<Item = StateSize> {
+        let states = self.flows.iter().flat_map(|flow| &flow.states);
+        states.map(|&(query, operator, ref state)| StateSize {
+            query,
+            operator,
+            rows: state.rows(),
+        })
     }
 }

@@ -11,6 +11,7 @@ use hashbrown::HashMap;
 
 use super::Tuple;
 use super::bag::Bag;
+use super::build::Holds;
 use super::rows::Results;
 
 /// What changes of the rows that are there at all, as a row is there so many times more.
@@ -66,6 +67,12 @@ impl Combination {
                 results.push((row.clone(), change));
             }
         }
+    }
+}
+
+impl Holds for Combination {
+    fn rows(&self) -> usize {
+        self.counts.len()
     }
 }
 
@@ -137,5 +144,11 @@ impl Top {
         let new = first.iter().filter(|(row, _)| !self.shown.contains_key(*row));
         results.extend(new.map(|(row, &count)| (row.clone(), count)));
         self.shown = first;
+    }
+}
+
+impl Holds for Top {
+    fn rows(&self) -> usize {
+        self.rows.rows()
     }
 }

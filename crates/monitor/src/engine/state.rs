@@ -62,6 +62,14 @@ impl State {
         }
     }
 
+    /// How many values are kept by themselves.
+    pub(super) fn values(&self) -> usize {
+        match self {
+            Self::Count(_) | Self::Sums(_) => 0,
+            Self::Values(values) => values.len(),
+        }
+    }
+
     pub(super) fn result(&self, aggregate: &Aggregate) -> Value {
         match self {
             Self::Count(count) => Value::Integer(*count),

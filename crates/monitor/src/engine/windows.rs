@@ -6,6 +6,7 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 
 use super::Tuple;
+use super::build::Holds;
 use super::rows::{Results, key};
 use super::run::{Epoch, Run};
 
@@ -61,6 +62,12 @@ impl Range {
             1 => run,
             _ => run.moved(1, |time| comes(time).unwrap_or(u64::MAX)),
         });
+    }
+}
+
+impl Holds for Range {
+    fn rows(&self) -> usize {
+        self.going.0.iter().flatten().map(Run::len).sum()
     }
 }
 
@@ -122,5 +129,11 @@ impl LastRows {
             window.push_back(Rc::clone(row));
             results.push((Rc::clone(row), 1));
         }
+    }
+}
+
+impl Holds for LastRows {
+    fn rows(&self) -> usize {
+        self.windows.values().map(VecDeque::len).sum()
     }
 }
