@@ -89,7 +89,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             }
             Node::Range { input, length_ns, slide_ns } => {
                 let window = Range::new(*length_ns, *slide_ns);
-                self.unary(input, "range", window, |window, epoch| window.epoch(epoch))
+                self.unary(input, "range", window, Range::epoch)
             }
             Node::Rows { input, by, rows } => {
                 let mut instants = ByInstant::default();
@@ -104,7 +104,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             }
             Node::Join(left, right, matching) => {
                 let join = Join::new(matching.clone());
-                self.binary(left, right, "join", join, |join, left, right| join.epoch(left, right))
+                self.binary(left, right, "join", join, Join::epoch)
             }
             Node::Groups { input, keys, aggregates } => {
                 let groups = Groups::new(*keys, aggregates.clone());
