@@ -130,7 +130,9 @@ impl Queries {
                 Ok(_) => state.running = true,
                 Err(error) => {
                     let error = format!("no thread runs the queries: {error}");
-                    next.iter().for_each(|kept| kept.fail(&error));
+                    for kept in next {
+                        kept.fail(&error);
+                    }
                     tracing::error!("{error}");
                 }
             }
@@ -178,7 +180,9 @@ impl Queries {
         state.nudge = None;
         if !state.ending {
             tracing::error!("no query runs any more: {error}");
-            state.kept.iter().for_each(|kept| kept.fail(error));
+            for kept in &state.kept {
+                kept.fail(error);
+            }
         }
         self.taken_up.notify_all();
     }
@@ -197,7 +201,9 @@ impl Queries {
                 .0;
             state.kept.clone()
         };
-        kept.iter().for_each(|kept| kept.action.close());
+        for kept in &kept {
+            kept.action.close();
+        }
         for kept in &kept {
             kept.action.wait_closed(end);
         }

@@ -25,12 +25,12 @@ const IDLE_PULSE: Duration = Duration::from_secs(1);
 /// A query that runs.
 struct Running {
     kept: Arc<Kept>,
-    engine: Engine,
+    /// Nothing once it has failed.
+    engine: Option<Engine>,
     source: usize,
     /// Where in the rows that are read the columns of the query are.
     places: Vec<usize>,
     deltas: Vec<Delta>,
-    failed: bool,
 }
 
 /// How reading ended.
@@ -101,30 +101,42 @@ fn serve(
     feed: &mut EventFeed,
 ) -> Result<Halt, ReadError> {
     let wanted = wanted_of(running);
-    running.iter_mut().for_each(|query| query.place(&wanted));
+    for query in running.iter_mut() {
+        query.place(&wanted);
+    }
     let mut reader = open(feed.header(), feed, &wanted)?;
     queries.seen(version);
     let mut batch = Batch::default();
     while let Some(item) = reader.next_item(&mut batch)? {
         match item {
-            Item::Rows => running.iter_mut().for_each(|query| query.push(&batch)),
+            Item::Rows => {
+                for query in running.iter_mut() {
+                    query.push(&batch);
+                }
+            }
             Item::Moment(time_ns) => {
                 let time_ns = u64::try_from(time_ns).unwrap_or(0);
-                running.iter_mut().for_each(|query| query.advance(time_ns));
+                for query in running.iter_mut() {
+                    query.advance(time_ns);
+                }
                 // Between two blocks, so that a new reader can take over.
                 if queries.version() != version {
                     return Ok(Halt::Changed);
                 }
             }
             Item::Dropped { count, .. } => {
-                running.iter().for_each(|query| add(&query.kept.counts.events_dropped, count));
+                for query in running.iter() {
+                    add(&query.kept.counts.events_dropped, count);
+                }
             }
             Item::End { .. } => break,
         }
     }
     // What was queued before is here.
     let now_ns = Clock::System.now_ns();
-    running.iter_mut().for_each(|query| query.advance(now_ns));
+    for query in running.iter_mut() {
+        query.advance(now_ns);
+    }
     Ok(Halt::End)
 }
 
@@ -148,8 +160,8 @@ impl Running {
         };
         kept.note(engine.statistics());
         kept.counts.set_state(QueryState::Running);
-        let kept = Arc::clone(kept);
-        Some(Self { kept, engine, source, places: Vec::new(), deltas: Vec::new(), failed: false })
+        let (kept, engine) = (Arc::clone(kept), Some(engine));
+        Some(Self { kept, engine, source, places: Vec::new(), deltas: Vec::new() })
     }
 
     /// Finds the query's columns among those that are read.
@@ -165,25 +177,24 @@ impl Running {
         }
     }
 
-    fn row(&self, row: &Row) -> Tuple {
-        self.places.iter().map(|&at| row.get(at).cloned().unwrap_or(Value::Null)).collect()
-    }
-
     fn push(&mut self, batch: &Batch) {
-        self.guarded(|query| {
+        self.guarded(|query, engine| {
             for (&time_ns, row) in batch.times_ns.iter().zip(&batch.rows) {
-                let tuple = query.row(row);
-                query.engine.push(query.source, u64::try_from(time_ns).unwrap_or(0), tuple);
+                let time_ns = u64::try_from(time_ns).unwrap_or(0);
+                engine.push(query.source, time_ns, query.row(row));
             }
         });
     }
 
+    fn row(&self, row: &Row) -> Tuple {
+        self.places.iter().map(|&at| row.get(at).cloned().unwrap_or(Value::Null)).collect()
+    }
+
     fn advance(&mut self, time_ns: u64) {
-        self.guarded(|query| {
+        self.guarded(|query, engine| {
             query.deltas.clear();
-            let deltas = &mut query.deltas;
-            query.engine.advance(time_ns, &mut |delta| deltas.push(delta));
-            query.kept.note(query.engine.statistics());
+            engine.advance(time_ns, &mut |delta| query.deltas.push(delta));
+            query.kept.note(engine.statistics());
             if !query.deltas.is_empty() {
                 query.kept.take(&query.deltas);
             }
@@ -191,13 +202,14 @@ impl Running {
     }
 
     /// A bug in one query's engine ends that query alone.
-    fn guarded(&mut self, work: impl FnOnce(&mut Self)) {
-        if self.failed {
+    fn guarded(&mut self, work: impl FnOnce(&mut Self, &mut Engine)) {
+        let Some(mut engine) = self.engine.take() else { return };
+        if catch_unwind(AssertUnwindSafe(|| work(self, &mut engine))).is_ok() {
+            self.engine = Some(engine);
             return;
         }
-        if catch_unwind(AssertUnwindSafe(|| work(self))).is_err() {
-            self.failed = true;
-            self.kept.fail("it failed, which is a bug: the log says where");
-        }
+        self.kept.fail("it failed, which is a bug: the log says where");
+        // What is left of it may fail once more.
+        let _ = catch_unwind(AssertUnwindSafe(move || drop(engine)));
     }
 }

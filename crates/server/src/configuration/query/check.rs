@@ -29,6 +29,11 @@ pub(in crate::configuration) fn load_files(
         let read = std::fs::File::open(path)
             .and_then(|file| file.take(QUERY_LENGTH_MAX as u64 + 1).read_to_string(&mut text));
         match read {
+            Ok(0) => problems.add(
+                places.of("file"),
+                format!("the query's file {} is empty", path.display()),
+                "write the query into it",
+            ),
             Ok(_) => definition.text = text,
             Err(error) => problems.add(
                 places.of("file"),
@@ -45,6 +50,18 @@ pub(in crate::configuration) fn check_queries(
     queries: &[Placed<QueryDefinition>],
     problems: &mut Problems,
 ) {
+    let mut found = Problems::default();
+    check_all(queries, &mut found);
+    for mut problem in found.0 {
+        // Names may have any characters, and a message is one line.
+        for text in [&mut problem.message, &mut problem.remedy] {
+            *text = text.replace(char::is_control, " ");
+        }
+        problems.0.push(problem);
+    }
+}
+
+fn check_all(queries: &[Placed<QueryDefinition>], problems: &mut Problems) {
     if let Some(first_too_many) = queries.get(QUERIES_MAX) {
         let message = format!("there are {} queries", queries.len());
         problems.add(first_too_many.places.whole(), message, format!("keep {QUERIES_MAX} at most"));
@@ -155,7 +172,7 @@ fn check_action(
         ActionKind::Log(_) => {}
         ActionKind::Metric(metric) => check_metric(metric, prepared, places, problems),
         ActionKind::Webhook(webhook) => {
-            check_url(&webhook.url, &places.of("action.webhook"), problems)
+            check_url(&webhook.url, &places.of("action.webhook"), problems);
         }
         ActionKind::Command(command) => {
             if let Err(Wrong(key, message, remedy)) = Command::new(command, &prepared.columns) {
@@ -189,8 +206,9 @@ fn check_metric(
     let place = |key: &str| places.of(&format!("action.{key}"));
     check_metric_name(&metric.name, &place("metric"), problems);
     if prepared.is_stream && metric.kind == MetricKind::Gauge {
+        let key = if places.get("action.type").is_some() { "type" } else { "metric" };
         problems.add(
-            place("type"),
+            place(key),
             "a gauge shows what a relation holds, and this query gives a stream",
             "add `type = \"counter\"`, or ask about a window",
         );

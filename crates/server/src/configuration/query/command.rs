@@ -79,18 +79,14 @@ fn reads_as<T: DeserializeOwned>(body: Json) -> Result<(), String> {
     serde_json::from_value::<T>(body).map(drop).map_err(|error| error.to_string())
 }
 
-/// The column that a text stands for: `Some(None)` where it has braces, but is none.
-fn placeholder(text: &str) -> Option<Option<&str>> {
-    if !text.contains(['{', '}']) {
-        return None;
+/// The column that a text stands for, if it has braces.
+fn find(key: &'static str, text: &str, columns: &[Column]) -> Result<Option<usize>, Wrong> {
+    let braces = ['{', '}'];
+    if !text.contains(braces) {
+        return Ok(None);
     }
     let name = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
-    Some(name.filter(|name| !name.is_empty() && !name.contains(['{', '}'])))
-}
-
-fn find(key: &'static str, text: &str, columns: &[Column]) -> Result<Option<usize>, Wrong> {
-    let Some(name) = placeholder(text) else { return Ok(None) };
-    let name = name.ok_or_else(|| {
+    let name = name.filter(|name| !name.is_empty() && !name.contains(braces)).ok_or_else(|| {
         let message = format!("{text:?} is more than one column");
         Wrong(
             key,
@@ -133,6 +129,10 @@ impl Command {
         }
         let body = match (&definition.body, check) {
             (None, None) => None,
+            (Some(body), Some(_)) if !body.is_object() => {
+                let message = "the command's body is no table".into();
+                return Err(Wrong("body", message, "write it like `body = { tap = true }`".into()));
+            }
             (Some(body), Some(check)) => {
                 let shape = Shape::new(body, columns, DEPTH_MAX)?;
                 check_body(&shape, columns, *check)?;

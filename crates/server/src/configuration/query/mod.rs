@@ -268,3 +268,6 @@ impl PreparedQuery {
         self.columns.iter().position(|column| column.name.eq_ignore_ascii_case(name))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,7 +47,9 @@ impl Sender {
             add(&self.counts.lost, taken.len() as u64);
             return !taken.is_empty();
         }
-        taken.iter().for_each(|waiting| self.send(waiting));
+        for waiting in &taken {
+            self.send(waiting);
+        }
         true
     }
 

@@ -176,7 +176,9 @@ impl Metric {
     pub fn series(&self) -> MetricSeries {
         let gauges = self.gauges.iter().map(|(labels, values)| {
             let mut sum = Sum::default();
-            values.iter().for_each(|(value, count)| sum.add(value, *count));
+            for (value, count) in values {
+                sum.add(value, *count);
+            }
             (labels.clone(), sum.text())
         });
         let counters = self.counters.iter().map(|(labels, sum)| (labels.clone(), sum.text()));
@@ -272,7 +274,9 @@ mod tests {
                 delta(1, ["a", "b", "c", "d", "e"][number as usize % 5], "/x", size)
             })
             .collect();
-        inserts.iter().for_each(|delta| gauge.take(delta).unwrap());
+        for delta in &inserts {
+            gauge.take(delta).unwrap();
+        }
         assert_eq!(samples(&gauge)[0].1, "NaN");
         for delta in &inserts {
             gauge.take(&Delta { count: -1, ..delta.clone() }).unwrap();

@@ -180,7 +180,9 @@ mod tests {
         let (sender, receiver) = std::sync::mpsc::channel();
         let outbox = Outbox::start("test", move |outbox| {
             let taken = outbox.take(2);
-            taken.iter().for_each(|waiting| sender.send(waiting.time_ns).unwrap());
+            for waiting in &taken {
+                sender.send(waiting.time_ns).unwrap();
+            }
             !taken.is_empty()
         })
         .unwrap();
