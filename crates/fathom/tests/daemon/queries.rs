@@ -239,6 +239,53 @@ fn a_server_is_told_and_one_that_fails_hurts_nobody() {
     daemon.end();
 }
 
+/// An identity that nobody has signed.
+fn identity() -> openssl::ssl::SslAcceptor {
+    use openssl::asn1::Asn1Time;
+    use openssl::ssl::{SslAcceptor, SslMethod};
+    let group = openssl::ec::EcGroup::from_curve_name(openssl::nid::Nid::X9_62_PRIME256V1).unwrap();
+    let key = openssl::ec::EcKey::generate(&group).unwrap();
+    let key = openssl::pkey::PKey::from_ec_key(key).unwrap();
+    let mut name = openssl::x509::X509NameBuilder::new().unwrap();
+    name.append_entry_by_text("CN", "localhost").unwrap();
+    let name = name.build();
+    let mut certificate = openssl::x509::X509::builder().unwrap();
+    certificate.set_subject_name(&name).unwrap();
+    certificate.set_issuer_name(&name).unwrap();
+    certificate.set_pubkey(&key).unwrap();
+    certificate.set_not_before(&Asn1Time::days_from_now(0).unwrap()).unwrap();
+    certificate.set_not_after(&Asn1Time::days_from_now(2).unwrap()).unwrap();
+    certificate.sign(&key, openssl::hash::MessageDigest::sha256()).unwrap();
+    let mut acceptor = SslAcceptor::mozilla_intermediate_v5(SslMethod::tls()).unwrap();
+    acceptor.set_private_key(&key).unwrap();
+    acceptor.set_certificate(&certificate.build()).unwrap();
+    acceptor.build()
+}
+
+#[test]
+fn a_server_that_nobody_has_vouched_for_is_told_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://localhost:{}/", listener.local_addr().unwrap().port());
+    let (sender, handshakes) = channel();
+    let acceptor = identity();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            if sender.send(acceptor.accept(stream.unwrap()).is_ok()).is_err() {
+                return;
+            }
+        }
+    });
+    let cql = "select VDisk from IOstream where Type = 'Q' and IOOp = 'w'";
+    let hook = query("hook", cql, &format!("{{ webhook = \"{url}\" }}"));
+    let daemon = Daemon::start(&[DISKS, &hook].concat());
+    Nbd::connect(&daemon.path("nbd.sock"), "a").write(0, &[1; 512]);
+    assert!(!handshakes.recv_timeout(crate::process::PATIENCE).unwrap());
+    daemon.until("a failure", || status(&daemon, "hook").failures >= 1);
+    let error = status(&daemon, "hook").last_error.unwrap();
+    assert!(error.contains("certificate verify failed"), "{error}");
+    daemon.end();
+}
+
 #[test]
 fn commands_change_disks_and_failures_are_told() {
     let at = |sector: u64, more: &str| {

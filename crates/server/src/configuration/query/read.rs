@@ -96,7 +96,8 @@ fn action(mut table: Table<'_>) -> (ActionDefinition, Places) {
     (ActionDefinition { kind, on, limit }, table.finish())
 }
 
-/// What of an action nobody has to guard against.
+/// The limit of an action whose table has none: a guest must not fill the log, or have the daemon
+/// do nothing else.
 fn default_limit(kind: &ActionKind) -> Option<RateLimit> {
     match kind {
         ActionKind::Log(_) => RateLimit::parse("10/second"),

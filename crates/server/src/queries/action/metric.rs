@@ -70,7 +70,7 @@ pub(crate) struct MetricSeries {
     pub name: String,
     /// Its type: `gauge` or `counter`.
     pub kind: &'static str,
-    /// What it is about, on one line.
+    /// What it is about.
     pub help: String,
     /// The names of its labels.
     pub labels: Vec<String>,
@@ -182,14 +182,13 @@ impl Metric {
             (labels.clone(), sum.text())
         });
         let counters = self.counters.iter().map(|(labels, sum)| (labels.clone(), sum.text()));
-        let help = &self.definition.help;
         MetricSeries {
             name: self.definition.name.clone(),
             kind: match self.definition.kind {
                 MetricKind::Gauge => "gauge",
                 MetricKind::Counter => "counter",
             },
-            help: help.clone(),
+            help: self.definition.help.clone(),
             labels: self.names.clone(),
             samples: gauges.chain(counters).collect(),
         }
