@@ -92,7 +92,7 @@ mod tests {
         let list = QueryList { queries: vec![query] };
         assert_eq!(
             shown(&list, None, Style::PLAIN),
-            "NAME       STATE    ACTION                       EVENTS  RESULTS  ACTED  LOST  FAILURES\n\
+            "NAME      STATE    ACTION                       EVENTS  RESULTS  ACTED  LOST  FAILURES\n\
              slow\u{fffd}[2J  running  webhook http://127.0.0.1:1/   12.3k        7      5     2         9\n\
              slow\u{fffd}[2J: refused\u{fffd}x"
         );

@@ -265,7 +265,7 @@ fn identity() -> openssl::ssl::SslAcceptor {
 #[test]
 fn a_server_that_nobody_has_vouched_for_is_told_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("https://localhost:{}/", listener.local_addr().unwrap().port());
+    let url = format!("https://{}/", listener.local_addr().unwrap());
     let (sender, handshakes) = channel();
     let acceptor = identity();
     std::thread::spawn(move || {
