@@ -113,6 +113,11 @@ impl Kept {
         self.counts.fail(error);
     }
 
+    /// Whether it sees events no more.
+    pub fn has_failed(&self) -> bool {
+        self.counts.state() == QueryState::Failed
+    }
+
     /// How it is.
     pub fn status(&self) -> QueryStatus {
         let (definition, counts) = (&self.definition, &self.counts);

@@ -70,7 +70,7 @@ impl Queries {
     }
 
     /// Keeps these queries from now on, and says what has changed. A query that is as before goes
-    /// on undisturbed; one that is another begins anew.
+    /// on undisturbed; one that is another, or has failed, begins anew.
     pub fn set(
         &self,
         daemon: &Arc<Daemon>,
@@ -83,14 +83,19 @@ impl Queries {
         for Placed { definition, .. } in wanted {
             let name = &definition.name;
             let old = before.iter().find(|kept| kept.definition.name == *name);
-            if let Some(same) = old.filter(|kept| kept.definition == *definition) {
+            let same = old.filter(|kept| kept.definition == *definition);
+            if let Some(same) = same.filter(|kept| !kept.has_failed()) {
                 next.push(Arc::clone(same));
                 continue;
             }
             match Kept::new(definition, &client) {
                 Ok(kept) => {
                     next.push(Arc::new(kept));
-                    let how = if old.is_some() { "changed" } else { "added" };
+                    let how = match (old, same) {
+                        (None, _) => "added",
+                        (Some(_), None) => "changed",
+                        (Some(_), Some(_)) => "begun anew",
+                    };
                     report.changed.push(format!("the query {name:?} was {how}"));
                 }
                 Err(error) => {

@@ -194,10 +194,10 @@ impl Running {
         self.guarded(|query, engine| {
             query.deltas.clear();
             engine.advance(time_ns, &mut |delta| query.deltas.push(delta));
-            query.kept.note(engine.statistics());
             if !query.deltas.is_empty() {
                 query.kept.take(&query.deltas);
             }
+            query.kept.note(engine.statistics());
         });
     }
 
