@@ -18,6 +18,10 @@ fn what_it_cannot_do_it_says() {
     assert_eq!(run(path, &["query", QUERY, "--file", "x.cql", "--replay", "x.csv"]).0, 2);
     assert_eq!(run(path, &["query", QUERY, "--replay", "x.csv", "--json", "--csv"]).0, 2);
     assert_eq!(run(path, &["query", QUERY, "--replay", "x.csv", "--param", "x"]).0, 2);
+    let (status, _, stderr) = run(path, &["query", "--list", "--control", "none.sock"]);
+    assert!(status == 1 && stderr.contains("none.sock"), "{stderr}");
+    assert_eq!(run(path, &["query", QUERY, "--list"]).0, 2);
+    assert_eq!(run(path, &["query", "--list", "--replay", "x.csv"]).0, 2);
     let (status, _, stderr) = run(path, &["query", QUERY, "--replay", "x.csv"]);
     assert!(status == 1 && stderr.contains("cannot read x.csv: No such file"), "{stderr}");
     let (status, _, stderr) = run(path, &["query", "--file", "x.cql", "--replay", "x.csv"]);

@@ -15,6 +15,7 @@ use crate::disk::{DiskList, DiskStatus};
 use crate::error::{ErrorBody, ErrorReply};
 use crate::http::{escape, exchange, request};
 use crate::insight::{GuestList, SlowReport};
+use crate::query::QueryList;
 use crate::statistics::Statistics;
 use crate::stream::AnswerStream;
 use crate::units::Bytes;
@@ -215,6 +216,28 @@ impl Client {
     /// When there is no answer.
     pub fn guests(&self) -> Result<GuestList, ClientError> {
         self.get("/v1/guests")
+    }
+
+    /// The queries that the daemon keeps.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn queries(&self) -> Result<QueryList, ClientError> {
+        self.get("/v1/queries")
+    }
+
+    /// Sends any request whose answer is JSON. The path has to be encoded: see
+    /// [`escape`](crate::escape).
+    ///
+    /// # Errors
+    /// When there is no answer, or the daemon says no.
+    pub fn request(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&serde_json::Value>,
+    ) -> Result<serde_json::Value, ClientError> {
+        self.send(method, path, body)
     }
 
     /// The events after number `after`. Where there are none yet, waits for one up to `wait`.

@@ -63,8 +63,8 @@ fn parse(answer: &[u8]) -> io::Result<(u16, Vec<u8>)> {
     }
 }
 
-/// `text` as one part of a path or query.
-pub(crate) fn escape(text: &str) -> String {
+/// `text` as one part of a path or query: percent-encoded.
+pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

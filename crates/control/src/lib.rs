@@ -16,6 +16,7 @@
 //! | `GET /v1/usage?disk=NAME&vm=NAME` | | [`UsageReport`] |
 //! | `GET /v1/slow?disk=NAME&count=N` | | [`SlowReport`] |
 //! | `GET /v1/guests` | | [`GuestList`] |
+//! | `GET /v1/queries` | | [`QueryList`] |
 //! | `GET /v1/events?after=N&wait_ms=T` | | [`EventList`] |
 //! | `GET /v1/recording?disk=NAME&pulse_ms=T` | | a recording of events, as they come |
 //! | `POST /v1/reload` | | [`ReloadReport`] |
@@ -33,6 +34,7 @@ mod error;
 mod histogram;
 mod http;
 mod insight;
+mod query;
 mod statistics;
 mod stream;
 mod units;
@@ -53,10 +55,12 @@ pub use disk::{
 };
 pub use error::{ErrorBody, ErrorCode, ErrorReply};
 pub use histogram::Histogram;
+pub use http::escape;
 pub use insight::{
     DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,
     PartStatus, SlowReport, SlowRequest,
 };
+pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use stream::AnswerStream;
 pub use units::{Bytes, Nanoseconds, UnitError, parse_bytes, parse_nanoseconds};

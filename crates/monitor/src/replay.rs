@@ -205,6 +205,12 @@ impl Script {
         Some(conditions)
     }
 
+    /// An engine for the queries that has seen nothing yet, and the number of the source to which
+    /// rows of the wanted columns are to be pushed.
+    pub fn engine(&self) -> (Engine, usize) {
+        (Engine::new(self.planned.catalog.streams.len(), &self.plans), self.source)
+    }
+
     /// Runs the queries over all events of a reader. After each batch time goes on to the latest
     /// instant that was seen less the lateness; it ends with the last event.
     ///

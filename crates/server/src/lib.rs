@@ -5,6 +5,8 @@
 //! - `wiring`: definitions made into back ends, layers and front ends.
 //! - `daemon`: the disks and listeners that are served, and how they change.
 //! - `introspection`: the guests whose memory is read, and the thread that follows them.
+//! - `events`: the events of disks, for those who listen.
+//! - `queries`: the queries that the daemon keeps, and what is done with their results.
 //! - `run`: the life of the process: start, signals, end.
 //! - `routes`, `metrics`: the control interface and `/metrics`, on one thread that sleeps.
 //! - `group`: sockets for more than the daemon's user.
@@ -21,6 +23,7 @@ mod introspection;
 mod log;
 mod metrics;
 mod notify;
+mod queries;
 mod routes;
 mod run;
 mod wiring;

@@ -33,6 +33,8 @@ const KEPT_MAX: usize = 1024;
 const LINE_MAX: usize = 4096;
 /// The target of lines that have a bound of their own: those of `log` layers.
 pub(crate) const REQUESTS: &str = "fathom::requests";
+/// That of kept queries' lines, which have bounds of their own too.
+pub(crate) const QUERIES: &str = "fathom::queries";
 
 /// The log of this process.
 pub struct Journal {
@@ -126,7 +128,7 @@ impl Journal {
     /// How many lines of this cause were left out before this one, or `None` where this one is
     /// left out too.
     fn allow(&self, metadata: &Metadata<'_>, disk: &str) -> Option<u64> {
-        if metadata.target() == REQUESTS {
+        if [REQUESTS, QUERIES].contains(&metadata.target()) {
             return Some(0);
         }
         let now = Instant::now();

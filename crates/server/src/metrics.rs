@@ -1,5 +1,6 @@
 //! `/metrics`: Prometheus' text format, version 0.0.4.
 
+mod query;
 mod usage;
 
 use std::fmt::{Display, Write as _};
@@ -10,6 +11,8 @@ use fathom_control::{
 };
 
 use crate::daemon::DiskGroups;
+
+pub(crate) use query::QueryMetrics;
 
 /// The type of the text.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -47,6 +50,7 @@ pub(crate) fn text(
     disks: &DiskList,
     statistics: &Statistics,
     groups: &[DiskGroups],
+    queries: &QueryMetrics,
 ) -> String {
     let mut page = Page::default();
     of_daemon(&mut page, info);
@@ -56,6 +60,7 @@ pub(crate) fn text(
     of_guests(&mut page, disks);
     usage::of_insight(&mut page, disks);
     usage::of_groups(&mut page, groups);
+    query::of_queries(&mut page, queries);
     page.text
 }
 
@@ -342,7 +347,13 @@ mod tests {
             failed_threads: 0,
             listeners: Vec::new(),
         };
-        let text = text(&info, &DiskList::default(), &Statistics::default(), &[]);
+        let text = text(
+            &info,
+            &DiskList::default(),
+            &Statistics::default(),
+            &[],
+            &QueryMetrics::default(),
+        );
         let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         for family in families.map(|line| line.split(' ').next().unwrap_or(line)) {
             assert!(page.contains(&format!("`{family}`")), "{family} is not in docs/metrics.md");

@@ -1,6 +1,5 @@
 //! The control interface over HTTP, and the one page that is had over TCP.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,6 +68,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/usage", get(usage))
         .route("/v1/slow", get(slow))
         .route("/v1/guests", get(guests))
+        .route("/v1/queries", get(queries))
         .route("/v1/events", get(daemon_events))
         .route("/v1/recording", get(recording))
         .route("/v1/reload", post(reload))
@@ -160,6 +160,10 @@ async fn guests(State(app): State<App>) -> Answer<fathom_control::GuestList> {
     aside(move || Ok(app.daemon.guests())).await
 }
 
+async fn queries(State(app): State<App>) -> Answer<fathom_control::QueryList> {
+    Ok(axum::Json(app.daemon.query_list()))
+}
+
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct EventQuery {
@@ -185,7 +189,7 @@ async fn recording(
     let remedy = "ask like /v1/recording?disk=NAME&disk=NAME&pulse_ms=20";
     let invalid = |message: String| Refused(refusal(ErrorCode::Invalid, message, remedy));
     let Query(query) = query.map_err(|error| invalid(error.body_text()))?;
-    let mut wish = Wish { disks: BTreeSet::new(), pulse: None };
+    let mut wish = Wish::default();
     for (key, value) in query {
         match key.as_str() {
             "disk" => drop(wish.disks.insert(value)),
@@ -224,7 +228,9 @@ async fn metrics_page(State(app): State<App>) -> Response {
 
 fn metrics_text(daemon: &Daemon) -> String {
     let (info, disks, statistics) = (daemon.info(), daemon.disk_list(), daemon.statistics());
-    metrics::text(&info, &disks, &statistics, &daemon.groups())
+    let queries =
+        metrics::QueryMetrics { list: daemon.query_list(), series: daemon.query_series() };
+    metrics::text(&info, &disks, &statistics, &daemon.groups(), &queries)
 }
 
 async fn no_such_path() -> Refused {

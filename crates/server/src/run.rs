@@ -108,6 +108,11 @@ async fn serve(
         // Accepts until the process ends; its own errors it sleeps over.
         let _ = axum::serve(control, routes::router(app)).await;
     });
+    // Commands may ask the control interface from here on.
+    if let Err(refused) = daemon.keep_queries(&configuration.queries) {
+        daemon.stop();
+        return Err(vec![refused]);
+    }
     let took_us = daemon.ready();
     notify("READY=1");
     tracing::info!(

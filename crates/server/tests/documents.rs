@@ -46,6 +46,21 @@ fn the_examples_of_configurations_are_read() {
         .collect();
     let configuration = parse(&all);
     assert_eq!((configuration.disks.len(), configuration.listeners.len()), (1, 1));
+    assert_eq!(configuration.queries.len(), 1);
+    configuration.check_queries().unwrap();
+}
+
+#[test]
+fn the_kept_queries_of_the_pages_can_be_kept() {
+    for page in ["docs/queries.md", "docs/configuration.md"] {
+        let mut count = 0;
+        for block in blocks(page, "toml") {
+            let configuration = parse(&block);
+            configuration.check_queries().unwrap_or_else(|problems| panic!("{problems}\n{block}"));
+            count += configuration.queries.len();
+        }
+        assert!(count > 0, "{page} has no [[query]]");
+    }
 }
 
 #[test]
@@ -63,5 +78,6 @@ fn the_examples_of_the_interface_are_its_types() {
     check::<fathom_control::UsageReport>("UsageReport");
     check::<fathom_control::SlowReport>("SlowReport");
     check::<fathom_control::GuestList>("GuestList");
+    check::<fathom_control::QueryList>("QueryList");
     check::<fathom_control::ErrorReply>("ErrorReply");
 }

@@ -1,5 +1,6 @@
 //! `fathom query`: standing queries in CQL over live events, or recorded ones.
 mod explain;
+mod list;
 mod place;
 
 use std::{
@@ -46,14 +47,22 @@ Examples:
   fathom query 'select VDisk, count(*) from IOstream group by VDisk' --replay trace.bz2 --csv
   fathom query --file response-time.cql --replay table.tsv --stream-compat
   fathom query --file slow.cql --param limit=20000 --replay events.csv --deltas --json
+  fathom query --list
   blkparse sda.blktrace.0 | fathom query --file seeks.cql --replay -")]
 pub struct QueryOptions {
     /// The queries
-    #[arg(value_name = "CQL", required_unless_present = "file", conflicts_with = "file")]
+    #[arg(
+        value_name = "CQL",
+        required_unless_present_any = ["file", "list"],
+        conflicts_with_all = ["file", "list"]
+    )]
     text: Option<String>,
     /// Read the queries from this file
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
+    /// List the queries that the daemon keeps, and what has come of them
+    #[arg(long, conflicts_with_all = ["file", "replay", "disks", "time", "csv", "deltas"])]
+    list: bool,
     /// Read events from this file (-: from standard input)
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
@@ -224,6 +233,9 @@ fn live(options: &QueryOptions) -> Outcome {
 
 /// Carries out the command.
 pub fn run(options: &QueryOptions) -> Outcome {
+    if options.list {
+        return list::list(&options.control.client(), options.json);
+    }
     if options.replay.is_none() {
         return live(options);
     }

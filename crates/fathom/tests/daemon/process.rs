@@ -68,6 +68,11 @@ impl Daemon {
         std::fs::read_to_string(self.path("log")).unwrap()
     }
 
+    /// The process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A text below `/proc/PID`.
     pub fn proc(&self, name: &str) -> String {
         std::fs::read_to_string(format!("/proc/{}/{name}", self.child.id())).unwrap()

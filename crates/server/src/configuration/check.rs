@@ -11,13 +11,14 @@ use fathom_control::{BackendDefinition, DiskDefinition, ExportsDefinition};
 
 use super::layers::check_layers;
 use super::problem::{Place, Places, Problems};
+use super::query::check_queries;
 use super::table::suggestion;
 use super::{Configuration, Placed};
 
 /// The longest path of a Unix socket, in bytes: `sun_path` less its terminator.
 const SOCKET_PATH_MAX: usize = 107;
 /// The longest name of a disk, in bytes.
-const NAME_MAX: usize = 128;
+pub(super) const NAME_MAX: usize = 128;
 /// The most queues of a disk: one for each CPU of a large guest.
 const QUEUES_MAX: u16 = 256;
 /// The longest that a ring may be watched, in nanoseconds.
@@ -59,6 +60,17 @@ impl Configuration {
         self.check_names(&mut problems);
         self.check_sockets(&mut problems);
         self.check_images(&mut problems);
+        check_queries(&self.queries, &mut problems);
+        problems.none_or()
+    }
+
+    /// Checks the queries that are to be kept, which needs nothing but their texts.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them.
+    pub fn check_queries(&self) -> Result<(), Problems> {
+        let mut problems = Problems::default();
+        check_queries(&self.queries, &mut problems);
         problems.none_or()
     }
 
@@ -505,7 +517,7 @@ pub(crate) fn normal(path: &Path) -> PathBuf {
 }
 
 /// An error of the operating system without its number.
-fn plain(error: &io::Error) -> String {
+pub(super) fn plain(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "no such file or folder".into(),
         io::ErrorKind::PermissionDenied => "permission denied".into(),
@@ -513,7 +525,7 @@ fn plain(error: &io::Error) -> String {
     }
 }
 
-fn the_other(place: &Place) -> String {
+pub(super) fn the_other(place: &Place) -> String {
     match place {
         Place::File { line, .. } => format!(" (the other is in line {line})"),
         Place::Flag(_) | Place::Request => String::new(),

@@ -3,6 +3,7 @@
 //! - `problem`: what is wrong, where, and the remedy.
 //! - `table`: a TOML table read key by key; unknown keys and wrong types are noted by line.
 //! - `disk`: the tables that describe disks and NBD listeners.
+//! - `query`: the queries that the daemon keeps.
 //! - `check`, `layers`: what a reader of one table cannot see: files, sockets, and what excludes
 //!   what.
 
@@ -10,6 +11,7 @@ mod check;
 mod disk;
 mod layers;
 mod problem;
+mod query;
 mod table;
 
 use std::cell::RefCell;
@@ -24,6 +26,11 @@ pub use check::{Address, check_disk, parse_address};
 pub(crate) use check::{image_identity, normal as normal_path};
 pub use problem::{Place, Places, Problem, Problems};
 
+pub use query::{
+    ActionDefinition, ActionKind, CommandDefinition, MetricDefinition, MetricKind, On, Period,
+    QUERIES_MAX, QUERY_LENGTH_MAX, QueryDefinition, RateLimit, WebhookDefinition,
+};
+pub(crate) use query::{Command, PreparedQuery, json};
 pub(crate) use table::suggestion;
 
 use problem::Source;
@@ -41,6 +48,8 @@ pub struct Configuration {
     pub disks: Vec<Placed<DiskDefinition>>,
     /// The NBD listeners, in the order of the file.
     pub listeners: Vec<Placed<ListenerDefinition>>,
+    /// The queries that are kept, in the order of the file.
+    pub queries: Vec<Placed<QueryDefinition>>,
 }
 
 /// A definition, and where it was written.
@@ -96,6 +105,18 @@ pub enum LogLevel {
     Debug,
 }
 
+impl LogLevel {
+    /// The word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Info => "info",
+            Self::Debug => "debug",
+        }
+    }
+}
+
 /// A configuration file, and what flags say instead of it.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigurationFile {
@@ -123,6 +144,7 @@ impl ConfigurationFile {
         }
         daemon.metrics = self.metrics.or(daemon.metrics);
         daemon.log = self.log.unwrap_or(daemon.log);
+        query::load_files(&mut configuration.queries)?;
         configuration.check()?;
         Ok(configuration)
     }
@@ -190,6 +212,10 @@ fn document_of(
     for table in root.tables("nbd", "[[nbd]]") {
         let (definition, places) = disk::listener(table.without_prefix());
         configuration.listeners.push(Placed { definition, places });
+    }
+    for table in root.tables("query", "[[query]]") {
+        let (definition, places) = query::query(table.without_prefix());
+        configuration.queries.push(Placed { definition, places });
     }
     root.finish();
     configuration

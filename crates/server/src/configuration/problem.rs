@@ -36,6 +36,21 @@ impl fmt::Display for Place {
     }
 }
 
+impl Place {
+    /// The place in a text that begins here: so many lines on, and there the column, both counted
+    /// from 0.
+    #[must_use]
+    pub fn within(self, lines: usize, columns: usize) -> Self {
+        match self {
+            Self::File { path, line, column } => {
+                let column = if lines == 0 { column + columns } else { columns + 1 };
+                Self::File { path, line: line + lines, column }
+            }
+            other => other,
+        }
+    }
+}
+
 /// Where a table and its keys were written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
@@ -62,6 +77,11 @@ impl Places {
     /// Where the value of `key` is, or else the table.
     pub fn of(&self, key: &str) -> Place {
         self.keys.get(key).unwrap_or(&self.whole).clone()
+    }
+
+    /// Where the value of `key` is, if it is there.
+    pub fn get(&self, key: &str) -> Option<&Place> {
+        self.keys.get(key)
     }
 
     /// Where the table is.

@@ -102,6 +102,42 @@ impl<'a> Table<'a> {
         text
     }
 
+    /// A text of several lines. Where it stands in the file as it is, its first character is noted
+    /// as `key:text`, so that places within it can be told.
+    pub(super) fn text(&mut self, key: &'static str) -> Option<String> {
+        let text = self.string(key)?;
+        let (_, value) = self.entries.iter().find(|(name, _)| name.get_ref() == key)?;
+        let (span, source) = (value.span(), &self.reading.source);
+        let raw = source.text.get(span.clone()).unwrap_or_default();
+        if let Some(at) = raw.find(text.as_str()) {
+            let place = source.place(span.start + at);
+            self.places.note(&format!("{}{key}:text", self.prefix), place);
+        }
+        Some(text)
+    }
+
+    /// Whether the key is there, be its value right or wrong. It has been asked for before.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.places.get(&format!("{}{key}", self.prefix)).is_some()
+    }
+
+    /// Whether the key is there. It need not have been asked for.
+    pub(super) fn offers(&self, key: &str) -> bool {
+        self.entries.iter().any(|(name, _)| name.get_ref() == key)
+    }
+
+    /// Any value, as JSON has it.
+    pub(super) fn json(&mut self, key: &'static str) -> Option<serde_json::Value> {
+        let value = self.value(key)?.get_ref();
+        let json = json(value);
+        if json.is_none() {
+            let message = format!("`{key}` of {} holds what JSON does not have", self.title);
+            let remedy = "keep to texts, finite numbers, true, false, lists and tables";
+            self.problem(self.place_of(key), message, remedy);
+        }
+        json
+    }
+
     pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
         let text = self.string(key)?;
         if text.is_empty() || text.contains('\0') {
@@ -307,10 +343,41 @@ impl<'a> Table<'a> {
         self.places
     }
 
+    /// Where the keys are, when nothing can be said about those that nobody asked for.
+    pub(super) fn places(self) -> Places {
+        self.places
+    }
+
     /// Takes over where the keys of a table within are.
     pub(super) fn adopt(&mut self, places: Places) {
         self.places.merge(places);
     }
+}
+
+/// A value as JSON; dates and numbers without an end have no such form.
+fn json(value: &DeValue<'_>) -> Option<serde_json::Value> {
+    use serde_json::Value;
+    Some(match value {
+        DeValue::String(text) => Value::String(text.to_string()),
+        DeValue::Integer(integer) => {
+            Value::from(i64::from_str_radix(integer.as_str(), integer.radix()).ok()?)
+        }
+        DeValue::Float(float) => {
+            Value::Number(serde_json::Number::from_f64(float.as_str().parse().ok()?)?)
+        }
+        DeValue::Boolean(is) => Value::Bool(*is),
+        DeValue::Datetime(_) => return None,
+        DeValue::Array(items) => {
+            Value::Array(items.iter().map(|item| json(item.get_ref())).collect::<Option<_>>()?)
+        }
+        DeValue::Table(table) => {
+            let entry = |(name, value): (&Spanned<_>, &Spanned<DeValue<'_>>)| {
+                let name: &std::borrow::Cow<'_, str> = name.get_ref();
+                Some((name.to_string(), json(value.get_ref())?))
+            };
+            Value::Object(table.iter().map(entry).collect::<Option<_>>()?)
+        }
+    })
 }
 
 /// What `written` may have meant among `known`.

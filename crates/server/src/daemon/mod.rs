@@ -23,12 +23,14 @@ use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
 use fathom_frontend::{nbd, vhost_user};
 
+pub(crate) use status::unix_time_ns;
 pub(crate) use usage::DiskGroups;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
 use crate::events::Events;
 use crate::introspection::{DiskGuest, Introspection};
 use crate::log::Journal;
+use crate::queries::Queries;
 use crate::wiring::{Watchers, refusal};
 
 /// What serves.
@@ -52,6 +54,8 @@ pub(crate) struct Daemon {
     introspection: Arc<Introspection>,
     /// Who listens to the disks' events.
     events: Events,
+    /// The queries that are kept.
+    queries: Queries,
     /// Counts disks and taps up, so that no two of a daemon's life are taken for one.
     instances: AtomicU64,
 }
@@ -140,6 +144,7 @@ impl Daemon {
             state: RwLock::default(),
             introspection: Introspection::new(configuration.daemon.metrics_cgroups_max),
             events: Events::default(),
+            queries: Queries::default(),
             instances: AtomicU64::new(1),
         });
         let mut refusals = Vec::new();
@@ -182,6 +187,16 @@ impl Daemon {
     /// Notes that everything is served now. Gives the time that it took, in microseconds.
     pub(crate) fn ready(&self) -> u64 {
         *self.ready_us.get_or_init(|| self.begun.elapsed().as_micros() as u64)
+    }
+
+    /// The queries that are kept.
+    pub(crate) fn queries(&self) -> &Queries {
+        &self.queries
+    }
+
+    /// Where the control interface is.
+    pub(crate) fn control_socket(&self) -> &std::path::Path {
+        &self.options.control
     }
 
     /// Notes where `/metrics` is had over TCP.

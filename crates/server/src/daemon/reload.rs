@@ -1,5 +1,7 @@
 //! The configuration read again, and its differences applied.
 
+use std::sync::Arc;
+
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport};
 
 use super::Daemon;
@@ -12,7 +14,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When there is no file, or it is wrong: nothing is changed then.
-    pub(crate) fn reload(&self) -> Result<ReloadReport, ErrorBody> {
+    pub(crate) fn reload(self: &Arc<Self>) -> Result<ReloadReport, ErrorBody> {
         let _change = self.change()?;
         let Some(file) = &self.file else {
             return Err(refusal(
@@ -30,6 +32,7 @@ impl Daemon {
         self.reload_removals(&new, &mut report);
         self.reload_disks(&new, &mut report);
         self.reload_listeners(&new, &mut report);
+        self.queries().set(self, &new.queries, &mut report);
         for line in &report.changed {
             tracing::info!("reload: {line}");
         }
@@ -84,7 +87,7 @@ impl Daemon {
                 listener.shutdown();
             }
             self.with_state(|state| {
-                state.listeners.retain(|other| !std::sync::Arc::ptr_eq(other, &listening));
+                state.listeners.retain(|other| !Arc::ptr_eq(other, &listening));
             });
             report.changed.push(format!("the listener at {} was closed", definition.address));
         }

@@ -63,7 +63,7 @@ impl Daemon {
 }
 
 /// Nanoseconds since 1970.
-pub(super) fn unix_time_ns() -> u64 {
+pub(crate) fn unix_time_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

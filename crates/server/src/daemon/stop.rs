@@ -15,6 +15,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How long listeners' streams may take to end.
 const EVENTS_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long the results of queries may take to be told.
+const QUERIES_TIME_MAX: Duration = Duration::from_secs(1);
 
 impl Daemon {
     /// Accepts nobody any more, completes what is in flight, lets go of guests and clients, and
@@ -63,7 +65,9 @@ impl Daemon {
         }
         problems.extend(run(flushes, end));
         // Last, so that listeners have all that happened.
+        self.queries.begin_end();
         self.events.end(EVENTS_TIME_MAX);
+        self.queries.end(QUERIES_TIME_MAX);
         problems
     }
 

@@ -100,7 +100,7 @@ impl Collector {
                 self.flush(&listeners);
                 let moment = Bytes::from(moment_block(before_ns));
                 for listener in listeners.iter().filter(|listener| listener.wish.pulse.is_some()) {
-                    listener.offer(&moment, 0);
+                    listener.offer_moment(&moment, before_ns);
                 }
             }
             before_ns = now_ns;

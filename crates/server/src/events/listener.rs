@@ -21,6 +21,8 @@ pub(super) struct Listener {
     pub wish: Wish,
     state: Mutex<State>,
     begun: Condvar,
+    /// Notified when there is something for a reader that blocks.
+    filled: Condvar,
 }
 
 #[derive(Default)]
@@ -32,6 +34,11 @@ struct State {
     events: u64,
     dropped: u64,
     waker: Option<Waker>,
+    /// Whether events came since the last moment.
+    stirred: bool,
+    /// Until when every moment is told, and when one was told last.
+    lively_until_ns: i64,
+    moment_ns: i64,
     is_begun: bool,
     ended: bool,
     gone: bool,
@@ -41,6 +48,12 @@ impl State {
     fn put(&mut self, bytes: Bytes) {
         self.bytes += bytes.len();
         self.waiting.push_back(bytes);
+    }
+
+    fn take(&mut self) -> Option<Bytes> {
+        let bytes = self.waiting.pop_front()?;
+        self.bytes -= bytes.len();
+        Some(bytes)
     }
 
     /// Says what was lost, so that it stands where the events would.
@@ -59,7 +72,7 @@ impl Listener {
     pub fn new(wish: Wish, header: Vec<u8>) -> Self {
         let mut state = State::default();
         state.put(header.into());
-        Self { wish, state: Mutex::new(state), begun: Condvar::new() }
+        Self { wish, state: Mutex::new(state), begun: Condvar::new(), filled: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -103,8 +116,51 @@ impl Listener {
         }
         state.tell_lost();
         state.events += events;
+        state.stirred |= events > 0;
         state.put(block.clone());
-        state.wake();
+        self.wake(&mut state);
+    }
+
+    /// Gives it a moment, unless nothing has happened for so long that it wants few of them.
+    pub fn offer_moment(&self, block: &Bytes, moment_ns: i64) {
+        if let Some(idle) = self.wish.idle_pulse {
+            let idle_ns = idle.as_nanos() as i64;
+            let mut state = self.state();
+            if std::mem::take(&mut state.stirred) {
+                state.lively_until_ns = moment_ns.saturating_add(idle_ns);
+            }
+            let quiet = moment_ns > state.lively_until_ns;
+            if quiet && moment_ns < state.moment_ns.saturating_add(idle_ns) {
+                return;
+            }
+            state.moment_ns = moment_ns;
+        }
+        self.offer(block, 0);
+    }
+
+    /// Waits for what comes next; `None` at the end.
+    pub fn wait_next(&self) -> Option<Bytes> {
+        let state = self.state();
+        let mut state = self
+            .filled
+            .wait_while(state, |state| state.waiting.is_empty() && !state.ended)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.take()
+    }
+
+    /// Nobody reads any more.
+    pub fn leave(&self) {
+        let mut state = self.state();
+        state.gone = true;
+        state.waiting = VecDeque::new();
+        state.bytes = 0;
+    }
+
+    fn wake(&self, state: &mut State) {
+        if let Some(waker) = state.waker.take() {
+            waker.wake();
+        }
+        self.filled.notify_all();
     }
 
     /// Tells that the ring of a disk had no room for so many events.
@@ -119,7 +175,7 @@ impl Listener {
         }
         state.dropped += count;
         state.put(dropped_block(count, DropPlace::Ring, disk).into());
-        state.wake();
+        self.wake(&mut state);
     }
 
     /// Gives it no more.
@@ -132,15 +188,7 @@ impl Listener {
             state.ended = true;
             state.is_begun = true;
             self.begun.notify_all();
-            state.wake();
-        }
-    }
-}
-
-impl State {
-    fn wake(&mut self) {
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
+            self.wake(&mut state);
         }
     }
 }
@@ -165,8 +213,7 @@ impl Body for EventBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let mut state = self.listener.state();
-        if let Some(bytes) = state.waiting.pop_front() {
-            state.bytes -= bytes.len();
+        if let Some(bytes) = state.take() {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
         if state.ended {
@@ -179,10 +226,7 @@ impl Body for EventBody {
 
 impl Drop for EventBody {
     fn drop(&mut self) {
-        let mut state = self.listener.state();
-        state.gone = true;
-        state.waiting = VecDeque::new();
-        state.bytes = 0;
+        self.listener.leave();
     }
 }
 
@@ -192,7 +236,7 @@ mod tests {
 
     #[test]
     fn who_does_not_read_loses_and_is_told() {
-        let wish = Wish { disks: std::collections::BTreeSet::new(), pulse: None };
+        let wish = Wish::default();
         let listener = Listener::new(wish, vec![0; 10]);
         let block = Bytes::from(vec![0; 1 << 20]);
         for _ in 0..20 {
@@ -211,5 +255,45 @@ mod tests {
         let state = listener.state();
         assert_eq!((state.events, state.dropped, state.lost), (800, 1300, 0));
         assert_eq!(state.waiting.len(), 3, "the note, the block, and the end");
+    }
+
+    #[test]
+    fn moments_are_few_while_nothing_happens() {
+        let second = Duration::from_secs(1);
+        let wish = Wish { idle_pulse: Some(second), ..Wish::default() };
+        let listener = Listener::new(wish, vec![0; 10]);
+        let block = Bytes::from_static(b"moment");
+        let step_ns = 50_000_000;
+        let told = |listener: &Listener| {
+            let mut state = listener.state();
+            state.bytes = 0;
+            std::mem::take(&mut state.waiting).len()
+        };
+        let pulses = |from: i64, to: i64| {
+            (from..to).for_each(|number| listener.offer_moment(&block, number * step_ns));
+        };
+        pulses(100, 200);
+        assert_eq!(told(&listener), 1 + 5, "the header, and one each second");
+        listener.offer(&Bytes::from_static(b"rows"), 3);
+        pulses(200, 300);
+        // All within the second that follows the rows, then one each second.
+        let told = told(&listener);
+        assert!((1 + 20..=1 + 20 + 6).contains(&told), "{told}");
+    }
+
+    #[test]
+    fn a_reader_that_blocks_gets_what_there_is_and_the_end() {
+        let listener = Arc::new(Listener::new(Wish::default(), vec![7; 10]));
+        let reads = Arc::clone(&listener);
+        let reader = std::thread::spawn(move || {
+            let mut count = 0;
+            while reads.wait_next().is_some() {
+                count += 1;
+            }
+            count
+        });
+        listener.offer(&Bytes::from_static(b"rows"), 1);
+        listener.end();
+        assert_eq!(reader.join().unwrap(), 3, "the header, the rows, the end");
     }
 }

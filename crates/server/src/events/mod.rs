@@ -7,6 +7,7 @@
 
 mod collector;
 mod columns;
+mod feed;
 mod listener;
 
 use std::collections::BTreeSet;
@@ -19,6 +20,7 @@ use fathom_layers::Tap;
 use fathom_monitor::io_stream;
 use fathom_monitor::recording::{self, Header};
 
+pub(crate) use feed::{EventFeed, Nudge, follow};
 pub(crate) use listener::EventBody;
 
 use crate::daemon::Daemon;
@@ -72,11 +74,14 @@ impl Events {
 }
 
 /// What a listener asks for.
+#[derive(Default)]
 pub(crate) struct Wish {
     /// The disks; all where there are none.
     pub disks: BTreeSet<String>,
     /// How often to say up to when everything was told.
     pub pulse: Option<Duration>,
+    /// How often that is enough while nothing happens.
+    pub idle_pulse: Option<Duration>,
 }
 
 /// The header of a recording that begins now.
@@ -94,6 +99,14 @@ pub(crate) fn listen(daemon: &Arc<Daemon>, wish: Wish) -> Result<EventBody, Erro
             return Err(refusal(ErrorCode::Conflict, message, "give it `tap = true`"));
         }
     }
+    let listener = enrol(daemon, wish, LISTENERS_MAX)?;
+    // Until it is collected nothing is told: whoever has an answer misses nothing from then on.
+    listener.wait_until_begun(Duration::from_secs(1));
+    Ok(EventBody::new(listener))
+}
+
+/// Has events collected for one more listener, if there are fewer than `most`.
+fn enrol(daemon: &Arc<Daemon>, wish: Wish, most: usize) -> Result<Arc<Listener>, ErrorBody> {
     let header = header(daemon);
     let bytes = header
         .to_bytes()
@@ -105,8 +118,8 @@ pub(crate) fn listen(daemon: &Arc<Daemon>, wish: Wish) -> Result<EventBody, Erro
     if state.ending {
         return Err(refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", ""));
     }
-    if state.listeners.len() >= LISTENERS_MAX {
-        let message = format!("{LISTENERS_MAX} listen already");
+    if state.listeners.len() >= most {
+        let message = format!("{most} listen already");
         return Err(refusal(ErrorCode::Conflict, message, "end one of them"));
     }
     if !state.collecting {
@@ -120,7 +133,5 @@ pub(crate) fn listen(daemon: &Arc<Daemon>, wish: Wish) -> Result<EventBody, Erro
     state.listeners.push(Arc::clone(&listener));
     drop(state);
     events.woken.notify_all();
-    // Until it is collected nothing is told: whoever has an answer misses nothing from then on.
-    listener.wait_until_begun(Duration::from_secs(1));
-    Ok(EventBody::new(listener))
+    Ok(listener)
 }

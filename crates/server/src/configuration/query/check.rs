@@ -1,0 +1,293 @@
+//! Whether kept queries can be run, and whether their actions fit their results.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use axum::http::Uri;
+use fathom_cql::{Diagnostic, Type};
+
+use super::command::{Command, Wrong};
+use super::{
+    ActionKind, MetricDefinition, MetricKind, On, PreparedQuery, QUERIES_MAX, QUERY_LENGTH_MAX,
+    QueryDefinition, Unfit,
+};
+use crate::configuration::check::{NAME_MAX, plain, the_other};
+use crate::configuration::problem::{Place, Places, Problems};
+use crate::configuration::{Placed, suggestion};
+
+/// How the names of Fathom's own metrics begin.
+const RESERVED: [&str; 2] = ["fathom_", "process_"];
+
+/// Reads the texts that are in files of their own.
+pub(in crate::configuration) fn load_files(
+    queries: &mut [Placed<QueryDefinition>],
+) -> Result<(), Problems> {
+    let mut problems = Problems::default();
+    for Placed { definition, places } in queries {
+        let Some(path) = &definition.file else { continue };
+        let mut text = String::new();
+        let read = std::fs::File::open(path)
+            .and_then(|file| file.take(QUERY_LENGTH_MAX as u64 + 1).read_to_string(&mut text));
+        match read {
+            Ok(0) => problems.add(
+                places.of("file"),
+                format!("the query's file {} is empty", path.display()),
+                "write the query into it",
+            ),
+            Ok(_) => definition.text = text,
+            Err(error) => problems.add(
+                places.of("file"),
+                format!("the query's file {} cannot be read: {}", path.display(), plain(&error)),
+                "name a text in UTF-8 that the daemon may read",
+            ),
+        }
+    }
+    problems.none_or()
+}
+
+/// Adds what is wrong with kept queries.
+pub(in crate::configuration) fn check_queries(
+    queries: &[Placed<QueryDefinition>],
+    problems: &mut Problems,
+) {
+    let mut found = Problems::default();
+    check_all(queries, &mut found);
+    for mut problem in found.0 {
+        // Names may have any characters, and a message is one line.
+        for text in [&mut problem.message, &mut problem.remedy] {
+            *text = text.replace(char::is_control, " ");
+        }
+        problems.0.push(problem);
+    }
+}
+
+fn check_all(queries: &[Placed<QueryDefinition>], problems: &mut Problems) {
+    if let Some(first_too_many) = queries.get(QUERIES_MAX) {
+        let message = format!("there are {} queries", queries.len());
+        problems.add(first_too_many.places.whole(), message, format!("keep {QUERIES_MAX} at most"));
+        return;
+    }
+    let (mut names, mut metrics) = (BTreeMap::new(), BTreeMap::new());
+    for Placed { definition, places } in queries {
+        check_name(definition, places, problems);
+        if let Some(first) = names.insert(definition.name.as_str(), places) {
+            problems.add(
+                places.of("name"),
+                format!("there are two queries called {:?}", definition.name),
+                format!("give each a name of its own{}", the_other(&first.of("name"))),
+            );
+        }
+        if let ActionKind::Metric(metric) = &definition.action.kind {
+            let name = metric.name.as_str();
+            if let Some(first) = metrics.insert(name, places) {
+                problems.add(
+                    places.of("action.metric"),
+                    format!("there are two metrics called {name:?}"),
+                    format!("give each a name of its own{}", the_other(&first.of("action.metric"))),
+                );
+            }
+        }
+        check_query(definition, places, problems);
+    }
+}
+
+fn check_name(definition: &QueryDefinition, places: &Places, problems: &mut Problems) {
+    let name = &definition.name;
+    if name.is_empty() {
+        problems.add(places.of("name"), "a query has no name", "add `name = \"…\"`");
+    } else if name.len() > NAME_MAX || name.contains(char::is_control) {
+        let shown: String = name.chars().take(40).collect();
+        problems.add(
+            places.of("name"),
+            format!("a query cannot be called {shown:?}"),
+            format!("choose a name of at most {NAME_MAX} bytes"),
+        );
+    }
+}
+
+fn check_query(definition: &QueryDefinition, places: &Places, problems: &mut Problems) {
+    let key = if definition.file.is_some() { "file" } else { "cql" };
+    if definition.text.is_empty() && definition.file.is_some() {
+        // It has not been read: nobody but the daemon looks at files.
+        return;
+    }
+    if definition.text.len() > QUERY_LENGTH_MAX {
+        let message = format!("the query is longer than {QUERY_LENGTH_MAX} bytes");
+        problems.add(places.of(key), message, "shorten it");
+        return;
+    }
+    match PreparedQuery::new(definition) {
+        Ok(prepared) => check_action(definition, &prepared, places, problems),
+        Err(Unfit::At(diagnostic)) => at_place(definition, &diagnostic, places, problems),
+        Err(Unfit::Whole(message, remedy)) => {
+            let message = format!("the query {:?} cannot be kept: {message}", definition.name);
+            problems.add(places.of(key), message, remedy);
+        }
+    }
+}
+
+/// Tells of a place in the query's text: where that is, and where it is in the configuration.
+fn at_place(
+    definition: &QueryDefinition,
+    diagnostic: &Diagnostic,
+    places: &Places,
+    problems: &mut Problems,
+) {
+    let text = &definition.text;
+    let mut offset = diagnostic.span.range().start.min(text.len());
+    while !text.is_char_boundary(offset) {
+        offset -= 1;
+    }
+    let before = &text[..offset];
+    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+    let (line, column) = (before.matches('\n').count(), before[line_start..].chars().count());
+    let (place, whose) = match (&definition.file, places.get("cql:text")) {
+        (Some(path), _) => (places.of("file"), path.display().to_string()),
+        (None, Some(start)) => (start.clone().within(line, column), "the query".into()),
+        (None, None) => (places.of("cql"), "the query".into()),
+    };
+    let message =
+        format!("line {}, column {} of {whose}: {}", line + 1, column + 1, diagnostic.message);
+    let remedy = diagnostic.help.as_deref().unwrap_or("see docs/queries.md for the language");
+    problems.add(place, message, remedy);
+}
+
+fn check_action(
+    definition: &QueryDefinition,
+    prepared: &PreparedQuery,
+    places: &Places,
+    problems: &mut Problems,
+) {
+    let action = &definition.action;
+    let is_gauge =
+        matches!(&action.kind, ActionKind::Metric(metric) if metric.kind == MetricKind::Gauge);
+    if prepared.is_stream && action.on != On::Insert && !is_gauge {
+        problems.add(
+            places.of("action.on"),
+            format!("the rows of the query {:?} never go: it is a stream", definition.name),
+            "leave `on` out, or ask about a relation",
+        );
+    }
+    match &action.kind {
+        ActionKind::Log(_) => {}
+        ActionKind::Metric(metric) => check_metric(metric, prepared, places, problems),
+        ActionKind::Webhook(webhook) => {
+            check_url(&webhook.url, &places.of("action.webhook"), problems);
+        }
+        ActionKind::Command(command) => {
+            if let Err(Wrong(key, message, remedy)) = Command::new(command, &prepared.columns) {
+                problems.add(places.of(&format!("action.{key}")), message, remedy);
+            }
+        }
+    }
+}
+
+fn check_url(url: &str, place: &Place, problems: &mut Problems) {
+    let uri = url.parse::<Uri>().ok();
+    let sound = uri.as_ref().is_some_and(|uri| {
+        matches!(uri.scheme_str(), Some("http" | "https"))
+            && uri.host().is_some_and(|host| !host.is_empty())
+    });
+    if !sound {
+        problems.add(
+            place.clone(),
+            format!("{url:?} is no address of an HTTP server"),
+            "write it like `webhook = \"http://127.0.0.1:8080/path\"`",
+        );
+    }
+}
+
+fn check_metric(
+    metric: &MetricDefinition,
+    prepared: &PreparedQuery,
+    places: &Places,
+    problems: &mut Problems,
+) {
+    let place = |key: &str| places.of(&format!("action.{key}"));
+    check_metric_name(&metric.name, &place("metric"), problems);
+    if prepared.is_stream && metric.kind == MetricKind::Gauge {
+        let key = if places.get("action.type").is_some() { "type" } else { "metric" };
+        problems.add(
+            place(key),
+            "a gauge shows what a relation holds, and this query gives a stream",
+            "add `type = \"counter\"`, or ask about a window",
+        );
+    }
+    let names: Vec<&str> = prepared.columns.iter().map(|column| column.name.as_str()).collect();
+    let missing =
+        |name: &str| (format!("the query gives no column `{name}`"), suggestion(name, &names));
+    let value = metric.value.as_deref().map(|name| (name, prepared.column(name)));
+    match value {
+        Some((name, None)) => {
+            let (message, remedy) = missing(name);
+            problems.add(place("value"), message, remedy);
+        }
+        Some((name, Some(at)))
+            if !matches!(prepared.columns[at].kind, Type::Integer | Type::Float) =>
+        {
+            let message = format!("the column `{name}` holds no numbers");
+            problems.add(place("value"), message, "choose one that does, or leave `value` out");
+        }
+        _ => {}
+    }
+    for name in metric.labels.iter().flatten() {
+        if prepared.column(name).is_none() {
+            let (message, remedy) = missing(name);
+            problems.add(place("labels"), message, remedy);
+        }
+    }
+    let mut seen: Vec<usize> = Vec::new();
+    for at in metric.label_columns(prepared) {
+        let name = &prepared.columns[at].name;
+        let twice = seen.iter().any(|other| prepared.columns[*other].name == *name);
+        if twice || !is_label(name) {
+            let message = format!(
+                "the column `{name}` {}",
+                if twice { "is there twice" } else { "cannot be the name of a label" }
+            );
+            let remedy = "give it another name with `as`: letters, digits and underscores";
+            problems.add(place("metric"), message, remedy);
+        }
+        seen.push(at);
+    }
+}
+
+fn check_metric_name(name: &str, place: &Place, problems: &mut Problems) {
+    let begins = |c: char| c.is_ascii_alphabetic() || "_:".contains(c);
+    let sound = name.starts_with(begins)
+        && name.len() <= NAME_MAX
+        && name.chars().all(|c| begins(c) || c.is_ascii_digit());
+    if !sound {
+        let shown: String = name.chars().take(40).collect();
+        problems.add(
+            place.clone(),
+            format!("{shown:?} is no name of a metric"),
+            "choose letters, digits and underscores, as in `disk_slow_requests`",
+        );
+    } else if RESERVED.iter().any(|reserved| name.starts_with(reserved)) {
+        problems.add(
+            place.clone(),
+            format!("the name {name} may be that of another metric of the daemon"),
+            "choose one that begins otherwise",
+        );
+    }
+}
+
+/// Whether Prometheus takes this as the name of a label.
+fn is_label(name: &str) -> bool {
+    let begins = |c: char| c.is_ascii_alphabetic() || c == '_';
+    name.starts_with(begins)
+        && !name.starts_with("__")
+        && name.chars().all(|c| begins(c) || c.is_ascii_digit())
+}
+
+impl MetricDefinition {
+    /// The columns that become labels, in order.
+    pub(crate) fn label_columns(&self, prepared: &PreparedQuery) -> Vec<usize> {
+        let value = self.value.as_deref().and_then(|name| prepared.column(name));
+        match &self.labels {
+            Some(names) => names.iter().filter_map(|name| prepared.column(name)).collect(),
+            None => (0..prepared.columns.len()).filter(|at| Some(*at) != value).collect(),
+        }
+    }
+}

@@ -1,0 +1,308 @@
+use std::path::Path;
+
+use fathom_cql::Value;
+use serde_json::json;
+
+use super::command::{Command, Request};
+use super::*;
+use crate::configuration::{Configuration, ConfigurationFile, parse};
+
+fn read(text: &str) -> Result<Configuration, crate::configuration::Problems> {
+    let configuration = parse(text, Path::new("f.toml"))?;
+    configuration.check_queries()?;
+    Ok(configuration)
+}
+
+#[track_caller]
+fn expect(text: &str, expected: &str) {
+    let problems = read(text).expect_err("this configuration is wrong");
+    assert_eq!(problems.to_string(), expected);
+}
+
+/// The definition of a query that is sound but for its action.
+#[track_caller]
+fn action(cql: &str, action: &str) -> ActionDefinition {
+    let text = format!("[[query]]\nname = \"q\"\ncql = \"{cql}\"\naction = {action}\n");
+    read(&text).unwrap_or_else(|problems| panic!("{problems}")).queries.remove(0).definition.action
+}
+
+#[track_caller]
+fn expect_action(cql: &str, action: &str, expected: &str) {
+    let text = format!("[[query]]\nname = \"q\"\ncql = \"{cql}\"\naction = {action}\n");
+    expect(&text, expected);
+}
+
+const STREAM: &str = "select VDisk, Path, Size from IOstream";
+const RELATION: &str = "select VDisk, sum(Size) as sectors from IOstream [now] group by VDisk";
+
+#[test]
+fn actions_are_read() {
+    let log = action(STREAM, "{ log = \"warning\" }");
+    assert_eq!((log.kind, log.on), (ActionKind::Log(LogLevel::Warning), On::Insert));
+    assert_eq!(log.limit.unwrap().to_string(), "10/second");
+    let metric = action(
+        RELATION,
+        "{ metric = \"m\", value = \"SECTORS\", labels = \"vdisk\", help = \"h\", series_max = 7 }",
+    );
+    let definition = MetricDefinition {
+        name: "m".into(),
+        kind: MetricKind::Gauge,
+        value: Some("SECTORS".into()),
+        labels: Some(vec!["vdisk".into()]),
+        help: "h".into(),
+        series_max: 7,
+    };
+    assert_eq!((metric.kind, metric.on), (ActionKind::Metric(definition), On::Both));
+    let webhook =
+        action(RELATION, "{ webhook = \"https://[::1]:8/x\", timeout = \"1s\", on = \"both\" }");
+    let definition =
+        WebhookDefinition { url: "https://[::1]:8/x".into(), timeout: Duration::from_secs(1) };
+    assert_eq!((webhook.kind, webhook.limit), (ActionKind::Webhook(definition), None));
+    let command = action(
+        STREAM,
+        "{ command = \"PATCH /v1/disks/{VDisk}\", body = { capacity = \"{Size}\" }, \
+         on = \"insert\", limit = \"1 / hour\" }",
+    );
+    let definition = CommandDefinition {
+        request: "PATCH /v1/disks/{VDisk}".into(),
+        body: Some(json!({ "capacity": "{Size}" })),
+    };
+    assert_eq!(command.kind, ActionKind::Command(definition));
+    assert_eq!(command.limit, Some(RateLimit { count: 1, period: Period::Hour }));
+}
+
+#[test]
+fn mistakes_of_tables_are_named() {
+    expect(
+        "[[query]]\nname = \"q\"\ncql = \"select * from IOstream\"\nfile = \"a\"\nactoin = {}\n",
+        "f.toml:4:8: a query has `cql` and `file`\n  → keep one of them\n\
+         f.toml:1:1: the query \"q\" has no action\n  \
+         → add a line like `action = { log = \"warning\" }`\n\
+         f.toml:5:1: there is no key `actoin` in [[query]]\n  → did you mean `action`?",
+    );
+    expect(
+        "[[query]]\naction = { log = \"warn\", limits = 3 }\n",
+        "f.toml:1:1: a query has no text\n  \
+         → add a line like `cql = \"select …\"` or `file = \"a.cql\"`\n\
+         f.toml:2:18: \"warn\" is no `log` of `action`\n  → did you mean `warning`?\n\
+         f.toml:2:26: there is no key `limits` in `action`\n  → did you mean `limit`?",
+    );
+    expect_action(
+        STREAM,
+        "{ limit = \"1/hour\" }",
+        "f.toml:4:10: the action says nothing of what is to be done\n  \
+         → known here: `log`, `metric`, `webhook`, `command`",
+    );
+    expect_action(
+        STREAM,
+        "{ log = \"info\", webhook = \"http://a/\" }",
+        "f.toml:4:10: the action has `log` and `webhook`\n  \
+         → keep one, and give the other a [[query]] of its own",
+    );
+    expect_action(
+        STREAM,
+        "{ log = \"info\", limit = \"ten/hour\" }",
+        "f.toml:4:34: \"ten/hour\" is no limit\n  \
+         → write it like `limit = \"10/minute\"`: so many a second, minute or hour",
+    );
+    expect_action(
+        RELATION,
+        "{ metric = \"m\", limit = \"1/hour\" }",
+        "f.toml:4:26: there is no key `limit` in `action`\n  → known here: `metric`, `type`, \
+         `value`, `labels`, `help`, `series_max`",
+    );
+    let two = "[[query]]\nname = \"q\"\ncql = \"select VDisk from IOstream\"\n\
+               action = { metric = \"m\", type = \"counter\" }\n";
+    expect(
+        &two.repeat(2),
+        "f.toml:6:8: there are two queries called \"q\"\n  \
+         → give each a name of its own (the other is in line 2)\n\
+         f.toml:8:21: there are two metrics called \"m\"\n  \
+         → give each a name of its own (the other is in line 4)",
+    );
+}
+
+#[test]
+fn mistakes_of_queries_are_named_with_their_places() {
+    let table = |cql: &str| {
+        format!("[[query]]\nname = \"q\"\ncql = {cql}\naction = {{ log = \"info\" }}\n")
+    };
+    expect(
+        &table("'''\nselect VDisk,\n  Sise from IOstream'''"),
+        "f.toml:5:3: line 2, column 3 of the query: there is no column `Sise`\n  \
+         → did you mean `Size`?",
+    );
+    expect(
+        &table("  \"select Sise from IOstream\""),
+        "f.toml:3:17: line 1, column 8 of the query: there is no column `Sise`\n  \
+         → did you mean `Size`?",
+    );
+    // What is escaped in the file is elsewhere in the text.
+    expect(
+        &table("\"select '\\u00e9',\\n Sise from IOstream\""),
+        "f.toml:3:7: line 2, column 2 of the query: there is no column `Sise`\n  \
+         → did you mean `Size`?",
+    );
+    expect(
+        &table("\"select 1 from IOstream; select 2 from IOstream\""),
+        "f.toml:3:7: the query \"q\" cannot be kept: the script has 2 queries\n  \
+         → keep one, and give each of the others a [[query]] of its own",
+    );
+    expect(
+        &table("\"create stream S (a integer); select a from S\""),
+        "f.toml:3:7: the query \"q\" cannot be kept: it is about the stream `S`\n  \
+         → ask about IOstream: the disks give no other",
+    );
+    let growing = table("\"select distinct ReqId from IOstream\"");
+    let problems = read(&growing).unwrap_err().to_string();
+    assert!(problems.contains("`unbounded_allowed = true` where that is wanted"), "{problems}");
+    read(&format!("{growing}unbounded_allowed = true\n")).unwrap();
+    let many = table("\"select VDisk from IOstream\"").repeat(QUERIES_MAX + 1);
+    let problems = read(&many).unwrap_err();
+    assert_eq!(problems.0[0].message, "there are 65 queries");
+}
+
+#[test]
+fn actions_are_held_against_their_queries() {
+    expect_action(
+        STREAM,
+        "{ log = \"info\", on = \"delete\" }",
+        "f.toml:4:31: the rows of the query \"q\" never go: it is a stream\n  \
+         → leave `on` out, or ask about a relation",
+    );
+    expect_action(
+        STREAM,
+        "{ metric = \"fathom_x\", value = \"path\", labels = [\"Seize\", \"path\"] }",
+        "f.toml:4:21: the name fathom_x may be that of another metric of the daemon\n  \
+         → choose one that begins otherwise\n\
+         f.toml:4:21: a gauge shows what a relation holds, and this query gives a stream\n  \
+         → add `type = \"counter\"`, or ask about a window\n\
+         f.toml:4:41: the column `path` holds no numbers\n  \
+         → choose one that does, or leave `value` out\n\
+         f.toml:4:58: the query gives no column `Seize`\n  → did you mean `Size`?",
+    );
+    expect_action(
+        "select VDisk as `a b`, VDisk as `__c`, VDisk as d, Path as d from IOstream [now]",
+        "{ metric = \"1\" }",
+        "f.toml:4:21: \"1\" is no name of a metric\n  \
+         → choose letters, digits and underscores, as in `disk_slow_requests`\n\
+         f.toml:4:21: the column `a b` cannot be the name of a label\n  \
+         → give it another name with `as`: letters, digits and underscores\n\
+         f.toml:4:21: the column `__c` cannot be the name of a label\n  \
+         → give it another name with `as`: letters, digits and underscores\n\
+         f.toml:4:21: the column `d` is there twice\n  \
+         → give it another name with `as`: letters, digits and underscores",
+    );
+    for url in ["ftp://a/", "/path", "http://", "http//a", "\\u0000"] {
+        let message = read(&format!(
+            "[[query]]\nname = \"q\"\ncql = \"{STREAM}\"\naction = {{ webhook = \"{url}\" }}\n"
+        ));
+        let message = message.unwrap_err().to_string();
+        assert!(message.contains("f.toml:4:22: "), "{message}");
+        assert!(message.contains("is no address of an HTTP server"), "{message}");
+    }
+}
+
+#[test]
+fn a_query_may_be_in_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("f.toml");
+    let text = "[[query]]\nname = \"q\"\nfile = \"q.cql\"\naction = { log = \"info\" }\n";
+    std::fs::write(&path, text).unwrap();
+    let control = Some(folder.path().join("control.sock"));
+    let file = ConfigurationFile { path, control, ..ConfigurationFile::default() };
+    let shown = |problems: crate::configuration::Problems| {
+        problems.to_string().replace(&format!("{}/", folder.path().display()), "")
+    };
+    assert_eq!(
+        shown(file.load().unwrap_err()),
+        "f.toml:3:8: the query's file q.cql cannot be read: no such file or folder\n  \
+         → name a text in UTF-8 that the daemon may read"
+    );
+    let query = folder.path().join("q.cql");
+    std::fs::write(&query, "select\n Sise from IOstream").unwrap();
+    assert_eq!(
+        shown(file.load().unwrap_err()),
+        "f.toml:3:8: line 2, column 2 of q.cql: there is no column `Sise`\n  → did you mean `Size`?"
+    );
+    std::fs::write(&query, "x".repeat(QUERY_LENGTH_MAX + 100)).unwrap();
+    assert!(shown(file.load().unwrap_err()).contains("longer than 65536 bytes"));
+    std::fs::write(&query, "").unwrap();
+    assert!(shown(file.load().unwrap_err()).contains("f.toml:3:8: "));
+    std::fs::write(&query, STREAM).unwrap();
+    assert_eq!(file.load().unwrap().queries[0].definition.text, STREAM);
+}
+
+fn command(request: &str, body: Option<serde_json::Value>) -> Result<Command, String> {
+    let query = QueryDefinition {
+        text: "select VDisk, Size, 0.5 * Size as half, Path, null as nothing from IOstream".into(),
+        ..QueryDefinition::default()
+    };
+    let prepared = PreparedQuery::new(&query).unwrap();
+    let definition = CommandDefinition { request: request.into(), body };
+    Command::new(&definition, &prepared.columns).map_err(|wrong| wrong.to_string())
+}
+
+#[test]
+fn values_stay_values() {
+    let body = json!({ "layers": [{ "kind": "log", "file": "{path}" }], "capacity": "{half}",
+                       "tap": true });
+    let command = command("PATCH /v1/disks/{VDisk}", Some(body)).unwrap();
+    let row = |disk: &str, half: f64, path: Value| {
+        [Value::text(disk), Value::Integer(1), Value::Float(half), path, Value::Null]
+    };
+    let hostile = "a/../b?x=1#é\"}";
+    let request = command.fill(&row(hostile, 4096.0, Value::text(hostile))).unwrap();
+    let wanted = json!({ "layers": [{ "kind": "log", "file": hostile }], "capacity": 4096,
+                         "tap": true });
+    assert_eq!(
+        request,
+        Request {
+            method: "PATCH",
+            path: "/v1/disks/a%2F..%2Fb%3Fx%3D1%23%C3%A9%22%7D".into(),
+            body: Some(wanted)
+        }
+    );
+    let request = command.fill(&row("a", 0.5, Value::Null)).unwrap();
+    assert_eq!(request.body.unwrap()["capacity"], json!(0.5));
+    for disk in ["", ".", ".."] {
+        assert!(command.fill(&row(disk, 1.0, Value::Null)).is_err(), "{disk}");
+    }
+    assert_eq!(command.fill(&[Value::Null]).unwrap_err(), "VDisk is null");
+}
+
+#[test]
+fn only_what_is_known_is_a_command() {
+    for request in [
+        "",
+        "DELETE",
+        "DELETE /v1/disks",
+        "DELETE /v1/disks/",
+        "DELETE /v1/disks/..",
+        "DELETE /v1/disks/{VDisk}/x",
+        "DELETE v1/disks/a",
+        "POST /v1/shutdown",
+        "GET /v1/disks",
+        "DELETE /v1/disks/{VDisc}",
+        "DELETE /v1/disks/a{VDisk}",
+        "DELETE /v1/disks/{VDisk}{Path}",
+        "DELETE /v1/{VDisk}/a",
+        "PATCH /v1/disks/a",
+    ] {
+        assert!(command(request, None).is_err(), "{request}");
+    }
+    for request in ["DELETE /v1/disks/a b", "DELETE /v1/disks/{vdisk}", "POST /v1/reload"] {
+        assert!(command(request, None).is_ok(), "{request}");
+    }
+    for (request, body) in [
+        ("DELETE /v1/disks/a", json!({})),
+        ("PATCH /v1/disks/a", json!({ "capasity": "{Size}" })),
+        ("PATCH /v1/disks/a", json!({ "capacity": "much" })),
+        ("PATCH /v1/disks/a", json!({ "capacity": "{Size} bytes" })),
+        ("PATCH /v1/disks/a", json!({ "layers": [{ "kind": "{VDisc}" }] })),
+        ("POST /v1/disks", json!([])),
+    ] {
+        assert!(command(request, Some(body.clone())).is_err(), "{request} {body}");
+    }
+    assert!(command("PATCH /v1/disks/a", Some(json!({ "capacity": "1G" }))).is_ok());
+}

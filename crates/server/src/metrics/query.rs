@@ -1,0 +1,107 @@
+//! Metrics of the queries that are kept, and those that they make themselves.
+
+use fathom_control::{QueryList, QueryState, QueryStatus};
+
+use super::{Page, Value};
+use crate::queries::MetricSeries;
+
+/// What is known of kept queries.
+#[derive(Default)]
+pub(crate) struct QueryMetrics {
+    /// The queries.
+    pub list: QueryList,
+    /// The metrics that they make.
+    pub series: Vec<MetricSeries>,
+}
+
+pub(super) fn of_queries(page: &mut Page, queries: &QueryMetrics) {
+    let families: [(&str, &str, &str, Value<QueryStatus>); 12] = [
+        ("fathom_query_running", "gauge", "Whether the query sees events.", |q| {
+            u64::from(q.state == QueryState::Running)
+        }),
+        ("fathom_query_events_total", "counter", "Events that the query has seen.", |q| q.events),
+        (
+            "fathom_query_events_dropped_total",
+            "counter",
+            "Events that came faster than the query read them.",
+            |q| q.events_dropped,
+        ),
+        (
+            "fathom_query_events_late_total",
+            "counter",
+            "Events that came when their instant was over.",
+            |q| q.events_late,
+        ),
+        ("fathom_query_results_total", "counter", "Rows that came into the result.", |q| q.results),
+        ("fathom_query_results_gone_total", "counter", "Rows that left the result again.", |q| {
+            q.results_gone
+        }),
+        (
+            "fathom_query_acted_total",
+            "counter",
+            "Changes for which the action was carried out.",
+            |q| q.acted,
+        ),
+        (
+            "fathom_query_suppressed_total",
+            "counter",
+            "Changes that the action's limit left out.",
+            |q| q.suppressed,
+        ),
+        (
+            "fathom_query_lost_total",
+            "counter",
+            "Changes for which the action failed for good or had no room.",
+            |q| q.lost,
+        ),
+        ("fathom_query_failures_total", "counter", "Attempts of the action that failed.", |q| {
+            q.failures
+        }),
+        ("fathom_query_series", "gauge", "Series of the query's metric.", |q| q.series),
+        (
+            "fathom_query_series_left_out",
+            "gauge",
+            "Rows that no series of the query's metric shows, because there are too many.",
+            |q| q.series_left_out,
+        ),
+    ];
+    for (name, kind, help, value) in families {
+        page.family(name, kind, help);
+        for query in &queries.list.queries {
+            page.sample(name, &[("query", &query.name)], value(query));
+        }
+    }
+    queries.series.iter().for_each(|series| of_series(page, series));
+}
+
+fn of_series(page: &mut Page, series: &MetricSeries) {
+    let help = series.help.replace('\\', "\\\\").replace('\n', "\\n");
+    page.family(&series.name, series.kind, &help);
+    for (values, value) in &series.samples {
+        let names = series.labels.iter().map(String::as_str);
+        let labels: Vec<(&str, &str)> = names.zip(values.iter().map(String::as_str)).collect();
+        page.sample(&series.name, &labels, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_cannot_break_out_of_its_metric() {
+        let series = MetricSeries {
+            name: "slow".into(),
+            kind: "gauge",
+            help: "a\nb\\".into(),
+            labels: vec!["disk".into(), "path".into()],
+            samples: vec![(vec!["a\"\n".into(), "\\".into()], "7".into())],
+        };
+        let queries = QueryMetrics { series: vec![series], ..QueryMetrics::default() };
+        let mut page = Page::default();
+        of_queries(&mut page, &queries);
+        let wanted = "# HELP slow a\\nb\\\\\n# TYPE slow gauge\n\
+                      slow{disk=\"a\\\"\\n\",path=\"\\\\\"} 7\n";
+        assert!(page.text.ends_with(wanted), "{}", page.text);
+    }
+}

@@ -1,0 +1,147 @@
+//! Rows that are sent to an HTTP server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value as Json};
+use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
+
+use super::distinct;
+use super::outbox::{Outbox, Waiting};
+use crate::configuration::{PreparedQuery, WebhookDefinition, json};
+use crate::daemon::unix_time_ns;
+use crate::queries::kept::{Counts, add};
+
+/// The most rows that are sent at once.
+const BATCH_MAX: usize = 100;
+/// How often the same rows are tried, and how long it is waited in between: twice as long each time.
+const ATTEMPTS_MAX: u32 = 5;
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+/// The longest head of an answer, in bytes. What follows it is not read.
+const HEAD_MAX: usize = 16 << 10;
+
+/// Starts the thread that sends the rows of a query.
+pub(super) fn start(
+    query: &str,
+    definition: &WebhookDefinition,
+    prepared: &PreparedQuery,
+    counts: &Arc<Counts>,
+) -> Result<Arc<Outbox>, String> {
+    let tls = TlsConfig::builder()
+        .provider(TlsProvider::NativeTls)
+        .root_certs(RootCerts::PlatformVerifier)
+        .build();
+    let agent = ureq::Agent::config_builder()
+        .tls_config(tls)
+        .timeout_global(Some(definition.timeout))
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_response_header_size(HEAD_MAX)
+        // Nothing is taken from the environment.
+        .proxy(None)
+        .user_agent(concat!("fathom/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .new_agent();
+    let sender = Sender {
+        query: query.to_owned(),
+        url: definition.url.clone(),
+        columns: distinct(&prepared.columns),
+        counts: Arc::clone(counts),
+        agent,
+    };
+    Outbox::start("webhook", move |outbox| sender.work(outbox))
+}
+
+struct Sender {
+    query: String,
+    url: String,
+    columns: Vec<String>,
+    counts: Arc<Counts>,
+    agent: ureq::Agent,
+}
+
+/// Why rows were not taken.
+enum Refusal {
+    /// Another attempt may help.
+    ForNow(String),
+    /// None will.
+    ForGood(String),
+}
+
+impl Sender {
+    /// Sends the next rows. False when there are none any more.
+    fn work(&self, outbox: &Outbox) -> bool {
+        let rows = outbox.take(BATCH_MAX);
+        if rows.is_empty() {
+            return false;
+        }
+        let body = self.body(&rows);
+        let (query, mut attempt) = (&self.query, 1);
+        loop {
+            let refusal = match self.post(&body) {
+                Ok(()) => {
+                    add(&self.counts.acted, rows.len() as u64);
+                    return true;
+                }
+                Err(refusal) => refusal,
+            };
+            let (error, again) = match refusal {
+                Refusal::ForNow(error) => (error, attempt < ATTEMPTS_MAX),
+                Refusal::ForGood(error) => (error, false),
+            };
+            self.counts.fail(&error);
+            tracing::warn!("query {query}: the webhook failed: {error}");
+            let pause = PAUSE_MIN * 2_u32.pow(attempt - 1);
+            if !again || !outbox.pause(pause) {
+                add(&self.counts.lost, rows.len() as u64);
+                // Who has failed at the end is not waited for.
+                return !outbox.is_closing() || self.give_up(outbox);
+            }
+            attempt += 1;
+        }
+    }
+
+    /// Counts what waits as lost.
+    fn give_up(&self, outbox: &Outbox) -> bool {
+        add(&self.counts.lost, outbox.take(usize::MAX).len() as u64);
+        false
+    }
+
+    fn body(&self, rows: &[Waiting]) -> String {
+        let sum = |of: fn(&Waiting) -> u64| rows.iter().map(of).sum::<u64>();
+        let body = serde_json::json!({
+            "query": self.query,
+            "time": unix_time_ns(),
+            "rows": rows.iter().map(|waiting| self.row(waiting)).collect::<Vec<_>>(),
+            "suppressed": sum(|waiting| waiting.left_out),
+            "lost": sum(|waiting| waiting.lost),
+        });
+        body.to_string()
+    }
+
+    /// A row with its time and sign, as `fathom query --changes --json` has them.
+    fn row(&self, waiting: &Waiting) -> Json {
+        let mut object = Map::new();
+        object.insert("@ts".into(), waiting.time_ns.into());
+        object.insert("@sign".into(), if waiting.count > 0 { "+" } else { "-" }.into());
+        if waiting.count.unsigned_abs() > 1 {
+            object.insert("@count".into(), waiting.count.unsigned_abs().into());
+        }
+        let values = self.columns.iter().cloned().zip(waiting.row.iter().map(json));
+        object.extend(values);
+        object.into()
+    }
+
+    fn post(&self, body: &str) -> Result<(), Refusal> {
+        let request = self.agent.post(&self.url).header("content-type", "application/json");
+        let answer = request.send(body).map_err(|error| Refusal::ForNow(error.to_string()))?;
+        let status = answer.status();
+        let told = || format!("the server answers {status}");
+        match status.as_u16() {
+            200..=299 => Ok(()),
+            // Too slow, too early, too many: and what the server itself takes for its own fault.
+            408 | 425 | 429 | 500..=599 => Err(Refusal::ForNow(told())),
+            _ => Err(Refusal::ForGood(told())),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! A query that is kept, and its counts.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fathom_control::{Client, QueryState, QueryStatus, ResultKind};
+use fathom_cql::Value;
+use fathom_monitor::EngineStatistics;
+
+use super::action::Action;
+use crate::configuration::{ActionKind, PreparedQuery, QueryDefinition};
+use crate::daemon::unix_time_ns;
+
+/// The longest text of an error that is kept, in bytes.
+const ERROR_LENGTH_MAX: usize = 1024;
+
+/// A change of a query's result.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// The instant, in nanoseconds.
+    pub time_ns: u64,
+    /// How often the row came; below 0, how often it went.
+    pub count: i64,
+    /// The row.
+    pub row: Arc<[Value]>,
+}
+
+/// See the module.
+pub(super) struct Kept {
+    pub definition: QueryDefinition,
+    pub prepared: PreparedQuery,
+    pub counts: Arc<Counts>,
+    pub action: Action,
+}
+
+/// What has come of a query.
+#[derive(Default)]
+pub(super) struct Counts {
+    state: AtomicU8,
+    pub events: AtomicU64,
+    pub events_dropped: AtomicU64,
+    pub events_late: AtomicU64,
+    pub operators: AtomicU64,
+    pub results: AtomicU64,
+    pub results_gone: AtomicU64,
+    pub acted: AtomicU64,
+    pub suppressed: AtomicU64,
+    pub lost: AtomicU64,
+    failures: AtomicU64,
+    last_error: Mutex<Option<(String, u64)>>,
+}
+
+/// Adds to a count.
+pub(super) fn add(count: &AtomicU64, more: u64) {
+    count.fetch_add(more, Ordering::Relaxed);
+}
+
+impl Counts {
+    /// Counts a failure and keeps its text.
+    pub fn fail(&self, error: &str) {
+        add(&self.failures, 1);
+        let mut text = error.to_owned();
+        if text.len() > ERROR_LENGTH_MAX {
+            let end = (0..=ERROR_LENGTH_MAX).rev().find(|at| text.is_char_boundary(*at));
+            text.truncate(end.unwrap_or(0));
+        }
+        let mut last = self.last_error.lock().unwrap_or_else(PoisonError::into_inner);
+        *last = Some((text, unix_time_ns()));
+    }
+
+    pub fn set_state(&self, state: QueryState) {
+        let number = match state {
+            QueryState::Waiting => 0,
+            QueryState::Running => 1,
+            QueryState::Failed => 2,
+        };
+        self.state.store(number, Ordering::Relaxed);
+    }
+
+    fn state(&self) -> QueryState {
+        match self.state.load(Ordering::Relaxed) {
+            0 => QueryState::Waiting,
+            1 => QueryState::Running,
+            _ => QueryState::Failed,
+        }
+    }
+}
+
+impl Kept {
+    /// A query that has seen nothing yet.
+    ///
+    /// # Errors
+    /// When its action has no thread, or it cannot be run after all.
+    pub fn new(definition: &QueryDefinition, client: &Client) -> Result<Self, String> {
+        let prepared = PreparedQuery::new(definition).map_err(|unfit| unfit.to_string())?;
+        let counts = Arc::new(Counts::default());
+        let action = Action::start(definition, &prepared, &counts, client)?;
+        Ok(Self { definition: definition.clone(), prepared, counts, action })
+    }
+
+    /// Does what is to be done about changes of the result.
+    pub fn take(&self, changes: &[Change]) {
+        let (mut came, mut gone) = (0_u64, 0_u64);
+        for change in changes {
+            let count = change.count.unsigned_abs();
+            let which = if change.count > 0 { &mut came } else { &mut gone };
+            *which = which.saturating_add(count);
+        }
+        add(&self.counts.results, came);
+        add(&self.counts.results_gone, gone);
+        self.action.take(changes);
+    }
+
+    /// Notes what its engine has done.
+    pub fn note(&self, statistics: EngineStatistics) {
+        let counts = &self.counts;
+        counts.events.store(statistics.events, Ordering::Relaxed);
+        counts.events_late.store(statistics.late, Ordering::Relaxed);
+        counts.operators.store(statistics.operators as u64, Ordering::Relaxed);
+    }
+
+    /// It sees events no more.
+    pub fn fail(&self, error: &str) {
+        self.counts.set_state(QueryState::Failed);
+        self.counts.fail(error);
+    }
+
+    /// Whether it sees events no more.
+    pub fn has_failed(&self) -> bool {
+        self.counts.state() == QueryState::Failed
+    }
+
+    /// How it is.
+    pub fn status(&self) -> QueryStatus {
+        let (definition, counts) = (&self.definition, &self.counts);
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let last = counts.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (last_error, last_error_unix_time_ns) = last.unzip();
+        let (action, target) = describe(&definition.action.kind);
+        let limit = definition.action.limit;
+        let (series, series_left_out) = self.action.series_counts();
+        QueryStatus {
+            name: definition.name.clone(),
+            text: definition.text.clone(),
+            result: if self.prepared.is_stream { ResultKind::Stream } else { ResultKind::Relation },
+            columns: self.prepared.columns.iter().map(|column| column.name.clone()).collect(),
+            action: action.into(),
+            target,
+            on: definition.action.on.name().into(),
+            limit: limit.map(|limit| limit.to_string()).unwrap_or_default(),
+            state: counts.state(),
+            operators: of(&counts.operators),
+            events: of(&counts.events),
+            events_dropped: of(&counts.events_dropped),
+            events_late: of(&counts.events_late),
+            results: of(&counts.results),
+            results_gone: of(&counts.results_gone),
+            acted: of(&counts.acted),
+            suppressed: of(&counts.suppressed),
+            lost: of(&counts.lost),
+            failures: of(&counts.failures),
+            series,
+            series_left_out,
+            last_error,
+            last_error_unix_time_ns: last_error_unix_time_ns.unwrap_or(0),
+        }
+    }
+}
+
+/// What an action is, and with what.
+fn describe(kind: &ActionKind) -> (&'static str, String) {
+    match kind {
+        ActionKind::Log(level) => ("log", level.name().into()),
+        ActionKind::Metric(metric) => ("metric", metric.name.clone()),
+        ActionKind::Webhook(webhook) => ("webhook", webhook.url.clone()),
+        ActionKind::Command(command) => ("command", command.request.clone()),
+    }
+}
