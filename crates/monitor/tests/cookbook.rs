@@ -130,7 +130,7 @@ fn expected(script: &Script, events: &str) -> Changes {
     let mut reader = reader_of(script, events, &all);
     while reader.next_batch(&mut batch).expect("rows") {
         let rows = batch.times_ns.iter().zip(batch.rows.drain(..));
-        inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row }));
+        inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row, count: 1 }));
     }
     let last = inputs.iter().map(|input| input.time_ns).max().expect("rows");
     let mut expected = Changes::new();

@@ -54,6 +54,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         }
         let built = match relation {
             Relation::Window(window, stream) => windows::window(&self.stream(stream), window),
+            Relation::Given(source) => self.sources[*source].map(|(_, row)| row),
             Relation::Filter(input, predicate) => {
                 let predicate = predicate.clone();
                 self.relation(input).filter(move |row| is_true(&evaluate(&predicate, row)))
