@@ -25,6 +25,7 @@ mod planner;
 mod prune;
 mod render;
 mod span;
+mod split;
 mod value;
 
 pub use explain::explain;
@@ -32,4 +33,5 @@ pub use parser::{ParseOptions, parse};
 pub use planner::{Parameters, Planned, PlannedQuery, plan_script};
 pub use prune::prune;
 pub use span::{Diagnostic, Span};
+pub use split::{Hosts, Split, split};
 pub use value::{Row, Type, Value};

@@ -36,7 +36,7 @@ pub(crate) fn each_column(expression: &Expression, visit: &mut dyn FnMut(usize))
 }
 
 /// Replaces each column that an expression uses.
-pub(super) fn map_columns(expression: &mut Expression, map: &dyn Fn(usize) -> usize) {
+pub(crate) fn map_columns(expression: &mut Expression, map: &dyn Fn(usize) -> usize) {
     match expression {
         Expression::Column(column) => *column = map(*column),
         Expression::Literal(_) => {}
@@ -65,7 +65,7 @@ pub(super) fn map_columns(expression: &mut Expression, map: &dyn Fn(usize) -> us
 }
 
 /// The parts of a conjunction; what is always true is left out.
-pub(super) fn conjuncts(expression: Expression) -> Vec<Expression> {
+pub(crate) fn conjuncts(expression: Expression) -> Vec<Expression> {
     let mut parts = Vec::new();
     let mut open = vec![expression];
     while let Some(next) = open.pop() {
@@ -82,7 +82,7 @@ pub(super) fn conjuncts(expression: Expression) -> Vec<Expression> {
 }
 
 /// Conditions, all of which or one of which must hold, as a tree that is not deep.
-pub(super) fn combine(operator: BinaryOperator, mut parts: Vec<Expression>) -> Expression {
+pub(crate) fn combine(operator: BinaryOperator, mut parts: Vec<Expression>) -> Expression {
     match parts.len() {
         0 => Expression::Literal(Value::Boolean(operator == BinaryOperator::And)),
         1 => parts.remove(0),
