@@ -4,6 +4,8 @@
 //! says for each instant what its relation holds. The [`oracle`] does exactly that, naively; the
 //! engine that is fast lives elsewhere and is compared with it, on cases that [`generate`] makes.
 //!
+//! Where the events are those of many hosts, [`split`](split()) says what of a plan each computes.
+//!
 //! The language is that of A. Arasu, S. Babu and J. Widom, "The CQL continuous query language:
 //! semantic foundations and query execution" (VLDB Journal 15(2), 2006), with the choices of the
 //! STREAM system where the paper leaves one.

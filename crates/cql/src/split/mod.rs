@@ -113,19 +113,14 @@ impl Splitter<'_> {
 
     fn stream(&mut self, stream: &Stream, wanted: &[Column]) -> Stream {
         match stream {
-            _ if distributes_stream(stream) => {
-                let rows = match stream {
-                    Stream::Of(_, of) => push::filters((**of).clone()),
-                    source @ Stream::Source(_) => all_of(source),
-                };
-                Stream::Source(self.send_rows(&rows, Some(wanted)))
-            }
+            Stream::Source(_) => Stream::Source(self.send_rows(&all_of(stream), Some(wanted))),
             Stream::Of(how, of) => {
-                let of = self.relation(&push::filters((**of).clone()), Some(wanted));
-                Stream::Of(*how, Box::new(of))
+                let of = push::filters((**of).clone());
+                if distributes_stream(stream) {
+                    return Stream::Source(self.send_rows(&of, Some(wanted)));
+                }
+                Stream::Of(*how, Box::new(self.relation(&of, Some(wanted))))
             }
-            // Sources distribute.
-            Stream::Source(source) => Stream::Source(*source),
         }
     }
 
@@ -167,16 +162,14 @@ impl Splitter<'_> {
             }
             Relation::Distinct(of) => Relation::Distinct(Box::new(self.each_once(of, wanted))),
             Relation::Set { operation, all, left, right } => {
-                let mut side = |side: &Relation| {
-                    let once = !*all;
-                    let side = if once {
-                        self.each_once(side, wanted)
-                    } else {
+                let mut sent = |side: &Relation| {
+                    Box::new(if *all {
                         self.relation(side, wanted)
-                    };
-                    Box::new(side)
+                    } else {
+                        self.each_once(side, wanted)
+                    })
                 };
-                let (left, right) = (side(left), side(right));
+                let (left, right) = (sent(left), sent(right));
                 Relation::Set { operation: *operation, all: *all, left, right }
             }
             Relation::Top(of, keys, limit) => {
