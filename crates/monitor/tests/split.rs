@@ -90,7 +90,8 @@ fn without_ties(mut case: Case) -> Case {
 
 fn differs(case: &Case, seed: u64) -> bool {
     let Some(expected) = expected(case) else { return false };
-    [1, 9, 1000].iter().any(|&step_ns| centre(case, seed, step_ns) != expected)
+    let step_ns = [1, 9, 1000][(seed / 4 % 3) as usize];
+    centre(case, seed, step_ns) != expected
 }
 
 #[test]
