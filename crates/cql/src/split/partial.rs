@@ -111,7 +111,10 @@ pub(super) fn aggregates(
         values.push(parts.value(aggregate, &columns)?);
     }
     let sent = Relation::Aggregate(Box::new(of.clone()), keys.to_vec(), parts.sent);
-    let merge = Merge { keys: keys.len(), aggregates: parts.merged, values: Some(values) };
+    let as_they_are = values.len() == keys.len() + parts.merged.len()
+        && values.iter().enumerate().all(|(at, value)| *value == Expression::Column(at));
+    let values = (!as_they_are).then_some(values);
+    let merge = Merge { keys: keys.len(), aggregates: parts.merged, values };
     Some((sent, merge))
 }
 
