@@ -145,6 +145,9 @@ impl Engine {
     /// so often more or, below 0, less. Rows of a stream may be given so too: within an instant
     /// they then arrive in the order of their values. What comes when its instant is over is
     /// counted and left out, as events are.
+    ///
+    /// The caller sees to it that no row is there less often than never at the end of an instant,
+    /// and that counts, which a peer may have given, stay far from the limits of their type.
     pub fn change(&mut self, source: usize, time_ns: u64, row: Tuple, count: isize) {
         let Some(input) = self.inputs.get_mut(source) else { return };
         if time_ns < self.now_ns {
