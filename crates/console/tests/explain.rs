@@ -1,7 +1,7 @@
 //! `fathom explain`: plans as text and as JSON, and how it fails.
 mod common;
 
-use std::fs;
+use std::{fs, path::Path};
 
 use common::run;
 
@@ -27,6 +27,21 @@ grows without bound:
       select VDisk, count(*) as n from IOstream where Size > $least group by VDisk
                                        ^^^^^^^^
   → let go of old rows with a window, as in `IOstream [range 60 seconds]`
+
+with many hosts:
+each host, fragment 1: stream (VDisk text)
+  istream
+    project VDisk
+      filter Size > 8
+        window unbounded
+          stream IOstream
+centre: relation (VDisk text, n integer)
+  aggregate count(*) by VDisk
+    window unbounded
+      stream fragment 1
+
+an event has about 368 bytes
+fragment 1 sends about 24 for each event that passes
 ";
     assert_eq!(stdout, expected);
 }
@@ -62,6 +77,67 @@ fn json_has_the_same() {
     let unbounded = &query["unbounded"][0];
     assert!(unbounded["message"].as_str().expect("a text").contains("each VDisk"), "{unbounded}");
     assert_eq!(query["warnings"], serde_json::json!([]));
+    let split = &report["split"];
+    assert_eq!(
+        (&split["event_bytes"], &split["events"]),
+        (&368.0.into(), &serde_json::Value::Null)
+    );
+    let fragment = &split["fragments"][0];
+    assert_eq!(fragment["columns"], serde_json::json!([{"name": "VDisk", "type": "text"}]));
+    assert_eq!((&fragment["result"], &fragment["row_bytes"]), (&"stream".into(), &24.0.into()));
+    assert!(split["centre"][0].as_str().expect("a text").contains("stream fragment 1"));
+}
+
+#[test]
+fn what_would_travel_of_a_file_is_counted() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path();
+    let events = "BlktapTS,Type,VDisk,Size\n1,Q,a,8\n2,Q,a,16\n2000000000,Q,bc,24\n";
+    fs::write(path.join("events.csv"), events).expect("it is written");
+    let replay = ["--replay", "events.csv"];
+    let arguments = [&["explain", GROUPED, "--param", "least=8"][..], &replay].concat();
+    let (status, stdout, stderr) = run(path, &arguments);
+    assert_eq!(status, 0, "{stderr}");
+    // Texts of 1 and 1, 1 and 1, 1 and 2 bytes; two numbers; 27 nulls. Of the rows the instant.
+    let expected = "
+3 events have 45.3 bytes each
+fragment 1 sends 2 rows (66.7 % of the events), 6.3 bytes an event
+6.3 bytes an event travel, 14.0 % of what all would be
+";
+    assert!(stdout.ends_with(expected), "{stdout}");
+    // A row of a group comes at the first step, and goes at the next, where none is any more.
+    let sliding = "select VDisk, count(*) from IOstream [tumbling 1 second] group by VDisk";
+    let arguments = [&["explain", sliding, "--json"][..], &replay].concat();
+    let (status, stdout, stderr) = run(path, &arguments);
+    assert_eq!(status, 0, "{stderr}");
+    let report: serde_json::Value = serde_json::from_str(&stdout).expect("it is JSON");
+    let fragment = &report["split"]["fragments"][0];
+    assert_eq!(fragment["result"], "relation");
+    // `a` comes and goes, `bc` comes; each with the instant, the sign and a number.
+    assert_eq!((&fragment["rows"], &fragment["bytes"]), (&3.into(), &(3 * 17 + 4).into()));
+    assert_eq!(report["split"]["events"], 3);
+    let (status, _, stderr) = run(path, &["explain", sliding, "--replay", "missing.csv"]);
+    assert!(status == 1 && stderr.contains("cannot read missing.csv"), "{stderr}");
+}
+
+#[test]
+fn the_page_on_queries_shows_a_split_as_it_is() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = fs::read_to_string(root.join("docs/queries.md")).expect("the page is there");
+    let (_, rest) = page.split_once("\n## Many hosts\n").expect("a section on many hosts");
+    let mut blocks = rest.split("\n```").skip(1).step_by(2);
+    let mut block = |kind: &str| {
+        let text = blocks.next().and_then(|block| block.strip_prefix(kind));
+        text.unwrap_or_else(|| panic!("no block of {kind}")).to_owned() + "\n"
+    };
+    let (command, shown) = (block("sh\n"), block("text\n"));
+    let words = shlex::split(&command.replace("\\\n", "")).expect("quotations are closed");
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    assert_eq!(words[0], "fathom");
+    let (status, stdout, stderr) = run(&root, &words[1..]);
+    assert_eq!(status, 0, "{stderr}");
+    let (_, split) = stdout.split_once("\nwith many hosts:\n").expect("a split");
+    assert_eq!(split, shown);
 }
 
 #[test]

@@ -28,12 +28,14 @@ pub fn check(plan: &Plan, catalog: &Catalog) -> Result<(), String> {
 /// The types of a stream's columns, or what is wrong with it.
 pub(crate) fn stream_columns(stream: &Stream, catalog: &Catalog) -> Result<Vec<Kind>, String> {
     match stream {
-        Stream::Source(source) => {
-            let source = catalog.streams.get(*source).ok_or("no such source")?;
-            Ok(source.columns.iter().map(|column| Some(column.kind)).collect())
-        }
+        Stream::Source(source) => input_columns(*source, catalog),
         Stream::Of(_, relation) => columns(relation, catalog),
     }
+}
+
+fn input_columns(input: usize, catalog: &Catalog) -> Result<Vec<Kind>, String> {
+    let input = catalog.streams.get(input).ok_or("no such input")?;
+    Ok(input.columns.iter().map(|column| Some(column.kind)).collect())
 }
 
 /// The types of a relation's columns, or what is wrong with it.
@@ -49,6 +51,7 @@ pub(crate) fn columns(relation: &Relation, catalog: &Catalog) -> Result<Vec<Kind
             ensure(good, || format!("a window: {window:?}"))?;
             Ok(kinds)
         }
+        Relation::Given(input) => input_columns(*input, catalog),
         Relation::Filter(of, predicate) => {
             let kinds = columns(of, catalog)?;
             expect(predicate, &kinds, Type::Boolean)?;

@@ -36,6 +36,11 @@ pub fn explain(plan: &Plan, catalog: &Catalog) -> String {
     text
 }
 
+/// The names of a relation's columns, as [`explain`] shows them above it.
+pub(crate) fn names(relation: &Relation, catalog: &Catalog) -> Vec<String> {
+    Tree { catalog, lines: Vec::new() }.relation(relation, 0, None)
+}
+
 /// The lines so far, with how far in they are.
 struct Tree<'a> {
     catalog: &'a Catalog,
@@ -58,11 +63,9 @@ impl Tree<'_> {
         let line = self.line(depth);
         match stream {
             Stream::Source(at) => {
-                let schema = self.catalog.streams.get(*at);
-                let name = schema.map_or("?", |schema| schema.name.as_str());
+                let (name, columns) = self.input(*at);
                 self.set(line, format!("stream {name}"));
-                let columns = schema.map_or(&[][..], |schema| &schema.columns[..]);
-                columns.iter().map(|column| column.name.clone()).collect()
+                columns
             }
             Stream::Of(how, relation) => {
                 let name = match how {
@@ -74,6 +77,14 @@ impl Tree<'_> {
                 self.relation(relation, depth + 1, wanted)
             }
         }
+    }
+
+    /// The name of an input, and those of its columns.
+    fn input(&self, at: usize) -> (String, Vec<String>) {
+        let schema = self.catalog.streams.get(at);
+        let name = schema.map_or("?", |schema| schema.name.as_str()).to_owned();
+        let columns = schema.map_or(&[][..], |schema| &schema.columns[..]);
+        (name, columns.iter().map(|column| column.name.clone()).collect())
     }
 
     /// The names of the columns.
@@ -89,6 +100,11 @@ impl Tree<'_> {
                 let names = self.stream(stream, depth + 1, None);
                 self.set(line, window(kind, &names));
                 names
+            }
+            Relation::Given(at) => {
+                let (name, columns) = self.input(*at);
+                self.set(line, format!("relation {name}"));
+                columns
             }
             Relation::Filter(of, predicate) => {
                 let names = self.relation(of, depth + 1, wanted);
@@ -109,7 +125,8 @@ impl Tree<'_> {
                     parts.push(if name == text { text } else { format!("{text} as {name}") });
                     names.push(name);
                 }
-                self.set(line, format!("project {}", parts.join(", ")));
+                let parts = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
+                self.set(line, format!("project {parts}"));
                 names
             }
             Relation::Join(join) => self.join(join, line, depth),

@@ -21,15 +21,17 @@ use crate::plan::{Output, Plan, Relation, Stream};
 use crate::value::Row;
 use bag::Bag;
 
-/// A row that comes.
+/// A row that comes or, of a relation that is given, goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// On which stream, by its position in the catalogue.
+    /// Of which input, by its position in the catalogue.
     pub source: usize,
     /// When.
     pub time_ns: i64,
     /// The row.
     pub row: Row,
+    /// How often it comes or, below zero, goes: 1 of an event. The rows of a stream never go.
+    pub count: i64,
 }
 
 /// A change of the result.
@@ -150,7 +152,9 @@ impl Oracle {
         match stream {
             Stream::Source(source) => {
                 for input in self.inputs.iter().filter(|input| input.source == *source) {
-                    arrivals.push(Arrival { time: input.time_ns, row: input.row.clone() });
+                    let arrival = Arrival { time: input.time_ns, row: input.row.clone() };
+                    let count = usize::try_from(input.count).unwrap_or(0);
+                    arrivals.extend(std::iter::repeat_n(arrival, count));
                 }
             }
             Stream::Of(to_stream, relation) => self.changes(relation, |time, before, now| {

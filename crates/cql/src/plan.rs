@@ -58,6 +58,9 @@ pub enum Stream {
 pub enum Relation {
     /// Part of a stream.
     Window(Window, Box<Stream>),
+    /// An input whose rows come and go, by its position among the inputs: what was computed
+    /// elsewhere; all its columns.
+    Given(usize),
     /// The rows for which the predicate is true (neither false nor null).
     Filter(Box<Relation>, Expression),
     /// A row for each row.

@@ -13,7 +13,7 @@ type Columns = BTreeSet<usize>;
 type Places = Vec<Option<usize>>;
 
 /// Rewrites plans such that their inputs need the columns only that make a difference. Returns
-/// these for each stream of the catalogue, in order: rows are to have exactly them.
+/// these for each input of the catalogue, in order: rows are to have exactly them.
 pub fn prune(plans: &mut [Plan], catalog: &Catalog) -> Vec<Vec<usize>> {
     let widths: Vec<usize> = catalog.streams.iter().map(|stream| stream.columns.len()).collect();
     let mut pruner = Pruner {
@@ -61,6 +61,7 @@ impl Pruner {
                 Stream::Source(source) => self.widths.get(*source).copied().unwrap_or(0),
                 Stream::Of(_, relation) => self.width(relation),
             },
+            Relation::Given(source) => self.widths.get(*source).copied().unwrap_or(0),
             Relation::Project(_, expressions) => expressions.len(),
             Relation::Join(join) => join.left_columns + join.right_columns,
             Relation::Aggregate(_, keys, aggregates) => keys.len() + aggregates.len(),
@@ -73,10 +74,7 @@ impl Pruner {
 
     fn stream(&mut self, stream: &Stream, needed: &Columns) -> (Stream, Places) {
         match stream {
-            Stream::Source(source) => {
-                self.needed[*source].extend(needed);
-                (Stream::Source(*source), self.places[*source].clone())
-            }
+            Stream::Source(source) => (Stream::Source(*source), self.input(*source, needed)),
             Stream::Of(manner, relation) => {
                 // What changes depends on whole rows, unless rows only ever come.
                 let grows = *manner == ToStream::Insertions && relation.only_grows();
@@ -85,6 +83,11 @@ impl Pruner {
                 (Stream::Of(*manner, Box::new(relation)), places)
             }
         }
+    }
+
+    fn input(&mut self, source: usize, needed: &Columns) -> Places {
+        self.needed[source].extend(needed);
+        self.places[source].clone()
     }
 
     fn relation(&mut self, relation: &Relation, needed: &Columns) -> (Relation, Places) {
@@ -109,6 +112,7 @@ impl Pruner {
                 };
                 (Relation::Window(window, Box::new(stream)), places)
             }
+            Relation::Given(source) => (Relation::Given(*source), self.input(*source, needed)),
             Relation::Filter(input, predicate) => {
                 let mut needed = needed.clone();
                 collect(predicate, &mut needed);

@@ -8,6 +8,7 @@
 
 mod columns;
 mod engine;
+pub mod measure;
 pub mod read;
 pub mod recording;
 pub mod replay;

@@ -1,5 +1,6 @@
 //! Every query of `docs/queries.md` over a small recorded sample: the engine gives what the
-//! semantics say, and the page shows what the engine gives.
+//! semantics say, also where hosts and a centre share the work, and the page shows what the engine
+//! gives.
 //!
 //! With `FATHOM_WRITE=1` in the environment the sample and the results in the page are written
 //! anew.
@@ -15,11 +16,11 @@ use std::path::{Path, PathBuf};
 
 use fathom_cql::catalog::{Catalog, Column};
 use fathom_cql::oracle::{self, Input};
-use fathom_cql::{ParseOptions, Row, Value};
-use fathom_monitor::ResultSink;
+use fathom_cql::{Hosts, ParseOptions, Row, Value, split};
 use fathom_monitor::read::{self, Batch, ReadOptions, Reader};
 use fathom_monitor::replay::Script;
 use fathom_monitor::write::{Form, Printer, PrinterOptions};
+use fathom_monitor::{Engine, ResultSink};
 
 /// Whether files are written anew.
 fn writes() -> bool {
@@ -130,7 +131,7 @@ fn expected(script: &Script, events: &str) -> Changes {
     let mut reader = reader_of(script, events, &all);
     while reader.next_batch(&mut batch).expect("rows") {
         let rows = batch.times_ns.iter().zip(batch.rows());
-        inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row }));
+        inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row, count: 1 }));
     }
     let last = inputs.iter().map(|input| input.time_ns).max().expect("rows");
     let mut expected = Changes::new();
@@ -140,6 +141,40 @@ fn expected(script: &Script, events: &str) -> Changes {
         }
     }
     expected
+}
+
+/// What a centre says where each machine is on a host of its own.
+fn by_hosts(script: &Script, events: &str) -> Changes {
+    let plans: Vec<_> = script.queries().iter().map(|query| query.plan.clone()).collect();
+    let parts = split(&plans, script.catalog(), Hosts::Many);
+    let streams = script.catalog().streams.len();
+    let machine = script.schema().find("VMName").expect("the column");
+    let mut hosts: BTreeMap<Value, Engine> = BTreeMap::new();
+    let mut batch = Batch::default();
+    let mut last = 0;
+    let all = vec![true; script.schema().columns.len()];
+    let mut reader = reader_of(script, events, &all);
+    while reader.next_batch(&mut batch).expect("rows") {
+        for (&time, row) in batch.times_ns.iter().zip(batch.rows()) {
+            last = last.max(time as u64);
+            let host = hosts.entry(row[machine].clone());
+            let host = host.or_insert_with(|| Engine::new(streams, &parts.fragments));
+            host.push(streams - 1, time as u64, &row);
+        }
+    }
+    assert!(hosts.len() > 1);
+    let mut centre = Engine::new(parts.fragments.len(), &parts.centre);
+    for host in hosts.values_mut() {
+        host.advance(last + 1, &mut |sent| {
+            centre.change(sent.query, sent.time_ns, sent.row, sent.count);
+        });
+    }
+    let mut changes = Changes::new();
+    centre.advance(last + 1, &mut |delta| {
+        let at = (delta.query, delta.time_ns as i64, delta.row.to_vec());
+        *changes.entry(at).or_default() += delta.count;
+    });
+    changes
 }
 
 /// What `fathom query` prints.
@@ -190,6 +225,7 @@ fn every_query_of_the_page_gives_what_the_page_and_the_semantics_say() {
         let silent = (0..all).find(|query| !is.iter().any(|((of, ..), n)| of == query && *n > 0));
         assert_eq!(silent, None, "line {line}: a query without a row");
         assert_eq!(is, expected(&script, &events), "line {line}");
+        assert_eq!(by_hosts(&script, &events), is, "line {line}: many hosts");
         queries += all;
         let Some(shown) = blocks.get(at + 1).filter(|next| next.is("text")) else { continue };
         let printed = printed(&script, &events, shown);

@@ -118,7 +118,7 @@ fn inputs(source: usize, number: u32) -> Vec<Input> {
     let (mut batch, mut inputs) = (Batch::default(), Vec::new());
     while reader.next_batch(&mut batch).expect("rows") {
         let rows = batch.times_ns.iter().zip(batch.rows());
-        inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row }));
+        inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row, count: 1 }));
     }
     inputs
 }

@@ -4,12 +4,24 @@ use std::path::PathBuf;
 
 use clap::Args;
 use fathom_cql::{
-    Diagnostic, ParseOptions, PlannedQuery, Value, catalog::StreamSchema, plan::Output, prune,
+    Diagnostic, ParseOptions, PlannedQuery, Value,
+    catalog::{self, StreamSchema},
+    plan::{Output, Plan},
+    prune,
 };
-use fathom_monitor::replay::Script;
+use fathom_monitor::{
+    QueryError, ReplaySummary,
+    measure::{Traffic, measure},
+    read,
+    replay::Script,
+};
 use serde::Serialize;
 
-use super::{failure, parameter, place, script};
+use super::{
+    Reading, failure, parameter, place, script,
+    split::{self, Split},
+    tell,
+};
 use crate::{
     failure::Outcome,
     output::{self, Format},
@@ -19,12 +31,15 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = "\
 For each query: what it gives, the operators that make it, the columns of the stream that they
-read, and what keeps more and more while the query stands.
+read, and what keeps more and more while the query stands. Then how the queries are split where
+many hosts have the events: what each host runs, what the centre, and the bytes that travel, which
+are assumed (8 for a number, 16 for a text) or with --replay counted.
 
 Examples:
   fathom explain 'select VDisk, count(*) from IOstream group by VDisk'
   fathom explain --file response-time.cql --stream-compat
-  fathom explain --file slow.cql --param limit=20000 --json | jq '.queries[].reads'")]
+  fathom explain --file slow.cql --param limit=20000 --json | jq '.queries[].reads'
+  fathom explain --file slow.cql --param limit=20000 --replay web.rec")]
 pub struct ExplainOptions {
     /// The queries
     #[arg(value_name = "CQL", required_unless_present = "file", conflicts_with = "file")]
@@ -38,6 +53,11 @@ pub struct ExplainOptions {
     /// Set $NAME in the queries: a number, true, false, null, or a text
     #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parameter)]
     parameters: Vec<(String, Value)>,
+    /// Count what would travel of the events in this file (-: of standard input)
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+    #[command(flatten)]
+    reading: Reading,
     #[command(flatten)]
     format: Format,
 }
@@ -60,11 +80,19 @@ struct Explained {
     warnings: Vec<Remark>,
 }
 
+/// A column of a result.
 #[derive(Serialize)]
-struct Column {
+pub struct Column {
     name: String,
     #[serde(rename = "type")]
     kind: &'static str,
+}
+
+impl Column {
+    /// Describes a column.
+    pub fn new(column: &catalog::Column) -> Self {
+        Self { name: column.name.clone(), kind: column.kind.name() }
+    }
 }
 
 #[derive(Serialize)]
@@ -80,6 +108,8 @@ struct Remark {
 #[derive(Serialize)]
 struct Report {
     queries: Vec<Explained>,
+    /// How they are split where there are many hosts.
+    split: Split,
 }
 
 impl Explained {
@@ -96,11 +126,7 @@ impl Explained {
                 Output::Stream(_) => "stream",
                 Output::Relation(_) => "relation",
             },
-            columns: plan
-                .columns
-                .iter()
-                .map(|column| Column { name: column.name.clone(), kind: column.kind.name() })
-                .collect(),
+            columns: plan.columns.iter().map(Column::new).collect(),
             plan: fathom_cql::explain(plan, catalog),
             stream: schema.name.clone(),
             reads: reads.map(|at| schema.columns[at].name.clone()).collect(),
@@ -153,6 +179,26 @@ impl Remark {
     }
 }
 
+/// What hosts would send of the events of a file, if there is one.
+fn traffic(
+    options: &ExplainOptions,
+    text: &str,
+    script: &Script,
+    fragments: &[Plan],
+) -> Outcome<Option<Traffic>> {
+    let Some(file) = &options.replay else { return Ok(None) };
+    let all = vec![true; script.schema().columns.len()];
+    let read = options.reading.options(options.stream_compat);
+    let traffic = read::open(file, script.schema(), &all, &read)
+        .map_err(QueryError::Read)
+        .and_then(|mut reader| {
+            measure(script, fragments, &mut *reader, options.reading.lateness_ns().unwrap_or(0))
+        })
+        .map_err(|error| failure(text, error))?;
+    tell(&ReplaySummary { read: traffic.read.clone(), late: traffic.late });
+    Ok(Some(traffic))
+}
+
 /// Carries out the command.
 pub fn explain(options: &ExplainOptions) -> Outcome {
     let text = script(options.file.as_deref(), options.text.as_deref())?;
@@ -161,8 +207,11 @@ pub fn explain(options: &ExplainOptions) -> Outcome {
         .map_err(|error| failure(&text, error))?;
     let queries = script.queries().iter();
     let queries: Vec<_> = queries.map(|query| Explained::new(&text, &script, query)).collect();
+    let parts = split::parts(&script);
+    let traffic = traffic(options, &text, &script, &parts.fragments)?;
+    let split = Split::new(&script, &parts, traffic.as_ref());
     if options.format.json {
-        return output::json(&Report { queries });
+        return output::json(&Report { queries, split });
     }
     let several = queries.len() > 1;
     let mut shown = Vec::with_capacity(queries.len());
@@ -170,5 +219,6 @@ pub fn explain(options: &ExplainOptions) -> Outcome {
         let head = if several { format!("query {}: ", at + 1) } else { String::new() };
         shown.push(head + &query.print());
     }
+    shown.push(format!("with many hosts:\n{}", split.print()));
     output::text_line(shown.join("\n").trim_end())
 }

@@ -2,6 +2,7 @@
 mod explain;
 mod list;
 mod place;
+mod split;
 
 use std::{
     fs,
@@ -77,18 +78,11 @@ pub struct QueryOptions {
     /// microsecond, and the time is column `FtrTS`, unless said otherwise
     #[arg(long)]
     stream_compat: bool,
-    /// Unit of the times in CSV; ns by default
-    #[arg(long, value_enum, value_name = "UNIT")]
-    time_unit: Option<Unit>,
-    /// Column of the time in CSV; `BlktapTS` by default
-    #[arg(long, value_name = "NAME")]
-    time_column: Option<String>,
     /// Set $NAME in the queries: a number, true, false, null, or a text
     #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parameter)]
     parameters: Vec<(String, Value)>,
-    /// Wait so long for events that come out of order
-    #[arg(long, value_name = "TIME")]
-    limit_lateness: Option<Nanoseconds>,
+    #[command(flatten)]
+    reading: Reading,
     /// Print an object of JSON a row
     #[arg(long, conflicts_with = "csv")]
     json: bool,
@@ -100,6 +94,40 @@ pub struct QueryOptions {
     deltas: bool,
     #[command(flatten)]
     control: ControlOptions,
+}
+
+/// How events are read.
+#[derive(Debug, Args)]
+struct Reading {
+    /// Unit of the times in CSV; ns by default
+    #[arg(long, value_enum, value_name = "UNIT")]
+    time_unit: Option<Unit>,
+    /// Column of the time in CSV; `BlktapTS` by default
+    #[arg(long, value_name = "NAME")]
+    time_column: Option<String>,
+    /// Wait so long for events that come out of order
+    #[arg(long, value_name = "TIME")]
+    limit_lateness: Option<Nanoseconds>,
+}
+
+impl Reading {
+    /// The options for a reader; `stream_compat` is whether times are as STREAM's are.
+    fn options(&self, stream_compat: bool) -> ReadOptions {
+        let (column, unit) = if stream_compat {
+            (Some("FtrTS".to_owned()), TimeUnit::Microseconds)
+        } else {
+            (None, TimeUnit::Nanoseconds)
+        };
+        ReadOptions {
+            time_column: self.time_column.clone().or(column),
+            time_unit: self.time_unit.map_or(unit, TimeUnit::from),
+            ..ReadOptions::default()
+        }
+    }
+
+    fn lateness_ns(&self) -> Option<u64> {
+        self.limit_lateness.map(|time| time.0)
+    }
 }
 
 /// A unit of time.
@@ -168,22 +196,13 @@ impl QueryOptions {
             return Err(Failure::usage("no file is named"));
         };
         let script = script(self.file.as_deref(), self.text.as_deref())?;
-        let (column, unit) = if self.stream_compat {
-            (Some("FtrTS".to_owned()), TimeUnit::Microseconds)
-        } else {
-            (None, TimeUnit::Nanoseconds)
-        };
         Ok(ReplayRequest {
             script,
             parameters: self.parameters.clone(),
             stream_compatible: self.stream_compat,
             file,
-            read: ReadOptions {
-                time_column: self.time_column.clone().or(column),
-                time_unit: self.time_unit.map_or(unit, TimeUnit::from),
-                ..ReadOptions::default()
-            },
-            lateness_ns: self.limit_lateness.map(|time| time.0),
+            read: self.reading.options(self.stream_compat),
+            lateness_ns: self.reading.lateness_ns(),
         })
     }
 

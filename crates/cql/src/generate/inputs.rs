@@ -31,7 +31,7 @@ impl Generator {
                 },
                 |last| (last.source, last.row),
             );
-            inputs.push(Input { source, time_ns: time, row });
+            inputs.push(Input { source, time_ns: time, row, count: 1 });
         }
         inputs
     }

@@ -99,6 +99,7 @@ fn children(relation: &Relation) -> Vec<&Relation> {
             Stream::Source(_) => Vec::new(),
             Stream::Of(_, of) => vec![of],
         },
+        Relation::Given(_) => Vec::new(),
         Relation::Filter(of, _)
         | Relation::Project(of, _)
         | Relation::Aggregate(of, _, _)
@@ -115,6 +116,7 @@ fn children_mut(relation: &mut Relation) -> Vec<&mut Relation> {
             Stream::Source(_) => Vec::new(),
             Stream::Of(_, of) => vec![of],
         },
+        Relation::Given(_) => Vec::new(),
         Relation::Filter(of, _)
         | Relation::Project(of, _)
         | Relation::Aggregate(of, _, _)

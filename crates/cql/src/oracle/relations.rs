@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::bag::{self, Bag};
-use super::{Changing, Oracle};
+use super::{Changing, Input, Oracle};
 use crate::aggregate::aggregate;
 use crate::ast::JoinKind;
 use crate::eval::{evaluate, is_true};
@@ -16,6 +16,7 @@ impl Oracle {
     pub(super) fn relation<'a>(&'a self, relation: &'a Relation) -> Changing<'a> {
         match relation {
             Relation::Window(window, stream) => self.window(window, stream),
+            Relation::Given(source) => self.given(*source),
             Relation::Filter(of, predicate) => self.map(of, |bag| {
                 bag.into_iter().filter(|row| is_true(&evaluate(predicate, row))).collect()
             }),
@@ -38,6 +39,27 @@ impl Oracle {
                 }
             }),
         }
+    }
+
+    /// What the changes of an input add up to. No row is there less often than never.
+    fn given(&self, source: usize) -> Changing<'_> {
+        let changes: Vec<&Input> =
+            self.inputs.iter().filter(|input| input.source == source).collect();
+        let instants = changes.iter().map(|change| change.time_ns).collect();
+        let at = Box::new(move |instant| {
+            let mut counts: BTreeMap<&Row, i64> = BTreeMap::new();
+            for change in changes.iter().filter(|change| change.time_ns <= instant) {
+                *counts.entry(&change.row).or_default() += change.count;
+            }
+            if !self.step(changes.len()) {
+                return Bag::default();
+            }
+            let often = |(row, count): (&Row, i64)| {
+                std::iter::repeat_n(row.clone(), usize::try_from(count).unwrap_or(0))
+            };
+            counts.into_iter().flat_map(often).collect()
+        });
+        Changing { instants, at }
     }
 
     fn map<'a>(

@@ -13,7 +13,7 @@ fn numbers(inputs: &[(i64, i64)]) -> Vec<Input> {
 }
 
 fn input(source: usize, time_ns: i64, numbers: &[i64]) -> Input {
-    Input { source, time_ns, row: row(numbers) }
+    Input { source, time_ns, row: row(numbers), count: 1 }
 }
 
 /// The number that stands for null in a test's rows.

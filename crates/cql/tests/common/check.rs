@@ -28,11 +28,13 @@ fn fits(one: Kind, other: Kind) -> bool {
 
 fn stream(of: &Stream, catalog: &Catalog) -> Vec<Kind> {
     match of {
-        Stream::Source(at) => {
-            catalog.streams[*at].columns.iter().map(|column| Some(column.kind)).collect()
-        }
+        Stream::Source(at) => input(*at, catalog),
         Stream::Of(_, of) => relation(of, catalog),
     }
+}
+
+fn input(at: usize, catalog: &Catalog) -> Vec<Kind> {
+    catalog.streams[at].columns.iter().map(|column| Some(column.kind)).collect()
 }
 
 fn condition(of: &Expression, columns: &[Kind]) {
@@ -52,6 +54,7 @@ fn relation(of: &Relation, catalog: &Catalog) -> Vec<Kind> {
             }
             columns
         }
+        Relation::Given(at) => input(*at, catalog),
         Relation::Filter(of, predicate) => {
             let columns = relation(of, catalog);
             condition(predicate, &columns);

@@ -14,6 +14,8 @@ pub(super) struct Staged {
     builder: RunBuilder,
     /// The latest instant of what is in `builder`.
     last: u64,
+    /// Whether rows of one instant arrive in the order of their values.
+    by_value: bool,
 }
 
 impl Staged {
@@ -24,6 +26,12 @@ impl Staged {
         }
         self.last = time;
         self.builder.push(time, count, row.iter().cloned());
+    }
+
+    /// A row comes or goes. From now on those of one instant arrive in the order of their values.
+    pub(super) fn change(&mut self, time: u64, count: i64, row: &[Value]) {
+        self.by_value = true;
+        self.push(time, count, row);
     }
 
     /// Rows come, by column.
@@ -53,11 +61,20 @@ impl Staged {
         }
         self.runs = later;
         let follows = |pair: &[Run]| pair[0].times().last() <= pair[1].times().first();
-        if now.windows(2).all(follows) {
+        if now.windows(2).all(follows) && !self.by_value {
             return now;
         }
         let mut changes = Vec::new();
         in_order(&now, &mut changes);
+        if self.by_value {
+            changes.sort_by(|left, right| {
+                let by_value = || {
+                    let other = &now[right.run as usize];
+                    now[left.run as usize].compare(left.row as usize, other, right.row as usize)
+                };
+                left.time.cmp(&right.time).then_with(by_value)
+            });
+        }
         let mut builder = RunBuilder::default();
         let mut row = Vec::new();
         for change in changes {

@@ -215,6 +215,23 @@ impl Engine {
         }
     }
 
+    /// Takes a change of an input that is a relation: at an instant, in nanoseconds, a row is there
+    /// so often more or, below 0, less. Rows of a stream may be given so too: within an instant
+    /// they then arrive in the order of their values. What comes when its instant is over is
+    /// counted and left out, as events are.
+    ///
+    /// The caller sees to it that no row is there less often than never at the end of an instant,
+    /// and that counts, which a peer may have given, stay far from the limits of their type.
+    pub fn change(&mut self, source: usize, time_ns: u64, row: &[Value], count: i64) {
+        let Some(staged) = self.staged.get_mut(source) else { return };
+        if time_ns < self.now_ns {
+            self.statistics.late += 1;
+            return;
+        }
+        staged.change(time_ns, count, row);
+        self.statistics.events += 1;
+    }
+
     /// Ends all instants before `time_ns`, and calls `sink` for each change that results: those
     /// of one query in order of time, and within an instant in order of the rows.
     pub fn advance(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) {

@@ -133,6 +133,7 @@ fn selected(relation: &Relation, selection: Selection) -> Rc<Node> {
                 on(selected(input, Selection { predicate: None, outputs }), selection)
             }
         },
+        Relation::Given(source) => on(Rc::new(Node::Source(*source)), selection),
         Relation::Window(Window::Unbounded, of) => selected_stream(of, selection),
         Relation::Window(Window::Range { length_ns, slide_ns }, of) => Rc::new(Node::Range {
             input: selected_stream(of, selection),

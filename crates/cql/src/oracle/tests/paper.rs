@@ -49,6 +49,7 @@ fn response_times_of_the_sample() {
         source: 0,
         time_ns: filter * 1000,
         row: vec![Value::Integer(tap), Value::text(kind), Value::Integer(request)],
+        count: 1,
     };
     let inputs: Vec<Input> = EVENTS.iter().map(event).collect();
     let arrives = |wanted: i64| {

@@ -1,0 +1,156 @@
+//! What of queries runs at each of many hosts, and what at the centre, with the bytes that travel.
+
+use std::fmt::Write as _;
+
+use fathom_cql::{
+    Hosts,
+    plan::{Output, Plan},
+    split,
+};
+use fathom_monitor::{
+    measure::{Sent, Traffic, assumed_bytes, frame_bytes},
+    replay::Script,
+};
+use serde::Serialize;
+
+use super::explain::Column;
+
+/// A split of all queries of a script.
+#[derive(Serialize)]
+pub struct Split {
+    /// The bytes of an event with all columns: of those that were read the mean, or as far as the
+    /// types say.
+    event_bytes: f64,
+    /// How many events were read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    events: Option<u64>,
+    /// What each host runs.
+    fragments: Vec<Fragment>,
+    /// What the centre runs, for each query.
+    centre: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Fragment {
+    /// `stream` or `relation`.
+    result: &'static str,
+    columns: Vec<Column>,
+    /// The tree.
+    plan: String,
+    /// The bytes of a row that is sent: the mean, or as far as the types say.
+    row_bytes: f64,
+    /// How many rows were sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rows: Option<u64>,
+    /// Their bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+}
+
+/// The parts of a script's queries that each of many hosts runs, and those that the centre runs.
+pub fn parts(script: &Script) -> fathom_cql::Split {
+    let plans: Vec<Plan> = script.queries().iter().map(|query| query.plan.clone()).collect();
+    split(&plans, script.catalog(), Hosts::Many)
+}
+
+impl Split {
+    /// Describes a split; `traffic` is what was measured.
+    pub fn new(script: &Script, parts: &fathom_cql::Split, traffic: Option<&Traffic>) -> Self {
+        let inputs = parts.catalog();
+        let events = traffic.map(|traffic| traffic.read.events - traffic.late);
+        let event_bytes = match traffic {
+            Some(traffic) => mean(traffic.event_bytes, traffic.read.events),
+            None => assumed_bytes(&script.schema().columns) as f64,
+        };
+        let fragment = |(at, plan): (usize, &Plan)| {
+            let sent = traffic.map(|traffic| traffic.fragments[at]);
+            Fragment::new(script, plan, sent)
+        };
+        Self {
+            event_bytes,
+            events,
+            fragments: parts.fragments.iter().enumerate().map(fragment).collect(),
+            centre: parts.centre.iter().map(|plan| fathom_cql::explain(plan, &inputs)).collect(),
+        }
+    }
+
+    /// The split as text.
+    pub fn print(&self) -> String {
+        let mut text = String::new();
+        for (at, fragment) in self.fragments.iter().enumerate() {
+            let _ = write!(text, "each host, fragment {}: {}", at + 1, fragment.plan);
+        }
+        for (at, plan) in self.centre.iter().enumerate() {
+            let number =
+                if self.centre.len() > 1 { format!(", query {}", at + 1) } else { String::new() };
+            let _ = write!(text, "centre{number}: {plan}");
+        }
+        text + "\n" + &self.travels()
+    }
+
+    fn travels(&self) -> String {
+        let Some(events) = self.events else {
+            let mut text = format!("an event has about {:.0} bytes\n", self.event_bytes);
+            for (at, fragment) in self.fragments.iter().enumerate() {
+                let each = fragment.each();
+                let _ = writeln!(
+                    text,
+                    "fragment {} sends about {:.0} for {each}",
+                    at + 1,
+                    fragment.row_bytes
+                );
+            }
+            return text;
+        };
+        let mut text = format!("{events} events have {:.1} bytes each\n", self.event_bytes);
+        let mut all = 0;
+        for (at, fragment) in self.fragments.iter().enumerate() {
+            let (rows, bytes) = (fragment.rows.unwrap_or(0), fragment.bytes.unwrap_or(0));
+            all += bytes;
+            let what = if fragment.result == "stream" { "rows" } else { "changes" };
+            let share = 100.0 * mean(rows, events);
+            let each = mean(bytes, events);
+            let _ = writeln!(
+                text,
+                "fragment {} sends {rows} {what} ({share:.1} % of the events), {each:.1} bytes an event",
+                at + 1
+            );
+        }
+        let (each, share) =
+            (mean(all, events), 100.0 * mean(all, events) / self.event_bytes.max(1.0));
+        let _ =
+            writeln!(text, "{each:.1} bytes an event travel, {share:.1} % of what all would be");
+        text
+    }
+}
+
+impl Fragment {
+    fn new(script: &Script, plan: &Plan, sent: Option<Sent>) -> Self {
+        let assumed = (frame_bytes(plan) + assumed_bytes(&plan.columns)) as f64;
+        Self {
+            result: match plan.output {
+                Output::Stream(_) => "stream",
+                Output::Relation(_) => "relation",
+            },
+            columns: plan.columns.iter().map(Column::new).collect(),
+            plan: fathom_cql::explain(plan, script.catalog()),
+            row_bytes: sent
+                .filter(|sent| sent.rows > 0)
+                .map_or(assumed, |sent| mean(sent.bytes, sent.rows)),
+            rows: sent.map(|sent| sent.rows),
+            bytes: sent.map(|sent| sent.bytes),
+        }
+    }
+
+    /// For what a row travels.
+    fn each(&self) -> &'static str {
+        match self.result {
+            "stream" => "each event that passes",
+            _ => "each row that comes or goes",
+        }
+    }
+}
+
+fn mean(of: u64, count: u64) -> f64 {
+    of as f64 / count.max(1) as f64
+}

@@ -1,0 +1,378 @@
+//! What of a query runs at the hosts that events come from, and what where all comes together.
+//!
+//! The streams of a plan are the streams of all hosts, put together. A relation **distributes**
+//! where it is the sum, as bags, of what it is over each host's streams: windows by time, filters,
+//! projections and `union all` do. Of such a relation a host sends
+//!
+//! - the rows that pass its filters as a stream, over which the centre has the window: a row
+//!   travels once, when it comes, and not again when it leaves;
+//! - the rows of its groups, distinct rows or first rows, where an operator above can be
+//!   [computed from those of the hosts](partial) and they seldom change: then a relation, whose
+//!   changes travel.
+//!
+//! All else is for the centre: windows of rows, joins, and what is built on them. Filters go below
+//! these first ([`push`]), and in the end only the columns travel that the centre looks at.
+//!
+//! Rows of different hosts have no order of arrival within an instant. A window of rows at the
+//! centre sees the order in which they are given there.
+
+mod partial;
+mod push;
+
+use crate::ast::{SetOperation, ToStream};
+use crate::catalog::{Catalog, Column, StreamSchema};
+use crate::check;
+use crate::explain::names;
+use crate::plan::{Expression, OrderKey, Output, Plan, Relation, Stream, Window};
+use crate::prune::prune;
+use crate::value::{Type, Value};
+
+/// Where the events of all streams come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// From one host alone: it computes everything.
+    One,
+    /// From any number of hosts.
+    Many,
+}
+
+/// What of some plans runs at each host, and what at the centre.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Split {
+    /// What every host computes and sends. Each is an input of the centre, by its position: an
+    /// output that is a stream is a `Stream::Source`, one that is a relation a `Relation::Given`.
+    pub fragments: Vec<Plan>,
+    /// What the centre computes of them, one for each plan that was split.
+    pub centre: Vec<Plan>,
+}
+
+impl Split {
+    /// The inputs of the centre, named `fragment 1` and so on.
+    pub fn catalog(&self) -> Catalog {
+        let schema = |(at, fragment): (usize, &Plan)| StreamSchema {
+            name: format!("fragment {}", at + 1),
+            columns: fragment.columns.clone(),
+            aliases: Vec::new(),
+        };
+        Catalog { streams: self.fragments.iter().enumerate().map(schema).collect() }
+    }
+}
+
+/// Splits plans, which [`check`](crate::check::check) accepts, such that the centre gives for each
+/// what the plan means over the events of all hosts. What several plans need is sent once.
+pub fn split(plans: &[Plan], catalog: &Catalog, hosts: Hosts) -> Split {
+    let mut splitter = Splitter { catalog, fragments: Vec::new() };
+    let part = |plan: &Plan| match hosts {
+        Hosts::One => splitter.whole(plan),
+        Hosts::Many => splitter.plan(plan),
+    };
+    let centre = plans.iter().map(part).collect();
+    let mut split = Split { fragments: splitter.fragments, centre };
+    let inputs = split.catalog();
+    let used = prune(&mut split.centre, &inputs);
+    for (fragment, used) in split.fragments.iter_mut().zip(used) {
+        narrow(fragment, &used);
+    }
+    split
+}
+
+struct Splitter<'a> {
+    catalog: &'a Catalog,
+    fragments: Vec<Plan>,
+}
+
+impl Splitter<'_> {
+    /// A plan that the hosts, of which there is one, compute whole. How a result is ordered is kept.
+    fn whole(&mut self, plan: &Plan) -> Plan {
+        let at = self.send(plan.output.clone(), Some(&plan.columns));
+        let output = match &plan.output {
+            Output::Stream(_) => Output::Stream(Stream::Source(at)),
+            Output::Relation(relation) => {
+                let given = Relation::Given(at);
+                let order = order(relation, plan.columns.len());
+                Output::Relation(if order.is_empty() {
+                    given
+                } else {
+                    Relation::Top(Box::new(given), order, None)
+                })
+            }
+        };
+        Plan { output, columns: plan.columns.clone() }
+    }
+
+    fn plan(&mut self, plan: &Plan) -> Plan {
+        let output = match &plan.output {
+            Output::Stream(stream) => Output::Stream(self.stream(stream, &plan.columns)),
+            Output::Relation(relation) => {
+                let relation = push::filters(relation.clone());
+                Output::Relation(self.relation(&relation, Some(&plan.columns)))
+            }
+        };
+        Plan { output, columns: plan.columns.clone() }
+    }
+
+    fn stream(&mut self, stream: &Stream, wanted: &[Column]) -> Stream {
+        match stream {
+            Stream::Source(_) => Stream::Source(self.send_rows(&all_of(stream), Some(wanted))),
+            Stream::Of(how, of) => {
+                let of = push::filters((**of).clone());
+                if distributes_stream(stream) {
+                    return Stream::Source(self.send_rows(&of, Some(wanted)));
+                }
+                Stream::Of(*how, Box::new(self.relation(&of, Some(wanted))))
+            }
+        }
+    }
+
+    /// What the centre makes of a relation; `wanted` are the names that its columns are to have.
+    fn relation(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> Relation {
+        if distributes(relation) {
+            return self.rows(relation, wanted);
+        }
+        match relation {
+            Relation::Window(window, stream) => {
+                let stream = match &**stream {
+                    Stream::Of(how, of) => Stream::Of(*how, Box::new(self.relation(of, None))),
+                    source @ Stream::Source(_) => {
+                        Stream::Source(self.send_rows(&all_of(source), None))
+                    }
+                };
+                Relation::Window(window.clone(), Box::new(stream))
+            }
+            Relation::Given(source) => Relation::Given(*source),
+            Relation::Filter(of, predicate) => {
+                Relation::Filter(Box::new(self.relation(of, wanted)), predicate.clone())
+            }
+            Relation::Project(of, expressions) => {
+                Relation::Project(Box::new(self.relation(of, None)), expressions.clone())
+            }
+            Relation::Join(join) => {
+                let mut join = join.clone();
+                join.left = self.relation(&join.left, None);
+                join.right = self.relation(&join.right, None);
+                Relation::Join(join)
+            }
+            Relation::Aggregate(of, keys, aggregates) => {
+                if let Some((sent, merge)) = partial::aggregates(of, keys, aggregates, self.catalog)
+                {
+                    return merge.over(self.given(&sent, None));
+                }
+                let of = Box::new(self.relation(of, None));
+                Relation::Aggregate(of, keys.clone(), aggregates.clone())
+            }
+            Relation::Distinct(of) => Relation::Distinct(Box::new(self.each_once(of, wanted))),
+            Relation::Set { operation, all, left, right } => {
+                let mut sent = |side: &Relation| {
+                    Box::new(if *all {
+                        self.relation(side, wanted)
+                    } else {
+                        self.each_once(side, wanted)
+                    })
+                };
+                let (left, right) = (sent(left), sent(right));
+                Relation::Set { operation: *operation, all: *all, left, right }
+            }
+            Relation::Top(of, keys, limit) => {
+                let of = if distributes(of) && partial::pays_first(of, *limit) {
+                    let first = Relation::Top(of.clone(), keys.clone(), *limit);
+                    self.given(&first, wanted)
+                } else {
+                    self.relation(of, wanted)
+                };
+                Relation::Top(Box::new(of), keys.clone(), *limit)
+            }
+        }
+    }
+
+    /// A relation of whose rows it does not matter how often they are there.
+    fn each_once(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> Relation {
+        if distributes(relation) && partial::pays_distinct(relation) {
+            let distinct = Relation::Distinct(Box::new(relation.clone()));
+            return self.given(&distinct, wanted);
+        }
+        self.relation(relation, wanted)
+    }
+
+    /// A relation that distributes, from the streams of what comes into it.
+    fn rows(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> Relation {
+        match bottom(relation) {
+            Relation::Set { operation, all, left, right } => {
+                let mut side =
+                    |side: &Relation| Box::new(self.rows(&over(relation, side.clone()), wanted));
+                let (left, right) = (side(left), side(right));
+                Relation::Set { operation: *operation, all: *all, left, right }
+            }
+            Relation::Window(window, _) => {
+                let at = self.send_rows(relation, wanted);
+                let rows = Relation::Window(window.clone(), Box::new(Stream::Source(at)));
+                self.with_nulls(relation, rows)
+            }
+            _ => self.given(relation, wanted),
+        }
+    }
+
+    /// Sends a relation as it is.
+    fn given(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> Relation {
+        let at = self.send(Output::Relation(relation.clone()), wanted);
+        self.with_nulls(relation, Relation::Given(at))
+    }
+
+    /// What was sent, with columns that can only be null made at the centre: they have no type.
+    fn with_nulls(&self, relation: &Relation, sent: Relation) -> Relation {
+        let kinds = check::columns(relation, self.catalog).unwrap_or_default();
+        if kinds.iter().all(Option::is_some) {
+            return sent;
+        }
+        let value = |(column, kind): (usize, &Option<Type>)| match kind {
+            Some(_) => Expression::Column(column),
+            None => Expression::Literal(Value::Null),
+        };
+        Relation::Project(Box::new(sent), kinds.iter().enumerate().map(value).collect())
+    }
+
+    /// Sends the rows that come into a relation of filters and projections over a window, as a
+    /// stream. Returns which input of the centre they are.
+    fn send_rows(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> usize {
+        let rows = Box::new(all_rows(relation));
+        self.send(Output::Stream(Stream::Of(ToStream::Insertions, rows)), wanted)
+    }
+
+    fn send(&mut self, output: Output, wanted: Option<&[Column]>) -> usize {
+        let columns = columns(&output, self.catalog, wanted);
+        let kinds = |columns: &[Column]| -> Vec<Type> { columns.iter().map(|c| c.kind).collect() };
+        let same =
+            |known: &Plan| known.output == output && kinds(&known.columns) == kinds(&columns);
+        if let Some(known) = self.fragments.iter().position(same) {
+            return known;
+        }
+        self.fragments.push(Plan { output, columns });
+        self.fragments.len() - 1
+    }
+}
+
+/// Whether a relation is the sum of what it is over the streams of each host.
+fn distributes(relation: &Relation) -> bool {
+    match relation {
+        Relation::Window(Window::Unbounded | Window::Range { .. }, stream) => {
+            distributes_stream(stream)
+        }
+        Relation::Given(_) => true,
+        Relation::Filter(of, _) | Relation::Project(of, _) => distributes(of),
+        Relation::Set { operation: SetOperation::Union, all: true, left, right } => {
+            distributes(left) && distributes(right)
+        }
+        Relation::Window(Window::Rows { .. }, _)
+        | Relation::Set { .. }
+        | Relation::Join(_)
+        | Relation::Aggregate(..)
+        | Relation::Distinct(_)
+        | Relation::Top(..) => false,
+    }
+}
+
+/// The same of a stream: what comes into a relation, where nothing leaves it.
+fn distributes_stream(stream: &Stream) -> bool {
+    match stream {
+        Stream::Source(_) => true,
+        Stream::Of(ToStream::Insertions, of) => match bottom(of) {
+            Relation::Window(Window::Unbounded, stream) => distributes_stream(stream),
+            _ => false,
+        },
+        Stream::Of(ToStream::Deletions | ToStream::Whole, _) => false,
+    }
+}
+
+/// What is below filters and projections.
+fn bottom(relation: &Relation) -> &Relation {
+    match relation {
+        Relation::Filter(of, _) | Relation::Project(of, _) => bottom(of),
+        other => other,
+    }
+}
+
+/// The filters and projections of a relation, over another.
+fn over(relation: &Relation, other: Relation) -> Relation {
+    match relation {
+        Relation::Filter(of, predicate) => {
+            Relation::Filter(Box::new(over(of, other)), predicate.clone())
+        }
+        Relation::Project(of, expressions) => {
+            Relation::Project(Box::new(over(of, other)), expressions.clone())
+        }
+        _ => other,
+    }
+}
+
+/// Filters and projections over a window of a stream that distributes, over all that comes.
+fn all_rows(relation: &Relation) -> Relation {
+    let all = match bottom(relation) {
+        Relation::Window(_, stream) => match &**stream {
+            Stream::Of(_, of) => all_rows(of),
+            source @ Stream::Source(_) => all_of(source),
+        },
+        other => other.clone(),
+    };
+    over(relation, all)
+}
+
+fn all_of(stream: &Stream) -> Relation {
+    Relation::Window(Window::Unbounded, Box::new(stream.clone()))
+}
+
+/// By which columns of a plan's result it is ordered, where it says so.
+fn order(relation: &Relation, columns: usize) -> Vec<OrderKey> {
+    let stays = |(at, value): (usize, &Expression)| *value == Expression::Column(at);
+    let keys = match relation {
+        Relation::Top(_, keys, _) => keys,
+        // Keys that are not selected are taken away last.
+        Relation::Project(of, values) if values.iter().enumerate().all(stays) => match &**of {
+            Relation::Top(_, keys, _) => keys,
+            _ => return Vec::new(),
+        },
+        _ => return Vec::new(),
+    };
+    let selected =
+        |key: &&OrderKey| matches!(key.expression, Expression::Column(at) if at < columns);
+    keys.iter().take_while(selected).cloned().collect()
+}
+
+/// The columns of a fragment. Those that can only be null are of the type that is wanted, or any.
+fn columns(output: &Output, catalog: &Catalog, wanted: Option<&[Column]>) -> Vec<Column> {
+    let of = |relation: &Relation| {
+        let kinds = check::columns(relation, catalog).unwrap_or_default();
+        if let Some(wanted) = wanted.filter(|wanted| wanted.len() == kinds.len()) {
+            return wanted.to_vec();
+        }
+        let named = names(relation, catalog).into_iter().zip(kinds);
+        named.map(|(name, kind)| Column { name, kind: kind.unwrap_or(Type::Integer) }).collect()
+    };
+    match output {
+        Output::Stream(Stream::Of(_, relation)) => of(relation),
+        Output::Stream(source @ Stream::Source(_)) => of(&all_of(source)),
+        Output::Relation(relation) => of(relation),
+    }
+}
+
+/// Leaves out columns of a fragment.
+fn narrow(fragment: &mut Plan, used: &[usize]) {
+    if used.len() == fragment.columns.len() {
+        return;
+    }
+    let relation = match &mut fragment.output {
+        Output::Stream(Stream::Of(_, relation)) => &mut **relation,
+        Output::Relation(relation) => relation,
+        // The centre needs all of what is a plan by itself.
+        Output::Stream(Stream::Source(_)) => return,
+    };
+    match relation {
+        Relation::Project(_, values) => {
+            *values = used.iter().map(|&column| values[column].clone()).collect();
+        }
+        other => {
+            let all = std::mem::replace(other, Relation::Given(0));
+            let values = used.iter().map(|&column| Expression::Column(column)).collect();
+            *other = Relation::Project(Box::new(all), values);
+        }
+    }
+    fragment.columns = used.iter().map(|&column| fragment.columns[column].clone()).collect();
+}

@@ -1,0 +1,106 @@
+//! How much hosts send to a centre, counted over the events of a file.
+
+use fathom_cql::catalog::Column;
+use fathom_cql::plan::{Output, Plan};
+use fathom_cql::{Type, Value};
+
+use crate::engine::Engine;
+use crate::read::{Batch, ReadReport, Reader};
+use crate::replay::{QueryError, Script};
+
+/// The bytes that a text is assumed to have where none is seen.
+pub const TEXT_BYTES: u64 = 16;
+
+/// The bytes of an instant, which each row travels with.
+const INSTANT_BYTES: u64 = 8;
+
+/// The bytes that say how often a row of a relation comes or goes.
+const COUNT_BYTES: u64 = 1;
+
+/// What a fragment sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// The rows of a stream, or of a relation those that come and those that go.
+    pub rows: u64,
+    /// Their bytes, before anything is packed.
+    pub bytes: u64,
+}
+
+/// What travels from a host to a centre.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// What was read.
+    pub read: ReadReport,
+    /// The events that came too late to count.
+    pub late: u64,
+    /// The bytes of all events, with all columns, before anything is packed.
+    pub event_bytes: u64,
+    /// What each fragment sends.
+    pub fragments: Vec<Sent>,
+}
+
+/// The bytes of a row with these columns, as far as their types say.
+pub fn assumed_bytes(columns: &[Column]) -> u64 {
+    let bytes = |column: &Column| match column.kind {
+        Type::Boolean => 1,
+        Type::Integer | Type::Float => 8,
+        Type::Text => TEXT_BYTES,
+    };
+    columns.iter().map(bytes).sum()
+}
+
+/// The bytes that a row of a fragment travels with, besides its columns.
+pub fn frame_bytes(fragment: &Plan) -> u64 {
+    match fragment.output {
+        Output::Stream(_) => INSTANT_BYTES,
+        Output::Relation(_) => INSTANT_BYTES + COUNT_BYTES,
+    }
+}
+
+fn bytes(row: &[Value]) -> u64 {
+    let bytes = |value: &Value| match value {
+        Value::Null | Value::Boolean(_) => 1,
+        Value::Integer(_) | Value::Float(_) => 8,
+        Value::Text(text) => text.len() as u64,
+    };
+    row.iter().map(bytes).sum()
+}
+
+/// Runs fragments over all events of a reader, whose rows have all columns of the script's stream,
+/// as one host does. An event may come so much later than its instant, in nanoseconds.
+///
+/// # Errors
+/// When the events cannot be read.
+pub fn measure(
+    script: &Script,
+    fragments: &[Plan],
+    reader: &mut dyn Reader,
+    lateness_ns: u64,
+) -> Result<Traffic, QueryError> {
+    let source = script.catalog().streams.len() - 1;
+    let mut engine = Engine::new(script.catalog().streams.len(), fragments);
+    let frames: Vec<u64> = fragments.iter().map(frame_bytes).collect();
+    let mut sent = vec![Sent::default(); fragments.len()];
+    let mut advance = |engine: &mut Engine, time_ns| {
+        engine.advance(time_ns, &mut |delta| {
+            let fragment = &mut sent[delta.query];
+            let rows = delta.count.unsigned_abs();
+            fragment.rows += rows;
+            fragment.bytes += rows * (frames[delta.query] + bytes(&delta.row));
+        });
+    };
+    let mut batch = Batch::default();
+    let (mut latest_ns, mut event_bytes) = (0, 0);
+    while reader.next_batch(&mut batch)? {
+        for (&time_ns, row) in batch.times_ns.iter().zip(batch.rows()) {
+            let time_ns = u64::try_from(time_ns).unwrap_or(0);
+            latest_ns = latest_ns.max(time_ns);
+            event_bytes += bytes(&row);
+            engine.push(source, time_ns, &row);
+        }
+        advance(&mut engine, latest_ns.saturating_sub(lateness_ns));
+    }
+    advance(&mut engine, latest_ns + 1);
+    let late = engine.statistics().late;
+    Ok(Traffic { read: reader.report().clone(), late, event_bytes, fragments: sent })
+}
