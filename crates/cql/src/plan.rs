@@ -86,6 +86,22 @@ pub enum Relation {
     Top(Box<Relation>, Vec<OrderKey>, Option<u64>),
 }
 
+impl Relation {
+    /// Whether it can be seen from the operators that a row that has come never leaves: then its
+    /// insertions are the relation itself.
+    pub fn only_grows(&self) -> bool {
+        match self {
+            Self::Window(Window::Unbounded, stream) => match &**stream {
+                Stream::Source(_) => true,
+                Stream::Of(ToStream::Insertions, relation) => relation.only_grows(),
+                Stream::Of(ToStream::Deletions | ToStream::Whole, _) => false,
+            },
+            Self::Filter(input, _) | Self::Project(input, _) => input.only_grows(),
+            _ => false,
+        }
+    }
+}
+
 /// A join.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Join {

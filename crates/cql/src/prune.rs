@@ -79,7 +79,7 @@ impl Pruner {
             }
             Stream::Of(manner, relation) => {
                 // What changes depends on whole rows, unless rows only ever come.
-                let grows = *manner == ToStream::Insertions && only_grows(relation);
+                let grows = *manner == ToStream::Insertions && relation.only_grows();
                 let all = (0..self.width(relation)).collect();
                 let (relation, places) = self.relation(relation, if grows { needed } else { &all });
                 (Stream::Of(*manner, Box::new(relation)), places)
@@ -215,19 +215,6 @@ impl Pruner {
 /// How many columns there still are.
 fn kept(places: &Places) -> usize {
     places.iter().flatten().max().map_or(0, |last| last + 1)
-}
-
-/// Whether rows that are in the relation never leave it.
-fn only_grows(relation: &Relation) -> bool {
-    match relation {
-        Relation::Window(Window::Unbounded, stream) => match &**stream {
-            Stream::Source(_) => true,
-            Stream::Of(ToStream::Insertions, relation) => only_grows(relation),
-            Stream::Of(ToStream::Deletions | ToStream::Whole, _) => false,
-        },
-        Relation::Filter(input, _) | Relation::Project(input, _) => only_grows(input),
-        _ => false,
-    }
 }
 
 /// Adds the columns that an expression looks at.
