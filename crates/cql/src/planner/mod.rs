@@ -24,6 +24,7 @@ mod types;
 mod walk;
 
 pub(crate) use self::types::symbol;
+pub(crate) use self::walk::{each_column, map_columns};
 
 /// How many operators a plan may have.
 const LARGEST: usize = 4096;

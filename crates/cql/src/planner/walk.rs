@@ -36,7 +36,7 @@ pub(crate) fn each_column(expression: &Expression, visit: &mut dyn FnMut(usize))
 }
 
 /// Replaces each column that an expression uses.
-pub(super) fn map_columns(expression: &mut Expression, map: &dyn Fn(usize) -> usize) {
+pub(crate) fn map_columns(expression: &mut Expression, map: &dyn Fn(usize) -> usize) {
     match expression {
         Expression::Column(column) => *column = map(*column),
         Expression::Literal(_) => {}
