@@ -181,6 +181,11 @@ impl Script {
         &self.planned.catalog
     }
 
+    /// Which stream of the catalogue events belong to.
+    pub fn source(&self) -> usize {
+        self.source
+    }
+
     /// The stream that events belong to.
     pub fn schema(&self) -> &StreamSchema {
         &self.schema

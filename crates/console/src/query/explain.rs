@@ -72,7 +72,7 @@ struct Remark {
     message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     help: Option<String>,
-    /// With the place in the script.
+    /// All of it, with the place in the script.
     #[serde(skip)]
     text: String,
 }
