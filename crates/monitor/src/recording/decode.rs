@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use fathom_cql::{Row, Type, Value};
 
-use super::TEXTS_MAX;
 use super::bytes::{Input, Wrong, unzigzag};
 use super::column::Encoding;
 use super::header::Header;
+use super::{TEXT_MAX, TEXTS_MAX};
 use crate::read::{Batch, LAST_TIME_NS, Texts};
 
 /// Where the columns of a recording go in a row.
@@ -107,30 +107,40 @@ impl Rows {
         self.left
     }
 
-    /// Moves at most `most` rows into a batch.
+    /// Moves at most `most` rows into a batch, or none where something is wrong.
     pub fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), Wrong> {
-        let count = most.min(self.left);
+        let start = batch.rows.len();
+        let done = self.append(most.min(self.left), batch);
+        if done.is_err() {
+            batch.times_ns.truncate(start);
+            batch.rows.truncate(start);
+        }
+        done
+    }
+
+    fn append(&mut self, count: usize, batch: &mut Batch) -> Result<(), Wrong> {
         let start = batch.rows.len();
         for _ in 0..count {
             let time = self.times.integer(&self.payload)?;
             if !(0..=LAST_TIME_NS).contains(&time) || time < self.span.0 || time > self.span.1 {
-                batch.times_ns.truncate(start);
                 return Err(Wrong("a row of a time that it cannot have"));
             }
             batch.times_ns.push(time);
         }
         batch.rows.resize_with(start + count, || vec![Value::Null; self.width]);
+        self.left -= count;
         let times = &batch.times_ns[start..];
         let rows = &mut batch.rows[start..];
-        let done =
-            self.columns.iter_mut().try_for_each(|column| column.read(&self.payload, times, rows));
-        if done.is_err() {
-            batch.times_ns.truncate(start);
-            batch.rows.truncate(start);
-        }
-        self.left -= count;
-        done
+        self.columns.iter_mut().try_for_each(|column| column.read(&self.payload, times, rows))
     }
+}
+
+/// The value of a text.
+fn known(bytes: &[u8], texts: &mut Texts) -> Result<Value, Wrong> {
+    if bytes.len() > TEXT_MAX {
+        return Err(Wrong("a text is too long"));
+    }
+    Ok(texts.value(bytes))
 }
 
 impl Cursor {
@@ -174,7 +184,7 @@ impl Column {
             Encoding::Times => return Err(Wrong("a column that cannot be times")),
             Encoding::Constant => {
                 self.constant = if self.kind == Type::Text {
-                    texts.value(&payload[self.data.at..self.data.end])
+                    known(&payload[self.data.at..self.data.end], texts)?
                 } else {
                     self.value(payload)?
                 };
@@ -192,7 +202,7 @@ impl Column {
                     for _ in 0..count {
                         let length = self.data.number(payload)? as usize;
                         let text = self.data.bytes(payload, length)?;
-                        self.texts.push(texts.value(&payload[text]));
+                        self.texts.push(known(&payload[text], texts)?);
                     }
                 }
             }

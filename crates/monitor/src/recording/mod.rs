@@ -41,7 +41,7 @@ const HEADER: usize = 32;
 const SCHEMA_MAX: usize = 1 << 16;
 /// The most different texts of a block.
 const TEXTS_MAX: usize = 1 << 20;
-/// The longest text; of a longer one the beginning is kept.
+/// The most bytes of a text; of a longer one the beginning is kept.
 const TEXT_MAX: usize = 8 << 10;
 /// A block is closed when it has so many bytes, so that one row more never makes it too long.
 const BLOCK_FULL: usize = BLOCK_MAX / 4;
