@@ -18,7 +18,7 @@ fn plan(text: &str) -> Planned {
             }
             planned
         }
-        Err(wrong) => panic!("{}", wrong.render("text", text, false)),
+        Err(wrong) => panic!("{}", wrong.render(text)),
     }
 }
 
@@ -79,7 +79,7 @@ fn the_papers_queries_have_plans() {
     for text in texts {
         let script = parse(text, &ParseOptions { stream_compat: true }).unwrap();
         let planned = plan_script(&script, &with_ip, &Parameters::new());
-        let planned = planned.unwrap_or_else(|wrong| panic!("{}", wrong.render("", text, false)));
+        let planned = planned.unwrap_or_else(|wrong| panic!("{}", wrong.render(text)));
         for query in &planned.queries {
             check(&query.plan, &planned.catalog).unwrap();
             assert_eq!(query.warnings, []);

@@ -86,9 +86,7 @@ impl Explained {
     fn new(text: &str, script: &Script, query: &PlannedQuery) -> Self {
         let (plan, catalog) = (&query.plan, script.catalog());
         let schema: &StreamSchema = script.schema();
-        // The stream that a script declares itself comes last.
-        let source = catalog.streams.len() - 1;
-        let used = prune(&mut [plan.clone()], catalog).into_iter().nth(source);
+        let used = prune(&mut [plan.clone()], catalog).into_iter().nth(script.source());
         let reads = used.into_iter().flatten();
         let remarks = |all: &[Diagnostic]| all.iter().map(|one| Remark::new(text, one)).collect();
         Self {
@@ -137,7 +135,7 @@ impl Remark {
         Self {
             message: diagnostic.message.clone(),
             help: diagnostic.help.clone(),
-            text: place::describe(script, diagnostic),
+            text: place::remark(script, diagnostic),
         }
     }
 
@@ -145,9 +143,6 @@ impl Remark {
         let mut text = String::new();
         for line in self.text.lines() {
             text += &format!("  {line}\n");
-        }
-        if let Some(help) = &self.help {
-            text += &format!("  → {help}\n");
         }
         text
     }

@@ -197,7 +197,7 @@ fn live(options: &QueryOptions) -> Outcome {
     let script = Script::prepare(&text, &options.parameters, parse)
         .map_err(|error| failure(&text, error))?;
     for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
-        eprintln!("{}", remark.render("query", &text, false));
+        eprintln!("{}", place::remark(&text, remark));
     }
     let client = options.control.client();
     let stream = open_event_stream(&client, &options.disks, Some(PULSE))?;
