@@ -91,14 +91,6 @@ fn output(path: &Path) -> Outcome<Box<dyn Write>> {
     Ok(Box::new(file))
 }
 
-fn unreadable(error: &ReadError) -> Failure {
-    let failure = Failure::new(error.to_string());
-    match error.help() {
-        Some(help) => failure.advise(help),
-        None => failure,
-    }
-}
-
 fn unwritten(error: &io::Error) -> Failure {
     Failure::new(format!("cannot write the events: {}", reason(error)))
 }
@@ -146,7 +138,7 @@ fn record(options: &RecordOptions) -> Outcome {
         // A reader who has left is no failure.
         Err(Broken::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(Broken::Write(error)) => Err(unwritten(&error)),
-        Err(Broken::Read(error)) => Err(unreadable(&error)),
+        Err(Broken::Read(error)) => Err(error.into()),
     }
 }
 
@@ -277,7 +269,7 @@ fn export(file: &Path, to: &Path) -> Outcome {
     let source = File::open(file).map_err(|error| Failure::io("read", file, &error))?;
     let source = io::BufReader::with_capacity(1 << 18, source);
     let name = file.display().to_string();
-    let mut recording = Recording::open(&name, source).map_err(|error| unreadable(&error))?;
+    let mut recording = Recording::open(&name, source)?;
     let columns: Vec<Column> = recording.header().schema().columns;
     let out = BufWriter::with_capacity(1 << 18, output(to)?);
     let mut printer = Printer::new(out, PrinterOptions { form, deltas: false });
@@ -301,7 +293,7 @@ fn export(file: &Path, to: &Path) -> Outcome {
         Ok(()) => Ok(()),
         Err(Broken::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(Broken::Write(error)) => Err(unwritten(&error)),
-        Err(Broken::Read(error)) => Err(unreadable(&error)),
+        Err(Broken::Read(error)) => Err(error.into()),
     }
 }
 

@@ -4,7 +4,7 @@ mod place;
 
 use std::{
     fs,
-    io::{self, BufWriter},
+    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -154,10 +154,7 @@ fn script(file: Option<&Path>, text: Option<&str>) -> Outcome<String> {
 }
 
 impl QueryOptions {
-    fn request(&self) -> Outcome<ReplayRequest> {
-        let Some(file) = self.replay.clone() else {
-            return Err(Failure::usage("no file is named"));
-        };
+    fn request(&self, file: &Path) -> Outcome<ReplayRequest> {
         let script = script(self.file.as_deref(), self.text.as_deref())?;
         let (column, unit) = if self.stream_compat {
             (Some("FtrTS".to_owned()), TimeUnit::Microseconds)
@@ -168,7 +165,7 @@ impl QueryOptions {
             script,
             parameters: self.parameters.clone(),
             stream_compatible: self.stream_compat,
-            file,
+            file: file.to_owned(),
             read: ReadOptions {
                 time_column: self.time_column.clone().or(column),
                 time_unit: self.time_unit.map_or(unit, TimeUnit::from),
@@ -211,37 +208,42 @@ fn live(options: &QueryOptions) -> Outcome {
     let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
     let mut goes_on = || end.is_none_or(|end| Instant::now() < end);
     let summary = script.run_live(&mut reader, &mut printer, &mut goes_on);
-    let finished = printer.finish().map(drop).map_err(QueryError::Write);
-    match summary.and_then(|summary| finished.map(|()| summary)) {
-        Ok(summary) => tell(&summary),
-        // A reader who has left is no failure.
-        Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        Err(error) => return Err(failure(&text, error)),
-    }
-    Ok(())
+    finish(printer, &text, summary)
 }
 
-/// Carries out the command.
-pub fn run(options: &QueryOptions) -> Outcome {
-    if options.replay.is_none() {
-        return live(options);
-    }
-    let request = options.request()?;
+/// Answers queries about events in a file.
+fn recorded(options: &QueryOptions, file: &Path) -> Outcome {
+    let request = options.request(file)?;
     let out = BufWriter::new(io::stdout().lock());
     let form = PrinterOptions { form: options.form(), deltas: options.deltas };
     let mut printer = Printer::new(out, form);
     let summary = replay(&request, &mut printer);
-    // What was found before an error is printed too.
+    finish(printer, &request.script, summary)
+}
+
+/// Carries out the command.
+pub fn run(options: &QueryOptions) -> Outcome {
+    match &options.replay {
+        Some(file) => recorded(options, file),
+        None => live(options),
+    }
+}
+
+/// Prints what is left, also where an error ended the queries, and says how it went.
+fn finish<W: Write>(
+    printer: Printer<W>,
+    script: &str,
+    summary: Result<ReplaySummary, QueryError>,
+) -> Outcome {
     let finished = printer.finish().map(drop).map_err(QueryError::Write);
-    let outcome = summary.and_then(|summary| finished.map(|()| summary));
-    match outcome {
+    match summary.and_then(|summary| finished.map(|()| summary)) {
         Ok(summary) => {
             tell(&summary);
             Ok(())
         }
         // A reader who has left is no failure.
         Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(error) => Err(failure(&request.script, error)),
+        Err(error) => Err(failure(script, error)),
     }
 }
 
@@ -268,12 +270,7 @@ fn failure(script: &str, error: QueryError) -> Failure {
     match error {
         QueryError::Script(diagnostics) => place::failure(script, &diagnostics),
         QueryError::Request(what) => Failure::usage(what),
-        QueryError::Read(error) => {
-            let failure = Failure::new(error.to_string());
-            error
-                .help()
-                .map_or_else(|| Failure::new(error.to_string()), |help| failure.advise(help))
-        }
+        QueryError::Read(error) => error.into(),
         QueryError::Write(error) => {
             Failure::new(format!("cannot write the result: {}", reason(&error)))
         }
