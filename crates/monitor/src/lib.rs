@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+mod fuzz;
 pub mod read;
 pub mod recording;
 pub mod replay;
@@ -14,5 +15,7 @@ mod schema;
 pub mod write;
 
 pub use engine::{Delta, Engine, EngineStatistics, Tuple};
+#[doc(hidden)]
+pub use fuzz::{fuzz_events, fuzz_script};
 pub use replay::{QueryError, ReplayRequest, ReplaySummary, ResultSink, replay};
 pub use schema::io_stream;

@@ -282,6 +282,7 @@ fn harmful_bytes_do_no_harm() {
         if random.bool() {
             mend(&mut bytes);
         }
+        fuzz_recording(&[&[random.u8(..)], &bytes[..]].concat());
         match read_all(&bytes, TimeUnit::default(), &[true; 8]) {
             Ok((rows, _)) => {
                 assert!(rows.iter().all(|(time, row)| *time >= 0 && row.len() == 8));

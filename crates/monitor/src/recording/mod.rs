@@ -11,11 +11,14 @@ mod checksum;
 mod column;
 mod decode;
 mod encode;
+mod fuzz;
 mod header;
 mod reader;
 mod write;
 
 pub use encode::{BlockBuilder, Cell};
+#[doc(hidden)]
+pub use fuzz::fuzz_recording;
 pub use header::{Clock, Header, RecordedColumn};
 pub use reader::{Block, Item, Recording, RowReader};
 pub use write::{BlockLimits, RecordingSummary, Writer, dropped_block, end_block, moment_block};
