@@ -207,7 +207,8 @@ fn live(options: &QueryOptions) -> Outcome {
     let mut printer = Printer::new(BufWriter::new(io::stdout().lock()), form);
     let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
     let mut goes_on = || end.is_none_or(|end| Instant::now() < end);
-    let summary = script.run_live(&mut reader, &mut printer, &mut goes_on);
+    let lateness_ns = options.limit_lateness.map_or(0, |time| time.0);
+    let summary = script.run_live(&mut reader, lateness_ns, &mut printer, &mut goes_on);
     finish(printer, &text, summary)
 }
 

@@ -5,6 +5,7 @@ mod changes;
 mod events;
 mod nbd;
 mod process;
+mod query;
 mod reload;
 mod stop;
 mod usage;
