@@ -4,6 +4,7 @@
 A guided search finds its way from something that works; from nothing it does not
 get to a ring's index, 1026 bytes into the memory, or to a [[disk]] in a file.
 """
+import bz2
 import re
 import struct
 from pathlib import Path
@@ -49,6 +50,101 @@ address = "127.0.0.1:10809"
 plain_allowed = true
 tls = { psk = "/dev/null" }
 """)
+
+
+def cql():
+    # The first byte: as it is written, or as STREAM would understand it.
+    text = (FUZZ.parent / "docs/queries.md").read_text()
+    for number, block in enumerate(re.findall(r"```sql[^\n]*\n(.*?)```", text, re.S)):
+        seed("cql", f"page-{number}", b"\x00" + block.encode())
+    for path in sorted((FUZZ.parent / "crates/cql/tests/paper").glob("*.cql")):
+        seed("cql", path.stem, b"\x01" + path.read_bytes())
+    seed("cql", "words", b"""\x00create stream S (a integer, b float, c text, d boolean);
+create view V (x, y) as select a, b from S [rows 9] where d and c like '%a_' or a not in (1, 2);
+Rstream(select * from V [now] union all (select y, cast(x as integer) from V except select 1, 2)
+order by 1 desc limit 3);
+Dstream(select distinct case a when 1 then upper(c) else 'x' || c end as e,
+coalesce(b, greatest(1.5, -a % 3)) from S [range 1 minute slide 2 ms] as s
+full join S [partition by c, d rows 2] as t on s.a = t.a and s.b between 0 and t.b
+left join S [tumbling 5 us] on true where s.c is not null);
+q: select c, count(distinct a), percentile(b, 99), approx_count_distinct(d), stddev(b) from S
+[unbounded] cross join (select 1 as one from S) as o group by c having max(a) < $limit""")
+
+
+def events():
+    # The first byte: all columns or some, the unit of times, and which column they are in.
+    lines = (FUZZ.parent / "crates/monitor/tests/sample/events.csv").read_bytes().splitlines(True)
+    seed("events", "csv", b"\x00" + b"".join(lines[:12]))
+    seed("events", "csv-some", b"\x05" + b"".join(lines[:4]))
+    seed("events", "csv-tabs", b"\x00" + b"".join(lines[:9]).replace(b",", b"\t"))
+    quoted = b'BlktapTS,Type,Size,Path\r\n1.5,Q,8,"/a, ""b""\n"\r\n-1,R,x,\r\n2000-01-01,E,8,/\r\n'
+    seed("events", "csv-quoted", b"\x02" + quoted)
+    blkparse = b"".join(
+        b"  8,0    3 %8d     0.%09d   697  %s  WS %d + 8 [%s]\n"
+        % (number, number, b"QC"[number % 2:][:1], number // 2 * 8, [b"a process", b"0"][number % 2])
+        for number in range(10))
+    seed("events", "blkparse", b"\x00" + blkparse)
+    seed("events", "blkparse-summary", b"\x00" + blkparse + b"CPU0 (sda):\n Reads Queued:  1, 4KiB\n")
+    seed("events", "bzip2", b"\x00" + bz2.compress(blkparse))
+    tencent = b"".join(b"15383232%02d,%d,8,%d,10\n" % (n, n * 8, n % 2) for n in range(10))
+    seed("events", "tencent", b"\x00" + tencent)
+    seed("events", "vscsi-1", b"\x00" + b"".join(
+        bytes([1, 0, 0, 0, 0, 16, 0, 0, 1, 0, 0, 0, 0x2a, 0, 0, 1]) + struct.pack("<QQ", n * 8, n)
+        for n in range(8)))
+    seed("events", "vscsi-2", b"\x00" + b"".join(
+        bytes([0x2a, 0, 0, 2, 1, 0, 0, 0, 0, 16, 0, 0, 1, 0, 0, 0])
+        + struct.pack("<QQQ", n * 8, n, 3) for n in range(8)))
+
+
+def recording():
+    # The first byte: whether checksums are set right (an even one), and which columns are read.
+    def varint(number):
+        out = b""
+        while number > 127:
+            out, number = out + bytes([number & 127 | 128]), number >> 7
+        return out + bytes([number])
+
+    def counted(data):
+        return varint(len(data)) + data
+
+    def signed(*numbers):
+        return b"".join(varint(number * 2 if number >= 0 else -number * 2 - 1) for number in numbers)
+
+    def header(*columns):
+        text = bytes([8]) + b"IOstream" + struct.pack("<H", len(columns))
+        for kind, is_time, name in columns:
+            text += bytes([kind, is_time, len(name)]) + name
+        return b"\x8eFATHOM\n" + struct.pack("<HHIqII", 1, 1, len(text), 5, 0, 0) + text
+
+    def block(kind, plain, count=0, first=0, last=0, packed=False):
+        stored = plain
+        if packed:
+            # One run of LZ4 without a match.
+            length = len(plain) - 15
+            stored = b"\xf0" + b"\xff" * (length // 255) + bytes([length % 255]) + plain
+        return b"FBLK" + struct.pack("<BBHIIIqqI", kind, packed, 0, len(stored), len(plain), count,
+                                     first, last, 0) + stored
+
+    columns = header((2, 1, b"BlktapTS"), (4, 0, b"Type"), (2, 0, b"Size"), (4, 0, b"Path"),
+                     (3, 0, b"Ratio"), (1, 0, b"Is"), (2, 1, b"FtrTS"), (4, 0, b"VDisk"))
+    rows = counted(signed(100, 1, 0, 5)) + b"".join((
+        b"\x02\x00",
+        b"\x03" + counted(varint(2) + counted(b"Q") + counted(b"R") + bytes([0, 1, 0, 1])),
+        b"\x03" + counted(signed(8, 0, -8, 300)),
+        b"\x04" + counted(bytes([0b1010]) + varint(1) + counted("/ä".encode()) + bytes([0, 0])),
+        b"\x03" + counted(struct.pack("<4d", 0.5, -0.0, float("nan"), float("inf"))),
+        b"\x03" + counted(bytes([1, 0, 1, 1])),
+        b"\x04" + counted(bytes([0b0111]) + signed(200, 1, 1)),
+        b"\x01" + counted(b"web"),
+    ))
+    notes = (block(2, struct.pack("<QB", 7, 1) + counted(b"web")) + block(3, b"", 0, 106, 106)
+             + block(9, b"later") + block(4, struct.pack("<QQ", 8, 7)))
+    whole = columns + block(1, rows, 4, 100, 106) + block(1, rows, 4, 100, 106, True) + notes
+    seed("recording", "whole", b"\x00" + whole)
+    seed("recording", "some-columns", b"\x02" + whole)
+    seed("recording", "wrong-sums", b"\x01" + whole)
+    seed("recording", "cut", b"\x00" + whole[:-len(notes) - 9])
+    seed("recording", "empty", b"\x00" + header())
 
 
 def nbd_negotiation():
@@ -123,6 +219,9 @@ def virtio_request():
 
 
 configuration()
+cql()
+events()
 introspection()
 nbd_negotiation()
+recording()
 virtio_request()

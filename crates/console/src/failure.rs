@@ -2,6 +2,7 @@
 use std::{fmt, io, path::Path, process::ExitCode};
 
 use fathom_control::ClientError;
+use fathom_monitor::read::ReadError;
 
 use crate::output::style::{self, Style};
 
@@ -72,6 +73,16 @@ impl std::error::Error for Failure {}
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
         Self::new(error.to_string()).advise(error.remedy())
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        let failure = Self::new(error.to_string());
+        match error.help() {
+            Some(help) => failure.advise(help),
+            None => failure,
+        }
     }
 }
 

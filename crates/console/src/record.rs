@@ -91,18 +91,6 @@ fn output(path: &Path) -> Outcome<Box<dyn Write>> {
     Ok(Box::new(file))
 }
 
-fn unreadable(error: &ReadError) -> Failure {
-    let failure = Failure::new(error.to_string());
-    match error.help() {
-        Some(help) => failure.advise(help),
-        None => failure,
-    }
-}
-
-fn unwritten(error: &io::Error) -> Failure {
-    Failure::new(format!("cannot write the events: {}", reason(error)))
-}
-
 /// Ends the stream when it is time to, from a thread of its own: a disk may do nothing for long.
 fn watch(stream: &AnswerStream, time: Option<Duration>) -> Outcome<Arc<AtomicBool>> {
     let failed = |error: io::Error| Failure::new(format!("cannot watch the daemon: {error}"));
@@ -145,8 +133,7 @@ fn record(options: &RecordOptions) -> Outcome {
         }
         // A reader who has left is no failure.
         Err(Broken::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(Broken::Write(error)) => Err(unwritten(&error)),
-        Err(Broken::Read(error)) => Err(unreadable(&error)),
+        Err(broken) => Err(broken.into()),
     }
 }
 
@@ -154,6 +141,21 @@ fn record(options: &RecordOptions) -> Outcome {
 enum Broken {
     Read(ReadError),
     Write(io::Error),
+    /// The daemon's stream ends without an end.
+    CutOff,
+}
+
+impl From<Broken> for Failure {
+    fn from(broken: Broken) -> Self {
+        match broken {
+            Broken::Read(error) => error.into(),
+            Broken::Write(error) => {
+                Self::new(format!("cannot write the events: {}", reason(&error)))
+            }
+            Broken::CutOff => Self::new("the events are cut off: the daemon is gone")
+                .advise("what was written can be read; see the daemon's log"),
+        }
+    }
 }
 
 impl From<ReadError> for Broken {
@@ -183,9 +185,12 @@ fn copy(
     loop {
         let block = match recording.next_block() {
             Ok(Some(block)) => block,
-            Ok(None) => break,
+            Ok(None) => {
+                broken = Some(Broken::CutOff);
+                break;
+            }
             Err(error) => {
-                broken = Some(error);
+                broken = Some(error.into());
                 break;
             }
         };
@@ -213,7 +218,7 @@ fn copy(
     }
     let (_, summary) = writer.finish()?;
     match broken.filter(|_| !ended.load(Ordering::Relaxed)) {
-        Some(error) => Err(error.into()),
+        Some(broken) => Err(broken),
         None => Ok(summary),
     }
 }
@@ -277,7 +282,7 @@ fn export(file: &Path, to: &Path) -> Outcome {
     let source = File::open(file).map_err(|error| Failure::io("read", file, &error))?;
     let source = io::BufReader::with_capacity(1 << 18, source);
     let name = file.display().to_string();
-    let mut recording = Recording::open(&name, source).map_err(|error| unreadable(&error))?;
+    let mut recording = Recording::open(&name, source)?;
     let columns: Vec<Column> = recording.header().schema().columns;
     let out = BufWriter::with_capacity(1 << 18, output(to)?);
     let mut printer = Printer::new(out, PrinterOptions { form, deltas: false });
@@ -300,8 +305,7 @@ fn export(file: &Path, to: &Path) -> Outcome {
     match printed.and(finished) {
         Ok(()) => Ok(()),
         Err(Broken::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(Broken::Write(error)) => Err(unwritten(&error)),
-        Err(Broken::Read(error)) => Err(unreadable(&error)),
+        Err(broken) => Err(broken.into()),
     }
 }
 

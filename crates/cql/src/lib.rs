@@ -20,6 +20,7 @@ pub mod eval;
 mod explain;
 pub mod generate;
 mod lexer;
+mod likeness;
 pub mod oracle;
 mod parser;
 pub mod plan;

@@ -90,7 +90,8 @@ pub enum Relation {
 }
 
 impl Relation {
-    /// Whether it is known that rows that are in the relation never leave it.
+    /// Whether it can be seen from the operators that a row that has come never leaves: then its
+    /// insertions are the relation itself.
     pub fn only_grows(&self) -> bool {
         match self {
             Self::Window(Window::Unbounded, stream) => match &**stream {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::ast::ToStream;
 use crate::catalog::Catalog;
 use crate::plan::{Aggregate, Expression, Join, OrderKey, Output, Plan, Relation, Stream, Window};
+use crate::planner::{each_column, map_columns};
 
 /// Columns by position.
 type Columns = BTreeSet<usize>;
@@ -223,61 +224,15 @@ fn kept(places: &Places) -> usize {
 
 /// Adds the columns that an expression looks at.
 fn collect(expression: &Expression, columns: &mut Columns) {
-    if let Expression::Column(column) = expression {
-        columns.insert(*column);
-    }
-    each_operand(expression, &mut |operand| collect(operand, columns));
-}
-
-fn each_operand(expression: &Expression, visit: &mut dyn FnMut(&Expression)) {
-    match expression {
-        Expression::Column(_) | Expression::Literal(_) => {}
-        Expression::Unary(_, operand)
-        | Expression::IsNull(operand)
-        | Expression::Cast(operand, _) => visit(operand),
-        Expression::Binary(_, left, right) | Expression::Like(left, right) => {
-            visit(left);
-            visit(right);
-        }
-        Expression::Case(branches, otherwise) => {
-            for (condition, value) in branches {
-                visit(condition);
-                visit(value);
-            }
-            if let Some(otherwise) = otherwise {
-                visit(otherwise);
-            }
-        }
-        Expression::Call(_, arguments) => arguments.iter().for_each(visit),
-    }
+    each_column(expression, &mut |column| {
+        columns.insert(column);
+    });
 }
 
 /// An expression over columns that have moved.
 fn moved(expression: &Expression, places: &Places) -> Expression {
-    let again = |operand: &Expression| Box::new(moved(operand, places));
-    match expression {
-        Expression::Column(column) => {
-            // What an expression looks at was asked for, so it has a place.
-            Expression::Column(places.get(*column).copied().flatten().unwrap_or(*column))
-        }
-        Expression::Literal(value) => Expression::Literal(value.clone()),
-        Expression::Unary(operator, operand) => Expression::Unary(*operator, again(operand)),
-        Expression::IsNull(operand) => Expression::IsNull(again(operand)),
-        Expression::Cast(operand, kind) => Expression::Cast(again(operand), *kind),
-        Expression::Binary(operator, left, right) => {
-            Expression::Binary(*operator, again(left), again(right))
-        }
-        Expression::Like(operand, pattern) => Expression::Like(again(operand), again(pattern)),
-        Expression::Case(branches, otherwise) => Expression::Case(
-            branches
-                .iter()
-                .map(|(condition, value)| (moved(condition, places), moved(value, places)))
-                .collect(),
-            otherwise.as_ref().map(|otherwise| again(otherwise)),
-        ),
-        Expression::Call(function, arguments) => {
-            let arguments = arguments.iter().map(|argument| moved(argument, places)).collect();
-            Expression::Call(*function, arguments)
-        }
-    }
+    let mut expression = expression.clone();
+    // What an expression looks at was asked for, so it has a place.
+    map_columns(&mut expression, &|column| places.get(column).copied().flatten().unwrap_or(column));
+    expression
 }

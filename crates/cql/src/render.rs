@@ -1,7 +1,5 @@
 //! What is wrong, shown in the text.
 
-use std::fmt::Write as _;
-
 use crate::span::Diagnostic;
 
 /// How many columns of a line are shown.
@@ -13,30 +11,10 @@ const CONTEXT: usize = 40;
 /// How many columns a tab takes.
 const TAB: usize = 4;
 
-/// The colours of an error, of what frames the text and of help.
-struct Colours {
-    error: &'static str,
-    frame: &'static str,
-    help: &'static str,
-    bold: &'static str,
-    off: &'static str,
-}
-
-const PLAIN: Colours = Colours { error: "", frame: "", help: "", bold: "", off: "" };
-
-const COLOURED: Colours = Colours {
-    error: "\x1b[1;31m",
-    frame: "\x1b[1;34m",
-    help: "\x1b[1;36m",
-    bold: "\x1b[1m",
-    off: "\x1b[0m",
-};
-
 impl Diagnostic {
-    /// The message, the line of the text that it is about with a mark under the place, and the
-    /// help. `name` is the text's: a file, say. The lines end with `\n`, the last one too.
-    pub fn render(&self, name: &str, text: &str, colour: bool) -> String {
-        let Colours { error, frame, help, bold, off } = if colour { COLOURED } else { PLAIN };
+    /// The message with its place, the line of the text that it is about, and a mark under the
+    /// place: three lines, the last without `\n`. Nothing in them acts upon a terminal.
+    pub fn render(&self, text: &str) -> String {
         let start = boundary(text, self.span.start as usize);
         let end = boundary(text, self.span.end as usize).max(start);
         let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
@@ -47,23 +25,14 @@ impl Diagnostic {
         let column = text[line_start..start].chars().count() + 1;
         let place = (start - line_start).min(line.len())..(end - line_start).min(line.len());
         let (shown, before, marked) = excerpt(line, place.start, place.end);
-
-        let number = number.to_string();
-        let margin = " ".repeat(number.len());
         let message = shown_text(&self.message);
-        let name = shown_text(name);
-        let mut out = String::new();
-        // Writing to a string does not fail.
-        let _ = writeln!(out, "{error}error{off}{bold}: {message}{off}");
-        let _ = writeln!(out, "{margin}{frame}-->{off} {name}:{number}:{column}");
-        let _ = writeln!(out, "{margin} {frame}|{off}");
-        let _ = writeln!(out, "{frame}{number} |{off} {shown}");
         let (blank, mark) = (" ".repeat(before), "^".repeat(marked));
-        let _ = writeln!(out, "{margin} {frame}|{off} {blank}{error}{mark}{off}");
-        if let Some(text) = &self.help {
-            let _ = writeln!(out, "{help}help{off}: {}", shown_text(text));
-        }
-        out
+        format!("line {number}, column {column}: {message}\n    {shown}\n    {blank}{mark}")
+    }
+
+    /// The help, without what a terminal would act upon.
+    pub fn render_help(&self) -> Option<String> {
+        self.help.as_deref().map(shown_text)
     }
 }
 
@@ -162,50 +131,55 @@ mod tests {
     #[test]
     fn the_line_and_the_place() {
         let text = "select *\r\nform S;\n";
-        let shown = at(10, 14).help("write `from`").render("a.cql", text, false);
-        let expected =
-            "error: wrong\n --> a.cql:2:1\n  |\n2 | form S;\n  | ^^^^\nhelp: write `from`\n";
-        assert_eq!(shown, expected);
+        let shown = at(10, 14).render(text);
+        assert_eq!(shown, "line 2, column 1: wrong\n    form S;\n    ^^^^");
     }
 
     #[test]
     fn tabs_and_wide_characters() {
         let text = "\té界\u{301}x";
         let x = text.len() as u32 - 1;
-        let shown = at(x, x + 1).render("n", text, false);
-        assert!(shown.contains("n:1:5\n"), "{shown}");
-        assert!(shown.ends_with("1 |     é界\u{301}x\n  |        ^\n"), "{shown}");
+        let shown = at(x, x + 1).render(text);
+        assert!(shown.starts_with("line 1, column 5:"), "{shown}");
+        assert!(shown.ends_with("\n        é界\u{301}x\n           ^"), "{shown}");
     }
 
     #[test]
     fn long_lines_are_cut() {
         let text = format!("{}HERE{}", "a".repeat(5000), "b".repeat(5000));
-        let shown = at(5000, 5004).render("n", &text, false);
+        let shown = at(5000, 5004).render(&text);
         let lines: Vec<&str> = shown.lines().collect();
-        assert_eq!(lines[3].chars().count(), 4 + 1 + WIDEST + 1);
-        let mark = lines[4].find('^').expect("a mark");
-        let here: String = lines[3].chars().skip(mark).take(4).collect();
+        assert_eq!(lines[1].chars().count(), 4 + 1 + WIDEST + 1);
+        let mark = lines[2].find('^').expect("a mark");
+        let here: String = lines[1].chars().skip(mark).take(4).collect();
         assert_eq!(here, "HERE");
-        assert_eq!(lines[4].matches('^').count(), 4);
+        assert_eq!(lines[2].matches('^').count(), 4);
         // A place that is wider than what is shown.
-        let shown = at(0, 10_000).render("n", &text, false);
+        let shown = at(0, 10_000).render(&text);
         assert!(shown.lines().all(|line| line.chars().count() < WIDEST + 10), "{shown}");
     }
 
     #[test]
     fn places_at_the_end_over_lines_and_beyond() {
-        assert!(at(3, 3).render("n", "abc", false).ends_with("1 | abc\n  |    ^\n"));
-        assert!(at(4, 4).render("n", "abc\n", false).ends_with("2 | \n  | ^\n"));
-        assert!(at(1, 6).render("n", "abc\ndef", false).ends_with("1 | abc\n  |  ^^\n"));
-        assert!(at(90, 99).render("n", "abc", false).ends_with("1 | abc\n  |    ^\n"));
-        assert!(at(1, 2).render("n", "é", false).ends_with("1 | é\n  | ^\n"));
-        assert!(at(0, 0).render("n", "", false).ends_with("1 | \n  | ^\n"));
+        assert!(at(3, 3).render("abc").ends_with("column 4: wrong\n    abc\n       ^"));
+        assert!(at(4, 4).render("abc\n").ends_with("line 2, column 1: wrong\n    \n    ^"));
+        assert!(at(1, 6).render("abc\ndef").ends_with("\n    abc\n     ^^"));
+        assert!(at(90, 99).render("abc").ends_with("\n    abc\n       ^"));
+        assert!(at(1, 2).render("é").ends_with("\n    é\n    ^"));
+        assert!(at(0, 0).render("").ends_with("\n    \n    ^"));
+        for text in ["", "é", "a\n", &"x".repeat(1000)] {
+            for (start, end) in [(0, 1), (1, 9), (900, 990), (990, 5), (u32::MAX, 0)] {
+                assert_eq!(at(start, end).render(text).lines().count(), 3);
+            }
+        }
     }
 
     #[test]
     fn terminals_are_not_acted_upon() {
-        let shown = at(0, 1).render("\x1b[2J", "\x1b[31m\u{202e}", false);
-        assert!(!shown.contains(['\x1b', '\u{202e}']), "{shown}");
-        assert!(at(0, 1).render("n", "x", true).contains("\x1b[1;31m^\x1b[0m"));
+        let harmful = ['\x1b', '\u{202e}'];
+        let wrong = Diagnostic::new(Span { start: 0, end: 1 }, "no \x1b[2J").help("not \u{202e}");
+        let shown = wrong.render("\x1b[31m\u{202e}");
+        assert!(!shown.contains(harmful), "{shown}");
+        assert_eq!(wrong.render_help().as_deref(), Some("not \u{fffd}"));
     }
 }

@@ -29,7 +29,7 @@ const COMPAT: ParseOptions = ParseOptions { stream_compat: true };
 fn statements(text: &str) -> Vec<Statement> {
     match parse(text, &PLAIN) {
         Ok(script) => script.statements,
-        Err(mistake) => panic!("{}", mistake.render("text", text, false)),
+        Err(mistake) => panic!("{}", mistake.render(text)),
     }
 }
 
@@ -138,7 +138,7 @@ fn the_paper_is_read() {
         for options in [PLAIN, COMPAT] {
             match parse(text, &options) {
                 Ok(script) => assert_eq!(script.statements.len(), count, "{name}"),
-                Err(mistake) => panic!("{}", mistake.render(name, text, false)),
+                Err(mistake) => panic!("{name}: {}", mistake.render(text)),
             }
         }
     }
@@ -382,7 +382,7 @@ fn check(marked: &str, message: &str, help: Option<&str>, options: &ParseOptions
     let start = marked.find('«').expect("a place");
     let end = marked.find('»').expect("a place") - '«'.len_utf8();
     let mistake = mistake(&text, options);
-    let shown = mistake.render("text", &text, false);
+    let shown = mistake.render(&text);
     assert_eq!(mistake.message, message, "{shown}");
     assert_eq!(mistake.span.range(), start..end, "{shown}");
     assert_eq!(mistake.help.as_deref(), help, "{shown}");
@@ -727,8 +727,8 @@ fn mutated_texts_are_read_or_refused() {
                 assert!(range.start <= range.end && range.end <= text.len(), "{text}");
                 assert!(text.is_char_boundary(range.start), "{text}");
                 assert!(text.is_char_boundary(range.end), "{text}");
-                let shown = mistake.render("text", &text, round % 3 == 0);
-                assert!(shown.contains("text:") && shown.contains('^'), "{shown}");
+                let shown = mistake.render(&text);
+                assert!(shown.starts_with("line ") && shown.contains('^'), "{shown}");
             }
         }
     }

@@ -1,12 +1,10 @@
 //! Plans of scripts.
 
-#[path = "common/check.rs"]
-mod check;
 mod common;
 
-use check::check;
 use common::{catalog, try_plan};
 use fathom_cql::catalog::Column;
+use fathom_cql::check::check;
 use fathom_cql::plan::Output;
 use fathom_cql::{
     Diagnostic, Parameters, ParseOptions, Planned, PlannedQuery, Type, explain, parse, plan_script,
@@ -16,11 +14,11 @@ fn plan(text: &str) -> Planned {
     match try_plan(text) {
         Ok(planned) => {
             for query in &planned.queries {
-                check(&query.plan, &planned.catalog);
+                assert_eq!(check(&query.plan, &planned.catalog), Ok(()), "{text}");
             }
             planned
         }
-        Err(wrong) => panic!("{}", wrong.render("text", text, false)),
+        Err(wrong) => panic!("{}", wrong.render(text)),
     }
 }
 
@@ -81,9 +79,9 @@ fn the_papers_queries_have_plans() {
     for text in texts {
         let script = parse(text, &ParseOptions { stream_compat: true }).unwrap();
         let planned = plan_script(&script, &with_ip, &Parameters::new());
-        let planned = planned.unwrap_or_else(|wrong| panic!("{}", wrong.render("", text, false)));
+        let planned = planned.unwrap_or_else(|wrong| panic!("{}", wrong.render(text)));
         for query in &planned.queries {
-            check(&query.plan, &planned.catalog);
+            check(&query.plan, &planned.catalog).unwrap();
             assert_eq!(query.warnings, []);
         }
     }
@@ -523,7 +521,8 @@ fn mixed_up_texts_are_planned_or_refused() {
             Ok(planned) => {
                 good += 1;
                 for query in &planned.queries {
-                    check(&query.plan, &planned.catalog);
+                    let checked = check(&query.plan, &planned.catalog);
+                    assert_eq!(checked, Ok(()), "{text}");
                     assert!(!explain(&query.plan, &planned.catalog).contains('#'), "{text}");
                 }
             }

@@ -84,6 +84,10 @@ pub enum Source {
 }
 
 impl Source {
+    /// Every source, in the order of its number.
+    pub const ALL: [Self; 6] =
+        [Self::None, Self::Flags, Self::Page, Self::Bio, Self::Calls, Self::Application];
+
     /// The name used in logs and the control interface.
     pub fn name(self) -> &'static str {
         match self {
@@ -111,6 +115,9 @@ pub enum Confidence {
 }
 
 impl Confidence {
+    /// Every confidence, in the order of its number.
+    pub const ALL: [Self; 3] = [Self::None, Self::Likely, Self::Sure];
+
     /// The name used in logs and the control interface.
     pub fn name(self) -> &'static str {
         match self {
@@ -126,11 +133,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_places_in_the_list() {
+    fn numbers_are_places_in_the_lists() {
         for (number, kind) in Kind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, number);
             assert_eq!(Kind::from_number(number as u8), kind);
         }
         assert_eq!(Kind::from_number(200), Kind::Unknown);
+        for (number, source) in Source::ALL.into_iter().enumerate() {
+            assert_eq!(source as usize, number);
+        }
+        for (number, confidence) in Confidence::ALL.into_iter().enumerate() {
+            assert_eq!(confidence as usize, number);
+        }
     }
 }

@@ -8,6 +8,7 @@
 
 mod columns;
 mod engine;
+mod fuzz;
 pub mod measure;
 pub mod read;
 pub mod recording;
@@ -17,5 +18,7 @@ pub mod write;
 
 pub use columns::Column;
 pub use engine::{Delta, Engine, EngineStatistics, StateSize};
+#[doc(hidden)]
+pub use fuzz::{fuzz_events, fuzz_script};
 pub use replay::{QueryError, ReplayRequest, ReplaySummary, ResultSink, replay};
 pub use schema::io_stream;

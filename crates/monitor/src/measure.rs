@@ -86,7 +86,7 @@ pub fn measure(
             let fragment = &mut sent[delta.query];
             let rows = delta.count.unsigned_abs();
             fragment.rows += rows;
-            fragment.bytes += rows * (frames[delta.query] + bytes(&delta.row));
+            fragment.bytes += rows * (frames[delta.query] + bytes(delta.row));
         });
     };
     let mut batch = Batch::default();

@@ -13,6 +13,9 @@ use crate::io_stream;
 use crate::read::{self, Batch, Condition, ReadError, ReadOptions, ReadReport, Reader};
 use crate::recording::{Item, RowReader};
 
+/// Why live events end without an end.
+const CUT_OFF: &str = "the events are cut off: who tells them is gone";
+
 /// What is asked of a file.
 #[derive(Clone, Debug)]
 pub struct ReplayRequest {
@@ -182,6 +185,11 @@ impl Script {
         &self.planned.catalog
     }
 
+    /// Which stream of the catalogue events belong to.
+    pub fn source(&self) -> usize {
+        self.source
+    }
+
     /// The stream that events belong to.
     pub fn schema(&self) -> &StreamSchema {
         &self.schema
@@ -261,31 +269,40 @@ fn order(plan: &Plan) -> Vec<(usize, bool)> {
 
 impl Script {
     /// Runs the queries over a live recording, one with moments, until it ends or `goes_on` says
-    /// no: it is asked at each part.
+    /// no: it is asked at each part. Time goes on with the moments less the lateness; at the end
+    /// all that came is told.
     ///
     /// # Errors
-    /// When the events cannot be read, or the results cannot be written.
+    /// When the events cannot be read or are cut off, or the results cannot be written.
     pub fn run_live<R: Read + Send>(
         &self,
         reader: &mut RowReader<R>,
+        lateness_ns: u64,
         sink: &mut dyn ResultSink,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<ReplaySummary, QueryError> {
         self.begin(sink)?;
         let mut engine = Engine::new(self.planned.catalog.streams.len(), &self.plans);
         let mut batch = Batch::default();
-        while let (true, Some(item)) = (goes_on(), reader.next_item(&mut batch)?) {
-            match item {
+        let mut latest_ns = 0;
+        while goes_on() {
+            let cut_off = || ReadError::new(CUT_OFF);
+            match reader.next_item(&mut batch)?.ok_or_else(cut_off)? {
                 Item::Rows => {
+                    latest_ns = latest_ns.max(batch.latest_ns);
                     let (times_ns, columns) = batch.take();
                     engine.push_columns(self.source, times_ns, columns);
                 }
                 Item::Moment(time_ns) => {
-                    deliver(&mut engine, u64::try_from(time_ns).unwrap_or(0), sink)?;
+                    let time_ns = u64::try_from(time_ns).unwrap_or(0);
+                    deliver(&mut engine, time_ns.saturating_sub(lateness_ns), sink)?;
                     sink.flush()?;
                 }
                 Item::Dropped { .. } => {}
-                Item::End { .. } => break,
+                Item::End { .. } => {
+                    deliver(&mut engine, u64::try_from(latest_ns).unwrap_or(0) + 1, sink)?;
+                    break;
+                }
             }
         }
         Ok(ReplaySummary { read: reader.report().clone(), late: engine.statistics().late })
@@ -319,6 +336,7 @@ mod tests {
     use fathom_cql::Row;
 
     use super::*;
+    use crate::recording::{BlockLimits, Clock, Header, Writer};
 
     #[derive(Default)]
     struct Results(Vec<(usize, i64, i64, Row)>);
@@ -377,5 +395,33 @@ mod tests {
         );
         assert_eq!(of(1), [(1, 1, 7), (3, 1, 1), (5, 1, 8), (9, 1, 1), (9, 1, 8), (20, 1, 4)]);
         assert_eq!((summary.read.events, summary.late), (6, 0));
+    }
+
+    #[test]
+    fn live_events_count_up_to_their_end_and_a_cut_is_an_error() {
+        let header = Header::new(&io_stream(), Clock::Monotonic, 0);
+        let mut writer = Writer::new(Vec::new(), &header, BlockLimits::default()).unwrap();
+        for time_ns in [3, 5, 5] {
+            writer.append_row(time_ns, &vec![Value::Integer(time_ns)]).unwrap();
+        }
+        let (bytes, _) = writer.finish().unwrap();
+        let text = "select count(*) from IOstream [range 4 nanoseconds]";
+        let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
+        let run = |bytes: &[u8]| {
+            let options = ReadOptions::default();
+            let (schema, wanted) = (script.schema(), script.wanted());
+            let mut reader = RowReader::new("test", bytes, schema, wanted, &options).unwrap();
+            let mut results = Results::default();
+            let summary = script.run_live(&mut reader, 0, &mut results, &mut || true);
+            (summary.map(|summary| summary.read.events), results.0)
+        };
+        let (events, results) = run(&bytes);
+        assert_eq!(events.unwrap(), 3);
+        let row = |count| vec![Value::Integer(count)];
+        assert_eq!(results, [(0, 3, 1, row(1)), (0, 5, -1, row(1)), (0, 5, 1, row(3))]);
+        for left_out in [1, 56, 60] {
+            let (cut, _) = run(&bytes[..bytes.len() - left_out]);
+            assert!(matches!(cut, Err(QueryError::Read(_))), "{left_out}");
+        }
     }
 }

@@ -108,6 +108,7 @@ fn mutated_files_do_no_harm() {
         mutate(&mut file, other, &mut random);
         let time_unit = if random.bool() { TimeUnit::Nanoseconds } else { TimeUnit::Seconds };
         let options = ReadOptions { time_unit, ..ReadOptions::default() };
+        fathom_monitor::fuzz_events(&[&[random.u8(..)], &file[..]].concat());
         match bytes_with(&file, &all(), &options) {
             Ok(read) => {
                 read_well += 1;
@@ -127,6 +128,23 @@ fn mutated_files_do_no_harm() {
         }
     }
     assert!(read_well > 3000 && refused > 500, "{read_well} {refused}");
+}
+
+#[test]
+fn mutated_queries_do_no_harm() {
+    let page = include_str!("../../../docs/queries.md");
+    let blocks = page.split("```sql").skip(1);
+    let seeds: Vec<&str> = blocks.map(|block| block.split("```").next().unwrap()).collect();
+    assert!(seeds.len() > 20);
+    let mut random = Rng::with_seed(0x51);
+    for round in 0..3_000 {
+        let mut script = seeds[round % seeds.len()].as_bytes().to_vec();
+        if round >= seeds.len() {
+            let other = seeds[random.usize(0..seeds.len())];
+            mutate(&mut script, other.as_bytes(), &mut random);
+        }
+        fathom_monitor::fuzz_script(&[&[random.u8(..)], &script[..]].concat());
+    }
 }
 
 #[test]

@@ -11,7 +11,8 @@ use fathom_cql::{Row, Type, Value};
 use fathom_monitor::io_stream;
 use fathom_monitor::read::{self, Batch, ReadOptions, ReadReport, TimeUnit};
 use fathom_monitor::recording::{
-    BlockLimits, Clock, DropPlace, Header, Item, MAGIC, Recording, Writer, moment_block,
+    BlockLimits, Clock, DropPlace, Header, Item, MAGIC, Recording, Writer, fuzz_recording,
+    moment_block,
 };
 
 fn schema() -> StreamSchema {
@@ -160,6 +161,71 @@ fn a_damaged_block_is_passed_over() {
     assert_eq!((&read[..50], &read[50..]), (&rows[..50], &rows[100..]));
 }
 
+/// A block of one row at instant 7 with one text, which is mended later.
+fn block_of(text: &[u8]) -> Vec<u8> {
+    let mut plain = vec![1, 14, 1];
+    // The length as a varint of two bytes.
+    plain.extend([text.len() as u8 | 0x80, (text.len() >> 7) as u8]);
+    plain.extend(text);
+    let mut block = b"FBLK\x01\0\0\0".to_vec();
+    for number in [plain.len() as u32, plain.len() as u32, 1] {
+        block.extend(number.to_le_bytes());
+    }
+    block.extend([7_u64.to_le_bytes(), 7_u64.to_le_bytes()].concat());
+    block.extend([0; 4]);
+    block.extend(plain);
+    block
+}
+
+#[test]
+fn a_text_that_is_too_long_is_damage() {
+    let schema = StreamSchema::new("S", &[("Name", Type::Text)]);
+    let mut bytes = Header::new(&schema, Clock::Unknown, 0).to_bytes().unwrap();
+    for length in [8193, 8192, 200] {
+        bytes.extend(block_of(&vec![b'x'; length]));
+    }
+    mend(&mut bytes);
+    let lengths =
+        |rows: &[Row]| -> Vec<usize> { rows.iter().map(|row| row[0].to_string().len()).collect() };
+    let mut recording = Recording::open("test", bytes.as_slice()).unwrap();
+    let (mut batch, mut rows) = (Batch::default(), Vec::new());
+    while recording.next_item(&mut batch).unwrap().is_some() {
+        rows.extend(batch.rows());
+    }
+    assert_eq!((lengths(&rows), recording.report().bad), (vec![8192, 200], 1));
+    // The same, block by block: what is damaged comes before all that is good.
+    let mut recording = Recording::open("test", bytes.as_slice()).unwrap();
+    rows.clear();
+    while let Some(block) = recording.next_block().unwrap() {
+        recording.open_block(&block).unwrap();
+        while recording.block_rows(&mut batch).unwrap() {
+            rows.extend(batch.rows());
+        }
+    }
+    assert_eq!((lengths(&rows), recording.report().bad), (vec![8192, 200], 1));
+}
+
+#[test]
+fn a_block_that_is_damaged_behind_its_checksum_is_passed_over() {
+    let schema = StreamSchema::new("S", &[("Name", Type::Text)]);
+    let mut bytes = Header::new(&schema, Clock::Unknown, 0).to_bytes().unwrap();
+    let mut first = block_of(&[b'x'; 200]);
+    // The instant is outside of the block's.
+    first[41] = 16;
+    bytes.extend(first);
+    bytes.extend(block_of(&[b'y'; 200]));
+    mend(&mut bytes);
+    let mut recording = Recording::open("test", bytes.as_slice()).unwrap();
+    let (mut batch, mut counts) = (Batch::default(), Vec::new());
+    while let Some(block) = recording.next_block().unwrap() {
+        recording.open_block(&block).unwrap();
+        while recording.block_rows(&mut batch).unwrap() {
+            counts.push(batch.len());
+        }
+    }
+    assert_eq!((counts, recording.report().bad), (vec![1], 1));
+}
+
 /// A block's checksum is made right again, so that what is behind it is reached.
 fn mend(bytes: &mut [u8]) {
     let starts: Vec<usize> = bytes
@@ -216,6 +282,7 @@ fn harmful_bytes_do_no_harm() {
         if random.bool() {
             mend(&mut bytes);
         }
+        fuzz_recording(&[&[random.u8(..)], &bytes[..]].concat());
         match read_all(&bytes, TimeUnit::default(), &[true; 8]) {
             Ok((rows, _)) => {
                 assert!(rows.iter().all(|(time, row)| *time >= 0 && row.len() == 8));

@@ -100,7 +100,7 @@ struct Remark {
     message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     help: Option<String>,
-    /// With the place in the script.
+    /// All of it, with the place in the script.
     #[serde(skip)]
     text: String,
 }
@@ -116,9 +116,7 @@ impl Explained {
     fn new(text: &str, script: &Script, query: &PlannedQuery) -> Self {
         let (plan, catalog) = (&query.plan, script.catalog());
         let schema: &StreamSchema = script.schema();
-        // The stream that a script declares itself comes last.
-        let source = catalog.streams.len() - 1;
-        let used = prune(&mut [plan.clone()], catalog).into_iter().nth(source);
+        let used = prune(&mut [plan.clone()], catalog).into_iter().nth(script.source());
         let reads = used.into_iter().flatten();
         let remarks = |all: &[Diagnostic]| all.iter().map(|one| Remark::new(text, one)).collect();
         Self {
@@ -163,7 +161,7 @@ impl Remark {
         Self {
             message: diagnostic.message.clone(),
             help: diagnostic.help.clone(),
-            text: place::describe(script, diagnostic),
+            text: place::remark(script, diagnostic),
         }
     }
 
@@ -171,9 +169,6 @@ impl Remark {
         let mut text = String::new();
         for line in self.text.lines() {
             text += &format!("  {line}\n");
-        }
-        if let Some(help) = &self.help {
-            text += &format!("  → {help}\n");
         }
         text
     }

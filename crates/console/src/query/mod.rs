@@ -6,7 +6,7 @@ mod split;
 
 use std::{
     fs,
-    io::{self, BufWriter},
+    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -191,16 +191,13 @@ fn script(file: Option<&Path>, text: Option<&str>) -> Outcome<String> {
 }
 
 impl QueryOptions {
-    fn request(&self) -> Outcome<ReplayRequest> {
-        let Some(file) = self.replay.clone() else {
-            return Err(Failure::usage("no file is named"));
-        };
+    fn request(&self, file: &Path) -> Outcome<ReplayRequest> {
         let script = script(self.file.as_deref(), self.text.as_deref())?;
         Ok(ReplayRequest {
             script,
             parameters: self.parameters.clone(),
             stream_compatible: self.stream_compat,
-            file,
+            file: file.to_owned(),
             read: self.reading.options(self.stream_compat),
             lateness_ns: self.reading.lateness_ns(),
         })
@@ -226,7 +223,7 @@ fn live(options: &QueryOptions) -> Outcome {
     let script = Script::prepare(&text, &options.parameters, parse)
         .map_err(|error| failure(&text, error))?;
     for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
-        eprintln!("{}", remark.render("query", &text, false));
+        eprintln!("{}", place::remark(&text, remark));
     }
     let client = options.control.client();
     let stream = open_event_stream(&client, &options.disks, Some(PULSE))?;
@@ -239,41 +236,45 @@ fn live(options: &QueryOptions) -> Outcome {
     let mut printer = Printer::new(BufWriter::new(io::stdout().lock()), form);
     let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
     let mut goes_on = || end.is_none_or(|end| Instant::now() < end);
-    let summary = script.run_live(&mut reader, &mut printer, &mut goes_on);
-    let finished = printer.finish().map(drop).map_err(QueryError::Write);
-    match summary.and_then(|summary| finished.map(|()| summary)) {
-        Ok(summary) => tell(&summary),
-        // A reader who has left is no failure.
-        Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        Err(error) => return Err(failure(&text, error)),
-    }
-    Ok(())
+    let lateness_ns = options.reading.lateness_ns().unwrap_or(0);
+    let summary = script.run_live(&mut reader, lateness_ns, &mut printer, &mut goes_on);
+    finish(printer, &text, summary)
 }
 
-/// Carries out the command.
-pub fn run(options: &QueryOptions) -> Outcome {
-    if options.list {
-        return list::list(&options.control.client(), options.json);
-    }
-    if options.replay.is_none() {
-        return live(options);
-    }
-    let request = options.request()?;
+/// Answers queries about events in a file.
+fn recorded(options: &QueryOptions, file: &Path) -> Outcome {
+    let request = options.request(file)?;
     let out = BufWriter::new(io::stdout().lock());
     let form = PrinterOptions { form: options.form(), deltas: options.deltas };
     let mut printer = Printer::new(out, form);
     let summary = replay(&request, &mut printer);
-    // What was found before an error is printed too.
+    finish(printer, &request.script, summary)
+}
+
+/// Carries out the command.
+pub fn run(options: &QueryOptions) -> Outcome {
+    match &options.replay {
+        _ if options.list => list::list(&options.control.client(), options.json),
+        Some(file) => recorded(options, file),
+        None => live(options),
+    }
+}
+
+/// Prints what is left, also where an error ended the queries, and says how it went.
+fn finish<W: Write>(
+    printer: Printer<W>,
+    script: &str,
+    summary: Result<ReplaySummary, QueryError>,
+) -> Outcome {
     let finished = printer.finish().map(drop).map_err(QueryError::Write);
-    let outcome = summary.and_then(|summary| finished.map(|()| summary));
-    match outcome {
+    match summary.and_then(|summary| finished.map(|()| summary)) {
         Ok(summary) => {
             tell(&summary);
             Ok(())
         }
         // A reader who has left is no failure.
         Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(error) => Err(failure(&request.script, error)),
+        Err(error) => Err(failure(script, error)),
     }
 }
 
@@ -300,12 +301,7 @@ fn failure(script: &str, error: QueryError) -> Failure {
     match error {
         QueryError::Script(diagnostics) => place::failure(script, &diagnostics),
         QueryError::Request(what) => Failure::usage(what),
-        QueryError::Read(error) => {
-            let failure = Failure::new(error.to_string());
-            error
-                .help()
-                .map_or_else(|| Failure::new(error.to_string()), |help| failure.advise(help))
-        }
+        QueryError::Read(error) => error.into(),
         QueryError::Write(error) => {
             Failure::new(format!("cannot write the result: {}", reason(&error)))
         }

@@ -1,6 +1,7 @@
 //! Names: which columns a place sees.
 
 use crate::ast::Identifier;
+use crate::likeness::distance;
 use crate::span::{Diagnostic, Span};
 use crate::value::Type;
 
@@ -210,37 +211,5 @@ pub(super) fn suggest<'a>(
     match best {
         Some((_, candidate)) => diagnostic.help(format!("did you mean `{candidate}`?")),
         None => diagnostic,
-    }
-}
-
-/// How many letters must be changed, added or left out; case does not count.
-fn distance(left: &str, right: &str) -> usize {
-    const LONGEST: usize = 64;
-    let letters = |text: &str| -> Vec<char> {
-        text.chars().take(LONGEST).map(|letter| letter.to_ascii_lowercase()).collect()
-    };
-    let (left, right) = (letters(left), letters(right));
-    let mut row: Vec<usize> = (0..=right.len()).collect();
-    for (at, letter) in left.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = at + 1;
-        for (to, other) in right.iter().enumerate() {
-            let substituted = diagonal + usize::from(letter != other);
-            diagonal = row[to + 1];
-            row[to + 1] = substituted.min(row[to] + 1).min(diagonal + 1);
-        }
-    }
-    row[right.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::distance;
-
-    #[test]
-    fn distances() {
-        assert_eq!(distance("I0stream", "IOStream"), 1);
-        assert_eq!(distance("", "abc"), 3);
-        assert_eq!(distance("kitten", "sitting"), 3);
     }
 }

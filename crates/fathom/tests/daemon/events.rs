@@ -180,3 +180,26 @@ fn record_ends_in_order_when_it_is_told_to() {
     assert!(exported(&daemon, &std::fs::read(daemon.path("b.rec")).unwrap()).is_empty());
     daemon.end();
 }
+
+#[test]
+fn a_recording_that_the_daemon_breaks_off_is_told() {
+    let daemon = Daemon::start(TWO);
+    let child = command(&daemon.path(""))
+        .args(["record", "a", "-o", "a.rec", "--control", "control.sock"])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    daemon.until("something is recorded", || {
+        nbd.write(0, &[1; 512]);
+        std::fs::metadata(daemon.path("a.rec")).is_ok_and(|file| file.len() > 0)
+    });
+    daemon.signal(libc::SIGKILL);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("error: the events are cut off"), "{said}");
+    // What came before is there, in order.
+    let lines = exported(&daemon, &std::fs::read(daemon.path("a.rec")).unwrap());
+    assert!(lines.iter().any(|line| field(line, 2) == "w"), "{lines:?}");
+}

@@ -6,6 +6,7 @@ mod events;
 mod nbd;
 mod process;
 mod queries;
+mod query;
 mod reload;
 mod stop;
 mod usage;

@@ -8,6 +8,8 @@ use fathom_cql::Value;
 
 /// The most texts that are remembered.
 const TEXTS: usize = 64 << 10;
+/// The most bytes that these have together.
+const BYTES: usize = 32 << 20;
 /// The latest of them are found without a lookup.
 const RECENT: usize = 1 << 10;
 
@@ -18,6 +20,8 @@ const RECENT: usize = 1 << 10;
 pub struct Texts {
     recent: Vec<Option<Arc<str>>>,
     table: HashSet<Arc<str>>,
+    /// How long the texts of the table are together.
+    bytes: usize,
     // The key of the cheap hash.
     seed: u64,
 }
@@ -26,7 +30,7 @@ impl Texts {
     /// No texts.
     pub fn new() -> Self {
         let seed = RandomState::new().hash_one(0_u8) | 1;
-        Self { recent: vec![None; RECENT], table: HashSet::new(), seed }
+        Self { recent: vec![None; RECENT], table: HashSet::new(), bytes: 0, seed }
     }
 
     /// The value of a text. What is no UTF-8 in it is replaced.
@@ -43,10 +47,12 @@ impl Texts {
         let text = if let Some(text) = self.table.get(text.as_ref()) {
             Arc::clone(text)
         } else {
-            if self.table.len() >= TEXTS {
+            if self.table.len() >= TEXTS || self.bytes + text.len() > BYTES {
                 // Those in use live on; the rest is likely gone for good.
                 self.table.clear();
+                self.bytes = 0;
             }
+            self.bytes += text.len();
             let text: Arc<str> = text.into();
             self.table.insert(Arc::clone(&text));
             text
@@ -92,5 +98,10 @@ mod tests {
             assert!(texts.table.len() <= TEXTS);
         }
         assert_eq!(texts.value(b"0"), Value::text("0"));
+        for number in 0..100_u8 {
+            texts.value(&vec![b'a' + number % 8; (1 << 20) + usize::from(number)]);
+            let bytes: usize = texts.table.iter().map(|text| text.len()).sum();
+            assert!(bytes <= BYTES && bytes == texts.bytes, "{bytes}");
+        }
     }
 }

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use fathom_cql::{Type, Value};
 
-use super::TEXTS_MAX;
 use super::bytes::{Input, Wrong, unzigzag};
 use super::column::Encoding;
 use super::header::Header;
+use super::{TEXT_MAX, TEXTS_MAX};
 use crate::columns::Column as Values;
 use crate::read::{Batch, LAST_TIME_NS, Texts};
 
@@ -108,7 +108,7 @@ impl Rows {
         self.left
     }
 
-    /// Moves at most `most` rows into a batch.
+    /// Moves at most `most` rows into a batch, or none where something is wrong.
     pub fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), Wrong> {
         let count = most.min(self.left);
         let start = batch.len();
@@ -141,6 +141,14 @@ impl Rows {
         }
         Ok(())
     }
+}
+
+/// The value of a text.
+fn known(bytes: &[u8], texts: &mut Texts) -> Result<Value, Wrong> {
+    if bytes.len() > TEXT_MAX {
+        return Err(Wrong("a text is too long"));
+    }
+    Ok(texts.value(bytes))
 }
 
 impl Cursor {
@@ -184,7 +192,7 @@ impl Column {
             Encoding::Times => return Err(Wrong("a column that cannot be times")),
             Encoding::Constant => {
                 self.constant = if self.kind == Type::Text {
-                    texts.value(&payload[self.data.at..self.data.end])
+                    known(&payload[self.data.at..self.data.end], texts)?
                 } else {
                     self.value(payload)?
                 };
@@ -202,7 +210,7 @@ impl Column {
                     for _ in 0..count {
                         let length = self.data.number(payload)? as usize;
                         let text = self.data.bytes(payload, length)?;
-                        self.texts.push(texts.value(&payload[text]));
+                        self.texts.push(known(&payload[text], texts)?);
                     }
                 }
             }

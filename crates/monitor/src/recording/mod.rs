@@ -11,11 +11,14 @@ mod checksum;
 mod column;
 mod decode;
 mod encode;
+mod fuzz;
 mod header;
 mod reader;
 mod write;
 
 pub use encode::{BlockBuilder, Cell};
+#[doc(hidden)]
+pub use fuzz::fuzz_recording;
 pub use header::{Clock, Header, RecordedColumn};
 pub use reader::{Block, Item, Recording, RowReader};
 pub use write::{BlockLimits, RecordingSummary, Writer, dropped_block, end_block, moment_block};
@@ -41,7 +44,7 @@ const HEADER: usize = 32;
 const SCHEMA_MAX: usize = 1 << 16;
 /// The most different texts of a block.
 const TEXTS_MAX: usize = 1 << 20;
-/// The longest text; of a longer one the beginning is kept.
+/// The most bytes of a text; of a longer one the beginning is kept.
 const TEXT_MAX: usize = 8 << 10;
 /// A block is closed when it has so many bytes, so that one row more never makes it too long.
 const BLOCK_FULL: usize = BLOCK_MAX / 4;

@@ -321,10 +321,6 @@ impl<R: Read> Recording<R> {
     /// # Errors
     /// When too many blocks are damaged.
     pub fn block_rows(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
-        if self.rows.is_none() {
-            batch.clear();
-            return Ok(false);
-        }
         batch.clear();
         let Some(rows) = &mut self.rows else { return Ok(false) };
         let done = rows.read(BATCH_ROWS, batch);
@@ -334,7 +330,8 @@ impl<R: Read> Recording<R> {
         if let Err(wrong) = done {
             self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))?;
         }
-        self.tally.batch(batch)
+        self.tally.report.events += batch.len() as u64;
+        Ok(!batch.is_empty())
     }
 
     fn note(&mut self, item: &Item) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fathom_block::{ErrorKind, Kind};
-use fathom_insight::{Name, Names};
+use fathom_insight::{Confidence, Name, Names, Source};
 use fathom_layers::tap::{Event, Labels};
 use fathom_monitor::recording::{BlockBuilder, Cell};
 
@@ -68,8 +68,8 @@ impl Texts {
             kinds: list(Kind::ALL.into_iter().skip(1).map(Kind::name)),
             errors: list(ErrorKind::ALL.into_iter().map(ErrorKind::name)),
             hits: list(["miss", "hit", "part"]),
-            sources: list(["flags", "page", "bio", "calls", "application"]),
-            confidences: list(["likely", "sure"]),
+            sources: list(Source::ALL.into_iter().skip(1).map(Source::name)),
+            confidences: list(Confidence::ALL.into_iter().skip(1).map(Confidence::name)),
         }
     }
 
@@ -146,15 +146,14 @@ impl Texts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fathom_insight::{Confidence, Source};
 
     #[test]
     fn lists_are_those_of_the_numbers() {
         let texts = Texts::new(Arc::default());
-        for source in [Source::Flags, Source::Bio, Source::Application] {
+        for source in Source::ALL.into_iter().skip(1) {
             assert_eq!(&*texts.sources[source as usize - 1], source.name());
         }
-        for confidence in [Confidence::Likely, Confidence::Sure] {
+        for confidence in Confidence::ALL.into_iter().skip(1) {
             assert_eq!(&*texts.confidences[confidence as usize - 1], confidence.name());
         }
         assert_eq!(&*texts.kinds[Kind::Journal as usize - 1], Kind::Journal.name());

@@ -1,0 +1,204 @@
+//! Live queries: `fathom query` over the events of a daemon's disks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use fathom_console::load::{LoadOptions, load};
+use fathom_control::DiskStatistics;
+
+use crate::nbd::Nbd;
+use crate::process::{Daemon, PATIENCE, command};
+
+/// A disk under load, slow enough that no ring runs over, and one beside it.
+const TWO: &str = "[[disk]]\nname = \"a\"\nvm = \"web\"\nmemory = \"1M\"\n\
+                   layers = [{ kind = \"delay\", time = \"1ms\" }]\n\
+                   vhost_user = { socket = \"a.sock\" }\n\
+                   [[disk]]\nname = \"b\"\nmemory = \"1M\"\n\
+                   [[nbd]]\naddress = \"unix:nbd.sock\"\n";
+
+/// A query that runs: what it prints goes to a file.
+struct Query<'a> {
+    daemon: &'a Daemon,
+    child: Child,
+    output: String,
+}
+
+impl<'a> Query<'a> {
+    fn start(daemon: &'a Daemon, name: &str, arguments: &[&str]) -> Self {
+        let output = format!("{name}.out");
+        let child = command(&daemon.path(""))
+            .args(["query", "--control", "control.sock"])
+            .args(arguments)
+            .stdout(File::create(daemon.path(&output)).unwrap())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self { daemon, child, output }
+    }
+
+    fn printed(&self) -> String {
+        std::fs::read_to_string(self.daemon.path(&self.output)).unwrap()
+    }
+
+    /// Waits for the end: how it ended, what it printed and what it said.
+    fn end(mut self) -> (ExitStatus, String, String) {
+        let begun = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < PATIENCE, "the query does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.child.wait().unwrap(), self.printed(), said)
+    }
+}
+
+impl Drop for Query<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Writes to disk `b` until each query has printed something: from then on none misses anything.
+fn wait_until_all_listen(daemon: &Daemon, queries: &[&Query<'_>]) {
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    daemon.until("the queries listen", || {
+        nbd.write(0, &[1; 512]);
+        queries.iter().all(|query| !query.printed().is_empty())
+    });
+}
+
+/// By the letter of the operation: requests and sectors.
+type Counts = BTreeMap<String, (u64, u64)>;
+
+/// What the daemon itself has counted, flushes apart.
+fn counted(disk: &DiskStatistics) -> Counts {
+    let letter = |operation: &str| match operation {
+        "write-zeroes" => "z".to_owned(),
+        "extents" => "x".to_owned(),
+        other => other[..1].to_owned(),
+    };
+    let of = disk.operations.iter().filter(|of| of.operation != "flush");
+    of.map(|of| (letter(&of.operation), (of.count, of.bytes / 512))).collect()
+}
+
+/// What changes of a relation that were printed as CSV come to, for disk `a`.
+fn held(text: &str) -> Counts {
+    let mut held = Counts::new();
+    for line in text.lines().skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let [_, sign, disk, operation, requests, sectors] = fields[..] else { panic!("{line}") };
+        if disk == "a" && sign == "+" {
+            let row = (requests.parse().unwrap(), sectors.parse().unwrap());
+            held.insert(operation.to_owned(), row);
+        }
+    }
+    held
+}
+
+#[test]
+fn a_query_counts_what_the_tap_counts() {
+    let daemon = Daemon::start(TWO);
+    // Disks are flushed when they go, which is no request of a client's.
+    let grouped = "select VDisk, IOOp, count(*) as requests, sum(Size) as sectors \
+                   from IOstream where Type = 'R' and IOOp <> 'f' group by VDisk, IOOp";
+    // On a busy host a queue's thread may stand still before it hands on what it has seen.
+    let patient = ["--limit-lateness", "1s"];
+    let both = [&["--disk", "a", "--disk", "b"], &patient[..]].concat();
+    let csv = Query::start(&daemon, "csv", &[&[grouped, "--csv"], &both[..]].concat());
+    let rows = "select VDisk, IOOp, ReqId, Size from IOstream where Type = 'R' and IOOp <> 'f'";
+    let json = Query::start(&daemon, "json", &[&[rows, "--json"], &patient[..]].concat());
+    let requests = "select VDisk, IOOp, ReqId, Size from IOstream where Type = 'Q' and IOOp <> 'f'";
+    let asked = Query::start(&daemon, "asked", &[&[requests, "--csv"], &both[..]].concat());
+    wait_until_all_listen(&daemon, &[&csv, &json, &asked]);
+
+    let mut options = LoadOptions::new(daemon.path("a.sock"));
+    (options.read_percent, options.depth) = (60, 4);
+    (options.warmup, options.duration) = (Duration::ZERO, Duration::from_millis(400));
+    let report = load(&options).unwrap();
+
+    let client = daemon.client();
+    let statistics = client.statistics().unwrap();
+    let metrics = client.metrics().unwrap();
+    let expected = counted(statistics.disks.iter().find(|disk| disk.name == "a").unwrap());
+    let done = report.reads.requests + report.writes.requests;
+    assert!(expected["r"].0 > 20 && expected["w"].0 > 20, "{expected:?}");
+    assert!(expected["r"].0 + expected["w"].0 >= done, "{expected:?} {done}");
+    // A query about disks that are gone ends, with all that happened.
+    client.remove_disk("a").unwrap();
+    client.remove_disk("b").unwrap();
+    let (status, printed, said) = csv.end();
+    assert!(status.success(), "{said}");
+    assert!(said.starts_with("line 1, column ") && !said.contains("missing"), "{said}");
+    assert!(printed.starts_with("@ts,@sign,VDisk,IOOp,requests,sectors\n"), "{printed}");
+    assert_eq!(held(&printed), expected);
+    for (letter, operation) in [("r", "read"), ("w", "write")] {
+        let name = "fathom_disk_request_seconds_count";
+        let count = expected[letter].0;
+        let line = format!("{name}{{disk=\"a\",vm=\"web\",operation=\"{operation}\"}} {count}\n");
+        assert!(metrics.contains(&line), "{line}{metrics}");
+    }
+    let (status, printed, said) = asked.end();
+    assert!(status.success() && said.is_empty(), "{said}");
+    let of_a: Vec<&str> = printed.lines().filter(|line| line.starts_with("a,")).collect();
+    assert_eq!(of_a.len() as u64, expected.values().map(|(requests, _)| requests).sum::<u64>());
+    let different: BTreeSet<&str> = of_a.iter().copied().collect();
+    assert_eq!(different.len(), of_a.len(), "a request is told twice");
+
+    // One about all disks ends with the daemon.
+    daemon.signal(libc::SIGTERM);
+    let (status, printed, said) = json.end();
+    assert!(status.success() && said.is_empty(), "{said}");
+    let mut told = Counts::new();
+    for line in printed.lines() {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        if row["VDisk"] == "a" {
+            let of = told.entry(row["IOOp"].as_str().unwrap().to_owned()).or_default();
+            *of = (of.0 + 1, of.1 + row["Size"].as_u64().unwrap());
+        }
+    }
+    assert_eq!(told, expected);
+    assert_eq!(daemon.wait().0.code(), Some(0));
+}
+
+#[test]
+fn a_daemon_that_is_killed_fails_the_query() {
+    let daemon = Daemon::start(TWO);
+    let query = Query::start(&daemon, "x", &["select VDisk, Size from IOstream", "--csv"]);
+    wait_until_all_listen(&daemon, &[&query]);
+    daemon.signal(libc::SIGKILL);
+    let (status, printed, said) = query.end();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(printed.starts_with("VDisk,Size\nb,"), "{printed}");
+    assert!(said.starts_with("error: ") && said.contains("cut off"), "{said}");
+}
+
+#[test]
+fn a_query_ends_in_time_and_says_what_is_wrong() {
+    let daemon = Daemon::start(TWO);
+    let query = |arguments: &[&str]| {
+        let (status, printed, said) = Query::start(&daemon, "x", arguments).end();
+        (status.code().unwrap(), printed, said)
+    };
+    let (status, printed, said) = query(&["select * from IOstream", "--disk", "c"]);
+    assert_eq!((status, printed.as_str()), (1, ""), "{said}");
+    assert!(said.starts_with("error: ") && said.contains("\"c\""), "{said}");
+    // Nothing happens, so a relation of groups stays empty.
+    let idle = "select count(*) as n from IOstream where VDisk = 'a'";
+    for form in [&["--json"][..], &["--csv"], &[]] {
+        let (status, printed, said) =
+            query(&[&[idle, "--disk", "a", "--for", "100ms"], form].concat());
+        assert_eq!((status, said.as_str()), (0, ""));
+        assert!(!printed.contains('1'), "{printed}");
+    }
+    // What grows without bound is told, with the place.
+    let growing = "select Path, count(*) from IOstream group by Path";
+    let (status, _, said) = query(&[growing, "--disk", "a", "--for", "100ms"]);
+    assert_eq!(status, 0, "{said}");
+    assert!(said.starts_with("line 1, column ") && said.contains("^^^^\n→ "), "{said}");
+    daemon.end();
+}

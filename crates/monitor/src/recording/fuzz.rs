@@ -1,0 +1,112 @@
+//! The entry for fuzzing: any bytes, as a recording.
+
+use std::io::Cursor;
+
+use fathom_cql::{Row, Value};
+
+use super::checksum::Sum;
+use super::{BlockLimits, HEAD, HEADER, MAGIC, Recording, RowReader, TEXT_MAX, Writer};
+use crate::fuzz::drain;
+use crate::io_stream;
+use crate::read::{Batch, ReadError, ReadOptions, TimeUnit};
+
+/// So many values are compared: a few bytes may stand for millions.
+const VALUES: usize = 1 << 18;
+
+/// Instants and what came then.
+type Rows = Vec<(i64, Row)>;
+
+/// Has the bytes of a fuzzer read as a recording, in each way that there is, and panics when a
+/// reader breaks a promise. Where the first byte is even, checksums are set right before: a fuzzer
+/// finds none.
+pub fn fuzz_recording(data: &[u8]) {
+    let Some((how, data)) = data.split_first() else { return };
+    let mut bytes = data.to_vec();
+    if how & 1 == 0 {
+        set_checksums(&mut bytes);
+    }
+    let schema = io_stream();
+    for time_unit in [TimeUnit::Nanoseconds, TimeUnit::Seconds] {
+        let options = ReadOptions { time_unit, ..ReadOptions::default() };
+        // All columns, or as few as a query wants.
+        let all = how & 2 == 0;
+        let wanted: Vec<bool> = (0..schema.columns.len()).map(|at| all || at % 8 == 1).collect();
+        let kinds = schema.columns.iter().zip(&wanted).filter(|(_, wanted)| **wanted);
+        let kinds: Vec<_> = kinds.map(|(column, _)| column.kind).collect();
+        if let Ok(mut reader) =
+            RowReader::new("fuzz", Cursor::new(&bytes), &schema, &wanted, &options)
+        {
+            let _ = drain(&mut reader, &kinds);
+        }
+    }
+    let Ok(items) = by_items(&bytes) else { return };
+    let blocks = by_blocks(&bytes);
+    assert!(blocks.is_ok_and(|blocks| blocks == items), "two ways to read differ");
+    let long = |value: &Value| matches!(value, Value::Text(text) if text.len() > TEXT_MAX);
+    if !items.iter().flat_map(|(_, row)| row).any(long) {
+        let again = written_again(&bytes, &items);
+        assert!(by_items(&again).is_ok_and(|read| read == items), "rows do not come back");
+    }
+}
+
+/// Sets the checksums of the header and of the blocks, as far as their lengths make sense.
+fn set_checksums(bytes: &mut [u8]) {
+    let number = |bytes: &[u8], at: usize| -> Option<usize> {
+        Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize)
+    };
+    if !bytes.starts_with(&MAGIC) {
+        return;
+    }
+    // Where the fixed part ends, and how long what follows is.
+    let (mut at, mut fixed, mut length_at) = (0, HEADER, 12);
+    while let Some(length) = number(bytes, at + length_at) {
+        let (behind, end) = (at + fixed, (at + fixed).saturating_add(length));
+        if end > bytes.len() {
+            return;
+        }
+        let sum = Sum::new().add(&bytes[at..behind - 4]).add(&bytes[behind..end]).value();
+        bytes[behind - 4..behind].copy_from_slice(&sum.to_le_bytes());
+        (at, fixed, length_at) = (end, HEAD, 8);
+    }
+}
+
+/// The first rows, one item after the other.
+fn by_items(bytes: &[u8]) -> Result<Rows, ReadError> {
+    let mut recording = Recording::open("fuzz", bytes)?;
+    let most = VALUES / recording.header().columns.len().max(1);
+    let (mut rows, mut batch) = (Rows::new(), Batch::default());
+    while rows.len() < most && recording.next_item(&mut batch)?.is_some() {
+        rows.extend(batch.times_ns.iter().copied().zip(batch.rows()));
+        assert_eq!(recording.report().events, rows.len() as u64);
+    }
+    Ok(rows)
+}
+
+/// The same by blocks that are opened.
+fn by_blocks(bytes: &[u8]) -> Result<Rows, ReadError> {
+    let mut recording = Recording::open("fuzz", bytes)?;
+    let most = VALUES / recording.header().columns.len().max(1);
+    let (mut rows, mut batch) = (Rows::new(), Batch::default());
+    while let Some(block) = recording.next_block()? {
+        recording.open_block(&block)?;
+        while rows.len() < most && recording.block_rows(&mut batch)? {
+            rows.extend(batch.times_ns.iter().copied().zip(batch.rows()));
+            assert_eq!(recording.report().events, rows.len() as u64);
+        }
+        if rows.len() >= most {
+            break;
+        }
+    }
+    Ok(rows)
+}
+
+/// A recording of the same rows.
+fn written_again(bytes: &[u8], rows: &Rows) -> Vec<u8> {
+    let recording = Recording::open("fuzz", bytes).expect("it was read");
+    let limits = BlockLimits { rows: 100, ..BlockLimits::default() };
+    let mut writer = Writer::new(Vec::new(), recording.header(), limits).expect("a header");
+    for (time_ns, row) in rows {
+        writer.append_row(*time_ns, row).expect("memory has room");
+    }
+    writer.finish().expect("memory has room").0
+}

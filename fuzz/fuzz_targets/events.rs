@@ -1,0 +1,4 @@
+//! Any bytes, as a file of events: CSV, blkparse, a trace of CloudPhysics or Tencent, packed or not.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fathom_monitor::fuzz_events(data));
