@@ -213,7 +213,7 @@ impl QueryOptions {
 }
 
 /// How often the daemon says up to which instant it has told everything.
-const PULSE: Duration = Duration::from_millis(20);
+const PULSE: Duration = Duration::from_millis(10);
 
 /// Answers queries about the daemon's disks as events come. A relation's changes are printed, as it
 /// has no end.

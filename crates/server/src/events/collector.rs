@@ -23,6 +23,9 @@ const MUCH: usize = 256;
 /// A block is given away when it has so many events, or is so old.
 const BLOCK_EVENTS: usize = 8192;
 const BLOCK_AGE: Duration = Duration::from_millis(10);
+/// So long after its instant an event is in its ring, in nanoseconds, unless the thread that puts
+/// it there is kept waiting for longer.
+const SETTLED_NS: i64 = 20_000_000;
 /// How often it is looked which disks there are.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -93,14 +96,15 @@ impl Collector {
                 finish(&mut events.state());
                 return;
             }
-            // What was queued before the round before this one is here.
+            // What was put into a ring before the round before this one is here.
             let pulse = listeners.iter().filter_map(|listener| listener.wish.pulse).min();
             if pulse.is_some_and(|pulse| pulsed.elapsed() >= pulse) && before_ns > 0 {
                 pulsed = Instant::now();
                 self.flush(&listeners);
-                let moment = Bytes::from(moment_block(before_ns));
+                let settled_ns = before_ns - SETTLED_NS;
+                let moment = Bytes::from(moment_block(settled_ns));
                 for listener in listeners.iter().filter(|listener| listener.wish.pulse.is_some()) {
-                    listener.offer_moment(&moment, before_ns);
+                    listener.offer_moment(&moment, settled_ns);
                 }
             }
             before_ns = now_ns;
