@@ -127,6 +127,20 @@ impl Column {
         }
     }
 
+    /// Puts a value in place of another.
+    #[inline]
+    pub(crate) fn read(&self, row: usize, place: &mut Value) {
+        match (self, place) {
+            (Self::Nulls(_), place) => *place = Value::Null,
+            (Self::Integers(integers), place) => *place = Value::Integer(integers[row]),
+            (Self::Values(values), place) => match (&values[row], place) {
+                // Often it is the same text again.
+                (Value::Text(text), Value::Text(there)) if Arc::ptr_eq(text, there) => {}
+                (value, place) => *place = value.clone(),
+            },
+        }
+    }
+
     /// The values of some rows.
     pub(crate) fn gather(&self, rows: &[u32]) -> Self {
         match self {

@@ -107,7 +107,8 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
                 self.binary(left, right, "join", join, Join::epoch)
             }
             Node::Groups { input, keys, aggregates } => {
-                let groups = Groups::new(*keys, aggregates.clone());
+                let is_range = matches!(**input, Node::Range { .. });
+                let groups = Groups::new(*keys, aggregates.clone(), is_range);
                 self.unary(input, "groups", groups, |groups, epoch| groups.epoch(&epoch.runs))
             }
             Node::Distinct(input) => {

@@ -1,5 +1,6 @@
 //! Groups and their aggregates, kept up to date row by row.
 
+use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher};
 use std::rc::Rc;
 
@@ -26,6 +27,15 @@ struct Group {
     touched: bool,
 }
 
+/// The groups of the rows of some columns.
+#[derive(Debug)]
+struct Known {
+    columns: Rc<Vec<Rc<Column>>>,
+    /// The first row, and the groups of it and those behind it.
+    first: usize,
+    places: Vec<u32>,
+}
+
 /// The groups of a relation whose first columns are the keys, and whose others are the arguments
 /// of the aggregates that have one.
 #[derive(Debug)]
@@ -40,6 +50,11 @@ pub(super) struct Groups {
     all: Vec<Group>,
     /// Places in `all` that are free.
     free: Vec<u32>,
+    /// The groups of the rows of columns that are in a window: they leave with the same columns,
+    /// and until then their groups are there.
+    known: VecDeque<Known>,
+    /// Whether rows leave as the same columns with which they came.
+    remembers: bool,
     /// What is used again and again: the groups of each row, of each run.
     places: Vec<Vec<u32>>,
     changes: Vec<Change>,
@@ -49,7 +64,9 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    pub(super) fn new(keys: usize, aggregates: Vec<Aggregate>) -> Self {
+    /// `remembers` is whether the relation is a window by time: its rows leave as the same columns
+    /// with which they came.
+    pub(super) fn new(keys: usize, aggregates: Vec<Aggregate>, remembers: bool) -> Self {
         let mut next = keys;
         let arguments = aggregates.iter().map(|aggregate| {
             aggregate.argument.as_ref().map(|_| {
@@ -65,6 +82,8 @@ impl Groups {
             table: HashTable::new(),
             all: Vec::new(),
             free: Vec::new(),
+            known: VecDeque::new(),
+            remembers,
             places: Vec::new(),
             changes: Vec::new(),
             touched: Vec::new(),
@@ -82,7 +101,10 @@ impl Groups {
         for (number, run) in runs.iter().enumerate() {
             let mut places = std::mem::take(&mut self.places[number]);
             places.clear();
-            self.find(run, &mut places);
+            if !self.remembered(run, &mut places) {
+                self.find(run, &mut places);
+                self.remember(run, &places);
+            }
             self.places[number] = places;
         }
         let mut changes = std::mem::take(&mut self.changes);
@@ -100,6 +122,47 @@ impl Groups {
         self.changes = changes;
         self.remove_empty(runs.len());
         self.builder.take().into_iter().collect()
+    }
+
+    /// Finds the groups of rows that leave as those with which they came.
+    fn remembered(&mut self, run: &Run, places: &mut Vec<u32>) -> bool {
+        let rows = run.rows();
+        if !self.remembers || rows.is_empty() || run.count(rows.start) >= 0 {
+            return false;
+        }
+        let is = |known: &Known| Rc::ptr_eq(&known.columns, run.columns());
+        // Mostly the oldest.
+        let Some(at) = self.known.iter().position(is) else { return false };
+        let known = &self.known[at];
+        let end = known.first + known.places.len();
+        if rows.start < known.first || rows.end > end {
+            return false;
+        }
+        places.extend(&known.places[rows.start - known.first..rows.end - known.first]);
+        if rows.end == end {
+            self.known.remove(at);
+        }
+        true
+    }
+
+    /// Remembers the groups of rows that come.
+    fn remember(&mut self, run: &Run, places: &[u32]) {
+        let rows = run.rows();
+        if !self.remembers || rows.is_empty() || run.count(rows.start) <= 0 {
+            return;
+        }
+        match self.known.back_mut() {
+            Some(known)
+                if Rc::ptr_eq(&known.columns, run.columns())
+                    && known.first + known.places.len() == rows.start =>
+            {
+                known.places.extend(places);
+            }
+            _ => {
+                let (columns, places) = (Rc::clone(run.columns()), places.to_vec());
+                self.known.push_back(Known { columns, first: rows.start, places });
+            }
+        }
     }
 
     /// Finds the group of each row; one that is new has no rows yet.

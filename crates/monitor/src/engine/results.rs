@@ -58,12 +58,17 @@ impl Teller {
                 let ((left, left_row), (right, right_row)) = (of(left), of(right));
                 left.compare(left_row, right, right_row)
             };
+            // Equal rows are compared with each other while they are sorted.
+            let mut any_equal = false;
             if instant.len() > 1 {
-                instant.sort_by(compare);
+                instant.sort_by(|left, right| {
+                    let order = compare(left, right);
+                    any_equal |= order.is_eq();
+                    order
+                });
             }
-            for same in instant.chunk_by(|one, next| compare(one, next).is_eq()) {
-                let count = same.iter().map(of).map(|(run, row)| run.count(row));
-                let count: i64 = count.sum();
+            for same in instant.chunk_by(|one, next| any_equal && compare(one, next).is_eq()) {
+                let count: i64 = same.iter().map(of).map(|(run, row)| run.count(row)).sum();
                 if count != 0 {
                     let (run, at) = of(&same[0]);
                     run.read(at, row);

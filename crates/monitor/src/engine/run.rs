@@ -116,8 +116,10 @@ impl Run {
 
     /// Puts the values of a row into `values`.
     pub(super) fn read(&self, row: usize, values: &mut Vec<Value>) {
-        values.clear();
-        values.extend(self.columns.iter().map(|column| column.value(row)));
+        values.resize_with(self.columns.len(), || Value::Null);
+        for (column, place) in self.columns.iter().zip(values) {
+            column.read(row, place);
+        }
     }
 
     /// The order of two rows by their values.
