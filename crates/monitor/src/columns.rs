@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use fathom_cql::Value;
@@ -15,6 +16,8 @@ pub enum Column {
     Integers(Vec<i64>),
     /// Any values.
     Values(Vec<Value>),
+    /// Values of another column, by their rows there: few that are there often.
+    Indexed(Rc<Column>, Rc<Vec<u32>>),
 }
 
 impl Default for Column {
@@ -30,6 +33,7 @@ impl Column {
             Self::Nulls(count) => *count,
             Self::Integers(integers) => integers.len(),
             Self::Values(values) => values.len(),
+            Self::Indexed(_, rows) => rows.len(),
         }
     }
 
@@ -44,13 +48,14 @@ impl Column {
             Self::Nulls(count) => *count = rows.min(*count),
             Self::Integers(integers) => integers.truncate(rows),
             Self::Values(values) => values.truncate(rows),
+            Self::Indexed(_, of) => Rc::make_mut(of).truncate(rows),
         }
     }
 
     /// Takes all values out, and has room for so many of the same sort.
     pub(crate) fn replace(&mut self, capacity: usize) -> Self {
         let new = match self {
-            Self::Nulls(_) => Self::Nulls(0),
+            Self::Nulls(_) | Self::Indexed(..) => Self::Nulls(0),
             Self::Integers(_) => Self::Integers(Vec::with_capacity(capacity)),
             Self::Values(_) => Self::Values(Vec::with_capacity(capacity)),
         };
@@ -111,6 +116,7 @@ impl Column {
             Self::Nulls(_) => self.push(Value::Null),
             Self::Integers(integers) => self.push_integer(integers[row]),
             Self::Values(values) => self.push(values[row].clone()),
+            Self::Indexed(of, rows) => self.push(of.value(rows[row] as usize)),
         }
     }
 
@@ -124,6 +130,7 @@ impl Column {
             Self::Nulls(_) => Value::Null,
             Self::Integers(integers) => Value::Integer(integers[row]),
             Self::Values(values) => values[row].clone(),
+            Self::Indexed(of, rows) => of.value(rows[row] as usize),
         }
     }
 
@@ -138,6 +145,7 @@ impl Column {
                 (Value::Text(text), Value::Text(there)) if Arc::ptr_eq(text, there) => {}
                 (value, place) => *place = value.clone(),
             },
+            (Self::Indexed(of, rows), place) => of.read(rows[row] as usize, place),
         }
     }
 
@@ -151,6 +159,10 @@ impl Column {
             Self::Values(values) => {
                 Self::Values(rows.iter().map(|&row| values[row as usize].clone()).collect())
             }
+            Self::Indexed(of, at) => {
+                let rows = rows.iter().map(|&row| at[row as usize]).collect();
+                Self::Indexed(Rc::clone(of), Rc::new(rows))
+            }
         }
     }
 
@@ -159,6 +171,13 @@ impl Column {
         match (self, other) {
             (Self::Integers(mine), Self::Integers(theirs)) => mine[row].cmp(&theirs[other_row]),
             (Self::Values(mine), Self::Values(theirs)) => mine[row].cmp(&theirs[other_row]),
+            (Self::Indexed(mine, rows), Self::Indexed(theirs, other_rows)) => {
+                let (row, other_row) = (rows[row] as usize, other_rows[other_row] as usize);
+                if Rc::ptr_eq(mine, theirs) && row == other_row {
+                    return Ordering::Equal;
+                }
+                mine.compare(row, theirs, other_row)
+            }
             _ => self.value(row).cmp(&other.value(other_row)),
         }
     }
@@ -175,6 +194,7 @@ impl Column {
             },
             (Self::Values(values), value) => values[row] == *value,
             (Self::Nulls(_), value) => value.is_null(),
+            (Self::Indexed(of, rows), value) => of.is(rows[row] as usize, value),
             (Self::Integers(_), _) => false,
         }
     }
@@ -189,6 +209,7 @@ impl Column {
                 Value::Integer(integer) => integer.hash(state),
                 other => other.hash(state),
             },
+            Self::Indexed(of, rows) => of.hash(rows[row] as usize, state),
         }
     }
 
@@ -197,6 +218,7 @@ impl Column {
             Self::Nulls(_) => true,
             Self::Integers(_) => false,
             Self::Values(values) => values[row].is_null(),
+            Self::Indexed(of, rows) => of.is_null(rows[row] as usize),
         }
     }
 }
@@ -229,11 +251,19 @@ mod tests {
             let column: Column = values.iter().cloned().collect();
             let held: Vec<Value> = (0..column.len()).map(|row| column.value(row)).collect();
             assert_eq!(held, values);
+            let rows: Vec<u32> = (0..values.len() as u32).rev().collect();
+            let reversed: Column = values.iter().rev().cloned().collect();
+            let indexed = Column::Indexed(Rc::new(reversed), Rc::new(rows));
             let mixed = Column::Values(values.clone());
             for (row, value) in values.iter().enumerate() {
-                assert!(column.is(row, value) && mixed.is(row, value));
+                assert!(column.is(row, value) && mixed.is(row, value) && indexed.is(row, value));
                 assert_eq!(column.is_null(row), value.is_null());
+                assert_eq!(indexed.is_null(row), value.is_null());
                 assert!(column.compare(row, &mixed, row).is_eq());
+                assert!(column.compare(row, &indexed, row).is_eq());
+                assert!(indexed.compare(row, &indexed, row).is_eq());
+                assert_eq!(&indexed.value(row), value);
+                assert_eq!(&indexed.gather(&[row as u32, row as u32]).value(1), value);
                 for (other_row, other) in values.iter().enumerate() {
                     assert_eq!(column.is(row, other), value == other);
                     assert_eq!(column.compare(row, &mixed, other_row), value.cmp(other));

@@ -23,8 +23,10 @@ struct Group {
     states: Vec<State>,
     /// The aggregates that the relation shows, if it shows any.
     shown: Option<Vec<Value>>,
-    /// Whether it is among those that were touched.
+    /// Whether it is among those that were touched at this instant.
     touched: bool,
+    /// Its number among those that were touched in this epoch.
+    number: Option<u32>,
 }
 
 /// The groups of the rows of some columns.
@@ -59,6 +61,10 @@ pub(super) struct Groups {
     places: Vec<Vec<u32>>,
     changes: Vec<Change>,
     touched: Vec<u32>,
+    /// The groups that were touched in this epoch, and of each row that is put out its group's
+    /// number among them.
+    numbered: Vec<u32>,
+    shown: Vec<u32>,
     values: Vec<Value>,
     builder: RunBuilder,
 }
@@ -87,6 +93,8 @@ impl Groups {
             places: Vec::new(),
             changes: Vec::new(),
             touched: Vec::new(),
+            numbered: Vec::new(),
+            shown: Vec::new(),
             values: Vec::new(),
             builder: RunBuilder::default(),
         }
@@ -120,8 +128,9 @@ impl Groups {
             self.show(instant[0].time);
         }
         self.changes = changes;
+        let result = self.result();
         self.remove_empty(runs.len());
-        self.builder.take().into_iter().collect()
+        result.into_iter().collect()
     }
 
     /// Finds the groups of rows that leave as those with which they came.
@@ -190,7 +199,7 @@ impl Groups {
 
     fn add(&mut self, hash: u64, key: Vec<Value>) -> u32 {
         let states = self.aggregates.iter().map(State::new).collect();
-        let group = Group { key, hash, rows: 0, states, shown: None, touched: false };
+        let group = Group { key, hash, rows: 0, states, shown: None, touched: false, number: None };
         let place = if let Some(place) = self.free.pop() {
             self.all[place as usize] = group;
             place
@@ -214,6 +223,7 @@ impl Groups {
                 Some(Some(Column::Integers(integers))) => state.add_integer(integers[row], count),
                 Some(Some(Column::Values(values))) => state.add(&values[row], count),
                 Some(Some(Column::Nulls(_)) | None) => {}
+                Some(Some(column)) => state.add(&column.value(row), count),
             }
         }
         if !group.touched {
@@ -227,6 +237,10 @@ impl Groups {
         for place in self.touched.drain(..) {
             let group = &mut self.all[place as usize];
             group.touched = false;
+            let number = *group.number.get_or_insert_with(|| {
+                self.numbered.push(place);
+                (self.numbered.len() - 1) as u32
+            });
             self.values.clear();
             let is = group.rows > 0;
             if is {
@@ -237,18 +251,18 @@ impl Groups {
                 if is && *shown == self.values {
                     continue;
                 }
-                let columns = self.builder.begin(time, -1, self.keys + shown.len());
-                let row = group.key.iter().cloned().chain(shown.drain(..));
-                for (column, value) in columns.iter_mut().zip(row) {
+                let columns = self.builder.begin(time, -1, shown.len());
+                for (column, value) in columns.iter_mut().zip(shown.drain(..)) {
                     column.push(value);
                 }
+                self.shown.push(number);
             }
             if is {
-                let columns = self.builder.begin(time, 1, self.keys + self.values.len());
-                let row = group.key.iter().chain(&self.values).cloned();
-                for (column, value) in columns.iter_mut().zip(row) {
-                    column.push(value);
+                let columns = self.builder.begin(time, 1, self.values.len());
+                for (column, value) in columns.iter_mut().zip(&self.values) {
+                    column.push(value.clone());
                 }
+                self.shown.push(number);
                 let shown = group.shown.get_or_insert_default();
                 shown.clear();
                 shown.append(&mut self.values);
@@ -256,6 +270,23 @@ impl Groups {
                 group.shown = None;
             }
         }
+    }
+
+    /// What was put out: the keys, of which there are few, and the aggregates.
+    fn result(&mut self) -> Option<Run> {
+        let rows = Rc::new(std::mem::take(&mut self.shown));
+        let all = &self.all;
+        let keys = (0..self.keys).map(|key| {
+            let of = self.numbered.iter().map(|&place| all[place as usize].key[key].clone());
+            Rc::new(Column::Indexed(Rc::new(of.collect()), Rc::clone(&rows)))
+        });
+        let keys: Vec<_> = keys.collect();
+        for place in self.numbered.drain(..) {
+            self.all[place as usize].number = None;
+        }
+        let run = self.builder.take()?;
+        let aggregates = run.columns().iter().cloned();
+        Some(run.with_columns(keys.into_iter().chain(aggregates).collect()))
     }
 
     /// Forgets groups without rows. Their places have been of use until now.

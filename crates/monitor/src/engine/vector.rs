@@ -86,6 +86,14 @@ fn compare(column: &Column, operator: BinaryOperator, literal: &Value, rows: &mu
             let kind = literal.kind();
             keep(rows, |row| values[row].kind() == kind && test(values[row].cmp(literal)));
         }
+        (Column::Indexed(of, at), literal) => {
+            // Each of the values once.
+            let mut holds: Vec<u32> = (0..of.len() as u32).collect();
+            compare(of, operator, literal, &mut holds);
+            let mut is_one = vec![false; of.len()];
+            holds.iter().for_each(|&row| is_one[row as usize] = true);
+            keep(rows, |row| is_one[at[row] as usize]);
+        }
         _ => rows.clear(),
     }
 }
