@@ -91,7 +91,9 @@ fn compare(column: &Column, operator: BinaryOperator, literal: &Value, rows: &mu
             let mut holds: Vec<u32> = (0..of.len() as u32).collect();
             compare(of, operator, literal, &mut holds);
             let mut is_one = vec![false; of.len()];
-            holds.iter().for_each(|&row| is_one[row as usize] = true);
+            for row in holds {
+                is_one[row as usize] = true;
+            }
             keep(rows, |row| is_one[at[row] as usize]);
         }
         _ => rows.clear(),
