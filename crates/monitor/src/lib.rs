@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+pub mod link;
 pub mod read;
 pub mod recording;
 pub mod replay;
