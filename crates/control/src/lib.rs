@@ -18,6 +18,7 @@
 //! | `GET /v1/guests` | | [`GuestList`] |
 //! | `GET /v1/events?after=N&wait_ms=T` | | [`EventList`] |
 //! | `GET /v1/recording?disk=NAME&pulse_ms=T` | | a recording of events, as they come |
+//! | `GET /v1/monitor` | | [`MonitorStatus`] |
 //! | `POST /v1/reload` | | [`ReloadReport`] |
 //! | `POST /v1/shutdown` | | [`Done`] |
 //! | `GET /metrics` | | Prometheus text |
@@ -33,6 +34,7 @@ mod error;
 mod histogram;
 mod http;
 mod insight;
+mod monitor;
 mod statistics;
 mod stream;
 mod units;
@@ -57,6 +59,7 @@ pub use insight::{
     DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,
     PartStatus, SlowReport, SlowRequest,
 };
+pub use monitor::MonitorStatus;
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use stream::AnswerStream;
 pub use units::{Bytes, Nanoseconds, UnitError, parse_bytes, parse_nanoseconds};

@@ -1,12 +1,13 @@
 //! `/metrics`: Prometheus' text format, version 0.0.4.
 
+mod monitor;
 mod usage;
 
 use std::fmt::{Display, Write as _};
 
 use fathom_control::{
-    DaemonInfo, DiskList, DiskStatistics, FrontendStatus, ListenerStatus, OperationStatistics,
-    Statistics, VhostUserStatus,
+    DaemonInfo, DiskList, DiskStatistics, FrontendStatus, ListenerStatus, MonitorStatus,
+    OperationStatistics, Statistics, VhostUserStatus,
 };
 
 use crate::daemon::DiskGroups;
@@ -47,6 +48,7 @@ pub(crate) fn text(
     disks: &DiskList,
     statistics: &Statistics,
     groups: &[DiskGroups],
+    monitor: Option<&MonitorStatus>,
 ) -> String {
     let mut page = Page::default();
     of_daemon(&mut page, info);
@@ -56,6 +58,9 @@ pub(crate) fn text(
     of_guests(&mut page, disks);
     usage::of_insight(&mut page, disks);
     usage::of_groups(&mut page, groups);
+    if let Some(monitor) = monitor {
+        monitor::of_monitor(&mut page, monitor);
+    }
     page.text
 }
 
@@ -342,7 +347,9 @@ mod tests {
             failed_threads: 0,
             listeners: Vec::new(),
         };
-        let text = text(&info, &DiskList::default(), &Statistics::default(), &[]);
+        let monitor = MonitorStatus::default();
+        let (disks, statistics) = (DiskList::default(), Statistics::default());
+        let text = text(&info, &disks, &statistics, &[], Some(&monitor));
         let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         for family in families.map(|line| line.split(' ').next().unwrap_or(line)) {
             assert!(page.contains(&format!("`{family}`")), "{family} is not in docs/metrics.md");

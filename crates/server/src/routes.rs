@@ -71,6 +71,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/guests", get(guests))
         .route("/v1/events", get(daemon_events))
         .route("/v1/recording", get(recording))
+        .route("/v1/monitor", get(monitor))
         .route("/v1/reload", post(reload))
         .route("/v1/shutdown", post(shutdown))
         .route("/metrics", get(metrics_page))
@@ -209,6 +210,17 @@ async fn recording(
     Ok(([(header::CONTENT_TYPE, kind)], Body::new(body)).into_response())
 }
 
+async fn monitor(State(app): State<App>) -> Answer<fathom_control::MonitorStatus> {
+    let status = app.daemon.monitor_status().ok_or_else(|| {
+        refusal(
+            ErrorCode::NotFound,
+            "this daemon has no link to a centre",
+            "add [monitor] to its configuration",
+        )
+    })?;
+    Ok(axum::Json(status))
+}
+
 async fn reload(State(app): State<App>) -> Answer<fathom_control::ReloadReport> {
     aside(move || app.daemon.reload()).await
 }
@@ -224,7 +236,8 @@ async fn metrics_page(State(app): State<App>) -> Response {
 
 fn metrics_text(daemon: &Daemon) -> String {
     let (info, disks, statistics) = (daemon.info(), daemon.disk_list(), daemon.statistics());
-    metrics::text(&info, &disks, &statistics, &daemon.groups())
+    let monitor = daemon.monitor_status();
+    metrics::text(&info, &disks, &statistics, &daemon.groups(), monitor.as_ref())
 }
 
 async fn no_such_path() -> Refused {

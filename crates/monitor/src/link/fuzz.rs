@@ -57,7 +57,9 @@ fn take_rows(frame: &FromHost<'_>) {
     let FromHost::Rows { fragment, block, .. } = *frame else { return };
     let plans = fragments();
     let mut reader = RowsReader::new(&plans[usize::from(fragment) % plans.len()]);
-    let Ok(changes) = reader.read(block) else { return };
+    let mut mended = block.to_vec();
+    crate::recording::mend(&mut mended);
+    let Ok(changes) = reader.read(&mended) else { return };
     assert!(changes.rows.len() <= 1 << 16);
     for (time_ns, _, count) in changes.rows {
         assert!((0..=crate::read::LAST_TIME_NS).contains(&time_ns) && count != 0);

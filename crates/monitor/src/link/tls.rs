@@ -66,6 +66,11 @@ impl Tls {
         Ok(Self { context: builder.build() })
     }
 
+    /// The first name of the own certificate.
+    pub fn own_name(&self) -> Option<String> {
+        names(self.context.certificate()?).into_iter().next()
+    }
+
     /// Shakes hands with a host until `end`, and gives the names of its certificate.
     pub(super) fn accept(
         &self,

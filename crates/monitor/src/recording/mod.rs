@@ -21,6 +21,7 @@ pub use encode::{BlockBuilder, Cell};
 pub use header::{Clock, Header, RecordedColumn};
 pub use reader::{Block, Item, Recording, RowReader};
 pub use single::BlockReader;
+pub(crate) use single::mend;
 pub use write::{BlockLimits, RecordingSummary, Writer, dropped_block, end_block, moment_block};
 
 /// How a recording begins. No text has its first byte.

@@ -3,6 +3,7 @@
 use fathom_cql::catalog::StreamSchema;
 
 use super::bytes::Wrong;
+use super::checksum::Sum;
 use super::decode::{Rows, Target};
 use super::header::Header;
 use super::reader::{BlockHead, Item};
@@ -103,6 +104,17 @@ impl BlockReader {
         }
         done.map(|()| true)
     }
+}
+
+/// Makes the length and the checksum of a block right, for fuzzing: chance does not.
+pub(crate) fn mend(block: &mut [u8]) {
+    if block.len() < HEAD {
+        return;
+    }
+    let (head, stored) = block.split_at_mut(HEAD);
+    head[8..12].copy_from_slice(&(stored.len() as u32).to_le_bytes());
+    let sum = Sum::new().add(&head[..HEAD - 4]).add(stored).value();
+    head[HEAD - 4..].copy_from_slice(&sum.to_le_bytes());
 }
 
 #[cfg(test)]

@@ -59,6 +59,9 @@ impl Configuration {
         self.check_names(&mut problems);
         self.check_sockets(&mut problems);
         self.check_images(&mut problems);
+        if let Some(Placed { definition, places }) = &self.monitor {
+            super::monitor::check(definition, places, &mut problems);
+        }
         problems.none_or()
     }
 
@@ -505,7 +508,7 @@ pub(crate) fn normal(path: &Path) -> PathBuf {
 }
 
 /// An error of the operating system without its number.
-fn plain(error: &io::Error) -> String {
+pub(super) fn plain(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "no such file or folder".into(),
         io::ErrorKind::PermissionDenied => "permission denied".into(),

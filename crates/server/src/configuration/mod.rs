@@ -3,12 +3,14 @@
 //! - `problem`: what is wrong, where, and the remedy.
 //! - `table`: a TOML table read key by key; unknown keys and wrong types are noted by line.
 //! - `disk`: the tables that describe disks and NBD listeners.
+//! - `monitor`: the table of the centre.
 //! - `check`, `layers`: what a reader of one table cannot see: files, sockets, and what excludes
 //!   what.
 
 mod check;
 mod disk;
 mod layers;
+mod monitor;
 mod problem;
 mod table;
 
@@ -22,6 +24,7 @@ use toml::de::DeTable;
 
 pub use check::{Address, check_disk, parse_address};
 pub(crate) use check::{image_identity, normal as normal_path};
+pub use monitor::MonitorOptions;
 pub use problem::{Place, Places, Problem, Problems};
 
 pub(crate) use table::suggestion;
@@ -41,6 +44,8 @@ pub struct Configuration {
     pub disks: Vec<Placed<DiskDefinition>>,
     /// The NBD listeners, in the order of the file.
     pub listeners: Vec<Placed<ListenerDefinition>>,
+    /// The centre that this host answers queries of, if any.
+    pub monitor: Option<Placed<MonitorOptions>>,
 }
 
 /// A definition, and where it was written.
@@ -190,6 +195,10 @@ fn document_of(
     for table in root.tables("nbd", "[[nbd]]") {
         let (definition, places) = disk::listener(table.without_prefix());
         configuration.listeners.push(Placed { definition, places });
+    }
+    if let Some(table) = root.table("monitor", "[monitor]") {
+        let (definition, places) = monitor::monitor(table);
+        configuration.monitor = Some(Placed { definition, places });
     }
     root.finish();
     configuration

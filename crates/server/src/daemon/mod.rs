@@ -7,6 +7,7 @@
 mod disks;
 mod events;
 mod listeners;
+mod monitor;
 mod reload;
 mod statistics;
 mod status;
@@ -52,6 +53,8 @@ pub(crate) struct Daemon {
     introspection: Arc<Introspection>,
     /// Who listens to the disks' events.
     events: Events,
+    /// The link to the centre, where one is configured.
+    monitor: OnceLock<monitor::Monitor>,
     /// Counts disks and taps up, so that no two of a daemon's life are taken for one.
     instances: AtomicU64,
 }
@@ -140,6 +143,7 @@ impl Daemon {
             state: RwLock::default(),
             introspection: Introspection::new(configuration.daemon.metrics_cgroups_max),
             events: Events::default(),
+            monitor: OnceLock::new(),
             instances: AtomicU64::new(1),
         });
         let mut refusals = Vec::new();

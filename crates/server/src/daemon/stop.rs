@@ -64,6 +64,7 @@ impl Daemon {
         problems.extend(run(flushes, end));
         // Last, so that listeners have all that happened.
         self.events.end(EVENTS_TIME_MAX);
+        self.end_monitor();
         problems
     }
 

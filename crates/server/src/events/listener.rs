@@ -43,6 +43,12 @@ impl State {
         self.waiting.push_back(bytes);
     }
 
+    fn next(&mut self) -> Option<Bytes> {
+        let bytes = self.waiting.pop_front()?;
+        self.bytes -= bytes.len();
+        Some(bytes)
+    }
+
     /// Says what was lost, so that it stands where the events would.
     fn tell_lost(&mut self) {
         if self.lost > 0 {
@@ -122,6 +128,19 @@ impl Listener {
         state.wake();
     }
 
+    /// The next that waits for it: its header first, then block by block.
+    pub fn take(&self) -> Option<Bytes> {
+        self.state().next()
+    }
+
+    /// It listens no more.
+    pub fn leave(&self) {
+        let mut state = self.state();
+        state.gone = true;
+        state.waiting = VecDeque::new();
+        state.bytes = 0;
+    }
+
     /// Gives it no more.
     pub fn end(&self) {
         let mut state = self.state();
@@ -165,8 +184,7 @@ impl Body for EventBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let mut state = self.listener.state();
-        if let Some(bytes) = state.waiting.pop_front() {
-            state.bytes -= bytes.len();
+        if let Some(bytes) = state.next() {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
         if state.ended {
@@ -179,10 +197,7 @@ impl Body for EventBody {
 
 impl Drop for EventBody {
     fn drop(&mut self) {
-        let mut state = self.listener.state();
-        state.gone = true;
-        state.waiting = VecDeque::new();
-        state.bytes = 0;
+        self.listener.leave();
     }
 }
 

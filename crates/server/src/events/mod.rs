@@ -8,6 +8,7 @@
 mod collector;
 mod columns;
 mod listener;
+mod source;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,7 @@ use fathom_monitor::io_stream;
 use fathom_monitor::recording::{self, Header};
 
 pub(crate) use listener::EventBody;
+pub(crate) use source::DiskEvents;
 
 use crate::daemon::Daemon;
 use crate::wiring::refusal;
@@ -88,6 +90,11 @@ fn header(daemon: &Daemon) -> Header {
 
 /// A stream of what a listener asks for, from now on.
 pub(crate) fn listen(daemon: &Arc<Daemon>, wish: Wish) -> Result<EventBody, ErrorBody> {
+    subscribe(daemon, wish).map(|(listener, _)| EventBody::new(listener))
+}
+
+/// One more who listens, and the header that its blocks belong to.
+fn subscribe(daemon: &Arc<Daemon>, wish: Wish) -> Result<(Arc<Listener>, Header), ErrorBody> {
     for name in &wish.disks {
         if daemon.tap_of(name)?.is_none() {
             let message = format!("the disk {name:?} has no tap, so nobody knows its events");
@@ -110,7 +117,7 @@ pub(crate) fn listen(daemon: &Arc<Daemon>, wish: Wish) -> Result<EventBody, Erro
         return Err(refusal(ErrorCode::Conflict, message, "end one of them"));
     }
     if !state.collecting {
-        let collector = collector::Collector::new(Arc::clone(daemon), header);
+        let collector = collector::Collector::new(Arc::clone(daemon), header.clone());
         let thread = std::thread::Builder::new().name("events".into());
         thread.spawn(move || collector.run()).map_err(|error| {
             refusal(ErrorCode::Failed, format!("no thread collects events: {error}"), "")
@@ -122,5 +129,5 @@ pub(crate) fn listen(daemon: &Arc<Daemon>, wish: Wish) -> Result<EventBody, Erro
     events.woken.notify_all();
     // Until it is collected nothing is told: whoever has an answer misses nothing from then on.
     listener.wait_until_begun(Duration::from_secs(1));
-    Ok(EventBody::new(listener))
+    Ok((listener, header))
 }

@@ -352,7 +352,7 @@ impl<'s> Session<'s> {
             return;
         }
         if self.current.is_none() {
-            self.correction_ns = self.offset.best().map_or(0, |best| best.correction_ns());
+            self.correction_ns = self.offset.change(0).unwrap_or(0);
         }
         let (epoch, correction_ns) = (current.epoch, self.correction_ns);
         let (mut number, mut fresh) = (0, true);
