@@ -101,7 +101,8 @@ fn who_speaks_something_else_is_turned_away() {
     let kind = [preamble(), frame(65, &[0; 8])].concat();
     let huge = [preamble(), vec![0xff, 0xff, 0xff, 0xff, 1]].concat();
     let long = [preamble(), frame(1, &[0xff; 900])].concat();
-    let random: Vec<u8> = (0..4096_u32).map(|at| (at * 2_654_435_761 >> 13) as u8).collect();
+    let random: Vec<u8> =
+        (0..4096_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let (http, empty) = (b"GET / HTTP/1.1\r\n\r\n".to_vec(), hello(""));
     let cases: [(Vec<u8>, &str); 8] = [
         (http, "speaks something else"),

@@ -85,7 +85,7 @@ impl Feed {
             let skewed: Vec<Event> = skewed.collect();
             let last = skewed.last().unwrap().0;
             self.give(Part::Events(skewed));
-            self.give(Part::Watermark(last));
+            self.give(Part::Watermark(last + 1));
         }
     }
 
