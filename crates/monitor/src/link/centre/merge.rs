@@ -15,6 +15,8 @@ use crate::Tuple;
 
 /// The most rows that the relations of a host may have.
 const RELATION_ROWS_MAX: usize = 1 << 20;
+/// Of more hosts, those that are gone are not remembered.
+const MEMBERS_MAX: usize = 1024;
 /// A host that joins is waited for only so many patiences after the last time.
 const HOLD_REST: i64 = 10;
 /// How far ahead of the centre's clock times may be, in nanoseconds.
@@ -183,17 +185,19 @@ impl Merge {
                 member.take_back(watermark_ns, input);
             }
         }
-        self.members.retain(|_, member| !member.gone || !member.pending.is_empty());
+        if self.members.len() > MEMBERS_MAX {
+            self.members.retain(|_, member| !member.gone || !member.pending.is_empty());
+        }
     }
 
-    /// Moves time on as far as the hosts allow. Says whether it has moved.
-    pub fn advance(&mut self, now_ns: i64) -> bool {
+    /// Moves time on as far as the hosts allow.
+    pub fn advance(&mut self, now_ns: i64) {
         let (patience_ns, watermark_ns) = (self.patience_ns, self.watermark_ns);
         let waited = self.members.values().filter(|member| !member.gone);
         let least = waited.filter_map(|member| member.waited_at(now_ns, patience_ns)).min();
-        let Some(least) = least.map(|least| least.min(now_ns)) else { return false };
+        let Some(least) = least.map(|least| least.min(now_ns)) else { return };
         if least <= watermark_ns {
-            return false;
+            return;
         }
         self.watermark_ns = least;
         for member in self.members.values_mut() {
@@ -201,7 +205,6 @@ impl Merge {
                 member.pending.pop_front();
             }
         }
-        true
     }
 
     /// What came too late of a host, and its watermark.

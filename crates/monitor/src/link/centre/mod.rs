@@ -200,6 +200,8 @@ pub struct Centre {
     script: Script,
     merge: Merge,
     engine: Engine,
+    /// Everything before this is told.
+    told_ns: i64,
 }
 
 impl Centre {
@@ -229,7 +231,7 @@ impl Centre {
         std::thread::Builder::new()
             .name("accept".into())
             .spawn(move || accept(&listener, &accepting, &sender))?;
-        Ok(Self { shared, messages, address, script, merge, engine })
+        Ok(Self { shared, messages, address, script, merge, engine, told_ns: 0 })
     }
 
     /// Where it listens.
@@ -250,7 +252,7 @@ impl Centre {
     pub fn replace(&mut self, script: Script) -> io::Result<()> {
         let epoch = self.shared.current().epoch.wrapping_add(1);
         let (current, merge, engine) = begin(&script, epoch, &self.shared.options)?;
-        (self.script, self.merge, self.engine) = (script, merge, engine);
+        (self.script, self.merge, self.engine, self.told_ns) = (script, merge, engine, 0);
         let mut place = self.shared.current.write().unwrap_or_else(PoisonError::into_inner);
         *place = Arc::new(current);
         Ok(())
@@ -304,6 +306,8 @@ impl Centre {
             }
             What::Watermark { time_ns } => merge.watermark(&name, connection, time_ns, now_ns),
             What::Left { for_good } => {
+                // What it has told last is to count before nobody waits for it.
+                merge.advance(now_ns);
                 merge.left(&name, connection, for_good, input);
                 Ok(())
             }
@@ -330,8 +334,10 @@ impl Centre {
     fn advance(&mut self, sink: &mut dyn ResultSink) -> io::Result<()> {
         let now_ns = self.shared.clock.now_ns();
         self.forget(now_ns);
-        if self.merge.advance(now_ns) {
-            let watermark_ns = self.merge.watermark_ns() as u64;
+        self.merge.advance(now_ns);
+        if self.merge.watermark_ns() > self.told_ns {
+            self.told_ns = self.merge.watermark_ns();
+            let watermark_ns = self.told_ns as u64;
             let mut written = Ok(());
             self.engine.advance(watermark_ns, &mut |delta| {
                 if written.is_ok() {
@@ -368,7 +374,8 @@ impl Centre {
             let status = &mut record.status;
             let Some((late, watermark_ns)) = self.merge.of_host(name) else { continue };
             status.late = late;
-            status.lag_ns = watermark_ns.map(|watermark_ns| now_ns - watermark_ns);
+            let here = status.state != HostState::Away;
+            status.lag_ns = watermark_ns.filter(|_| here).map(|of_host| now_ns - of_host);
             let waited = self.merge.is_waited_for(name, now_ns);
             status.state = match status.state {
                 HostState::Running if !waited => HostState::Lagging,

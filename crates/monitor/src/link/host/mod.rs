@@ -29,6 +29,8 @@ use session::{Asked, Session};
 const PAUSE: Duration = Duration::from_millis(10);
 /// Parts of the events that are taken between two looks at the connection.
 const PARTS: usize = 256;
+/// So often are the last events looked for.
+const LAST_TURNS: usize = 16;
 /// Fragments of a centre that has been away for so long are let go of.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 
@@ -263,7 +265,9 @@ impl Worker {
         while !self.shared.ending.load(Ordering::Acquire) {
             self.turn();
         }
-        self.take_events();
+        for _ in 0..LAST_TURNS {
+            self.take_events();
+        }
         if let Link::Up(session) =
             std::mem::replace(&mut self.link, Link::Away { next: Instant::now() })
         {
