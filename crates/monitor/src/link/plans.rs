@@ -32,6 +32,15 @@ impl Fragments {
     /// # Errors
     /// When they are too many, too long or too deep: what hosts would refuse.
     pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
+        let failed = || "the queries cannot be sent".to_owned();
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK);
+            let thread = thread.spawn_scoped(scope, || self.checked_bytes());
+            thread.map_err(|_| failed())?.join().map_err(|_| failed())?
+        })
+    }
+
+    fn checked_bytes(&self) -> Result<Vec<u8>, String> {
         let mut bytes = Vec::new();
         ciborium::into_writer(self, &mut bytes).map_err(|error| error.to_string())?;
         // The frame has a few numbers before them.
@@ -179,6 +188,10 @@ mod tests {
         let work = move || {
             assert!(nested(200).is_ok());
             assert!(nested(5000).is_err());
+            // As long as the language allows.
+            let chain: Vec<String> = (0..250).map(|size| format!("Size = {size}")).collect();
+            let chain = fragments(&format!("select * from IOstream where {}", chain.join(" or ")));
+            assert_eq!(Fragments::from_bytes(&chain.to_bytes().unwrap()), Ok(chain));
         };
         std::thread::Builder::new().stack_size(STACK).spawn(work).unwrap().join().unwrap();
     }

@@ -92,12 +92,11 @@ impl Tls {
         end: Instant,
     ) -> io::Result<SslStream<TcpStream>> {
         let mut ssl = Ssl::new(&self.context)?;
-        match name.parse() {
-            Ok(address) => ssl.param_mut().set_ip(address)?,
-            Err(_) => {
-                ssl.set_hostname(name)?;
-                ssl.param_mut().set_host(name)?;
-            }
+        if let Ok(address) = name.parse() {
+            ssl.param_mut().set_ip(address)?;
+        } else {
+            ssl.set_hostname(name)?;
+            ssl.param_mut().set_host(name)?;
         }
         shake_hands(ssl.connect(stream), end)
     }

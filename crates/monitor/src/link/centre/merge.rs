@@ -25,6 +25,16 @@ const FUTURE_MAX_NS: i64 = 5_000_000_000;
 /// Takes changes of the centre's inputs: which, when, the row, and how often more it is there.
 pub type Input<'i> = dyn FnMut(usize, i64, Tuple, i64) + 'i;
 
+/// What a host says of a fragment.
+pub struct Told {
+    pub fragment: u16,
+    /// Whether it begins to tell all of a relation.
+    pub reset: bool,
+    pub changes: Changes,
+    /// The memory that these take.
+    pub lease: Lease,
+}
+
 /// A host, as far as its rows are concerned.
 struct Member {
     /// The connection whose rows count.
@@ -96,7 +106,7 @@ impl Merge {
         self.members.get_mut(name).filter(|member| member.connection == Some(connection))
     }
 
-    /// A host sends changes of a fragment, or with `reset` begins to tell all of a relation.
+    /// A host sends changes of a fragment.
     ///
     /// # Errors
     /// When the host is not to be listened to any more.
@@ -104,12 +114,11 @@ impl Merge {
         &mut self,
         name: &str,
         connection: u64,
-        fragment: u16,
-        reset: bool,
-        (changes, lease): (Changes, Lease),
+        told: Told,
         now_ns: i64,
         input: &mut Input<'_>,
     ) -> Result<(), &'static str> {
+        let Told { fragment, reset, changes, lease } = told;
         let watermark_ns = self.watermark_ns;
         let is_stream = self.is_stream.get(usize::from(fragment)).copied();
         let Some(member) = self.member(name, connection) else { return Ok(()) };
@@ -317,9 +326,8 @@ mod tests {
             };
             let changes = Changes { rows: rows.iter().map(row).collect(), weight: 100 };
             let lease = self.budget.take(100, &|| true).unwrap();
-            self.with(|merge, input| {
-                merge.changes(of.0, of.1, fragment, false, (changes, lease), now_ns, input)
-            })
+            let told = Told { fragment, reset: false, changes, lease };
+            self.with(|merge, input| merge.changes(of.0, of.1, told, now_ns, input))
         }
 
         fn watermark(&mut self, of: (&str, u64), time_ns: i64, now_ns: i64) -> i64 {

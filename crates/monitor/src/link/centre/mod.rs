@@ -22,13 +22,12 @@ use fathom_cql::plan::Plan;
 
 use super::clock::{SteadyClock, nanoseconds};
 use super::plans::{Fragments, is_stream};
-use super::rows::Changes;
 use super::split::{Split, change};
 use super::{Tls, split, unix_time_ns};
 use crate::Engine;
 use crate::replay::{QueryError, ResultSink, Script};
-use budget::{Budget, Lease};
-use merge::Merge;
+use budget::Budget;
+use merge::{Merge, Told};
 
 pub use status::{CentreStatus, HostState, HostStatus, Refusal};
 
@@ -176,7 +175,7 @@ struct Message {
 
 enum What {
     Joined { resumed: bool },
-    Rows { fragment: u16, reset: bool, rows: (Changes, Lease) },
+    Rows(Told),
     Watermark { time_ns: i64 },
     Left { for_good: bool },
 }
@@ -301,9 +300,7 @@ impl Centre {
                 merge.joined(&name, connection, resumed, now_ns, input);
                 Ok(())
             }
-            What::Rows { fragment, reset, rows } => {
-                merge.changes(&name, connection, fragment, reset, rows, now_ns, input)
-            }
+            What::Rows(told) => merge.changes(&name, connection, told, now_ns, input),
             What::Watermark { time_ns } => merge.watermark(&name, connection, time_ns, now_ns),
             What::Left { for_good } => {
                 // What it has told last is to count before nobody waits for it.

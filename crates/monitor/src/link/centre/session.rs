@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use super::super::channel::{Channel, Line, invalid};
 use super::super::clock::{Measurement, Offset};
 use super::super::frame::{FromCentre, FromHost, Sender};
-use super::super::rows::RowsReader;
+use super::super::rows::{Changes, RowsReader};
 use super::super::unix_time_ns;
 use super::budget::Budget;
+use super::merge::Told;
 use super::{Current, Eject, HOSTS_MAX, HostState, Message, Record, Shared, What};
 
 /// How long it may take until it is known who connects.
@@ -155,8 +156,8 @@ fn claim(
             record.active = Some((connection, Arc::clone(&eject)));
             let status = &mut record.status;
             status.name = name.to_string();
-            status.address = address.to_owned();
-            status.version = version.to_owned();
+            address.clone_into(&mut status.address);
+            version.clone_into(&mut status.version);
             status.state = HostState::Joining;
             status.since_unix_ns = unix_time_ns();
             status.connections += 1;
@@ -463,7 +464,7 @@ impl<'s> Session<'s> {
             return Err(invalid("rows of no fragment"));
         };
         let changes = if reset && block.is_empty() {
-            super::Changes::default()
+            Changes::default()
         } else {
             reader.read(block).map_err(|wrong| invalid(wrong.0))?
         };
@@ -474,7 +475,7 @@ impl<'s> Session<'s> {
         };
         let rows = changes.rows.len() as u64;
         self.with_record(|record| record.status.rows += rows);
-        self.tell(What::Rows { fragment, reset, rows: (changes, lease) })
+        self.tell(What::Rows(Told { fragment, reset, changes, lease }))
     }
 
     fn note(&mut self) {
