@@ -80,7 +80,9 @@ fn a_network_that_is_down_for_a_while_loses_nothing() {
         run_until(&mut centre, &mut collected, |_| rows() >= expected);
     }
     let last = base + 2001 * 1_000_000;
-    hosts.iter().for_each(|(_, feed)| feed.give(Part::Watermark(last)));
+    for (_, feed) in &hosts {
+        feed.give(Part::Watermark(last));
+    }
     run_to(&mut centre, &mut collected, last);
     let expected = expected(text, all.concat());
     let to = expected.keys().map(|(_, time_ns, _)| *time_ns).max().unwrap();
