@@ -45,11 +45,20 @@ struct Member {
     /// It is waited for until then, whatever its watermark is.
     hold_until_ns: i64,
     /// What each relation holds of it.
-    relations: BTreeMap<u16, BTreeMap<Tuple, i64>>,
+    relations: BTreeMap<u16, Held>,
     relation_rows: usize,
     late: u64,
     /// What has gone into the engine and is not over: until when, and its memory.
     pending: VecDeque<(i64, Lease)>,
+}
+
+/// What a relation holds of a host.
+#[derive(Default)]
+struct Held {
+    /// How often each row is there.
+    rows: BTreeMap<Tuple, i64>,
+    /// The instant of the last change.
+    last_ns: i64,
 }
 
 /// See the module.
@@ -140,10 +149,11 @@ impl Merge {
             if is_stream && is_late {
                 continue;
             }
+            let mut time_ns = time_ns.max(watermark_ns);
             if !is_stream {
-                member.hold(fragment, &row, count)?;
+                time_ns = member.hold(fragment, &row, time_ns, count)?;
             }
-            input(usize::from(fragment), time_ns.max(watermark_ns), row, count);
+            input(usize::from(fragment), time_ns, row, count);
         }
         Ok(())
     }
@@ -238,41 +248,48 @@ impl Member {
         (now_ns < self.hold_until_ns).then_some(0)
     }
 
-    /// Notes a change of a relation.
-    fn hold(&mut self, fragment: u16, row: &Tuple, count: i64) -> Result<(), &'static str> {
-        use std::collections::btree_map::Entry;
-        let rows = self.relations.entry(fragment).or_default();
-        match rows.entry(Tuple::clone(row)) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(count);
-                self.relation_rows += 1;
-            }
-            Entry::Occupied(mut occupied) => {
-                let sum = occupied.get().saturating_add(count);
-                if sum == 0 {
-                    occupied.remove();
-                    self.relation_rows -= 1;
-                } else {
-                    occupied.insert(sum);
-                }
-            }
+    /// Notes a change of a relation, and gives the instant at which it counts: at each instant no
+    /// row is there less than not at all, whatever the host says.
+    fn hold(
+        &mut self,
+        fragment: u16,
+        row: &Tuple,
+        time_ns: i64,
+        count: i64,
+    ) -> Result<i64, &'static str> {
+        let relation = self.relations.entry(fragment).or_default();
+        let before = relation.rows.get(row).copied().unwrap_or(0);
+        let after = before.saturating_add(count);
+        if after < 0 {
+            return Err("it takes rows back that it has not told");
         }
-        if self.relation_rows > RELATION_ROWS_MAX {
+        if before == 0 && self.relation_rows >= RELATION_ROWS_MAX {
             return Err("its relations have too many rows");
         }
-        Ok(())
+        self.relation_rows += usize::from(before == 0);
+        if after == 0 {
+            relation.rows.remove(row);
+            self.relation_rows -= 1;
+        } else {
+            relation.rows.insert(Tuple::clone(row), after);
+        }
+        relation.last_ns = relation.last_ns.max(time_ns);
+        Ok(relation.last_ns)
     }
 
     fn take_back_one(&mut self, fragment: u16, time_ns: i64, input: &mut Input<'_>) {
-        let rows = self.relations.remove(&fragment).unwrap_or_default();
+        let Some(relation) = self.relations.get_mut(&fragment) else { return };
+        let rows = std::mem::take(&mut relation.rows);
+        relation.last_ns = relation.last_ns.max(time_ns);
         self.relation_rows -= rows.len();
         for (row, count) in rows {
-            input(usize::from(fragment), time_ns, row, count.saturating_neg());
+            input(usize::from(fragment), relation.last_ns, row, count.saturating_neg());
         }
     }
 
     fn take_back(&mut self, time_ns: i64, input: &mut Input<'_>) {
-        while let Some(&fragment) = self.relations.keys().next() {
+        let fragments: Vec<u16> = self.relations.keys().copied().collect();
+        for fragment in fragments {
             self.take_back_one(fragment, time_ns, input);
         }
     }
@@ -420,10 +437,24 @@ mod tests {
         assert_eq!(case.taken(), [(1, now, 7, 1), (1, now + 1, 7, -1), (1, now + 1, 9, 1)]);
         // A host that begins anew.
         case.join("a", 2, false, now + 2);
-        assert_eq!(case.taken(), [(1, now, 9, -1)]);
+        assert_eq!(case.taken(), [(1, now + 1, 9, -1)]);
         case.send(("a", 2), 1, &[(now + 3, 4, 1)], now + 3).unwrap();
         case.with(|merge, input| merge.left("a", 2, true, input));
-        assert_eq!(case.taken(), [(1, now + 3, 4, 1), (1, now, 4, -1)]);
+        assert_eq!(case.taken(), [(1, now + 3, 4, 1), (1, now + 3, 4, -1)]);
+    }
+
+    #[test]
+    fn no_row_of_a_relation_is_there_less_than_not_at_all() {
+        let mut case = Case::new();
+        let now = 100 * SECOND;
+        case.join("a", 1, false, now);
+        // Instants that go back do not.
+        case.send(("a", 1), 1, &[(now + 9, 7, 2), (now + 5, 7, -1), (now + 7, 8, 1)], now).unwrap();
+        assert_eq!(case.taken(), [(1, now + 9, 7, 2), (1, now + 9, 7, -1), (1, now + 9, 8, 1)]);
+        let problem = case.send(("a", 1), 1, &[(now + 9, 7, -1), (now + 9, 7, -1)], now);
+        assert!(problem.unwrap_err().contains("not told"));
+        case.with(|merge, input| merge.left("a", 1, true, input));
+        assert_eq!(case.taken(), [(1, now + 9, 7, -1), (1, now + 9, 8, -1)]);
     }
 
     #[test]
