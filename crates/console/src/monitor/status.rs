@@ -195,7 +195,7 @@ mod tests {
         let text = table(&status, 61_000_000_000, Style::PLAIN);
         let alpha = text.lines().find(|line| line.starts_with("alpha")).unwrap();
         assert!(alpha.contains("running") && alpha.contains(" 1200 "), "{text}");
-        assert!(alpha.contains('±') && alpha.contains("60 ms"), "{text}");
+        assert!(alpha.contains('±') && alpha.contains("60.0 ms"), "{text}");
         let beta = text.lines().find(|line| line.starts_with("beta")).unwrap();
         assert!(beta.contains("away") && beta.contains(" 7 ") && beta.contains("left"), "{text}");
         assert!(text.ends_with("9 turned away; the last, 10.0.0.9:1: no TLS: x"), "{text}");

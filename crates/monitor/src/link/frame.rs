@@ -400,7 +400,9 @@ mod tests {
     #[test]
     fn frames_come_back() {
         let mut bytes = Vec::new();
-        of_host().iter().for_each(|frame| frame.write(&mut bytes));
+        for frame in of_host() {
+            frame.write(&mut bytes);
+        }
         let mut inbox = Inbox::new(Sender::Host);
         let mut read = 0;
         for byte in &bytes {
@@ -417,7 +419,9 @@ mod tests {
         }
         assert_eq!(read, of_host().len());
         let mut bytes = Vec::new();
-        of_centre().iter().for_each(|frame| frame.write(&mut bytes));
+        for frame in of_centre() {
+            frame.write(&mut bytes);
+        }
         let mut inbox = Inbox::new(Sender::Centre);
         inbox.add(&bytes);
         for frame in of_centre() {

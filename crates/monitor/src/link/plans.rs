@@ -170,7 +170,7 @@ mod tests {
         other.stream = "else".into();
         assert!(other.wanted(&io_stream()).is_err());
         assert!(Fragments::from_bytes(b"").is_err());
-        assert!(Fragments::from_bytes(&[0x9f; 1 << 20]).is_err());
+        assert!(Fragments::from_bytes(&vec![0x9f; 1 << 20]).is_err());
     }
 
     /// A plan that is nested as deep as bytes allow neither overflows the stack nor is run.
