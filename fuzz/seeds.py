@@ -173,6 +173,70 @@ def nbd_negotiation():
     seed("nbd_negotiation", "abort", b"\x00" + flags + option(77) + option(2))
 
 
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def cbor(value):
+    def head(major, number):
+        return bytes([major << 5 | 25]) + struct.pack(">H", number)
+
+    if isinstance(value, bool) or value is None:
+        return bytes([0xf6 if value is None else 0xf4 + value])
+    if isinstance(value, float):
+        return b"\xfb" + struct.pack(">d", value)
+    if isinstance(value, int):
+        return head(0, value)
+    if isinstance(value, str):
+        return head(3, len(value)) + value.encode()
+    if isinstance(value, dict):
+        return head(5, len(value)) + b"".join(cbor(k) + cbor(v) for k, v in value.items())
+    return head(4, len(value)) + b"".join(map(cbor, value))
+
+
+def link():
+    def frame(kind, data=b""):
+        return struct.pack("<IB", len(data), kind) + data
+
+    def text(data):
+        return struct.pack("<H", len(data)) + data
+
+    def block(rows, columns):
+        times = b"\x02" * rows
+        payload = bytes([len(times)]) + times
+        for encoding, data in columns:
+            payload += bytes([encoding, len(data)]) + data
+        head = b"FBLK" + struct.pack("<BBHIIIqq", 1, 0, 0, len(payload), len(payload), rows, 1, rows)
+        return head + struct.pack("<I", crc32c(head + payload)) + payload
+
+    def rows(number, fragment, reset, data):
+        return frame(4, struct.pack("<QHB", number, fragment, reset) + data)
+
+    # VDisk, Size, and how often: a text for all, values, a constant.
+    data = block(3, [(1, b"a"), (3, b"\x02\x04\x06"), (1, b"\x02")])
+    sparse = block(3, [(4, b"\x05\x01\x01a\x00\x00"), (2, b""), (3, b"\x02\x02\x02")])
+    # The first byte: who speaks (bit 0), and the size of the pieces.
+    host = b"\xfe" + frame(1, text(b"host") + text(b"1")) + frame(2, struct.pack("<IB", 1, 0))
+    seed("link", "host", host + rows(1, 0, 0, data) + rows(2, 1, 1, sparse)
+         + frame(5, struct.pack("<QqQ", 3, 9, 3)) + frame(6, struct.pack("<QQQ", 4, 1, 2))
+         + frame(7, struct.pack("<Iq", 1, 99)) + frame(3, struct.pack("<I", 1) + text(b"no"))
+         + frame(8, text(b"bye")))
+    columns = [{"name": "Size", "kind": "Integer"}]
+    window = {"Window": [{"Range": {"length_ns": 5, "slide_ns": None}}, {"Source": 0}]}
+    over = {"Binary": ["Greater", {"Column": 0}, {"Literal": {"Integer": 8}}]}
+    plans = [{"output": {"Stream": {"Source": 0}}, "columns": columns},
+             {"output": {"Relation": {"Filter": [window, over]}}, "columns": columns}]
+    fragments = cbor({"stream": "IOstream", "columns": columns, "plans": plans})
+    seed("link", "centre", b"\xff" + frame(65, bytes(8)) + frame(67, bytes(4))
+         + frame(66, struct.pack("<IQBq", 1, 0, 1, -5) + fragments) + frame(68, bytes(8))
+         + frame(69, bytes(8)) + frame(70, text(b"full")))
+
+
 def introspection():
     # The first byte: the kernel's age (bit 0), one request or everything (bit 1). The second one:
     # which request. Then the mutations: a place, how (the highest bit: in structures), a value.
@@ -222,6 +286,7 @@ configuration()
 cql()
 events()
 introspection()
+link()
 nbd_negotiation()
 recording()
 virtio_request()

@@ -16,6 +16,7 @@ mod failure;
 mod generate;
 mod inspect;
 pub mod load;
+mod monitor;
 mod output;
 mod process;
 mod query;
@@ -45,6 +46,8 @@ pub enum Command {
     Query(Box<query::QueryOptions>),
     /// Say how queries in CQL are carried out, and what they give
     Explain(query::ExplainOptions),
+    /// Run standing queries in CQL over the events of many hosts
+    Monitor(Box<monitor::MonitorOptions>),
     /// Record the events of the daemon's disks into a file
     Record(Box<record::RecordOptions>),
     /// Start a virtual machine on Fathom's disks, or print its QEMU command line
@@ -81,6 +84,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Files(options) => usage::files(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Query(options) => query::run(options).map(done),
+        Command::Monitor(options) => monitor::run(options).map(done),
         Command::Explain(options) => query::explain(options).map(done),
         Command::Record(options) => record::run(options).map(done),
         Command::Vm(options) => vm::run(options),

@@ -15,6 +15,7 @@ use crate::disk::{DiskList, DiskStatus};
 use crate::error::{ErrorBody, ErrorReply};
 use crate::http::{escape, exchange, request};
 use crate::insight::{GuestList, SlowReport};
+use crate::monitor::MonitorStatus;
 use crate::query::QueryList;
 use crate::statistics::Statistics;
 use crate::stream::AnswerStream;
@@ -128,6 +129,14 @@ impl Client {
     /// When there is no answer; so for all questions here.
     pub fn daemon(&self) -> Result<DaemonInfo, ClientError> {
         self.get("/v1/daemon")
+    }
+
+    /// The link to the centre.
+    ///
+    /// # Errors
+    /// When there is no answer, or no link.
+    pub fn monitor(&self) -> Result<MonitorStatus, ClientError> {
+        self.get("/v1/monitor")
     }
 
     /// All disks.

@@ -19,6 +19,7 @@
 //! | `GET /v1/queries` | | [`QueryList`] |
 //! | `GET /v1/events?after=N&wait_ms=T` | | [`EventList`] |
 //! | `GET /v1/recording?disk=NAME&pulse_ms=T` | | a recording of events, as they come |
+//! | `GET /v1/monitor` | | [`MonitorStatus`] |
 //! | `POST /v1/reload` | | [`ReloadReport`] |
 //! | `POST /v1/shutdown` | | [`Done`] |
 //! | `GET /metrics` | | Prometheus text |
@@ -34,6 +35,7 @@ mod error;
 mod histogram;
 mod http;
 mod insight;
+mod monitor;
 mod query;
 mod statistics;
 mod stream;
@@ -60,6 +62,7 @@ pub use insight::{
     DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,
     PartStatus, SlowReport, SlowRequest,
 };
+pub use monitor::MonitorStatus;
 pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use stream::AnswerStream;

@@ -149,6 +149,22 @@ impl Column {
         }
     }
 
+    /// Puts other integers in the place of integers.
+    pub(crate) fn map_integers(&mut self, map: impl Fn(i64) -> i64) {
+        match self {
+            Self::Nulls(_) => {}
+            Self::Integers(integers) => integers.iter_mut().for_each(|each| *each = map(*each)),
+            Self::Values(values) => {
+                for value in values {
+                    if let Value::Integer(integer) = value {
+                        *integer = map(*integer);
+                    }
+                }
+            }
+            Self::Indexed(of, _) => Rc::make_mut(of).map_integers(map),
+        }
+    }
+
     /// The values of some rows.
     pub(crate) fn gather(&self, rows: &[u32]) -> Self {
         match self {

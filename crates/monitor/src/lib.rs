@@ -9,6 +9,7 @@
 mod columns;
 mod engine;
 mod fuzz;
+pub mod link;
 pub mod measure;
 pub mod read;
 pub mod recording;

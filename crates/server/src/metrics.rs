@@ -1,13 +1,14 @@
 //! `/metrics`: Prometheus' text format, version 0.0.4.
 
+mod monitor;
 mod query;
 mod usage;
 
 use std::fmt::{Display, Write as _};
 
 use fathom_control::{
-    DaemonInfo, DiskList, DiskStatistics, FrontendStatus, ListenerStatus, OperationStatistics,
-    Statistics, VhostUserStatus,
+    DaemonInfo, DiskList, DiskStatistics, FrontendStatus, ListenerStatus, MonitorStatus,
+    OperationStatistics, Statistics, VhostUserStatus,
 };
 
 use crate::daemon::DiskGroups;
@@ -51,6 +52,7 @@ pub(crate) fn text(
     statistics: &Statistics,
     groups: &[DiskGroups],
     queries: &QueryMetrics,
+    monitor: Option<&MonitorStatus>,
 ) -> String {
     let mut page = Page::default();
     of_daemon(&mut page, info);
@@ -61,6 +63,9 @@ pub(crate) fn text(
     usage::of_insight(&mut page, disks);
     usage::of_groups(&mut page, groups);
     query::of_queries(&mut page, queries);
+    if let Some(monitor) = monitor {
+        monitor::of_monitor(&mut page, monitor);
+    }
     page.text
 }
 
@@ -347,13 +352,9 @@ mod tests {
             failed_threads: 0,
             listeners: Vec::new(),
         };
-        let text = text(
-            &info,
-            &DiskList::default(),
-            &Statistics::default(),
-            &[],
-            &QueryMetrics::default(),
-        );
+        let (monitor, queries) = (MonitorStatus::default(), QueryMetrics::default());
+        let (disks, statistics) = (DiskList::default(), Statistics::default());
+        let text = text(&info, &disks, &statistics, &[], &queries, Some(&monitor));
         let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         for family in families.map(|line| line.split(' ').next().unwrap_or(line)) {
             assert!(page.contains(&format!("`{family}`")), "{family} is not in docs/metrics.md");

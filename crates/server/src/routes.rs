@@ -71,6 +71,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/queries", get(queries))
         .route("/v1/events", get(daemon_events))
         .route("/v1/recording", get(recording))
+        .route("/v1/monitor", get(monitor))
         .route("/v1/reload", post(reload))
         .route("/v1/shutdown", post(shutdown))
         .route("/metrics", get(metrics_page))
@@ -213,6 +214,17 @@ async fn recording(
     Ok(([(header::CONTENT_TYPE, kind)], Body::new(body)).into_response())
 }
 
+async fn monitor(State(app): State<App>) -> Answer<fathom_control::MonitorStatus> {
+    let status = app.daemon.monitor_status().ok_or_else(|| {
+        refusal(
+            ErrorCode::NotFound,
+            "this daemon has no link to a centre",
+            "add [monitor] to its configuration",
+        )
+    })?;
+    Ok(axum::Json(status))
+}
+
 async fn reload(State(app): State<App>) -> Answer<fathom_control::ReloadReport> {
     aside(move || app.daemon.reload()).await
 }
@@ -230,7 +242,8 @@ fn metrics_text(daemon: &Daemon) -> String {
     let (info, disks, statistics) = (daemon.info(), daemon.disk_list(), daemon.statistics());
     let queries =
         metrics::QueryMetrics { list: daemon.query_list(), series: daemon.query_series() };
-    metrics::text(&info, &disks, &statistics, &daemon.groups(), &queries)
+    let monitor = daemon.monitor_status();
+    metrics::text(&info, &disks, &statistics, &daemon.groups(), &queries, monitor.as_ref())
 }
 
 async fn no_such_path() -> Refused {

@@ -85,6 +85,12 @@ async fn serve(
     // First, because a second daemon with the same configuration is told so here.
     probe(&options.control).map_err(one)?;
     let daemon = Daemon::start(configuration, file, journal, begun)?;
+    if let Some(monitor) = &configuration.monitor {
+        if let Err(refused) = daemon.start_monitor(&monitor.definition) {
+            daemon.stop();
+            return Err(one(refused));
+        }
+    }
     let outside = bind_metrics(options.metrics).and_then(|metrics| {
         // Last, because whoever can connect may rely on all disks being served.
         Ok((metrics, bind_control(&options.control)?))

@@ -156,7 +156,7 @@ impl From<Unit> for TimeUnit {
 
 /// Reads `NAME=VALUE`. What is no number and no word of the language is a text; quotes make one of
 /// everything.
-fn parameter(text: &str) -> Result<(String, Value), String> {
+pub fn parameter(text: &str) -> Result<(String, Value), String> {
     let (name, value) = text.split_once('=').ok_or("write it like limit=20000")?;
     let name = name.strip_prefix('$').unwrap_or(name);
     let begins = |c: char| c.is_ascii_alphabetic() || c == '_';
@@ -183,7 +183,7 @@ fn parameter(text: &str) -> Result<(String, Value), String> {
 }
 
 /// The queries, from a file or as they stand on the command line.
-fn script(file: Option<&Path>, text: Option<&str>) -> Outcome<String> {
+pub fn script(file: Option<&Path>, text: Option<&str>) -> Outcome<String> {
     match file {
         Some(path) => fs::read_to_string(path).map_err(|error| Failure::io("read", path, &error)),
         None => Ok(text.unwrap_or_default().to_owned()),
@@ -297,7 +297,7 @@ fn tell(summary: &ReplaySummary) {
     }
 }
 
-fn failure(script: &str, error: QueryError) -> Failure {
+pub fn failure(script: &str, error: QueryError) -> Failure {
     match error {
         QueryError::Script(diagnostics) => place::failure(script, &diagnostics),
         QueryError::Request(what) => Failure::usage(what),

@@ -3,6 +3,7 @@
 mod bounds;
 mod changes;
 mod events;
+mod monitor;
 mod nbd;
 mod process;
 mod queries;

@@ -6,7 +6,7 @@
 //! [`Writer`] and [`BlockBuilder`] write, [`Recording`] reads; `read::open` knows recordings by
 //! their first bytes.
 
-mod bytes;
+pub(crate) mod bytes;
 mod checksum;
 mod column;
 mod decode;
@@ -14,13 +14,17 @@ mod encode;
 mod fuzz;
 mod header;
 mod reader;
+mod single;
 mod write;
 
+pub use bytes::Wrong;
 pub use encode::{BlockBuilder, Cell};
 #[doc(hidden)]
 pub use fuzz::fuzz_recording;
 pub use header::{Clock, Header, RecordedColumn};
 pub use reader::{Block, Item, Recording, RowReader};
+pub use single::BlockReader;
+pub(crate) use single::mend;
 pub use write::{BlockLimits, RecordingSummary, Writer, dropped_block, end_block, moment_block};
 
 /// How a recording begins. No text has its first byte.

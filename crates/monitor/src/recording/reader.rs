@@ -61,12 +61,17 @@ impl Block {
         self.count
     }
 
+    /// The earliest and the latest instant of its rows.
+    pub(super) fn span(&self) -> (i64, i64) {
+        self.span
+    }
+
     /// Whether it is one of rows.
     pub fn has_rows(&self) -> bool {
         self.kind == BlockKind::Rows
     }
 
-    fn unpacked(&self) -> Result<Vec<u8>, Wrong> {
+    pub(super) fn unpacked(&self) -> Result<Vec<u8>, Wrong> {
         let stored = &self.bytes[HEAD..];
         let plain = match self.packing {
             Packing::None => stored.to_vec(),
@@ -81,7 +86,7 @@ impl Block {
         if plain.len() == self.plain { Ok(plain) } else { Err(Wrong("it has another length")) }
     }
 
-    fn note(&self) -> Result<Item, Wrong> {
+    pub(super) fn note(&self) -> Result<Item, Wrong> {
         let plain = self.unpacked()?;
         let mut input = Input::new(&plain, 0);
         Ok(match self.kind {
@@ -98,6 +103,63 @@ impl Block {
                 Item::End { events: input.fixed::<8>()?, dropped: input.fixed::<8>()? }
             }
         })
+    }
+}
+
+/// What the head of a block says.
+pub(super) struct BlockHead {
+    kind: u8,
+    packing: u8,
+    /// The bytes that follow.
+    pub stored: usize,
+    /// What they are once unpacked.
+    pub plain: usize,
+    count: u32,
+    span: (i64, i64),
+    sum: u32,
+}
+
+impl BlockHead {
+    /// The head that bytes begin with.
+    pub fn of(bytes: &[u8]) -> Result<Self, Wrong> {
+        let mut input = Input::new(bytes, 0);
+        if input.take(MARK.len())? != MARK {
+            return Err(Wrong("its mark is missing"));
+        }
+        let (kind, packing) = (input.byte()?, input.byte()?);
+        input.fixed::<2>()?;
+        let head = Self {
+            kind,
+            packing,
+            stored: input.fixed::<4>()? as usize,
+            plain: input.fixed::<4>()? as usize,
+            count: input.fixed::<4>()? as u32,
+            span: (input.fixed::<8>()? as i64, input.fixed::<8>()? as i64),
+            sum: input.fixed::<4>()? as u32,
+        };
+        if head.stored > BLOCK_MAX || head.plain > BLOCK_MAX {
+            return Err(Wrong("it is too long"));
+        }
+        Ok(head)
+    }
+
+    /// The block of these bytes, the head among them; `None` where its kind is not known.
+    pub fn block(&self, bytes: Vec<u8>) -> Result<Option<Block>, Wrong> {
+        let (head, stored) = bytes.split_at_checked(HEAD).ok_or(Wrong("it is cut off"))?;
+        if Sum::new().add(&head[..HEAD - 4]).add(stored).value() != self.sum {
+            return Err(Wrong("its checksum is another"));
+        }
+        let Some(kind) = BlockKind::from_number(self.kind) else { return Ok(None) };
+        let packing = match self.packing {
+            0 => Packing::None,
+            1 => Packing::Lz4,
+            _ => return Err(Wrong("it is packed in an unknown way")),
+        };
+        if self.count as usize > BLOCK_ROWS_MAX {
+            return Err(Wrong("it has too many rows"));
+        }
+        let (plain, count, span) = (self.plain, self.count, self.span);
+        Ok(Some(Block { bytes, kind, packing, plain, count, span }))
     }
 }
 
@@ -208,42 +270,13 @@ impl<R: Read> Recording<R> {
             HEAD => {}
             _ => return Err(Halt::Torn),
         }
-        let head = |wrong: Wrong| Halt::Lost(wrong.0);
-        let mut input = Input::new(&bytes, 0);
-        if input.take(MARK.len()).map_err(head)? != MARK {
-            return Err(Halt::Lost("its mark is missing"));
-        }
-        let kind = input.byte().map_err(head)?;
-        let packing = input.byte().map_err(head)?;
-        input.fixed::<2>().map_err(head)?;
-        let stored = input.fixed::<4>().map_err(head)? as usize;
-        let plain = input.fixed::<4>().map_err(head)? as usize;
-        let count = input.fixed::<4>().map_err(head)? as u32;
-        let first = input.fixed::<8>().map_err(head)? as i64;
-        let last = input.fixed::<8>().map_err(head)? as i64;
-        let sum = input.fixed::<4>().map_err(head)? as u32;
-        if stored > BLOCK_MAX || plain > BLOCK_MAX {
-            return Err(Halt::Lost("it is too long"));
-        }
+        let head = BlockHead::of(&bytes).map_err(|wrong| Halt::Lost(wrong.0))?;
         // Not more memory than there are bytes.
-        let mut rest = (&mut self.source).take(stored as u64);
-        if rest.read_to_end(&mut bytes).map_err(cut)? < stored {
+        let mut rest = (&mut self.source).take(head.stored as u64);
+        if rest.read_to_end(&mut bytes).map_err(cut)? < head.stored {
             return Err(Halt::Torn);
         }
-        let summed = Sum::new().add(&bytes[..HEAD - 4]).add(&bytes[HEAD..]);
-        if summed.value() != sum {
-            return Err(Halt::Damaged(Wrong("its checksum is another")));
-        }
-        let Some(kind) = BlockKind::from_number(kind) else { return Ok(None) };
-        let packing = match packing {
-            0 => Packing::None,
-            1 => Packing::Lz4,
-            _ => return Err(Halt::Damaged(Wrong("it is packed in an unknown way"))),
-        };
-        if count as usize > BLOCK_ROWS_MAX {
-            return Err(Halt::Damaged(Wrong("it has too many rows")));
-        }
-        Ok(Some(Block { bytes, kind, packing, plain, count, span: (first, last) }))
+        head.block(bytes).map_err(Halt::Damaged)
     }
 
     /// What comes next. Rows are put in place of what is in `batch`, as wide as the recording's

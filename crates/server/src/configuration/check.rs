@@ -61,6 +61,9 @@ impl Configuration {
         self.check_sockets(&mut problems);
         self.check_images(&mut problems);
         check_queries(&self.queries, &mut problems);
+        if let Some(Placed { definition, places }) = &self.monitor {
+            super::monitor::check(definition, places, &mut problems);
+        }
         problems.none_or()
     }
 

@@ -4,12 +4,14 @@
 //! - `table`: a TOML table read key by key; unknown keys and wrong types are noted by line.
 //! - `disk`: the tables that describe disks and NBD listeners.
 //! - `query`: the queries that the daemon keeps.
+//! - `monitor`: the table of the centre.
 //! - `check`, `layers`: what a reader of one table cannot see: files, sockets, and what excludes
 //!   what.
 
 mod check;
 mod disk;
 mod layers;
+mod monitor;
 mod problem;
 mod query;
 mod table;
@@ -24,6 +26,7 @@ use toml::de::DeTable;
 
 pub use check::{Address, check_disk, parse_address};
 pub(crate) use check::{image_identity, normal as normal_path};
+pub use monitor::MonitorOptions;
 pub use problem::{Place, Places, Problem, Problems};
 
 pub use query::{
@@ -50,6 +53,8 @@ pub struct Configuration {
     pub listeners: Vec<Placed<ListenerDefinition>>,
     /// The queries that are kept, in the order of the file.
     pub queries: Vec<Placed<QueryDefinition>>,
+    /// The centre that this host answers queries of, if any.
+    pub monitor: Option<Placed<MonitorOptions>>,
 }
 
 /// A definition, and where it was written.
@@ -216,6 +221,10 @@ fn document_of(
     for table in root.tables("query", "[[query]]") {
         let (definition, places) = query::query(table.without_prefix());
         configuration.queries.push(Placed { definition, places });
+    }
+    if let Some(table) = root.table("monitor", "[monitor]") {
+        let (definition, places) = monitor::monitor(table);
+        configuration.monitor = Some(Placed { definition, places });
     }
     root.finish();
     configuration

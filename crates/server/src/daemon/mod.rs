@@ -7,6 +7,7 @@
 mod disks;
 mod events;
 mod listeners;
+mod monitor;
 mod reload;
 mod statistics;
 mod status;
@@ -56,6 +57,8 @@ pub(crate) struct Daemon {
     events: Events,
     /// The queries that are kept.
     queries: Queries,
+    /// The link to the centre, where one is configured.
+    monitor: OnceLock<monitor::Monitor>,
     /// Counts disks and taps up, so that no two of a daemon's life are taken for one.
     instances: AtomicU64,
 }
@@ -145,6 +148,7 @@ impl Daemon {
             introspection: Introspection::new(configuration.daemon.metrics_cgroups_max),
             events: Events::default(),
             queries: Queries::default(),
+            monitor: OnceLock::new(),
             instances: AtomicU64::new(1),
         });
         let mut refusals = Vec::new();

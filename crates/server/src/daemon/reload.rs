@@ -58,6 +58,10 @@ impl Daemon {
         if new.daemon.shutdown_time_max != self.options.shutdown_time_max {
             report.refused.push(refuse("shutdown_time_max"));
         }
+        if new.monitor.as_ref().map(|placed| &placed.definition) != self.monitor_options() {
+            let what = "[monitor] cannot change while the daemon runs: restart it";
+            report.refused.push(what.to_owned());
+        }
         if self.journal.set_level(new.daemon.log) {
             report.changed.push("another level of the log".into());
         }

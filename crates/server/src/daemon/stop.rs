@@ -68,6 +68,7 @@ impl Daemon {
         self.queries.begin_end();
         self.events.end(EVENTS_TIME_MAX);
         self.queries.end(QUERIES_TIME_MAX);
+        self.end_monitor();
         problems
     }
 

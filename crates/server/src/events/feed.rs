@@ -36,7 +36,7 @@ pub(crate) fn follow(
 ) -> Result<EventFeed, ErrorBody> {
     let wish = Wish { pulse: Some(pulse), idle_pulse: Some(idle_pulse), ..Wish::default() };
     // The daemon's own thread always has a seat.
-    let listener = enrol(daemon, wish, LISTENERS_MAX + 1)?;
+    let (listener, _) = enrol(daemon, wish, LISTENERS_MAX + 1)?;
     listener.wait_until_begun(Duration::from_secs(1));
     let header = listener.wait_next().unwrap_or_default();
     Ok(EventFeed { listener, header, rest: Bytes::new() })

@@ -50,7 +50,7 @@ impl State {
         self.waiting.push_back(bytes);
     }
 
-    fn take(&mut self) -> Option<Bytes> {
+    fn next(&mut self) -> Option<Bytes> {
         let bytes = self.waiting.pop_front()?;
         self.bytes -= bytes.len();
         Some(bytes)
@@ -145,7 +145,7 @@ impl Listener {
             .filled
             .wait_while(state, |state| state.waiting.is_empty() && !state.ended)
             .unwrap_or_else(PoisonError::into_inner);
-        state.take()
+        state.next()
     }
 
     /// Nobody reads any more.
@@ -176,6 +176,11 @@ impl Listener {
         state.dropped += count;
         state.put(dropped_block(count, DropPlace::Ring, disk).into());
         self.wake(&mut state);
+    }
+
+    /// The next that waits for it: its header first, then block by block.
+    pub fn take(&self) -> Option<Bytes> {
+        self.state().next()
     }
 
     /// Gives it no more.
@@ -213,7 +218,7 @@ impl Body for EventBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let mut state = self.listener.state();
-        if let Some(bytes) = state.take() {
+        if let Some(bytes) = state.next() {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
         if state.ended {

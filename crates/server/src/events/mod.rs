@@ -9,6 +9,7 @@ mod collector;
 mod columns;
 mod feed;
 mod listener;
+mod source;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,7 @@ use fathom_monitor::recording::{self, Header};
 
 pub(crate) use feed::{EventFeed, Nudge, follow};
 pub(crate) use listener::EventBody;
+pub(crate) use source::DiskEvents;
 
 use crate::daemon::Daemon;
 use crate::wiring::refusal;
@@ -93,20 +95,29 @@ fn header(daemon: &Daemon) -> Header {
 
 /// A stream of what a listener asks for, from now on.
 pub(crate) fn listen(daemon: &Arc<Daemon>, wish: Wish) -> Result<EventBody, ErrorBody> {
+    subscribe(daemon, wish).map(|(listener, _)| EventBody::new(listener))
+}
+
+/// One more who listens, and the header that its blocks belong to.
+fn subscribe(daemon: &Arc<Daemon>, wish: Wish) -> Result<(Arc<Listener>, Header), ErrorBody> {
     for name in &wish.disks {
         if daemon.tap_of(name)?.is_none() {
             let message = format!("the disk {name:?} has no tap, so nobody knows its events");
             return Err(refusal(ErrorCode::Conflict, message, "give it `tap = true`"));
         }
     }
-    let listener = enrol(daemon, wish, LISTENERS_MAX)?;
+    let (listener, header) = enrol(daemon, wish, LISTENERS_MAX)?;
     // Until it is collected nothing is told: whoever has an answer misses nothing from then on.
     listener.wait_until_begun(Duration::from_secs(1));
-    Ok(EventBody::new(listener))
+    Ok((listener, header))
 }
 
 /// Has events collected for one more listener, if there are fewer than `most`.
-fn enrol(daemon: &Arc<Daemon>, wish: Wish, most: usize) -> Result<Arc<Listener>, ErrorBody> {
+fn enrol(
+    daemon: &Arc<Daemon>,
+    wish: Wish,
+    most: usize,
+) -> Result<(Arc<Listener>, Header), ErrorBody> {
     let header = header(daemon);
     let bytes = header
         .to_bytes()
@@ -123,7 +134,7 @@ fn enrol(daemon: &Arc<Daemon>, wish: Wish, most: usize) -> Result<Arc<Listener>,
         return Err(refusal(ErrorCode::Conflict, message, "end one of them"));
     }
     if !state.collecting {
-        let collector = collector::Collector::new(Arc::clone(daemon), header);
+        let collector = collector::Collector::new(Arc::clone(daemon), header.clone());
         let thread = std::thread::Builder::new().name("events".into());
         thread.spawn(move || collector.run()).map_err(|error| {
             refusal(ErrorCode::Failed, format!("no thread collects events: {error}"), "")
@@ -133,5 +144,5 @@ fn enrol(daemon: &Arc<Daemon>, wish: Wish, most: usize) -> Result<Arc<Listener>,
     state.listeners.push(Arc::clone(&listener));
     drop(state);
     events.woken.notify_all();
-    Ok(listener)
+    Ok((listener, header))
 }

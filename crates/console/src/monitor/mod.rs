@@ -1,0 +1,163 @@
+//! `fathom monitor`: standing queries over the events of many hosts.
+mod status;
+
+use std::{
+    io::{self, BufWriter},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use fathom_control::Nanoseconds;
+use fathom_cql::{ParseOptions, Value, plan::Output};
+use fathom_monitor::{
+    QueryError,
+    link::{Centre, CentreOptions, Tls, TlsFiles},
+    replay::Script,
+    write::{Form, Printer, PrinterOptions},
+};
+
+use crate::{
+    failure::{Failure, Outcome, reason},
+    query::{failure, parameter, script},
+};
+use status::StatusPrinter;
+
+/// Options of `fathom monitor`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The daemons of the hosts connect to this address: [monitor] in their configuration names it. Each
+has a certificate for its name, signed by the authority, and is given the part of the queries that
+it can do by itself.
+
+A stream's rows are printed as they come, and of a relation each change, with its time in
+nanoseconds since 1970 and + or -. With --status a table of the hosts goes to standard error.
+
+Examples:
+  fathom monitor --listen 0.0.0.0:10810 --certificate centre.pem --key centre.key \\
+    --authority ca.pem 'select VMName, count(*) from IOstream [range 1 minute] group by VMName'
+  fathom monitor --listen 0.0.0.0:10810 --certificate centre.pem --key centre.key \\
+    --authority ca.pem --file slow.cql --param limit=20000 --json --status 10s
+  fathom monitor --listen 127.0.0.1:10810 --plain 'select * from IOstream where Type = \"E\"'")]
+pub struct MonitorOptions {
+    /// The queries
+    #[arg(value_name = "CQL", required_unless_present = "file", conflicts_with = "file")]
+    text: Option<String>,
+    /// Read the queries from this file
+    #[arg(long, short, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Where hosts connect to
+    #[arg(long, value_name = "ADDRESS")]
+    listen: String,
+    /// This side's certificate, and the chain behind it
+    #[arg(long, value_name = "FILE", required_unless_present = "plain", requires = "key")]
+    certificate: Option<PathBuf>,
+    /// The certificate's private key
+    #[arg(long, value_name = "FILE", requires = "authority")]
+    key: Option<PathBuf>,
+    /// The authority that the hosts' certificates are signed by
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    authority: Option<PathBuf>,
+    /// Speak plain text: for networks where everybody is trusted
+    #[arg(long, conflicts_with = "certificate")]
+    plain: bool,
+    /// Wait so long for hosts that lag; what comes later does not count
+    #[arg(long, value_name = "TIME", default_value = "2s")]
+    patience: Nanoseconds,
+    /// Show the hosts on standard error, so often
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "5s")]
+    status: Option<Nanoseconds>,
+    /// End after this time
+    #[arg(long = "for", value_name = "TIME")]
+    time: Option<Nanoseconds>,
+    /// Understand the queries as STREAM did: a second of a window is a microsecond
+    #[arg(long)]
+    stream_compat: bool,
+    /// Set $NAME in the queries: a number, true, false, null, or a text
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parameter)]
+    parameters: Vec<(String, Value)>,
+    /// Print an object of JSON a row, and the hosts likewise
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+    /// Print CSV
+    #[arg(long)]
+    csv: bool,
+    /// Print each change, with its time and sign
+    #[arg(long)]
+    deltas: bool,
+}
+
+impl MonitorOptions {
+    fn form(&self) -> Form {
+        match (self.json, self.csv) {
+            (true, _) => Form::Json,
+            (false, true) => Form::Csv,
+            (false, false) => Form::Table,
+        }
+    }
+
+    fn tls(&self) -> Outcome<Option<Tls>> {
+        let (Some(certificate), Some(key), Some(authority)) =
+            (&self.certificate, &self.key, &self.authority)
+        else {
+            return Ok(None);
+        };
+        let files = TlsFiles {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            authority: authority.clone(),
+        };
+        let tls = Tls::centre(&files).map_err(|error| Failure::new(reason(&error)))?;
+        Ok(Some(tls))
+    }
+
+    fn centre(&self, script: Script) -> Outcome<Centre> {
+        let mut options = CentreOptions::new(&self.listen);
+        options.tls = self.tls()?;
+        options.patience = Duration::from_nanos(self.patience.0);
+        Centre::listen(options, script).map_err(|error| {
+            let message = format!("cannot serve hosts at {}: {}", self.listen, reason(&error));
+            match error.kind() {
+                io::ErrorKind::AddrInUse => {
+                    Failure::new(message).advise("choose another port with --listen")
+                }
+                _ => Failure::new(message),
+            }
+        })
+    }
+}
+
+/// Carries out the command.
+pub fn run(options: &MonitorOptions) -> Outcome {
+    let text = script(options.file.as_deref(), options.text.as_deref())?;
+    let parse = ParseOptions { stream_compat: options.stream_compat };
+    let script = Script::prepare(&text, &options.parameters, parse)
+        .map_err(|error| failure(&text, error))?;
+    for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
+        eprintln!("{}", remark.render(&text));
+    }
+    let relation =
+        script.queries().iter().any(|query| matches!(query.plan.output, Output::Relation(_)));
+    let form = PrinterOptions { form: options.form(), deltas: options.deltas || relation };
+    let mut centre = options.centre(script)?;
+    eprintln!("hosts are served at {}", centre.address());
+    let watch = centre.watch();
+    let interval = options.status.map(|time| Duration::from_nanos(time.0));
+    let mut printer = interval.map(|interval| StatusPrinter::new(interval, options.json));
+    let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
+    let mut goes_on = |_| {
+        if let Some(printer) = &mut printer {
+            printer.look(&watch);
+        }
+        end.is_none_or(|end| Instant::now() < end)
+    };
+    let mut sink = Printer::new(BufWriter::new(io::stdout().lock()), form);
+    let ran = centre.run(&mut sink, &mut goes_on);
+    let finished = sink.finish().map(drop).map_err(QueryError::Write);
+    match ran.and(finished) {
+        Ok(()) => Ok(()),
+        // A reader who has left is no failure.
+        Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(failure(&text, error)),
+    }
+}

@@ -1,0 +1,72 @@
+//! Entry points for fuzzing: bytes of a host and of the centre, as hostile as they come.
+
+use std::sync::OnceLock;
+
+use fathom_cql::plan::Plan;
+use fathom_cql::{Hosts, ParseOptions, split};
+
+use super::frame::{FromCentre, FromHost, Inbox, ROWS_MAX, Sender};
+use super::plans::Fragments;
+use super::rows::RowsReader;
+use crate::replay::Script;
+
+/// The fragments of a query, as hosts get them.
+fn fragments() -> &'static [Plan] {
+    static PLANS: OnceLock<Vec<Plan>> = OnceLock::new();
+    PLANS.get_or_init(|| {
+        let text = "select VDisk, Size, Size * 0.5, Size > 8 from IOstream;
+                    select VDisk, count(*) from IOstream [range 1 second] group by VDisk";
+        let script = Script::prepare(text, &[], ParseOptions::default()).expect("it is a query");
+        let mut plans = split(script.plans(), &script.read_catalog(), Hosts::Many).fragments;
+        plans.extend(script.plans().iter().cloned());
+        plans
+    })
+}
+
+/// Reads `data` as what one side says, and panics when a bound is passed or a frame that is
+/// written again differs.
+#[doc(hidden)]
+pub fn fuzz_frames(data: &[u8]) {
+    let Some((first, rest)) = data.split_first() else { return };
+    let sender = if first & 1 == 0 { Sender::Host } else { Sender::Centre };
+    let mut inbox = Inbox::new(sender);
+    for piece in rest.chunks(1 + usize::from(first >> 1)) {
+        inbox.add(piece);
+        while let Ok(Some((kind, bytes))) = inbox.next() {
+            assert!(bytes.len() <= ROWS_MAX);
+            let mut again = Vec::new();
+            match sender {
+                Sender::Host => {
+                    let Ok(frame) = FromHost::read(kind, bytes) else { return };
+                    frame.write(&mut again);
+                    take_rows(&frame);
+                }
+                Sender::Centre => {
+                    let Ok(frame) = FromCentre::read(kind, bytes) else { return };
+                    frame.write(&mut again);
+                    take_plans(&frame);
+                }
+            }
+            assert_eq!(&again[super::frame::HEAD..], bytes, "what is read is written as it was");
+        }
+    }
+}
+
+fn take_rows(frame: &FromHost<'_>) {
+    let FromHost::Rows { fragment, block, .. } = *frame else { return };
+    let plans = fragments();
+    let mut reader = RowsReader::new(&plans[usize::from(fragment) % plans.len()]);
+    let mut mended = block.to_vec();
+    crate::recording::mend(&mut mended);
+    let Ok(changes) = reader.read(&mended) else { return };
+    assert!(changes.rows.len() <= 1 << 16);
+    for (time_ns, _, count) in changes.rows {
+        assert!((0..=crate::read::LAST_TIME_NS).contains(&time_ns) && count != 0);
+    }
+}
+
+fn take_plans(frame: &FromCentre<'_>) {
+    let FromCentre::Fragments { plans, .. } = *frame else { return };
+    let Ok(read) = Fragments::from_bytes(plans) else { return };
+    let _ = read.wanted(&crate::io_stream());
+}

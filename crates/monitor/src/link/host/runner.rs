@@ -1,0 +1,312 @@
+//! Fragments over the events of a host, and what they give for the centre.
+
+use std::collections::BTreeMap;
+
+use fathom_cql::catalog::StreamSchema;
+
+use super::super::plans::{Fragments, is_stream};
+use super::super::rows::{RowsWriter, Tuple};
+use super::outbox::Outbox;
+use crate::read::{Batch, LAST_TIME_NS};
+use crate::recording::{Clock, Header};
+use crate::{Delta, Engine};
+
+/// The most rows that a fragment's relation may have.
+const RELATION_ROWS_MAX: usize = 1 << 20;
+
+/// See the module.
+pub struct Runner {
+    engine: Engine,
+    outputs: Vec<FragmentOutput>,
+    /// Which columns of a row are times.
+    times: Vec<usize>,
+    /// What is to be added to the events' times for the centre's time.
+    unix_offset_ns: i64,
+    correction_ns: i64,
+    /// Everything before this is told.
+    watermark_ns: i64,
+    events: u64,
+    late: u64,
+}
+
+/// What a fragment gives.
+struct FragmentOutput {
+    writer: RowsWriter,
+    /// What a relation holds; `None` for a stream.
+    held: Option<BTreeMap<Tuple, i64>>,
+}
+
+impl FragmentOutput {
+    /// Adds a change to what is sent next.
+    fn add(&mut self, delta: &Delta<'_>, outbox: &mut Outbox) {
+        self.hold(delta);
+        let (fragment, is_stream) = (delta.query as u16, self.held.is_none());
+        self.writer.add(delta.time_ns as i64, delta.row, delta.count, &mut |block, rows| {
+            send(fragment, is_stream, &block, rows, outbox);
+        });
+    }
+
+    fn finish(&mut self, fragment: u16, outbox: &mut Outbox) {
+        if let Some((block, rows)) = self.writer.take() {
+            send(fragment, self.held.is_none(), &block, rows, outbox);
+        }
+    }
+
+    /// Adds a change of the relation to what it holds.
+    fn hold(&mut self, delta: &Delta<'_>) {
+        let Some(held) = &mut self.held else { return };
+        let count = held.entry(delta.row.into()).or_default();
+        *count += delta.count;
+        if *count == 0 {
+            held.remove(delta.row);
+        }
+    }
+}
+
+fn send(fragment: u16, is_stream: bool, block: &[u8], rows: u64, outbox: &mut Outbox) {
+    if is_stream {
+        outbox.stream(fragment, block, rows);
+    } else {
+        outbox.relation(fragment, block);
+    }
+}
+
+impl Runner {
+    /// Runs fragments over rows of the `wanted` columns of a stream.
+    pub fn new(
+        fragments: &Fragments,
+        schema: &StreamSchema,
+        wanted: &[bool],
+        unix_offset_ns: i64,
+    ) -> Self {
+        let header = Header::new(schema, Clock::Monotonic, 0);
+        let columns = header.columns.iter().zip(wanted).filter(|(_, wanted)| **wanted);
+        let times = columns.enumerate().filter(|(_, (column, _))| column.is_time);
+        let output = |plan: &fathom_cql::plan::Plan| FragmentOutput {
+            writer: RowsWriter::new(plan),
+            held: (!is_stream(plan)).then(BTreeMap::new),
+        };
+        Self {
+            engine: Engine::new(1, &fragments.plans),
+            outputs: fragments.plans.iter().map(output).collect(),
+            times: times.map(|(at, _)| at).collect(),
+            unix_offset_ns,
+            correction_ns: 0,
+            watermark_ns: 0,
+            events: 0,
+            late: 0,
+        }
+    }
+
+    /// Corrects the clock from now on. Time does not go back: what would be before what is told
+    /// is at that instant.
+    pub fn correct(&mut self, correction_ns: i64) {
+        self.correction_ns = correction_ns;
+    }
+
+    /// The fragments that give relations.
+    pub fn relations(&self) -> impl Iterator<Item = u16> + '_ {
+        let relation =
+            |(at, output): (usize, &FragmentOutput)| output.held.is_some().then_some(at as u16);
+        self.outputs.iter().enumerate().filter_map(relation)
+    }
+
+    fn corrected(&self, time_ns: i64) -> i64 {
+        time_ns.saturating_add(self.unix_offset_ns).saturating_add(self.correction_ns)
+    }
+
+    /// Takes events.
+    pub fn rows(&mut self, batch: &mut Batch) {
+        let time =
+            |&time_ns: &i64| self.corrected(time_ns).clamp(self.watermark_ns, LAST_TIME_NS) as u64;
+        let times_ns: Vec<u64> = batch.times_ns.iter().map(time).collect();
+        let (_, mut columns) = batch.take();
+        for &column in &self.times {
+            if let Some(column) = columns.get_mut(column) {
+                column.map_integers(|time_ns| self.corrected(time_ns));
+            }
+        }
+        self.events += times_ns.len() as u64;
+        self.engine.push_columns(0, times_ns, columns);
+    }
+
+    /// Nothing from before an instant comes any more: what is known then is put into the outbox.
+    ///
+    /// # Errors
+    /// When a relation has become too large.
+    pub fn advance(&mut self, time_ns: i64, outbox: &mut Outbox) -> Result<(), String> {
+        let time_ns = self.corrected(time_ns).clamp(0, LAST_TIME_NS);
+        if time_ns <= self.watermark_ns {
+            return Ok(());
+        }
+        let outputs = &mut self.outputs;
+        self.engine.advance(time_ns as u64, &mut |delta| {
+            if let Some(output) = outputs.get_mut(delta.query) {
+                output.add(&delta, outbox);
+            }
+        });
+        for (at, output) in self.outputs.iter_mut().enumerate() {
+            output.finish(at as u16, outbox);
+            if output.held.as_ref().is_some_and(|held| held.len() > RELATION_ROWS_MAX) {
+                return Err(format!("a fragment has more than {RELATION_ROWS_MAX} rows"));
+            }
+        }
+        self.watermark_ns = time_ns;
+        let late = self.engine.statistics().late;
+        if late > self.late {
+            outbox.missed(late - self.late);
+            self.late = late;
+        }
+        for fragment in outbox.stale() {
+            self.tell_whole(fragment, outbox);
+        }
+        outbox.watermark(time_ns, self.events);
+        Ok(())
+    }
+
+    /// Tells all that a relation holds.
+    fn tell_whole(&mut self, fragment: u16, outbox: &mut Outbox) {
+        let Some(output) = self.outputs.get_mut(usize::from(fragment)) else { return };
+        let Some(held) = &output.held else { return };
+        let time_ns = self.watermark_ns;
+        let mut reset = true;
+        let mut tell = |block: &[u8]| {
+            outbox.whole(fragment, reset, block);
+            reset = false;
+        };
+        for (row, &count) in held {
+            output.writer.add(time_ns, row, count, &mut |block, _| tell(&block));
+        }
+        // Nothing is a whole too.
+        let last = output.writer.take().map(|(block, _)| block);
+        if last.is_some() || held.is_empty() {
+            tell(&last.unwrap_or_default());
+        }
+    }
+
+    /// The events that were taken.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fathom_cql::Value;
+
+    use fathom_cql::ParseOptions;
+
+    use super::super::super::frame::{FromHost, Inbox, Sender};
+    use super::super::super::rows::RowsReader;
+    use super::*;
+    use crate::io_stream;
+    use crate::replay::Script;
+
+    fn runner(text: &str) -> (Runner, Vec<fathom_cql::plan::Plan>) {
+        let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
+        let schema = io_stream();
+        let plans: Vec<_> = script.queries().iter().map(|query| query.plan.clone()).collect();
+        let (stream, columns) = (schema.name.clone(), schema.columns.clone());
+        let fragments = Fragments { stream, columns, plans: plans.clone() };
+        let wanted = vec![true; schema.columns.len()];
+        (Runner::new(&fragments, &schema, &wanted, 1000), plans)
+    }
+
+    fn event(time: i64, disk: &str) -> (i64, Vec<Value>) {
+        let mut row = vec![Value::Null; io_stream().columns.len()];
+        row[0] = Value::Integer(time);
+        row[7] = Value::text(disk);
+        (time, row)
+    }
+
+    fn push(runner: &mut Runner, events: Vec<(i64, Vec<Value>)>) {
+        let mut batch = Batch::default();
+        for (time_ns, row) in events {
+            batch.push(time_ns, row);
+        }
+        runner.rows(&mut batch);
+    }
+
+    /// What the centre makes of what the outbox sends: what each relation holds, and each
+    /// watermark.
+    fn told(
+        outbox: &mut Outbox,
+        plans: &[fathom_cql::plan::Plan],
+        held: &mut BTreeMap<Tuple, i64>,
+    ) -> Vec<i64> {
+        let (mut bytes, mut watermarks) = (Vec::new(), Vec::new());
+        outbox.send(usize::MAX, &mut bytes);
+        outbox.acknowledge(u64::MAX);
+        let mut inbox = Inbox::new(Sender::Host);
+        inbox.add(&bytes);
+        while let Some((kind, frame)) = inbox.next().unwrap() {
+            match FromHost::read(kind, frame).unwrap() {
+                FromHost::Rows { fragment, reset, block, .. } => {
+                    if reset {
+                        held.clear();
+                    }
+                    if block.is_empty() {
+                        continue;
+                    }
+                    let mut reader = RowsReader::new(&plans[usize::from(fragment)]);
+                    for (_, row, count) in reader.read(block).unwrap().rows {
+                        *held.entry(row).or_default() += count;
+                    }
+                    held.retain(|_, count| *count != 0);
+                }
+                FromHost::Watermark { time_ns, .. } => watermarks.push(time_ns),
+                other => panic!("{other:?}"),
+            }
+        }
+        watermarks
+    }
+
+    #[test]
+    fn times_are_those_of_the_centre_and_do_not_go_back() {
+        let (mut runner, plans) = runner("select BlktapTS from IOstream");
+        let mut outbox = Outbox::new(1 << 20);
+        runner.correct(-100);
+        push(&mut runner, vec![event(50, "a")]);
+        runner.advance(60, &mut outbox).unwrap();
+        runner.correct(-500);
+        // By the clock as it is now this is before what was told.
+        push(&mut runner, vec![event(70, "a")]);
+        runner.advance(80, &mut outbox).unwrap();
+        runner.advance(600, &mut outbox).unwrap();
+        let mut held = BTreeMap::new();
+        assert_eq!(told(&mut outbox, &plans, &mut held), [960, 1100]);
+        let times: Vec<Value> = held.keys().map(|row| row[0].clone()).collect();
+        assert_eq!(times, [Value::Integer(570), Value::Integer(950)]);
+        assert_eq!(runner.events(), 2);
+    }
+
+    #[test]
+    fn relations_are_told_by_changes_and_as_a_whole_where_these_were_lost() {
+        let text = "select VDisk, count(*) from IOstream [range 100 nanoseconds] group by VDisk";
+        let (mut runner, plans) = runner(text);
+        let mut outbox = Outbox::new(1 << 20);
+        let mut held = BTreeMap::new();
+        let rows = |held: &BTreeMap<Tuple, i64>| -> Vec<String> {
+            let text = |(row, count): (&Tuple, &i64)| format!("{} {} {count}", row[0], row[1]);
+            held.iter().map(text).collect()
+        };
+        push(&mut runner, vec![event(10, "a"), event(20, "b"), event(30, "b")]);
+        runner.advance(40, &mut outbox).unwrap();
+        assert_eq!(told(&mut outbox, &plans, &mut held), [1040]);
+        assert_eq!(rows(&held), ["a 1 1", "b 2 1"]);
+        runner.advance(115, &mut outbox).unwrap();
+        assert_eq!(told(&mut outbox, &plans, &mut held), [1115]);
+        assert_eq!(rows(&held), ["b 2 1"]);
+        // The centre loses what it has, and gets it again.
+        held.clear();
+        outbox.forget_relations(runner.relations().collect::<Vec<_>>());
+        push(&mut runner, vec![event(120, "c")]);
+        runner.advance(125, &mut outbox).unwrap();
+        assert_eq!(told(&mut outbox, &plans, &mut held), [1125]);
+        assert_eq!(rows(&held), ["b 1 1", "c 1 1"]);
+        outbox.forget_relations([0]);
+        runner.advance(300, &mut outbox).unwrap();
+        told(&mut outbox, &plans, &mut held);
+        assert_eq!(rows(&held), [""; 0]);
+    }
+}

@@ -1,0 +1,155 @@
+//! Single blocks, as they come from elsewhere one by one.
+
+use fathom_cql::catalog::StreamSchema;
+
+use super::bytes::Wrong;
+use super::checksum::Sum;
+use super::decode::{Rows, Target};
+use super::header::Header;
+use super::reader::{BlockHead, Item};
+use super::{HEAD, RecordedColumn};
+use crate::read::{BATCH_ROWS, Batch, Texts, place_of, width_of};
+
+/// Texts are remembered while so many bytes are read.
+const TEXT_BYTES: usize = 16 << 20;
+
+/// Reads blocks that belong to one header. Unlike a [`Recording`](super::Recording) it passes over
+/// nothing: a damaged block is an error.
+pub struct BlockReader {
+    header: Header,
+    target: Target,
+    texts: Texts,
+    /// Bytes that were read since the texts were forgotten.
+    read: usize,
+    plain_max: usize,
+    plain: usize,
+    rows: Option<Rows>,
+}
+
+impl BlockReader {
+    /// Reads all columns, of blocks that have at most `plain_max` bytes once unpacked.
+    pub fn new(header: Header, plain_max: usize) -> Self {
+        let width = header.columns.len();
+        let target = Target { width, places: (0..width).map(Some).collect(), divisor: 1 };
+        Self::with_target(header, target, plain_max)
+    }
+
+    /// Reads the columns of a schema that are asked for. Those that the header does not have are
+    /// null.
+    pub fn of_columns(
+        header: Header,
+        schema: &StreamSchema,
+        wanted: &[bool],
+        plain_max: usize,
+    ) -> Self {
+        let place = |column: &RecordedColumn| {
+            let place = schema.find(&column.name)?;
+            place_of(wanted, place).filter(|_| schema.columns[place].kind == column.kind)
+        };
+        let places = header.columns.iter().map(place).collect();
+        let target = Target { width: width_of(wanted), places, divisor: 1 };
+        Self::with_target(header, target, plain_max)
+    }
+
+    fn with_target(header: Header, target: Target, plain_max: usize) -> Self {
+        let (texts, rows) = (Texts::new(), None);
+        Self { header, target, texts, read: 0, plain_max, plain: 0, rows }
+    }
+
+    /// Opens a block; its rows, where it has some, come from [`rows`](Self::rows) then. `None` is a
+    /// block of a kind that is not known.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn open(&mut self, bytes: &[u8]) -> Result<Option<Item>, Wrong> {
+        self.rows = None;
+        let head = BlockHead::of(bytes)?;
+        if head.plain > self.plain_max {
+            return Err(Wrong("it is too long"));
+        }
+        if HEAD + head.stored != bytes.len() {
+            return Err(Wrong("it has another length"));
+        }
+        let Some(block) = head.block(bytes.to_vec())? else { return Ok(None) };
+        if !block.has_rows() {
+            return block.note().map(Some);
+        }
+        let payload = block.unpacked()?;
+        self.plain = payload.len();
+        self.read += payload.len();
+        if self.read > TEXT_BYTES {
+            (self.texts, self.read) = (Texts::new(), 0);
+        }
+        let (count, span) = (block.count() as usize, block.span());
+        let rows = Rows::new(payload, count, span, &self.header, &self.target, &mut self.texts)?;
+        self.rows = Some(rows).filter(|rows| rows.left() > 0);
+        Ok(Some(Item::Rows))
+    }
+
+    /// How many bytes the block of rows that was opened last has once unpacked.
+    pub fn plain(&self) -> usize {
+        self.plain
+    }
+
+    /// Puts the next rows of the block in place of what is in `batch`; `false` behind its last.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn rows(&mut self, batch: &mut Batch) -> Result<bool, Wrong> {
+        batch.clear();
+        let Some(rows) = &mut self.rows else { return Ok(false) };
+        let done = rows.read(BATCH_ROWS, batch);
+        if done.is_err() || rows.left() == 0 {
+            self.rows = None;
+        }
+        done.map(|()| true)
+    }
+}
+
+/// Makes the length and the checksum of a block right, for fuzzing: chance does not.
+pub(crate) fn mend(block: &mut [u8]) {
+    if block.len() < HEAD {
+        return;
+    }
+    let (head, stored) = block.split_at_mut(HEAD);
+    head[8..12].copy_from_slice(&(stored.len() as u32).to_le_bytes());
+    let sum = Sum::new().add(&head[..HEAD - 4]).add(stored).value();
+    head[HEAD - 4..].copy_from_slice(&sum.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::io_stream;
+    use crate::recording::{BlockBuilder, Cell, Clock, moment_block};
+
+    #[test]
+    fn a_block_comes_back_and_a_changed_one_does_not() {
+        let header = Header::new(&io_stream(), Clock::Monotonic, 0);
+        let mut builder = BlockBuilder::new(&header);
+        let text: Arc<str> = "Q".into();
+        for time in 0..3000 {
+            builder.append(time, [Cell::Integer(time), Cell::Text(&text)]);
+        }
+        let block = builder.take().unwrap();
+        let mut reader = BlockReader::new(header.clone(), 1 << 20);
+        let mut batch = Batch::default();
+        assert_eq!(reader.open(&block), Ok(Some(Item::Rows)));
+        let mut times = Vec::new();
+        while reader.rows(&mut batch).unwrap() {
+            assert_eq!(batch.row(0)[1], fathom_cql::Value::text("Q"));
+            times.append(&mut batch.times_ns);
+        }
+        assert_eq!(times, (0..3000).collect::<Vec<_>>());
+        assert_eq!(reader.open(&moment_block(7)), Ok(Some(Item::Moment(7))));
+        for at in 0..block.len() {
+            let mut changed = block.clone();
+            changed[at] ^= 4;
+            assert!(reader.open(&changed).is_err(), "{at}");
+            assert!(reader.open(&block[..at]).is_err(), "{at}");
+        }
+        assert!(BlockReader::new(header, 100).open(&block).is_err());
+    }
+}

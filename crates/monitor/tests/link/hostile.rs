@@ -1,0 +1,285 @@
+//! Who is nobody's host, and who breaks the rules: turned away with a reason, and the others go on.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use fathom_cql::Value;
+use fathom_monitor::link::{Centre, Host, HostState, LinkState, Tls, Watch, unix_time_ns};
+
+use super::support::*;
+
+const TEXT: &str = "select VDisk, ReqId, BlktapTS from IOstream";
+
+/// A centre with one good host.
+struct Case {
+    centre: Centre,
+    watch: Watch,
+    feed: Feed,
+    _host: Host,
+    collected: Collected,
+    given: u64,
+}
+
+impl Case {
+    fn new() -> Self {
+        let mut centre = centre(TEXT, |options| options.patience = Duration::from_millis(500));
+        let feed = Feed::default();
+        let host = host(&feed, plain("good", &centre.address().to_string()), 0);
+        let mut collected = Collected::default();
+        run_until(&mut centre, &mut collected, |_| feed.is_wanted());
+        let watch = centre.watch();
+        Self { centre, watch, feed, _host: host, collected, given: 0 }
+    }
+
+    /// Runs until something is so; the good host has events all the while.
+    fn run_until(&mut self, mut done: impl FnMut() -> bool) {
+        let (feed, given) = (&self.feed, &mut self.given);
+        run_until(&mut self.centre, &mut self.collected, |_| {
+            feed.give_events(&events(0, unix_time_ns(), 1), 0);
+            *given += 1;
+            done()
+        });
+    }
+
+    /// All that the good host had has come, and in time.
+    fn finish(mut self) {
+        let last = unix_time_ns();
+        self.feed.give(Part::Watermark(last));
+        let (watch, given) = (self.watch.clone(), self.given);
+        run_until(&mut self.centre, &mut self.collected, |watermark_ns| {
+            of(&watch.status(), "good").rows == given && watermark_ns >= last
+        });
+        let disks = (0..3).map(|disk| Value::text(&format!("disk-0-{disk}")));
+        let rows: i64 = disks.map(|disk| self.collected.rows(0, &disk)).sum();
+        let known = of(&watch.status(), "good");
+        assert_eq!((rows as u64, known.late, known.dropped_rows), (given, 0, 0));
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.centre.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        stream
+    }
+}
+
+fn preamble() -> Vec<u8> {
+    b"\x8eFATLNK\n\x01\0\0\0".to_vec()
+}
+
+fn frame(kind: u8, bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u32).to_le_bytes()[..], &[kind], bytes].concat()
+}
+
+fn hello(name: &str) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u16).to_le_bytes()[..], text.as_bytes()].concat();
+    [preamble(), frame(1, &[text(name), text("1")].concat())].concat()
+}
+
+/// The centre closes the connection; what it said until then.
+fn rest(case: &mut Case, stream: &mut TcpStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    case.run_until(|| {
+        let mut bytes = [0; 1 << 12];
+        match stream.read(&mut bytes) {
+            Ok(0) => true,
+            Ok(count) => {
+                all.extend_from_slice(&bytes[..count]);
+                false
+            }
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    });
+    all
+}
+
+#[test]
+fn who_speaks_something_else_is_turned_away() {
+    let mut case = Case::new();
+    let version = b"\x8eFATLNK\n\x02\0\0\0".to_vec();
+    let before = hello("x");
+    let kind = [preamble(), frame(65, &[0; 8])].concat();
+    let huge = [preamble(), vec![0xff, 0xff, 0xff, 0xff, 1]].concat();
+    let long = [preamble(), frame(1, &[0xff; 900])].concat();
+    let random: Vec<u8> =
+        (0..4096_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let (http, empty) = (b"GET / HTTP/1.1\r\n\r\n".to_vec(), hello(""));
+    let cases: [(Vec<u8>, &str); 8] = [
+        (http, "speaks something else"),
+        (random, "speaks something else"),
+        (version, "version 2"),
+        (kind, "unknown kind"),
+        (huge, "too long"),
+        (long, "too long"),
+        (empty, "no name"),
+        (before[..14].to_vec(), "left"),
+    ];
+    for (at, (bytes, reason)) in cases.into_iter().enumerate() {
+        let mut stream = case.connect();
+        stream.write_all(&bytes).unwrap();
+        if reason == "left" {
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        let answer = rest(&mut case, &mut stream);
+        assert!(answer.len() < 1000);
+        let watch = case.watch.clone();
+        case.run_until(|| watch.status().refused == at as u64 + 1);
+        let told = case.watch.status().refusals.last().unwrap().reason.clone();
+        assert!(told.contains(reason), "{told:?} is not about {reason:?}");
+    }
+    assert_eq!(case.watch.status().hosts.len(), 1);
+    case.finish();
+}
+
+/// A host that has said who it is, and then what it likes.
+fn misbehave(case: &mut Case, name: &str, frames: &[Vec<u8>]) -> String {
+    let mut stream = case.connect();
+    stream.set_nodelay(true).unwrap();
+    stream.write_all(&hello(name)).unwrap();
+    // It answers pings until it has its fragments.
+    let (mut bytes, mut begun, mut at) = (Vec::new(), false, 12);
+    case.run_until(|| {
+        let mut piece = [0; 1 << 12];
+        if let Ok(count) = stream.read(&mut piece) {
+            bytes.extend_from_slice(&piece[..count]);
+        }
+        while bytes.len() >= at + 5 {
+            let length = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+            if bytes.len() < at + 5 + length {
+                break;
+            }
+            let body = &bytes[at + 5..at + 5 + length];
+            match bytes[at + 4] {
+                67 => {
+                    let clock = unix_time_ns().to_le_bytes();
+                    let _ = stream.write_all(&frame(7, &[&body[..4], &clock[..]].concat()));
+                }
+                66 => begun = true,
+                _ => {}
+            }
+            at += 5 + length;
+        }
+        begun
+    });
+    for frame in frames {
+        let _ = stream.write_all(frame);
+    }
+    let watch = case.watch.clone();
+    case.run_until(|| of(&watch.status(), name).state == HostState::Away);
+    rest(case, &mut stream);
+    of(&case.watch.status(), name).problem.unwrap()
+}
+
+#[test]
+fn hosts_that_break_the_rules_are_let_go_of() {
+    let mut case = Case::new();
+    let accepted = frame(2, &[1, 0, 0, 0, 0]);
+    let rows = |number: u64, fragment: u16, block: &[u8]| {
+        let head = [&number.to_le_bytes()[..], &fragment.to_le_bytes(), &[0]].concat();
+        frame(4, &[&head[..], block].concat())
+    };
+    let watermark =
+        |time_ns: i64| frame(5, &[1_u64.to_le_bytes(), time_ns.to_le_bytes(), [0; 8]].concat());
+    let future = unix_time_ns() + 3600 * SECOND;
+    let cases: [(&str, Vec<Vec<u8>>, &str); 8] = [
+        ("rubbish", vec![vec![0xaa; 100]], "unknown kind"),
+        ("huge", vec![[&[0xff; 4][..], &[4]].concat()], "too long"),
+        ("twice", vec![accepted.clone(), accepted.clone()], "accepted again"),
+        ("nothing", vec![accepted.clone(), rows(1, 999, b"")], "no fragment"),
+        ("damaged", vec![accepted.clone(), rows(1, 0, &[7; 100])], "mark"),
+        ("future", vec![accepted.clone(), watermark(future)], "future"),
+        ("never", vec![accepted.clone(), watermark(-1)], "cannot be"),
+        ("hello", vec![hello("hello")[12..].to_vec()], "second hello"),
+    ];
+    for (name, frames, reason) in cases {
+        let problem = misbehave(&mut case, name, &frames);
+        assert!(problem.contains(reason), "{name}: {problem:?} is not about {reason:?}");
+    }
+    // One that leaves in the middle of a frame.
+    let frames = [accepted, vec![100, 0, 0, 0, 4, 1, 2, 3]];
+    let mut stream = case.connect();
+    stream.write_all(&hello("torn")).unwrap();
+    for frame in frames {
+        stream.write_all(&frame).unwrap();
+    }
+    drop(stream);
+    let watch = case.watch.clone();
+    case.run_until(|| {
+        let status = watch.status();
+        let torn = status.hosts.iter().find(|host| host.name == "torn");
+        torn.is_some_and(|host| host.state == HostState::Away)
+    });
+    case.finish();
+}
+
+#[test]
+fn nobody_is_who_he_says_without_a_certificate() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let mut centre = centre(TEXT, |options| options.tls = Some(authority.centre()));
+    let address = centre.address().to_string();
+    let feed = Feed::default();
+    let good = host(&feed, authority.host("good", &address), 0);
+    let mut collected = Collected::default();
+    run_until(&mut centre, &mut collected, |_| feed.is_wanted());
+    let watch = centre.watch();
+    let mut turned_away = |options: fathom_monitor::link::HostOptions, of_host: &str| {
+        let (feed, before) = (Feed::default(), watch.status().refused);
+        let host = host(&feed, options, 0);
+        run_until(&mut centre, &mut collected, |_| {
+            let told = host.status().problem.is_some_and(|problem| problem.contains(of_host));
+            told && watch.status().refused > before
+        });
+        assert!(!feed.is_wanted());
+        watch.status().refusals.last().unwrap().reason.clone()
+    };
+    // A name that the certificate does not have.
+    let mut options = authority.host("good", &address);
+    options.name = "better".into();
+    let reason = turned_away(options, "for good, not for \"better\"");
+    assert!(reason.contains("for good, not for \"better\""), "{reason}");
+    // An authority that the centre does not know.
+    let tls = Tls::host(&other.files("evil", &authority)).unwrap();
+    let mut options = authority.host("evil", &address);
+    options.tls = Some(tls);
+    let reason = turned_away(options, "");
+    assert!(reason.contains("certificate is refused"), "{reason}");
+    // A centre that the host does not know, or that is another.
+    let tls = Tls::host(&authority.files("wary", &other)).unwrap();
+    let mut options = authority.host("wary", &address);
+    options.tls = Some(tls);
+    turned_away(options, "certificate is refused");
+    let mut options = authority.host("wary", &address);
+    options.centre_name = Some("other".into());
+    turned_away(options, "certificate is refused");
+    // Plain text.
+    turned_away(plain("good", &address), "");
+    let status = watch.status();
+    assert_eq!(status.hosts.len(), 1);
+    assert_eq!((of(&status, "good").connections, good.status().state), (1, LinkState::Running));
+}
+
+/// Whoever is at the centre's address may say what it likes too.
+#[test]
+fn a_centre_that_makes_no_sense_is_left() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let feed = Feed::default();
+    let mut host = host(&feed, plain("alpha", &address), 0);
+    let fragments =
+        |plans: &[u8]| frame(66, &[&[1, 0, 0, 0][..], &[0; 8], &[1], &[0; 8], plans].concat());
+    let welcome = [preamble(), frame(65, &[1; 8])].concat();
+    let cases: [(Vec<u8>, &str); 5] = [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "speaks something else"),
+        ([preamble(), vec![0xff, 0xff, 0xff, 0xff, 66]].concat(), "too long"),
+        ([preamble(), fragments(b"")].concat(), "without a welcome"),
+        ([welcome.clone(), frame(70, &[4, 0, b'f', b'u', b'l', b'l'])].concat(), "full"),
+        ([welcome, fragments(&[0x9f; 5000])].concat(), "cannot be read"),
+    ];
+    for (bytes, problem) in cases {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(&bytes).unwrap();
+        until(problem, || host.status().problem.is_some_and(|known| known.contains(problem)));
+        assert_eq!(host.status().fragments, 0);
+    }
+    host.stop(Duration::from_secs(5));
+}
