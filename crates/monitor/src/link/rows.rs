@@ -224,7 +224,7 @@ pub mod tests {
         for number in 0..4 {
             let texts = (0..250).map(|at| Value::text(&format!("{number} {at} {long}")));
             writer.add(number, &texts.collect::<Vec<_>>(), 1, &mut |block, rows| {
-                blocks.push((block, rows))
+                blocks.push((block, rows));
             });
         }
         blocks.extend(writer.take());

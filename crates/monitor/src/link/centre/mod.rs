@@ -340,7 +340,7 @@ impl Centre {
             self.engine.advance(watermark_ns, &mut |delta| {
                 if written.is_ok() {
                     let time_ns = delta.time_ns as i64;
-                    written = sink.delta(delta.query, time_ns, delta.count, &delta.row);
+                    written = sink.delta(delta.query, time_ns, delta.count, delta.row);
                 }
             });
             written?;
