@@ -20,8 +20,9 @@ use super::{
 
 /// The most columns that a file may have.
 const COLUMNS: usize = 1024;
-/// Of so many fields a list needs no memory of its own.
-const FIELDS: usize = 32;
+/// Fields, and whether each is in quotes; up to so many need no memory of their own.
+type FieldList<'a> = SmallVec<[(&'a [u8], bool); 32]>;
+
 /// What an editor may put before the first line.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
@@ -152,6 +153,16 @@ impl Layout {
         Ok(Self { separator, fields, time, unit, width, missing, conditions })
     }
 
+    /// Makes the columns that the file does not have as long as the others.
+    fn pad(&self, batch: &mut Batch) {
+        let rows = batch.len();
+        if rows > 0 {
+            for &column in &self.missing {
+                batch.columns[column].pad(rows);
+            }
+        }
+    }
+
     /// Whether a record may be one that somebody wants.
     fn is_wanted(&self, fields: &[(&[u8], bool)]) -> bool {
         let Some(conditions) = &self.conditions else { return true };
@@ -194,9 +205,6 @@ impl Layout {
                     return Err(what);
                 }
             }
-        }
-        for &column in &self.missing {
-            batch.columns[column].pad(rows + 1);
         }
         batch.end_row(time_ns);
         Ok(())
@@ -272,8 +280,7 @@ fn found(word: u64, byte: u8) -> u64 {
 
 /// The fields of a record without quotes. They are short: looking at eight bytes at once is faster
 /// than a search for each separator.
-fn plain(record: &[u8], separator: u8) -> SmallVec<[(&[u8], bool); FIELDS]> {
-    let mut fields = SmallVec::new();
+fn plain<'a>(record: &'a [u8], separator: u8, fields: &mut FieldList<'a>) {
     let mut start = 0;
     let mut end = |end: usize| {
         fields.push((&record[start..end], false));
@@ -295,7 +302,6 @@ fn plain(record: &[u8], separator: u8) -> SmallVec<[(&[u8], bool); FIELDS]> {
         }
     }
     end(record.len());
-    fields
 }
 
 impl Csv {
@@ -340,7 +346,7 @@ impl Csv {
             let record = self.lines.bytes(0..length);
             match self.fields.split(record, self.layout.separator) {
                 Split::Whole => {
-                    let fields: SmallVec<[_; FIELDS]> = self.fields.iter().collect();
+                    let fields: FieldList<'_> = self.fields.iter().collect();
                     let read = self.layout.row(&fields, &mut self.texts, batch);
                     return Ok(Some((read, next, lines)));
                 }
@@ -385,7 +391,8 @@ impl Reader for Csv {
                         self.lines.consume(next, 1);
                         continue;
                     } else {
-                        let fields = plain(record, self.layout.separator);
+                        let mut fields = FieldList::new();
+                        plain(record, self.layout.separator, &mut fields);
                         (self.layout.row(&fields, &mut self.texts, batch), next, 1)
                     }
                 }
@@ -404,6 +411,7 @@ impl Reader for Csv {
             }
             self.lines.consume(next, lines);
         }
+        self.layout.pad(batch);
         self.tally.batch(batch)
     }
 
@@ -429,7 +437,8 @@ mod tests {
             }
             state += 1;
             let expected: Vec<&[u8]> = record.split(|&byte| byte == b',').collect();
-            let found = plain(&record, b',');
+            let mut found = FieldList::new();
+            plain(&record, b',', &mut found);
             assert!(found.iter().map(|&(field, _)| field).eq(expected), "{record:?}");
         }
     }
