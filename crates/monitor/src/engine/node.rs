@@ -3,12 +3,13 @@
 //! Windows by time keep what comes out of a selection, so that they hold the rows and the values
 //! only that somebody asks for, and each is computed once, however often a row comes and goes.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use fathom_cql::Value;
 use fathom_cql::ast::{BinaryOperator, JoinKind, SetOperation, ToStream};
-use fathom_cql::plan::{Aggregate, Expression, OrderKey, Output, Relation, Stream, Window};
+use fathom_cql::plan::{Aggregate, Expression, Join, OrderKey, Output, Relation, Stream, Window};
 use fathom_cql::walk::{combine, conjuncts, each_column, substitute};
 
 use crate::read::Condition;
@@ -149,63 +150,7 @@ fn selected(relation: &Relation, selection: Selection) -> Rc<Node> {
             let (by, rows) = (by.clone(), *rows as usize);
             on(Rc::new(Node::Rows { input, by, rows }), selection)
         }
-        Relation::Join(join) => {
-            // Columns of both sides are those that somebody asks for, then the keys.
-            let width = join.left_columns + join.right_columns;
-            let mut asked = vec![selection.outputs.is_none(); width];
-            let mut ask = |column: usize| {
-                if let Some(place) = asked.get_mut(column) {
-                    *place = true;
-                }
-            };
-            selection.each_column(&mut ask);
-            let above = asked.clone();
-            if let Some(residual) = &join.residual {
-                each_column(residual, &mut |column| asked[column.min(width - 1)] = true);
-            }
-            let side = |columns: std::ops::Range<usize>, keys: Vec<&Expression>| {
-                let first = columns.start;
-                let mine: Vec<usize> = columns.filter(|&column| asked[column]).collect();
-                let mut outputs: Vec<Expression> =
-                    mine.iter().map(|column| Expression::Column(column - first)).collect();
-                outputs.extend(keys.into_iter().cloned());
-                (mine, outputs)
-            };
-            let (left_keys, right_keys): (Vec<_>, Vec<_>) =
-                join.equal.iter().map(|(left, right)| (left, right)).unzip();
-            let (mine_left, left) = side(0..join.left_columns, left_keys);
-            let (mine_right, right) = side(join.left_columns..width, right_keys);
-            let keys = join.equal.len();
-            let widths = [left.len(), right.len()];
-            // Where a column of the join is now.
-            let mut places = vec![None; width];
-            for (place, &column) in mine_left.iter().enumerate() {
-                places[column] = Some(place);
-            }
-            for (place, &column) in mine_right.iter().enumerate() {
-                places[column] = Some(widths[0] + place);
-            }
-            let place = |column: usize| places.get(column).copied().flatten();
-            let outputs: Vec<usize> = (0..width).filter(|&column| above[column]).collect();
-            let matching = Matching {
-                kind: join.kind,
-                equal: [
-                    (mine_left.len()..mine_left.len() + keys).collect(),
-                    (mine_right.len()..mine_right.len() + keys).collect(),
-                ],
-                residual: join.residual.clone().map(|residual| moved(residual, &place)),
-                widths,
-                outputs: outputs.iter().filter_map(|&column| place(column)).collect(),
-            };
-            let only = |outputs| Selection { predicate: None, outputs: Some(outputs) };
-            let node = Rc::new(Node::Join(
-                selected(&join.left, only(left)),
-                selected(&join.right, only(right)),
-                matching,
-            ));
-            let shown = |column: usize| outputs.iter().position(|&each| each == column);
-            on(node, selection.moved(&shown))
-        }
+        Relation::Join(of) => join(of, selection),
         Relation::Aggregate(input, keys, aggregates) => {
             let arguments = aggregates.iter().filter_map(|each| each.argument.as_ref());
             let outputs = Some(keys.iter().chain(arguments).cloned().collect());
@@ -228,6 +173,56 @@ fn selected(relation: &Relation, selection: Selection) -> Rc<Node> {
             on(Rc::new(Node::Top { input, keys, limit }), selection)
         }
     }
+}
+
+/// A selection of the pairs of a join. Each side has the columns that somebody asks for, then what
+/// its keys are computed to.
+fn join(join: &Join, selection: Selection) -> Rc<Node> {
+    let width = join.left_columns + join.right_columns;
+    let asked_of = |expressions: &mut dyn Iterator<Item = &Expression>, asked: &mut Vec<bool>| {
+        for expression in expressions {
+            each_column(expression, &mut |column| {
+                if let Some(place) = asked.get_mut(column) {
+                    *place = true;
+                }
+            });
+        }
+    };
+    let mut shown = vec![selection.outputs.is_none(); width];
+    asked_of(&mut selection.expressions(), &mut shown);
+    let mut asked = shown.clone();
+    asked_of(&mut join.residual.iter(), &mut asked);
+
+    // The columns of each side that are asked for, and what of each side is selected.
+    let columns = |of: Range<usize>| of.filter(|&column| asked[column]).collect::<Vec<_>>();
+    let sides = [columns(0..join.left_columns), columns(join.left_columns..width)];
+    let only = |first: usize, columns: &[usize], keys: &mut dyn Iterator<Item = &Expression>| {
+        let columns = columns.iter().map(|column| Expression::Column(column - first));
+        let outputs = Some(columns.chain(keys.cloned()).collect());
+        Selection { predicate: None, outputs }
+    };
+    let left = only(0, &sides[0], &mut join.equal.iter().map(|(left, _)| left));
+    let right = only(join.left_columns, &sides[1], &mut join.equal.iter().map(|(_, right)| right));
+
+    let keys = join.equal.len();
+    let widths = [sides[0].len() + keys, sides[1].len() + keys];
+    let [mine, theirs] = &sides;
+    // Where a column of the join is beside the others.
+    let place = |column: usize| {
+        let of = |side: &[usize]| side.iter().position(|&other| other == column);
+        of(mine).or_else(|| of(theirs).map(|at| widths[0] + at))
+    };
+    let shown: Vec<usize> = (0..width).filter(|&column| shown[column]).collect();
+    let matching = Matching {
+        kind: join.kind,
+        equal: [(mine.len()..widths[0]).collect(), (theirs.len()..widths[1]).collect()],
+        residual: join.residual.clone().map(|residual| moved(residual, &place)),
+        widths,
+        outputs: shown.iter().filter_map(|&column| place(column)).collect(),
+    };
+    let (left, right) = (selected(&join.left, left), selected(&join.right, right));
+    let pairs = Rc::new(Node::Join(left, right, matching));
+    on(pairs, selection.moved(&|column| shown.iter().position(|&other| other == column)))
 }
 
 fn selected_stream(stream: &Stream, selection: Selection) -> Rc<Node> {
