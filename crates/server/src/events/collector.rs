@@ -25,7 +25,7 @@ const BLOCK_EVENTS: usize = 8192;
 const BLOCK_AGE: Duration = Duration::from_millis(10);
 /// So long after its instant an event is in its ring, in nanoseconds, unless the thread that puts
 /// it there is kept waiting for longer.
-const SETTLED_NS: i64 = 20_000_000;
+const SETTLED_NS: i64 = 15_000_000;
 /// How often it is looked which disks there are.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
