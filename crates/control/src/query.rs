@@ -35,6 +35,8 @@ pub struct QueryStatus {
     pub state: QueryState,
     /// Operators of the dataflow that runs it.
     pub operators: u64,
+    /// Rows, groups and values that its operators hold, as of a second ago.
+    pub held: u64,
     /// Events that it has seen.
     pub events: u64,
     /// Events that it has not seen, because they came faster than they were read.

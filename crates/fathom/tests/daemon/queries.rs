@@ -378,6 +378,7 @@ fn a_reload_adds_changes_and_removes_queries_and_leaves_the_others_alone() {
     assert_eq!(reload(&[&line("two"), &held]), [""; 0]);
     // The window has what came before the other query did.
     daemon.until("three are counted", || sample(&daemon, "test_held") == Some(3.0));
+    daemon.until("three rows and a group are held", || status(&daemon, "held").held == 4);
     let names = || -> Vec<String> {
         client.queries().unwrap().queries.into_iter().map(|query| query.name).collect()
     };

@@ -15,10 +15,11 @@ pub(crate) struct QueryMetrics {
 }
 
 pub(super) fn of_queries(page: &mut Page, queries: &QueryMetrics) {
-    let families: [(&str, &str, &str, Value<QueryStatus>); 12] = [
+    let families: [(&str, &str, &str, Value<QueryStatus>); 13] = [
         ("fathom_query_running", "gauge", "Whether the query sees events.", |q| {
             u64::from(q.state == QueryState::Running)
         }),
+        ("fathom_query_held", "gauge", "Rows, groups and values that the query holds.", |q| q.held),
         ("fathom_query_events_total", "counter", "Events that the query has seen.", |q| q.events),
         (
             "fathom_query_events_dropped_total",

@@ -3,7 +3,8 @@
 use std::io::{Cursor, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use fathom_block::Clock;
@@ -21,6 +22,9 @@ use crate::events::{EventFeed, follow};
 const PULSE: Duration = Duration::from_millis(50);
 const IDLE_PULSE: Duration = Duration::from_secs(1);
 
+/// How often it is looked what a query holds: that takes time with the state's size.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
+
 /// A query that runs.
 struct Running {
     kept: Arc<Kept>,
@@ -30,6 +34,8 @@ struct Running {
     /// Where in the rows that are read the columns of the query are.
     places: Vec<usize>,
     changes: Vec<Change>,
+    /// When it was last looked what it holds.
+    measured: Instant,
 }
 
 /// How reading ended.
@@ -160,7 +166,14 @@ impl Running {
         kept.note(engine.statistics());
         kept.counts.set_state(QueryState::Running);
         let (kept, engine) = (Arc::clone(kept), Some(engine));
-        Some(Self { kept, engine, source, places: Vec::new(), changes: Vec::new() })
+        Some(Self {
+            kept,
+            engine,
+            source,
+            places: Vec::new(),
+            changes: Vec::new(),
+            measured: Instant::now(),
+        })
     }
 
     /// Finds the query's columns among those that are read.
@@ -200,6 +213,11 @@ impl Running {
                 query.kept.take(&query.changes);
             }
             query.kept.note(engine.statistics());
+            if query.measured.elapsed() >= MEASURE_INTERVAL {
+                query.measured = Instant::now();
+                let held: usize = engine.state().map(|state| state.rows).sum();
+                query.kept.counts.held.store(held as u64, Ordering::Relaxed);
+            }
         });
     }
 
