@@ -382,3 +382,18 @@ pub enum BinaryOperator {
     /// `||`: texts one after the other.
     Concatenate,
 }
+
+impl BinaryOperator {
+    /// Whether it compares two values of one type.
+    pub fn is_comparison(self) -> bool {
+        matches!(
+            self,
+            Self::Equal
+                | Self::NotEqual
+                | Self::Less
+                | Self::LessOrEqual
+                | Self::Greater
+                | Self::GreaterOrEqual
+        )
+    }
+}

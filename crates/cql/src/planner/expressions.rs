@@ -6,9 +6,7 @@ use crate::span::{Diagnostic, Span};
 use crate::value::{Type, Value};
 
 use super::scope::{NotFound, Scope, suggest};
-use super::types::{
-    Typed, expect, expect_number, is_comparison, kind_name, literal, symbol, unify,
-};
+use super::types::{Typed, expect, expect_number, kind_name, literal, symbol, unify};
 use super::{Parameters, calls, fold, walk};
 
 /// How deep expressions may be.
@@ -280,7 +278,7 @@ impl<'a> Expressions<'a> {
         let Ok(kind) = unify(left.kind, right.kind) else {
             return Err(match operator {
                 BinaryOperator::Concatenate => wrong("texts").help("use `cast(… as text)`"),
-                _ if is_comparison(operator) => wrong("two values of one type"),
+                _ if operator.is_comparison() => wrong("two values of one type"),
                 _ => wrong("numbers"),
             });
         };
@@ -291,7 +289,7 @@ impl<'a> Expressions<'a> {
                 }
                 Some(Type::Text)
             }
-            _ if is_comparison(operator) => {
+            _ if operator.is_comparison() => {
                 let null = Expression::Literal(Value::Null);
                 if left.expression == null || right.expression == null {
                     let message = "a comparison with null is never true";

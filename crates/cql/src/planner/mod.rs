@@ -24,7 +24,7 @@ mod types;
 pub mod walk;
 
 pub(crate) use self::types::symbol;
-pub(crate) use self::walk::{combine, conjuncts, each_column, map_columns};
+pub(crate) use self::walk::{combine, conjuncts, each_column, map_columns, sides};
 
 /// How many operators a plan may have.
 const LARGEST: usize = 4096;

@@ -8,7 +8,7 @@ use crate::span::{Diagnostic, Span};
 use crate::value::Type;
 
 use super::scope::Column;
-use super::walk::{combine, conjuncts, each_column, is_finite, map_columns};
+use super::walk::{combine, conjuncts, each_column, is_finite, map_columns, sides};
 
 /// A part of a stream that is never let go of.
 #[derive(Clone, Debug, PartialEq)]
@@ -324,19 +324,6 @@ impl Node {
         let relation = Relation::Top(Box::new(self.relation), keys, limit);
         Self { relation, columns: self.columns, facts }
     }
-}
-
-/// Which sides of a join an expression uses.
-fn sides(expression: &Expression, left_columns: usize) -> (bool, bool) {
-    let (mut left, mut right) = (false, false);
-    each_column(expression, &mut |column| {
-        if column < left_columns {
-            left = true;
-        } else {
-            right = true;
-        }
-    });
-    (left, right)
 }
 
 /// Puts a filter over a relation, below joins where it may go there.

@@ -94,19 +94,6 @@ pub(super) fn expect_number(operand: &Typed, span: Span, what: &str) -> Result<(
     Err(Diagnostic::new(span, message))
 }
 
-pub(super) fn is_comparison(operator: BinaryOperator) -> bool {
-    use BinaryOperator as Operator;
-    matches!(
-        operator,
-        Operator::Equal
-            | Operator::NotEqual
-            | Operator::Less
-            | Operator::LessOrEqual
-            | Operator::Greater
-            | Operator::GreaterOrEqual
-    )
-}
-
 /// An operator as it is written.
 pub(crate) fn symbol(operator: BinaryOperator) -> &'static str {
     match operator {

@@ -69,6 +69,19 @@ pub fn substitute(expression: &mut Expression, with: &mut dyn FnMut(usize) -> Ex
     }
 }
 
+/// Which sides of a join an expression uses.
+pub(crate) fn sides(expression: &Expression, left_columns: usize) -> (bool, bool) {
+    let (mut left, mut right) = (false, false);
+    each_column(expression, &mut |column| {
+        if column < left_columns {
+            left = true;
+        } else {
+            right = true;
+        }
+    });
+    (left, right)
+}
+
 /// The parts of a conjunction; what is always true is left out.
 pub fn conjuncts(expression: Expression) -> Vec<Expression> {
     let mut parts = Vec::new();

@@ -2,7 +2,7 @@
 
 use crate::ast::{BinaryOperator, JoinKind, ToStream};
 use crate::plan::{Expression, Join, Relation, Stream, Window};
-use crate::planner::{combine, conjuncts, each_column, map_columns};
+use crate::planner::{combine, conjuncts, each_column, map_columns, sides};
 
 /// The same relation, with each condition tested as early as possible.
 pub(super) fn filters(relation: Relation) -> Relation {
@@ -66,12 +66,12 @@ fn below(
             let right = Box::new(filtered(*right, condition));
             Ok(Relation::Set { operation, all, left, right })
         }
-        Relation::Join(mut join) => match of_side(&condition, join.left_columns) {
-            Some(Side::Left) if matches!(join.kind, JoinKind::Inner | JoinKind::Left) => {
+        Relation::Join(mut join) => match sides(&condition, join.left_columns) {
+            (true, false) if matches!(join.kind, JoinKind::Inner | JoinKind::Left) => {
                 join.left = filtered(join.left, condition);
                 Ok(Relation::Join(join))
             }
-            Some(Side::Right) if matches!(join.kind, JoinKind::Inner | JoinKind::Right) => {
+            (false, true) if matches!(join.kind, JoinKind::Inner | JoinKind::Right) => {
                 let left_columns = join.left_columns;
                 map_columns(&mut condition, &|column| column - left_columns);
                 join.right = filtered(join.right, condition);
@@ -108,28 +108,6 @@ fn moves(condition: &mut Expression, values: &[Expression]) -> bool {
     all
 }
 
-enum Side {
-    Left,
-    Right,
-}
-
-/// The only side of a join whose columns an expression looks at, if there is such a one.
-fn of_side(expression: &Expression, left_columns: usize) -> Option<Side> {
-    let (mut left, mut right) = (false, false);
-    each_column(expression, &mut |column| {
-        if column < left_columns {
-            left = true;
-        } else {
-            right = true;
-        }
-    });
-    match (left, right) {
-        (true, false) => Some(Side::Left),
-        (false, true) => Some(Side::Right),
-        _ => None,
-    }
-}
-
 /// A join that tests a row's own conditions before it looks for partners. A row that stays without
 /// a partner keeps its conditions in the join.
 fn joined(mut join: Join) -> Join {
@@ -138,11 +116,11 @@ fn joined(mut join: Join) -> Join {
     let left_columns = join.left_columns;
     let mut stay = Vec::new();
     for mut part in join.residual.take().map_or_else(Vec::new, conjuncts) {
-        match of_side(&part, left_columns) {
-            Some(Side::Left) if matches!(join.kind, JoinKind::Inner | JoinKind::Right) => {
+        match sides(&part, left_columns) {
+            (true, false) if matches!(join.kind, JoinKind::Inner | JoinKind::Right) => {
                 join.left = filtered(join.left, part);
             }
-            Some(Side::Right) if matches!(join.kind, JoinKind::Inner | JoinKind::Left) => {
+            (false, true) if matches!(join.kind, JoinKind::Inner | JoinKind::Left) => {
                 map_columns(&mut part, &|column| column - left_columns);
                 join.right = filtered(join.right, part);
             }

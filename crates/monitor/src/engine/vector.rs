@@ -26,7 +26,7 @@ pub(super) fn filter(predicate: &Expression, run: &Run, rows: &mut Vec<u32>) {
             return filter(right, run, rows);
         }
         if let (Expression::Column(column), Expression::Literal(literal)) = (&**left, &**right) {
-            if let (Some(column), true) = (run.column(*column), is_comparison(*operator)) {
+            if let (Some(column), true) = (run.column(*column), operator.is_comparison()) {
                 return compare(column, *operator, literal, rows);
             }
         }
@@ -44,19 +44,6 @@ fn keep(rows: &mut Vec<u32>, mut test: impl FnMut(usize) -> bool) {
         kept += usize::from(test(row as usize));
     }
     rows.truncate(kept);
-}
-
-fn is_comparison(operator: BinaryOperator) -> bool {
-    use BinaryOperator as Operator;
-    matches!(
-        operator,
-        Operator::Equal
-            | Operator::NotEqual
-            | Operator::Less
-            | Operator::LessOrEqual
-            | Operator::Greater
-            | Operator::GreaterOrEqual
-    )
 }
 
 /// Leaves the rows that compare with a literal of their own type, and are not null, as is asked.
@@ -112,7 +99,7 @@ pub(super) fn column(
         return match (run.column(*at), selected) {
             (Some(column), None) => Rc::clone(column),
             (Some(column), Some(rows)) => Rc::new(column.gather(rows)),
-            (None, selected) => nulls(selected.map_or(length, <[u32]>::len)),
+            (None, selected) => Rc::new(Column::Nulls(selected.map_or(length, <[u32]>::len))),
         };
     }
     if let Some(column) = of_integers(expression, run, selected) {
@@ -127,10 +114,6 @@ pub(super) fn column(
         let before = std::iter::repeat_with(|| Value::Null).take(run.rows().start);
         before.chain(run.rows().map(value)).collect()
     })
-}
-
-fn nulls(length: usize) -> Rc<Column> {
-    Rc::new(Column::Nulls(length))
 }
 
 /// Sums, differences and products of two columns of integers, if none overflows.
