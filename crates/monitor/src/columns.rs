@@ -1,7 +1,7 @@
 //! Values by column.
 
 use std::cmp::Ordering;
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -217,7 +217,7 @@ impl Column {
 
     /// Feeds a value to a hasher; equal ones alike.
     #[inline]
-    pub(crate) fn hash(&self, row: usize, state: &mut impl Hasher) {
+    fn hash(&self, row: usize, state: &mut impl Hasher) {
         match self {
             Self::Nulls(_) => Value::Null.hash(state),
             Self::Integers(integers) => integers[row].hash(state),
@@ -237,6 +237,15 @@ impl Column {
             Self::Indexed(of, rows) => of.is_null(rows[row] as usize),
         }
     }
+}
+
+/// The hash of the values that some columns have in a row.
+pub(crate) fn hash_of(columns: &[&Rc<Column>], row: usize, hasher: &impl BuildHasher) -> u64 {
+    let mut state = hasher.build_hasher();
+    for column in columns {
+        column.hash(row, &mut state);
+    }
+    state.finish()
 }
 
 impl FromIterator<Value> for Column {

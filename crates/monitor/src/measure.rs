@@ -77,7 +77,7 @@ pub fn measure(
     reader: &mut dyn Reader,
     lateness_ns: u64,
 ) -> Result<Traffic, QueryError> {
-    let source = script.catalog().streams.len() - 1;
+    let source = script.source();
     let mut engine = Engine::new(script.catalog().streams.len(), fragments);
     let frames: Vec<u64> = fragments.iter().map(frame_bytes).collect();
     let mut sent = vec![Sent::default(); fragments.len()];

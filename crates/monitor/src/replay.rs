@@ -246,13 +246,13 @@ impl Script {
         sink: &mut dyn ResultSink,
     ) -> Result<ReplaySummary, QueryError> {
         self.begin(sink)?;
-        let mut engine = Engine::new(self.planned.catalog.streams.len(), &self.plans);
+        let (mut engine, source) = self.engine();
         let mut batch = Batch::default();
         let mut latest_ns = 0;
         while reader.next_batch(&mut batch)? {
             latest_ns = latest_ns.max(u64::try_from(batch.latest_ns).unwrap_or(0));
             let (times_ns, columns) = batch.take();
-            engine.push_columns(self.source, times_ns, columns);
+            engine.push_columns(source, times_ns, columns);
             // Events of the latest instant may follow.
             deliver(&mut engine, latest_ns.saturating_sub(lateness_ns), sink)?;
         }
@@ -297,7 +297,7 @@ impl Script {
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<ReplaySummary, QueryError> {
         self.begin(sink)?;
-        let mut engine = Engine::new(self.planned.catalog.streams.len(), &self.plans);
+        let (mut engine, source) = self.engine();
         let mut batch = Batch::default();
         let mut latest_ns = 0;
         while goes_on() {
@@ -306,7 +306,7 @@ impl Script {
                 Item::Rows => {
                     latest_ns = latest_ns.max(batch.latest_ns);
                     let (times_ns, columns) = batch.take();
-                    engine.push_columns(self.source, times_ns, columns);
+                    engine.push_columns(source, times_ns, columns);
                 }
                 Item::Moment(time_ns) => {
                     let time_ns = u64::try_from(time_ns).unwrap_or(0);
@@ -337,7 +337,11 @@ impl Script {
 }
 
 /// Ends all instants before one, and hands on what results.
-fn deliver(engine: &mut Engine, time_ns: u64, sink: &mut dyn ResultSink) -> io::Result<()> {
+pub(crate) fn deliver(
+    engine: &mut Engine,
+    time_ns: u64,
+    sink: &mut dyn ResultSink,
+) -> io::Result<()> {
     let mut written = Ok(());
     engine.advance(time_ns, &mut |delta| {
         if written.is_ok() {

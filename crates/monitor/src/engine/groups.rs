@@ -1,7 +1,6 @@
 //! Groups and their aggregates, kept up to date row by row.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, Hasher};
 use std::rc::Rc;
 
 use fathom_cql::Value;
@@ -11,7 +10,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use super::build::Holds;
 use super::run::{Change, Run, RunBuilder, in_order};
 use super::state::State;
-use crate::columns::Column;
+use crate::columns::{Column, hash_of};
 
 /// A group.
 #[derive(Debug)]
@@ -178,11 +177,7 @@ impl Groups {
     fn find(&mut self, run: &Run, places: &mut Vec<u32>) {
         let keys: Vec<&Rc<Column>> = (0..self.keys).filter_map(|key| run.column(key)).collect();
         for row in run.rows() {
-            let mut state = self.hasher.build_hasher();
-            for key in &keys {
-                key.hash(row, &mut state);
-            }
-            let hash = state.finish();
+            let hash = hash_of(&keys, row, &self.hasher);
             let groups = &self.all;
             let same = |&place: &u32| {
                 let group = &groups[place as usize];
@@ -251,17 +246,11 @@ impl Groups {
                 if is && *shown == self.values {
                     continue;
                 }
-                let columns = self.builder.begin(time, -1, shown.len());
-                for (column, value) in columns.iter_mut().zip(shown.drain(..)) {
-                    column.push(value);
-                }
+                self.builder.push(time, -1, shown.drain(..));
                 self.shown.push(number);
             }
             if is {
-                let columns = self.builder.begin(time, 1, self.values.len());
-                for (column, value) in columns.iter_mut().zip(&self.values) {
-                    column.push(value.clone());
-                }
+                self.builder.push(time, 1, self.values.iter().cloned());
                 self.shown.push(number);
                 let shown = group.shown.get_or_insert_default();
                 shown.clear();

@@ -1,6 +1,5 @@
 //! Joins: each side is kept by key, and what changes on one side meets what is on the other.
 
-use std::hash::{BuildHasher, Hasher};
 use std::mem;
 use std::rc::Rc;
 
@@ -14,7 +13,7 @@ use smallvec::SmallVec;
 use super::build::Holds;
 use super::node::Matching;
 use super::run::{Change, Run, RunBuilder, in_order};
-use crate::columns::Column;
+use crate::columns::{Column, hash_of};
 
 const LEFT: usize = 0;
 
@@ -146,11 +145,7 @@ impl Join {
             }
             return;
         }
-        let mut state = hasher.build_hasher();
-        for key in keys {
-            key.hash(row, &mut state);
-        }
-        let hash = state.finish();
+        let hash = hash_of(keys, row, hasher);
         let same = |bucket: &Bucket| bucket.hash == hash && bucket.key.is(keys, row);
         let mut entry = match table.entry(hash, same, |bucket| bucket.hash) {
             Entry::Occupied(entry) => entry,

@@ -186,16 +186,23 @@ impl Engine {
         });
     }
 
+    /// Where what comes at an instant goes, which is counted; nowhere, if the instant is over.
+    fn staged(&mut self, source: usize, time_ns: u64) -> Option<&mut Staged> {
+        let staged = self.staged.get_mut(source)?;
+        if time_ns < self.now_ns {
+            self.statistics.late += 1;
+            return None;
+        }
+        self.statistics.events += 1;
+        Some(staged)
+    }
+
     /// Takes an event of a source at an instant, in nanoseconds. An event of an instant that is
     /// over is counted and left out.
     pub fn push(&mut self, source: usize, time_ns: u64, row: &[Value]) {
-        let Some(staged) = self.staged.get_mut(source) else { return };
-        if time_ns < self.now_ns {
-            self.statistics.late += 1;
-            return;
+        if let Some(staged) = self.staged(source, time_ns) {
+            staged.push(time_ns, 1, row);
         }
-        staged.push(time_ns, 1, row);
-        self.statistics.events += 1;
     }
 
     /// Takes events of a source, by column, each at its instant, in nanoseconds; see
@@ -223,13 +230,9 @@ impl Engine {
     /// The caller sees to it that no row is there less often than never at the end of an instant,
     /// and that counts, which a peer may have given, stay far from the limits of their type.
     pub fn change(&mut self, source: usize, time_ns: u64, row: &[Value], count: i64) {
-        let Some(staged) = self.staged.get_mut(source) else { return };
-        if time_ns < self.now_ns {
-            self.statistics.late += 1;
-            return;
+        if let Some(staged) = self.staged(source, time_ns) {
+            staged.change(time_ns, count, row);
         }
-        staged.change(time_ns, count, row);
-        self.statistics.events += 1;
     }
 
     /// Ends all instants before `time_ns`, and calls `sink` for each change that results: those

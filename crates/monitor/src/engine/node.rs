@@ -216,13 +216,17 @@ fn join(join: &Join, selection: Selection) -> Rc<Node> {
     let matching = Matching {
         kind: join.kind,
         equal: [(mine.len()..widths[0]).collect(), (theirs.len()..widths[1]).collect()],
-        residual: join.residual.clone().map(|residual| moved(residual, &place)),
+        residual: join
+            .residual
+            .clone()
+            .map(|residual| moved(residual, &|column| place(column).map(Expression::Column))),
         widths,
         outputs: shown.iter().filter_map(|&column| place(column)).collect(),
     };
     let (left, right) = (selected(&join.left, left), selected(&join.right, right));
     let pairs = Rc::new(Node::Join(left, right, matching));
-    on(pairs, selection.moved(&|column| shown.iter().position(|&other| other == column)))
+    let among = |column| shown.iter().position(|&other| other == column).map(Expression::Column);
+    on(pairs, selection.moved(&among))
 }
 
 fn selected_stream(stream: &Stream, selection: Selection) -> Rc<Node> {
@@ -242,10 +246,10 @@ fn on(node: Rc<Node>, selection: Selection) -> Rc<Node> {
     }
 }
 
-/// An expression whose columns are elsewhere. Those that are nowhere are null.
-fn moved(mut expression: Expression, place: &dyn Fn(usize) -> Option<usize>) -> Expression {
+/// An expression with others in the place of its columns. Columns that are nowhere are null.
+fn moved(mut expression: Expression, to: &dyn Fn(usize) -> Option<Expression>) -> Expression {
     substitute(&mut expression, &mut |column| {
-        place(column).map_or(Expression::Literal(Value::Null), Expression::Column)
+        to(column).unwrap_or(Expression::Literal(Value::Null))
     });
     expression
 }
@@ -261,9 +265,9 @@ impl Selection {
         }
     }
 
-    /// The selection where its columns are elsewhere.
-    fn moved(self, place: &dyn Fn(usize) -> Option<usize>) -> Self {
-        let moved = |expression| moved(expression, place);
+    /// The selection with expressions in the place of its columns.
+    fn moved(self, to: &dyn Fn(usize) -> Option<Expression>) -> Self {
+        let moved = |expression| moved(expression, to);
         Self {
             predicate: self.predicate.map(moved),
             outputs: self.outputs.map(|outputs| outputs.into_iter().map(moved).collect()),
@@ -291,19 +295,7 @@ impl Selection {
         if expressions.iter().zip(&uses).any(|(each, &uses)| uses > 1 && !plain(each)) {
             return Err(self);
         }
-        let put = |mut expression: Expression| {
-            substitute(&mut expression, &mut |column| {
-                let found = expressions.get(column).cloned();
-                found.unwrap_or(Expression::Literal(Value::Null))
-            });
-            expression
-        };
-        Ok(Self {
-            predicate: self.predicate.map(put),
-            outputs: Some(match self.outputs {
-                None => expressions.to_vec(),
-                Some(outputs) => outputs.into_iter().map(put).collect(),
-            }),
-        })
+        let all = self.moved(&|column| expressions.get(column).cloned());
+        Ok(Self { outputs: all.outputs.or_else(|| Some(expressions.to_vec())), ..all })
     }
 }

@@ -108,6 +108,12 @@ impl Run {
         Self::new(times, self.counts_of(rows), columns)
     }
 
+    /// Some of the rows, their columns made anew.
+    pub(super) fn gather(&self, rows: &[u32]) -> Self {
+        let columns = self.columns.iter().map(|column| Rc::new(column.gather(rows)));
+        self.gathered(rows, columns.collect())
+    }
+
     /// Splits at an instant: what is before it, and what is left.
     pub(super) fn split(&self, time: u64) -> (Self, Self) {
         let middle = self.rows.start + self.times().partition_point(|&each| each < time);
@@ -183,8 +189,8 @@ impl RunBuilder {
     pub(super) fn begin(&mut self, time: u64, count: i64, width: usize) -> &mut [Column] {
         if count != 1 && self.counts.is_empty() {
             self.counts.resize(self.times.len(), 1);
-            self.counts.push(count);
-        } else if !self.counts.is_empty() {
+        }
+        if count != 1 || !self.counts.is_empty() {
             self.counts.push(count);
         }
         self.times.push(time);

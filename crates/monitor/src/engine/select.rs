@@ -18,15 +18,14 @@ pub(super) fn select(selection: &Selection, run: &Run) -> Option<Run> {
         return None;
     }
     let rows = selected.as_deref();
-    let columns = match (&selection.outputs, rows) {
-        (Some(outputs), rows) => {
-            outputs.iter().map(|output| column(output, run, rows, length)).collect()
-        }
-        (None, Some(rows)) => run.columns().iter().map(|each| each.gather(rows).into()).collect(),
-        (None, None) => return Some(run.clone()),
-    };
-    Some(match rows {
-        Some(rows) => run.gathered(rows, columns),
-        None => run.with_columns(columns),
+    let columns = selection
+        .outputs
+        .as_ref()
+        .map(|outputs| outputs.iter().map(|output| column(output, run, rows, length)).collect());
+    Some(match (rows, columns) {
+        (Some(rows), Some(columns)) => run.gathered(rows, columns),
+        (Some(rows), None) => run.gather(rows),
+        (None, Some(columns)) => run.with_columns(columns),
+        (None, None) => run.clone(),
     })
 }

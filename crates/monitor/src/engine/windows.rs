@@ -52,8 +52,7 @@ impl Range {
             run.clone()
         } else {
             let rows: Vec<u32> = run.rows().filter(is_there).map(|row| row as u32).collect();
-            let columns = run.columns().iter().map(|column| Rc::new(column.gather(&rows)));
-            run.gathered(&rows, columns.collect())
+            run.gather(&rows)
         };
         let leaves = run.times().partition_point(|&time| goes(time).is_some());
         let leaving = run.slice(run.rows().start..run.rows().start + leaves);

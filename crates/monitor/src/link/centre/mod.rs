@@ -26,7 +26,7 @@ use super::plans::{Fragments, is_stream};
 use super::rows::Tuple;
 use super::{Tls, unix_time_ns};
 use crate::Engine;
-use crate::replay::{QueryError, ResultSink, Script};
+use crate::replay::{QueryError, ResultSink, Script, deliver};
 use budget::Budget;
 use merge::{Merge, Told};
 
@@ -336,14 +336,7 @@ impl Centre {
         if self.merge.watermark_ns() > self.told_ns {
             self.told_ns = self.merge.watermark_ns();
             let watermark_ns = self.told_ns as u64;
-            let mut written = Ok(());
-            self.engine.advance(watermark_ns, &mut |delta| {
-                if written.is_ok() {
-                    let time_ns = delta.time_ns as i64;
-                    written = sink.delta(delta.query, time_ns, delta.count, delta.row);
-                }
-            });
-            written?;
+            deliver(&mut self.engine, watermark_ns, sink)?;
             sink.flush()?;
             self.shared.watermark_ns.store(watermark_ns, Ordering::Relaxed);
         }

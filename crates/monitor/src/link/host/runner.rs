@@ -117,10 +117,11 @@ impl Runner {
 
     /// Takes events.
     pub fn rows(&mut self, batch: &mut Batch) {
-        let time =
-            |&time_ns: &i64| self.corrected(time_ns).clamp(self.watermark_ns, LAST_TIME_NS) as u64;
-        let times_ns: Vec<u64> = batch.times_ns.iter().map(time).collect();
-        let (_, mut columns) = batch.take();
+        let (mut times_ns, mut columns) = batch.take();
+        for time_ns in &mut times_ns {
+            let corrected = self.corrected(*time_ns as i64);
+            *time_ns = corrected.clamp(self.watermark_ns, LAST_TIME_NS) as u64;
+        }
         for &column in &self.times {
             if let Some(column) = columns.get_mut(column) {
                 column.map_integers(|time_ns| self.corrected(time_ns));
