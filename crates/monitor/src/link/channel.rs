@@ -10,6 +10,8 @@ use super::frame::{self, Inbox, PREAMBLE, Sender};
 
 /// How much is read at once, in bytes.
 const READ: usize = 64 << 10;
+/// How long the other side is given to take the last words.
+const LINGER_MAX: Duration = Duration::from_millis(300);
 
 /// See the module.
 pub enum Channel {
@@ -61,12 +63,20 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
-    fn drop(&mut self) {
+impl Channel {
+    /// Says no more; what the other side says can be read. Best effort.
+    fn close_write(&mut self) {
         if let Self::Secure(stream) = self {
-            // Best effort: the other side learns that the end is no cut.
+            // The other side learns that the end is no cut.
             let _ = stream.shutdown();
         }
+        let _ = self.socket().shutdown(Shutdown::Write);
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.close_write();
         let _ = self.socket().shutdown(Shutdown::Both);
     }
 }
@@ -189,10 +199,17 @@ impl Line {
         self.inbox.next().map_err(|wrong| invalid(wrong.0))
     }
 
-    /// Sends what waits, for a little while, and ends the connection.
+    /// Sends what waits, for a little while, and ends the connection when the other side does. A
+    /// socket that is closed while something comes in is reset, and the other side, which fails to
+    /// write, would not read the last words.
     pub fn end(mut self) {
         let _ = self.channel.set_timeouts(Duration::from_millis(10), Duration::from_millis(200));
-        let _ = self.flush();
+        if self.flush().is_err() {
+            return;
+        }
+        self.channel.close_write();
+        let end = Instant::now() + LINGER_MAX;
+        while Instant::now() < end && matches!(self.channel.read(&mut self.buffer), Ok(Some(_))) {}
     }
 }
 

@@ -78,6 +78,36 @@ fn many_hosts_answer_as_one() {
     assert!(hosts.iter().all(|(_, feed)| !feed.is_wanted()));
 }
 
+/// What a host says last is heard, whatever the centre is saying at that moment.
+#[test]
+fn last_words_are_heard() {
+    let authority = Authority::new();
+    let mut centre = centre("select BlktapTS from IOstream", |options| {
+        options.tls = Some(authority.centre());
+    });
+    let address = centre.address().to_string();
+    let (watch, mut collected) = (centre.watch(), Collected::default());
+    for round in 0..40 {
+        let feed = Feed::default();
+        let mut host = host(&feed, authority.host("alpha", &address), 0);
+        run_until(&mut centre, &mut collected, |_| feed.is_wanted());
+        let now_ns = unix_time_ns();
+        // A watermark each, so that there is something to acknowledge all the time.
+        for number in 0..200 {
+            feed.give_events(&events(0, now_ns + number * 1000, 1), 0);
+            feed.give(Part::Watermark(now_ns + number * 1000 + 1));
+        }
+        std::thread::sleep(Duration::from_millis(round % 8));
+        host.stop(Duration::from_secs(5));
+        run_until(&mut centre, &mut collected, |_| {
+            of(&watch.status(), "alpha").state == HostState::Away
+        });
+        let known = of(&watch.status(), "alpha");
+        assert_eq!(known.problem.as_deref(), Some("the host ends"), "round {round}");
+        assert_eq!(known.rows, (round + 1) * 200);
+    }
+}
+
 /// However often the path is cut, and where, nothing is lost and nothing comes twice.
 #[test]
 fn cuts_lose_nothing_that_fits() {
