@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 mod columns;
 mod engine;
 mod fuzz;

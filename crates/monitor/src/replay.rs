@@ -8,6 +8,7 @@ use fathom_cql::catalog::{Catalog, Column, StreamSchema};
 use fathom_cql::plan::{Expression, OrderKey, Output, Plan, Relation};
 use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 
+use crate::cluster::Loss;
 use crate::engine::{self, Engine};
 use crate::io_stream;
 use crate::read::{self, Batch, Condition, ReadError, ReadOptions, ReadReport, Reader};
@@ -84,6 +85,8 @@ pub enum QueryError {
     Read(ReadError),
     /// The results cannot be written.
     Write(io::Error),
+    /// Another process, with which this one answers, is not there any more.
+    Lost(Loss),
 }
 
 impl fmt::Display for QueryError {
@@ -96,6 +99,7 @@ impl fmt::Display for QueryError {
             Self::Request(what) => formatter.write_str(what),
             Self::Read(error) => error.fmt(formatter),
             Self::Write(error) => write!(formatter, "cannot write the results: {error}"),
+            Self::Lost(loss) => loss.fmt(formatter),
         }
     }
 }

@@ -12,6 +12,7 @@ use fathom_control::Nanoseconds;
 use fathom_cql::{ParseOptions, Value, plan::Output};
 use fathom_monitor::{
     QueryError,
+    cluster::ClusterOptions,
     link::{Centre, CentreOptions, Tls, TlsFiles},
     replay::Script,
     write::{Form, Printer, PrinterOptions},
@@ -33,11 +34,17 @@ it can do by itself.
 A stream's rows are printed as they come, and of a relation each change, with its time in
 nanoseconds since 1970 and + or -. With --status a table of the hosts goes to standard error.
 
+With --cluster the centre is several processes, on one machine or on several, each of which hosts
+may connect to. They have the same queries; the first of them prints what results. When one ends,
+all do.
+
 Examples:
   fathom monitor --listen 0.0.0.0:10810 --certificate centre.pem --key centre.key \\
     --authority ca.pem 'select VMName, count(*) from IOstream [range 1 minute] group by VMName'
   fathom monitor --listen 0.0.0.0:10810 --certificate centre.pem --key centre.key \\
     --authority ca.pem --file slow.cql --param limit=20000 --json --status 10s
+  fathom monitor --listen 0.0.0.0:10810 --cluster one:10820,two:10820 --process 1 \\
+    --certificate two.pem --key two.key --authority ca.pem --file slow.cql
   fathom monitor --listen 127.0.0.1:10810 --plain 'select * from IOstream where Type = \"E\"'")]
 pub struct MonitorOptions {
     /// The queries
@@ -64,6 +71,12 @@ pub struct MonitorOptions {
     /// Wait so long for hosts that lag; what comes later does not count
     #[arg(long, value_name = "TIME", default_value = "2s")]
     patience: Nanoseconds,
+    /// Where each of the processes listens for the others, where the centre is several
+    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',', requires = "process")]
+    cluster: Vec<String>,
+    /// Which of the processes this is; 0 is the first
+    #[arg(long, value_name = "NUMBER", requires = "cluster")]
+    process: Option<usize>,
     /// Show the hosts on standard error, so often
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "5s")]
     status: Option<Nanoseconds>,
@@ -96,26 +109,43 @@ impl MonitorOptions {
         }
     }
 
-    fn tls(&self) -> Outcome<Option<Tls>> {
-        let (Some(certificate), Some(key), Some(authority)) =
-            (&self.certificate, &self.key, &self.authority)
-        else {
-            return Ok(None);
-        };
-        let files = TlsFiles {
-            certificate: certificate.clone(),
-            key: key.clone(),
-            authority: authority.clone(),
-        };
-        let tls = Tls::centre(&files).map_err(|error| Failure::new(reason(&error)))?;
-        Ok(Some(tls))
+    fn tls_files(&self) -> Option<TlsFiles> {
+        let (certificate, key) = (self.certificate.clone()?, self.key.clone()?);
+        Some(TlsFiles { certificate, key, authority: self.authority.clone()? })
+    }
+
+    /// TLS with those who connect, and with those that are connected to.
+    fn tls(&self) -> Outcome<Option<(Tls, Tls)>> {
+        let Some(files) = self.tls_files() else { return Ok(None) };
+        let both = Tls::centre(&files).and_then(|centre| Ok((centre, Tls::host(&files)?)));
+        both.map(Some).map_err(|error| Failure::new(reason(&error)))
+    }
+
+    fn cluster(&self, tls: Option<(Tls, Tls)>) -> Outcome<Option<ClusterOptions>> {
+        let Some(index) = self.process else { return Ok(None) };
+        let addresses = self.cluster.clone();
+        if index >= addresses.len() {
+            let last = addresses.len() - 1;
+            return Err(Failure::usage(format!("there is no process {index}: the last is {last}")));
+        }
+        Ok(Some(ClusterOptions { addresses, index, tls, patience: CLUSTER_PATIENCE }))
     }
 
     fn centre(&self, script: Script) -> Outcome<Centre> {
         let mut options = CentreOptions::new(&self.listen);
-        options.tls = self.tls()?;
+        let tls = self.tls()?;
+        options.cluster = self.cluster(tls.clone())?;
+        options.tls = tls.map(|(centre, _)| centre);
         options.patience = Duration::from_nanos(self.patience.0);
-        Centre::listen(options, script).map_err(|error| {
+        let mut told = String::new();
+        let mut waits = |waiting: &str| {
+            if told != waiting {
+                eprintln!("{waiting}");
+                waiting.clone_into(&mut told);
+            }
+            true
+        };
+        Centre::listen(options, script, &mut waits).map_err(|error| {
             let message = format!("cannot serve hosts at {}: {}", self.listen, reason(&error));
             match error.kind() {
                 io::ErrorKind::AddrInUse => {
@@ -126,6 +156,9 @@ impl MonitorOptions {
         })
     }
 }
+
+/// How long the other processes are waited for.
+const CLUSTER_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Carries out the command.
 pub fn run(options: &MonitorOptions) -> Outcome {
@@ -158,6 +191,11 @@ pub fn run(options: &MonitorOptions) -> Outcome {
         Ok(()) => Ok(()),
         // A reader who has left is no failure.
         Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        // Nor is one of several processes that ends.
+        Err(QueryError::Lost(loss)) if loss.reason.is_none() => {
+            eprintln!("{loss}");
+            Ok(())
+        }
         Err(error) => Err(failure(&text, error)),
     }
 }

@@ -302,6 +302,9 @@ pub fn failure(script: &str, error: QueryError) -> Failure {
         QueryError::Script(diagnostics) => place::failure(script, &diagnostics),
         QueryError::Request(what) => Failure::usage(what),
         QueryError::Read(error) => error.into(),
+        QueryError::Lost(loss) => {
+            Failure::new(loss.to_string()).advise("start all processes of the centre anew")
+        }
         QueryError::Write(error) => {
             Failure::new(format!("cannot write the result: {}", reason(&error)))
         }

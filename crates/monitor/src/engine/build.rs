@@ -7,13 +7,15 @@ use std::rc::Rc;
 use fathom_cql::ast::ToStream;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;
+use timely::dataflow::operators::Capability;
 use timely::dataflow::operators::generic::operator::Operator;
 use timely::dataflow::{Scope, Stream};
 
 use super::bag::Bag;
+use super::exchange::{Member, Place, exchange};
 use super::groups::Groups;
 use super::joins::Join;
-use super::node::Node;
+use super::node::{Node, Selection};
 use super::rows::ByInstant;
 use super::run::{Epoch, Run};
 use super::select::select;
@@ -35,9 +37,18 @@ impl<T: Holds> Holds for RefCell<T> {
     }
 }
 
+/// The processes that an engine runs in, where there are several.
+#[derive(Clone)]
+pub(super) struct Members {
+    pub(super) member: Member,
+    /// Is told of a process that sends what makes no sense.
+    pub(super) wrong: Rc<dyn Fn(usize)>,
+}
+
 /// Builds the operators of plans over the same sources.
 pub(super) struct Builder<G: Scope<Timestamp = u64>> {
     sources: Vec<Epochs<G>>,
+    members: Option<Members>,
     /// What has been built, by what it is.
     built: HashMap<String, Epochs<G>>,
     /// What operators hold, each with the query that it was built for, and what it does.
@@ -46,14 +57,14 @@ pub(super) struct Builder<G: Scope<Timestamp = u64>> {
 }
 
 impl<G: Scope<Timestamp = u64>> Builder<G> {
-    pub(super) fn new(sources: Vec<Epochs<G>>) -> Self {
-        Self { sources, built: HashMap::new(), states: Vec::new(), query: 0 }
+    pub(super) fn new(sources: Vec<Epochs<G>>, members: Option<Members>) -> Self {
+        Self { sources, members, built: HashMap::new(), states: Vec::new(), query: 0 }
     }
 
-    /// Builds what a query needs.
+    /// Builds what a query needs. What results is at the first process.
     pub(super) fn build_for(&mut self, query: usize, node: &Node) -> Epochs<G> {
         self.query = query;
-        self.node(node)
+        self.at(node, &Place::One(0))
     }
 
     pub(super) fn into_states(self) -> Vec<(usize, &'static str, Rc<dyn Holds>)> {
@@ -78,23 +89,53 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         built
     }
 
+    /// The rows of a node, brought to where they are to be. Rows go before windows by time do, so
+    /// that they travel once, and leave where they have come.
+    fn at(&mut self, node: &Node, place: &Place) -> Epochs<G> {
+        let Some(members) = self.members.clone() else { return self.node(node) };
+        let name = format!("{node:?} at {place:?}");
+        if let Some(built) = self.built.get(&name) {
+            return built.clone();
+        }
+        let built = match (node, place) {
+            (Node::Range { input, length_ns, slide_ns }, _) => {
+                let input = self.at(input, place);
+                let window = Range::new(*length_ns, *slide_ns);
+                self.unary(&input, "range", window, Range::epoch)
+            }
+            // The order is that of all columns.
+            (Node::Select(input, selection), Place::InOrder(_)) => {
+                let input = self.at(input, place);
+                selected(&input, selection)
+            }
+            _ => exchange(&self.node(node), members.member, place, &members.wrong),
+        };
+        self.built.insert(name, built.clone());
+        built
+    }
+
+    /// The process that has all rows of a node.
+    fn one(&self, node: &Node) -> usize {
+        self.members.as_ref().map_or(0, |members| members.member.of(&format!("{node:?}")))
+    }
+
     fn build(&mut self, node: &Node) -> Epochs<G> {
         match node {
             Node::Source(source) => self.sources[*source].clone(),
             Node::Select(input, selection) => {
-                let selection = selection.clone();
-                unary(&self.node(input), "select", move |epoch| {
-                    epoch.runs.iter().filter_map(|run| select(&selection, run)).collect()
-                })
+                let input = self.node(input);
+                selected(&input, selection)
             }
             Node::Range { input, length_ns, slide_ns } => {
+                let input = self.node(input);
                 let window = Range::new(*length_ns, *slide_ns);
-                self.unary(input, "range", window, Range::epoch)
+                self.unary(&input, "range", window, Range::epoch)
             }
             Node::Rows { input, by, rows } => {
                 let mut instants = ByInstant::default();
                 let window = LastRows::new(by.clone(), *rows);
-                self.unary(input, "rows", window, move |window, epoch| {
+                let input = self.at(input, &Place::InOrder(self.one(node)));
+                self.unary(&input, "rows", window, move |window, epoch| {
                     instants.each(&[&epoch.runs], |rows, results| {
                         for (_, row, count) in rows {
                             window.arrive(row, *count, results);
@@ -104,16 +145,22 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             }
             Node::Join(left, right, matching) => {
                 let join = Join::new(matching.clone());
-                self.binary(left, right, "join", join, Join::epoch)
+                let [left, right] = [left, right].map(Rc::clone);
+                let places = matching.equal.clone().map(|equal| self.by(equal, node));
+                let (left, right) = (self.at(&left, &places[0]), self.at(&right, &places[1]));
+                self.binary(&left, &right, "join", join, Join::epoch)
             }
             Node::Groups { input, keys, aggregates } => {
                 let is_range = matches!(**input, Node::Range { .. });
                 let groups = Groups::new(*keys, aggregates.clone(), is_range);
-                self.unary(input, "groups", groups, |groups, epoch| groups.epoch(&epoch.runs))
+                let place = self.by((0..*keys).collect(), node);
+                let input = self.at(input, &place);
+                self.unary(&input, "groups", groups, |groups, epoch| groups.epoch(&epoch.runs))
             }
             Node::Distinct(input) => {
                 let mut instants = ByInstant::default();
-                self.unary(input, "distinct", Bag::default(), move |counts, epoch| {
+                let input = self.at(input, &Place::Row);
+                self.unary(&input, "distinct", Bag::default(), move |counts, epoch| {
                     instants.net(&[&epoch.runs], |rows, results| {
                         for (_, row, count) in rows {
                             distinct(counts, row, *count, results);
@@ -124,9 +171,17 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             Node::Set { left, right, operation, all } => {
                 let mut instants = ByInstant::default();
                 let combination = Combination::new(*operation, *all);
-                self.binary(left, right, "combine", combination, move |combination, left, right| {
-                    instants.net(&[left, right], |rows, results| combination.change(rows, results))
-                })
+                let (left, right) = (self.at(left, &Place::Row), self.at(right, &Place::Row));
+                self.binary(
+                    &left,
+                    &right,
+                    "combine",
+                    combination,
+                    move |combination, left, right| {
+                        instants
+                            .net(&[left, right], |rows, results| combination.change(rows, results))
+                    },
+                )
             }
             Node::Both(left, right) => {
                 let (left, right) = (self.node(left), self.node(right));
@@ -135,13 +190,15 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             Node::Top { input, keys, limit } => {
                 let mut instants = ByInstant::default();
                 let top = Top::new(keys.clone(), *limit);
-                self.unary(input, "top", top, move |top, epoch| {
+                let input = self.at(input, &Place::One(self.one(node)));
+                self.unary(&input, "top", top, move |top, epoch| {
                     instants.net(&[&epoch.runs], |rows, results| top.change(rows, results))
                 })
             }
             Node::Stream(ToStream::Whole, input) => {
                 let mut instants = ByInstant::default();
-                self.unary(input, "stream", Bag::default(), move |whole, epoch| {
+                let input = self.at(input, &Place::One(self.one(node)));
+                self.unary(&input, "stream", Bag::default(), move |whole, epoch| {
                     instants.net(&[&epoch.runs], |rows, results| {
                         for (_, row, count) in rows {
                             whole.add(row.clone(), *count);
@@ -153,7 +210,8 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             Node::Stream(manner, input) => {
                 let mut instants = ByInstant::default();
                 let sign = if *manner == ToStream::Insertions { 1 } else { -1 };
-                unary(&self.node(input), "stream", move |epoch| {
+                let input = self.at(input, &Place::Row);
+                unary(&input, "stream", move |epoch| {
                     // Within an instant rows arrive in their order.
                     instants.net(&[&epoch.runs], |rows, results| {
                         let signed = rows.iter().map(|(_, row, count)| (row, count * sign));
@@ -165,31 +223,34 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         }
     }
 
+    /// Where rows are to be that a node looks at by some columns.
+    fn by(&self, columns: Vec<usize>, node: &Node) -> Place {
+        if columns.is_empty() { Place::One(self.one(node)) } else { Place::By(columns) }
+    }
+
     /// An operator over one input that holds something.
     fn unary<S: Holds + 'static>(
         &mut self,
-        input: &Node,
+        input: &Epochs<G>,
         name: &'static str,
         state: S,
         mut logic: impl FnMut(&mut S, &Epoch) -> Vec<Run> + 'static,
     ) -> Epochs<G> {
-        let input = self.node(input);
         let state = self.hold(name, state);
-        unary(&input, name, move |epoch| logic(&mut state.borrow_mut(), epoch))
+        unary(input, name, move |epoch| logic(&mut state.borrow_mut(), epoch))
     }
 
     /// An operator over two inputs that holds something.
     fn binary<S: Holds + 'static>(
         &mut self,
-        left: &Node,
-        right: &Node,
+        left: &Epochs<G>,
+        right: &Epochs<G>,
         name: &'static str,
         state: S,
         mut logic: impl FnMut(&mut S, &[Run], &[Run]) -> Vec<Run> + 'static,
     ) -> Epochs<G> {
-        let (left, right) = (self.node(left), self.node(right));
         let state = self.hold(name, state);
-        binary(&left, &right, name, move |left, right| logic(&mut state.borrow_mut(), left, right))
+        binary(left, right, name, move |left, right| logic(&mut state.borrow_mut(), left, right))
     }
 
     fn hold<S: Holds + 'static>(&mut self, name: &'static str, state: S) -> Rc<RefCell<S>> {
@@ -197,6 +258,14 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         self.states.push((self.query, name, Rc::clone(&state) as Rc<dyn Holds>));
         state
     }
+}
+
+/// An operator that selects.
+fn selected<G: Scope<Timestamp = u64>>(input: &Epochs<G>, selection: &Selection) -> Epochs<G> {
+    let selection = selection.clone();
+    unary(input, "select", move |epoch| {
+        epoch.runs.iter().filter_map(|run| select(&selection, run)).collect()
+    })
 }
 
 /// An operator that makes an epoch of an epoch.
@@ -224,7 +293,8 @@ where
     L: FnMut(&[Run], &[Run]) -> Vec<Run> + 'static,
 {
     // Both sides get an epoch of each stretch of time, the one perhaps before the other.
-    let mut waiting: [VecDeque<Rc<Epoch>>; 2] = Default::default();
+    let mut lefts: VecDeque<(Capability<u64>, Rc<Epoch>)> = VecDeque::new();
+    let mut rights: VecDeque<Rc<Epoch>> = VecDeque::new();
     left.binary::<_, CapacityContainerBuilder<Vec<Rc<Epoch>>>, _, _, _, _>(
         right,
         Pipeline,
@@ -232,24 +302,19 @@ where
         name,
         |_, _| {
             move |left, right, output| {
-                let mut latest = None;
                 left.for_each(|time, epochs| {
-                    waiting[0].extend(epochs.drain(..));
-                    latest = Some(time.retain());
+                    let time = time.retain();
+                    lefts.extend(epochs.drain(..).map(|epoch| (time.clone(), epoch)));
                 });
-                right.for_each(|time, epochs| {
-                    waiting[1].extend(epochs.drain(..));
-                    latest = Some(time.retain());
-                });
-                let [lefts, rights] = &mut waiting;
-                while let (Some(left), Some(right), Some(time)) =
-                    (lefts.front(), rights.front(), &latest)
-                {
+                right.for_each(|_, epochs| rights.extend(epochs.drain(..)));
+                while !lefts.is_empty() && !rights.is_empty() {
+                    let Some(((time, left), right)) = lefts.pop_front().zip(rights.pop_front())
+                    else {
+                        return;
+                    };
                     debug_assert_eq!(left.end, right.end, "both sides have the same stretches");
                     let runs = logic(&left.runs, &right.runs);
-                    output.session(time).give(Rc::new(Epoch { end: left.end, runs }));
-                    lefts.pop_front();
-                    rights.pop_front();
+                    output.session(&time).give(Rc::new(Epoch { end: left.end, runs }));
                 }
             }
         },

@@ -60,28 +60,33 @@ impl Staged {
             later.extend(Some(behind).filter(|run| run.len() > 0));
         }
         self.runs = later;
-        let follows = |pair: &[Run]| pair[0].times().last() <= pair[1].times().first();
-        if now.windows(2).all(follows) && !self.by_value {
-            return now;
-        }
-        let mut changes = Vec::new();
-        in_order(&now, &mut changes);
-        if self.by_value {
-            changes.sort_by(|left, right| {
-                let by_value = || {
-                    let other = &now[right.run as usize];
-                    now[left.run as usize].compare(left.row as usize, other, right.row as usize)
-                };
-                left.time.cmp(&right.time).then_with(by_value)
-            });
-        }
-        let mut builder = RunBuilder::default();
-        let mut row = Vec::new();
-        for change in changes {
-            let run = &now[change.run as usize];
-            run.read(change.row as usize, &mut row);
-            builder.push(change.time, run.count(change.row as usize), row.drain(..));
-        }
-        builder.take().into_iter().collect()
+        in_arrival_order(now, self.by_value)
     }
+}
+
+/// Rows in order of time and, within an instant, of the runs or, `by_value`, of their values.
+pub(super) fn in_arrival_order(runs: Vec<Run>, by_value: bool) -> Vec<Run> {
+    let follows = |pair: &[Run]| pair[0].times().last() <= pair[1].times().first();
+    if runs.windows(2).all(follows) && !by_value {
+        return runs;
+    }
+    let mut changes = Vec::new();
+    in_order(&runs, &mut changes);
+    if by_value {
+        changes.sort_by(|left, right| {
+            let values = || {
+                let other = &runs[right.run as usize];
+                runs[left.run as usize].compare(left.row as usize, other, right.row as usize)
+            };
+            left.time.cmp(&right.time).then_with(values)
+        });
+    }
+    let mut builder = RunBuilder::default();
+    let mut row = Vec::new();
+    for change in changes {
+        let run = &runs[change.run as usize];
+        run.read(change.row as usize, &mut row);
+        builder.push(change.time, run.count(change.row as usize), row.drain(..));
+    }
+    builder.take().into_iter().collect()
 }

@@ -1,4 +1,4 @@
-//! The engine: plans as dataflows, on one thread.
+//! The engine: plans as dataflows, on one thread of one process or of several.
 //!
 //! A plan becomes [nodes](node), and each node an operator of timely dataflow's. What travels
 //! between operators are [epochs](run::Epoch): all that changes in a stretch of time, by column, as
@@ -8,11 +8,16 @@
 //! Queries that are added together are one dataflow, in which what they have in common is there
 //! once. Others that are added later are another one, over the same epochs.
 //!
+//! In a [cluster](crate::cluster) each process has its part of the rows, and rows are
+//! [brought](exchange) to where operators need them; the processes [agree](turns) on the stretches
+//! of time.
+//!
 //! A row that leaves a window is an update of the future, known when the row comes. Windows hold
 //! it back until then, so that operators behind them see what is happening only.
 
 mod bag;
 mod build;
+mod exchange;
 mod groups;
 mod input;
 mod joins;
@@ -23,29 +28,34 @@ mod run;
 mod select;
 mod sets;
 mod state;
+mod turns;
 mod vector;
 mod windows;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fathom_cql::Value;
 use fathom_cql::plan::Plan;
 use timely::WorkerConfig;
-use timely::communication::allocator::thread::Thread;
+use timely::communication::Allocator;
+use timely::communication::allocator::{AllocateBuilder, Thread};
 use timely::dataflow::InputHandle;
 use timely::dataflow::operators::probe::Handle;
 use timely::dataflow::operators::{Input, Inspect, Probe};
 use timely::worker::Worker;
 
+use crate::cluster::{Cluster, Loss};
 use crate::columns::Column;
 use crate::read::Condition;
-use build::{Builder, Holds};
+use build::{Builder, Holds, Members};
+use exchange::Member;
 use input::Staged;
 use results::{Results, Teller};
 use run::Epoch;
+use turns::Turns;
 
 pub use results::Delta;
 
@@ -86,7 +96,7 @@ pub(crate) fn conditions(plans: &[Plan], source: usize) -> Option<Vec<Condition>
 
 /// Runs plans over events.
 pub struct Engine {
-    worker: Worker<Thread>,
+    worker: Worker<Allocator>,
     staged: Vec<Staged>,
     flows: Vec<Flow>,
     results: Results,
@@ -97,7 +107,13 @@ pub struct Engine {
     teller: Teller,
     /// Everything before this is over.
     now_ns: u64,
+    /// Everything before this has been put into the dataflows.
+    ended_ns: u64,
     statistics: EngineStatistics,
+    turns: Option<Turns>,
+    members: Option<Members>,
+    /// Behind everything that sends to the others.
+    cluster: Option<Cluster>,
 }
 
 /// A dataflow: that of queries that were added together.
@@ -114,8 +130,29 @@ struct Flow {
 impl Engine {
     /// An engine for `plans` over `sources` input streams.
     pub fn new(sources: usize, plans: &[Plan]) -> Self {
+        Self::of(Allocator::Thread(Thread::default()), None, sources, plans)
+    }
+
+    /// An engine of several processes, each of which makes one for the same plans. Each takes
+    /// events of its own, and the results are those of all events together; rows of one instant
+    /// arrive in the order of their values. What results is told by the first process.
+    ///
+    /// # Panics
+    /// When an engine has been made of the cluster before.
+    pub fn in_cluster(mut cluster: Cluster, sources: usize, plans: &[Plan]) -> Self {
+        let builder = cluster.take_builder().expect("one engine is made of a cluster");
+        Self::of(builder.build(), Some(cluster), sources, plans)
+    }
+
+    fn of(allocator: Allocator, cluster: Option<Cluster>, sources: usize, plans: &[Plan]) -> Self {
+        let mut worker = Worker::new(WorkerConfig::default(), allocator, Some(Instant::now()));
+        let turns = cluster.as_ref().map(|_| Turns::new(&mut worker));
+        let members = cluster.as_ref().map(|cluster| Members {
+            member: Member { index: cluster.index, peers: cluster.processes() },
+            wrong: Rc::new(cluster.wrong()),
+        });
         let mut engine = Self {
-            worker: Worker::new(WorkerConfig::default(), Thread::default(), Some(Instant::now())),
+            worker,
             staged: (0..sources).map(|_| Staged::default()).collect(),
             flows: Vec::new(),
             results: Results::default(),
@@ -123,14 +160,19 @@ impl Engine {
             numbers: 0,
             teller: Teller::default(),
             now_ns: 0,
+            ended_ns: 0,
             statistics: EngineStatistics::default(),
+            turns,
+            members,
+            cluster,
         };
         engine.add(plans);
         engine
     }
 
     /// Adds queries, and returns their numbers. They see the events of all instants that are not
-    /// over yet. What they have in common is computed, and held, once.
+    /// over yet. What they have in common is computed, and held, once. In a cluster all processes
+    /// add the same ones, and that before time moves on.
     pub fn add(&mut self, plans: &[Plan]) -> Range<usize> {
         let first = self.numbers;
         self.numbers += plans.len();
@@ -140,11 +182,12 @@ impl Engine {
         let number = self.worker.next_dataflow_index();
         let first_output = self.queries.len();
         let probe = Handle::new();
+        let members = self.members.clone();
         let Self { worker, staged, queries, results, .. } = self;
         let (mut inputs, operators, states) = worker.dataflow::<u64, _, _>(|scope| {
             let (inputs, streams): (Vec<_>, Vec<_>) =
                 staged.iter().map(|_| scope.new_input()).unzip();
-            let mut builder = Builder::new(streams);
+            let mut builder = Builder::new(streams, members);
             let mut outputs: HashMap<String, usize> = HashMap::new();
             for (query, plan) in (first..).zip(plans) {
                 let node = node::output(&plan.output);
@@ -163,7 +206,7 @@ impl Engine {
             (inputs, builder.built(), builder.into_states())
         });
         for input in &mut inputs {
-            input.advance_to(self.now_ns);
+            input.advance_to(self.ended_ns);
         }
         let outputs = first_output..self.queries.len();
         self.flows.push(Flow { number, inputs, probe, outputs, operators, states });
@@ -237,20 +280,19 @@ impl Engine {
 
     /// Ends all instants before `time_ns`, and calls `sink` for each change that results: those
     /// of one query in order of time, and within an instant in order of the rows.
+    ///
+    /// In a cluster it does not wait for the other processes: what results comes when they have
+    /// ended the same instants, in a call that may be later and need not move time on.
     pub fn advance(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) {
-        if time_ns <= self.now_ns {
-            return;
-        }
-        self.now_ns = time_ns;
-        for (source, staged) in self.staged.iter_mut().enumerate() {
-            let epoch = Rc::new(Epoch { end: time_ns, runs: staged.take(time_ns) });
-            for flow in &mut self.flows {
-                flow.inputs[source].send(Rc::clone(&epoch));
-                flow.inputs[source].advance_to(time_ns);
+        if self.turns.is_some() {
+            self.now_ns = self.now_ns.max(time_ns);
+            self.take_turns();
+        } else if time_ns > self.now_ns {
+            self.now_ns = time_ns;
+            self.end(time_ns);
+            while !self.is_done(time_ns) {
+                self.worker.step();
             }
-        }
-        while self.flows.iter().any(|flow| flow.probe.less_than(&time_ns)) {
-            self.worker.step();
         }
         for (output, epoch) in self.results.take() {
             self.teller.tell(&epoch.runs, |time_ns, count, row| {
@@ -259,6 +301,60 @@ impl Engine {
                 }
             });
         }
+    }
+
+    /// Goes on as far as the other processes allow.
+    fn take_turns(&mut self) {
+        loop {
+            let Some(turns) = &mut self.turns else { return };
+            turns.tell(self.now_ns);
+            let flows = &self.flows;
+            turns.lead(&|end| flows.iter().all(|flow| !flow.probe.less_than(&end)));
+            let next = turns.next();
+            if let Some(end) = next {
+                self.end(end);
+            }
+            self.worker.step();
+            if next.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Puts everything before an instant into the dataflows.
+    fn end(&mut self, end: u64) {
+        self.ended_ns = end;
+        for (source, staged) in self.staged.iter_mut().enumerate() {
+            let epoch = Rc::new(Epoch { end, runs: staged.take(end) });
+            for flow in &mut self.flows {
+                flow.inputs[source].send(Rc::clone(&epoch));
+                flow.inputs[source].advance_to(end);
+            }
+        }
+    }
+
+    /// Whether everything before an instant is over, and what results has been told or is told by
+    /// the next [`advance`](Self::advance): in a cluster that is so later than here.
+    pub fn is_done(&self, time_ns: u64) -> bool {
+        self.ended_ns >= time_ns && self.flows.iter().all(|flow| !flow.probe.less_than(&time_ns))
+    }
+
+    /// In a cluster, waits until another process says something, but not longer than so.
+    pub fn wait(&mut self, most: Duration) {
+        if self.turns.is_some() {
+            self.worker.step_or_park(Some(most));
+        }
+    }
+
+    /// The process of the cluster that is not there any more, if one is not: then nothing results.
+    pub fn loss(&self) -> Option<Loss> {
+        self.cluster.as_ref().and_then(Cluster::loss)
+    }
+
+    /// Up to when everything has been put into the dataflows, in nanoseconds: what comes later
+    /// waits for it.
+    pub fn ended_ns(&self) -> u64 {
+        self.ended_ns
     }
 
     /// What has been done.

@@ -59,6 +59,11 @@ impl Run {
         }
     }
 
+    /// Of all rows of its columns, those that count and others.
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
     pub(super) fn columns(&self) -> &Rc<Vec<Rc<Column>>> {
         &self.columns
     }

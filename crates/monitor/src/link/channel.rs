@@ -22,7 +22,8 @@ pub enum Channel {
 }
 
 impl Channel {
-    fn socket(&self) -> &TcpStream {
+    /// The socket below.
+    pub(crate) fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain(socket) => socket,
             Self::Secure(stream) => stream.get_ref(),
@@ -35,8 +36,13 @@ impl Channel {
         self.socket().set_write_timeout(Some(write))
     }
 
+    /// From now on nothing waits at all.
+    pub(crate) fn set_nonblocking(&self) -> io::Result<()> {
+        self.socket().set_nonblocking(true)
+    }
+
     /// The bytes that are there, or come soon: 0 where there are none, `None` at the end.
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
+    pub(crate) fn read(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
         let read = match self {
             Self::Plain(socket) => socket.read(bytes),
             Self::Secure(stream) => stream.read(bytes),
@@ -50,7 +56,7 @@ impl Channel {
     }
 
     /// Takes as many bytes as there is room for: perhaps none.
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = match self {
             Self::Plain(socket) => socket.write(bytes),
             Self::Secure(stream) => stream.write(bytes),
@@ -65,7 +71,7 @@ impl Channel {
 
 impl Channel {
     /// Says no more; what the other side says can be read. Best effort.
-    fn close_write(&mut self) {
+    pub(crate) fn close_write(&mut self) {
         if let Self::Secure(stream) = self {
             // The other side learns that the end is no cut.
             let _ = stream.shutdown();

@@ -16,6 +16,8 @@ mod plans;
 mod rows;
 mod tls;
 
+pub(crate) use channel::Channel;
+
 pub use centre::{Centre, CentreOptions, CentreStatus, HostState, HostStatus, Refusal, Watch};
 pub use clock::{Measurement, unix_time_ns};
 pub use host::{EventItem, EventSource, Host, HostOptions, LinkState, LinkStatus};

@@ -71,8 +71,8 @@ impl Tls {
         names(self.context.certificate()?).into_iter().next()
     }
 
-    /// Shakes hands with a host until `end`, and gives the names of its certificate.
-    pub(super) fn accept(
+    /// Shakes hands with one who connects until `end`, and gives the names of its certificate.
+    pub(crate) fn accept(
         &self,
         stream: TcpStream,
         end: Instant,
@@ -84,8 +84,8 @@ impl Tls {
         Ok((stream, names))
     }
 
-    /// Shakes hands with the centre, whose certificate is to have this name, until `end`.
-    pub(super) fn connect(
+    /// Shakes hands with another, whose certificate is to have this name, until `end`.
+    pub(crate) fn connect(
         &self,
         stream: TcpStream,
         name: &str,

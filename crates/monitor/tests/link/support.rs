@@ -167,7 +167,7 @@ pub fn centre(text: &str, change: impl FnOnce(&mut CentreOptions)) -> Centre {
     let mut options = CentreOptions::new("127.0.0.1:0");
     options.ping = Duration::from_millis(50);
     change(&mut options);
-    Centre::listen(options, script(text)).unwrap()
+    Centre::listen(options, script(text), &mut |_| true).unwrap()
 }
 
 /// How often each row of each query came (went, below 0) at an instant.

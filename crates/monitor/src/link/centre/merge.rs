@@ -63,6 +63,8 @@ struct Held {
 /// See the module.
 pub struct Merge {
     patience_ns: i64,
+    /// Whether time goes on where there is nobody to wait for.
+    goes_alone: bool,
     watermark_ns: i64,
     is_stream: Vec<bool>,
     members: BTreeMap<Arc<str>, Member>,
@@ -71,7 +73,14 @@ pub struct Merge {
 impl Merge {
     /// Merges inputs, of which it is said whether each is a stream.
     pub fn new(patience_ns: i64, is_stream: Vec<bool>) -> Self {
-        Self { patience_ns, watermark_ns: 0, is_stream, members: BTreeMap::new() }
+        let members = BTreeMap::new();
+        Self { patience_ns, goes_alone: false, watermark_ns: 0, is_stream, members }
+    }
+
+    /// The same, for one of several processes: without hosts it is behind by the patience, so that
+    /// the others can go on.
+    pub fn beside_others(self) -> Self {
+        Self { goes_alone: true, ..self }
     }
 
     /// Everything before this is over, in nanoseconds since 1970.
@@ -213,13 +222,16 @@ impl Merge {
         let (patience_ns, watermark_ns) = (self.patience_ns, self.watermark_ns);
         let waited = self.members.values().filter(|member| !member.gone);
         let least = waited.filter_map(|member| member.waited_at(now_ns, patience_ns)).min();
-        let Some(least) = least.map(|least| least.min(now_ns)) else { return };
-        if least <= watermark_ns {
-            return;
+        let alone = self.goes_alone.then(|| now_ns.saturating_sub(patience_ns));
+        if let Some(least) = least.map(|least| least.min(now_ns)).or(alone) {
+            self.watermark_ns = watermark_ns.max(least);
         }
-        self.watermark_ns = least;
+    }
+
+    /// What is from before an instant does not wait any more: its memory is free.
+    pub fn release(&mut self, over_ns: i64) {
         for member in self.members.values_mut() {
-            while member.pending.front().is_some_and(|(until_ns, _)| *until_ns < least) {
+            while member.pending.front().is_some_and(|(until_ns, _)| *until_ns < over_ns) {
                 member.pending.pop_front();
             }
         }
@@ -349,6 +361,7 @@ mod tests {
         fn watermark(&mut self, of: (&str, u64), time_ns: i64, now_ns: i64) -> i64 {
             self.merge.watermark(of.0, of.1, time_ns, now_ns).unwrap();
             self.merge.advance(now_ns);
+            self.merge.release(self.merge.watermark_ns());
             self.merge.watermark_ns()
         }
 

@@ -16,7 +16,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fathom_cql::plan::Plan;
 use fathom_cql::{Hosts, Split, split};
@@ -26,6 +26,7 @@ use super::plans::{Fragments, is_stream};
 use super::rows::Tuple;
 use super::{Tls, unix_time_ns};
 use crate::Engine;
+use crate::cluster::{Cluster, ClusterOptions};
 use crate::replay::{QueryError, ResultSink, Script, deliver};
 use budget::Budget;
 use merge::{Merge, Told};
@@ -37,8 +38,11 @@ const CONNECTIONS_MAX: usize = 512;
 const HOSTS_MAX: usize = 1024;
 /// The most messages that wait for the engine, and that it takes before it looks at the time.
 const MESSAGES_MAX: usize = 1024;
-/// How long the engine waits for messages.
+/// How long the engine waits for messages; in a cluster, where others say something besides.
 const MESSAGE_WAIT: Duration = Duration::from_millis(10);
+const CLUSTER_WAIT: Duration = Duration::from_millis(1);
+/// How long what a process has said last may be under way.
+const LAST_WORDS_TIME: Duration = Duration::from_secs(1);
 /// The last who were turned away.
 const REFUSALS_MAX: usize = 16;
 /// How long the one who accepts rests when it cannot, and how often it looks whether to end.
@@ -57,6 +61,8 @@ pub struct CentreOptions {
     pub ping: Duration,
     /// The most memory that what waits of a host takes, in bytes.
     pub host_memory_max: usize,
+    /// The processes that are the centre together, where it is several.
+    pub cluster: Option<ClusterOptions>,
 }
 
 impl CentreOptions {
@@ -68,6 +74,7 @@ impl CentreOptions {
             patience: Duration::from_secs(2),
             ping: Duration::from_secs(1),
             host_memory_max: 32 << 20,
+            cluster: None,
         }
     }
 }
@@ -202,16 +209,25 @@ pub struct Centre {
     engine: Engine,
     /// Everything before this is told.
     told_ns: i64,
+    /// When another process was found not to be there.
+    loss: Option<Instant>,
 }
 
 impl Centre {
-    /// Begins to listen, for hosts that are to answer a script's queries.
+    /// Begins to listen, for hosts that are to answer a script's queries. Where the centre is
+    /// several processes, they are waited for first: `waits` is called often then, with what is
+    /// waited for, and says whether to go on.
     ///
     /// # Errors
-    /// When the address cannot be listened at, or the queries cannot be sent.
-    pub fn listen(options: CentreOptions, script: Script) -> io::Result<Self> {
-        let (current, merge, engine) = begin(&script, 1, &options)?;
+    /// When the address cannot be listened at, the queries cannot be sent, or the other processes
+    /// do not come.
+    pub fn listen(
+        options: CentreOptions,
+        script: Script,
+        waits: &mut dyn FnMut(&str) -> bool,
+    ) -> io::Result<Self> {
         let listener = bind(&options.address)?;
+        let (current, merge, engine) = begin(&script, 1, &options, waits)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
             options,
@@ -231,7 +247,7 @@ impl Centre {
         std::thread::Builder::new()
             .name("accept".into())
             .spawn(move || accept(&listener, &accepting, &sender))?;
-        Ok(Self { shared, messages, address, script, merge, engine, told_ns: 0 })
+        Ok(Self { shared, messages, address, script, merge, engine, told_ns: 0, loss: None })
     }
 
     /// Where it listens.
@@ -248,10 +264,14 @@ impl Centre {
     /// forgotten.
     ///
     /// # Errors
-    /// When the queries cannot be sent.
+    /// When the queries cannot be sent, or the centre is several processes.
     pub fn replace(&mut self, script: Script) -> io::Result<()> {
+        if self.shared.options.cluster.is_some() {
+            let what = "the queries of several processes stay as they are";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
         let epoch = self.shared.current().epoch.wrapping_add(1);
-        let (current, merge, engine) = begin(&script, epoch, &self.shared.options)?;
+        let (current, merge, engine) = begin(&script, epoch, &self.shared.options, &mut |_| true)?;
         (self.script, self.merge, self.engine, self.told_ns) = (script, merge, engine, 0);
         let mut place = self.shared.current.write().unwrap_or_else(PoisonError::into_inner);
         *place = Arc::new(current);
@@ -262,15 +282,16 @@ impl Centre {
     /// often, with the instant up to which everything is told, in nanoseconds since 1970 (0: none).
     ///
     /// # Errors
-    /// When the results cannot be written.
+    /// When the results cannot be written, or another process is not there any more.
     pub fn run(
         &mut self,
         sink: &mut dyn ResultSink,
         goes_on: &mut dyn FnMut(i64) -> bool,
     ) -> Result<(), QueryError> {
         self.script.begin(sink)?;
-        while goes_on(self.merge.watermark_ns()) {
-            match self.messages.recv_timeout(MESSAGE_WAIT) {
+        let wait = self.shared.options.cluster.as_ref().map_or(MESSAGE_WAIT, |_| CLUSTER_WAIT);
+        while goes_on(self.told_ns) {
+            match self.messages.recv_timeout(wait) {
                 Ok(message) => {
                     self.take(message);
                     for _ in 1..MESSAGES_MAX {
@@ -281,6 +302,12 @@ impl Centre {
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
             self.advance(sink)?;
+            if let Some(loss) = self.engine.loss() {
+                let since = *self.loss.get_or_insert_with(Instant::now);
+                if since.elapsed() > LAST_WORDS_TIME {
+                    return Err(QueryError::Lost(loss));
+                }
+            }
         }
         Ok(())
     }
@@ -333,12 +360,15 @@ impl Centre {
         let now_ns = self.shared.clock.now_ns();
         self.forget(now_ns);
         self.merge.advance(now_ns);
-        if self.merge.watermark_ns() > self.told_ns {
-            self.told_ns = self.merge.watermark_ns();
-            let watermark_ns = self.told_ns as u64;
-            deliver(&mut self.engine, watermark_ns, sink)?;
+        let watermark_ns = self.merge.watermark_ns();
+        // In a cluster something may result of what the others tell.
+        if watermark_ns > self.told_ns || self.shared.options.cluster.is_some() {
+            deliver(&mut self.engine, watermark_ns as u64, sink)?;
             sink.flush()?;
-            self.shared.watermark_ns.store(watermark_ns, Ordering::Relaxed);
+            let ended_ns = self.engine.ended_ns();
+            self.told_ns = ended_ns as i64;
+            self.merge.release(self.told_ns);
+            self.shared.watermark_ns.store(ended_ns, Ordering::Relaxed);
         }
         self.note(now_ns);
         Ok(())
@@ -388,6 +418,7 @@ fn begin(
     script: &Script,
     epoch: u32,
     options: &CentreOptions,
+    waits: &mut dyn FnMut(&str) -> bool,
 ) -> io::Result<(Current, Merge, Engine)> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
     let [_] = &script.catalog().streams[..] else {
@@ -400,7 +431,14 @@ fn begin(
     let plans = sent.to_bytes().map_err(invalid)?;
     let streams = sent.plans.iter().map(is_stream).collect();
     let merge = Merge::new(nanoseconds(options.patience), streams);
-    let engine = Engine::new(sent.plans.len(), &centre);
+    let (merge, engine) = match &options.cluster {
+        None => (merge, Engine::new(sent.plans.len(), &centre)),
+        Some(cluster) => {
+            let cluster = Cluster::join(cluster, &centre, waits)?;
+            let engine = Engine::in_cluster(cluster, sent.plans.len(), &centre);
+            (merge.beside_others(), engine)
+        }
+    };
     Ok((Current { epoch, plans, fragments: sent.plans }, merge, engine))
 }
 

@@ -1,0 +1,378 @@
+//! Rows on their way to the process that works on them.
+//!
+//! Where an operator needs all rows that have something in common, each process parts what it has
+//! by a hash of that, keeps its own part, and sends the others' to them. Whoever gets an epoch of
+//! everybody makes one of them all. Every process has the same epochs, so that each knows what to
+//! wait for.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::rc::Rc;
+
+use fathom_cql::Value;
+use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::Scope;
+use timely::dataflow::channels::pact::{Exchange, Pipeline};
+use timely::dataflow::operators::Capability;
+use timely::dataflow::operators::generic::operator::Operator;
+
+use super::build::Epochs;
+use super::input::in_arrival_order;
+use super::run::{Counts, Epoch, Run};
+use crate::columns::{Column, hash_of};
+
+/// Where the rows of a node are to be.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    /// All at one process.
+    One(usize),
+    /// All of one process, those of each instant in the order of their values.
+    InOrder(usize),
+    /// Those that are equal in some columns at the same process.
+    By(Vec<usize>),
+    /// Those that are equal at the same process.
+    Row,
+}
+
+/// Which of how many processes this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    pub(super) index: usize,
+    pub(super) peers: usize,
+}
+
+/// A hash that is the same in every process.
+type SameHasher = BuildHasherDefault<DefaultHasher>;
+
+impl Member {
+    /// The process that has all of something, by its name.
+    pub(super) fn of(self, name: &str) -> usize {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        (hasher.finish() % self.peers as u64) as usize
+    }
+
+    /// Parts a run: the rows of each process.
+    fn part(self, run: &Run, place: &Place) -> Vec<(usize, Run)> {
+        let every: Vec<usize>;
+        let by = match place {
+            Place::One(to) | Place::InOrder(to) => return vec![(*to, run.clone())],
+            Place::By(by) => by,
+            Place::Row => {
+                every = (0..run.columns().len()).collect();
+                &every
+            }
+        };
+        let keys: Vec<&Rc<Column>> = by.iter().filter_map(|&key| run.column(key)).collect();
+        let mut rows: Vec<Vec<u32>> = vec![Vec::new(); self.peers];
+        for row in run.rows() {
+            let hash = hash_of(&keys, row, &SameHasher::default());
+            rows[(hash % self.peers as u64) as usize].push(row as u32);
+        }
+        let some = rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty());
+        some.map(|(to, rows)| (to, run.gather(rows))).collect()
+    }
+}
+
+/// What one process sends to another of an epoch.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Packet {
+    to: u64,
+    from: u64,
+    end: u64,
+    runs: Vec<PackedRun>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct PackedRun {
+    times: Vec<u64>,
+    counts: PackedCounts,
+    columns: Vec<PackedColumn>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum PackedCounts {
+    All(i64),
+    Each(Vec<i64>),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum PackedColumn {
+    Nulls,
+    Integers(Vec<i64>),
+    Values(Vec<Value>),
+    /// Some values, and of each row which of them it has.
+    Indexed(Vec<Value>, Vec<u32>),
+}
+
+impl PackedRun {
+    fn new(run: &Run) -> Self {
+        let rows = run.rows();
+        let counts = match run.counts() {
+            Counts::All(count) => PackedCounts::All(*count),
+            Counts::Each(counts) => PackedCounts::Each(counts[rows.clone()].to_vec()),
+        };
+        let columns = run.columns().iter().map(|column| PackedColumn::new(column, rows.clone()));
+        Self { times: run.times().to_vec(), counts, columns: columns.collect() }
+    }
+
+    /// The run; `None` where what came makes none.
+    fn unpack(self) -> Option<Run> {
+        let rows = self.times.len();
+        let counts = match self.counts {
+            PackedCounts::All(count) => Counts::All(count),
+            PackedCounts::Each(counts) if counts.len() == rows => Counts::Each(Rc::new(counts)),
+            PackedCounts::Each(_) => return None,
+        };
+        let columns = self.columns.into_iter().map(|column| column.unpack(rows).map(Rc::new));
+        let columns = columns.collect::<Option<Vec<_>>>()?;
+        self.times.is_sorted().then(|| Run::new(self.times, counts, columns))
+    }
+}
+
+impl PackedColumn {
+    fn new(column: &Column, rows: std::ops::Range<usize>) -> Self {
+        match column {
+            Column::Nulls(_) => Self::Nulls,
+            Column::Integers(integers) => Self::Integers(integers[rows].to_vec()),
+            Column::Values(values) => Self::of_values(&values[rows]),
+            Column::Indexed(of, at) => {
+                // Those values that there are, in the order in which they come.
+                let mut places = vec![u32::MAX; of.len()];
+                let mut values = Vec::new();
+                let rows = at[rows].iter().map(|&at| {
+                    let place = &mut places[at as usize];
+                    if *place == u32::MAX {
+                        *place = values.len() as u32;
+                        values.push(of.value(at as usize));
+                    }
+                    *place
+                });
+                let rows = rows.collect();
+                Self::Indexed(values, rows)
+            }
+        }
+    }
+
+    /// Values are mostly texts, few of which are there often.
+    fn of_values(values: &[Value]) -> Self {
+        let mut known: HashMap<&Value, u32> = HashMap::new();
+        let mut different = Vec::new();
+        let mut rows = Vec::with_capacity(values.len());
+        for value in values {
+            rows.push(*known.entry(value).or_insert_with(|| {
+                different.push(value.clone());
+                (different.len() - 1) as u32
+            }));
+            if different.len() > 16 && different.len() * 2 > rows.len() {
+                return Self::Values(values.to_vec());
+            }
+        }
+        Self::Indexed(different, rows)
+    }
+
+    fn unpack(self, rows: usize) -> Option<Column> {
+        let column = match self {
+            Self::Nulls => Column::Nulls(rows),
+            Self::Integers(integers) => Column::Integers(integers),
+            Self::Values(values) => Column::Values(values),
+            Self::Indexed(values, rows) => {
+                let known = values.len() as u32;
+                if rows.iter().any(|&row| row >= known) {
+                    return None;
+                }
+                Column::Indexed(Rc::new(Column::Values(values)), Rc::new(rows))
+            }
+        };
+        (column.len() == rows).then_some(column)
+    }
+}
+
+/// What has come of an epoch, and what time it holds back.
+type Held = VecDeque<(Capability<u64>, Rc<Epoch>)>;
+
+/// Brings the rows of a node to their places. Tells `wrong` of a process that sends what makes no
+/// sense.
+pub(super) fn exchange<G: Scope<Timestamp = u64>>(
+    input: &Epochs<G>,
+    member: Member,
+    place: &Place,
+    wrong: &Rc<dyn Fn(usize)>,
+) -> Epochs<G> {
+    let Member { index, peers } = member;
+    // What one of the operators has parted for the other.
+    let others: Rc<RefCell<VecDeque<Vec<Packet>>>> = Rc::default();
+    let parted = Rc::clone(&others);
+    let by = place.clone();
+    let own = input.unary::<CapacityContainerBuilder<Vec<Rc<Epoch>>>, _, _, _>(
+        Pipeline,
+        "part",
+        |_, _| {
+            move |input, output| {
+                input.for_each(|time, epochs| {
+                    let mut session = output.session(&time);
+                    for epoch in epochs.drain(..) {
+                        let (own, packets) = parts(&epoch, member, &by);
+                        parted.borrow_mut().push_back(packets);
+                        session.give(Rc::new(own));
+                    }
+                });
+            }
+        },
+    );
+    // It runs behind the other one, once for each of its epochs.
+    let packets =
+        own.unary::<CapacityContainerBuilder<Vec<Packet>>, _, _, _>(Pipeline, "send", |_, _| {
+            move |input, output| {
+                input.for_each(|time, epochs| {
+                    let mut session = output.session(&time);
+                    for _ in epochs.drain(..) {
+                        let packets = others.borrow_mut().pop_front();
+                        packets.into_iter().flatten().for_each(|packet| session.give(packet));
+                    }
+                });
+            }
+        });
+    let in_order = matches!(place, Place::InOrder(_));
+    let wrong = Rc::clone(wrong);
+    let mut mine = Held::new();
+    let mut theirs: Vec<VecDeque<Epoch>> = vec![VecDeque::new(); peers];
+    own.binary::<_, CapacityContainerBuilder<Vec<Rc<Epoch>>>, _, _, _, _>(
+        &packets,
+        Pipeline,
+        Exchange::new(|packet: &Packet| packet.to),
+        "gather",
+        |_, _| {
+            move |own, packets, output| {
+                own.for_each(|time, epochs| {
+                    let time = time.retain();
+                    mine.extend(epochs.drain(..).map(|epoch| (time.clone(), epoch)));
+                });
+                packets.for_each(|_, packets| {
+                    for packet in packets.drain(..) {
+                        let from = packet.from as usize;
+                        let Some(place) = theirs.get_mut(from) else { continue };
+                        let runs: Option<_> =
+                            packet.runs.into_iter().map(PackedRun::unpack).collect();
+                        let runs = runs.unwrap_or_else(|| {
+                            wrong(from);
+                            Vec::new()
+                        });
+                        place.push_back(Epoch { end: packet.end, runs });
+                    }
+                });
+                let has_come = |theirs: &[VecDeque<Epoch>]| {
+                    let mut others = theirs.iter().enumerate().filter(|(of, _)| *of != index);
+                    others.all(|(_, epochs)| !epochs.is_empty())
+                };
+                while !mine.is_empty() && has_come(&theirs) {
+                    let Some((time, own)) = mine.pop_front() else { return };
+                    let mut runs = Vec::new();
+                    for (of, epochs) in theirs.iter_mut().enumerate() {
+                        match epochs.pop_front() {
+                            Some(epoch) if epoch.end == own.end => runs.extend(epoch.runs),
+                            Some(_) => wrong(of),
+                            None => runs.extend(own.runs.iter().cloned()),
+                        }
+                    }
+                    if in_order {
+                        runs = in_arrival_order(runs, true);
+                    }
+                    output.session(&time).give(Rc::new(Epoch { end: own.end, runs }));
+                }
+            }
+        },
+    )
+}
+
+/// The own part of an epoch, and what is sent to the others: to each something.
+fn parts(epoch: &Epoch, member: Member, place: &Place) -> (Epoch, Vec<Packet>) {
+    let Member { index, peers } = member;
+    let mut own = Epoch { end: epoch.end, runs: Vec::new() };
+    let packet =
+        |to: usize| Packet { to: to as u64, from: index as u64, end: epoch.end, runs: Vec::new() };
+    let mut packets: Vec<Packet> = (0..peers).map(packet).collect();
+    for run in epoch.runs.iter().filter(|run| run.len() > 0) {
+        for (to, run) in member.part(run, place) {
+            if to == index {
+                own.runs.push(run);
+            } else {
+                packets[to].runs.push(PackedRun::new(&run));
+            }
+        }
+    }
+    packets.remove(index);
+    (own, packets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run() -> Run {
+        let texts: Column = ["a", "b", "a", "c"].map(Value::text).into_iter().collect();
+        let mixed: Column = [Value::Null, Value::Float(0.5), Value::Integer(1), Value::text("x")]
+            .into_iter()
+            .collect();
+        let indexed = Column::Indexed(Rc::new(texts.clone()), Rc::new(vec![3, 3, 0, 1]));
+        let columns = [Column::Integers(vec![1, 2, 3, 4]), texts, mixed, indexed, Column::Nulls(4)];
+        let columns = columns.into_iter().map(Rc::new).collect();
+        Run::new(vec![1, 1, 2, 5], Counts::Each(Rc::new(vec![1, -1, 2, 1])), columns)
+    }
+
+    fn rows(run: &Run) -> Vec<(u64, i64, Vec<Value>)> {
+        let mut row = Vec::new();
+        let read = |at| {
+            run.read(at, &mut row);
+            (run.time(at), run.count(at), row.clone())
+        };
+        run.rows().map(read).collect()
+    }
+
+    #[test]
+    fn what_is_packed_comes_back() {
+        let run = run().slice(1..4);
+        assert_eq!(rows(&PackedRun::new(&run).unpack().unwrap()), rows(&run));
+        let bad = |change: &dyn Fn(&mut PackedRun)| {
+            let mut packed = PackedRun::new(&run);
+            change(&mut packed);
+            assert!(packed.unpack().is_none());
+        };
+        bad(&|packed| packed.times.reverse());
+        bad(&|packed| packed.counts = PackedCounts::Each(vec![1; 2]));
+        bad(&|packed| packed.columns[0] = PackedColumn::Integers(vec![1]));
+        bad(&|packed| packed.columns[1] = PackedColumn::Indexed(vec![Value::Null], vec![0, 0, 1]));
+    }
+
+    /// Equal rows go the same way, whatever their columns are made of, and none is lost.
+    #[test]
+    fn equal_rows_meet() {
+        let (run, member) = (run(), Member { index: 1, peers: 3 });
+        let again = PackedRun::new(&run).unpack().unwrap();
+        let epoch = |run: Run| Epoch { end: 9, runs: vec![run] };
+        for place in [Place::Row, Place::By(vec![1]), Place::By(vec![3, 0]), Place::One(2)] {
+            let to = |run: Run| {
+                let (own, packets) = parts(&epoch(run), member, &place);
+                assert_eq!(packets.len(), 2);
+                let own = own.runs.iter().flat_map(rows).map(|row| (1, row));
+                let sent = packets.into_iter().flat_map(|packet| {
+                    assert_eq!((packet.from, packet.end), (1, 9));
+                    let runs = packet.runs.into_iter().flat_map(|run| rows(&run.unpack().unwrap()));
+                    runs.map(move |row| (packet.to, row))
+                });
+                let mut all: Vec<_> = own.chain(sent).collect();
+                all.sort_by_key(|(_, (.., row))| row.clone());
+                all
+            };
+            let parted = to(run.clone());
+            assert_eq!(parted, to(again.clone()), "{place:?}");
+            let mut rows: Vec<_> = parted.into_iter().map(|(_, row)| row).collect();
+            rows.sort_by_key(|(_, _, row)| row.clone());
+            assert_eq!(rows, self::rows(&run));
+        }
+    }
+}
