@@ -1,6 +1,7 @@
 //! Many hosts: daemons that answer a `fathom monitor`, over TLS.
 
 use std::fs::File;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -39,10 +40,22 @@ struct Monitor {
 
 impl Monitor {
     fn start(folder: TempDir, query: &str) -> Self {
+        let files = folder.path().to_owned();
+        Self::start_as("centre", folder, &files, &["--patience", "20s", query])
+    }
+
+    /// One with a certificate for a name, of some files.
+    fn start_as(name: &str, folder: TempDir, files: &Path, arguments: &[&str]) -> Self {
+        let file = |name: &str| files.join(name);
         let child = command(folder.path())
-            .args(["monitor", "--listen", "127.0.0.1:0", "--certificate", "centre.pem"])
-            .args(["--key", "centre.key", "--authority", "ca.pem", "--patience", "20s"])
-            .args(["--status", "50ms", "--json", query])
+            .args(["monitor", "--listen", "127.0.0.1:0", "--status", "50ms", "--json"])
+            .arg("--certificate")
+            .arg(file(&format!("{name}.pem")))
+            .arg("--key")
+            .arg(file(&format!("{name}.key")))
+            .arg("--authority")
+            .arg(file("ca.pem"))
+            .args(arguments)
             .stdout(File::create(folder.path().join("rows")).unwrap())
             .stderr(File::create(folder.path().join("status")).unwrap())
             .spawn()
@@ -58,10 +71,10 @@ impl Monitor {
         let begun = Instant::now();
         loop {
             let text = self.text("status");
-            if let Some(line) = text.lines().find(|line| line.starts_with("hosts are served at ")) {
-                if text.contains('\n') {
-                    return line.rsplit(' ').next().unwrap().to_owned();
-                }
+            let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+            let told = whole.lines().find_map(|line| line.strip_prefix("hosts are served at "));
+            if let Some(address) = told {
+                return address.to_owned();
             }
             assert!(begun.elapsed() < PATIENCE, "{text}");
             std::thread::sleep(Duration::from_millis(5));
@@ -83,10 +96,15 @@ impl Drop for Monitor {
 
 /// A daemon with a disk of its own that has a centre.
 fn daemon(name: &str, address: &str, files: &Path) -> Daemon {
+    daemon_of(name, address, "centre", files)
+}
+
+/// The same, whose centre's certificate has another name.
+fn daemon_of(name: &str, address: &str, centre: &str, files: &Path) -> Daemon {
     let files = files.display();
     Daemon::start(&format!(
         "[[disk]]\nname = \"of-{name}\"\nmemory = \"1M\"\n[[nbd]]\naddress = \"unix:nbd.sock\"\n\
-         [monitor]\naddress = \"{address}\"\ncentre_name = \"centre\"\n\
+         [monitor]\naddress = \"{address}\"\ncentre_name = \"{centre}\"\n\
          certificate = \"{files}/{name}.pem\"\nkey = \"{files}/{name}.key\"\n\
          authority = \"{files}/ca.pem\"\n"
     ))
@@ -138,6 +156,55 @@ fn daemons_answer_a_centre() {
     write(&alpha, "of-alpha", 100);
     assert!(alpha.client().monitor().unwrap().problem.is_some());
     alpha.end();
+}
+
+/// Two processes are one centre: each has a host, the first one tells of both, and when the other
+/// is killed it ends.
+#[test]
+fn processes_are_a_centre_together() {
+    let files = tempfile::tempdir().unwrap();
+    let files = files.path();
+    certificates(files, &["localhost", "alpha", "beta"]);
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let ports = listeners.map(|listener| listener.local_addr().unwrap().port());
+    let cluster = ports.map(|port| format!("localhost:{port}")).join(",");
+    let query = "select IOOp, count(*) as n, count(distinct VDisk) as disks
+        from IOstream [range 1 hour slide 100 milliseconds] where Type = 'Q' group by IOOp";
+    let start = |name: &str, process: &str| {
+        let arguments = ["--cluster", &cluster, "--process", process, query];
+        Monitor::start_as(name, tempfile::tempdir().unwrap(), files, &arguments)
+    };
+    let mut first = start("localhost", "0");
+    // One whose certificate is for somebody else is not taken.
+    let refused = start("alpha", "1");
+    let begun = Instant::now();
+    while !first.text("status").contains("certificate of process 1 is not for localhost") {
+        assert!(begun.elapsed() < PATIENCE, "{}", first.text("status"));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(refused);
+    let second = start("localhost", "1");
+    let alpha = daemon_of("alpha", &first.address(), "localhost", files);
+    let beta = daemon_of("beta", &second.address(), "localhost", files);
+    for daemon in [&alpha, &beta] {
+        daemon.until("it runs", || daemon.client().monitor().unwrap().state == "running");
+    }
+    write(&alpha, "of-alpha", 100);
+    write(&beta, "of-beta", 50);
+    alpha.until("both are told", || first.rows("\"n\":150,\"disks\":2") > 0);
+    assert_eq!(second.rows(""), 0, "the first process tells");
+    drop(second);
+    let begun = Instant::now();
+    let status = loop {
+        match first.child.try_wait().unwrap() {
+            Some(status) => break status,
+            None => assert!(begun.elapsed() < PATIENCE, "{}", first.text("status")),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let told = first.text("status");
+    assert!(status.code() == Some(1) && told.contains("is lost: "), "{status}: {told}");
+    assert!(!told.contains("panicked"), "{told}");
 }
 
 #[test]

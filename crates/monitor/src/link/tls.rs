@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -169,17 +169,21 @@ fn failure(middle: &MidHandshakeSslStream<TcpStream>) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, format!("no TLS: {reason}"))
 }
 
-/// The names that a certificate is for: those of the DNS, or the common name where it has none.
+/// The names that a certificate is for: those of the DNS, or the common name where it has none,
+/// and then its addresses.
 fn names(certificate: &X509Ref) -> Vec<String> {
-    let of_dns: Vec<String> = certificate
-        .subject_alt_names()
-        .into_iter()
-        .flatten()
-        .filter_map(|name| name.dnsname().map(str::to_owned))
-        .collect();
-    if !of_dns.is_empty() {
-        return of_dns;
+    let alternatives = || certificate.subject_alt_names().into_iter().flatten();
+    let mut names: Vec<String> =
+        alternatives().filter_map(|name| name.dnsname().map(str::to_owned)).collect();
+    if names.is_empty() {
+        let common = certificate.subject_name().entries_by_nid(Nid::COMMONNAME);
+        names.extend(common.filter_map(|entry| entry.data().to_string().ok()));
     }
-    let common = certificate.subject_name().entries_by_nid(Nid::COMMONNAME);
-    common.filter_map(|entry| entry.data().to_string().ok()).collect()
+    let address = |bytes: &[u8]| match <[u8; 4]>::try_from(bytes) {
+        Ok(bytes) => Some(IpAddr::from(bytes)),
+        Err(_) => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+    };
+    let addresses = alternatives().filter_map(|name| name.ipaddress().and_then(address));
+    names.extend(addresses.map(|address| address.to_string()));
+    names
 }
