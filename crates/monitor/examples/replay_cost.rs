@@ -2,7 +2,10 @@
 //!
 //! ```text
 //! replay_cost FILE SCRIPT…
+//! replay_cost --cluster ADDRESS,ADDRESS… PROCESS FILE SCRIPT
 //! ```
+//!
+//! With `--cluster` it is one of several processes that answer together, each over its own file.
 //!
 //! Time is the column `BlktapTS`, in microseconds. For each script a line of JSON is printed.
 //! `bench/queries` runs it, and something that does the same with another engine.
@@ -10,10 +13,11 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fathom_cql::Value;
 use fathom_cql::catalog::Column;
+use fathom_monitor::cluster::ClusterOptions;
 use fathom_monitor::read::{ReadOptions, TimeUnit};
 use fathom_monitor::{ReplayRequest, ResultSink, replay};
 
@@ -89,7 +93,17 @@ fn cpu_seconds() -> f64 {
 }
 
 fn main() {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args().skip(1).peekable();
+    let cluster = arguments.next_if(|first| first == "--cluster").map(|_| {
+        let addresses = arguments.next().expect("addresses");
+        let index = arguments.next().and_then(|number| number.parse().ok()).expect("a process");
+        ClusterOptions {
+            addresses: addresses.split(',').map(str::to_owned).collect(),
+            index,
+            tls: None,
+            patience: Duration::from_secs(60),
+        }
+    });
     let file = PathBuf::from(arguments.next().expect("a file of events"));
     for script in arguments {
         let request = ReplayRequest {
@@ -103,6 +117,7 @@ fn main() {
                 ..ReadOptions::default()
             },
             lateness_ns: None,
+            cluster: cluster.clone(),
         };
         let mut count = Count::default();
         let (begun, worked) = (Instant::now(), cpu_seconds());

@@ -1,14 +1,16 @@
 //! Queries over a file of events.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use fathom_cql::catalog::{Catalog, Column, StreamSchema};
 use fathom_cql::plan::{Expression, OrderKey, Output, Plan, Relation};
 use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 
-use crate::cluster::Loss;
+use crate::cluster::{Cluster, ClusterOptions, Loss};
 use crate::engine::{self, Engine};
 use crate::io_stream;
 use crate::read::{self, Batch, Condition, ReadError, ReadOptions, ReadReport, Reader};
@@ -16,6 +18,9 @@ use crate::recording::{Item, RowReader};
 
 /// Why live events end without an end.
 const CUT_OFF: &str = "the events are cut off: who tells them is gone";
+
+/// So many batches may wait for other processes.
+const AHEAD_MAX: usize = 16;
 
 /// What is asked of a file.
 #[derive(Clone, Debug)]
@@ -33,6 +38,9 @@ pub struct ReplayRequest {
     pub read: ReadOptions,
     /// How much later than its instant an event may come; `None` leaves it to the engine.
     pub lateness_ns: Option<u64>,
+    /// The processes that answer together, each for a file of its own; `None` where this one does
+    /// alone.
+    pub cluster: Option<ClusterOptions>,
 }
 
 /// What a replay was.
@@ -135,7 +143,14 @@ pub fn replay(
     )?;
     let options = ReadOptions { conditions: script.conditions(), ..request.read.clone() };
     let mut reader = read::open(&request.file, &script.schema, script.wanted(), &options)?;
-    script.run(&mut *reader, request.lateness_ns.unwrap_or(0), sink)
+    let lateness_ns = request.lateness_ns.unwrap_or(0);
+    match &request.cluster {
+        None => script.run(&mut *reader, lateness_ns, sink),
+        Some(cluster) => {
+            let engine = script.engine_in(cluster)?;
+            script.run_through(engine, &mut *reader, lateness_ns, sink)
+        }
+    }
 }
 
 /// A script that is ready to run.
@@ -238,6 +253,14 @@ impl Script {
         (Engine::new(self.planned.catalog.streams.len(), &self.plans), self.source)
     }
 
+    /// The same for one of several processes, which are waited for.
+    fn engine_in(&self, cluster: &ClusterOptions) -> Result<(Engine, usize), QueryError> {
+        let cluster = Cluster::join(cluster, &self.plans, &mut |_| true)
+            .map_err(|error| QueryError::Request(error.to_string()))?;
+        let sources = self.planned.catalog.streams.len();
+        Ok((Engine::in_cluster(cluster, sources, &self.plans), self.source))
+    }
+
     /// Runs the queries over all events of a reader. After each batch time goes on to the latest
     /// instant that was seen less the lateness; it ends with the last event.
     ///
@@ -249,18 +272,51 @@ impl Script {
         lateness_ns: u64,
         sink: &mut dyn ResultSink,
     ) -> Result<ReplaySummary, QueryError> {
+        self.run_through(self.engine(), reader, lateness_ns, sink)
+    }
+
+    fn run_through(
+        &self,
+        (mut engine, source): (Engine, usize),
+        reader: &mut dyn Reader,
+        lateness_ns: u64,
+        sink: &mut dyn ResultSink,
+    ) -> Result<ReplaySummary, QueryError> {
         self.begin(sink)?;
-        let (mut engine, source) = self.engine();
         let mut batch = Batch::default();
         let mut latest_ns = 0;
+        // What has been told, of which some may wait for other processes.
+        let mut told = VecDeque::new();
         while reader.next_batch(&mut batch)? {
             latest_ns = latest_ns.max(u64::try_from(batch.latest_ns).unwrap_or(0));
             let (times_ns, columns) = batch.take();
             engine.push_columns(source, times_ns, columns);
             // Events of the latest instant may follow.
-            deliver(&mut engine, latest_ns.saturating_sub(lateness_ns), sink)?;
+            let now_ns = latest_ns.saturating_sub(lateness_ns);
+            deliver(&mut engine, now_ns, sink)?;
+            told.push_back(now_ns);
+            loop {
+                while told.front().is_some_and(|&told| told <= engine.ended_ns()) {
+                    told.pop_front();
+                }
+                if told.len() < AHEAD_MAX {
+                    break;
+                }
+                if let Some(loss) = engine.loss().filter(|loss| loss.reason.is_some()) {
+                    return Err(QueryError::Lost(loss));
+                }
+                engine.wait(Duration::from_millis(1));
+                deliver(&mut engine, now_ns, sink)?;
+            }
         }
-        deliver(&mut engine, latest_ns + 1, sink)?;
+        let mut written = Ok(());
+        let finished = engine.finish(latest_ns + 1, &mut |delta| {
+            if written.is_ok() {
+                written = sink.delta(delta.query, delta.time_ns as i64, delta.count, delta.row);
+            }
+        });
+        written?;
+        finished.map_err(QueryError::Lost)?;
         Ok(ReplaySummary { read: reader.report().clone(), late: engine.statistics().late })
     }
 }

@@ -200,6 +200,7 @@ impl QueryOptions {
             file: file.to_owned(),
             read: self.reading.options(self.stream_compat),
             lateness_ns: self.reading.lateness_ns(),
+            cluster: None,
         })
     }
 

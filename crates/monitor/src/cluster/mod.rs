@@ -40,7 +40,7 @@ const PROCESSES_MAX: usize = 64;
 const BUFFERS_KEPT: usize = 4;
 
 /// How a process takes part.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ClusterOptions {
     /// Where each of the processes listens for the others, `host:port`, in the same order at each.
     pub addresses: Vec<String>,

@@ -59,6 +59,11 @@ use turns::Turns;
 
 pub use results::Delta;
 
+/// How long a process waits for the others before it looks what there is to do.
+const WAIT: Duration = Duration::from_millis(1);
+/// How long what a process has said last may be under way.
+pub(crate) const LAST_WORDS_TIME: Duration = Duration::from_secs(1);
+
 /// A row by itself: cheap to copy.
 type Tuple = Rc<[Value]>;
 
@@ -333,10 +338,38 @@ impl Engine {
         }
     }
 
-    /// Whether everything before an instant is over, and what results has been told or is told by
-    /// the next [`advance`](Self::advance): in a cluster that is so later than here.
-    pub fn is_done(&self, time_ns: u64) -> bool {
-        self.ended_ns >= time_ns && self.flows.iter().all(|flow| !flow.probe.less_than(&time_ns))
+    /// Ends all instants before `time_ns`, after which nothing comes; see
+    /// [`advance`](Self::advance). In a cluster it waits until all processes have ended theirs.
+    ///
+    /// # Errors
+    /// When a process of the cluster is not there any more before that.
+    pub fn finish(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) -> Result<(), Loss> {
+        self.advance(time_ns, sink);
+        let mut lost = None;
+        while let Some(turns) = &mut self.turns {
+            if self.ended_ns >= self.now_ns {
+                turns.leave();
+            }
+            if turns.is_over() && self.is_done(self.ended_ns) {
+                break;
+            }
+            self.wait(WAIT);
+            self.advance(time_ns, sink);
+            if let Some(loss) = self.loss() {
+                // What it has said last may be under way.
+                let since = *lost.get_or_insert_with(Instant::now);
+                if since.elapsed() > LAST_WORDS_TIME {
+                    return Err(loss);
+                }
+            }
+        }
+        self.advance(time_ns, sink);
+        Ok(())
+    }
+
+    /// Whether everything before an instant has gone through the dataflows.
+    fn is_done(&self, time_ns: u64) -> bool {
+        self.flows.iter().all(|flow| !flow.probe.less_than(&time_ns))
     }
 
     /// In a cluster, waits until another process says something, but not longer than so.

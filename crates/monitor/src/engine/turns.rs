@@ -20,14 +20,16 @@ const UNDER_WAY_MAX: usize = 3;
 
 /// See the module.
 pub(super) struct Turns {
-    /// What this process has told.
-    told: InputHandle<u64, ()>,
+    /// What this process has told; none, where it tells nothing more.
+    told: Option<InputHandle<u64, ()>>,
     /// What all have.
     all_told: Handle<u64>,
     /// What the first process says is over; the others say nothing.
     ends: Option<InputHandle<u64, u64>>,
     /// What is over and has not been taken.
     over: Rc<RefCell<VecDeque<u64>>>,
+    /// Whether more may come to be over.
+    goes_on: Handle<u64>,
     /// The last epochs' ends, of those that the first process has ended.
     under_way: VecDeque<u64>,
     last: u64,
@@ -35,7 +37,7 @@ pub(super) struct Turns {
 
 impl Turns {
     pub(super) fn new<A: Allocate>(worker: &mut Worker<A>) -> Self {
-        let all_told = Handle::new();
+        let (all_told, goes_on) = (Handle::new(), Handle::new());
         let over: Rc<RefCell<VecDeque<u64>>> = Rc::default();
         let is_first = worker.index() == 0;
         let (told, ends) = worker.dataflow::<u64, _, _>(|scope| {
@@ -43,18 +45,29 @@ impl Turns {
             stream.probe_with(&all_told);
             let (ends, stream) = scope.new_input::<u64>();
             let over = Rc::clone(&over);
-            stream.broadcast().inspect(move |&end| over.borrow_mut().push_back(end));
+            let stream = stream.broadcast().inspect(move |&end| over.borrow_mut().push_back(end));
+            stream.probe_with(&goes_on);
             (told, ends)
         });
-        let ends = Some(ends).filter(|_| is_first);
-        Self { told, all_told, ends, over, under_way: VecDeque::new(), last: 0 }
+        let (told, ends) = (Some(told), Some(ends).filter(|_| is_first));
+        Self { told, all_told, ends, over, goes_on, under_way: VecDeque::new(), last: 0 }
     }
 
     /// This process has told everything before an instant.
     pub(super) fn tell(&mut self, time_ns: u64) {
-        if time_ns > *self.told.time() {
-            self.told.advance_to(time_ns);
+        if let Some(told) = self.told.as_mut().filter(|told| time_ns > *told.time()) {
+            told.advance_to(time_ns);
         }
+    }
+
+    /// This process tells nothing more.
+    pub(super) fn leave(&mut self) {
+        self.told = None;
+    }
+
+    /// Whether no process tells anything more, and everything has been taken.
+    pub(super) fn is_over(&self) -> bool {
+        self.goes_on.done() && self.over.borrow().is_empty()
     }
 
     /// Ends what all have told, if this is the first process; `is_done` is whether everything
@@ -64,10 +77,13 @@ impl Turns {
         while self.under_way.front().is_some_and(|&end| is_done(end)) {
             self.under_way.pop_front();
         }
-        // Where there is no frontier everybody has left, and nothing more happens.
         let all_told = self.all_told.with_frontier(|frontier| frontier.first().copied());
-        let Some(end) = all_told.filter(|&end| end > self.last) else { return };
-        if self.under_way.len() < UNDER_WAY_MAX {
+        let Some(end) = all_told else {
+            // Everybody has left.
+            self.ends = None;
+            return;
+        };
+        if end > self.last && self.under_way.len() < UNDER_WAY_MAX {
             ends.send(end);
             ends.advance_to(end);
             ends.flush();

@@ -1,5 +1,6 @@
 //! TLS with certificates on both sides.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, TcpStream};
@@ -29,6 +30,12 @@ pub struct TlsFiles {
 #[derive(Clone)]
 pub struct Tls {
     context: SslContext,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Tls").field(&self.own_name()).finish()
+    }
 }
 
 impl Tls {

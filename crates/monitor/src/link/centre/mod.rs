@@ -27,6 +27,7 @@ use super::rows::Tuple;
 use super::{Tls, unix_time_ns};
 use crate::Engine;
 use crate::cluster::{Cluster, ClusterOptions};
+use crate::engine::LAST_WORDS_TIME;
 use crate::replay::{QueryError, ResultSink, Script, deliver};
 use budget::Budget;
 use merge::{Merge, Told};
@@ -41,8 +42,6 @@ const MESSAGES_MAX: usize = 1024;
 /// How long the engine waits for messages; in a cluster, where others say something besides.
 const MESSAGE_WAIT: Duration = Duration::from_millis(10);
 const CLUSTER_WAIT: Duration = Duration::from_millis(1);
-/// How long what a process has said last may be under way.
-const LAST_WORDS_TIME: Duration = Duration::from_secs(1);
 /// The last who were turned away.
 const REFUSALS_MAX: usize = 16;
 /// How long the one who accepts rests when it cannot, and how often it looks whether to end.
