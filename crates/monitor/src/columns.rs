@@ -175,6 +175,10 @@ impl Column {
             Self::Values(values) => {
                 Self::Values(rows.iter().map(|&row| values[row as usize].clone()).collect())
             }
+            // Few rows are not to keep many values of others.
+            Self::Indexed(of, at) if rows.len() < of.len() / 4 => {
+                rows.iter().map(|&row| of.value(at[row as usize] as usize)).collect()
+            }
             Self::Indexed(of, at) => {
                 let rows = rows.iter().map(|&row| at[row as usize]).collect();
                 Self::Indexed(Rc::clone(of), Rc::new(rows))

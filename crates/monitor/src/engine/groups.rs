@@ -37,6 +37,33 @@ struct Known {
     places: Vec<u32>,
 }
 
+/// The groups of the combinations of keys that have been met, where keys are of few values.
+struct Combinations<'k> {
+    /// Of each key: of each row which value it has, and how many values there are.
+    keys: Vec<(&'k [u32], usize)>,
+    places: Vec<Option<u32>>,
+}
+
+impl<'k> Combinations<'k> {
+    /// Those of some keys; `None` where there may be more of them than rows.
+    fn of(keys: &[&'k Rc<Column>], rows: usize) -> Option<Self> {
+        let mut all = 1_usize;
+        let keys = keys.iter().map(|key| {
+            let Column::Indexed(of, at) = &***key else { return None };
+            all = all.checked_mul(of.len()).filter(|all| *all <= rows)?;
+            Some((at.as_slice(), of.len()))
+        });
+        let keys = keys.collect::<Option<_>>()?;
+        Some(Self { keys, places: vec![None; all] })
+    }
+
+    /// The group of a row, if it is known.
+    fn place(&mut self, row: usize) -> &mut Option<u32> {
+        let at = self.keys.iter().fold(0, |at, (values, count)| at * count + values[row] as usize);
+        &mut self.places[at]
+    }
+}
+
 /// The groups of a relation whose first columns are the keys, and whose others are the arguments
 /// of the aggregates that have one.
 #[derive(Debug)]
@@ -176,7 +203,13 @@ impl Groups {
     /// Finds the group of each row; one that is new has no rows yet.
     fn find(&mut self, run: &Run, places: &mut Vec<u32>) {
         let keys: Vec<&Rc<Column>> = (0..self.keys).filter_map(|key| run.column(key)).collect();
+        let mut met = Combinations::of(&keys, run.len());
         for row in run.rows() {
+            let met = met.as_mut().map(|met| met.place(row));
+            if let Some(place) = met.as_ref().and_then(|met| **met) {
+                places.push(place);
+                continue;
+            }
             let hash = hash_of(&keys, row, &self.hasher);
             let groups = &self.all;
             let same = |&place: &u32| {
@@ -188,6 +221,9 @@ impl Groups {
                 Some(place) => *place,
                 None => self.add(hash, keys.iter().map(|key| key.value(row)).collect()),
             };
+            if let Some(met) = met {
+                *met = Some(place);
+            }
             places.push(place);
         }
     }
@@ -217,8 +253,11 @@ impl Groups {
                 None => state.add_integer(0, count),
                 Some(Some(Column::Integers(integers))) => state.add_integer(integers[row], count),
                 Some(Some(Column::Values(values))) => state.add(&values[row], count),
+                Some(Some(Column::Indexed(of, rows))) => match &**of {
+                    Column::Values(values) => state.add(&values[rows[row] as usize], count),
+                    other => state.add(&other.value(rows[row] as usize), count),
+                },
                 Some(Some(Column::Nulls(_)) | None) => {}
-                Some(Some(column)) => state.add(&column.value(row), count),
             }
         }
         if !group.touched {

@@ -60,7 +60,14 @@ impl Teller {
             };
             // Equal rows are compared with each other while they are sorted.
             let mut any_equal = false;
-            if instant.len() > 1 {
+            if let [one, next] = instant {
+                // As a group's row goes and comes.
+                let order = compare(one, next);
+                any_equal = order.is_eq();
+                if order.is_gt() {
+                    instant.swap(0, 1);
+                }
+            } else if instant.len() > 2 {
                 instant.sort_by(|left, right| {
                     let order = compare(left, right);
                     any_equal |= order.is_eq();

@@ -137,7 +137,7 @@ impl Sums {
             // The usual case is quicker by itself.
             None => match i64::try_from(self.integers) {
                 Ok(sum) => sum as f64,
-                Err(_) => self.integers as f64,
+                Err(_) => wide(self.integers),
             },
         };
         match (function, self.floats) {
@@ -163,6 +163,13 @@ impl Sums {
         let variance = floats.squares / count - mean * mean;
         Some(if variance < 0.0 { 0.0 } else { variance })
     }
+}
+
+/// By itself, so that it is not computed where it is not asked for.
+#[cold]
+#[inline(never)]
+fn wide(integer: i128) -> f64 {
+    integer as f64
 }
 
 impl Floats {

@@ -11,7 +11,7 @@ use memchr::memchr;
 use smallvec::SmallVec;
 
 use super::columns::{LONGEST_FIELD, count, place, value, width};
-use super::intern::Texts;
+use super::intern::{TextColumn, Texts};
 use super::lines::{End, LONGEST, Lines};
 use super::{
     BATCH_ROWS, Batch, Condition, ReadError, ReadOptions, ReadReport, Reader, Tally, TimeUnit,
@@ -31,8 +31,14 @@ pub struct Csv {
     lines: Lines,
     tally: Tally,
     layout: Layout,
-    texts: Texts,
+    texts: TextColumns,
     fields: Fields,
+}
+
+/// The columns of texts of a batch, each in its place, and their texts.
+struct TextColumns {
+    texts: Texts,
+    columns: Vec<Option<TextColumn>>,
 }
 
 /// What the columns of the file are.
@@ -153,10 +159,24 @@ impl Layout {
         Ok(Self { separator, fields, time, unit, width, missing, conditions })
     }
 
-    /// Makes the columns that the file does not have as long as the others.
-    fn pad(&self, batch: &mut Batch) {
+    fn text_columns(&self) -> TextColumns {
+        let is_text = |column| {
+            self.fields.iter().any(|field| field.column == Some(column) && field.kind == Type::Text)
+        };
+        let columns = (0..self.width).map(|column| is_text(column).then(TextColumn::new));
+        TextColumns { texts: Texts::new(), columns: columns.collect() }
+    }
+
+    /// Puts the columns of texts into the batch, and makes those that the file does not have as
+    /// long as the others.
+    fn end(&self, texts: &mut TextColumns, batch: &mut Batch) {
         let rows = batch.len();
         if rows > 0 {
+            for (place, column) in batch.columns.iter_mut().zip(&mut texts.columns) {
+                if let Some(column) = column {
+                    *place = column.take();
+                }
+            }
             for &column in &self.missing {
                 batch.columns[column].pad(rows);
             }
@@ -177,7 +197,7 @@ impl Layout {
     fn row(
         &self,
         fields: &[(&[u8], bool)],
-        texts: &mut Texts,
+        texts: &mut TextColumns,
         batch: &mut Batch,
     ) -> Result<(), String> {
         if fields.len() != self.fields.len() {
@@ -197,11 +217,22 @@ impl Layout {
         batch.widen(self.width);
         for (&(bytes, quoted), field) in fields.iter().zip(&self.fields) {
             let Some(column) = field.column else { continue };
-            let read = value(bytes, quoted, field.kind, &field.name, texts);
+            let read = match &mut texts.columns[column] {
+                Some(column) if bytes.len() <= LONGEST_FIELD => {
+                    if bytes.is_empty() && !quoted {
+                        column.push_null();
+                    } else {
+                        column.push(bytes, &mut texts.texts);
+                    }
+                    continue;
+                }
+                _ => value(bytes, quoted, field.kind, &field.name, &mut texts.texts),
+            };
             match read {
                 Ok(value) => batch.columns[column].push(value),
                 Err(what) => {
                     batch.truncate(rows);
+                    texts.columns.iter_mut().flatten().for_each(|column| column.truncate(rows));
                     return Err(what);
                 }
             }
@@ -329,7 +360,8 @@ impl Csv {
                 _ => return Err(ReadError::new(format!("{name}: the first line is too long"))),
             }
         };
-        Ok(Self { lines, tally, layout, texts: Texts::new(), fields: Fields::default() })
+        let texts = layout.text_columns();
+        Ok(Self { lines, tally, layout, texts, fields: Fields::default() })
     }
 
     /// Reads the record that begins here, which has quotes; `None` where more of it is to be waited
@@ -376,13 +408,15 @@ type Done = (Result<(), String>, usize, u64);
 impl Reader for Csv {
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
         batch.clear();
+        self.texts.columns.iter_mut().flatten().for_each(|column| column.truncate(0));
         while batch.read() < BATCH_ROWS {
             let wait = batch.read() == 0;
             let end = self.lines.find(0, wait).map_err(|error| self.tally.io(&error))?;
             let (read, next, lines) = match end {
                 End::Line { length, next } => {
+                    let has_quote = self.lines.has_quote(length);
                     let record = self.lines.bytes(0..length);
-                    if memchr(b'"', record).is_some() {
+                    if has_quote {
                         match self.quoted((length, next), wait, batch)? {
                             Some(done) => done,
                             None => break,
@@ -411,7 +445,7 @@ impl Reader for Csv {
             }
             self.lines.consume(next, lines);
         }
-        self.layout.pad(batch);
+        self.layout.end(&mut self.texts, batch);
         self.tally.batch(batch)
     }
 

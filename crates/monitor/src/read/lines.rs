@@ -18,6 +18,8 @@ pub struct Lines {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    /// Between `start` and here there is no quote.
+    plain: usize,
     ended: bool,
     number: u64,
 }
@@ -43,7 +45,8 @@ pub enum End {
 impl Lines {
     /// The lines of `source`.
     pub fn new(source: Source) -> Self {
-        Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, ended: false, number: 0 }
+        let buffer = vec![0; BUFFER];
+        Self { source, buffer, start: 0, end: 0, plain: 0, ended: false, number: 0 }
     }
 
     /// How many lines have been consumed.
@@ -90,6 +93,18 @@ impl Lines {
         &self.buffer[self.start..self.end][range]
     }
 
+    /// Whether there is a quote among the first `length` bytes. All that are held are searched at
+    /// once, as there are mostly none.
+    pub fn has_quote(&mut self, length: usize) -> bool {
+        let end = self.start + length;
+        if self.plain < end {
+            self.plain = self.plain.max(self.start);
+            let held = &self.buffer[self.plain..self.end];
+            self.plain += memchr(b'"', held).unwrap_or(held.len());
+        }
+        self.plain < end
+    }
+
     /// Goes on behind `length` bytes, which are so many lines.
     pub fn consume(&mut self, length: usize, lines: u64) {
         self.start = (self.start + length).min(self.end);
@@ -115,6 +130,7 @@ impl Lines {
     fn fill(&mut self) -> io::Result<()> {
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
+        self.plain = self.plain.saturating_sub(self.start);
         self.start = 0;
         let read = read_some(&mut self.source, &mut self.buffer[self.end..])?;
         self.end += read;
@@ -148,6 +164,23 @@ pub fn read_full(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quotes_are_found_wherever_they_are() {
+        let mut text = Vec::new();
+        for number in 0..40_000 {
+            let quote = if number % 977 < 3 { "\"" } else { "" };
+            text.extend_from_slice(format!("{number},{quote}some text of a line\n").as_bytes());
+        }
+        let expected: Vec<bool> =
+            text.split(|&byte| byte == b'\n').map(|line| line.contains(&b'"')).collect();
+        let mut lines = Lines::new(Box::new(io::Cursor::new(text)));
+        for (number, has) in expected[..40_000].iter().enumerate() {
+            let Ok(End::Line { length, next }) = lines.find(0, true) else { panic!("a line") };
+            assert_eq!(lines.has_quote(length), *has, "line {number}");
+            lines.consume(next, 1);
+        }
+    }
 
     fn lines(text: &[u8]) -> Lines {
         Lines::new(Box::new(io::Cursor::new(text.to_vec())))
