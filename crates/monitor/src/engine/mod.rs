@@ -23,6 +23,7 @@ mod run;
 mod select;
 mod sets;
 mod state;
+mod tallies;
 mod vector;
 mod windows;
 
