@@ -21,8 +21,8 @@ pub(super) enum State {
     Values(BTreeMap<Value, i64>),
     /// What `top_k` needs.
     Ranking(Ranking),
-    /// What an approximate count needs, or a part of one.
-    Registers(Registers),
+    /// What an approximate count needs, or a part of one: larger than the others.
+    Registers(Box<Registers>),
     /// How many values are in each bucket.
     Histogram(Histogram),
 }
@@ -32,7 +32,7 @@ impl State {
         use AggregateFunction as Function;
         match aggregate.function {
             Function::ApproximateDistinct(precision, stage) => {
-                Self::Registers(Registers::new(precision, stage))
+                Self::Registers(Box::new(Registers::new(precision, stage)))
             }
             _ if aggregate.distinct => Self::Values(BTreeMap::new()),
             Function::Count => Self::Count(0),
