@@ -67,7 +67,8 @@ Dstream(select distinct case a when 1 then upper(c) else 'x' || c end as e,
 coalesce(b, greatest(1.5, -a % 3)) from S [range 1 minute slide 2 ms] as s
 full join S [partition by c, d rows 2] as t on s.a = t.a and s.b between 0 and t.b
 left join S [tumbling 5 us] on true where s.c is not null);
-q: select c, count(distinct a), percentile(b, 99), approx_count_distinct(d), stddev(b) from S
+q: select c, count(distinct a), percentile(b, 99), approx_count_distinct(d), stddev(b),
+approx_count_distinct(a, 5), histogram(a), histogram(b, 0.25), top_k(c, 3) from S
 [unbounded] cross join (select 1 as one from S) as o group by c having max(a) < $limit""")
 
 

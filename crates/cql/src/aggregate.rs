@@ -5,9 +5,17 @@
 //! comparisons need a tolerance (unless all sums are exact, as those of small multiples of a
 //! quarter are).
 
+pub mod distinct;
+pub mod frequent;
+pub mod histogram;
+
+use std::collections::BTreeMap;
+
 use crate::eval::{evaluate, float};
-use crate::plan::{Aggregate, AggregateFunction};
+use crate::plan::{Aggregate, AggregateFunction, Stage};
 use crate::value::{Row, Value};
+use distinct::{Maxima, Precision};
+use histogram::{Buckets, Place};
 
 /// The value of an aggregate over the rows of a group.
 pub fn aggregate(aggregate: &Aggregate, rows: &[Row]) -> Value {
@@ -29,12 +37,11 @@ pub fn aggregate_values(
 ) -> Value {
     values.retain(|value| !value.is_null());
     values.sort();
-    if distinct || function == AggregateFunction::ApproximateDistinct {
+    if distinct {
         values.dedup();
     }
     match function {
-        // The meaning of the approximation is what it approximates.
-        AggregateFunction::Count | AggregateFunction::ApproximateDistinct => count(values.len()),
+        AggregateFunction::Count => count(values.len()),
         AggregateFunction::Minimum => values.first().cloned().unwrap_or(Value::Null),
         AggregateFunction::Maximum => values.last().cloned().unwrap_or(Value::Null),
         AggregateFunction::Percentile(percentage) => {
@@ -55,6 +62,54 @@ pub fn aggregate_values(
         AggregateFunction::StandardDeviation => {
             variance(&values).map_or(Value::Null, |variance| float(variance.sqrt()))
         }
+        AggregateFunction::MostFrequent(wanted) => frequent::of_sorted(&values, wanted),
+        AggregateFunction::ApproximateDistinct(precision, stage) => {
+            approximate_distinct(precision, stage, &values)
+        }
+        AggregateFunction::Histogram(buckets, stage) => histogram(buckets, stage, &values),
+    }
+}
+
+fn approximate_distinct(precision: Precision, stage: Stage, values: &[Value]) -> Value {
+    let mut maxima = Maxima::new(precision);
+    for value in values {
+        match stage {
+            Stage::Whole | Stage::Part => maxima.add(value),
+            Stage::Merge => maxima.add_text(value),
+        }
+    }
+    match stage {
+        Stage::Whole | Stage::Merge => Value::Integer(maxima.estimate()),
+        Stage::Part if values.is_empty() => Value::Null,
+        Stage::Part => maxima.text(),
+    }
+}
+
+fn histogram(buckets: Buckets, stage: Stage, values: &[Value]) -> Value {
+    let mut counts: BTreeMap<Place, i64> = BTreeMap::new();
+    let mut add = |place: Place, count: i64| {
+        let counted = counts.entry(place).or_default();
+        // Texts from elsewhere may say anything.
+        *counted = counted.wrapping_add(count);
+    };
+    for value in values {
+        match (stage, value) {
+            (Stage::Merge, Value::Text(part)) => {
+                for (place, count) in buckets.from_part(part).unwrap_or_default() {
+                    add(place, count);
+                }
+            }
+            (Stage::Merge, _) => {}
+            (Stage::Whole | Stage::Part, value) => {
+                if let Some(place) = buckets.search(value) {
+                    add(place, 1);
+                }
+            }
+        }
+    }
+    match stage {
+        Stage::Whole | Stage::Merge => buckets.text(counts),
+        Stage::Part => buckets.part(counts),
     }
 }
 

@@ -1,10 +1,12 @@
 //! Whether a plan is one that may be run: types, columns and sizes fit.
 
+use crate::aggregate::frequent::VALUES_MAX;
+use crate::aggregate::histogram::Buckets;
 use crate::ast::{BinaryOperator, UnaryOperator};
 use crate::catalog::Catalog;
 use crate::plan::{
-    Aggregate, AggregateFunction, Expression, Function, Join, Output, Plan, Relation, Stream,
-    Window,
+    Aggregate, AggregateFunction, Expression, Function, Join, Output, Plan, Relation, Stage,
+    Stream, Window,
 };
 use crate::value::Type;
 
@@ -110,9 +112,7 @@ fn aggregated(aggregate: &Aggregate, columns: &[Kind]) -> Result<Kind, String> {
         ensure(number, || format!("{:?} of {argument:?}", aggregate.function))
     };
     match aggregate.function {
-        AggregateFunction::Count | AggregateFunction::ApproximateDistinct => {
-            Ok(Some(Type::Integer))
-        }
+        AggregateFunction::Count => Ok(Some(Type::Integer)),
         AggregateFunction::Sum => numeric().map(|()| argument),
         AggregateFunction::Average
         | AggregateFunction::Variance
@@ -122,6 +122,25 @@ fn aggregated(aggregate: &Aggregate, columns: &[Kind]) -> Result<Kind, String> {
             Ok(argument)
         }
         AggregateFunction::Minimum | AggregateFunction::Maximum => Ok(argument),
+        AggregateFunction::MostFrequent(wanted) => {
+            ensure((1..=VALUES_MAX).contains(&wanted), || format!("the first {wanted} values"))?;
+            Ok(Some(Type::Text))
+        }
+        AggregateFunction::ApproximateDistinct(_, stage) => match stage {
+            Stage::Whole => Ok(Some(Type::Integer)),
+            Stage::Part => Ok(Some(Type::Text)),
+            Stage::Merge => is(argument, Type::Text).map(|_| Some(Type::Integer)),
+        },
+        AggregateFunction::Histogram(buckets, stage) => {
+            let (width, counted) = match buckets {
+                Buckets::PowersOfTwo => (1.0, number(argument)),
+                Buckets::Integers(width) => (width.get() as f64, is(argument, Type::Integer)),
+                Buckets::Floats(width) => (width, is(argument, Type::Float)),
+            };
+            ensure(Buckets::WIDTHS.contains(&width), || format!("buckets of {width}"))?;
+            let counted = if stage == Stage::Merge { is(argument, Type::Text) } else { counted };
+            counted.map(|_| Some(Type::Text))
+        }
     }
 }
 

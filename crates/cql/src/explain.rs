@@ -2,11 +2,13 @@
 
 use std::fmt::Write as _;
 
+use crate::aggregate::distinct::Precision;
+use crate::aggregate::histogram::Buckets;
 use crate::ast::{BinaryOperator, JoinKind, SetOperation, ToStream, UnaryOperator};
 use crate::catalog::{Catalog, Column};
 use crate::plan::{
-    Aggregate, AggregateFunction, Expression, Function, Join, Output, Plan, Relation, Stream,
-    Window,
+    Aggregate, AggregateFunction, Expression, Function, Join, Output, Plan, Relation, Stage,
+    Stream, Window,
 };
 use crate::planner::symbol;
 use crate::value::Value;
@@ -273,17 +275,31 @@ fn aggregate(aggregate: &Aggregate, names: &[String]) -> String {
         AggregateFunction::Variance => "variance",
         AggregateFunction::StandardDeviation => "stddev",
         AggregateFunction::Percentile(_) => "percentile",
-        AggregateFunction::ApproximateDistinct => "approx_count_distinct",
+        AggregateFunction::MostFrequent(_) => "top_k",
+        AggregateFunction::ApproximateDistinct(_, Stage::Whole) => "approx_count_distinct",
+        AggregateFunction::ApproximateDistinct(_, Stage::Part) => "registers",
+        AggregateFunction::ApproximateDistinct(_, Stage::Merge) => "count_of_registers",
+        AggregateFunction::Histogram(_, Stage::Whole | Stage::Part) => "histogram",
+        AggregateFunction::Histogram(_, Stage::Merge) => "sum_of_histograms",
     };
     let argument = match &aggregate.argument {
         Some(argument) => expression(argument, names),
         None => "*".to_owned(),
     };
     let distinct = if aggregate.distinct { "distinct " } else { "" };
-    match aggregate.function {
-        AggregateFunction::Percentile(p) => format!("{name}({distinct}{argument}, {p})"),
-        _ => format!("{name}({distinct}{argument})"),
-    }
+    let of = match aggregate.function {
+        AggregateFunction::Percentile(percentage) => format!(", {percentage}"),
+        AggregateFunction::MostFrequent(wanted) => format!(", {wanted}"),
+        AggregateFunction::ApproximateDistinct(precision, _)
+            if precision != Precision::default() =>
+        {
+            format!(", {}", precision.bits())
+        }
+        AggregateFunction::Histogram(Buckets::Integers(width), _) => format!(", {width}"),
+        AggregateFunction::Histogram(Buckets::Floats(width), _) => format!(", {width:?}"),
+        _ => String::new(),
+    };
+    format!("{name}({distinct}{argument}{of})")
 }
 
 /// How tight an operator binds.

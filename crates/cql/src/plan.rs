@@ -22,6 +22,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::aggregate::distinct::Precision;
+use crate::aggregate::histogram::Buckets;
 use crate::ast::{BinaryOperator, JoinKind, SetOperation, ToStream, UnaryOperator};
 use crate::catalog::Column;
 use crate::value::{Type, Value};
@@ -186,8 +188,28 @@ pub enum AggregateFunction {
     /// `percentile(x, p)`: the smallest value such that at least `p` per cent of the values are
     /// not greater.
     Percentile(f64),
-    /// `approx_count_distinct(x)`: how many different values, within two per cent or so.
-    ApproximateDistinct,
+    /// `top_k(x, k)`: the k values that are there most often, with their counts, as a
+    /// [text](crate::aggregate::frequent::to_text).
+    MostFrequent(u16),
+    /// `approx_count_distinct(x, precision)`: [about](crate::aggregate::distinct) how many different
+    /// values; `distinct` makes no difference. The text of a part is its registers.
+    ApproximateDistinct(Precision, Stage),
+    /// `histogram(x)`, `histogram(x, width)`: how many values are in each bucket, as a
+    /// [text](Buckets::text). That of a part is [another](Buckets::part).
+    Histogram(Buckets, Stage),
+}
+
+/// Who computes an aggregate of which the parts can be put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// One who has all values: the result.
+    Whole,
+    /// One who has some of the values: a text that says what they come to; null where there are
+    /// none.
+    Part,
+    /// One who has the texts of all parts, in place of the values: the result. A text that is not
+    /// one of a part counts as null.
+    Merge,
 }
 
 /// An expression over the columns of a row. Evaluation never fails: what has no value is null.

@@ -94,7 +94,7 @@ impl Value {
 }
 
 /// A float as the order sees it.
-fn canonical(number: f64) -> f64 {
+pub(crate) fn canonical(number: f64) -> f64 {
     if number.is_nan() {
         f64::NAN
     } else if number == 0.0 {

@@ -264,6 +264,21 @@ fn groups() {
             "          stream IOstream",
         ],
     );
+    assert_shape(
+        "select histogram(Size), histogram(Size, 8), histogram(Size, 0.5) as halves, \
+         Top_K(Path, 3), approx_count_distinct(distinct Path, 12), \
+         approx_count_distinct(Path, 2 * 4) from IOstream [now] having top_k(Path, 3) <> ''",
+        &[
+            "relation (histogram text, histogram2 text, halves text, top_k text, \
+             approx_count_distinct integer, approx_count_distinct2 integer)",
+            "  filter top_k(Path, 3) <> ''",
+            "    aggregate histogram(Size), histogram(Size, 8), \
+             histogram(cast(Size as float), 0.5), top_k(Path, 3), approx_count_distinct(Path), \
+             approx_count_distinct(Path, 8)",
+            "      window now",
+            "        stream IOstream",
+        ],
+    );
     // A key inside an expression, and a sum of floats.
     let text = "select Up or false, (Up is null) = true, sum(Share), avg(Share) from Load [now] \
                 group by Up is null, Up";
@@ -362,6 +377,12 @@ fn what_grows_is_told() {
         said("select median(Size) from IOstream [unbounded] as io"),
         ["[unbounded]: keeps every row of `IOstream` for ever: a percentile is of all values"]
     );
+    assert_eq!(
+        said("select top_k(Path, 3) from IOstream [unbounded] as io"),
+        ["[unbounded]: keeps every row of `IOstream` for ever: `top_k` counts every value"]
+    );
+    // Sketches and buckets are bounded, whatever comes.
+    assert_eq!(said("select approx_count_distinct(Path), histogram(Size) from IOstream"), none);
     assert_eq!(
         said("select distinct Path from IOstream"),
         ["IOstream: keeps one entry for each different row ever seen"]

@@ -2,12 +2,17 @@
 
 mod common;
 
+use std::num::NonZeroU64;
+
+use fathom_cql::aggregate::distinct::Precision;
+use fathom_cql::aggregate::histogram::Buckets;
 use fathom_cql::catalog::{Catalog, Column};
 use fathom_cql::check::check;
 use fathom_cql::generate::{Case, Generator, case, shrink};
 use fathom_cql::oracle::{self, Delta, Input};
 use fathom_cql::plan::{
-    Aggregate, AggregateFunction as Function, Expression, Output, Plan, Relation, Stream, Window,
+    Aggregate, AggregateFunction as Function, Expression, Output, Plan, Relation, Stage, Stream,
+    Window,
 };
 use fathom_cql::{Hosts, Row, Split, Type, Value, explain, split};
 
@@ -141,19 +146,30 @@ fn grouped(plan: &mut Plan) {
         argument: Some(Expression::Column(column)),
         distinct: false,
     };
+    // Few registers, so that values meet in one.
+    let few = Precision::new(4).unwrap();
     let mut aggregates = vec![
         Aggregate { function: Function::Count, argument: None, distinct: false },
         of(Function::Maximum, last),
+        of(Function::ApproximateDistinct(few, Stage::Whole), last),
     ];
     let column = |name: &str, kind| Column { name: name.to_owned(), kind };
     let mut columns = vec![
         plan.columns[0].clone(),
         column("n", Type::Integer),
         column("m", plan.columns[last].kind),
+        column("d", Type::Integer),
     ];
     if let Some(number) = number {
-        aggregates.extend([of(Function::Sum, number), of(Function::Average, number)]);
+        let by_two = Buckets::Integers(NonZeroU64::MIN.saturating_add(1));
+        aggregates.extend([
+            of(Function::Sum, number),
+            of(Function::Average, number),
+            of(Function::Histogram(Buckets::PowersOfTwo, Stage::Whole), number),
+            of(Function::Histogram(by_two, Stage::Whole), number),
+        ]);
         columns.extend([column("s", Type::Integer), column("a", Type::Float)]);
+        columns.extend([column("h", Type::Text), column("w", Type::Text)]);
     }
     let below = std::mem::replace(relation, Relation::Given(0));
     *relation = Relation::Aggregate(Box::new(below), vec![Expression::Column(0)], aggregates);
@@ -220,6 +236,8 @@ struct Seen {
     distinct: u64,
     first: u64,
     sums: u64,
+    registers: u64,
+    histograms: u64,
     narrower: u64,
 }
 
@@ -232,6 +250,8 @@ impl Seen {
         self.distinct += begins("Distinct");
         self.first += begins("Top");
         self.sums += u64::from(text.contains("Literal(Integer(4294967296))"));
+        self.registers += u64::from(text.contains("ApproximateDistinct(Precision(4), Part)"));
+        self.histograms += u64::from(text.contains("Histogram(Integers(2), Part)"));
         self.narrower += u64::from(text.starts_with("Stream(Of(Insertions, Project"));
     }
 }
@@ -255,10 +275,11 @@ fn many_hosts_and_a_centre_say_what_the_semantics_say() {
     }
     assert!(compared * 10 >= cases() * 9, "only {compared} cases were small enough");
     assert!(changes > cases(), "{changes} changes say little");
-    let Seen { streams, groups, distinct, first, sums, narrower } = seen;
+    let Seen { streams, groups, distinct, first, sums, registers, histograms, narrower } = seen;
     assert!(streams > cases() / 2 && narrower > cases() / 8, "{seen:?}");
     let least = groups.min(distinct).min(first);
     assert!(least.min(sums) > cases() / 50, "{seen:?}");
+    assert!(registers.min(histograms) > cases() / 50, "{seen:?}");
 }
 
 #[test]
@@ -447,6 +468,37 @@ fn groups_of_windows_that_slide_are_sent() {
     assert!(shown.starts_with("relation (VDisk text, max(Size) integer)\n"), "{shown}");
     let shown = parts("select VDisk, max(Size) from IOstream [now] group by VDisk");
     assert!(shown.starts_with("stream (Size integer, VDisk text)\n"), "{shown}");
+    // Texts of what the values come to travel, and are put together.
+    let shown = parts(
+        "select VDisk, histogram(Size, 8) as sizes, approx_count_distinct(Path, 10)
+        from IOstream [tumbling 1 second] group by VDisk",
+    );
+    assert!(shown.contains("\n  aggregate histogram(Size, 8), registers(Path, 10) by VDisk\n"));
+    assert!(
+        shown.contains(
+            "\n  aggregate sum_of_histograms(histogram(Size, 8), 8), \
+        count_of_registers(registers(Path, 10), 10) by VDisk\n"
+        ),
+        "{shown}"
+    );
+    let shown = parts(
+        "select VDisk, approx_count_distinct(Path) from IOstream [tumbling 1 second]
+        group by VDisk",
+    );
+    assert!(shown.contains("\n  aggregate registers(Path) by VDisk\n"), "{shown}");
+    // They are too long to travel with each row: over other windows each value of a group is sent.
+    let shown = parts(
+        "select VDisk, approx_count_distinct(Path) from IOstream [range 1 second]
+        group by VDisk",
+    );
+    assert!(shown.starts_with("relation (VDisk text, Path text)\n  distinct\n"), "{shown}");
+    let shown =
+        parts("select VDisk, histogram(Size) from IOstream [range 1 second] group by VDisk");
+    assert!(shown.starts_with("stream (Size integer, VDisk text)\n"), "{shown}");
+    // What is most frequent at each host says nothing of all.
+    let shown =
+        parts("select VDisk, top_k(Path, 3) from IOstream [tumbling 1 second] group by VDisk");
+    assert!(shown.starts_with("stream (VDisk text, Path text)\n"), "{shown}");
     // Sums of floats depend on the order.
     let shown = parts("select sum(Share) from Load [tumbling 1 second]");
     assert!(shown.starts_with("stream (Share float)\n"), "{shown}");

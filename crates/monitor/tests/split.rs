@@ -3,10 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fathom_cql::aggregate::distinct::Precision;
+use fathom_cql::aggregate::histogram::Buckets;
+use fathom_cql::catalog::Column;
 use fathom_cql::generate::{Case, Generator, case, shrink};
 use fathom_cql::oracle::{self, Input};
-use fathom_cql::plan::Plan;
-use fathom_cql::{Hosts, Row, Split, split};
+use fathom_cql::plan::{
+    Aggregate, AggregateFunction as Of, Expression, Output, Plan, Relation, Stage, Stream, Window,
+};
+use fathom_cql::{Hosts, Row, Split, Type, split};
 use fathom_monitor::Engine;
 
 /// How many cases a test runs; `FATHOM_CASES` says otherwise.
@@ -94,6 +99,19 @@ fn differs(case: &Case, seed: u64) -> bool {
     centre(case, seed, step_ns) != expected
 }
 
+fn fail(case: Case, seed: u64) -> ! {
+    let small = shrink(case, &mut |case| differs(&without_ties(case.clone()), seed));
+    let small = without_ties(small);
+    panic!(
+        "seed {seed}:\n{:?}\ninputs: {:?}\nuntil {}\nexpected: {:?}\nis: {:?}",
+        small.plan,
+        small.inputs,
+        small.until_ns,
+        expected(&small),
+        centre(&small, seed, 1)
+    );
+}
+
 #[test]
 fn many_engines_and_one_say_what_the_semantics_say() {
     let (mut compared, mut relations) = (0, 0);
@@ -107,18 +125,58 @@ fn many_engines_and_one_say_what_the_semantics_say() {
         let given = |plan: &Plan| format!("{plan:?}").contains("Given(");
         relations += u64::from(split(plans, &case.catalog, Hosts::Many).centre.iter().any(given));
         if differs(&case, seed) {
-            let small = shrink(case, &mut |case| differs(&without_ties(case.clone()), seed));
-            let small = without_ties(small);
-            panic!(
-                "seed {seed}:\n{:?}\ninputs: {:?}\nuntil {}\nexpected: {:?}\nis: {:?}",
-                small.plan,
-                small.inputs,
-                small.until_ns,
-                expected(&small),
-                centre(&small, seed, 1)
-            );
+            fail(case, seed);
         }
     }
     assert!(compared * 10 >= cases() * 9, "only {compared} cases were small enough");
     assert!(relations > cases() / 20, "{relations} centres are given relations");
+}
+
+/// Histograms and approximate counts of a window that slides, of which hosts send parts.
+fn with_sketches(mut case: Case, seed: u64) -> Case {
+    let mut generator = Generator::new(seed ^ 0x5ce7);
+    // All columns are of the first stream: an integer to group by, another, a float, a text.
+    let length_ns = 1 + generator.below(12) as u64;
+    let window = Window::Range { length_ns, slide_ns: Some(2 + generator.below(5) as u64) };
+    let below = Relation::Window(window, Box::new(Stream::Source(0)));
+    let precision = Precision::new(4 + generator.below(3) as u8).unwrap();
+    let count = Of::ApproximateDistinct(precision, Stage::Whole);
+    let of = |function, column| Aggregate {
+        function,
+        argument: Some(Expression::Column(column)),
+        distinct: false,
+    };
+    let mut aggregates = vec![of(count, 1), of(count, 2), of(count, 3)];
+    let mut kinds = vec![Type::Integer; 3];
+    if generator.chance(70) {
+        let by = [Buckets::PowersOfTwo, Buckets::Floats(0.3)][generator.below(2)];
+        let powers = Of::Histogram(Buckets::PowersOfTwo, Stage::Whole);
+        aggregates.extend([of(powers, 1), of(Of::Histogram(by, Stage::Whole), 2)]);
+        kinds.extend([Type::Text; 2]);
+    }
+    let mut keys = Vec::new();
+    if generator.chance(70) {
+        keys.push(Expression::Column(0));
+        kinds.insert(0, Type::Integer);
+    }
+    let output = Output::Relation(Relation::Aggregate(Box::new(below), keys, aggregates));
+    let column = |(at, kind)| Column { name: format!("C{at}"), kind };
+    case.plan = Plan { output, columns: kinds.into_iter().enumerate().map(column).collect() };
+    case
+}
+
+#[test]
+fn parts_of_sketches_come_to_what_the_whole_is() {
+    let mut changes = 0;
+    for seed in 0..cases() / 2 {
+        let case = with_sketches(case(seed), seed);
+        let parts = split(std::slice::from_ref(&case.plan), &case.catalog, Hosts::Many);
+        let text = format!("{:?} {:?}", parts.fragments, parts.centre);
+        assert!(text.contains(", Part)") && text.contains(", Merge)"), "{text}");
+        changes += expected(&case).map_or(0, |changes| changes.len() as u64);
+        if differs(&case, seed) {
+            fail(case, seed);
+        }
+    }
+    assert!(changes > cases(), "{changes} changes say little");
 }

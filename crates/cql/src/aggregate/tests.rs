@@ -1,8 +1,8 @@
 use super::*;
 use crate::plan::Expression;
 use AggregateFunction::{
-    ApproximateDistinct, Average, Count, Maximum, Minimum, Percentile, StandardDeviation, Sum,
-    Variance,
+    ApproximateDistinct, Average, Count, Histogram, Maximum, Minimum, MostFrequent, Percentile,
+    StandardDeviation, Sum, Variance,
 };
 
 fn integers(function: AggregateFunction, numbers: &[i64]) -> Value {
@@ -19,7 +19,13 @@ fn int(number: i64) -> Value {
     Value::Integer(number)
 }
 
-const ALL: [AggregateFunction; 9] = [
+fn approximate(stage: Stage) -> AggregateFunction {
+    ApproximateDistinct(Precision::default(), stage)
+}
+
+const POWERS: Buckets = Buckets::PowersOfTwo;
+
+const ALL: [AggregateFunction; 11] = [
     Count,
     Sum,
     Average,
@@ -28,15 +34,18 @@ const ALL: [AggregateFunction; 9] = [
     Variance,
     StandardDeviation,
     Percentile(50.0),
-    ApproximateDistinct,
+    MostFrequent(3),
+    Histogram(POWERS, Stage::Whole),
+    Histogram(POWERS, Stage::Part),
 ];
 
 #[test]
 fn over_nothing_and_over_nulls() {
-    for function in ALL {
+    let all = [Stage::Whole, Stage::Part, Stage::Merge].map(approximate).into_iter().chain(ALL);
+    for function in all {
         for values in [vec![], vec![Value::Null, Value::Null]] {
             let expected = match function {
-                Count | ApproximateDistinct => int(0),
+                Count | ApproximateDistinct(_, Stage::Whole | Stage::Merge) => int(0),
                 _ => Value::Null,
             };
             assert_eq!(aggregate_values(function, false, values), expected, "{function:?}");
@@ -52,7 +61,7 @@ fn counts() {
     assert_eq!(count(None, false), int(3));
     assert_eq!(count(Some(Expression::Column(0)), false), int(2));
     assert_eq!(count(Some(Expression::Column(0)), true), int(1));
-    assert_eq!(integers(ApproximateDistinct, &[4, 4, 5]), int(2));
+    assert_eq!(integers(approximate(Stage::Whole), &[4, 4, 5]), int(2));
 }
 
 #[test]
@@ -111,4 +120,39 @@ fn percentiles() {
     assert_eq!(integers(Percentile(99.0), &[3]), int(3));
     assert_eq!(percentile_rank(99.9, 1000), Some(999));
     assert_eq!(percentile_rank(50.0, 0), None);
+}
+
+#[test]
+fn histograms() {
+    let histogram = |function, numbers: &[i64]| integers(function, numbers).to_string();
+    let whole = Histogram(POWERS, Stage::Whole);
+    assert_eq!(histogram(whole, &[0, 5, 4, 7, -3, 5, 8]), "-4:1 0:1 4:4 8:1");
+    let values = [5, 5, 9].map(int).to_vec();
+    assert_eq!(aggregate_values(whole, true, values), Value::text("4:1 8:1"));
+    assert_eq!(floats(whole, &[0.3, 0.25, f64::NAN]), Value::text("0.25:2 nan:1"));
+    let by_ten = Buckets::Integers(std::num::NonZeroU64::new(10).unwrap());
+    assert_eq!(histogram(Histogram(by_ten, Stage::Whole), &[3, 9, 10, -1]), "-10:1 0:2 10:1");
+}
+
+#[test]
+fn parts_come_to_the_whole() {
+    let numbers: Vec<i64> = (0..3000).map(|number| number * number % 1009 - 300).collect();
+    let precision = Precision::new(5).unwrap();
+    for function in [
+        (|stage| Histogram(POWERS, stage)) as fn(Stage) -> AggregateFunction,
+        |stage| ApproximateDistinct(Precision::new(5).unwrap_or_default(), stage),
+        approximate,
+    ] {
+        let parts = numbers.chunks(700).map(|part| integers(function(Stage::Part), part));
+        let mut parts: Vec<Value> = parts.collect();
+        // What is not of a part is as if it were not there.
+        parts.extend([Value::Null, Value::text("1:-1"), Value::text("é"), int(3)]);
+        let whole = integers(function(Stage::Whole), &numbers);
+        let merged = aggregate_values(function(Stage::Merge), false, parts);
+        assert_eq!(merged, whole);
+        assert_ne!(merged, integers(function(Stage::Whole), &numbers[700..800]));
+    }
+    let exact = aggregate_values(Count, true, numbers.iter().copied().map(int).collect());
+    let rough = integers(ApproximateDistinct(precision, Stage::Whole), &numbers);
+    assert_ne!(rough, exact, "32 registers are few");
 }

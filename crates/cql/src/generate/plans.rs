@@ -1,12 +1,16 @@
 //! Random plans.
 
+use std::num::NonZeroU64;
+
 use super::expressions::is_exact;
 use super::{Generator, catalog};
+use crate::aggregate::distinct::Precision;
+use crate::aggregate::histogram::Buckets;
 use crate::ast::{JoinKind, SetOperation, ToStream};
 use crate::catalog::Column;
 use crate::plan::{
-    Aggregate, AggregateFunction, Expression, Join, OrderKey, Output, Plan, Relation, Stream,
-    Window,
+    Aggregate, AggregateFunction, Expression, Join, OrderKey, Output, Plan, Relation, Stage,
+    Stream, Window,
 };
 use crate::value::Type;
 
@@ -191,6 +195,11 @@ impl Generator {
     fn aggregate(&mut self, columns: &[Kind]) -> (Aggregate, Kind) {
         use AggregateFunction as Of;
         let percentage = self.one_of(&[0.0, 25.0, 50.0, 90.0, 99.0, 100.0]);
+        // With few registers even a few values meet in one.
+        let bits = self.one_of(&[4, 4, 5, 6, 12, 16]);
+        let precision = Precision::new(bits).unwrap_or_default();
+        let wanted = 1 + self.below(3) as u16;
+        let buckets = self.buckets();
         let function = self.one_of(&[
             Of::Count,
             Of::Count,
@@ -202,7 +211,9 @@ impl Generator {
             Of::Variance,
             Of::StandardDeviation,
             Of::Percentile(percentage),
-            Of::ApproximateDistinct,
+            Of::MostFrequent(wanted),
+            Of::ApproximateDistinct(precision, Stage::Whole),
+            Of::Histogram(buckets, Stage::Whole),
         ]);
         let distinct = self.chance(25);
         let argument = match function {
@@ -217,20 +228,33 @@ impl Generator {
                     self.integers(columns)
                 })
             }
-            Of::Average | Of::Variance | Of::StandardDeviation => Some(self.integers(columns)),
+            Of::Histogram(Buckets::Floats(_), _) => Some(self.expression(Type::Float, columns, 0)),
+            Of::Histogram(Buckets::PowersOfTwo, _) if self.chance(30) => {
+                Some(self.expression(Type::Float, columns, 0))
+            }
+            Of::Average | Of::Variance | Of::StandardDeviation | Of::Histogram(..) => {
+                Some(self.integers(columns))
+            }
             _ => Some(self.any(columns)),
         };
         let of = argument.as_ref().map(|argument| known(argument, columns));
         let kind = match (function, of) {
-            (Of::Count | Of::ApproximateDistinct, _) | (_, None) => {
+            (Of::Count | Of::ApproximateDistinct(..), _) | (_, None) => {
                 Kind { kind: Type::Integer, exact: true }
             }
+            (Of::MostFrequent(_) | Of::Histogram(..), _) => Kind { kind: Type::Text, exact: true },
             (Of::Average | Of::Variance | Of::StandardDeviation, _) => {
                 Kind { kind: Type::Float, exact: false }
             }
             (_, Some(kind)) => kind,
         };
         (Aggregate { function, argument, distinct }, kind)
+    }
+
+    fn buckets(&mut self) -> Buckets {
+        let width = NonZeroU64::MIN.saturating_add(self.below(3) as u64);
+        let floats = self.one_of(&[0.1, 0.25, 0.3, 1.0]);
+        self.one_of(&[Buckets::PowersOfTwo, Buckets::Integers(width), Buckets::Floats(floats)])
     }
 
     /// An integer to sum.

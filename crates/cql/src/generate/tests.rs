@@ -14,7 +14,8 @@ const PARTS: &str = "\
     slide_ns: Some|by: []|by: [1|rows: 0|rows: 4|Project|: Inner|: Left|: Right|: Full|equal: []|\
     residual: None|residual: Some|Distinct(W|Union|Except|Intersect|all: true|all: false|\
     Top|descending: true|: Count|Sum|Average|Minimum|Maximum|Variance|StandardDeviation|\
-    Percentile|ApproximateDistinct|argument: None|distinct: true|(Not,|(Negate,|(And,|(Or,|\
+    Percentile|MostFrequent|ApproximateDistinct(Precision(4)|ApproximateDistinct(Precision(12)|\
+    Histogram(PowersOfTwo|Histogram(Integers|Histogram(Floats|argument: None|distinct: true|(Not,|(Negate,|(And,|(Or,|\
     NotEqual|LessOrEqual|GreaterOrEqual|(Add,|Subtract|Multiply|Divide|Remainder|\
     Concatenate|IsNull|Like(|Cast(|Case(|Lower|Upper|Length|Substring|Position|StartsWith|\
     EndsWith|Replace|SplitPart|Trim|Absolute|Floor|Ceiling|Round|SquareRoot|Logarithm|\

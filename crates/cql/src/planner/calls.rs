@@ -1,7 +1,12 @@
 //! Functions and aggregates: which there are, and what they take.
 
+use std::num::NonZeroU64;
+
+use crate::aggregate::distinct::Precision;
+use crate::aggregate::frequent::VALUES_MAX;
+use crate::aggregate::histogram::Buckets;
 use crate::ast::Identifier;
-use crate::plan::{Aggregate, AggregateFunction, Expression, Function};
+use crate::plan::{Aggregate, AggregateFunction, Expression, Function, Stage};
 use crate::span::{Diagnostic, Span};
 use crate::value::{Type, Value};
 
@@ -81,6 +86,8 @@ const AGGREGATES: &[&str] = &[
     "percentile",
     "median",
     "approx_count_distinct",
+    "histogram",
+    "top_k",
 ];
 
 /// Whether a name is that of an aggregate.
@@ -94,6 +101,14 @@ fn arguments(name: &Identifier, wants: &str, has: usize, span: Span) -> Diagnost
 
 fn count(number: usize) -> String {
     if number == 1 { "one argument".to_owned() } else { format!("{number} arguments") }
+}
+
+/// So many arguments, the last of which may be left out.
+fn counts(number: usize, optional: usize) -> String {
+    match optional {
+        0 => count(number),
+        _ => format!("{} or {}", number - optional, count(number)),
+    }
 }
 
 /// A function of arguments with their places.
@@ -115,11 +130,7 @@ pub(super) fn function(
     let kind = match signature {
         Signature::Fixed(kinds, optional, result) => {
             if has > kinds.len() || has + optional < kinds.len() {
-                let wants = match optional {
-                    0 => count(kinds.len()),
-                    _ => format!("{} or {}", kinds.len() - optional, count(kinds.len())),
-                };
-                return Err(arguments(name, &wants, has, span));
+                return Err(arguments(name, &counts(kinds.len(), optional), has, span));
             }
             for ((value, place), kind) in values.into_iter().zip(kinds) {
                 if *kind == Type::Float {
@@ -184,12 +195,21 @@ pub(super) fn aggregate(
         let function = AggregateFunction::Count;
         return Ok((Aggregate { function, argument: None, distinct }, Some(Type::Integer)));
     }
-    let wants = if lower == "percentile" { 2 } else { 1 };
-    let mut values = values.into_iter();
-    let (Some((argument, place)), true) = (values.next(), has == wants) else {
-        return Err(arguments(name, &count(wants), has, span));
+    let (wants, optional) = match &lower[..] {
+        "percentile" | "top_k" => (2, 0),
+        "approx_count_distinct" | "histogram" => (2, 1),
+        _ => (1, 0),
     };
+    let wrong = || arguments(name, &counts(wants, optional), has, span);
+    let mut values = values.into_iter();
+    let (Some((argument, place)), true) =
+        (values.next(), (wants - optional..=wants).contains(&has))
+    else {
+        return Err(wrong());
+    };
+    let second = values.next();
     let what = format!("`{}`", name.text);
+    let mut expression = argument.expression.clone();
     let float = Some(Type::Float);
     let (function, kind, of_numbers) = match &lower[..] {
         "count" => (AggregateFunction::Count, Some(Type::Integer), false),
@@ -201,13 +221,35 @@ pub(super) fn aggregate(
         "stddev" => (AggregateFunction::StandardDeviation, float, true),
         "median" => (AggregateFunction::Percentile(50.0), argument.kind, true),
         "percentile" => {
-            let per_cent = match values.next() {
-                Some((value, place)) => per_cent(value, place)?,
-                None => return Err(arguments(name, &count(wants), has, span)),
-            };
-            (AggregateFunction::Percentile(per_cent), argument.kind, true)
+            let (value, place) = second.ok_or_else(wrong)?;
+            (AggregateFunction::Percentile(per_cent(value, place)?), argument.kind, true)
         }
-        _ => (AggregateFunction::ApproximateDistinct, Some(Type::Integer), false),
+        "top_k" => {
+            let (value, place) = second.ok_or_else(wrong)?;
+            let wanted = wanted(&value, place)?;
+            (AggregateFunction::MostFrequent(wanted), Some(Type::Text), false)
+        }
+        "histogram" => {
+            let buckets = match second {
+                None => Buckets::PowersOfTwo,
+                Some((value, place)) => {
+                    let buckets = width(&argument, value, place)?;
+                    if matches!(buckets, Buckets::Floats(_)) {
+                        expression = argument.clone().fit(float);
+                    }
+                    buckets
+                }
+            };
+            (AggregateFunction::Histogram(buckets, Stage::Whole), Some(Type::Text), true)
+        }
+        _ => {
+            let precision = match second {
+                None => Precision::default(),
+                Some((value, place)) => precision(&value, place)?,
+            };
+            let function = AggregateFunction::ApproximateDistinct(precision, Stage::Whole);
+            (function, Some(Type::Integer), false)
+        }
     };
     if of_numbers {
         expect_number(&argument, place, &what)?;
@@ -218,9 +260,61 @@ pub(super) fn aggregate(
             function,
             AggregateFunction::Minimum
                 | AggregateFunction::Maximum
-                | AggregateFunction::ApproximateDistinct
+                | AggregateFunction::ApproximateDistinct(..)
         );
-    Ok((Aggregate { function, argument: Some(argument.expression), distinct }, kind))
+    Ok((Aggregate { function, argument: Some(expression), distinct }, kind))
+}
+
+/// The second argument of `top_k`.
+fn wanted(value: &Typed, span: Span) -> Result<u16, Diagnostic> {
+    expect(value, Type::Integer, span, "how many values `top_k` gives")?;
+    match value.expression {
+        Expression::Literal(Value::Integer(number)) => {
+            u16::try_from(number).ok().filter(|number| (1..=VALUES_MAX).contains(number))
+        }
+        Expression::Literal(_) => None,
+        _ => return Err(Diagnostic::new(span, "how many values `top_k` gives must be a constant")),
+    }
+    .ok_or_else(|| Diagnostic::new(span, format!("`top_k` gives from 1 to {VALUES_MAX} values")))
+}
+
+/// The second argument of `approx_count_distinct`.
+fn precision(value: &Typed, span: Span) -> Result<Precision, Diagnostic> {
+    expect(value, Type::Integer, span, "the precision")?;
+    match value.expression {
+        Expression::Literal(Value::Integer(number)) => {
+            u8::try_from(number).ok().and_then(Precision::new)
+        }
+        Expression::Literal(_) => None,
+        _ => return Err(Diagnostic::new(span, "the precision must be a constant")),
+    }
+    .ok_or_else(|| {
+        let (least, most) = (Precision::RANGE.start(), Precision::RANGE.end());
+        Diagnostic::new(span, format!("a precision is an integer from {least} to {most}"))
+    })
+}
+
+/// The second argument of `histogram`: integers have buckets of floats where the width is one.
+fn width(argument: &Typed, value: Typed, span: Span) -> Result<Buckets, Diagnostic> {
+    expect_number(&value, span, "the width of buckets")?;
+    let of_floats = argument.kind == Some(Type::Float);
+    let kind = if of_floats { Some(Type::Float) } else { value.kind };
+    let buckets = match value.fit(kind) {
+        Expression::Literal(Value::Integer(width)) => {
+            u64::try_from(width).ok().and_then(NonZeroU64::new).map(Buckets::Integers)
+        }
+        Expression::Literal(Value::Float(width)) => Some(Buckets::Floats(width)),
+        Expression::Literal(_) => None,
+        _ => return Err(Diagnostic::new(span, "the width of buckets must be a constant")),
+    };
+    let good = |buckets: &Buckets| match buckets {
+        Buckets::Integers(width) => Buckets::WIDTHS.contains(&(width.get() as f64)),
+        Buckets::Floats(width) => Buckets::WIDTHS.contains(width),
+        Buckets::PowersOfTwo => true,
+    };
+    buckets
+        .filter(good)
+        .ok_or_else(|| Diagnostic::new(span, "a width is a number from 0.000001 to 10¹⁵"))
 }
 
 /// The second argument of `percentile`.

@@ -249,16 +249,15 @@ impl Node {
         let insertions_only = facts.monotonic;
         let keeps_values = aggregates.iter().find(|aggregate| match aggregate.function {
             _ if aggregate.distinct => true,
-            AggregateFunction::Minimum
-            | AggregateFunction::Maximum
-            | AggregateFunction::ApproximateDistinct => !insertions_only,
-            AggregateFunction::Percentile(_) => true,
+            AggregateFunction::Minimum | AggregateFunction::Maximum => !insertions_only,
+            AggregateFunction::Percentile(_) | AggregateFunction::MostFrequent(_) => true,
             _ => false,
         });
         if let Some(aggregate) = keeps_values {
             let why = match aggregate.function {
                 _ if aggregate.distinct => "`distinct` compares with all values",
                 AggregateFunction::Percentile(_) => "a percentile is of all values",
+                AggregateFunction::MostFrequent(_) => "`top_k` counts every value",
                 _ => "the next value counts when one has left",
             };
             facts.keep(why);

@@ -10,13 +10,17 @@
 //! Aggregates of distinct values need each value of a group once; it does not matter how many hosts
 //! have it. Rows that are there for one instant only are sent as they are.
 //!
+//! Histograms, and the registers of an approximate count, travel as texts: counts add up, and of a
+//! register the greatest rank of all hosts is that of all values. The values that are there most
+//! often at each host do not say which are there most often at all: their rows are sent.
+//!
 //! The sum of a host may overflow where the sum of all does not. Sums travel as two: that of the
 //! values divided by 2³², and that of the remainders; both fit for up to 2³¹ rows.
 
 use crate::ast::{BinaryOperator, SetOperation, UnaryOperator};
 use crate::catalog::Catalog;
 use crate::check::{self, Kind};
-use crate::plan::{Aggregate, AggregateFunction, Expression, Relation, Window};
+use crate::plan::{Aggregate, AggregateFunction, Expression, Relation, Stage, Window};
 use crate::value::{Type, Value};
 
 use super::distributes;
@@ -97,7 +101,10 @@ pub(super) fn aggregates(
     if !distributes(of) {
         return None;
     }
-    if !aggregates.is_empty() && aggregates.iter().all(of_distinct_values) {
+    // The registers of a group are less than its values, where they are not sent at each row.
+    let steps = all_windows(of, &|stay| stay == Stay::Steps);
+    let registers = steps && aggregates.iter().all(|each| is_approximate(each.function));
+    if !aggregates.is_empty() && !registers && aggregates.iter().all(of_distinct_values) {
         return distinct_values(of, keys, aggregates);
     }
     let seldom = aggregates.iter().all(|each| is_extreme(each.function));
@@ -121,8 +128,7 @@ pub(super) fn aggregates(
 /// Whether it does not matter to an aggregate how often a value is there, but for the smallest and
 /// the greatest, of which a host needs to send only its own.
 fn of_distinct_values(aggregate: &Aggregate) -> bool {
-    (aggregate.distinct && !is_extreme(aggregate.function))
-        || aggregate.function == AggregateFunction::ApproximateDistinct
+    (aggregate.distinct && !is_extreme(aggregate.function)) || is_approximate(aggregate.function)
 }
 
 /// Hosts send each different row of keys and arguments.
@@ -161,16 +167,25 @@ impl Parts {
     /// The value of an aggregate, over the keys and the merged parts; `None` where it cannot be had
     /// of parts.
     fn value(&mut self, aggregate: &Aggregate, columns: &[Kind]) -> Option<Expression> {
-        if aggregate.distinct && !is_extreme(aggregate.function) {
+        let function = aggregate.function;
+        if aggregate.distinct && !is_extreme(function) && !is_approximate(function) {
             return None;
         }
         let Some(argument) = &aggregate.argument else {
             return Some(self.part(AggregateFunction::Count, None));
         };
-        match aggregate.function {
-            function @ (AggregateFunction::Count
-            | AggregateFunction::Minimum
-            | AggregateFunction::Maximum) => Some(self.part(function, Some(argument.clone()))),
+        match function {
+            AggregateFunction::Count | AggregateFunction::Minimum | AggregateFunction::Maximum => {
+                Some(self.part(function, Some(argument.clone())))
+            }
+            AggregateFunction::ApproximateDistinct(precision, Stage::Whole) => {
+                let part = AggregateFunction::ApproximateDistinct(precision, Stage::Part);
+                Some(self.part(part, Some(argument.clone())))
+            }
+            AggregateFunction::Histogram(buckets, Stage::Whole) => {
+                let part = AggregateFunction::Histogram(buckets, Stage::Part);
+                Some(self.part(part, Some(argument.clone())))
+            }
             _ if check::kind(argument, columns) != Ok(Some(Type::Integer)) => None,
             AggregateFunction::Sum => Some(self.sum(argument).whole()),
             AggregateFunction::Average => {
@@ -180,7 +195,9 @@ impl Parts {
             AggregateFunction::Variance
             | AggregateFunction::StandardDeviation
             | AggregateFunction::Percentile(_)
-            | AggregateFunction::ApproximateDistinct => None,
+            | AggregateFunction::MostFrequent(_)
+            | AggregateFunction::ApproximateDistinct(..)
+            | AggregateFunction::Histogram(..) => None,
         }
     }
 
@@ -192,6 +209,12 @@ impl Parts {
         if known.is_none() {
             let function = match function {
                 AggregateFunction::Count => AggregateFunction::Sum,
+                AggregateFunction::ApproximateDistinct(precision, _) => {
+                    AggregateFunction::ApproximateDistinct(precision, Stage::Merge)
+                }
+                AggregateFunction::Histogram(buckets, _) => {
+                    AggregateFunction::Histogram(buckets, Stage::Merge)
+                }
                 other => other,
             };
             let argument = Some(Expression::Column(at));
@@ -215,6 +238,10 @@ impl Parts {
 
 fn is_extreme(function: AggregateFunction) -> bool {
     matches!(function, AggregateFunction::Minimum | AggregateFunction::Maximum)
+}
+
+fn is_approximate(function: AggregateFunction) -> bool {
+    matches!(function, AggregateFunction::ApproximateDistinct(..))
 }
 
 /// The sum of what all hosts have.

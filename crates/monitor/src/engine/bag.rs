@@ -6,7 +6,7 @@ use std::collections::btree_map::Entry;
 use super::build::Holds;
 
 /// Things in their order, each with how often it is there: never 0 times.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Bag<T>(BTreeMap<T, i64>);
 
 impl<T> Default for Bag<T> {
@@ -36,6 +36,11 @@ impl<T: Ord> Bag<T> {
                 (before, after)
             }
         }
+    }
+
+    /// The last thing up to another that is there.
+    pub(super) fn last_up_to(&self, thing: &T) -> Option<&T> {
+        self.0.range(..=thing).next_back().map(|(thing, _)| thing)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&T, i64)> {

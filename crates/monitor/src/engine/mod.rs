@@ -28,6 +28,7 @@ mod run;
 mod select;
 mod sets;
 mod state;
+mod tallies;
 mod turns;
 mod vector;
 mod windows;

@@ -7,6 +7,9 @@ use fathom_cql::aggregate::{aggregate_values, integer_variance};
 use fathom_cql::eval::float;
 use fathom_cql::plan::{Aggregate, AggregateFunction};
 
+use super::build::Holds;
+use super::tallies::{Histogram, Ranking, Registers};
+
 /// An aggregate's values, nulls left out.
 #[derive(Clone, Debug)]
 pub(super) enum State {
@@ -16,22 +19,32 @@ pub(super) enum State {
     Sums(Sums),
     /// How often each value is there.
     Values(BTreeMap<Value, i64>),
+    /// What `top_k` needs.
+    Ranking(Ranking),
+    /// What an approximate count needs, or a part of one: larger than the others.
+    Registers(Box<Registers>),
+    /// How many values are in each bucket.
+    Histogram(Histogram),
 }
 
 impl State {
     pub(super) fn new(aggregate: &Aggregate) -> Self {
         use AggregateFunction as Function;
         match aggregate.function {
+            Function::ApproximateDistinct(precision, stage) => {
+                Self::Registers(Box::new(Registers::new(precision, stage)))
+            }
             _ if aggregate.distinct => Self::Values(BTreeMap::new()),
             Function::Count => Self::Count(0),
             Function::Sum | Function::Average => Self::Sums(Sums::default()),
             Function::Variance | Function::StandardDeviation => {
                 Self::Sums(Sums { squares: Some(0), ..Sums::default() })
             }
-            Function::Minimum
-            | Function::Maximum
-            | Function::Percentile(_)
-            | Function::ApproximateDistinct => Self::Values(BTreeMap::new()),
+            Function::Minimum | Function::Maximum | Function::Percentile(_) => {
+                Self::Values(BTreeMap::new())
+            }
+            Function::MostFrequent(_) => Self::Ranking(Ranking::default()),
+            Function::Histogram(buckets, stage) => Self::Histogram(Histogram::new(buckets, stage)),
         }
     }
 
@@ -40,7 +53,10 @@ impl State {
         match self {
             Self::Count(all) => *all += count,
             Self::Sums(sums) => sums.add_integer(integer, count),
-            Self::Values(_) => self.add(&Value::Integer(integer), count),
+            Self::Histogram(histogram) => histogram.add_integer(integer, count),
+            Self::Values(_) | Self::Ranking(_) | Self::Registers(_) => {
+                self.add(&Value::Integer(integer), count);
+            }
         }
     }
 
@@ -59,14 +75,20 @@ impl State {
                     values.remove(value);
                 }
             }
+            Self::Ranking(ranking) => ranking.add(value, count),
+            Self::Registers(registers) => registers.add(value, count),
+            Self::Histogram(histogram) => histogram.add(value, count),
         }
     }
 
-    /// How many values are kept by themselves.
+    /// How many values, ranks and buckets are kept by themselves.
     pub(super) fn values(&self) -> usize {
         match self {
             Self::Count(_) | Self::Sums(_) => 0,
             Self::Values(values) => values.len(),
+            Self::Ranking(ranking) => ranking.rows(),
+            Self::Registers(registers) => registers.rows(),
+            Self::Histogram(histogram) => histogram.rows(),
         }
     }
 
@@ -75,6 +97,9 @@ impl State {
             Self::Count(count) => Value::Integer(*count),
             Self::Sums(sums) => sums.result(aggregate.function),
             Self::Values(values) => of_values(aggregate, values),
+            Self::Ranking(ranking) => ranking.result(aggregate.function),
+            Self::Registers(registers) => registers.result(),
+            Self::Histogram(histogram) => histogram.result(),
         }
     }
 }
@@ -201,9 +226,7 @@ fn of_values(aggregate: &Aggregate, values: &BTreeMap<Value, i64>) -> Value {
     match aggregate.function {
         AggregateFunction::Minimum => values.keys().next().cloned().unwrap_or(Value::Null),
         AggregateFunction::Maximum => values.keys().next_back().cloned().unwrap_or(Value::Null),
-        AggregateFunction::Count | AggregateFunction::ApproximateDistinct => {
-            Value::Integer(values.len() as i64)
-        }
+        AggregateFunction::Count => Value::Integer(values.len() as i64),
         function => {
             let often = |count: i64| if aggregate.distinct { 1 } else { count.max(0) as usize };
             let each = values

@@ -142,6 +142,8 @@ mod tests {
         let mut all = fragments(
             "select VDisk, percentile(Size, 99.5), sum(Size) * 0.1 from IOstream [range 1 second]
              where Path like '%é%' and Size > 9223372036854775807 group by VDisk;
+             select histogram(Size), histogram(Size, 0.1), histogram(Size, 7), top_k(Path, 1000),
+             approx_count_distinct(Path, 16) from IOstream [now];
              select * from IOstream where Type = 'Q'",
         );
         for number in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 5e-324, -0.0] {
@@ -171,6 +173,31 @@ mod tests {
         assert!(other.wanted(&io_stream()).is_err());
         assert!(Fragments::from_bytes(b"").is_err());
         assert!(Fragments::from_bytes(&vec![0x9f; 1 << 20]).is_err());
+    }
+
+    /// Aggregates of a kind or a size that the language does not have.
+    #[test]
+    fn strange_aggregates_are_refused() {
+        let refused = |text: &str, good: &[u8], wrong: &[u8]| {
+            let text = format!("select {text} as x from IOstream [now]");
+            let bytes = fragments(&text).to_bytes().unwrap();
+            let at = bytes.windows(good.len()).position(|part| part == good).unwrap();
+            let mut strange = bytes.clone();
+            strange[at..at + wrong.len()].copy_from_slice(wrong);
+            assert!(Fragments::from_bytes(&bytes).is_ok());
+            Fragments::from_bytes(&strange).unwrap_err()
+        };
+        let of = |name: &str, number: u8| [name.as_bytes(), &[number]].concat();
+        let top = refused("top_k(Path, 9)", &of("MostFrequent", 9), &of("MostFrequent", 0));
+        assert!(top.contains("the first 0 values"), "{top}");
+        let width = refused("histogram(Size, 9)", &of("Integers", 9), &of("Integers", 0));
+        assert!(width.contains("cannot be read"), "{width}");
+        let of_pair = |bits| [b"ApproximateDistinct\x82", &[bits][..]].concat();
+        let precision = refused("approx_count_distinct(Path, 9)", &of_pair(9), &of_pair(3));
+        assert!(precision.contains("cannot be read"), "{precision}");
+        // Parts are texts.
+        let sum = refused("histogram(Size)", b"Whole", b"Merge");
+        assert!(sum.contains("Integer"), "{sum}");
     }
 
     /// A plan that is nested as deep as bytes allow neither overflows the stack nor is run.

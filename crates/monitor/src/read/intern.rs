@@ -51,7 +51,7 @@ impl Texts {
         } else if is(&self.recent[place ^ 1]) {
             place ^ 1
         } else {
-            let text = self.from_table(bytes);
+            let text = self.look_up(bytes);
             // The one that was here moves to the other place.
             self.recent.swap(place, place ^ 1);
             self.recent[place] = Some(text);
@@ -62,7 +62,7 @@ impl Texts {
 
     /// A text that is not among those seen last.
     #[cold]
-    fn from_table(&mut self, bytes: &[u8]) -> Arc<str> {
+    fn look_up(&mut self, bytes: &[u8]) -> Arc<str> {
         let text = String::from_utf8_lossy(bytes);
         if let Some(text) = self.table.get(text.as_ref()) {
             return Arc::clone(text);
