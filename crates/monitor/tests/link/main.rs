@@ -268,6 +268,54 @@ fn clocks_that_are_minutes_off_are_corrected() {
     assert_eq!(off.count(), 0);
 }
 
+/// A path that takes longer there than back: what is known of the clock is as wrong as is said, and
+/// everybody waits for the slow one.
+#[test]
+fn a_slow_path_is_waited_for() {
+    let text = "select VDisk, count(*) as n from IOstream [range 1 second] group by VDisk";
+    let mut centre = centre(text, |options| options.patience = Duration::from_secs(60));
+    let address = centre.address().to_string();
+    let (there, back) = (Duration::from_millis(160), Duration::from_millis(40));
+    let wire = Wire::with_delays(address.clone(), [there, back]);
+    let skew = -300 * SECOND;
+    let (near, far) = (Feed::default(), Feed::default());
+    let _near = host(&near, plain("near", &address), 0);
+    let _far = host(&far, plain("far", &wire.address), skew);
+    let mut collected = Collected::default();
+    let watch = centre.watch();
+    run_until(&mut centre, &mut collected, |_| {
+        watch.status().hosts.iter().filter(|host| host.state == HostState::Running).count() == 2
+    });
+    let base = unix_time_ns();
+    for step in 0..20 {
+        let now = base + step * SECOND / 20;
+        run_until(&mut centre, &mut collected, |_| unix_time_ns() >= now);
+        for (number, feed, skew) in [(0, &near, 0), (1, &far, skew)] {
+            feed.give_events(&events(number, now - SECOND / 20, 25), skew);
+            feed.give(Part::Watermark(now + skew));
+        }
+    }
+    let last = base + 19 * SECOND / 20;
+    run_until(&mut centre, &mut collected, |watermark_ns| {
+        let known = of(&watch.status(), "far");
+        // Nothing is over before the far one has told it.
+        assert!(known.lag_ns.is_none_or(|lag_ns| watermark_ns <= unix_time_ns() - lag_ns + SECOND));
+        watermark_ns >= last - SECOND / 4
+    });
+    let known = of(&watch.status(), "far");
+    let clock = known.clock.unwrap();
+    assert!(clock.round_trip_ns >= 200_000_000, "{known:?}");
+    let wrong_by = (known.correction_ns + skew).abs();
+    assert!(wrong_by <= clock.uncertainty_ns() + SECOND / 100, "{known:?}");
+    assert!(wrong_by >= 20_000_000, "nobody can see which way takes longer: {known:?}");
+    // The way there, less what the clock is wrong by.
+    assert!(known.lag_ns.unwrap() >= 80_000_000, "{known:?}");
+    for name in ["near", "far"] {
+        let known = of(&watch.status(), name);
+        assert_eq!((known.late, known.rows > 0, known.connections), (0, true, 1), "{known:?}");
+    }
+}
+
 #[test]
 fn other_queries_replace_what_runs() {
     let mut centre = centre("select VDisk from IOstream", |options| {

@@ -265,6 +265,11 @@ pub struct Wire {
 
 impl Wire {
     pub fn to(target: String) -> Self {
+        Self::with_delays(target, [Duration::ZERO; 2])
+    }
+
+    /// One on which bytes take so long: to the target, and back.
+    pub fn with_delays(target: String, delays: [Duration; 2]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let path = Self {
             address: listener.local_addr().unwrap().to_string(),
@@ -283,19 +288,31 @@ impl Wire {
                     continue;
                 }
                 let Ok(centre) = TcpStream::connect(&target) else { continue };
-                for (from, to) in [(&host, &centre), (&centre, &host)] {
+                for ((from, to), delay) in
+                    [(&host, &centre), (&centre, &host)].into_iter().zip(delays)
+                {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let (held, passed) = (Arc::clone(&held), Arc::clone(&passed));
+                    let (sender, chunks) = std::sync::mpsc::sync_channel(16);
                     std::thread::spawn(move || {
                         let mut bytes = [0; 1 << 12];
                         while let Ok(count @ 1..) = from.read(&mut bytes) {
+                            let due = Instant::now() + delay;
+                            if sender.send((due, bytes[..count].to_vec())).is_err() {
+                                break;
+                            }
+                        }
+                    });
+                    std::thread::spawn(move || {
+                        for (due, bytes) in chunks {
+                            std::thread::sleep(due.saturating_duration_since(Instant::now()));
                             while held.load(Ordering::Acquire) {
                                 std::thread::sleep(Duration::from_millis(1));
                             }
-                            if to.write_all(&bytes[..count]).is_err() {
+                            if to.write_all(&bytes).is_err() {
                                 break;
                             }
-                            passed.fetch_add(count as u64, Ordering::AcqRel);
+                            passed.fetch_add(bytes.len() as u64, Ordering::AcqRel);
                         }
                         let _ = to.shutdown(Shutdown::Both);
                     });
