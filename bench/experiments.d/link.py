@@ -3,7 +3,7 @@
 import time
 
 from figures import Report, against, beside, each, points, ratio
-from host import SLOW, compare, host, measure, rate_line, threads
+from host import NO_DISK, SLOW, compare, host, measure, rate_line, threads, watching
 from queries import MACHINE, copies, counter, forwarded, paper, query_5
 from rig import Centre, Daemon, Failed, Load, Rig, interval, load_seconds, rounds, wait_until
 
@@ -20,6 +20,10 @@ SPLIT = counter() + Q5X8
 def at_host(sample):
     """All but the centre."""
     return host(sample) - at_centre(sample)
+
+
+def watching_at_host(sample):
+    return watching(sample) - at_centre(sample)
 
 
 def at_centre(sample):
@@ -114,11 +118,13 @@ def four(options):
         linked_way = "centre" in samples[name][0]["cpu"]
         rows.append([
             names[name], each(samples[name], at_host).text(), points(figures[name][0]),
+            each(samples[name], watching_at_host).text(),
             ours.text() if linked_way else "", points(theirs),
             beside(ours.median, theirs) if linked_way else "", each(samples[name], host).text(),
             each(samples[name], bytes_per_event).text(1) if linked_way else ""])
-    report.table(["", "host", "paper", "centre", "paper", "ours/paper", "both", "bytes/event"],
-                 rows)
+    report.table(["", "host", "paper", "no disk", "centre", "paper", "ours/paper", "both",
+                  "bytes/event"], rows)
+    report.say(NO_DISK)
     threads(report, samples)
     report.say("Q0Q0 and Q0Q5x8 take whole tuples of the paper's to the centre, where all is done: "
                "the queries stand behind Rstream of [now], which the split does not look through. "
@@ -157,14 +163,16 @@ def five(options):
           {"Q0Q5'x8": "1", "QFQ5'x8": "0.50"}.get(name, "")] for name in ways])
     rows = []
     for name in ("QFQ5'x8", "split"):
-        for side, value, theirs in (("host", at_host, -1.2), ("centre", at_centre, -1.8)):
+        for side, value, theirs in (("host", at_host, -1.2), ("centre", at_centre, -1.8),
+                                    ("host, no disk", watching_at_host, None)):
             change = against(samples[name], base, value)
-            theirs = theirs if name != "split" else None
+            theirs = None if name == "split" else theirs
             part = ratio(samples[name], base, value)
             rows.append([f"{names[name]}, {side}", change.text(sign=True),
                          "" if theirs is None else f"{theirs:+.2f}",
                          beside(change.median, theirs), part.text(unit=" ×")])
     report.table(["points beside all forwarded", "ours", "paper", "ours/paper", "of all"], rows)
+    report.say(NO_DISK)
     report.say("the bytes are those that the daemon sends over the link, packed, with watermarks "
                "100 times a second; the paper's are the tuples times their size")
     for name in ("QFQ5'x8", "split"):
