@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use fathom_monitor::write::distinct;
 use serde_json::{Map, Value as Json};
 use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
 
-use super::distinct;
 use super::outbox::{Outbox, Waiting};
 use crate::configuration::{PreparedQuery, WebhookDefinition, json};
 use crate::daemon::unix_time_ns;
