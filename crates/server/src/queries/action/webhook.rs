@@ -119,7 +119,7 @@ impl Sender {
         body.to_string()
     }
 
-    /// A row with its time and sign, as `fathom query --changes --json` has them.
+    /// A row with its time and sign, as `fathom query --deltas --json` has them.
     fn row(&self, waiting: &Waiting) -> Json {
         let mut object = Map::new();
         object.insert("@ts".into(), waiting.time_ns.into());
