@@ -9,7 +9,7 @@ use super::column::Encoding;
 use super::header::Header;
 use super::{TEXT_MAX, TEXTS_MAX};
 use crate::columns::Column as Values;
-use crate::read::{Batch, LAST_TIME_NS, Texts};
+use crate::read::{BATCH_ROWS, Batch, LAST_TIME_NS, Texts};
 
 /// Where the columns of a recording go in a row.
 #[derive(Clone, Debug)]
@@ -103,13 +103,24 @@ impl Rows {
         Ok(Self { payload, left: rows, times, columns, width: target.width, span })
     }
 
+    /// Moves the next rows of a block that is being read into an empty batch; `false` where none
+    /// is. It is done with behind its last row, and where something is wrong.
+    pub fn next(block: &mut Option<Self>, batch: &mut Batch) -> Result<bool, Wrong> {
+        let Some(rows) = block else { return Ok(false) };
+        let read = rows.read(BATCH_ROWS, batch);
+        if read.is_err() || rows.left == 0 {
+            *block = None;
+        }
+        read.map(|()| true)
+    }
+
     /// How many rows are left.
     pub fn left(&self) -> usize {
         self.left
     }
 
     /// Moves at most `most` rows into a batch, or none where something is wrong.
-    pub fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), Wrong> {
+    fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), Wrong> {
         let count = most.min(self.left);
         let start = batch.len();
         self.left -= count;

@@ -10,8 +10,7 @@ use super::decode::{Rows, Target};
 use super::header::Header;
 use super::{BLOCK_MAX, BLOCK_ROWS_MAX, BlockKind, DropPlace, HEAD, HEADER, MARK, Packing};
 use crate::read::{
-    BATCH_ROWS, Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, place_of,
-    read_full, width_of,
+    Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, place_of, read_full, width_of,
 };
 
 /// A block, whole and as its checksum has it.
@@ -287,20 +286,16 @@ impl<R: Read> Recording<R> {
     pub fn next_item(&mut self, batch: &mut Batch) -> Result<Option<Item>, ReadError> {
         batch.clear();
         loop {
-            if let Some(rows) = &mut self.rows {
-                let done = rows.read(BATCH_ROWS, batch);
-                if done.is_err() || rows.left() == 0 {
-                    self.rows = None;
+            match Rows::next(&mut self.rows, batch) {
+                Ok(true) => {
+                    self.tally.batch(batch)?;
+                    return Ok(Some(Item::Rows));
                 }
-                if let Err(wrong) = done {
+                Ok(false) => {}
+                Err(wrong) => {
                     let what = format!("a damaged block: {wrong}");
                     self.tally.bad(self.tally.lines, &what)?;
                 }
-                if batch.is_empty() {
-                    continue;
-                }
-                self.tally.batch(batch)?;
-                return Ok(Some(Item::Rows));
             }
             let Some(block) = self.next_block()? else { return Ok(None) };
             match self.read_block(&block) {
@@ -355,12 +350,7 @@ impl<R: Read> Recording<R> {
     /// When too many blocks are damaged.
     pub fn block_rows(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
         batch.clear();
-        let Some(rows) = &mut self.rows else { return Ok(false) };
-        let done = rows.read(BATCH_ROWS, batch);
-        if done.is_err() || rows.left() == 0 {
-            self.rows = None;
-        }
-        if let Err(wrong) = done {
+        if let Err(wrong) = Rows::next(&mut self.rows, batch) {
             self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))?;
         }
         self.tally.report.events += batch.len() as u64;

@@ -8,7 +8,7 @@ use super::decode::{Rows, Target};
 use super::header::Header;
 use super::reader::{BlockHead, Item};
 use super::{HEAD, RecordedColumn};
-use crate::read::{BATCH_ROWS, Batch, Texts, place_of, width_of};
+use crate::read::{Batch, Texts, place_of, width_of};
 
 /// Texts are remembered while so many bytes are read.
 const TEXT_BYTES: usize = 16 << 20;
@@ -97,12 +97,7 @@ impl BlockReader {
     /// What is wrong with it.
     pub fn rows(&mut self, batch: &mut Batch) -> Result<bool, Wrong> {
         batch.clear();
-        let Some(rows) = &mut self.rows else { return Ok(false) };
-        let done = rows.read(BATCH_ROWS, batch);
-        if done.is_err() || rows.left() == 0 {
-            self.rows = None;
-        }
-        done.map(|()| true)
+        Rows::next(&mut self.rows, batch)
     }
 }
 
