@@ -244,9 +244,7 @@ impl<R: Read> Recording<R> {
                     self.ended = true;
                     self.tally.note(number, "the recording is cut off in a block");
                 }
-                Err(Halt::Damaged(wrong)) => {
-                    self.tally.bad(number, &format!("a damaged block: {wrong}"))?;
-                }
+                Err(Halt::Damaged(wrong)) => self.damaged(wrong)?,
                 Err(Halt::Lost(what)) => {
                     self.ended = true;
                     let name = &self.tally.name;
@@ -292,10 +290,7 @@ impl<R: Read> Recording<R> {
                     return Ok(Some(Item::Rows));
                 }
                 Ok(false) => {}
-                Err(wrong) => {
-                    let what = format!("a damaged block: {wrong}");
-                    self.tally.bad(self.tally.lines, &what)?;
-                }
+                Err(wrong) => self.damaged(wrong)?,
             }
             let Some(block) = self.next_block()? else { return Ok(None) };
             match self.read_block(&block) {
@@ -304,10 +299,7 @@ impl<R: Read> Recording<R> {
                     self.note(&item);
                     return Ok(Some(item));
                 }
-                Err(wrong) => {
-                    let what = format!("a damaged block: {wrong}");
-                    self.tally.bad(self.tally.lines, &what)?;
-                }
+                Err(wrong) => self.damaged(wrong)?,
             }
         }
     }
@@ -338,7 +330,7 @@ impl<R: Read> Recording<R> {
                 Ok(Some(item))
             }
             Err(wrong) => {
-                self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))?;
+                self.damaged(wrong)?;
                 Ok(None)
             }
         }
@@ -351,10 +343,15 @@ impl<R: Read> Recording<R> {
     pub fn block_rows(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
         batch.clear();
         if let Err(wrong) = Rows::next(&mut self.rows, batch) {
-            self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))?;
+            self.damaged(wrong)?;
         }
         self.tally.report.events += batch.len() as u64;
         Ok(!batch.is_empty())
+    }
+
+    /// The block that was read last is damaged; an error when too many are.
+    fn damaged(&mut self, wrong: Wrong) -> Result<(), ReadError> {
+        self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))
     }
 
     fn note(&mut self, item: &Item) {
