@@ -9,9 +9,7 @@ use super::checksum::Sum;
 use super::decode::{Rows, Target};
 use super::header::Header;
 use super::{BLOCK_MAX, BLOCK_ROWS_MAX, BlockKind, DropPlace, HEAD, HEADER, MARK, Packing};
-use crate::read::{
-    Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, place_of, read_full, width_of,
-};
+use crate::read::{Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, read_full};
 
 /// A block, whole and as its checksum has it.
 #[derive(Clone, Debug)]
@@ -205,8 +203,7 @@ impl<R: Read> Recording<R> {
         let mut rest = vec![0; Header::rest(&fixed).map_err(of)?];
         full(&mut rest)?;
         let header = Header::from_bytes(&fixed, &rest).map_err(|wrong| of(wrong.to_string()))?;
-        let width = header.columns.len();
-        let target = Target { width, places: (0..width).map(Some).collect(), divisor: 1 };
+        let target = Target::all(&header);
         Ok(Self { source, header, tally, texts: Texts::new(), target, rows: None, ended: false })
     }
 
@@ -380,25 +377,16 @@ impl<R: Read + Send> RowReader<R> {
         options: &ReadOptions,
     ) -> Result<Self, ReadError> {
         let mut recording = Recording::open(name, source)?;
-        let mut taken = vec![false; schema.columns.len()];
-        let mut unknown = Vec::new();
-        let mut place = |column: &super::RecordedColumn| {
-            let Some(place) = schema.find(&column.name) else {
-                unknown.push(column.name.clone());
-                return None;
-            };
-            let fits = schema.columns[place].kind == column.kind;
-            let first = !std::mem::replace(&mut taken[place], true);
-            place_of(wanted, place).filter(|_| fits && first)
-        };
-        let places = recording.header.columns.iter().map(&mut place).collect();
+        let names = recording.header.columns.iter().map(|column| column.name.as_str());
+        let unknown: Vec<&str> =
+            names.filter(|name| schema.find(name).is_none()).take(20).collect();
         if !unknown.is_empty() {
-            unknown.truncate(20);
             let what = format!("{} has no column {}: passed over", schema.name, unknown.join(", "));
             recording.tally.note(0, &what);
         }
-        let (width, divisor) = (width_of(wanted), options.time_unit.nanoseconds());
-        recording.target = Target { width, places, divisor };
+        let divisor = options.time_unit.nanoseconds();
+        let target = Target::of_columns(&recording.header, schema, wanted);
+        recording.target = Target { divisor, ..target };
         Ok(Self(recording))
     }
 }
