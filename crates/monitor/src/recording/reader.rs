@@ -364,6 +364,13 @@ impl<R: Read> Recording<R> {
 /// A recording as a stream's rows.
 pub struct RowReader<R>(Recording<R>);
 
+impl<R> From<Recording<R>> for RowReader<R> {
+    /// Rows of all columns, in their order.
+    fn from(recording: Recording<R>) -> Self {
+        Self(recording)
+    }
+}
+
 impl<R: Read + Send> RowReader<R> {
     /// Reads the header, and finds those columns that are asked for.
     ///
