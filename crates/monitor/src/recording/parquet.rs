@@ -22,6 +22,7 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::types::{ColumnPath, Type as Field};
 
+use super::BLOCK_ROWS_MAX;
 use super::column::Texts;
 use super::header::{Clock, Header, RecordedColumn};
 use super::write::RecordingSummary;
@@ -34,7 +35,10 @@ const LOOK_ROWS: usize = 1024;
 const PIECE: usize = 4096;
 /// The most row groups: the format numbers them in 15 bits.
 const GROUPS_MAX: usize = i16::MAX as usize;
-/// About so many bytes the end of the file has for each column of a row group, and besides.
+/// So many are left where there is hardly room: more than a block's rows can be.
+const GROUPS_SPARE: usize = 2 * BLOCK_ROWS_MAX / LOOK_ROWS;
+/// So many bytes at most the end of the file has for each column of a row group, beside its name,
+/// and besides.
 const COLUMN_END: usize = 256;
 const END: usize = 4096;
 /// Numbers of which a row group has more different ones than fit into so many bytes are written as
@@ -222,7 +226,7 @@ impl<W: Write + Send> ParquetWriter<W> {
         if self.rows == 0 {
             return Ok(());
         }
-        if self.is_full() {
+        if self.groups() >= GROUPS_MAX {
             let what = format!("a Parquet file has at most {GROUPS_MAX} row groups");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
         }
@@ -244,9 +248,13 @@ impl<W: Write + Send> ParquetWriter<W> {
         group.close().map(drop)
     }
 
-    /// Whether there is no room for a row group more.
+    fn groups(&self) -> usize {
+        self.file.flushed_row_groups().len()
+    }
+
+    /// Whether there is hardly room for more: for as many rows as a block of a recording has.
     pub fn is_full(&self) -> bool {
-        self.file.flushed_row_groups().len() >= GROUPS_MAX
+        self.groups() >= GROUPS_MAX - GROUPS_SPARE
     }
 
     /// What has been added so far; the bytes are those that were written.
@@ -260,8 +268,8 @@ impl<W: Write + Send> ParquetWriter<W> {
 
     /// How many bytes there would be if it ended now, at most.
     pub fn bytes(&self) -> u64 {
-        let groups = self.file.flushed_row_groups().len() + 1;
-        let end = groups * self.columns.len() * COLUMN_END + END;
+        let columns = self.header.columns.iter().map(|column| column.name.len() + COLUMN_END);
+        let end = (self.groups() + 1) * columns.sum::<usize>() + END;
         (self.file.bytes_written() + self.held() + end) as u64
     }
 
