@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use fathom_cql::{Row, Type, Value};
 use fathom_monitor::io_stream;
-use fathom_monitor::read::{self, Batch, ReadOptions};
-use fathom_monitor::recording::{BlockBuilder, BlockLimits, Cell, Clock, Header, Writer};
+use fathom_monitor::read::{self, BATCH_ROWS, Batch, ReadOptions, ReadReport};
+use fathom_monitor::recording::{
+    BlockBuilder, BlockLimits, Cell, Clock, Header, ParquetWriter, RowGroupLimits, Writer,
+};
 
 const EVENTS: usize = 1_000_000;
 
@@ -93,5 +95,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     println!("added to a block: {:.0} ns", nanoseconds(begun));
+    let mut batches = vec![Batch::default()];
+    for (time, row) in rows {
+        if batches.last().is_some_and(|batch| batch.len() == BATCH_ROWS) {
+            batches.push(Batch::default());
+        }
+        if let Some(batch) = batches.last_mut() {
+            batch.push(time, row);
+        }
+    }
+    let begun = processor_ns();
+    let mut bytes = Vec::new();
+    let mut writer = ParquetWriter::new(&mut bytes, &header, RowGroupLimits::default())?;
+    for batch in &batches {
+        writer.append(batch)?;
+    }
+    writer.finish(&ReadReport::default())?;
+    let size = bytes.len() as f64 / EVENTS as f64;
+    println!("as Parquet: {size:.1} bytes, written {:.0} ns", nanoseconds(begun));
     Ok(())
 }

@@ -107,7 +107,7 @@ fn fill(file: &File, size: u64, preallocate: bool, silent: bool) -> io::Result<(
 }
 
 /// Makes a new name in a directory durable.
-pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
+pub fn sync_directory(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),

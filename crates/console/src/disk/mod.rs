@@ -18,6 +18,7 @@ use fathom_control::Bytes;
 
 use crate::{connection::ControlOptions, failure::Outcome, output::Format};
 
+pub use create::sync_directory;
 pub use image::{FileSystem, Image, file_system};
 
 /// Virtual disks: images, and the disks of the running daemon.

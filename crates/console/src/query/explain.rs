@@ -183,7 +183,7 @@ fn traffic(
 ) -> Outcome<Option<Traffic>> {
     let Some(file) = &options.replay else { return Ok(None) };
     let all = vec![true; script.schema().columns.len()];
-    let read = options.reading.options(options.stream_compat);
+    let read = options.reading.times.options(options.stream_compat);
     let traffic = read::open(file, script.schema(), &all, &read)
         .map_err(QueryError::Read)
         .and_then(|mut reader| {

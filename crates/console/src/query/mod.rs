@@ -16,7 +16,7 @@ use fathom_control::Nanoseconds;
 use fathom_cql::{ParseOptions, Value, plan::Output};
 use fathom_monitor::{
     QueryError, ReplayRequest, ReplaySummary,
-    read::{ReadOptions, TimeUnit},
+    read::{ReadOptions, ReadReport, TimeUnit},
     recording::RowReader,
     replay,
     replay::Script,
@@ -96,23 +96,30 @@ pub struct QueryOptions {
     control: ControlOptions,
 }
 
-/// How events are read.
+/// What the times of a file are.
 #[derive(Debug, Args)]
-struct Reading {
+pub struct Times {
     /// Unit of the times in CSV; ns by default
     #[arg(long, value_enum, value_name = "UNIT")]
     time_unit: Option<Unit>,
     /// Column of the time in CSV; `BlktapTS` by default
     #[arg(long, value_name = "NAME")]
     time_column: Option<String>,
+}
+
+/// How events are read.
+#[derive(Debug, Args)]
+struct Reading {
+    #[command(flatten)]
+    times: Times,
     /// Wait so long for events that come out of order
     #[arg(long, value_name = "TIME")]
     limit_lateness: Option<Nanoseconds>,
 }
 
-impl Reading {
+impl Times {
     /// The options for a reader; `stream_compat` is whether times are as STREAM's are.
-    fn options(&self, stream_compat: bool) -> ReadOptions {
+    pub fn options(&self, stream_compat: bool) -> ReadOptions {
         let (column, unit) = if stream_compat {
             (Some("FtrTS".to_owned()), TimeUnit::Microseconds)
         } else {
@@ -125,6 +132,13 @@ impl Reading {
         }
     }
 
+    /// Whether anything is said about them.
+    pub fn are_given(&self) -> bool {
+        self.time_unit.is_some() || self.time_column.is_some()
+    }
+}
+
+impl Reading {
     fn lateness_ns(&self) -> Option<u64> {
         self.limit_lateness.map(|time| time.0)
     }
@@ -198,7 +212,7 @@ impl QueryOptions {
             parameters: self.parameters.clone(),
             stream_compatible: self.stream_compat,
             file: file.to_owned(),
-            read: self.reading.options(self.stream_compat),
+            read: self.reading.times.options(self.stream_compat),
             lateness_ns: self.reading.lateness_ns(),
             cluster: None,
         })
@@ -279,19 +293,24 @@ fn finish<W: Write>(
     }
 }
 
-/// Says on standard error what of the input is not in the result.
-fn tell(summary: &ReplaySummary) {
-    for note in &summary.read.notes {
+/// Says on standard error what of a file was not read.
+pub fn tell_read(report: &ReadReport) {
+    for note in &report.notes {
         eprintln!("{note}");
     }
-    match summary.read.bad {
+    match report.bad {
         0 => {}
         1 => eprintln!("1 line made no sense and was passed over"),
         bad => eprintln!("{bad} lines made no sense and were passed over"),
     }
-    if summary.read.dropped > 0 {
-        eprintln!("{} events are missing in the recording", summary.read.dropped);
+    if report.dropped > 0 {
+        eprintln!("{} events are missing in the recording", report.dropped);
     }
+}
+
+/// Says on standard error what of the input is not in the result.
+fn tell(summary: &ReplaySummary) {
+    tell_read(&summary.read);
     if summary.late > 0 {
         let what = "came too late and do not count: allow more with --limit-lateness";
         eprintln!("{} events {what}", summary.late);

@@ -5,6 +5,7 @@ mod changes;
 mod events;
 mod monitor;
 mod nbd;
+mod parquet;
 mod process;
 mod queries;
 mod query;

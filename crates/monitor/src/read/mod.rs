@@ -29,6 +29,8 @@ use fathom_cql::catalog::StreamSchema;
 use fathom_cql::{Row, Value};
 
 use crate::columns::Column;
+use crate::recording::Header;
+use source::Source;
 
 /// The most rows that a batch has.
 pub const BATCH_ROWS: usize = 4096;
@@ -245,12 +247,32 @@ pub fn open(
     wanted: &[bool],
     options: &ReadOptions,
 ) -> Result<Box<dyn Reader>, ReadError> {
+    let (name, source) = source_of(path)?;
+    recognise::reader(&name, source, schema, wanted, options)
+}
+
+/// Opens a file like [`open`], with all the columns that it has: those of a recording, or of the
+/// stream of I/O events for another. The header says which they are, and what is known of its
+/// times.
+///
+/// # Errors
+/// See [`open`].
+pub fn open_whole(
+    path: &Path,
+    options: &ReadOptions,
+) -> Result<(Box<dyn Reader>, Header), ReadError> {
+    let (name, source) = source_of(path)?;
+    recognise::whole(&name, source, options)
+}
+
+/// What messages call a file, and its bytes.
+fn source_of(path: &Path) -> Result<(String, Source), ReadError> {
     if path.as_os_str() == "-" {
-        return from_bytes("standard input", io::stdin(), schema, wanted, options);
+        return Ok(("standard input".into(), Box::new(io::stdin())));
     }
     let name = path.display().to_string();
     let file = std::fs::File::open(path).map_err(|error| ReadError::io(&name, &error))?;
-    from_bytes(&name, file, schema, wanted, options)
+    Ok((name, Box::new(file)))
 }
 
 /// Like [`open`], for bytes from anywhere; messages call them `name`.

@@ -10,7 +10,8 @@ use super::lines::{LONGEST, Lines, read_full, read_some};
 use super::source::{self, Source};
 use super::vscsi::{self, Vscsi};
 use super::{ReadError, ReadOptions, Reader, blkparse, tencent};
-use crate::recording::{self, RowReader};
+use crate::io_stream;
+use crate::recording::{self, Clock, Header, Recording, RowReader};
 
 /// So many bytes at least are looked at, if the file has them.
 const HEAD: usize = 128;
@@ -51,6 +52,24 @@ fn first_line(head: &[u8], ended: bool) -> Option<&[u8]> {
         rest = &rest[end + 1..];
     }
     (ended && !rest.trim_ascii().is_empty()).then_some(rest)
+}
+
+/// The reader for all columns that a file has, and which these are.
+pub fn whole(
+    name: &str,
+    source: Source,
+    options: &ReadOptions,
+) -> Result<(Box<dyn Reader>, Header), ReadError> {
+    let (head_bytes, source) = head(name, source)?;
+    if head_bytes.starts_with(&recording::MAGIC) {
+        let recording = Recording::open(name, source)?;
+        let header = recording.header().clone();
+        return Ok((Box::new(RowReader::from(recording)), header));
+    }
+    let schema = io_stream();
+    let wanted = vec![true; schema.columns.len()];
+    let reader = reader(name, source, &schema, &wanted, options)?;
+    Ok((reader, Header::new(&schema, Clock::Unknown, 0)))
 }
 
 /// The reader for a file.

@@ -65,7 +65,7 @@ const RECENT: usize = 32;
 
 /// The texts of a column, each with its number.
 #[derive(Debug, Default)]
-struct Texts {
+pub struct Texts {
     entries: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, u32>,
     /// By their place in memory: 1 + the numbers of the texts that were seen last.
@@ -73,7 +73,13 @@ struct Texts {
 }
 
 impl Texts {
-    fn number(&mut self, text: &Arc<str>) -> u32 {
+    /// All texts, by their numbers.
+    pub fn entries(&self) -> &[Arc<str>] {
+        &self.entries
+    }
+
+    /// The number of a text, which may be new.
+    pub fn number(&mut self, text: &Arc<str>) -> u32 {
         let address = text.as_ptr() as usize;
         let place = (address >> 4 ^ address >> 9) % RECENT;
         let recent = self.recent[place].wrapping_sub(1);
@@ -92,7 +98,8 @@ impl Texts {
         number
     }
 
-    fn clear(&mut self) {
+    /// Forgets them.
+    pub fn clear(&mut self) {
         self.entries.clear();
         self.numbers.clear();
         self.recent = [0; RECENT];
@@ -150,7 +157,7 @@ impl Column {
 
     /// How many texts it has.
     pub fn texts(&self) -> usize {
-        self.texts.entries.len()
+        self.texts.entries().len()
     }
 
     /// Adds a value to the row at an instant; one of another type is null.

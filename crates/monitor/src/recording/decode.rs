@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
+use fathom_cql::catalog::StreamSchema;
 use fathom_cql::{Type, Value};
 
 use super::bytes::{Input, Wrong, unzigzag};
 use super::column::Encoding;
-use super::header::Header;
+use super::header::{Header, RecordedColumn};
 use super::{TEXT_MAX, TEXTS_MAX};
 use crate::columns::Column as Values;
-use crate::read::{Batch, LAST_TIME_NS, Texts};
+use crate::read::{BATCH_ROWS, Batch, LAST_TIME_NS, Texts, place_of, width_of};
 
 /// Where the columns of a recording go in a row.
 #[derive(Clone, Debug)]
@@ -20,6 +21,28 @@ pub struct Target {
     pub places: Vec<Option<usize>>,
     /// What times are divided by, those of rows excepted.
     pub divisor: i64,
+}
+
+impl Target {
+    /// All columns, in place.
+    pub fn all(header: &Header) -> Self {
+        let width = header.columns.len();
+        Self { width, places: (0..width).map(Some).collect(), divisor: 1 }
+    }
+
+    /// The columns of a schema that are asked for. One that the recording has in another type is
+    /// not there; of two that are the same to the schema the first counts.
+    pub fn of_columns(header: &Header, schema: &StreamSchema, wanted: &[bool]) -> Self {
+        let mut taken = vec![false; schema.columns.len()];
+        let mut place = |column: &RecordedColumn| {
+            let place = schema.find(&column.name)?;
+            let fits = schema.columns[place].kind == column.kind;
+            let first = !std::mem::replace(&mut taken[place], true);
+            place_of(wanted, place).filter(|_| fits && first)
+        };
+        let places = header.columns.iter().map(&mut place).collect();
+        Self { width: width_of(wanted), places, divisor: 1 }
+    }
 }
 
 /// The rows of a block that are not read yet.
@@ -103,13 +126,24 @@ impl Rows {
         Ok(Self { payload, left: rows, times, columns, width: target.width, span })
     }
 
+    /// Moves the next rows of a block that is being read into an empty batch; `false` where none
+    /// is. It is done with behind its last row, and where something is wrong.
+    pub fn next(block: &mut Option<Self>, batch: &mut Batch) -> Result<bool, Wrong> {
+        let Some(rows) = block else { return Ok(false) };
+        let read = rows.read(BATCH_ROWS, batch);
+        if read.is_err() || rows.left == 0 {
+            *block = None;
+        }
+        read.map(|()| true)
+    }
+
     /// How many rows are left.
     pub fn left(&self) -> usize {
         self.left
     }
 
     /// Moves at most `most` rows into a batch, or none where something is wrong.
-    pub fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), Wrong> {
+    fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), Wrong> {
         let count = most.min(self.left);
         let start = batch.len();
         self.left -= count;

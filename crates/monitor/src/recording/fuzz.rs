@@ -1,11 +1,14 @@
 //! The entry for fuzzing: any bytes, as a recording.
 
-use std::io::Cursor;
+use std::io::{self, Cursor};
 
 use fathom_cql::{Row, Value};
 
 use super::checksum::Sum;
-use super::{BlockLimits, HEAD, HEADER, MAGIC, Recording, RowReader, TEXT_MAX, Writer};
+use super::{
+    BlockLimits, HEAD, HEADER, MAGIC, ParquetWriter, Recording, RowGroupLimits, RowReader,
+    TEXT_MAX, Writer,
+};
 use crate::fuzz::drain;
 use crate::io_stream;
 use crate::read::{Batch, ReadError, ReadOptions, TimeUnit};
@@ -40,6 +43,7 @@ pub fn fuzz_recording(data: &[u8]) {
         }
     }
     let Ok(items) = by_items(&bytes) else { return };
+    assert!(as_parquet(&bytes).is_none_or(|events| events == items.len() as u64));
     let blocks = by_blocks(&bytes);
     assert!(blocks.is_ok_and(|blocks| blocks == items), "two ways to read differ");
     let long = |value: &Value| matches!(value, Value::Text(text) if text.len() > TEXT_MAX);
@@ -98,6 +102,22 @@ fn by_blocks(bytes: &[u8]) -> Result<Rows, ReadError> {
         }
     }
     Ok(rows)
+}
+
+/// How many of the first rows there are once they are written as Parquet; `None` where there are no
+/// columns.
+fn as_parquet(bytes: &[u8]) -> Option<u64> {
+    let mut recording = Recording::open("fuzz", bytes).expect("it was read");
+    let most = VALUES / recording.header().columns.len().max(1);
+    let limits = RowGroupLimits { rows: 100, ..RowGroupLimits::default() };
+    let mut writer = ParquetWriter::new(io::sink(), recording.header(), limits).ok()?;
+    let mut batch = Batch::default();
+    while (writer.summary().events as usize) < most
+        && recording.next_item(&mut batch).expect("it was read").is_some()
+    {
+        writer.append(&batch).expect("a sink has room");
+    }
+    Some(writer.finish(recording.report()).expect("a sink has room").events)
 }
 
 /// A recording of the same rows.

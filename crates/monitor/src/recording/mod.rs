@@ -4,7 +4,7 @@
 //! A recording is a [`Header`] and blocks: of rows, of notes about events that are missing, of
 //! moments before which nothing comes any more, and an end. `docs/recording.md` draws the layout.
 //! [`Writer`] and [`BlockBuilder`] write, [`Recording`] reads; `read::open` knows recordings by
-//! their first bytes.
+//! their first bytes. [`ParquetWriter`] writes the same rows for other tools.
 
 pub(crate) mod bytes;
 mod checksum;
@@ -13,10 +13,12 @@ mod decode;
 mod encode;
 mod fuzz;
 mod header;
+mod parquet;
 mod reader;
 mod single;
 mod write;
 
+pub use self::parquet::{ParquetWriter, RowGroupLimits};
 pub use bytes::Wrong;
 pub use encode::{BlockBuilder, Cell};
 #[doc(hidden)]

@@ -9,10 +9,7 @@ use super::checksum::Sum;
 use super::decode::{Rows, Target};
 use super::header::Header;
 use super::{BLOCK_MAX, BLOCK_ROWS_MAX, BlockKind, DropPlace, HEAD, HEADER, MARK, Packing};
-use crate::read::{
-    BATCH_ROWS, Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, place_of,
-    read_full, width_of,
-};
+use crate::read::{Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, read_full};
 
 /// A block, whole and as its checksum has it.
 #[derive(Clone, Debug)]
@@ -206,8 +203,7 @@ impl<R: Read> Recording<R> {
         let mut rest = vec![0; Header::rest(&fixed).map_err(of)?];
         full(&mut rest)?;
         let header = Header::from_bytes(&fixed, &rest).map_err(|wrong| of(wrong.to_string()))?;
-        let width = header.columns.len();
-        let target = Target { width, places: (0..width).map(Some).collect(), divisor: 1 };
+        let target = Target::all(&header);
         Ok(Self { source, header, tally, texts: Texts::new(), target, rows: None, ended: false })
     }
 
@@ -245,9 +241,7 @@ impl<R: Read> Recording<R> {
                     self.ended = true;
                     self.tally.note(number, "the recording is cut off in a block");
                 }
-                Err(Halt::Damaged(wrong)) => {
-                    self.tally.bad(number, &format!("a damaged block: {wrong}"))?;
-                }
+                Err(Halt::Damaged(wrong)) => self.damaged(wrong)?,
                 Err(Halt::Lost(what)) => {
                     self.ended = true;
                     let name = &self.tally.name;
@@ -287,20 +281,13 @@ impl<R: Read> Recording<R> {
     pub fn next_item(&mut self, batch: &mut Batch) -> Result<Option<Item>, ReadError> {
         batch.clear();
         loop {
-            if let Some(rows) = &mut self.rows {
-                let done = rows.read(BATCH_ROWS, batch);
-                if done.is_err() || rows.left() == 0 {
-                    self.rows = None;
+            match Rows::next(&mut self.rows, batch) {
+                Ok(true) => {
+                    self.tally.batch(batch)?;
+                    return Ok(Some(Item::Rows));
                 }
-                if let Err(wrong) = done {
-                    let what = format!("a damaged block: {wrong}");
-                    self.tally.bad(self.tally.lines, &what)?;
-                }
-                if batch.is_empty() {
-                    continue;
-                }
-                self.tally.batch(batch)?;
-                return Ok(Some(Item::Rows));
+                Ok(false) => {}
+                Err(wrong) => self.damaged(wrong)?,
             }
             let Some(block) = self.next_block()? else { return Ok(None) };
             match self.read_block(&block) {
@@ -309,10 +296,7 @@ impl<R: Read> Recording<R> {
                     self.note(&item);
                     return Ok(Some(item));
                 }
-                Err(wrong) => {
-                    let what = format!("a damaged block: {wrong}");
-                    self.tally.bad(self.tally.lines, &what)?;
-                }
+                Err(wrong) => self.damaged(wrong)?,
             }
         }
     }
@@ -343,7 +327,7 @@ impl<R: Read> Recording<R> {
                 Ok(Some(item))
             }
             Err(wrong) => {
-                self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))?;
+                self.damaged(wrong)?;
                 Ok(None)
             }
         }
@@ -355,16 +339,16 @@ impl<R: Read> Recording<R> {
     /// When too many blocks are damaged.
     pub fn block_rows(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
         batch.clear();
-        let Some(rows) = &mut self.rows else { return Ok(false) };
-        let done = rows.read(BATCH_ROWS, batch);
-        if done.is_err() || rows.left() == 0 {
-            self.rows = None;
-        }
-        if let Err(wrong) = done {
-            self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))?;
+        if let Err(wrong) = Rows::next(&mut self.rows, batch) {
+            self.damaged(wrong)?;
         }
         self.tally.report.events += batch.len() as u64;
         Ok(!batch.is_empty())
+    }
+
+    /// The block that was read last is damaged; an error when too many are.
+    fn damaged(&mut self, wrong: Wrong) -> Result<(), ReadError> {
+        self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))
     }
 
     fn note(&mut self, item: &Item) {
@@ -380,6 +364,13 @@ impl<R: Read> Recording<R> {
 /// A recording as a stream's rows.
 pub struct RowReader<R>(Recording<R>);
 
+impl<R> From<Recording<R>> for RowReader<R> {
+    /// Rows of all columns, in their order.
+    fn from(recording: Recording<R>) -> Self {
+        Self(recording)
+    }
+}
+
 impl<R: Read + Send> RowReader<R> {
     /// Reads the header, and finds those columns that are asked for.
     ///
@@ -393,25 +384,16 @@ impl<R: Read + Send> RowReader<R> {
         options: &ReadOptions,
     ) -> Result<Self, ReadError> {
         let mut recording = Recording::open(name, source)?;
-        let mut taken = vec![false; schema.columns.len()];
-        let mut unknown = Vec::new();
-        let mut place = |column: &super::RecordedColumn| {
-            let Some(place) = schema.find(&column.name) else {
-                unknown.push(column.name.clone());
-                return None;
-            };
-            let fits = schema.columns[place].kind == column.kind;
-            let first = !std::mem::replace(&mut taken[place], true);
-            place_of(wanted, place).filter(|_| fits && first)
-        };
-        let places = recording.header.columns.iter().map(&mut place).collect();
+        let names = recording.header.columns.iter().map(|column| column.name.as_str());
+        let unknown: Vec<&str> =
+            names.filter(|name| schema.find(name).is_none()).take(20).collect();
         if !unknown.is_empty() {
-            unknown.truncate(20);
             let what = format!("{} has no column {}: passed over", schema.name, unknown.join(", "));
             recording.tally.note(0, &what);
         }
-        let (width, divisor) = (width_of(wanted), options.time_unit.nanoseconds());
-        recording.target = Target { width, places, divisor };
+        let divisor = options.time_unit.nanoseconds();
+        let target = Target::of_columns(&recording.header, schema, wanted);
+        recording.target = Target { divisor, ..target };
         Ok(Self(recording))
     }
 }

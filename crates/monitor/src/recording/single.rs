@@ -2,13 +2,13 @@
 
 use fathom_cql::catalog::StreamSchema;
 
+use super::HEAD;
 use super::bytes::Wrong;
 use super::checksum::Sum;
 use super::decode::{Rows, Target};
 use super::header::Header;
 use super::reader::{BlockHead, Item};
-use super::{HEAD, RecordedColumn};
-use crate::read::{BATCH_ROWS, Batch, Texts, place_of, width_of};
+use crate::read::{Batch, Texts};
 
 /// Texts are remembered while so many bytes are read.
 const TEXT_BYTES: usize = 16 << 20;
@@ -29,8 +29,7 @@ pub struct BlockReader {
 impl BlockReader {
     /// Reads all columns, of blocks that have at most `plain_max` bytes once unpacked.
     pub fn new(header: Header, plain_max: usize) -> Self {
-        let width = header.columns.len();
-        let target = Target { width, places: (0..width).map(Some).collect(), divisor: 1 };
+        let target = Target::all(&header);
         Self::with_target(header, target, plain_max)
     }
 
@@ -42,12 +41,7 @@ impl BlockReader {
         wanted: &[bool],
         plain_max: usize,
     ) -> Self {
-        let place = |column: &RecordedColumn| {
-            let place = schema.find(&column.name)?;
-            place_of(wanted, place).filter(|_| schema.columns[place].kind == column.kind)
-        };
-        let places = header.columns.iter().map(place).collect();
-        let target = Target { width: width_of(wanted), places, divisor: 1 };
+        let target = Target::of_columns(&header, schema, wanted);
         Self::with_target(header, target, plain_max)
     }
 
@@ -97,12 +91,7 @@ impl BlockReader {
     /// What is wrong with it.
     pub fn rows(&mut self, batch: &mut Batch) -> Result<bool, Wrong> {
         batch.clear();
-        let Some(rows) = &mut self.rows else { return Ok(false) };
-        let done = rows.read(BATCH_ROWS, batch);
-        if done.is_err() || rows.left() == 0 {
-            self.rows = None;
-        }
-        done.map(|()| true)
+        Rows::next(&mut self.rows, batch)
     }
 }
 

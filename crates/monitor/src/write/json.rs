@@ -15,7 +15,7 @@ pub struct Json {
 }
 
 /// Names of which none is there twice: the second `a` is `a_2`. Readers keep one of equal names.
-fn distinct(columns: &[Column]) -> Vec<String> {
+pub fn distinct(columns: &[Column]) -> Vec<String> {
     let mut taken: HashSet<String> = columns.iter().map(|column| column.name.clone()).collect();
     let mut seen = HashSet::new();
     let mut own = |column: &Column| {

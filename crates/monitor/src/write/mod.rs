@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use fathom_cql::Value;
 use fathom_cql::catalog::Column;
 
+pub use json::distinct;
 pub use printer::{Printer, PrinterOptions};
 
 /// How results are written.

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use fathom_cql::Value;
+use fathom_monitor::write::distinct;
 
 use super::super::kept::Change;
-use super::distinct;
 use crate::configuration::{LogLevel, PreparedQuery, QueryDefinition};
 use crate::log::QUERIES;
 

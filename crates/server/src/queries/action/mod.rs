@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use fathom_control::Client;
-use fathom_cql::catalog::Column;
 
 pub(crate) use metric::MetricSeries;
 
@@ -138,19 +137,4 @@ fn wants(on: On, change: &Change) -> bool {
         On::Delete => change.count < 0,
         On::Both => true,
     }
-}
-
-/// Names of which none is there twice: the second `a` is `a_2`.
-fn distinct(columns: &[Column]) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for column in columns {
-        let mut name = column.name.clone();
-        let mut number = 2;
-        while names.contains(&name) {
-            name = format!("{}_{number}", column.name);
-            number += 1;
-        }
-        names.push(name);
-    }
-    names
 }

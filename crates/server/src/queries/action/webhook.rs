@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use fathom_monitor::write::distinct;
 use serde_json::{Map, Value as Json};
 use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
 
-use super::distinct;
 use super::outbox::{Outbox, Waiting};
 use crate::configuration::{PreparedQuery, WebhookDefinition, json};
 use crate::daemon::unix_time_ns;
@@ -119,7 +119,7 @@ impl Sender {
         body.to_string()
     }
 
-    /// A row with its time and sign, as `fathom query --changes --json` has them.
+    /// A row with its time and sign, as `fathom query --deltas --json` has them.
     fn row(&self, waiting: &Waiting) -> Json {
         let mut object = Map::new();
         object.insert("@ts".into(), waiting.time_ns.into());

@@ -1,0 +1,75 @@
+//! Recorded events in other forms.
+use std::{
+    io::{self, BufWriter},
+    path::Path,
+    sync::atomic::Ordering,
+};
+
+use fathom_monitor::{
+    ResultSink,
+    read::{self, Batch, Reader},
+    recording::{Header, ParquetWriter, RowGroupLimits},
+    write::{Form, Printer, PrinterOptions},
+};
+
+use super::{Broken, FileForm, RecordOptions, SIGNALLED, catch_signals, output::Output};
+use crate::{failure::Outcome, query::tell_read};
+
+/// Writes the events of a file in another form.
+pub fn export(options: &RecordOptions, file: &Path, form: FileForm) -> Outcome {
+    let (mut reader, header) = read::open_whole(file, &options.times.options(false))?;
+    let mut output = Output::create(&options.output, form == FileForm::Parquet)?;
+    let written = match form {
+        FileForm::Parquet => parquet(&mut *reader, &header, &mut output),
+        FileForm::Jsonl => print(&mut *reader, &header, &mut output, Form::Json),
+        FileForm::Recording | FileForm::Csv => print(&mut *reader, &header, &mut output, Form::Csv),
+    };
+    tell_read(reader.report());
+    match written {
+        Ok(()) => output.keep(),
+        // A reader who has left is no failure.
+        Err(Broken::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(broken) => Err(broken.into()),
+    }
+}
+
+fn print(
+    reader: &mut dyn Reader,
+    header: &Header,
+    output: &mut Output,
+    form: Form,
+) -> Result<(), Broken> {
+    let out = BufWriter::with_capacity(1 << 18, output.writer());
+    let mut printer = Printer::new(out, PrinterOptions { form, deltas: false });
+    let mut batch = Batch::default();
+    let mut print = || -> Result<(), Broken> {
+        printer.begin(0, &header.schema().columns, true)?;
+        while reader.next_batch(&mut batch)? {
+            for (time_ns, row) in batch.times_ns.iter().zip(batch.rows()) {
+                printer.delta(0, *time_ns, 1, &row)?;
+            }
+        }
+        Ok(())
+    };
+    let printed = print();
+    printed.and(printer.finish().map(drop).map_err(Broken::Write))
+}
+
+fn parquet(reader: &mut dyn Reader, header: &Header, output: &mut Output) -> Result<(), Broken> {
+    // So that no part of a file stays. The second signal ends it at once.
+    catch_signals(libc::SA_RESETHAND);
+    let mut writer = ParquetWriter::new(output.writer(), header, RowGroupLimits::default())?;
+    let mut batch = Batch::default();
+    loop {
+        let more = reader.next_batch(&mut batch)?;
+        if SIGNALLED.load(Ordering::Relaxed) {
+            return Err(Broken::Interrupted);
+        }
+        if !more {
+            break;
+        }
+        writer.append(&batch)?;
+    }
+    writer.finish(reader.report())?;
+    Ok(())
+}

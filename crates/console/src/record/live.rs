@@ -1,0 +1,262 @@
+//! The events of the daemon's disks, as they come.
+use std::{
+    io::{self, BufWriter, IsTerminal, Read, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use fathom_control::{AnswerStream, Bytes};
+use fathom_monitor::{
+    read::{Batch, ReadReport},
+    recording::{
+        Block, BlockLimits, DropPlace, Header, Item, ParquetWriter, Recording, RecordingSummary,
+        RowGroupLimits, Writer,
+    },
+};
+
+use super::{Broken, FileForm, RecordOptions, SIGNALLED, catch_signals, output::Output};
+use crate::{
+    events::open_event_stream,
+    failure::{Failure, Outcome},
+};
+
+/// Blocks with so many rows are kept as they come; smaller ones are put together.
+const KEPT_ROWS: u32 = 4096;
+/// How often it is looked whether to end.
+const ATTENTION: Duration = Duration::from_millis(50);
+/// How often the progress is shown: on a terminal, and elsewhere.
+const SHOW_INTERVAL: Duration = Duration::from_millis(200);
+const SHOW_INTERVAL_LINES: Duration = Duration::from_secs(10);
+
+/// Ends the stream when it is time to, from a thread of its own: a disk may do nothing for long.
+fn watch(stream: &AnswerStream, time: Option<Duration>) -> Outcome<Arc<AtomicBool>> {
+    let failed = |error: io::Error| Failure::new(format!("cannot watch the daemon: {error}"));
+    let connection = stream.connection().map_err(failed)?;
+    let ended = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&ended);
+    let begun = Instant::now();
+    let due = move || {
+        SIGNALLED.load(Ordering::Relaxed) || time.is_some_and(|time| begun.elapsed() >= time)
+    };
+    let wait = move || {
+        while !due() {
+            thread::sleep(ATTENTION);
+        }
+        told.store(true, Ordering::Relaxed);
+        // Fails only where the other side has left already.
+        let _ = connection.shutdown(std::net::Shutdown::Both);
+    };
+    thread::Builder::new().name("watch".into()).spawn(wait).map_err(failed)?;
+    Ok(ended)
+}
+
+/// Writes events until it is time to end.
+pub fn record(options: &RecordOptions, form: FileForm) -> Outcome {
+    let client = options.control.client();
+    // First, so that no file is made where there is no daemon.
+    let stream = open_event_stream(&client, &options.disks, None)?;
+    catch_signals(0);
+    let time = options.time.map(|time| Duration::from_nanos(time.0));
+    let ended = watch(&stream, time)?;
+    let mut recording = Recording::open("the daemon's stream", stream)?;
+    let mut output = Output::create(&options.output, form == FileForm::Parquet)?;
+    let mut progress = Progress::new(options.quiet);
+    let limit = options.limit.map(|limit| limit.0);
+    match copy(&mut recording, output.writer(), form, limit, &ended, &mut progress) {
+        Ok(summary) => {
+            output.keep()?;
+            progress.end(summary);
+            Ok(())
+        }
+        // A reader who has left is no failure.
+        Err(Broken::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(Broken::Write(error)) => Err(Broken::Write(error).into()),
+        // What came until then is whole.
+        Err(broken) => output.keep().and(Err(broken.into())),
+    }
+}
+
+/// What events are written as.
+enum Sink<W: Write + Send> {
+    Recording(Box<Writer<BufWriter<W>>>),
+    Parquet(Box<ParquetWriter<W>>),
+}
+
+impl<W: Write + Send> Sink<W> {
+    fn new(out: W, header: &Header, form: FileForm) -> io::Result<Self> {
+        Ok(if form == FileForm::Parquet {
+            Self::Parquet(Box::new(ParquetWriter::new(out, header, RowGroupLimits::default())?))
+        } else {
+            let writer = Writer::new(BufWriter::new(out), header, BlockLimits::default())?;
+            Self::Recording(Box::new(writer))
+        })
+    }
+
+    /// Takes a block as it is, unless its rows are wanted one by one.
+    fn copy(&mut self, block: &Block) -> io::Result<bool> {
+        match self {
+            Self::Recording(writer) if block.has_rows() && block.count() >= KEPT_ROWS => {
+                writer.copy(block).map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn append(&mut self, batch: &Batch) -> io::Result<()> {
+        match self {
+            Self::Recording(writer) => {
+                let mut rows = batch.times_ns.iter().zip(batch.rows());
+                rows.try_for_each(|(time_ns, row)| writer.append_row(*time_ns, &row))
+            }
+            Self::Parquet(writer) => writer.append(batch),
+        }
+    }
+
+    fn note_dropped(&mut self, count: u64, place: DropPlace, disk: &str) -> io::Result<()> {
+        match self {
+            Self::Recording(writer) => writer.note_dropped(count, place, disk),
+            Self::Parquet(writer) => {
+                writer.note_dropped(count);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes what has waited for long.
+    fn flush_if_due(&mut self) -> io::Result<()> {
+        match self {
+            Self::Recording(writer) => writer.flush_if_due(),
+            Self::Parquet(_) => Ok(()),
+        }
+    }
+
+    /// Whether it has, about, so many bytes, and never more. What is held of a Parquet file becomes
+    /// far smaller when it is written.
+    fn is_full(&mut self, limit: Option<u64>) -> io::Result<bool> {
+        let reached = |bytes: u64| limit.is_some_and(|limit| bytes >= limit);
+        Ok(match self {
+            Self::Recording(writer) => reached(writer.bytes()),
+            Self::Parquet(writer) if writer.is_full() => true,
+            Self::Parquet(writer) if reached(writer.bytes()) => {
+                writer.flush()?;
+                reached(writer.bytes() + limit.unwrap_or(0) / 8)
+            }
+            Self::Parquet(_) => false,
+        })
+    }
+
+    fn summary(&self) -> RecordingSummary {
+        match self {
+            Self::Recording(writer) => writer.summary(),
+            Self::Parquet(writer) => writer.summary(),
+        }
+    }
+
+    fn finish(self, report: &ReadReport) -> io::Result<RecordingSummary> {
+        match self {
+            Self::Recording(writer) => writer.finish().map(|(_, summary)| summary),
+            Self::Parquet(writer) => writer.finish(report),
+        }
+    }
+}
+
+/// Writes what comes until the end, also where that is a break.
+fn copy(
+    recording: &mut Recording<impl Read>,
+    out: impl Write + Send,
+    form: FileForm,
+    limit: Option<u64>,
+    ended: &AtomicBool,
+    progress: &mut Progress,
+) -> Result<RecordingSummary, Broken> {
+    let mut sink = Sink::new(out, recording.header(), form)?;
+    let filled = fill(recording, &mut sink, limit, ended, progress);
+    if let Err(Broken::Write(error)) = filled {
+        return Err(Broken::Write(error));
+    }
+    let summary = sink.finish(recording.report())?;
+    match filled {
+        Err(broken) if !ended.load(Ordering::Relaxed) => Err(broken),
+        _ => Ok(summary),
+    }
+}
+
+fn fill<W: Write + Send>(
+    recording: &mut Recording<impl Read>,
+    sink: &mut Sink<W>,
+    limit: Option<u64>,
+    ended: &AtomicBool,
+    progress: &mut Progress,
+) -> Result<(), Broken> {
+    let mut batch = Batch::default();
+    loop {
+        let block = recording.next_block()?.ok_or(Broken::CutOff)?;
+        if !sink.copy(&block)? {
+            match recording.open_block(&block)? {
+                Some(Item::Dropped { count, place, disk }) => {
+                    sink.note_dropped(count, place, &disk)?;
+                }
+                Some(Item::End { .. }) => return Ok(()),
+                _ => {}
+            }
+            while recording.block_rows(&mut batch)? {
+                sink.append(&batch)?;
+            }
+        }
+        sink.flush_if_due()?;
+        progress.update(sink.summary());
+        if sink.is_full(limit)? || ended.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+    }
+}
+
+/// What is shown meanwhile.
+struct Progress {
+    quiet: bool,
+    terminal: bool,
+    begun: Instant,
+    shown: Instant,
+    /// Whether a line is shown that the next one replaces.
+    open: bool,
+}
+
+impl Progress {
+    fn new(quiet: bool) -> Self {
+        let now = Instant::now();
+        let terminal = io::stderr().is_terminal();
+        Self { quiet, terminal, begun: now, shown: now, open: false }
+    }
+
+    fn line(&self, summary: RecordingSummary) -> String {
+        let RecordingSummary { events, dropped, bytes } = summary;
+        let time = self.begun.elapsed().as_secs_f64();
+        format!("{events} events, {}, {dropped} dropped, {time:.1} s", Bytes(bytes))
+    }
+
+    fn update(&mut self, summary: RecordingSummary) {
+        let interval = if self.terminal { SHOW_INTERVAL } else { SHOW_INTERVAL_LINES };
+        if self.quiet || self.shown.elapsed() < interval {
+            return;
+        }
+        self.shown = Instant::now();
+        let line = self.line(summary);
+        if self.terminal {
+            eprint!("\r\x1b[K{line}");
+            self.open = true;
+        } else {
+            eprintln!("{line}");
+        }
+    }
+
+    fn end(&self, summary: RecordingSummary) {
+        if !self.quiet {
+            let before = if self.open { "\r\x1b[K" } else { "" };
+            eprintln!("{before}{}", self.line(summary));
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! `fathom record`: the events of the daemon's disks into a file, and such a file in other forms.
+mod export;
+mod live;
+mod output;
+
+use std::{
+    io, mem,
+    path::{Path, PathBuf},
+    ptr,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use clap::{Args, ValueEnum};
+use fathom_control::{Bytes, Nanoseconds};
+use fathom_monitor::read::ReadError;
+
+use crate::{
+    connection::ControlOptions,
+    failure::{Failure, Outcome, reason},
+    query::Times,
+};
+
+static SIGNALLED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_signal(_: libc::c_int) {
+    SIGNALLED.store(true, Ordering::Relaxed);
+}
+
+/// Has SIGINT and SIGTERM noted in [`SIGNALLED`]; further flags are those of `sigaction`.
+fn catch_signals(flags: libc::c_int) {
+    let handler: extern "C" fn(libc::c_int) = on_signal;
+    // SAFETY: all zeroes are an action, with no signal in its mask.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESTART | flags;
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        // SAFETY: the handler does nothing but store to an atomic; the action outlives the call.
+        unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
+    }
+}
+
+/// Options of `fathom record`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Ctrl-C ends the recording in good order. `fathom query --replay FILE` asks it questions.
+When events come faster than they are written, some are dropped: the recording says where.
+
+The name of a Parquet file is there when the file is whole: it cannot be read while it is written.
+
+Examples:
+  fathom record -o all.rec                         all disks, until Ctrl-C
+  fathom record web-root web-data -o web.rec --for 30s --limit 1G
+  fathom record -o web.parquet --for 30s           for DuckDB, pandas, Spark
+  fathom record -o - | fathom query --file slow.cql --replay -
+  fathom record --export web.rec -o web.parquet    also .csv, .jsonl; - is CSV
+  fathom record --export trace.bz2 -o trace.parquet")]
+pub struct RecordOptions {
+    #[command(flatten)]
+    control: ControlOptions,
+    /// The disks; all where none is named
+    #[arg(value_name = "DISK")]
+    disks: Vec<String>,
+    /// Write to this file (-: to standard output)
+    #[arg(long, short, value_name = "FILE")]
+    output: PathBuf,
+    /// Write in this form; without it the name says it (.parquet, .csv, .jsonl)
+    #[arg(long, value_enum, value_name = "FORM")]
+    format: Option<FileForm>,
+    /// End after this time
+    #[arg(long = "for", value_name = "TIME")]
+    time: Option<Nanoseconds>,
+    /// End when the file has this size
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<Bytes>,
+    /// Write the events of this file (-: of standard input), of any that `fathom query --replay`
+    /// reads
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["disks", "time", "limit", "control"])]
+    export: Option<PathBuf>,
+    #[command(flatten)]
+    times: Times,
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// How events stand in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FileForm {
+    /// What `fathom query --replay` reads, also while it is written
+    Recording,
+    /// Parquet
+    Parquet,
+    /// CSV
+    Csv,
+    /// An object of JSON a line
+    Jsonl,
+}
+
+impl FileForm {
+    /// What the name of a file says.
+    fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "parquet" => Some(Self::Parquet),
+            "csv" => Some(Self::Csv),
+            "jsonl" | "ndjson" | "json" => Some(Self::Jsonl),
+            _ => None,
+        }
+    }
+}
+
+/// Carries out the command.
+pub fn run(options: &RecordOptions) -> Outcome {
+    let to = &options.output;
+    let Some(file) = &options.export else {
+        if options.times.are_given() {
+            return Err(Failure::usage("--time-unit and --time-column are about --export"));
+        }
+        return match (options.format, FileForm::of(to)) {
+            (Some(FileForm::Csv | FileForm::Jsonl), _) => {
+                Err(Failure::usage("live events are written as a recording, or as Parquet")
+                    .advise("record them, then write that recording in another form by --export"))
+            }
+            (Some(FileForm::Parquet), _) | (None, Some(FileForm::Parquet)) => {
+                live::record(options, FileForm::Parquet)
+            }
+            _ => live::record(options, FileForm::Recording),
+        };
+    };
+    match options.format.or(FileForm::of(to)) {
+        Some(FileForm::Recording) => Err(Failure::usage("events are not exported as a recording")
+            .advise("choose parquet, csv or jsonl")),
+        Some(form) => export::export(options, file, form),
+        None if to.as_os_str() == "-" => export::export(options, file, FileForm::Csv),
+        None => Err(Failure::usage(format!("{} has no ending that says a form", to.display()))
+            .advise(
+                "name a file that ends in .parquet, .csv or .jsonl, or say --format; - is CSV",
+            )),
+    }
+}
+
+/// Why a recording ends too early.
+enum Broken {
+    Read(ReadError),
+    Write(io::Error),
+    /// The daemon's stream ends without an end.
+    CutOff,
+    /// A signal says to.
+    Interrupted,
+}
+
+impl From<Broken> for Failure {
+    fn from(broken: Broken) -> Self {
+        match broken {
+            Broken::Read(error) => error.into(),
+            Broken::Write(error) => {
+                let failure = Self::new(format!("cannot write the events: {}", reason(&error)));
+                match error.kind() {
+                    io::ErrorKind::StorageFull => failure.advise("make room on that file system"),
+                    _ => failure,
+                }
+            }
+            Broken::CutOff => Self::new("the events are cut off: the daemon is gone")
+                .advise("what was written can be read; see the daemon's log"),
+            Broken::Interrupted => Self::new("interrupted: the file was not written"),
+        }
+    }
+}
+
+impl From<ReadError> for Broken {
+    fn from(error: ReadError) -> Self {
+        Self::Read(error)
+    }
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}
