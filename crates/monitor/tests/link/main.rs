@@ -316,6 +316,29 @@ fn a_slow_path_is_waited_for() {
     }
 }
 
+/// What several parts of a query look at travels once, and events say where they are from.
+#[test]
+fn rows_travel_once_and_know_their_host() {
+    let mut centre = centre("select IP, count(*) from IOstream group by IP", |options| {
+        options.patience = Duration::from_secs(90);
+    });
+    let feed = Feed::default();
+    let host = host(&feed, plain("alpha", &centre.address().to_string()), 0);
+    let mut collected = Collected::default();
+    run_until(&mut centre, &mut collected, |_| feed.is_wanted());
+    let base = unix_time_ns();
+    feed.give_events(&events(0, base, 100), 0);
+    feed.give(Part::Watermark(base + SECOND));
+    run_to(&mut centre, &mut collected, base + SECOND / 2);
+    let address = Value::Integer(0x7f00_0001);
+    assert!(!collected.0.is_empty() && collected.0.keys().all(|(_, _, row)| row[0] == address));
+    // Requests are looked at in three ways.
+    let of_paper = include_str!("../../../cql/tests/paper/query05.cql");
+    centre.replace(script(of_paper)).unwrap();
+    run_until(&mut centre, &mut collected, |_| host.status().events == 0);
+    assert_eq!(host.status().fragments, 1);
+}
+
 #[test]
 fn other_queries_replace_what_runs() {
     let mut centre = centre("select VDisk from IOstream", |options| {

@@ -423,8 +423,12 @@ fn begin(
     let [_] = &script.catalog().streams[..] else {
         return Err(invalid("hosts know of the stream of events only: ask about it".into()));
     };
-    let Split { fragments, centre } = split(script.plans(), &script.read_catalog(), Hosts::Many);
-    let columns = script.read_catalog().streams.swap_remove(0).columns;
+    // Of whole rows: what several queries need in parts is then found to be the same.
+    let plans: Vec<Plan> = script.queries().iter().map(|query| query.plan.clone()).collect();
+    let Split { mut fragments, centre } = split(&plans, script.catalog(), Hosts::Many);
+    let mut used = fathom_cql::prune(&mut fragments, script.catalog()).into_iter();
+    let used = used.next().unwrap_or_default();
+    let columns = used.iter().map(|&column| script.schema().columns[column].clone()).collect();
     let stream = script.schema().name.clone();
     let sent = Fragments { stream, columns, plans: fragments };
     let plans = sent.to_bytes().map_err(invalid)?;

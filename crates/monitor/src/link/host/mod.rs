@@ -358,10 +358,20 @@ impl Worker {
                 match result {
                     Ok(()) => {
                         self.correct(correction_ns);
+                        self.note_address();
                         self.accept(epoch, same);
                     }
                     Err(reason) => self.refuse(epoch, &reason),
                 }
+            }
+        }
+    }
+
+    /// Events are of the host that the connection is of.
+    fn note_address(&mut self) {
+        if let (Some(running), Link::Up(session)) = (&mut self.running, &self.link) {
+            if let Some(address) = session.address() {
+                running.runner.set_address(address);
             }
         }
     }

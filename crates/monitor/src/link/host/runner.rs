@@ -1,6 +1,7 @@
 //! Fragments over the events of a host, and what they give for the centre.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use fathom_cql::catalog::StreamSchema;
 
@@ -9,7 +10,7 @@ use super::super::rows::{RowsWriter, Tuple};
 use super::outbox::Outbox;
 use crate::read::{Batch, LAST_TIME_NS};
 use crate::recording::{Clock, Header};
-use crate::{Delta, Engine};
+use crate::{Column, Delta, Engine};
 
 /// The most rows that a fragment's relation may have.
 const RELATION_ROWS_MAX: usize = 1 << 20;
@@ -20,6 +21,9 @@ pub struct Runner {
     outputs: Vec<FragmentOutput>,
     /// Which columns of a row are times.
     times: Vec<usize>,
+    /// Which column of a row is the host's address, and that.
+    ip: Option<usize>,
+    address: Option<i64>,
     /// What is to be added to the events' times for the centre's time.
     unix_offset_ns: i64,
     correction_ns: i64,
@@ -81,6 +85,7 @@ impl Runner {
     ) -> Self {
         let header = Header::new(schema, Clock::Monotonic, 0);
         let columns = header.columns.iter().zip(wanted).filter(|(_, wanted)| **wanted);
+        let ip = columns.clone().position(|(column, _)| column.name == "IP");
         let times = columns.enumerate().filter(|(_, (column, _))| column.is_time);
         let output = |plan: &fathom_cql::plan::Plan| FragmentOutput {
             writer: RowsWriter::new(plan),
@@ -90,6 +95,8 @@ impl Runner {
             engine: Engine::new(1, &fragments.plans),
             outputs: fragments.plans.iter().map(output).collect(),
             times: times.map(|(at, _)| at).collect(),
+            ip,
+            address: None,
             unix_offset_ns,
             correction_ns: 0,
             watermark_ns: 0,
@@ -102,6 +109,15 @@ impl Runner {
     /// is at that instant.
     pub fn correct(&mut self, correction_ns: i64) {
         self.correction_ns = correction_ns;
+    }
+
+    /// Events say from now on that they are of a host with this address: one of IPv4 as a number,
+    /// the last 8 bytes of another.
+    pub fn set_address(&mut self, address: IpAddr) {
+        self.address = Some(match address.to_canonical() {
+            IpAddr::V4(address) => i64::from(u32::from(address)),
+            IpAddr::V6(address) => u128::from(address) as i64,
+        });
     }
 
     /// The fragments that give relations.
@@ -126,6 +142,10 @@ impl Runner {
             if let Some(column) = columns.get_mut(column) {
                 column.map_integers(|time_ns| self.corrected(time_ns));
             }
+        }
+        let ip = self.ip.and_then(|ip| columns.get_mut(ip));
+        if let (Some(ip @ Column::Nulls(_)), Some(address)) = (ip, self.address) {
+            *ip = Column::Integers(vec![address; times_ns.len()]);
         }
         self.events += times_ns.len() as u64;
         self.engine.push_columns(0, times_ns, columns);

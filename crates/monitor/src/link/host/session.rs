@@ -1,7 +1,7 @@
 //! A connection to the centre, once it is there.
 
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -152,6 +152,11 @@ impl Session {
     pub fn refuse(&mut self, epoch: u32, reason: &str) {
         FromHost::Refused { epoch, reason }.write(self.line.output());
         self.running = false;
+    }
+
+    /// The own address.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.line.channel().socket().local_addr().ok().map(|address| address.ip())
     }
 
     /// Whether fragments run.
