@@ -1,6 +1,7 @@
 //! Rows out of a block.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use fathom_cql::catalog::StreamSchema;
 use fathom_cql::{Type, Value};
@@ -273,8 +274,43 @@ impl Column {
         })
     }
 
+    /// The texts of so many rows: few that are there often.
+    fn read_texts(&mut self, payload: &[u8], count: usize) -> Result<Values, Wrong> {
+        let mut values = self.texts.clone();
+        let known = values.len();
+        let number = |data: &mut Cursor| {
+            let number = data.number(payload)?;
+            let known = (0..known as u64).contains(&number).then_some(number as u32);
+            known.ok_or(Wrong("a text that is not there"))
+        };
+        let rows = match self.encoding {
+            Encoding::Values => (0..count).map(|_| number(&mut self.data)).collect(),
+            Encoding::Sparse => {
+                let null = known as u32;
+                values.push(Value::Null);
+                (0..count)
+                    .map(|_| {
+                        let bits = payload[self.bits + self.row / 8];
+                        let present = bits >> (self.row % 8) & 1 == 1;
+                        self.row += 1;
+                        if present { number(&mut self.data) } else { Ok(null) }
+                    })
+                    .collect()
+            }
+            Encoding::Constant | Encoding::Null | Encoding::Times => {
+                values = vec![self.constant.clone()];
+                Ok(vec![0; count])
+            }
+        };
+        Ok(Values::Indexed(Rc::new(Values::Values(values)), Rc::new(rows?)))
+    }
+
     /// The values of the next rows.
     fn read(&mut self, payload: &[u8], times: &[i64], column: &mut Values) -> Result<(), Wrong> {
+        if self.kind == Type::Text && column.is_empty() && self.texts.len() <= times.len() {
+            *column = self.read_texts(payload, times.len())?;
+            return Ok(());
+        }
         for &time in times {
             column.push(match self.encoding {
                 Encoding::Null => Value::Null,
