@@ -125,12 +125,12 @@ fn number(value: &Value) -> Number {
 
 /// `x in (…)`, as it is defined: `x = a or x = b or …`.
 fn is_in(x: Number, values: &[Number]) -> Option<bool> {
-    let equal = |y: &Number| Some(x? == (*y)?);
-    values.iter().map(equal).fold(Some(false), |one, other| match (one, other) {
-        (Some(true), _) | (_, Some(true)) => Some(true),
-        (None, _) | (_, None) => None,
-        _ => Some(false),
-    })
+    let equal: Vec<Option<bool>> = values.iter().map(|y| Some(x? == (*y)?)).collect();
+    match () {
+        () if equal.contains(&Some(true)) => Some(true),
+        () if equal.contains(&None) => None,
+        () => Some(false),
+    }
 }
 
 fn average(values: &[Number]) -> Option<f64> {
