@@ -369,6 +369,19 @@ fn views_and_declared_streams() {
 }
 
 #[test]
+fn nulls_without_a_type() {
+    for condition in [
+        "null in (select Share from Load)",
+        "Share in (select null from Load)",
+        "null not in (select null from Load)",
+        "(select null from Load [rows 1]) > 5",
+        "coalesce((select null from Load [rows 1]), Share) not in (select 1 from Load [rows 2])",
+    ] {
+        last(&format!("select {condition} as x, Host from Load [now] where {condition}"));
+    }
+}
+
+#[test]
 fn columns_and_types() {
     assert_wrong(
         "select Size in (select Size, Sector from IOstream) from IOstream [now]",
@@ -411,11 +424,18 @@ fn large_and_deep_texts() {
     let wrong = try_plan(&text).expect_err("it doubles with each level");
     assert_eq!(wrong.message, "the query is too large");
 
-    let mut text = "select max(Size) from IOstream".to_owned();
-    for _ in 0..12 {
-        text = format!("select max(Size) + ({text}) from IOstream");
+    for (open, close) in [
+        ("select max(Size) + (", ") from IOstream"),
+        ("select max(Size) from IOstream [now] where Size in (", ")"),
+    ] {
+        let nested = |depth: usize| {
+            let core = "select max(Size) from IOstream";
+            format!("{}{core}{}", open.repeat(depth), close.repeat(depth))
+        };
+        last(&nested(17));
+        let wrong = try_plan(&nested(40)).expect_err("it is deep");
+        assert_eq!(wrong.message, "this is nested too deeply");
     }
-    last(&text);
     let deep = "(select ".repeat(10_000);
     let wrong = parse(&format!("select {deep}"), &fathom_cql::ParseOptions::default());
     assert_eq!(wrong.expect_err("it is deep").message, "this is nested too deeply");
