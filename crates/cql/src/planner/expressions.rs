@@ -11,7 +11,7 @@ use super::types::{Typed, expect, expect_number, kind_name, literal, symbol, uni
 use super::{Parameters, calls, fold, walk};
 
 /// How deep expressions may be.
-pub(super) const DEEPEST: usize = 256;
+const DEEPEST: usize = 256;
 /// How many operators an expression may have; `between` and `case` use operands more than once.
 const LARGEST: usize = 20_000;
 

@@ -68,6 +68,7 @@ impl Planner<'_> {
         expressions: impl Iterator<Item = &'e ast::Expression>,
     ) -> Result<Subqueries, Diagnostic> {
         let mut planned = Vec::new();
+        let mut here = None;
         let mut open: Vec<&ast::Expression> = expressions.collect();
         open.reverse();
         while let Some(next) = open.pop() {
@@ -81,7 +82,8 @@ impl Planner<'_> {
             if planned.len() >= MOST {
                 return Err(Diagnostic::new(query.span, TOO_LARGE));
             }
-            let outer = self.around.replace(Rc::new(scope.clone()));
+            let here = here.get_or_insert_with(|| Rc::new(scope.clone()));
+            let outer = self.around.replace(Rc::clone(here));
             let body = self.nested(query.span, |planner| planner.query(query))?;
             self.around = outer;
             planned.push((std::ptr::from_ref(&**query), windowed(body, None, whole(query.span))?));
