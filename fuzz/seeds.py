@@ -69,7 +69,10 @@ full join S [partition by c, d rows 2] as t on s.a = t.a and s.b between 0 and t
 left join S [tumbling 5 us] on true where s.c is not null);
 q: select c, count(distinct a), percentile(b, 99), approx_count_distinct(d), stddev(b),
 approx_count_distinct(a, 5), histogram(a), histogram(b, 0.25), top_k(c, 3) from S
-[unbounded] cross join (select 1 as one from S) as o group by c having max(a) < $limit""")
+[unbounded] cross join (select 1 as one from S) as o group by c having max(a) < $limit;
+select exists (select * from S) as e, (select max(a) from S [now] where c in (select c from S)) as m,
+a not in (select b from S [rows 2]) as n from S [now] where not exists (select 1 from V) or
+b = (select y from V [rows 1]);""")
 
 
 def events():

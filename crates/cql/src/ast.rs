@@ -308,6 +308,19 @@ pub enum ExpressionKind {
         /// Whether `not` is there.
         negated: bool,
     },
+    /// `x in (select a from …)`.
+    InQuery {
+        /// What.
+        operand: Box<Expression>,
+        /// In what: a query of one column.
+        query: Box<Query>,
+        /// Whether `not` is there.
+        negated: bool,
+    },
+    /// `exists (select …)`.
+    Exists(Box<Query>),
+    /// `(select …)`: the value of a query of one column and at most one row.
+    Query(Box<Query>),
     /// `x like 'a%'`: `%` is any text, `_` any character.
     Like {
         /// What.

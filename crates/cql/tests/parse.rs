@@ -60,6 +60,12 @@ fn expression(text: &str) -> Expression {
     select(&format!("select * from S where {text}")).selection.expect("a condition")
 }
 
+/// The condition of a query, where it has one, in square brackets.
+fn condition(query: &Query) -> String {
+    let SetExpression::Select(select) = &query.body else { return "[]".to_owned() };
+    format!("[{}]", select.selection.as_ref().map_or(String::new(), bracketed))
+}
+
 /// An expression with brackets around everything.
 fn bracketed(expression: &Expression) -> String {
     let list = |list: &[Expression]| list.iter().map(bracketed).collect::<Vec<_>>().join(", ");
@@ -107,6 +113,11 @@ fn bracketed(expression: &Expression) -> String {
         ExpressionKind::In { operand, list: values, negated } => {
             format!("({} {}in ({}))", bracketed(operand), not(*negated), list(values))
         }
+        ExpressionKind::InQuery { operand, query, negated } => {
+            format!("({} {}in {})", bracketed(operand), not(*negated), condition(query))
+        }
+        ExpressionKind::Exists(query) => format!("exists {}", condition(query)),
+        ExpressionKind::Query(query) => condition(query),
         ExpressionKind::Like { operand, pattern, negated } => {
             format!("({} {}like {})", bracketed(operand), not(*negated), bracketed(pattern))
         }
@@ -239,6 +250,18 @@ fn expressions_by_precedence() {
         ("Left.Right = S.from", "(Left.Right = S.from)"),
         ("`select` = S.`a``b`", "(select = S.a`b)"),
         ("now = Stream and view = query", "((now = Stream) and (view = query))"),
+        (
+            "a > (select b from T) + 1 and c not in (select d from T where d = e)",
+            "((a > ([] + 1)) and (c not in [(d = e)]))",
+        ),
+        (
+            "not exists (select * from T where a) or ((select b from T)) = 5",
+            "((not exists [a]) or ([] = 5))",
+        ),
+        ("a in ((select b from T), 5) and b", "((a in ([], 5)) and b)"),
+        ("a in (Istream(select b from T))", "(a in [])"),
+        ("exists ((select b from T) union select c from T)", "exists []"),
+        ("exists and `exists`(a) and S.exists", "((exists and exists(a)) and S.exists)"),
     ] {
         assert_eq!(bracketed(&expression(text)), expected, "{text}");
     }
@@ -457,9 +480,9 @@ fn mistakes_are_told_with_their_place() {
             "put it in brackets: `(not …)`",
         ),
         (
-            "select * from S where a in («select» b from T)",
-            "a query cannot stand in an expression",
-            "put it in `from`, in brackets, and join with it",
+            "select * from S where a > «select» b from T",
+            "a query in an expression has brackets of its own",
+            "put it in brackets: `(select …)`",
         ),
         (
             "select a as «order» from S",
@@ -550,6 +573,8 @@ fn mistakes_are_told_with_their_place() {
             "vquery : select * from S; vtable «register» stream V(a);",
             "expected `:`, found `register`",
         ),
+        ("select * from S where exists («a»)", "expected a query in `exists (…)`, found `a`"),
+        ("select * from S where a in (select b from T limit 1«,» 1)", "expected `)`, found `,`"),
         ("select f(a«;»", "expected `,` or `)`, found `;`"),
         ("select * from «'S'»", "expected the name of a stream or view, found the text 'S'"),
         ("select * from S where a = «\u{1}»", "the character `\\u{1}` means nothing here"),
@@ -598,6 +623,9 @@ fn texts_are_bounded() {
         (select(&nested(20_000, "f(", "a", ")")), deep),
         (select(&nested(20_000, "case when ", "a", " then b end")), deep),
         (select(&nested(20_000, "a in (", "a", ")")), deep),
+        (select(&nested(20_000, "(select a from S where ", "a", ")")), deep),
+        (select(&nested(20_000, "a in (select a from S where ", "a", ")")), deep),
+        (select(&nested(20_000, "exists (select a from S where ", "a", ")")), deep),
         (nested(20_000, "(", core, ")"), deep),
         (nested(20_000, "Istream(", core, ")"), deep),
         (nested(20_000, "select * from (", core, ") x"), deep),
@@ -620,6 +648,7 @@ fn texts_are_bounded() {
         select(&format!("a{}", " or a".repeat(250))),
         nested(31, "select * from (", core, ") x"),
         nested(31, "(", core, ")"),
+        select(&nested(20, "a in (select a from S where ", "a", ")")),
         format!("{core}{}", " cross join S".repeat(250)),
         select(&format!("a in (1{})", ", 1".repeat(20_000))),
     ] {

@@ -511,6 +511,9 @@ fn mixed_up_texts_are_planned_or_refused() {
         "select distinct Size as x from IOstream [rows 2] union all select 1 from Load order by x",
         "select max( Size ) as x from IOstream as io left join Load on Size = 1 having x < 1",
         "Istream( select * from ( select Size , Path from IOstream [now] ) as io where Size = 0 )",
+        "select Size from IOstream [now] where Size not in ( select Share from Load ) or exists \
+         ( select 1 from Load )",
+        "select ( select max( Size ) from IOstream ) as x from Load [now] where Share < 1",
     ];
     for text in texts {
         plan(text);
@@ -523,7 +526,7 @@ fn mixed_up_texts_are_planned_or_refused() {
         (state % below as u64) as usize
     };
     let mut good = 0;
-    for round in 0..10_000 {
+    for round in 0..14_000 {
         let mut words: Vec<&str> = texts[round % texts.len()].split(' ').collect();
         for _ in 0..=round % 2 {
             let at = random(words.len());

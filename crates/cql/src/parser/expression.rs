@@ -115,9 +115,15 @@ impl Parser<'_> {
             } else {
                 self.expect_word("in")?;
                 self.expect("(")?;
-                let list = self.expressions()?;
-                self.close("`,` or `)`")?;
-                ExpressionKind::In { operand: left, list, negated }
+                if self.at_query() {
+                    let query = Box::new(self.query()?);
+                    self.expect(")")?;
+                    ExpressionKind::InQuery { operand: left, query, negated }
+                } else {
+                    let list = self.expressions()?;
+                    self.close("`,` or `)`")?;
+                    ExpressionKind::In { operand: left, list, negated }
+                }
             }
         };
         Ok(Expression { kind, span: self.span_from(start) })
@@ -190,6 +196,11 @@ impl Parser<'_> {
 
     fn in_brackets(&mut self) -> Parsed<Expression> {
         let start = self.advance().span.start;
+        if self.at_query() {
+            let kind = ExpressionKind::Query(Box::new(self.query()?));
+            self.expect(")")?;
+            return Ok(Expression { kind, span: self.span_from(start) });
+        }
         let inner = self.operators(OR)?;
         self.close("`)`")?;
         Ok(Expression { span: self.span_from(start), ..inner })
@@ -226,9 +237,12 @@ impl Parser<'_> {
         if self.at_word("cast") && self.sign_ahead(1, "(") {
             return self.cast();
         }
+        if self.at_word("exists") && self.sign_ahead(1, "(") {
+            return self.exists();
+        }
         if self.at_query() && !self.sign_ahead(1, ".") {
-            let message = "a query cannot stand in an expression";
-            let help = "put it in `from`, in brackets, and join with it";
+            let message = "a query in an expression has brackets of its own";
+            let help = "put it in brackets: `(select …)`";
             return Err(Diagnostic::new(token.span, message).help(help));
         }
         self.column_or_call()
@@ -276,6 +290,18 @@ impl Parser<'_> {
             if star || (!distinct && self.at(")")) { Vec::new() } else { self.expressions()? };
         self.close(if star { "`)`" } else { "`,` or `)`" })?;
         let kind = ExpressionKind::Call { name, distinct, star, arguments };
+        Ok(Expression { kind, span: self.span_from(start) })
+    }
+
+    /// `exists (select …)`.
+    fn exists(&mut self) -> Parsed<Expression> {
+        let start = self.advance().span.start;
+        self.expect("(")?;
+        if !(self.at_query() || self.at("(")) {
+            return Err(self.expected("a query in `exists (…)`", &["select"]));
+        }
+        let kind = ExpressionKind::Exists(Box::new(self.query()?));
+        self.expect(")")?;
         Ok(Expression { kind, span: self.span_from(start) })
     }
 

@@ -6,11 +6,12 @@ use crate::span::{Diagnostic, Span};
 use crate::value::{Type, Value};
 
 use super::scope::{NotFound, Scope, suggest};
+use super::subqueries::Subqueries;
 use super::types::{Typed, expect, expect_number, kind_name, literal, symbol, unify};
 use super::{Parameters, calls, fold, walk};
 
 /// How deep expressions may be.
-pub(super) const DEEPEST: usize = 256;
+const DEEPEST: usize = 256;
 /// How many operators an expression may have; `between` and `case` use operands more than once.
 const LARGEST: usize = 20_000;
 
@@ -33,6 +34,10 @@ pub(super) struct Expressions<'a> {
     pub(super) aliases: &'a [(&'a str, &'a ast::Expression)],
     /// The groups, where there are any: results are over keys and aggregates.
     pub(super) groups: Option<&'a mut Groups>,
+    /// The queries that may stand here.
+    pub(super) subqueries: Option<&'a mut Subqueries>,
+    /// Whether false and null mean the same for the expression that is planned next.
+    pub(super) filters: bool,
     /// Why there is no aggregate here.
     pub(super) no_aggregate: &'a str,
     /// What is odd.
@@ -54,6 +59,8 @@ impl<'a> Expressions<'a> {
             parameters,
             aliases,
             groups: None,
+            subqueries: None,
+            filters: false,
             no_aggregate,
             warnings: Vec::new(),
             depth: 0,
@@ -67,6 +74,8 @@ impl<'a> Expressions<'a> {
             parameters: self.parameters,
             aliases: self.aliases,
             groups: None,
+            subqueries: None,
+            filters: false,
             no_aggregate,
             warnings: Vec::new(),
             depth: self.depth,
@@ -79,9 +88,10 @@ impl<'a> Expressions<'a> {
             return Err(Diagnostic::new(expression.span, "the expression is too deep"));
         }
         self.depth += 1;
+        let filters = std::mem::take(&mut self.filters);
         let planned = match self.key(expression) {
             Some(key) => Ok(key),
-            None => self.kind(expression),
+            None => self.kind(expression, filters),
         };
         self.depth -= 1;
         let planned = planned?;
@@ -96,6 +106,12 @@ impl<'a> Expressions<'a> {
         Ok(planned)
     }
 
+    /// A condition that lets rows through.
+    pub(super) fn filter(&mut self, expression: &ast::Expression) -> Result<Typed, Diagnostic> {
+        self.filters = true;
+        self.condition(expression)
+    }
+
     /// The key of the groups that an expression is.
     fn key(&self, expression: &ast::Expression) -> Option<Typed> {
         let groups = self.groups.as_ref().filter(|groups| !groups.keys.is_empty())?;
@@ -105,15 +121,21 @@ impl<'a> Expressions<'a> {
         Some(Typed::new(Expression::Column(at), of_rows.kind, 0))
     }
 
-    fn kind(&mut self, expression: &ast::Expression) -> Result<Typed, Diagnostic> {
+    fn kind(&mut self, expression: &ast::Expression, filters: bool) -> Result<Typed, Diagnostic> {
         let span = expression.span;
         match &expression.kind {
             ExpressionKind::Literal(value) => Ok(literal(value.clone())),
             ExpressionKind::Column { qualifier, name } => self.column(qualifier.as_ref(), name),
             ExpressionKind::Parameter(name) => self.parameter(name, span),
-            ExpressionKind::Unary(operator, operand) => self.unary(*operator, operand),
+            ExpressionKind::Unary(operator, operand) => match (operator, &operand.kind) {
+                (UnaryOperator::Not, ExpressionKind::InQuery { operand, query, negated }) => {
+                    self.in_query(operand, query, !negated, filters)
+                }
+                (UnaryOperator::Not, ExpressionKind::Exists(query)) => self.exists(query, true),
+                _ => self.unary(*operator, operand),
+            },
             ExpressionKind::Binary(BinaryOperator::And | BinaryOperator::Or, ..) => {
-                self.logical(expression)
+                self.logical(expression, filters)
             }
             ExpressionKind::Binary(operator, left, right) => {
                 let (left, right) = (self.plan(left)?, self.plan(right)?);
@@ -131,6 +153,11 @@ impl<'a> Expressions<'a> {
             ExpressionKind::In { operand, list, negated } => {
                 self.list(operand, list, *negated, span)
             }
+            ExpressionKind::InQuery { operand, query, negated } => {
+                self.in_query(operand, query, *negated, filters)
+            }
+            ExpressionKind::Exists(query) => self.exists(query, false),
+            ExpressionKind::Query(query) => self.only_value(query),
             ExpressionKind::Like { operand, pattern, negated } => {
                 self.like(operand, pattern, *negated)
             }
@@ -229,7 +256,11 @@ impl<'a> Expressions<'a> {
     }
 
     /// `and` and `or`, which often come in long rows.
-    fn logical(&mut self, expression: &ast::Expression) -> Result<Typed, Diagnostic> {
+    fn logical(
+        &mut self,
+        expression: &ast::Expression,
+        filters: bool,
+    ) -> Result<Typed, Diagnostic> {
         let ExpressionKind::Binary(operator, _, _) = &expression.kind else {
             return self.plan(expression);
         };
@@ -248,6 +279,7 @@ impl<'a> Expressions<'a> {
         let mut planned = Vec::with_capacity(parts.len());
         let mut size = 0;
         for part in parts {
+            self.filters = filters;
             let condition = self.plan(part)?;
             expect(&condition, Type::Boolean, part.span, name)?;
             size += condition.size + 1;

@@ -10,6 +10,7 @@ use crate::value::Type;
 use super::expressions::Expressions;
 use super::node::{Body, Facts, Growing, Node, StreamNode, equality};
 use super::scope::{Column, Scope, Source, suggest};
+use super::subqueries::{self, Beside, no_bare_stream};
 use super::walk::{combine, conjuncts, each_column, map_columns};
 use super::{Planner, TOO_LARGE};
 
@@ -24,12 +25,17 @@ struct Item {
 
 impl Planner<'_> {
     /// What a selection selects from, filtered, and the names of its columns.
-    pub(super) fn sources(&mut self, select: &ast::Select) -> Result<(Node, Scope), Diagnostic> {
+    ///
+    /// Behind these columns the relation may have those of subqueries.
+    pub(super) fn sources(
+        &mut self,
+        select: &ast::Select,
+    ) -> Result<(Node, Scope, Beside), Diagnostic> {
         if select.from.len() > WIDEST {
             return Err(Diagnostic::new(select.span, TOO_LARGE));
         }
         let mut nodes = Vec::with_capacity(select.from.len());
-        let mut scope = Scope::default();
+        let mut scope = Scope { sources: Vec::new(), around: self.around.clone() };
         let mut width = 0;
         for reference in &select.from {
             let item = self.item(reference)?;
@@ -37,19 +43,26 @@ impl Planner<'_> {
             width += item.node.width();
             nodes.push(item.node);
         }
-        let conditions = match &select.selection {
-            None => Vec::new(),
+        let mut subqueries = self.subqueries(&scope, select.selection.iter())?;
+        let (conditions, with_subqueries) = match &select.selection {
+            None => (Vec::new(), Vec::new()),
             Some(selection) => {
                 let help = "conditions on aggregates go into `having`";
                 let mut rows = Expressions::new(&scope, self.parameters, &[], help);
-                let condition = rows.condition(selection)?;
+                rows.subqueries = Some(&mut subqueries);
+                let condition = rows.filter(selection)?;
                 self.warnings.append(&mut rows.warnings);
-                conjuncts(condition.expression)
+                let parts = conjuncts(condition.expression).into_iter();
+                parts.partition(|part| !subqueries::has_subquery(part))
             }
         };
         let node = join_all(nodes, conditions)
             .ok_or_else(|| Diagnostic::new(select.span, "there is nothing to select from"))?;
-        Ok((node, scope))
+        if !subqueries.is_empty() {
+            no_bare_stream(&scope)?;
+        }
+        let (node, beside) = subqueries.join(node, with_subqueries, &mut [], select.span)?;
+        Ok((node, scope, beside))
     }
 
     fn item(&mut self, reference: &TableReference) -> Result<Item, Diagnostic> {
@@ -65,6 +78,7 @@ impl Planner<'_> {
                     span: window.as_ref().map_or(query.span, |window| window.span),
                     name: name.to_owned(),
                 };
+                let bare = bare(&body, window.as_ref(), query.span, "(select …)");
                 let node = windowed(body, window.as_ref(), place)?;
                 let source = Source {
                     alias: alias.map(|alias| alias.text.clone()),
@@ -72,6 +86,7 @@ impl Planner<'_> {
                     span: alias.map_or(query.span, |alias| alias.span),
                     first: 0,
                     columns: node.columns.clone(),
+                    bare,
                 };
                 Ok(Item { node, sources: vec![source] })
             }
@@ -90,7 +105,7 @@ impl Planner<'_> {
     ) -> Result<Item, Diagnostic> {
         let left = self.item(left)?;
         let right = self.item(right)?;
-        let mut scope = Scope { sources: left.sources };
+        let mut scope = Scope { sources: left.sources, around: self.around.clone() };
         add_sources(&mut scope.sources, right.sources, left.node.width())?;
         let conditions = match on {
             None => Vec::new(),
@@ -117,6 +132,7 @@ impl Planner<'_> {
             span: window.map_or(name.span, |window| window.span),
             name: name.text.clone(),
         };
+        let bare = bare(&body, window, name.span, &name.text);
         let node = windowed(body, window, place)?;
         let source = Source {
             alias: Some(alias.unwrap_or(name).text.clone()),
@@ -124,6 +140,7 @@ impl Planner<'_> {
             span: alias.map_or(name.span, |alias| alias.span),
             first: 0,
             columns: node.columns.clone(),
+            bare,
         };
         Ok(Item { node, sources: vec![source] })
     }
@@ -185,6 +202,15 @@ fn add_sources(to: &mut Vec<Source>, more: Vec<Source>, width: usize) -> Result<
         to.push(source);
     }
     Ok(())
+}
+
+/// The place where a window could be, of something that is a stream and has none.
+fn bare(body: &Body, window: Option<&ast::Window>, span: Span, name: &str) -> Option<Growing> {
+    let is_stream = match body {
+        Body::Stream(_) => true,
+        Body::Relation(node) => node.relation.only_grows(),
+    };
+    (is_stream && window.is_none()).then(|| Growing { span, name: name.to_owned() })
 }
 
 /// A stream or relation as a relation.

@@ -1,6 +1,7 @@
 //! From scripts to plans: names resolved, types checked, joins arranged.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use crate::ast::{ColumnDeclaration, Declared, Identifier, Script, Statement, ToStream};
 use crate::catalog::{self, Catalog, StreamSchema};
@@ -10,7 +11,7 @@ use crate::value::{Type, Value};
 
 use self::from::cast_columns;
 use self::node::{Body, Facts, Node};
-use self::scope::Column;
+use self::scope::{Column, Scope};
 use self::types::{kind_name, unify};
 
 mod calls;
@@ -20,6 +21,7 @@ mod from;
 mod node;
 mod scope;
 mod select;
+mod subqueries;
 mod types;
 pub mod walk;
 
@@ -77,6 +79,7 @@ pub fn plan_script(
         later: &[],
         spent: 0,
         nesting: 0,
+        around: None,
         warnings: Vec::new(),
     };
     let mut queries = Vec::new();
@@ -137,6 +140,8 @@ struct Planner<'a> {
     spent: usize,
     /// How deep the place is in queries.
     nesting: usize,
+    /// What the place sees in which the query is, where that is an expression.
+    around: Option<Rc<Scope>>,
     warnings: Vec<Diagnostic>,
 }
 

@@ -1,9 +1,13 @@
 //! Names: which columns a place sees.
 
+use std::rc::Rc;
+
 use crate::ast::Identifier;
 use crate::likeness::distance;
 use crate::span::{Diagnostic, Span};
 use crate::value::Type;
+
+use super::node::Growing;
 
 /// A column of a relation under planning.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +53,8 @@ pub(super) struct Source {
     pub(super) first: usize,
     /// Its columns.
     pub(super) columns: Vec<Column>,
+    /// The place where a window could be, of a stream that has none.
+    pub(super) bare: Option<Growing>,
 }
 
 impl Source {
@@ -72,6 +78,8 @@ impl Source {
 pub(super) struct Scope {
     /// In the order of their columns.
     pub(super) sources: Vec<Source>,
+    /// What the place around the query sees, where the query is in an expression.
+    pub(super) around: Option<Rc<Self>>,
 }
 
 /// Why a name is no column.
@@ -100,8 +108,9 @@ impl Scope {
             span: Span::default(),
             first: 0,
             columns: columns.to_vec(),
+            bare: None,
         };
-        Self { sources: vec![source] }
+        Self { sources: vec![source], around: None }
     }
 
     /// All columns with their positions.
@@ -137,6 +146,40 @@ impl Scope {
 
     /// The position and type of a column.
     pub(super) fn find(
+        &self,
+        qualifier: Option<&Identifier>,
+        name: &Identifier,
+    ) -> Result<(usize, Option<Type>), NotFound> {
+        self.find_here(qualifier, name).map_err(|not_found| {
+            let is_unknown = match qualifier {
+                Some(qualifier) => self.source(qualifier).is_err(),
+                None => matches!(not_found, NotFound::Unknown(_)),
+            };
+            if !is_unknown || !self.is_around(qualifier, name) {
+                return not_found;
+            }
+            let full = qualifier.map_or(String::new(), |qualifier| format!("{}.", qualifier.text));
+            let message =
+                format!("a subquery cannot look at `{full}{}` of the query around it", name.text);
+            let span = qualifier.map_or(name.span, |qualifier| qualifier.span.to(name.span));
+            let help = "put the subquery into `from`, and join with it";
+            NotFound::Unknown(Diagnostic::new(span, message).help(help))
+        })
+    }
+
+    /// Whether a query around this one has a column.
+    fn is_around(&self, qualifier: Option<&Identifier>, name: &Identifier) -> bool {
+        let mut around = &self.around;
+        while let Some(scope) = around {
+            if scope.find_here(qualifier, name).is_ok() {
+                return true;
+            }
+            around = &scope.around;
+        }
+        false
+    }
+
+    fn find_here(
         &self,
         qualifier: Option<&Identifier>,
         name: &Identifier,

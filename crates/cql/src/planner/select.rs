@@ -6,11 +6,13 @@ use crate::span::{Diagnostic, Span};
 use crate::value::{Type, Value};
 
 use super::calls::is_aggregate;
-use super::expressions::{DEEPEST, Expressions, Groups};
+use super::expressions::{Expressions, Groups};
 use super::from::{cast_columns, whole, windowed};
 use super::node::{Body, Node};
 use super::scope::{Column, Scope};
+use super::subqueries::{no_bare_stream, parts};
 use super::types::{Typed, kind_name, unify};
+use super::walk::conjuncts;
 use super::{Planner, TOO_LARGE, check_height};
 
 const NO_AGGREGATE: &str = "aggregates are of what is selected";
@@ -110,12 +112,13 @@ impl Planner<'_> {
         select: &ast::Select,
         order_by: &[OrderItem],
     ) -> Result<Ordered, Diagnostic> {
-        let (node, scope) = self.nested(select.span, |planner| planner.sources(select))?;
+        let (mut node, scope, beside) =
+            self.nested(select.span, |planner| planner.sources(select))?;
         let aliases = aliases(select);
         let grouped = !select.group_by.is_empty()
             || select.having.is_some()
-            || selected(select).any(|expression| has_aggregate(expression, 0))
-            || order_by.iter().any(|item| has_aggregate(&item.expression, 0));
+            || selected(select).any(has_aggregate)
+            || order_by.iter().any(|item| has_aggregate(&item.expression));
 
         let mut groups = Groups::default();
         for expression in &select.group_by {
@@ -124,13 +127,21 @@ impl Planner<'_> {
                 groups.keys.push(key);
             }
         }
+        let mut subqueries = self.subqueries(&scope, selected(select).chain(&select.having))?;
+        if !grouped {
+            if !subqueries.is_empty() {
+                no_bare_stream(&scope)?;
+            }
+            subqueries.beside = beside;
+        }
         let mut expressions = Expressions::new(&scope, self.parameters, &aliases, NO_AGGREGATE);
+        expressions.subqueries = Some(&mut subqueries);
         if grouped {
             expressions.groups = Some(&mut groups);
         }
 
         let (values, columns) = items(&mut expressions, select, grouped)?;
-        let having = select.having.as_ref().map(|having| expressions.condition(having));
+        let having = select.having.as_ref().map(|having| expressions.filter(having));
         let having = having.transpose()?;
         let visible = values.len();
         let mut values: Vec<Expression> = values.into_iter().map(|item| item.expression).collect();
@@ -157,13 +168,11 @@ impl Planner<'_> {
         }
         self.warnings.append(&mut expressions.warnings);
 
-        let mut node = node;
         if grouped {
             node = aggregate(node, groups, &scope);
         }
-        if let Some(having) = having {
-            node = node.filter(having.expression);
-        }
+        let having = having.map_or_else(Vec::new, |having| conjuncts(having.expression));
+        (node, _) = subqueries.join(node, having, &mut values, select.span)?;
         node = node.project(values, all_columns);
         if select.distinct {
             node = node.distinct();
@@ -300,6 +309,10 @@ fn named_after(
             return Column::new(&name.text, kind);
         }
         ExpressionKind::Call { name, .. } => name.text.to_ascii_lowercase(),
+        ExpressionKind::Query(query) => match only_item(query) {
+            Some(name) => name,
+            None => format!("column{}", before.len() + 1),
+        },
         _ => format!("column{}", before.len() + 1),
     };
     let free = |name: &str| before.iter().all(|column| !column.answers(name));
@@ -311,6 +324,17 @@ fn named_after(
         number += 1;
     }
     Column::new(format!("{name}{number}"), kind)
+}
+
+/// The name of the only column of a query, where it can be told from the query alone.
+fn only_item(query: &ast::Query) -> Option<String> {
+    let SetExpression::Select(select) = &query.body else { return None };
+    let [SelectItem::Expression { expression, alias }] = &select.items[..] else { return None };
+    match (alias, &expression.kind) {
+        (Some(name), _) | (None, ExpressionKind::Column { name, .. }) => Some(name.text.clone()),
+        (None, ExpressionKind::Call { name, .. }) => Some(name.text.to_ascii_lowercase()),
+        _ => None,
+    }
 }
 
 /// The selected expressions.
@@ -372,29 +396,13 @@ pub(super) fn columns(count: usize) -> String {
 }
 
 /// Whether there is an aggregate in an expression.
-fn has_aggregate(expression: &ast::Expression, depth: usize) -> bool {
-    if depth > 2 * DEEPEST {
-        return false;
-    }
-    let has = |expression: &ast::Expression| has_aggregate(expression, depth + 1);
-    match &expression.kind {
-        ExpressionKind::Literal(_)
-        | ExpressionKind::Column { .. }
-        | ExpressionKind::Parameter(_) => false,
-        ExpressionKind::Unary(_, operand)
-        | ExpressionKind::IsNull { operand, .. }
-        | ExpressionKind::Cast(operand, _) => has(operand),
-        ExpressionKind::Binary(_, left, right)
-        | ExpressionKind::Like { operand: left, pattern: right, .. } => has(left) || has(right),
-        ExpressionKind::Between { operand, low, high, .. } => has(operand) || has(low) || has(high),
-        ExpressionKind::In { operand, list, .. } => has(operand) || list.iter().any(has),
-        ExpressionKind::Call { name, arguments, .. } => {
-            is_aggregate(&name.text) || arguments.iter().any(has)
+fn has_aggregate(expression: &ast::Expression) -> bool {
+    let mut open = vec![expression];
+    while let Some(next) = open.pop() {
+        if matches!(&next.kind, ExpressionKind::Call { name, .. } if is_aggregate(&name.text)) {
+            return true;
         }
-        ExpressionKind::Case { operand, branches, otherwise } => {
-            operand.as_deref().is_some_and(has)
-                || branches.iter().any(|(when, then)| has(when) || has(then))
-                || otherwise.as_deref().is_some_and(has)
-        }
+        open.extend(parts(next));
     }
+    false
 }
