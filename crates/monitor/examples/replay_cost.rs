@@ -117,6 +117,7 @@ fn main() {
                 ..ReadOptions::default()
             },
             lateness_ns: None,
+            held_max: None,
             cluster: cluster.clone(),
         };
         let mut count = Count::default();

@@ -10,6 +10,7 @@ pub mod cluster;
 mod columns;
 mod engine;
 mod fuzz;
+mod held;
 pub mod link;
 pub mod measure;
 pub mod read;
@@ -22,5 +23,6 @@ pub use columns::Column;
 pub use engine::{Delta, Engine, EngineStatistics, StateSize};
 #[doc(hidden)]
 pub use fuzz::{fuzz_events, fuzz_script};
+pub use held::{HELD_MAX, HeldLimit, TooMuchHeld};
 pub use replay::{QueryError, ReplayRequest, ReplaySummary, ResultSink, replay};
 pub use schema::io_stream;

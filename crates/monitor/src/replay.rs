@@ -12,12 +12,16 @@ use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 
 use crate::cluster::{Cluster, ClusterOptions, Loss};
 use crate::engine::{self, Engine};
+use crate::held::{HeldLimit, TooMuchHeld};
 use crate::io_stream;
 use crate::read::{self, Batch, Condition, ReadError, ReadOptions, ReadReport, Reader};
 use crate::recording::{Item, RowReader};
 
 /// Why live events end without an end.
 const CUT_OFF: &str = "the events are cut off: who tells them is gone";
+
+/// What a [`ResultSink`] holds.
+pub(crate) const RESULT: &str = "the result";
 
 /// So many batches may wait for other processes.
 const AHEAD_MAX: usize = 16;
@@ -38,6 +42,8 @@ pub struct ReplayRequest {
     pub read: ReadOptions,
     /// How much later than its instant an event may come; `None` leaves it to the engine.
     pub lateness_ns: Option<u64>,
+    /// How many rows, groups and values may be held at most; `None` for any number.
+    pub held_max: Option<u64>,
     /// The processes that answer together, each for a file of its own; `None` where this one does
     /// alone.
     pub cluster: Option<ClusterOptions>,
@@ -80,6 +86,11 @@ pub trait ResultSink {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+
+    /// How many rows are kept until the end.
+    fn held(&self) -> usize {
+        0
+    }
 }
 
 /// Why a query has no result.
@@ -95,6 +106,8 @@ pub enum QueryError {
     Write(io::Error),
     /// Another process, with which this one answers, is not there any more.
     Lost(Loss),
+    /// The queries hold more than they may.
+    Held(TooMuchHeld),
 }
 
 impl fmt::Display for QueryError {
@@ -108,6 +121,7 @@ impl fmt::Display for QueryError {
             Self::Read(error) => error.fmt(formatter),
             Self::Write(error) => write!(formatter, "cannot write the results: {error}"),
             Self::Lost(loss) => loss.fmt(formatter),
+            Self::Held(too_much) => too_much.fmt(formatter),
         }
     }
 }
@@ -117,6 +131,12 @@ impl std::error::Error for QueryError {}
 impl From<ReadError> for QueryError {
     fn from(error: ReadError) -> Self {
         Self::Read(error)
+    }
+}
+
+impl From<TooMuchHeld> for QueryError {
+    fn from(too_much: TooMuchHeld) -> Self {
+        Self::Held(too_much)
     }
 }
 
@@ -140,7 +160,8 @@ pub fn replay(
         &request.script,
         &request.parameters,
         ParseOptions { stream_compat: request.stream_compatible },
-    )?;
+    )?
+    .with_held_max(request.held_max);
     let options = ReadOptions { conditions: script.conditions(), ..request.read.clone() };
     let mut reader = read::open(&request.file, &script.schema, script.wanted(), &options)?;
     let lateness_ns = request.lateness_ns.unwrap_or(0);
@@ -162,6 +183,7 @@ pub struct Script {
     wanted: Vec<bool>,
     source: usize,
     schema: StreamSchema,
+    held_max: Option<u64>,
 }
 
 impl Script {
@@ -191,7 +213,19 @@ impl Script {
         let columns = fathom_cql::prune(&mut plans, &planned.catalog);
         let used = columns.get(source).map_or(&[][..], Vec::as_slice);
         let wanted = (0..schema.columns.len()).map(|column| used.contains(&column)).collect();
-        Ok(Self { planned, plans, wanted, source, schema })
+        Ok(Self { planned, plans, wanted, source, schema, held_max: None })
+    }
+
+    /// Lets the queries hold so many rows, groups and values at most while they run. Beyond that
+    /// they end with an error.
+    #[must_use]
+    pub fn with_held_max(self, most: Option<u64>) -> Self {
+        Self { held_max: most, ..self }
+    }
+
+    /// What they may hold, of which nothing is held yet.
+    pub(crate) fn held_limit(&self) -> HeldLimit {
+        HeldLimit::new(self.held_max)
     }
 
     /// The queries, in their order.
@@ -265,7 +299,7 @@ impl Script {
     /// instant that was seen less the lateness; it ends with the last event.
     ///
     /// # Errors
-    /// When the events cannot be read, or the results cannot be written.
+    /// When the events cannot be read, the results cannot be written, or too much is held.
     pub fn run(
         &self,
         reader: &mut dyn Reader,
@@ -287,6 +321,7 @@ impl Script {
         let mut latest_ns = 0;
         // What has been told, of which some may wait for other processes.
         let mut told = VecDeque::new();
+        let mut limit = self.held_limit();
         while reader.next_batch(&mut batch)? {
             latest_ns = latest_ns.max(u64::try_from(batch.latest_ns).unwrap_or(0));
             let (times_ns, columns) = batch.take();
@@ -294,6 +329,7 @@ impl Script {
             // Events of the latest instant may follow.
             let now_ns = latest_ns.saturating_sub(lateness_ns);
             deliver(&mut engine, now_ns, sink)?;
+            limit.check(&engine, &[(RESULT, sink.held())])?;
             told.push_back(now_ns);
             loop {
                 while told.front().is_some_and(|&told| told <= engine.ended_ns()) {
@@ -348,7 +384,8 @@ impl Script {
     /// all that came is told.
     ///
     /// # Errors
-    /// When the events cannot be read or are cut off, or the results cannot be written.
+    /// When the events cannot be read or are cut off, the results cannot be written, or too much is
+    /// held.
     pub fn run_live<R: Read + Send>(
         &self,
         reader: &mut RowReader<R>,
@@ -358,6 +395,7 @@ impl Script {
     ) -> Result<ReplaySummary, QueryError> {
         self.begin(sink)?;
         let (mut engine, source) = self.engine();
+        let mut limit = self.held_limit();
         let mut batch = Batch::default();
         let mut latest_ns = 0;
         while goes_on() {
@@ -379,6 +417,7 @@ impl Script {
                     break;
                 }
             }
+            limit.check(&engine, &[(RESULT, sink.held())])?;
         }
         Ok(ReplaySummary { read: reader.report().clone(), late: engine.statistics().late })
     }
@@ -416,7 +455,7 @@ mod tests {
     use fathom_cql::Row;
 
     use super::*;
-    use crate::recording::{BlockLimits, Clock, Header, Writer};
+    use crate::recording::{BlockLimits, Clock, Header, Writer, end_block, moment_block};
 
     #[derive(Default)]
     struct Results(Vec<(usize, i64, i64, Row)>);
@@ -475,6 +514,70 @@ mod tests {
         );
         assert_eq!(of(1), [(1, 1, 7), (3, 1, 1), (5, 1, 8), (9, 1, 1), (9, 1, 8), (20, 1, 4)]);
         assert_eq!((summary.read.events, summary.late), (6, 0));
+    }
+
+    fn rows(text: &str) -> io::Cursor<Vec<u8>> {
+        io::Cursor::new(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn what_holds_too_much_ends_a_replay_and_live_queries() {
+        let script = |most| {
+            let text = "select Size from IOstream [range 1 hour]";
+            let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
+            script.with_held_max(most)
+        };
+        let events = 200;
+        let text: String = (0..events).map(|time| format!("{time},7\n")).collect();
+        let text = format!("BlktapTS,Size\n{text}");
+        let header = Header::new(&io_stream(), Clock::Monotonic, 0);
+        let mut writer = Writer::new(Vec::new(), &header, BlockLimits::default()).unwrap();
+        for time_ns in 0..events {
+            writer.append_row(time_ns, &vec![Value::Integer(7)]).unwrap();
+        }
+        let (mut bytes, _) = writer.finish().unwrap();
+        let end = bytes.len() - end_block(200, 0).len();
+        bytes.splice(end..end, moment_block(199));
+        let options = ReadOptions::default();
+        for most in [None, Some(200), Some(100)] {
+            let script = script(most);
+            let (schema, wanted) = (script.schema(), script.wanted());
+            let mut reader =
+                read::from_bytes("test", rows(&text), schema, wanted, &options).unwrap();
+            let replayed = script.run(&mut *reader, 0, &mut Results::default());
+            let mut reader = RowReader::new("test", &bytes[..], schema, wanted, &options).unwrap();
+            let lived = script.run_live(&mut reader, 0, &mut Results::default(), &mut || true);
+            for summary in [replayed, lived] {
+                match (most, summary) {
+                    (None | Some(200), Ok(summary)) => assert_eq!(summary.read.events, 200),
+                    (Some(100), Err(QueryError::Held(too_much))) => {
+                        assert_eq!((too_much.held, too_much.most), (199, 100));
+                    }
+                    (_, other) => panic!("{most:?}: {other:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_kept_of_a_result_counts_too() {
+        use crate::write::{Printer, PrinterOptions};
+        let text = "select BlktapTS from IOstream [range 1 hour]";
+        let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
+        let script = script.with_held_max(Some(300));
+        let text: String = (0..200).map(|time| format!("{time}\n")).collect();
+        let text = format!("BlktapTS\n{text}");
+        for (deltas, ends) in [(false, false), (true, true)] {
+            let (schema, options) = (script.schema(), ReadOptions::default());
+            let mut reader =
+                read::from_bytes("test", rows(&text), schema, script.wanted(), &options).unwrap();
+            let options = PrinterOptions { deltas, ..PrinterOptions::default() };
+            let ran = script.run(&mut *reader, 0, &mut Printer::new(Vec::new(), options));
+            assert_eq!(ran.is_ok(), ends, "{ran:?}");
+            if let Err(error) = ran {
+                assert!(error.to_string().contains("most in the result"), "{error}");
+            }
+        }
     }
 
     #[test]

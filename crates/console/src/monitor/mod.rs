@@ -7,11 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::Args;
+use clap::{Args, value_parser};
 use fathom_control::Nanoseconds;
 use fathom_cql::{ParseOptions, Value, plan::Output};
 use fathom_monitor::{
-    QueryError,
+    HELD_MAX, QueryError,
     cluster::ClusterOptions,
     link::{Centre, CentreOptions, Tls, TlsFiles},
     replay::Script,
@@ -20,7 +20,7 @@ use fathom_monitor::{
 
 use crate::{
     failure::{Failure, Outcome, reason},
-    query::{failure, parameter, script},
+    query::{failure, parameter, place, script},
 };
 use status::StatusPrinter;
 
@@ -71,6 +71,14 @@ pub struct MonitorOptions {
     /// Wait so long for hosts that lag; what comes later does not count
     #[arg(long, value_name = "TIME", default_value = "2s")]
     patience: Nanoseconds,
+    /// End with an error when more rows, groups and values are held
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = HELD_MAX,
+        value_parser = value_parser!(u64).range(1..)
+    )]
+    limit_held: u64,
     /// Where each of the processes listens for the others, where the centre is several
     #[arg(long, value_name = "ADDRESSES", value_delimiter = ',', requires = "process")]
     cluster: Vec<String>,
@@ -165,9 +173,10 @@ pub fn run(options: &MonitorOptions) -> Outcome {
     let text = script(options.file.as_deref(), options.text.as_deref())?;
     let parse = ParseOptions { stream_compat: options.stream_compat };
     let script = Script::prepare(&text, &options.parameters, parse)
-        .map_err(|error| failure(&text, error))?;
+        .map_err(|error| failure(&text, error))?
+        .with_held_max(Some(options.limit_held));
     for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
-        eprintln!("{}", remark.render(&text));
+        eprintln!("{}", place::remark(&text, remark));
     }
     let relation =
         script.queries().iter().any(|query| matches!(query.plan.output, Output::Relation(_)));

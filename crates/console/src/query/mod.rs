@@ -1,7 +1,7 @@
 //! `fathom query`: standing queries in CQL over live events, or recorded ones.
 mod explain;
 mod list;
-mod place;
+pub mod place;
 mod split;
 
 use std::{
@@ -11,11 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, value_parser};
 use fathom_control::Nanoseconds;
 use fathom_cql::{ParseOptions, Value, plan::Output};
 use fathom_monitor::{
-    QueryError, ReplayRequest, ReplaySummary,
+    HELD_MAX, QueryError, ReplayRequest, ReplaySummary,
     read::{ReadOptions, ReadReport, TimeUnit},
     recording::RowReader,
     replay,
@@ -62,7 +62,10 @@ pub struct QueryOptions {
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
     /// List the queries that the daemon keeps, and what has come of them
-    #[arg(long, conflicts_with_all = ["file", "replay", "disks", "time", "csv", "deltas"])]
+    #[arg(
+        long,
+        conflicts_with_all = ["file", "replay", "disks", "time", "csv", "deltas", "limit_held"]
+    )]
     list: bool,
     /// Read events from this file (-: from standard input)
     #[arg(long, value_name = "FILE")]
@@ -83,6 +86,10 @@ pub struct QueryOptions {
     parameters: Vec<(String, Value)>,
     #[command(flatten)]
     reading: Reading,
+    /// End with an error when more rows, groups and values are held; 10000000 by default, and any
+    /// number with --replay
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    limit_held: Option<u64>,
     /// Print an object of JSON a row
     #[arg(long, conflicts_with = "csv")]
     json: bool,
@@ -214,6 +221,7 @@ impl QueryOptions {
             file: file.to_owned(),
             read: self.reading.times.options(self.stream_compat),
             lateness_ns: self.reading.lateness_ns(),
+            held_max: self.limit_held,
             cluster: None,
         })
     }
@@ -236,7 +244,8 @@ fn live(options: &QueryOptions) -> Outcome {
     let text = script(options.file.as_deref(), options.text.as_deref())?;
     let parse = ParseOptions { stream_compat: options.stream_compat };
     let script = Script::prepare(&text, &options.parameters, parse)
-        .map_err(|error| failure(&text, error))?;
+        .map_err(|error| failure(&text, error))?
+        .with_held_max(options.limit_held.or(Some(HELD_MAX)));
     for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
         eprintln!("{}", place::remark(&text, remark));
     }
@@ -325,6 +334,9 @@ pub fn failure(script: &str, error: QueryError) -> Failure {
         QueryError::Lost(loss) => {
             Failure::new(loss.to_string()).advise("start all processes of the centre anew")
         }
+        QueryError::Held(too_much) => Failure::new(too_much.to_string()).advise(
+            "shorten the windows, leave out rows or group by less, or allow more with --limit-held",
+        ),
         QueryError::Write(error) => {
             Failure::new(format!("cannot write the result: {}", reason(&error)))
         }

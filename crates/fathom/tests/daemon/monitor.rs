@@ -101,12 +101,17 @@ fn daemon(name: &str, address: &str, files: &Path) -> Daemon {
 
 /// The same, whose centre's certificate has another name.
 fn daemon_of(name: &str, address: &str, centre: &str, files: &Path) -> Daemon {
+    daemon_with(name, address, centre, files, "")
+}
+
+/// The same, with further keys of `[monitor]`.
+fn daemon_with(name: &str, address: &str, centre: &str, files: &Path, keys: &str) -> Daemon {
     let files = files.display();
     Daemon::start(&format!(
         "[[disk]]\nname = \"of-{name}\"\nmemory = \"1M\"\n[[nbd]]\naddress = \"unix:nbd.sock\"\n\
          [monitor]\naddress = \"{address}\"\ncentre_name = \"{centre}\"\n\
          certificate = \"{files}/{name}.pem\"\nkey = \"{files}/{name}.key\"\n\
-         authority = \"{files}/ca.pem\"\n"
+         authority = \"{files}/ca.pem\"\n{keys}"
     ))
 }
 
@@ -223,4 +228,45 @@ fn a_link_that_cannot_be_is_named() {
     let output = command(folder.path()).args(monitor).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(2) && told.contains("--certificate"), "{told}");
+}
+
+#[test]
+fn a_daemon_refuses_what_holds_too_much_and_a_centre_ends_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path(), &["centre", "alpha", "beta"]);
+    let files = folder.path().to_owned();
+    // Each host keeps the numbers that it has told, and the centre all of them.
+    let query = "select distinct ReqId, VDisk from IOstream";
+    let arguments = ["--patience", "20s", "--limit-held", "200", query];
+    let mut monitor = Monitor::start_as("centre", folder, &files, &arguments);
+    let address = monitor.address();
+    let alpha = daemon_with("alpha", &address, "centre", &files, "held_max = 20\n");
+    let beta = daemon("beta", &address, &files);
+    for daemon in [&alpha, &beta] {
+        daemon.until("it runs", || daemon.client().monitor().unwrap().state == "running");
+    }
+    write(&alpha, "of-alpha", 50);
+    alpha.until("it refuses", || daemon_problem(&alpha).contains("more than 20: ask for"));
+    assert_eq!(alpha.client().monitor().unwrap().fragments, 0);
+    alpha.until("the centre knows", || monitor.text("status").contains("raise `held_max`"));
+    write(&beta, "of-beta", 50);
+    beta.until("the other goes on", || monitor.rows("\"of-beta\"") == 50);
+    assert_eq!(beta.client().monitor().unwrap().problem, None);
+    // Now it is too much for the centre.
+    write(&beta, "of-beta", 400);
+    let begun = Instant::now();
+    let status = loop {
+        match monitor.child.try_wait().unwrap() {
+            Some(status) => break status,
+            None => assert!(begun.elapsed() < PATIENCE, "{}", monitor.text("status")),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let told = monitor.text("status");
+    assert!(status.code() == Some(1) && told.contains(": more than 200\n"), "{status}: {told}");
+}
+
+/// What a daemon says is wrong with its link.
+fn daemon_problem(daemon: &Daemon) -> String {
+    daemon.client().monitor().unwrap().problem.unwrap_or_default()
 }

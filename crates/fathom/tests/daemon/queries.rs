@@ -419,3 +419,49 @@ fn windows_end_in_silence_too() {
     assert_eq!((silent.results_gone, silent.acted), (1, 1));
     daemon.end();
 }
+
+#[test]
+fn a_query_that_holds_too_much_is_ended_and_the_others_go_on() {
+    let counts = |name: &str| {
+        let cql = "select count(*) as n from IOstream [range 1 hour] where Type = 'Q'";
+        query(name, cql, &format!("{{ metric = \"test_{name}\", value = \"n\" }}"))
+    };
+    let bounded = |most: u64| format!("{}held_max = {most}\n", counts("bounded"));
+    let daemon = Daemon::start(&[DISKS, &counts("free"), &bounded(100)].concat());
+    let mut a = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let mut write = |times: u64| (0..times).for_each(|_| a.write(0, &[1; 512]));
+    // A window of rows, and a group.
+    write(99);
+    daemon.until("all is counted", || sample(&daemon, "test_bounded") == Some(99.0));
+    daemon.until("it is measured", || status(&daemon, "bounded").held == 100);
+    assert_eq!(status(&daemon, "bounded").state, QueryState::Running);
+    write(51);
+    daemon.until("it is ended", || status(&daemon, "bounded").last_error.is_some());
+    let bounded_status = status(&daemon, "bounded");
+    assert_eq!(bounded_status.state, QueryState::Failed);
+    let held = bounded_status.held;
+    assert!((101..=151).contains(&held), "{bounded_status:?}");
+    let error = bounded_status.last_error.unwrap();
+    let what = format!("{held} rows, groups and values are held, most in the operator `range`");
+    assert!(error.starts_with(&what) && error.contains("raise its `held_max`"), "{error}");
+    assert_eq!(bounded_status.failures, 1);
+    assert_eq!(sample(&daemon, "fathom_query_running{query=\"bounded\"}"), Some(0.0));
+    assert_eq!(sample(&daemon, "fathom_query_failures_total{query=\"bounded\"}"), Some(1.0));
+    let line = format!("error   query bounded: it is ended: {what}");
+    assert_eq!(daemon.log().matches(&line).count(), 1, "{}", daemon.log());
+
+    write(50);
+    daemon.until("the other goes on", || sample(&daemon, "test_free") == Some(200.0));
+    assert_eq!(status(&daemon, "free").state, QueryState::Running);
+    // With more room it begins anew, and has forgotten everything.
+    std::fs::write(daemon.path("f.toml"), [DISKS, &counts("free"), &bounded(1000)].concat())
+        .unwrap();
+    let report = daemon.client().reload().unwrap();
+    assert_eq!(report.changed, ["the query \"bounded\" was changed"]);
+    write(150);
+    daemon.until("it counts again", || sample(&daemon, "test_bounded") == Some(150.0));
+    assert_eq!(status(&daemon, "bounded").state, QueryState::Running);
+    daemon.until("the other has all", || sample(&daemon, "test_free") == Some(350.0));
+    assert!(!daemon.log().contains("panicked"), "{}", daemon.log());
+    daemon.end();
+}

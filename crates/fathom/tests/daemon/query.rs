@@ -202,3 +202,40 @@ fn a_query_ends_in_time_and_says_what_is_wrong() {
     assert!(said.starts_with("line 1, column ") && said.contains("^^^^\n→ "), "{said}");
     daemon.end();
 }
+
+#[test]
+fn a_query_that_holds_too_much_ends_with_an_error() {
+    let daemon = Daemon::start(TWO);
+    let grouped = "select VDisk, count(*) as n from IOstream [range 1 hour] group by VDisk";
+    let query = Query::start(&daemon, "x", &[grouped, "--csv", "--limit-held", "20"]);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    let begun = Instant::now();
+    let mut query = query;
+    while query.child.try_wait().unwrap().is_none() {
+        nbd.write(0, &[1; 512]);
+        assert!(begun.elapsed() < PATIENCE, "the query does not end");
+    }
+    let (status, printed, said) = query.end();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(printed.starts_with("@ts,"), "{printed}");
+    assert!(said.contains("most in the operator `range`: more than 20\n"), "{said}");
+    assert!(said.contains("--limit-held"), "{said}");
+
+    let rows: String = (0..100).map(|time| format!("{time},a\n")).collect();
+    std::fs::write(daemon.path("events.csv"), format!("BlktapTS,VDisk\n{rows}")).unwrap();
+    let replayed = |limit: &[&str]| {
+        let arguments = ["query", grouped, "--replay", "events.csv", "--csv"];
+        let output = command(&daemon.path("")).args(arguments).args(limit).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let whole = (Some(0), "VDisk,n\na,100\n".to_owned(), String::new());
+    assert_eq!(replayed(&[]), whole);
+    // The rows, the group, and the row of the result.
+    assert_eq!(replayed(&["--limit-held", "101"]), whole);
+    let (code, _, said) = replayed(&["--limit-held", "99"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.starts_with("error: ") && said.contains("more than 99"), "{said}");
+    assert_eq!(replayed(&["--limit-held", "0"]).0, Some(2));
+    daemon.end();
+}

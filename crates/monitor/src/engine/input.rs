@@ -19,6 +19,11 @@ pub(super) struct Staged {
 }
 
 impl Staged {
+    /// How many rows wait.
+    pub(super) fn len(&self) -> usize {
+        self.builder.len() + self.runs.iter().map(Run::len).sum::<usize>()
+    }
+
     /// A row comes or goes.
     pub(super) fn push(&mut self, time: u64, count: i64, row: &[Value]) {
         if self.builder.len() > 0 && time < self.last {

@@ -406,4 +406,15 @@ impl Engine {
             rows: state.rows(),
         })
     }
+
+    /// How many rows, groups and values the operators hold. To find out takes time with the size of
+    /// some states.
+    pub fn held(&self) -> usize {
+        self.state().map(|state| state.rows).sum()
+    }
+
+    /// How many events wait for their instants to be over.
+    pub fn waiting(&self) -> usize {
+        self.staged.iter().map(Staged::len).sum()
+    }
 }

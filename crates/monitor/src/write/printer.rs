@@ -168,4 +168,8 @@ impl<W: Write> ResultSink for Printer<W> {
         }
         self.out.flush()
     }
+
+    fn held(&self) -> usize {
+        self.queries.iter().map(|query| query.rows.len()).sum()
+    }
 }

@@ -4,10 +4,13 @@ mod hostile;
 mod network;
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fathom_cql::Value;
-use fathom_monitor::link::{HostState, LinkState, unix_time_ns};
+use fathom_monitor::QueryError;
+use fathom_monitor::link::{
+    Centre, CentreOptions, HostOptions, HostState, LinkState, unix_time_ns,
+};
 use support::*;
 
 /// Filters, windows by time and of rows, a join, and what becomes a stream of a relation.
@@ -194,8 +197,7 @@ fn a_path_that_is_stuck_costs_rows_that_are_counted_and_nobody_else() {
     let wire = Wire::to(address.clone());
     let (good, stuck) = (Feed::default(), Feed::default());
     let _good = host(&good, plain("good", &address), 0);
-    let small =
-        fathom_monitor::link::HostOptions { buffer_max: 64 << 10, ..plain("stuck", &wire.address) };
+    let small = HostOptions { buffer_max: 64 << 10, ..plain("stuck", &wire.address) };
     let slow = host(&stuck, small, 0);
     let mut collected = Collected::default();
     run_until(&mut centre, &mut collected, |_| good.is_wanted() && stuck.is_wanted());
@@ -361,4 +363,64 @@ fn other_queries_replace_what_runs() {
     run_to(&mut centre, &mut collected, base + 2 * SECOND);
     let expected = expected(text, events);
     assert_eq!(collected.to(base + 2 * SECOND), expected);
+}
+
+#[test]
+fn a_host_whose_fragments_hold_too_much_refuses_them_and_the_others_go_on() {
+    // Each host keeps the numbers that it has told.
+    let mut centre = centre("select distinct ReqId from IOstream", |options| {
+        options.patience = Duration::from_secs(90);
+    });
+    let watch = centre.watch();
+    let address = centre.address().to_string();
+    let base = unix_time_ns() - 20 * SECOND;
+    let (small_feed, large_feed) = (Feed::default(), Feed::default());
+    let bounded = |name: &str, held_max| HostOptions { held_max, ..plain(name, &address) };
+    let small = host(&small_feed, bounded("small", 1000), 0);
+    let large = host(&large_feed, bounded("large", 1_000_000), 0);
+    let mut collected = Collected::default();
+    run_until(&mut centre, &mut collected, |_| small_feed.is_wanted() && large_feed.is_wanted());
+    small_feed.give_events(&events(0, base, 1000), 0);
+    run_until(&mut centre, &mut collected, |_| small.status().events == 1000);
+    assert_eq!(small.status().state, LinkState::Running);
+    small_feed.give_events(&events(0, base + SECOND, 4000), 0);
+    run_until(&mut centre, &mut collected, |_| {
+        watch.status().hosts.iter().any(|host| host.state == HostState::Refusing)
+    });
+    let problem = of(&watch.status(), "small").problem.unwrap();
+    assert!(problem.contains("more than 1000: ask for shorter windows"), "{problem}");
+    let held: u64 = problem.split(' ').next().unwrap().parse().unwrap();
+    assert!((1001..1200).contains(&held), "{problem}");
+    let status = small.status();
+    assert_eq!((status.state, status.fragments), (LinkState::Connected, 0));
+    assert_eq!(status.problem, Some(problem));
+    assert!(!small_feed.is_wanted());
+    large_feed.give_events(&events(1, base + 10 * SECOND, 4000), 0);
+    run_until(&mut centre, &mut collected, |_| large.status().events == 4000);
+    assert_eq!(of(&watch.status(), "large").state, HostState::Running);
+}
+
+#[test]
+fn a_centre_whose_queries_hold_too_much_ends() {
+    let text = "select VDisk, Size from IOstream [range 1 hour]";
+    let mut options = CentreOptions::new("127.0.0.1:0");
+    options.ping = Duration::from_millis(50);
+    options.patience = Duration::from_secs(90);
+    let bounded = script(text).with_held_max(Some(1000));
+    let mut centre = Centre::listen(options, bounded, &mut |_| true).unwrap();
+    let feed = Feed::default();
+    let base = unix_time_ns() - 20 * SECOND;
+    let host = host(&feed, plain("alpha", &centre.address().to_string()), 0);
+    let mut collected = Collected::default();
+    run_until(&mut centre, &mut collected, |_| feed.is_wanted());
+    feed.give_events(&events(0, base, 900), 0);
+    run_until(&mut centre, &mut collected, |_| host.status().events == 900);
+    feed.give_events(&events(0, base + SECOND, 200), 0);
+    feed.give(Part::Watermark(base + 10 * SECOND));
+    let begun = Instant::now();
+    let ran = centre.run(&mut collected, &mut |_| begun.elapsed() < TIME_MAX);
+    let Err(QueryError::Held(too_much)) = ran else { panic!("{ran:?}") };
+    assert_eq!(too_much.most, 1000);
+    assert!((1001..=1100).contains(&too_much.held), "{too_much}");
+    assert!(too_much.place.contains("range"), "{too_much}");
 }

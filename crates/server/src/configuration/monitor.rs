@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use fathom_monitor::HELD_MAX;
 use fathom_monitor::link::{BUFFER_MAX, TlsFiles};
 
 use super::check::{Address, parse_address, plain};
 use super::problem::{Places, Problems};
-use super::table::Table;
+use super::table::{HELD_RANGE, Table};
 
 /// The least and the most bytes that may wait for the centre.
 const BUFFER_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 30;
@@ -32,6 +33,8 @@ pub struct MonitorOptions {
     pub plain_allowed: bool,
     /// The most bytes that wait for the centre.
     pub buffer_bytes: u64,
+    /// The most rows, groups and values that the centre's queries may hold here.
+    pub held_max: u64,
 }
 
 impl MonitorOptions {
@@ -53,6 +56,7 @@ pub(super) fn monitor(table: Table<'_>) -> (MonitorOptions, Places) {
         authority: table.path("authority"),
         plain_allowed: table.boolean("plain_allowed").unwrap_or(false),
         buffer_bytes: table.bytes("buffer").unwrap_or(BUFFER_MAX as u64),
+        held_max: table.integer("held_max", HELD_RANGE).unwrap_or(HELD_MAX),
     };
     (options, table.finish())
 }

@@ -13,6 +13,8 @@ use super::problem::{Place, Places, Problem, Source};
 
 /// The numbers that TOML may hold: more would be lost on the way.
 const INTEGER_MAX: u64 = i64::MAX as u64;
+/// How many rows, groups and values queries may be allowed to hold.
+pub(super) const HELD_RANGE: Range<u64> = 1..u64::MAX;
 
 /// What the tables of one file share.
 pub(super) struct Reading<'a> {

@@ -421,13 +421,16 @@ proptest::proptest! {
 fn the_monitor_is_read_and_checked() {
     let folder = folder();
     let text = "[monitor]\naddress = \"centre:10810\"\ncertificate = \"disk.img\"\n\
-                key = \"disk.img\"\nauthority = \"other.img\"\ncentre_name = \"c\"\nbuffer = \"1M\"\n";
+                key = \"disk.img\"\nauthority = \"other.img\"\ncentre_name = \"c\"\nbuffer = \"1M\"\n\
+                held_max = 7\n";
     let monitor = load(folder.path(), text).unwrap().monitor.unwrap().definition;
     assert_eq!((monitor.address.as_str(), monitor.buffer_bytes), ("centre:10810", 1 << 20));
+    assert_eq!(monitor.held_max, 7);
     assert_eq!(monitor.files().unwrap().authority, folder.path().join("other.img"));
     let text = "[monitor]\naddress = \"centre:10810\"\nplain_allowed = true\n";
     let monitor = load(folder.path(), text).unwrap().monitor.unwrap().definition;
     assert_eq!((monitor.files(), monitor.buffer_bytes), (None, 8 << 20));
+    assert_eq!(monitor.held_max, 10_000_000);
     assert_eq!(load(folder.path(), "").unwrap().monitor, None);
 
     expect(
@@ -445,7 +448,8 @@ fn the_monitor_is_read_and_checked() {
     expect(
         "[monitor]\naddress = \"c:1\"\nkey = \"none\"\ncert = 1\n",
         "f.toml:4:1: there is no key `cert` in [monitor]\n  → known here: `address`, \
-         `centre_name`, `name`, `certificate`, `key`, `authority`, `plain_allowed`, `buffer`",
+         `centre_name`, `name`, `certificate`, `key`, `authority`, `plain_allowed`, `buffer`, \
+         `held_max`",
     );
     expect(
         "[monitor]\naddress = \"c:1\"\nkey = \"none\"\n",

@@ -41,6 +41,7 @@ impl Daemon {
         host.centre_name.clone_from(&options.centre_name);
         host.tls = tls;
         host.buffer_max = options.buffer_bytes as usize;
+        host.held_max = options.held_max;
         if host.tls.is_none() {
             tracing::warn!("events are sent to {} in plain text", options.address);
         }

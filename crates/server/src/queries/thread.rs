@@ -4,14 +4,14 @@ use std::io::{Cursor, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use fathom_block::Clock;
 use fathom_control::QueryState;
 use fathom_monitor::read::{Batch, ReadError, ReadOptions};
 use fathom_monitor::recording::{Item, RowReader};
-use fathom_monitor::{Engine, io_stream};
+use fathom_monitor::{Engine, HeldLimit, TooMuchHeld, io_stream};
 
 use super::Queries;
 use super::kept::{Change, Kept, add};
@@ -22,8 +22,9 @@ use crate::events::{EventFeed, follow};
 const PULSE: Duration = Duration::from_millis(50);
 const IDLE_PULSE: Duration = Duration::from_secs(1);
 
-/// How often it is looked what a query holds: that takes time with the state's size.
-const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
+/// What can be done about a query that holds too much.
+const HELD_REMEDY: &str = "shorten its windows, leave out rows or group by less, or raise its \
+                           `held_max`, and reload";
 
 /// A query that runs.
 struct Running {
@@ -34,8 +35,7 @@ struct Running {
     /// Where in the rows that are read the columns of the query are.
     places: Vec<usize>,
     changes: Vec<Change>,
-    /// When it was last looked what it holds.
-    measured: Instant,
+    limit: HeldLimit,
 }
 
 /// How reading ended.
@@ -165,15 +165,9 @@ impl Running {
         };
         kept.note(engine.statistics());
         kept.counts.set_state(QueryState::Running);
+        let limit = HeldLimit::new(Some(kept.definition.held_max));
         let (kept, engine) = (Arc::clone(kept), Some(engine));
-        Some(Self {
-            kept,
-            engine,
-            source,
-            places: Vec::new(),
-            changes: Vec::new(),
-            measured: Instant::now(),
-        })
+        Some(Self { kept, engine, source, places: Vec::new(), changes: Vec::new(), limit })
     }
 
     /// Finds the query's columns among those that are read.
@@ -199,6 +193,7 @@ impl Running {
                 times_ns,
                 query.places.iter().filter_map(column).collect(),
             );
+            query.check(engine)
         });
     }
 
@@ -213,22 +208,33 @@ impl Running {
                 query.kept.take(&query.changes);
             }
             query.kept.note(engine.statistics());
-            if query.measured.elapsed() >= MEASURE_INTERVAL {
-                query.measured = Instant::now();
-                let held: usize = engine.state().map(|state| state.rows).sum();
-                query.kept.counts.held.store(held as u64, Ordering::Relaxed);
-            }
+            query.check(engine)
         });
     }
 
-    /// A bug in one query's engine ends that query alone.
-    fn guarded(&mut self, work: impl FnOnce(&mut Self, &mut Engine)) {
+    /// Looks what the query holds, if it is time.
+    fn check(&mut self, engine: &Engine) -> Result<(), TooMuchHeld> {
+        let checked = self.limit.check(engine, &[]);
+        self.kept.counts.held.store(self.limit.held(), Ordering::Relaxed);
+        checked
+    }
+
+    /// A bug in one query's engine ends that query alone, and so does too much that it holds.
+    fn guarded(&mut self, work: impl FnOnce(&mut Self, &mut Engine) -> Result<(), TooMuchHeld>) {
         let Some(mut engine) = self.engine.take() else { return };
-        if catch_unwind(AssertUnwindSafe(|| work(self, &mut engine))).is_ok() {
-            self.engine = Some(engine);
-            return;
+        match catch_unwind(AssertUnwindSafe(|| work(self, &mut engine))) {
+            Ok(Ok(())) => {
+                self.engine = Some(engine);
+                return;
+            }
+            Ok(Err(too_much)) => {
+                let name = &self.kept.definition.name;
+                tracing::error!("query {name}: it is ended: {too_much}");
+                self.kept.fail(&format!("{too_much}: {HELD_REMEDY}"));
+            }
+            Err(_) => self.kept.fail("it failed, which is a bug: the log says where"),
         }
-        self.kept.fail("it failed, which is a bug: the log says where");
+        self.changes = Vec::new();
         // What is left of it may fail once more.
         let _ = catch_unwind(AssertUnwindSafe(move || drop(engine)));
     }

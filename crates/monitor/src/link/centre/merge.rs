@@ -83,6 +83,11 @@ impl Merge {
         Self { goes_alone: true, ..self }
     }
 
+    /// How many rows of relations are held.
+    pub fn held(&self) -> usize {
+        self.members.values().map(|member| member.relation_rows).sum()
+    }
+
     /// Everything before this is over, in nanoseconds since 1970.
     pub fn watermark_ns(&self) -> i64 {
         self.watermark_ns

@@ -28,7 +28,8 @@ use super::{Tls, unix_time_ns};
 use crate::Engine;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::engine::LAST_WORDS_TIME;
-use crate::replay::{QueryError, ResultSink, Script, deliver};
+use crate::held::HeldLimit;
+use crate::replay::{QueryError, RESULT, ResultSink, Script, deliver};
 use budget::Budget;
 use merge::{Merge, Told};
 
@@ -42,6 +43,8 @@ const MESSAGES_MAX: usize = 1024;
 /// How long the engine waits for messages; in a cluster, where others say something besides.
 const MESSAGE_WAIT: Duration = Duration::from_millis(10);
 const CLUSTER_WAIT: Duration = Duration::from_millis(1);
+/// What the [`Merge`] holds.
+const TOLD: &str = "what hosts have told of relations";
 /// The last who were turned away.
 const REFUSALS_MAX: usize = 16;
 /// How long the one who accepts rests when it cannot, and how often it looks whether to end.
@@ -206,6 +209,7 @@ pub struct Centre {
     script: Script,
     merge: Merge,
     engine: Engine,
+    limit: HeldLimit,
     /// Everything before this is told.
     told_ns: i64,
     /// When another process was found not to be there.
@@ -246,7 +250,9 @@ impl Centre {
         std::thread::Builder::new()
             .name("accept".into())
             .spawn(move || accept(&listener, &accepting, &sender))?;
-        Ok(Self { shared, messages, address, script, merge, engine, told_ns: 0, loss: None })
+        let limit = script.held_limit();
+        let (told_ns, loss) = (0, None);
+        Ok(Self { shared, messages, address, script, merge, engine, limit, told_ns, loss })
     }
 
     /// Where it listens.
@@ -271,6 +277,7 @@ impl Centre {
         }
         let epoch = self.shared.current().epoch.wrapping_add(1);
         let (current, merge, engine) = begin(&script, epoch, &self.shared.options, &mut |_| true)?;
+        self.limit = script.held_limit();
         (self.script, self.merge, self.engine, self.told_ns) = (script, merge, engine, 0);
         let mut place = self.shared.current.write().unwrap_or_else(PoisonError::into_inner);
         *place = Arc::new(current);
@@ -281,7 +288,8 @@ impl Centre {
     /// often, with the instant up to which everything is told, in nanoseconds since 1970 (0: none).
     ///
     /// # Errors
-    /// When the results cannot be written, or another process is not there any more.
+    /// When the results cannot be written, too much is held, or another process is not there any
+    /// more.
     pub fn run(
         &mut self,
         sink: &mut dyn ResultSink,
@@ -301,6 +309,8 @@ impl Centre {
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
             self.advance(sink)?;
+            let beside = [(RESULT, sink.held()), (TOLD, self.merge.held())];
+            self.limit.check(&self.engine, &beside)?;
             if let Some(loss) = self.engine.loss() {
                 let since = *self.loss.get_or_insert_with(Instant::now);
                 if since.elapsed() > LAST_WORDS_TIME {

@@ -20,6 +20,7 @@ use fathom_cql::catalog::StreamSchema;
 use super::channel::Line;
 use super::plans::{Fragments, STACK};
 use super::{BUFFER_MAX, Tls};
+use crate::HELD_MAX;
 use crate::read::Batch;
 use outbox::Outbox;
 use runner::Runner;
@@ -86,6 +87,8 @@ pub struct HostOptions {
     pub tls: Option<Tls>,
     /// The most bytes that wait for the centre.
     pub buffer_max: usize,
+    /// The most rows, groups and values that the centre's fragments may hold.
+    pub held_max: u64,
     /// How long to wait before a connection is tried again, at first and at most.
     pub retry: (Duration, Duration),
 }
@@ -99,6 +102,7 @@ impl HostOptions {
             centre_name: None,
             tls: None,
             buffer_max: BUFFER_MAX,
+            held_max: HELD_MAX,
             retry: (Duration::from_millis(200), Duration::from_secs(30)),
         }
     }
@@ -399,7 +403,8 @@ impl Worker {
         let wanted = fragments.wanted(&schema)?;
         self.source.begin(&wanted)?;
         self.outbox.begin();
-        let runner = Runner::new(&fragments, &schema, &wanted, self.source.unix_offset_ns());
+        let (offset_ns, held_max) = (self.source.unix_offset_ns(), self.options.held_max);
+        let runner = Runner::new(&fragments, &schema, &wanted, offset_ns, held_max);
         self.running = Some(Running { run, epoch, runner });
         let mut status = self.shared.status();
         status.fragments = fragments.plans.len();
@@ -432,10 +437,7 @@ impl Worker {
             let Some(running) = &mut self.running else { return };
             let done = match self.source.next(&mut self.batch) {
                 Ok(None) => return,
-                Ok(Some(EventItem::Rows)) => {
-                    running.runner.rows(&mut self.batch);
-                    Ok(())
-                }
+                Ok(Some(EventItem::Rows)) => running.runner.rows(&mut self.batch),
                 Ok(Some(EventItem::Dropped(events))) => {
                     self.outbox.missed(events);
                     Ok(())

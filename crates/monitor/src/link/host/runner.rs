@@ -10,14 +10,19 @@ use super::super::rows::{RowsWriter, Tuple};
 use super::outbox::Outbox;
 use crate::read::{Batch, LAST_TIME_NS};
 use crate::recording::{Clock, Header};
-use crate::{Column, Delta, Engine};
+use crate::{Column, Delta, Engine, HeldLimit};
 
 /// The most rows that a fragment's relation may have.
 const RELATION_ROWS_MAX: usize = 1 << 20;
 
+/// What the centre can do about fragments that hold too much.
+const REMEDY: &str =
+    "ask for shorter windows or fewer groups, or raise `held_max` of [monitor] there";
+
 /// See the module.
 pub struct Runner {
     engine: Engine,
+    limit: HeldLimit,
     outputs: Vec<FragmentOutput>,
     /// Which columns of a row are times.
     times: Vec<usize>,
@@ -76,12 +81,14 @@ fn send(fragment: u16, is_stream: bool, block: &[u8], rows: u64, outbox: &mut Ou
 }
 
 impl Runner {
-    /// Runs fragments over rows of the `wanted` columns of a stream.
+    /// Runs fragments over rows of the `wanted` columns of a stream, which may hold so many rows,
+    /// groups and values.
     pub fn new(
         fragments: &Fragments,
         schema: &StreamSchema,
         wanted: &[bool],
         unix_offset_ns: i64,
+        held_max: u64,
     ) -> Self {
         let header = Header::new(schema, Clock::Monotonic, 0);
         let columns = header.columns.iter().zip(wanted).filter(|(_, wanted)| **wanted);
@@ -93,6 +100,7 @@ impl Runner {
         };
         Self {
             engine: Engine::new(1, &fragments.plans),
+            limit: HeldLimit::new(Some(held_max)),
             outputs: fragments.plans.iter().map(output).collect(),
             times: times.map(|(at, _)| at).collect(),
             ip,
@@ -132,7 +140,10 @@ impl Runner {
     }
 
     /// Takes events.
-    pub fn rows(&mut self, batch: &mut Batch) {
+    ///
+    /// # Errors
+    /// When the fragments hold too much.
+    pub fn rows(&mut self, batch: &mut Batch) -> Result<(), String> {
         let (mut times_ns, mut columns) = batch.take();
         for time_ns in &mut times_ns {
             let corrected = self.corrected(*time_ns as i64);
@@ -149,12 +160,20 @@ impl Runner {
         }
         self.events += times_ns.len() as u64;
         self.engine.push_columns(0, times_ns, columns);
+        self.check()
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        let results = self.outputs.iter().filter_map(|output| output.held.as_ref());
+        let results = results.map(BTreeMap::len).sum();
+        let checked = self.limit.check(&self.engine, &[("the results", results)]);
+        checked.map_err(|too_much| format!("{too_much}: {REMEDY}"))
     }
 
     /// Nothing from before an instant comes any more: what is known then is put into the outbox.
     ///
     /// # Errors
-    /// When a relation has become too large.
+    /// When a relation has become too large, or the fragments hold too much.
     pub fn advance(&mut self, time_ns: i64, outbox: &mut Outbox) -> Result<(), String> {
         let time_ns = self.corrected(time_ns).clamp(0, LAST_TIME_NS);
         if time_ns <= self.watermark_ns {
@@ -172,6 +191,7 @@ impl Runner {
                 return Err(format!("a fragment has more than {RELATION_ROWS_MAX} rows"));
             }
         }
+        self.check()?;
         self.watermark_ns = time_ns;
         let late = self.engine.statistics().late;
         if late > self.late {
@@ -220,8 +240,8 @@ mod tests {
     use super::super::super::frame::{FromHost, Inbox, Sender};
     use super::super::super::rows::RowsReader;
     use super::*;
-    use crate::io_stream;
     use crate::replay::Script;
+    use crate::{HELD_MAX, io_stream};
 
     fn runner(text: &str) -> (Runner, Vec<fathom_cql::plan::Plan>) {
         let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
@@ -230,7 +250,7 @@ mod tests {
         let (stream, columns) = (schema.name.clone(), schema.columns.clone());
         let fragments = Fragments { stream, columns, plans: plans.clone() };
         let wanted = vec![true; schema.columns.len()];
-        (Runner::new(&fragments, &schema, &wanted, 1000), plans)
+        (Runner::new(&fragments, &schema, &wanted, 1000, HELD_MAX), plans)
     }
 
     fn event(time: i64, disk: &str) -> (i64, Vec<Value>) {
@@ -245,7 +265,7 @@ mod tests {
         for (time_ns, row) in events {
             batch.push(time_ns, row);
         }
-        runner.rows(&mut batch);
+        runner.rows(&mut batch).unwrap();
     }
 
     /// What the centre makes of what the outbox sends: what each relation holds, and each

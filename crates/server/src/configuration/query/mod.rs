@@ -16,8 +16,8 @@ use std::time::Duration;
 use fathom_cql::catalog::Column;
 use fathom_cql::plan::Output;
 use fathom_cql::{Diagnostic, ParseOptions};
-use fathom_monitor::QueryError;
 use fathom_monitor::replay::Script;
+use fathom_monitor::{HELD_MAX, QueryError};
 use serde_json::Value;
 
 use super::LogLevel;
@@ -34,7 +34,7 @@ pub const QUERY_LENGTH_MAX: usize = 64 << 10;
 const STREAM: &str = "IOstream";
 
 /// A query that the daemon keeps, and what is done with its results.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct QueryDefinition {
     /// The name: unique within the daemon.
     pub name: String,
@@ -44,8 +44,23 @@ pub struct QueryDefinition {
     pub file: Option<PathBuf>,
     /// Whether the query may keep more and more.
     pub unbounded_allowed: bool,
+    /// The most rows, groups and values that it may hold.
+    pub held_max: u64,
     /// What is done.
     pub action: ActionDefinition,
+}
+
+impl Default for QueryDefinition {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            text: String::new(),
+            file: None,
+            unbounded_allowed: false,
+            held_max: HELD_MAX,
+            action: ActionDefinition::default(),
+        }
+    }
 }
 
 /// What is done with the changes of a query's result.

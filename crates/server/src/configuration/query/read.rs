@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use fathom_monitor::HELD_MAX;
+
 use super::{
     ActionDefinition, ActionKind, CommandDefinition, MetricDefinition, MetricKind, On,
     QueryDefinition, RateLimit, WebhookDefinition,
 };
 use crate::configuration::LogLevel;
 use crate::configuration::problem::Places;
-use crate::configuration::table::{Table, suggestion};
+use crate::configuration::table::{HELD_RANGE, Table, suggestion};
 
 /// The level's words.
 const LEVELS: [(&str, LogLevel); 4] = [
@@ -35,6 +37,7 @@ pub(in crate::configuration) fn query(mut table: Table<'_>) -> (QueryDefinition,
         text: table.text("cql").unwrap_or_default(),
         file: table.path("file"),
         unbounded_allowed: table.boolean("unbounded_allowed").unwrap_or(false),
+        held_max: table.integer("held_max", HELD_RANGE).unwrap_or(HELD_MAX),
         ..QueryDefinition::default()
     };
     let (has_text, has_file) = (table.has("cql"), table.has("file"));

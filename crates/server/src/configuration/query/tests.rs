@@ -157,6 +157,14 @@ fn mistakes_of_queries_are_named_with_their_places() {
     let problems = read(&growing).unwrap_err().to_string();
     assert!(problems.contains("`unbounded_allowed = true` where that is wanted"), "{problems}");
     read(&format!("{growing}unbounded_allowed = true\n")).unwrap();
+    let held = |key: &str| read(&format!("{}{key}", table("\"select VDisk from IOstream\"")));
+    let of = |key: &str| held(key).unwrap().queries[0].definition.held_max;
+    assert_eq!((of(""), of("held_max = 1\n")), (10_000_000, 1));
+    let problems = held("held_max = 0\n").unwrap_err().to_string();
+    assert_eq!(
+        problems,
+        "f.toml:5:12: `held_max` of [[query]] is out of range\n  → choose a number from 1 up"
+    );
     let many = table("\"select VDisk from IOstream\"").repeat(QUERIES_MAX + 1);
     let problems = read(&many).unwrap_err();
     assert_eq!(problems.0[0].message, "there are 65 queries");
