@@ -2,7 +2,7 @@
 //!
 //! The processes are connected each with each, over TLS with certificates on both sides, and
 //! timely dataflow's own cluster mode does the rest: each holds its part of what operators hold.
-//! A connection's bytes are [pumped](pump) between timely's end and the socket, so that the loss of
+//! A connection's bytes are pumped between timely's end and the socket, so that the loss of
 //! a process is an error that is told, and no panic.
 //!
 //! There are as many processes as at the beginning, until the end: one that is lost ends all.
