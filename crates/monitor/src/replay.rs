@@ -528,8 +528,8 @@ mod tests {
             script.with_held_max(most)
         };
         let events = 200;
-        let text = (0..events).map(|time| format!("{time},7\n")).collect::<Vec<_>>().concat();
-        let text = format!("BlktapTS,Size\n{text}");
+        let lines: Vec<String> = (0..events).map(|time| format!("{time},7\n")).collect();
+        let text = format!("BlktapTS,Size\n{}", lines.concat());
         let header = Header::new(&io_stream(), Clock::Monotonic, 0);
         let mut writer = Writer::new(Vec::new(), &header, BlockLimits::default()).unwrap();
         for time_ns in 0..events {
@@ -565,8 +565,8 @@ mod tests {
         let text = "select BlktapTS from IOstream [range 1 hour]";
         let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
         let script = script.with_held_max(Some(300));
-        let text = (0..200).map(|time| format!("{time}\n")).collect::<Vec<_>>().concat();
-        let text = format!("BlktapTS\n{text}");
+        let lines: Vec<String> = (0..200).map(|time| format!("{time}\n")).collect();
+        let text = format!("BlktapTS\n{}", lines.concat());
         for (deltas, ends) in [(false, false), (true, true)] {
             let (schema, options) = (script.schema(), ReadOptions::default());
             let mut reader =

@@ -2,25 +2,27 @@
 mod status;
 
 use std::{
-    io::{self, BufWriter},
+    io,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use clap::{Args, value_parser};
 use fathom_control::Nanoseconds;
-use fathom_cql::{ParseOptions, Value, plan::Output};
+use fathom_cql::Value;
 use fathom_monitor::{
-    HELD_MAX, QueryError,
+    HELD_MAX,
     cluster::ClusterOptions,
     link::{Centre, CentreOptions, Tls, TlsFiles},
     replay::Script,
-    write::{Form, Printer, PrinterOptions},
 };
 
 use crate::{
     failure::{Failure, Outcome, reason},
-    query::{failure, parameter, place, script},
+    query::{
+        asking::{Printing, finish, prepare, warn},
+        parameter, script,
+    },
 };
 use status::StatusPrinter;
 
@@ -85,7 +87,7 @@ pub struct MonitorOptions {
     /// Which of the processes this is; 0 is the first
     #[arg(long, value_name = "NUMBER", requires = "cluster")]
     process: Option<usize>,
-    /// Show the hosts on standard error, so often
+    /// Show the hosts on standard error, so often; with --json as an object a look
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "5s")]
     status: Option<Nanoseconds>,
     /// End after this time
@@ -97,26 +99,11 @@ pub struct MonitorOptions {
     /// Set $NAME in the queries: a number, true, false, null, or a text
     #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parameter)]
     parameters: Vec<(String, Value)>,
-    /// Print an object of JSON a row, and the hosts likewise
-    #[arg(long, conflicts_with = "csv")]
-    json: bool,
-    /// Print CSV
-    #[arg(long)]
-    csv: bool,
-    /// Print each change, with its time and sign
-    #[arg(long)]
-    deltas: bool,
+    #[command(flatten)]
+    printing: Printing,
 }
 
 impl MonitorOptions {
-    fn form(&self) -> Form {
-        match (self.json, self.csv) {
-            (true, _) => Form::Json,
-            (false, true) => Form::Csv,
-            (false, false) => Form::Table,
-        }
-    }
-
     fn tls_files(&self) -> Option<TlsFiles> {
         let (certificate, key) = (self.certificate.clone()?, self.key.clone()?);
         Some(TlsFiles { certificate, key, authority: self.authority.clone()? })
@@ -171,21 +158,15 @@ const CLUSTER_PATIENCE: Duration = Duration::from_secs(120);
 /// Carries out the command.
 pub fn run(options: &MonitorOptions) -> Outcome {
     let text = script(options.file.as_deref(), options.text.as_deref())?;
-    let parse = ParseOptions { stream_compat: options.stream_compat };
-    let script = Script::prepare(&text, &options.parameters, parse)
-        .map_err(|error| failure(&text, error))?
+    let script = prepare(&text, &options.parameters, options.stream_compat)?
         .with_held_max(Some(options.limit_held));
-    for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
-        eprintln!("{}", place::remark(&text, remark));
-    }
-    let relation =
-        script.queries().iter().any(|query| matches!(query.plan.output, Output::Relation(_)));
-    let form = PrinterOptions { form: options.form(), deltas: options.deltas || relation };
+    warn(&text, &script);
+    let mut sink = options.printing.live_printer(&script);
     let mut centre = options.centre(script)?;
     eprintln!("hosts are served at {}", centre.address());
     let watch = centre.watch();
     let interval = options.status.map(|time| Duration::from_nanos(time.0));
-    let mut printer = interval.map(|interval| StatusPrinter::new(interval, options.json));
+    let mut printer = interval.map(|interval| StatusPrinter::new(interval, options.printing.json));
     let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
     let mut goes_on = |_| {
         if let Some(printer) = &mut printer {
@@ -193,18 +174,6 @@ pub fn run(options: &MonitorOptions) -> Outcome {
         }
         end.is_none_or(|end| Instant::now() < end)
     };
-    let mut sink = Printer::new(BufWriter::new(io::stdout().lock()), form);
     let ran = centre.run(&mut sink, &mut goes_on);
-    let finished = sink.finish().map(drop).map_err(QueryError::Write);
-    match ran.and(finished) {
-        Ok(()) => Ok(()),
-        // A reader who has left is no failure.
-        Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        // Nor is one of several processes that ends.
-        Err(QueryError::Lost(loss)) if loss.reason.is_none() => {
-            eprintln!("{loss}");
-            Ok(())
-        }
-        Err(error) => Err(failure(&text, error)),
-    }
+    finish(sink, &text, ran).map(drop)
 }

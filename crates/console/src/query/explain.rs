@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use fathom_cql::{
-    Diagnostic, ParseOptions, PlannedQuery, Value,
+    Diagnostic, PlannedQuery, Value,
     catalog::{self, StreamSchema},
     plan::{Output, Plan},
     prune,
@@ -18,7 +18,9 @@ use fathom_monitor::{
 use serde::Serialize;
 
 use super::{
-    Reading, failure, parameter, place, script,
+    Reading,
+    asking::prepare,
+    failure, parameter, place, script,
     split::{self, Split},
     tell,
 };
@@ -197,9 +199,7 @@ fn traffic(
 /// Carries out the command.
 pub fn explain(options: &ExplainOptions) -> Outcome {
     let text = script(options.file.as_deref(), options.text.as_deref())?;
-    let parse = ParseOptions { stream_compat: options.stream_compat };
-    let script = Script::prepare(&text, &options.parameters, parse)
-        .map_err(|error| failure(&text, error))?;
+    let script = prepare(&text, &options.parameters, options.stream_compat)?;
     let queries = script.queries().iter();
     let queries: Vec<_> = queries.map(|query| Explained::new(&text, &script, query)).collect();
     let parts = split::parts(&script);

@@ -1,26 +1,24 @@
 //! `fathom query`: standing queries in CQL over live events, or recorded ones.
+pub mod asking;
 mod explain;
 mod list;
-pub mod place;
+mod place;
 mod split;
 
 use std::{
     fs,
-    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use clap::{Args, ValueEnum, value_parser};
 use fathom_control::Nanoseconds;
-use fathom_cql::{ParseOptions, Value, plan::Output};
+use fathom_cql::Value;
 use fathom_monitor::{
     HELD_MAX, QueryError, ReplayRequest, ReplaySummary,
     read::{ReadOptions, ReadReport, TimeUnit},
     recording::RowReader,
     replay,
-    replay::Script,
-    write::{Form, Printer, PrinterOptions},
 };
 
 use crate::{
@@ -29,6 +27,7 @@ use crate::{
     failure::{Failure, Outcome, reason},
 };
 
+use asking::{Printing, finish, prepare, warn};
 pub use explain::{ExplainOptions, explain};
 
 /// Options of `fathom query`.
@@ -90,15 +89,8 @@ pub struct QueryOptions {
     /// number with --replay
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     limit_held: Option<u64>,
-    /// Print an object of JSON a row
-    #[arg(long, conflicts_with = "csv")]
-    json: bool,
-    /// Print CSV
-    #[arg(long)]
-    csv: bool,
-    /// Print each change, with its time and sign
-    #[arg(long)]
-    deltas: bool,
+    #[command(flatten)]
+    printing: Printing,
     #[command(flatten)]
     control: ControlOptions,
 }
@@ -225,14 +217,6 @@ impl QueryOptions {
             cluster: None,
         })
     }
-
-    fn form(&self) -> Form {
-        match (self.json, self.csv) {
-            (true, _) => Form::Json,
-            (false, true) => Form::Csv,
-            (false, false) => Form::Table,
-        }
-    }
 }
 
 /// How often the daemon says up to which instant it has told everything.
@@ -242,69 +226,44 @@ const PULSE: Duration = Duration::from_millis(10);
 /// has no end.
 fn live(options: &QueryOptions) -> Outcome {
     let text = script(options.file.as_deref(), options.text.as_deref())?;
-    let parse = ParseOptions { stream_compat: options.stream_compat };
-    let script = Script::prepare(&text, &options.parameters, parse)
-        .map_err(|error| failure(&text, error))?
+    let script = prepare(&text, &options.parameters, options.stream_compat)?
         .with_held_max(options.limit_held.or(Some(HELD_MAX)));
-    for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
-        eprintln!("{}", place::remark(&text, remark));
-    }
+    warn(&text, &script);
     let client = options.control.client();
     let stream = open_event_stream(&client, &options.disks, Some(PULSE))?;
     let read = ReadOptions::default();
     let mut reader = RowReader::new("the daemon", stream, script.schema(), script.wanted(), &read)
         .map_err(|error| failure(&text, error.into()))?;
-    let relation =
-        script.queries().iter().any(|query| matches!(query.plan.output, Output::Relation(_)));
-    let form = PrinterOptions { form: options.form(), deltas: options.deltas || relation };
-    let mut printer = Printer::new(BufWriter::new(io::stdout().lock()), form);
+    let mut printer = options.printing.live_printer(&script);
     let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
     let mut goes_on = || end.is_none_or(|end| Instant::now() < end);
     let lateness_ns = options.reading.lateness_ns().unwrap_or(0);
     let summary = script.run_live(&mut reader, lateness_ns, &mut printer, &mut goes_on);
-    finish(printer, &text, summary)
+    finish(printer, &text, summary)?.iter().for_each(tell);
+    Ok(())
 }
 
 /// Answers queries about events in a file.
 fn recorded(options: &QueryOptions, file: &Path) -> Outcome {
     let request = options.request(file)?;
-    let out = BufWriter::new(io::stdout().lock());
-    let form = PrinterOptions { form: options.form(), deltas: options.deltas };
-    let mut printer = Printer::new(out, form);
+    let mut printer = options.printing.printer();
     let summary = replay(&request, &mut printer);
-    finish(printer, &request.script, summary)
+    finish(printer, &request.script, summary)?.iter().for_each(tell);
+    Ok(())
 }
 
 /// Carries out the command.
 pub fn run(options: &QueryOptions) -> Outcome {
     match &options.replay {
-        _ if options.list => list::list(&options.control.client(), options.json),
+        _ if options.list => list::list(&options.control.client(), options.printing.json),
         Some(file) => recorded(options, file),
         None => live(options),
     }
 }
 
-/// Prints what is left, also where an error ended the queries, and says how it went.
-fn finish<W: Write>(
-    printer: Printer<W>,
-    script: &str,
-    summary: Result<ReplaySummary, QueryError>,
-) -> Outcome {
-    let finished = printer.finish().map(drop).map_err(QueryError::Write);
-    match summary.and_then(|summary| finished.map(|()| summary)) {
-        Ok(summary) => {
-            tell(&summary);
-            Ok(())
-        }
-        // A reader who has left is no failure.
-        Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(error) => Err(failure(script, error)),
-    }
-}
-
-/// Says on standard error what of a file was not read.
-pub fn tell_read(report: &ReadReport) {
-    for note in &report.notes {
+/// Says on standard error what of the input is not in the result.
+fn tell(summary: &ReplaySummary) {
+    for note in &summary.read.notes {
         eprintln!("{note}");
     }
     match report.bad {

@@ -221,8 +221,9 @@ fn a_query_that_holds_too_much_ends_with_an_error() {
     assert!(said.contains("most in the operator `range`: more than 20\n"), "{said}");
     assert!(said.contains("--limit-held"), "{said}");
 
-    let rows = (0..100).map(|time| format!("{time},a\n")).collect::<Vec<_>>().concat();
-    std::fs::write(daemon.path("events.csv"), format!("BlktapTS,VDisk\n{rows}")).unwrap();
+    let rows: Vec<String> = (0..100).map(|time| format!("{time},a\n")).collect();
+    std::fs::write(daemon.path("events.csv"), format!("BlktapTS,VDisk\n{}", rows.concat()))
+        .unwrap();
     let replayed = |limit: &[&str]| {
         let arguments = ["query", grouped, "--replay", "events.csv", "--csv"];
         let output = command(&daemon.path("")).args(arguments).args(limit).output().unwrap();
