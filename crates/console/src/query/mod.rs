@@ -261,9 +261,9 @@ pub fn run(options: &QueryOptions) -> Outcome {
     }
 }
 
-/// Says on standard error what of the input is not in the result.
-fn tell(summary: &ReplaySummary) {
-    for note in &summary.read.notes {
+/// Says on standard error what of a file was not read.
+pub fn tell_read(report: &ReadReport) {
+    for note in &report.notes {
         eprintln!("{note}");
     }
     match report.bad {
