@@ -24,8 +24,8 @@ const SIGHUP: &str = "SIGHUP";
 /// Threads for changes that take long. They end when idle.
 const CHANGE_THREADS_MAX: usize = 4;
 
-/// How long listeners have at the end to take what there is for them.
-const TELL_TIME_MAX: Duration = Duration::from_millis(500);
+/// How long listeners that lag have at the end to take what there is for them.
+const TELL_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Of the whole process, as the hook that counts them is.
 static FAILED_THREADS: AtomicU64 = AtomicU64::new(0);

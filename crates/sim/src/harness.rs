@@ -75,7 +75,11 @@ impl Harness {
             .collect();
         Self {
             queues,
-            model: ModelDisk::new(disk.capacity()),
+            model: if options.simulated {
+                ModelDisk::new(disk.capacity())
+            } else {
+                ModelDisk::racing(disk.capacity())
+            },
             random: fastrand::Rng::with_seed(seed),
             depth: options.depth.max(1),
             time_ns,

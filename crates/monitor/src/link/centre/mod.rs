@@ -14,8 +14,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use fathom_cql::plan::Plan;
@@ -40,9 +41,8 @@ const CONNECTIONS_MAX: usize = 512;
 const HOSTS_MAX: usize = 1024;
 /// The most messages that wait for the engine, and that it takes before it looks at the time.
 const MESSAGES_MAX: usize = 1024;
-/// How long the engine waits for messages; in a cluster, where others say something besides.
+/// How long the engine waits for messages.
 const MESSAGE_WAIT: Duration = Duration::from_millis(10);
-const CLUSTER_WAIT: Duration = Duration::from_millis(1);
 /// What the [`Merge`] holds.
 const TOLD: &str = "what hosts have told of relations";
 /// The last who were turned away.
@@ -102,6 +102,8 @@ struct Shared {
     connections: AtomicUsize,
     numbers: AtomicU64,
     ending: AtomicBool,
+    /// The engine's thread, where it waits for other processes besides.
+    waiting: Mutex<Option<Thread>>,
 }
 
 /// What is known of a host.
@@ -146,6 +148,17 @@ impl Shared {
 
     fn current(&self) -> Arc<Current> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Option<Thread>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// There is a message for the engine.
+    fn wake(&self) {
+        if let Some(engine) = &*self.waiting() {
+            engine.unpark();
+        }
     }
 
     fn is_ending(&self) -> bool {
@@ -244,6 +257,7 @@ impl Centre {
             connections: AtomicUsize::new(0),
             numbers: AtomicU64::new(1),
             ending: AtomicBool::new(false),
+            waiting: Mutex::default(),
         });
         let (sender, messages) = sync_channel(MESSAGES_MAX);
         let accepting = Arc::clone(&shared);
@@ -296,17 +310,13 @@ impl Centre {
         goes_on: &mut dyn FnMut(i64) -> bool,
     ) -> Result<(), QueryError> {
         self.script.begin(sink)?;
-        let wait = self.shared.options.cluster.as_ref().map_or(MESSAGE_WAIT, |_| CLUSTER_WAIT);
         while goes_on(self.told_ns) {
-            match self.messages.recv_timeout(wait) {
-                Ok(message) => {
+            if let Some(message) = self.wait() {
+                self.take(message);
+                for _ in 1..MESSAGES_MAX {
+                    let Ok(message) = self.messages.try_recv() else { break };
                     self.take(message);
-                    for _ in 1..MESSAGES_MAX {
-                        let Ok(message) = self.messages.try_recv() else { break };
-                        self.take(message);
-                    }
                 }
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
             self.advance(sink)?;
             let beside = [(RESULT, sink.held()), (TOLD, self.merge.held())];
@@ -319,6 +329,19 @@ impl Centre {
             }
         }
         Ok(())
+    }
+
+    /// Waits for a message, but not for long; in a cluster also for what other processes say.
+    fn wait(&mut self) -> Option<Message> {
+        if self.shared.options.cluster.is_none() {
+            return self.messages.recv_timeout(MESSAGE_WAIT).ok();
+        }
+        self.shared.waiting().get_or_insert_with(std::thread::current);
+        let message = self.messages.try_recv().ok();
+        message.or_else(|| {
+            self.engine.wait(MESSAGE_WAIT);
+            self.messages.try_recv().ok()
+        })
     }
 
     fn take(&mut self, message: Message) {

@@ -302,7 +302,9 @@ impl<'s> Session<'s> {
         let (name, connection) = (Arc::clone(&self.name), self.claimed.connection);
         self.sender
             .send(Message { name, connection, epoch, what })
-            .map_err(|_| io::Error::new(io::ErrorKind::ConnectionAborted, "the centre ends"))
+            .map_err(|_| io::Error::new(io::ErrorKind::ConnectionAborted, "the centre ends"))?;
+        self.shared.wake();
+        Ok(())
     }
 
     fn with_record(&self, change: impl FnOnce(&mut Record)) {
