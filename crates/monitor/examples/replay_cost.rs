@@ -102,6 +102,7 @@ fn main() {
             index,
             tls: None,
             patience: Duration::from_secs(60),
+            own_results: true,
         }
     });
     let file = PathBuf::from(arguments.next().expect("a file of events"));

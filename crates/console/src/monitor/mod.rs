@@ -87,6 +87,9 @@ pub struct MonitorOptions {
     /// Which of the processes this is; 0 is the first
     #[arg(long, value_name = "NUMBER", requires = "cluster")]
     process: Option<usize>,
+    /// Print what this process has of the results; without it the first prints all of them
+    #[arg(long, requires = "cluster")]
+    own_results: bool,
     /// Show the hosts on standard error, so often; with --json as an object a look
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "5s")]
     status: Option<Nanoseconds>,
@@ -123,7 +126,8 @@ impl MonitorOptions {
             let last = addresses.len() - 1;
             return Err(Failure::usage(format!("there is no process {index}: the last is {last}")));
         }
-        Ok(Some(ClusterOptions { addresses, index, tls, patience: CLUSTER_PATIENCE }))
+        let (patience, own_results) = (CLUSTER_PATIENCE, self.own_results);
+        Ok(Some(ClusterOptions { addresses, index, tls, patience, own_results }))
     }
 
     fn centre(&self, script: Script) -> Outcome<Centre> {

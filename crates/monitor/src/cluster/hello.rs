@@ -26,12 +26,12 @@ pub struct Hello {
 }
 
 impl Hello {
-    pub fn new(index: usize, processes: usize, plans: &[Plan]) -> Self {
+    pub fn new(index: usize, processes: usize, own_results: bool, plans: &[Plan]) -> Self {
         let mut version = [0; 16];
         let own = env!("CARGO_PKG_VERSION").bytes();
         version.iter_mut().zip(own).for_each(|(place, byte)| *place = byte);
         let mut hasher = DefaultHasher::new();
-        format!("{plans:?}").hash(&mut hasher);
+        (own_results, format!("{plans:?}")).hash(&mut hasher);
         Self { version, index: index as u32, processes: processes as u32, plans: hasher.finish() }
     }
 
@@ -91,7 +91,9 @@ impl Hello {
             return wrong("two processes have the same number");
         }
         if theirs[32..] != self.plans.to_le_bytes() {
-            return wrong("the processes have different queries");
+            return wrong(
+                "the processes have different queries, or tell results in different ways",
+            );
         }
         Ok(index as usize)
     }
@@ -111,16 +113,17 @@ mod tests {
 
     #[test]
     fn only_fellows_are_taken() {
-        let hello = Hello::new(1, 3, &[]);
+        let hello = Hello::new(1, 3, false, &[]);
         let check = |other: &Hello| hello.check(&other.to_bytes()).map_err(|error| error.kind());
-        assert_eq!(check(&Hello::new(2, 3, &[])), Ok(2));
-        assert_eq!(check(&Hello::new(0, 3, &[])), Ok(0));
+        assert_eq!(check(&Hello::new(2, 3, false, &[])), Ok(2));
+        assert_eq!(check(&Hello::new(0, 3, false, &[])), Ok(0));
         let bad = Err(io::ErrorKind::InvalidData);
-        assert_eq!(check(&Hello::new(1, 3, &[])), bad);
-        assert_eq!(check(&Hello::new(3, 3, &[])), bad);
-        assert_eq!(check(&Hello::new(0, 4, &[])), bad);
-        assert_eq!(check(&Hello { plans: 1, ..Hello::new(0, 3, &[]) }), bad);
-        assert_eq!(check(&Hello { version: [b'9'; 16], ..Hello::new(0, 3, &[]) }), bad);
+        assert_eq!(check(&Hello::new(1, 3, false, &[])), bad);
+        assert_eq!(check(&Hello::new(3, 3, false, &[])), bad);
+        assert_eq!(check(&Hello::new(0, 4, false, &[])), bad);
+        assert_eq!(check(&Hello::new(0, 3, true, &[])), bad);
+        assert_eq!(check(&Hello { plans: 1, ..Hello::new(0, 3, false, &[]) }), bad);
+        assert_eq!(check(&Hello { version: [b'9'; 16], ..Hello::new(0, 3, false, &[]) }), bad);
         assert!(hello.check(&[b'x'; LENGTH]).is_err());
     }
 }

@@ -51,11 +51,15 @@ pub struct ClusterOptions {
     pub tls: Option<(Tls, Tls)>,
     /// How long the others are waited for.
     pub patience: Duration,
+    /// Whether each process tells what it has of the results, instead of the first all of them. In
+    /// an instant the same row may then come in one process and go in another.
+    pub own_results: bool,
 }
 
 /// The processes of a cluster, connected. An [`Engine`](crate::Engine) is made of it.
 pub struct Cluster {
     pub(crate) index: usize,
+    pub(crate) own_results: bool,
     addresses: Vec<String>,
     builder: Option<GenericBuilder>,
     fates: Vec<Arc<Fate>>,
@@ -80,7 +84,8 @@ impl Cluster {
             let what = format!("there is no process {index} of {processes}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        let hello = Hello::new(*index, processes, plans);
+        let own_results = options.own_results;
+        let hello = Hello::new(*index, processes, own_results, plans);
         let connections = Meeting { options, hello, end: Instant::now() + options.patience }
             .connections(waits)?;
         let (mut fates, mut pumps, mut sockets) = (Vec::new(), Vec::new(), Vec::new());
@@ -105,7 +110,8 @@ impl Cluster {
             initialize_networking_from_sockets::<_, Process>(sockets, *index, 1, refill, no_log)?;
         let builder = builders.into_iter().next().map(GenericBuilder::ZeroCopy);
         let addresses = addresses.clone();
-        Ok(Self { index: *index, addresses, builder, fates, guard: Some(guard), pumps })
+        let guard = Some(guard);
+        Ok(Self { index: *index, own_results, addresses, builder, fates, guard, pumps })
     }
 
     /// How many processes there are.

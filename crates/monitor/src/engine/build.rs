@@ -41,6 +41,8 @@ impl<T: Holds> Holds for RefCell<T> {
 #[derive(Clone)]
 pub(super) struct Members {
     pub(super) member: Member,
+    /// Whether each tells what it has of the results.
+    pub(super) own_results: bool,
     /// Is told of a process that sends what makes no sense.
     pub(super) wrong: Rc<dyn Fn(usize)>,
 }
@@ -61,9 +63,12 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         Self { sources, members, built: HashMap::new(), states: Vec::new(), query: 0 }
     }
 
-    /// Builds what a query needs. What results is at the first process.
+    /// Builds what a query needs. What results is at the first process, unless each tells its own.
     pub(super) fn build_for(&mut self, query: usize, node: &Node) -> Epochs<G> {
         self.query = query;
+        if self.members.as_ref().is_some_and(|members| members.own_results) {
+            return self.node(node);
+        }
         self.at(node, &Place::One(0))
     }
 

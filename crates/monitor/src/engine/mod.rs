@@ -141,7 +141,8 @@ impl Engine {
 
     /// An engine of several processes, each of which makes one for the same plans. Each takes
     /// events of its own, and the results are those of all events together; rows of one instant
-    /// arrive in the order of their values. What results is told by the first process.
+    /// arrive in the order of their values. What results is told by the first process, unless the
+    /// cluster is asked that each tells its own.
     ///
     /// # Panics
     /// When an engine has been made of the cluster before.
@@ -155,6 +156,7 @@ impl Engine {
         let turns = cluster.as_ref().map(|_| Turns::new(&mut worker));
         let members = cluster.as_ref().map(|cluster| Members {
             member: Member { index: cluster.index, peers: cluster.processes() },
+            own_results: cluster.own_results,
             wrong: Rc::new(cluster.wrong()),
         });
         let mut engine = Self {

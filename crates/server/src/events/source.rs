@@ -15,7 +15,7 @@ use super::{Wish, subscribe};
 use crate::daemon::Daemon;
 
 /// How often to hear up to when everything was told.
-const PULSE: Duration = Duration::from_millis(10);
+const PULSE: Duration = Duration::from_millis(6);
 
 /// The events of all disks that have a tap, while somebody wants them.
 pub(crate) struct DiskEvents {

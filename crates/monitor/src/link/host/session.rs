@@ -14,7 +14,7 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// A centre that says nothing for so long has gone.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// How long a look for what the centre says waits: the time between two looks at the events.
-const READ_WAIT: Duration = Duration::from_millis(5);
+const READ_WAIT: Duration = Duration::from_millis(3);
 const WRITE_WAIT: Duration = Duration::from_millis(1);
 /// How much is handed to the connection at once, in bytes.
 const SEND: usize = 64 << 10;
