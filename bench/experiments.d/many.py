@@ -159,9 +159,8 @@ def six(options):
             f"{sum(sample['rows'] for sample in sampled):,}"])
     report.table(["", "events/s", "centre", "paper", "µs/event", "of fewest", "hosts' CPU",
                   "bytes/event", "lag ms", "missing", "rows"], rows)
-    report.say("the centre's CPU time in per cent of a core; the paper's is of one at 2 GHz. In "
-               "place of IP, which is null, the machines' names tell hosts apart. Queries are "
-               "split: of Query 10M hosts send some columns, of Query 0 all")
+    report.say("the centre's CPU time in per cent of a core; the paper's is of one at 2 GHz. "
+               "Queries are split: of Query 10M hosts send some columns, of Query 0 all")
     for script in scripts:
         most, fewest = (samples[f"{script}, {count} hosts"] for count in (counts[-1], counts[0]))
         if counts[-1] > counts[0]:

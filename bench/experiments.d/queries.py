@@ -69,7 +69,5 @@ def query_5(stream, condition):
 
 
 def query_10m():
-    """Query 10M, where IP is null: machines of several hosts have names of their own."""
-    script, count = re.subn(r"\b(IO|IOreq|IOrsp)\.IP\b", r"coalesce(\1.IP, 0)", paper("10m"))
-    assert count == 7, "Query 10M names the columns of IP seven times"
-    return script
+    """Query 10M as it is printed: hosts fill in their addresses."""
+    return paper("10m")
