@@ -26,7 +26,7 @@ use timely::communication::allocator::zero_copy::initialize::{
     CommsGuard, initialize_networking_from_sockets,
 };
 
-use crate::link::{Channel, Tls};
+use crate::link::{Channel, Tls, host_of, prepare, reach};
 use hello::Hello;
 use pump::Fate;
 
@@ -243,32 +243,23 @@ impl Meeting<'_> {
 
     /// Connects to a process, and hears which it is.
     fn dial(&self, address: &str) -> io::Result<(Channel, usize)> {
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the address names no host");
-        for place in resolved(address)? {
-            match TcpStream::connect_timeout(&place, CONNECT_TIME_MAX) {
-                Ok(stream) => {
-                    let stream = prepared(stream)?;
-                    let end = Instant::now() + CONNECT_TIME_MAX;
-                    let mut channel = match &self.options.tls {
-                        None => Channel::Plain(stream),
-                        Some((_, tls)) => {
-                            Channel::Secure(Box::new(tls.connect(stream, host(address), end)?))
-                        }
-                    };
-                    self.hello.say(&mut channel, end)?;
-                    let process = self.hello.hear(&mut channel, end)?;
-                    return Ok((channel, process));
-                }
-                Err(error) => last = error,
+        let stream = reach(address, CONNECT_TIME_MAX)?;
+        let end = Instant::now() + CONNECT_TIME_MAX;
+        let mut channel = match &self.options.tls {
+            None => Channel::Plain(stream),
+            Some((_, tls)) => {
+                Channel::Secure(Box::new(tls.connect(stream, host_of(address), end)?))
             }
-        }
-        Err(last)
+        };
+        self.hello.say(&mut channel, end)?;
+        let process = self.hello.hear(&mut channel, end)?;
+        Ok((channel, process))
     }
 
     /// Takes a connection of a process, whose certificate is for its host. It is told who this is
     /// when it is known.
     fn answer(&self, stream: TcpStream) -> io::Result<(Channel, usize)> {
-        let stream = prepared(stream)?;
+        let stream = prepare(stream)?;
         let end = Instant::now() + CONNECT_TIME_MAX;
         let (mut channel, names) = match &self.options.tls {
             None => (Channel::Plain(stream), None),
@@ -284,7 +275,7 @@ impl Meeting<'_> {
             }
         })?;
         let address = &self.options.addresses[process];
-        let is_for = |name: &String| name.eq_ignore_ascii_case(host(address));
+        let is_for = |name: &String| name.eq_ignore_ascii_case(host_of(address));
         if names.is_some_and(|names| !names.iter().any(is_for)) {
             let what = format!("the certificate of process {process} is not for {address}");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
@@ -294,23 +285,9 @@ impl Meeting<'_> {
     }
 }
 
-fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(Duration::from_millis(100)))?;
-    stream.set_write_timeout(Some(Duration::from_millis(100)))?;
-    Ok(stream)
-}
-
 fn resolved(address: &str) -> io::Result<Vec<SocketAddr>> {
     let found = address.to_socket_addrs().map_err(|error| {
         io::Error::new(io::ErrorKind::InvalidInput, format!("{address}: {error}"))
     })?;
     Ok(found.collect())
-}
-
-/// The host of an address.
-fn host(address: &str) -> &str {
-    let (host, _) = address.rsplit_once(':').unwrap_or((address, ""));
-    host.trim_start_matches('[').trim_end_matches(']')
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::link::Channel;
+use crate::link::{Channel, is_wait};
 
 /// A message's header, in bytes, and where its length is.
 const HEADER: usize = 48;
@@ -284,8 +284,4 @@ impl Pump {
             Err(error) => Err(error.into()),
         }
     }
-}
-
-fn is_wait(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

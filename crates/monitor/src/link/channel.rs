@@ -1,7 +1,7 @@
 //! A connection's bytes, plain or encrypted. Nothing waits longer than the socket's timeouts.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use openssl::ssl::SslStream;
@@ -10,6 +10,8 @@ use super::frame::{self, Inbox, PREAMBLE, Sender};
 
 /// How much is read at once, in bytes.
 const READ: usize = 64 << 10;
+/// How long a handshake waits before it looks at the time.
+const HANDSHAKE_WAIT: Duration = Duration::from_millis(100);
 /// How long the other side is given to take the last words.
 const LINGER_MAX: Duration = Duration::from_millis(300);
 
@@ -87,9 +89,40 @@ impl Drop for Channel {
     }
 }
 
-fn is_wait(error: &io::Error) -> bool {
+/// Whether an error says only that nothing can be done now.
+pub(crate) fn is_wait(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
+}
+
+/// Connects to an address, `host:port`; each of those that it stands for is tried for so long.
+///
+/// # Errors
+/// Why the last of them is not reached.
+pub(crate) fn reach(address: &str, limit: Duration) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the address names no host");
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, limit) {
+            Ok(stream) => return prepare(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Makes a socket ready for handshakes: it sends at once, and waits for little at a time.
+pub(crate) fn prepare(stream: TcpStream) -> io::Result<TcpStream> {
+    stream.set_nonblocking(false)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(HANDSHAKE_WAIT))?;
+    stream.set_write_timeout(Some(HANDSHAKE_WAIT))?;
+    Ok(stream)
+}
+
+/// The host of an address.
+pub(crate) fn host_of(address: &str) -> &str {
+    let (host, _) = address.rsplit_once(':').unwrap_or((address, ""));
+    host.trim_start_matches('[').trim_end_matches(']')
 }
 
 /// Frames to and fro over a channel.

@@ -16,7 +16,7 @@ mod plans;
 mod rows;
 mod tls;
 
-pub(crate) use channel::Channel;
+pub(crate) use channel::{Channel, host_of, is_wait, prepare, reach};
 
 pub use centre::{Centre, CentreOptions, CentreStatus, HostState, HostStatus, Refusal, Watch};
 pub use clock::{Measurement, unix_time_ns};

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use super::super::channel::{Channel, Line, invalid};
+use super::super::channel::{Channel, Line, invalid, prepare};
 use super::super::clock::{Measurement, Offset};
 use super::super::frame::{FromCentre, FromHost, Sender};
 use super::super::rows::{Changes, RowsReader};
@@ -63,10 +63,7 @@ struct Greeted {
 
 fn greet(stream: TcpStream, shared: &Shared) -> io::Result<Greeted> {
     let end = Instant::now() + GREET_TIME_MAX;
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(Duration::from_millis(100)))?;
-    stream.set_write_timeout(Some(Duration::from_millis(100)))?;
+    let stream = prepare(stream)?;
     let (channel, names) = match &shared.options.tls {
         None => (Channel::Plain(stream), None),
         Some(tls) => {

@@ -1,11 +1,11 @@
 //! A connection to the centre, once it is there.
 
 use std::io;
-use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::net::IpAddr;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use super::super::channel::{Channel, Line, invalid};
+use super::super::channel::{Channel, Line, host_of, invalid, reach};
 use super::super::frame::{FromCentre, FromHost, Sender};
 use super::{HostOptions, Outbox};
 
@@ -35,34 +35,18 @@ pub fn connect(options: &HostOptions) -> Receiver<io::Result<Line>> {
 }
 
 fn connected(options: &HostOptions) -> io::Result<Line> {
-    let stream = reached(&options.centre)?;
+    let stream = reach(&options.centre, CONNECT_TIME_MAX)?;
     let end = Instant::now() + CONNECT_TIME_MAX;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(Duration::from_millis(100)))?;
-    stream.set_write_timeout(Some(Duration::from_millis(100)))?;
     let channel = match &options.tls {
         None => Channel::Plain(stream),
         Some(tls) => {
-            let (host, _) = options.centre.rsplit_once(':').unwrap_or((&options.centre, ""));
-            let host = host.trim_start_matches('[').trim_end_matches(']');
-            let name = options.centre_name.as_deref().unwrap_or(host);
+            let name = options.centre_name.as_deref().unwrap_or(host_of(&options.centre));
             Channel::Secure(Box::new(tls.connect(stream, name, end)?))
         }
     };
     let line = Line::open(channel, Sender::Centre, end)?;
     line.channel().set_timeouts(READ_WAIT, WRITE_WAIT)?;
     Ok(line)
-}
-
-fn reached(address: &str) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the address names no host");
-    for address in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, CONNECT_TIME_MAX) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 /// What the centre asks for.
