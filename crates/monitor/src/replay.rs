@@ -11,7 +11,7 @@ use fathom_cql::plan::{Expression, OrderKey, Output, Plan, Relation};
 use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 
 use crate::cluster::{Cluster, ClusterOptions, Loss};
-use crate::engine::{self, Engine};
+use crate::engine::{self, Delta, Engine};
 use crate::held::{HeldLimit, TooMuchHeld};
 use crate::io_stream;
 use crate::read::{self, Batch, Condition, ReadError, ReadOptions, ReadReport, Reader};
@@ -338,20 +338,14 @@ impl Script {
                 if told.len() < AHEAD_MAX {
                     break;
                 }
-                if let Some(loss) = engine.loss().filter(|loss| loss.reason.is_some()) {
+                if let Some(loss) = engine.loss() {
                     return Err(QueryError::Lost(loss));
                 }
                 engine.wait(Duration::from_millis(1));
                 deliver(&mut engine, now_ns, sink)?;
             }
         }
-        let mut written = Ok(());
-        let finished = engine.finish(latest_ns + 1, &mut |delta| {
-            if written.is_ok() {
-                written = sink.delta(delta.query, delta.time_ns as i64, delta.count, delta.row);
-            }
-        });
-        written?;
+        let finished = handed_on(sink, |sink| engine.finish(latest_ns + 1, sink))?;
         finished.map_err(QueryError::Lost)?;
         Ok(ReplaySummary { read: reader.report().clone(), late: engine.statistics().late })
     }
@@ -441,13 +435,21 @@ pub(crate) fn deliver(
     time_ns: u64,
     sink: &mut dyn ResultSink,
 ) -> io::Result<()> {
+    handed_on(sink, |sink| engine.advance(time_ns, sink))
+}
+
+/// Does what gives results, and hands these on.
+fn handed_on<T>(
+    sink: &mut dyn ResultSink,
+    work: impl FnOnce(&mut dyn FnMut(Delta<'_>)) -> T,
+) -> io::Result<T> {
     let mut written = Ok(());
-    engine.advance(time_ns, &mut |delta| {
+    let done = work(&mut |delta| {
         if written.is_ok() {
             written = sink.delta(delta.query, delta.time_ns as i64, delta.count, delta.row);
         }
     });
-    written
+    written.map(|()| done)
 }
 
 #[cfg(test)]

@@ -34,6 +34,8 @@ use pump::Fate;
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long a process rests before it looks for others again.
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long what a process has said last may be under way.
+const LAST_WORDS_TIME: Duration = Duration::from_secs(1);
 /// The most processes.
 const PROCESSES_MAX: usize = 64;
 /// How many buffers of a connection are kept for the next time.
@@ -134,10 +136,11 @@ impl Cluster {
         }
     }
 
-    /// The process that is not there any more, if one is not.
+    /// The process that is not there any more, if one is not, when nothing that it has said is under
+    /// way any more.
     pub(crate) fn loss(&self) -> Option<Loss> {
         let loss = |(address, fate): (&String, &Arc<Fate>)| {
-            let reason = fate.get()?.clone();
+            let reason = fate.after(LAST_WORDS_TIME)?.clone();
             Some(Loss { address: address.clone(), reason })
         };
         self.addresses.iter().zip(&self.fates).find_map(loss)

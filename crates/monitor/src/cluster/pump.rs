@@ -26,23 +26,24 @@ const WAITING_MAX: usize = 4 << 20;
 /// How long the other side is given to take the last words.
 const LINGER_MAX: Duration = Duration::from_secs(2);
 
-/// What has become of a process, once it is not there any more: why it is lost, or `None` where it
-/// has ended in good order.
+/// What has become of a process, once it is not there any more: since when, and why it is lost, or
+/// `None` where it has ended in good order.
 #[derive(Debug, Default)]
-pub struct Fate(OnceLock<Option<String>>);
+pub struct Fate(OnceLock<(Instant, Option<String>)>);
 
 impl Fate {
     /// It is lost. What was first is the reason.
     pub fn lose(&self, reason: &str) {
-        let _ = self.0.set(Some(reason.to_owned()));
+        let _ = self.0.set((Instant::now(), Some(reason.to_owned())));
     }
 
     fn end(&self) {
-        let _ = self.0.set(None);
+        let _ = self.0.set((Instant::now(), None));
     }
 
-    pub fn get(&self) -> Option<&Option<String>> {
-        self.0.get()
+    /// What has become of it, so long after it.
+    pub fn after(&self, time: Duration) -> Option<&Option<String>> {
+        self.0.get().filter(|(since, _)| since.elapsed() > time).map(|(_, reason)| reason)
     }
 }
 

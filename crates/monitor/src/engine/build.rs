@@ -105,8 +105,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         let built = match (node, place) {
             (Node::Range { input, length_ns, slide_ns }, _) => {
                 let input = self.at(input, place);
-                let window = Range::new(*length_ns, *slide_ns);
-                self.unary(&input, "range", window, Range::epoch)
+                self.range(&input, *length_ns, *slide_ns)
             }
             // The order is that of all columns.
             (Node::Select(input, selection), Place::InOrder(_)) => {
@@ -133,8 +132,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             }
             Node::Range { input, length_ns, slide_ns } => {
                 let input = self.node(input);
-                let window = Range::new(*length_ns, *slide_ns);
-                self.unary(&input, "range", window, Range::epoch)
+                self.range(&input, *length_ns, *slide_ns)
             }
             Node::Rows { input, by, rows } => {
                 let mut instants = ByInstant::default();
@@ -226,6 +224,11 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
                 })
             }
         }
+    }
+
+    /// A window by time.
+    fn range(&mut self, input: &Epochs<G>, length_ns: u64, slide_ns: u64) -> Epochs<G> {
+        self.unary(input, "range", Range::new(length_ns, slide_ns), Range::epoch)
     }
 
     /// Where rows are to be that a node looks at by some columns.

@@ -62,8 +62,6 @@ pub use results::Delta;
 
 /// How long a process waits for the others before it looks what there is to do.
 const WAIT: Duration = Duration::from_millis(1);
-/// How long what a process has said last may be under way.
-pub(crate) const LAST_WORDS_TIME: Duration = Duration::from_secs(1);
 
 /// A row by itself: cheap to copy.
 type Tuple = Rc<[Value]>;
@@ -131,6 +129,11 @@ struct Flow {
     outputs: Range<usize>,
     operators: usize,
     states: Vec<(usize, &'static str, Rc<dyn Holds>)>,
+}
+
+/// Whether everything before an instant has gone through the dataflows.
+fn is_done(flows: &[Flow], time_ns: u64) -> bool {
+    flows.iter().all(|flow| !flow.probe.less_than(&time_ns))
 }
 
 impl Engine {
@@ -298,7 +301,7 @@ impl Engine {
         } else if time_ns > self.now_ns {
             self.now_ns = time_ns;
             self.end(time_ns);
-            while !self.is_done(time_ns) {
+            while !is_done(&self.flows, time_ns) {
                 self.worker.step();
             }
         }
@@ -317,7 +320,7 @@ impl Engine {
             let Some(turns) = &mut self.turns else { return };
             turns.tell(self.now_ns);
             let flows = &self.flows;
-            turns.lead(&|end| flows.iter().all(|flow| !flow.probe.less_than(&end)));
+            turns.lead(&|end| is_done(flows, end));
             let next = turns.next();
             if let Some(end) = next {
                 self.end(end);
@@ -348,31 +351,20 @@ impl Engine {
     /// When a process of the cluster is not there any more before that.
     pub fn finish(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) -> Result<(), Loss> {
         self.advance(time_ns, sink);
-        let mut lost = None;
         while let Some(turns) = &mut self.turns {
             if self.ended_ns >= self.now_ns {
                 turns.leave();
             }
-            if turns.is_over() && self.is_done(self.ended_ns) {
+            if turns.is_over() && is_done(&self.flows, self.ended_ns) {
                 break;
             }
             self.wait(WAIT);
             self.advance(time_ns, sink);
             if let Some(loss) = self.loss() {
-                // What it has said last may be under way.
-                let since = *lost.get_or_insert_with(Instant::now);
-                if since.elapsed() > LAST_WORDS_TIME {
-                    return Err(loss);
-                }
+                return Err(loss);
             }
         }
-        self.advance(time_ns, sink);
         Ok(())
-    }
-
-    /// Whether everything before an instant has gone through the dataflows.
-    fn is_done(&self, time_ns: u64) -> bool {
-        self.flows.iter().all(|flow| !flow.probe.less_than(&time_ns))
     }
 
     /// In a cluster, waits until another process says something, but not longer than so.
@@ -382,7 +374,8 @@ impl Engine {
         }
     }
 
-    /// The process of the cluster that is not there any more, if one is not: then nothing results.
+    /// The process of the cluster that is not there any more, if one is not: nothing results then.
+    /// It is told a second later, when what it has said last has come.
     pub fn loss(&self) -> Option<Loss> {
         self.cluster.as_ref().and_then(Cluster::loss)
     }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_cql::plan::Plan;
 use fathom_cql::{Hosts, Split, split};
@@ -28,7 +28,6 @@ use super::rows::Tuple;
 use super::{Tls, unix_time_ns};
 use crate::Engine;
 use crate::cluster::{Cluster, ClusterOptions};
-use crate::engine::LAST_WORDS_TIME;
 use crate::held::HeldLimit;
 use crate::replay::{QueryError, RESULT, ResultSink, Script, deliver};
 use budget::Budget;
@@ -225,8 +224,6 @@ pub struct Centre {
     limit: HeldLimit,
     /// Everything before this is told.
     told_ns: i64,
-    /// When another process was found not to be there.
-    loss: Option<Instant>,
 }
 
 impl Centre {
@@ -265,8 +262,8 @@ impl Centre {
             .name("accept".into())
             .spawn(move || accept(&listener, &accepting, &sender))?;
         let limit = script.held_limit();
-        let (told_ns, loss) = (0, None);
-        Ok(Self { shared, messages, address, script, merge, engine, limit, told_ns, loss })
+        let told_ns = 0;
+        Ok(Self { shared, messages, address, script, merge, engine, limit, told_ns })
     }
 
     /// Where it listens.
@@ -322,10 +319,7 @@ impl Centre {
             let beside = [(RESULT, sink.held()), (TOLD, self.merge.held())];
             self.limit.check(&self.engine, &beside)?;
             if let Some(loss) = self.engine.loss() {
-                let since = *self.loss.get_or_insert_with(Instant::now);
-                if since.elapsed() > LAST_WORDS_TIME {
-                    return Err(QueryError::Lost(loss));
-                }
+                return Err(QueryError::Lost(loss));
             }
         }
         Ok(())
