@@ -74,6 +74,20 @@ impl Column {
         }
     }
 
+    /// Adds a copy of a value. Numbers are read part by part, as they are written: to copy what was
+    /// written in parts just now as one makes a processor wait.
+    #[inline]
+    pub(crate) fn push_copy(&mut self, value: &Value) {
+        match (&mut *self, value) {
+            (Self::Integers(integers), Value::Integer(integer)) => integers.push(*integer),
+            (Self::Values(values), Value::Integer(integer)) => {
+                values.push(Value::Integer(*integer));
+            }
+            (Self::Values(values), Value::Float(number)) => values.push(Value::Float(number + 0.0)),
+            (_, value) => self.push(value.clone()),
+        }
+    }
+
     /// Adds a value of another sort than those before.
     #[cold]
     fn push_other(&mut self, value: Value) {
@@ -140,11 +154,7 @@ impl Column {
         match (self, place) {
             (Self::Nulls(_), place) => *place = Value::Null,
             (Self::Integers(integers), place) => *place = Value::Integer(integers[row]),
-            (Self::Values(values), place) => match (&values[row], place) {
-                // Often it is the same text again.
-                (Value::Text(text), Value::Text(there)) if Arc::ptr_eq(text, there) => {}
-                (value, place) => *place = value.clone(),
-            },
+            (Self::Values(values), place) => put(place, &values[row]),
             (Self::Indexed(of, rows), place) => of.read(rows[row] as usize, place),
         }
     }
@@ -202,6 +212,22 @@ impl Column {
         }
     }
 
+    /// Of each value, how many others are before it in the order of values, equal ones counted as
+    /// one; and how many there are.
+    pub(crate) fn ranks(&self) -> (Vec<u64>, u64) {
+        let mut sorted: Vec<usize> = (0..self.len()).collect();
+        sorted.sort_unstable_by(|&one, &other| self.compare(one, self, other));
+        let mut ranks = vec![0; self.len()];
+        let mut count = 0;
+        for same in sorted.chunk_by(|&one, &other| self.compare(one, self, other).is_eq()) {
+            for &row in same {
+                ranks[row] = count;
+            }
+            count += 1;
+        }
+        (ranks, count)
+    }
+
     /// Whether a value equals another.
     #[inline]
     pub(crate) fn is(&self, row: usize, value: &Value) -> bool {
@@ -243,6 +269,18 @@ impl Column {
     }
 }
 
+/// Puts a copy of a value in place of another.
+#[inline]
+fn put(place: &mut Value, value: &Value) {
+    match (value, place) {
+        // Often it is the same text again.
+        (Value::Text(text), Value::Text(there)) if Arc::ptr_eq(text, there) => {}
+        (Value::Integer(integer), place) => *place = Value::Integer(*integer),
+        (Value::Float(number), place) => *place = Value::Float(*number),
+        (value, place) => *place = value.clone(),
+    }
+}
+
 /// The hash of the values that some columns have in a row.
 pub(crate) fn hash_of(columns: &[&Rc<Column>], row: usize, hasher: &impl BuildHasher) -> u64 {
     let mut state = hasher.build_hasher();
@@ -273,7 +311,7 @@ mod tests {
             vec![Value::Null; 3],
             vec![Value::Integer(1), Value::Integer(-2)],
             vec![Value::Null, Value::Integer(1), Value::text("a")],
-            vec![Value::Integer(1), Value::Null],
+            vec![Value::Integer(1), Value::Null, Value::Integer(1)],
             vec![Value::Float(-0.0), Value::Boolean(true), Value::Integer(7)],
         ];
         for values in values {
@@ -296,6 +334,13 @@ mod tests {
                 for (other_row, other) in values.iter().enumerate() {
                     assert_eq!(column.is(row, other), value == other);
                     assert_eq!(column.compare(row, &mixed, other_row), value.cmp(other));
+                }
+            }
+            let (ranks, count) = indexed.ranks();
+            assert!(ranks.iter().all(|rank| *rank < count));
+            for (one, rank) in values.iter().zip(&ranks) {
+                for (other, other_rank) in values.iter().zip(&ranks) {
+                    assert_eq!(rank.cmp(other_rank), one.cmp(other));
                 }
             }
             let mut padded = column.clone();

@@ -275,25 +275,26 @@ impl Groups {
                 self.numbered.push(place);
                 (self.numbered.len() - 1) as u32
             });
-            self.values.clear();
             let is = group.rows > 0;
             if is {
+                self.values.resize_with(self.aggregates.len(), || Value::Null);
                 let states = self.aggregates.iter().zip(&group.states);
-                self.values.extend(states.map(|(aggregate, state)| state.result(aggregate)));
+                for (place, (aggregate, state)) in self.values.iter_mut().zip(states) {
+                    state.show(aggregate, place);
+                }
             }
             if let Some(shown) = &mut group.shown {
                 if is && *shown == self.values {
                     continue;
                 }
-                self.builder.push(time, -1, shown.drain(..));
+                self.builder.push(time, -1, shown);
                 self.shown.push(number);
             }
             if is {
-                self.builder.push(time, 1, self.values.iter().cloned());
+                self.builder.push(time, 1, &self.values);
                 self.shown.push(number);
-                let shown = group.shown.get_or_insert_default();
-                shown.clear();
-                shown.append(&mut self.values);
+                // They change places: nothing is copied.
+                std::mem::swap(group.shown.get_or_insert_default(), &mut self.values);
             } else {
                 group.shown = None;
             }

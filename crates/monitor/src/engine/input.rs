@@ -30,7 +30,7 @@ impl Staged {
             self.runs.extend(self.builder.take());
         }
         self.last = time;
-        self.builder.push(time, count, row.iter().cloned());
+        self.builder.push(time, count, row);
     }
 
     /// A row comes or goes. From now on those of one instant arrive in the order of their values.
@@ -81,7 +81,7 @@ pub(super) fn in_arrival_order(runs: Vec<Run>, by_value: bool) -> Vec<Run> {
         changes.sort_by(|left, right| {
             let values = || {
                 let other = &runs[right.run as usize];
-                runs[left.run as usize].compare(left.row as usize, other, right.row as usize)
+                runs[left.run as usize].compare(left.row as usize, other, right.row as usize, 0)
             };
             left.time.cmp(&right.time).then_with(values)
         });
@@ -91,7 +91,7 @@ pub(super) fn in_arrival_order(runs: Vec<Run>, by_value: bool) -> Vec<Run> {
     for change in changes {
         let run = &runs[change.run as usize];
         run.read(change.row as usize, &mut row);
-        builder.push(change.time, run.count(change.row as usize), row.drain(..));
+        builder.push(change.time, run.count(change.row as usize), &row);
     }
     builder.take().into_iter().collect()
 }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use fathom_cql::Value;
 
 use super::run::{Change, Epoch, Run, in_order};
+use crate::columns::Column;
 
 /// A change of a query's result.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,24 +40,71 @@ impl Results {
     }
 }
 
+/// The ranks of the rows of a run by its first columns, as far as these are of few values: their
+/// order is found out once for each value, not for each two rows.
+#[derive(Debug, Default)]
+struct Ranks {
+    /// The first row of the run.
+    first: usize,
+    /// The rank of it and of those behind it. Rows that have the same values in the first columns
+    /// have the same rank. Empty where nothing is known.
+    rows: Vec<u64>,
+    /// How many columns the ranks are by.
+    columns: usize,
+}
+
+impl Ranks {
+    /// Finds them out. Of several runs, which have values of their own, nothing is known.
+    fn find(&mut self, runs: &[Run]) {
+        self.rows.clear();
+        self.columns = 0;
+        let [run] = runs else { return };
+        self.first = run.rows().start;
+        let mut all = 1_u64;
+        for column in &**run.columns() {
+            let Column::Indexed(of, values) = &**column else { break };
+            if of.len() > run.len() {
+                break;
+            }
+            let (ranks, count) = of.ranks();
+            let Some(product) = all.checked_mul(count) else { break };
+            all = product;
+            self.rows.resize(run.len(), 0);
+            for (rank, &value) in self.rows.iter_mut().zip(&values[run.rows()]) {
+                *rank = *rank * count + ranks[value as usize];
+            }
+            self.columns += 1;
+        }
+    }
+
+    fn of(&self, row: usize) -> Option<u64> {
+        self.rows.get(row.wrapping_sub(self.first)).copied()
+    }
+}
+
 /// Tells the net changes of runs.
 #[derive(Debug, Default)]
 pub(super) struct Teller {
     changes: Vec<Change>,
+    ranks: Ranks,
     row: Vec<Value>,
 }
 
 impl Teller {
     /// Calls `tell` for each net change: in order of time, and within an instant of the rows.
     pub(super) fn tell(&mut self, runs: &[Run], mut tell: impl FnMut(u64, i64, &[Value])) {
-        let Self { changes, row } = self;
+        let Self { changes, ranks, row } = self;
         in_order(runs, changes);
+        if changes.windows(2).any(|pair| pair[0].time == pair[1].time) {
+            ranks.find(runs);
+        }
         let of = |change: &Change| (&runs[change.run as usize], change.row as usize);
         for instant in changes.chunk_by_mut(|one, next| one.time == next.time) {
             let time = instant[0].time;
             let compare = |left: &Change, right: &Change| {
                 let ((left, left_row), (right, right_row)) = (of(left), of(right));
-                left.compare(left_row, right, right_row)
+                let order = ranks.of(left_row).cmp(&ranks.of(right_row));
+                order.then_with(|| left.compare(left_row, right, right_row, ranks.columns))
             };
             // Equal rows are compared with each other while they are sorted.
             let mut any_equal = false;

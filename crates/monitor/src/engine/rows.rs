@@ -67,7 +67,7 @@ impl ByInstant {
             }
             logic(&mut self.rows, &mut self.results);
             for (row, count) in self.results.drain(..) {
-                self.builder.push(instant[0].time, count, row.iter().cloned());
+                self.builder.push(instant[0].time, count, &row);
             }
         }
         self.rows.clear();

@@ -133,10 +133,17 @@ impl Run {
         }
     }
 
-    /// The order of two rows by their values.
-    pub(super) fn compare(&self, row: usize, other: &Self, other_row: usize) -> Ordering {
+    /// The order of two rows by their values, but for those of the first `skipped` columns.
+    pub(super) fn compare(
+        &self,
+        row: usize,
+        other: &Self,
+        other_row: usize,
+        skipped: usize,
+    ) -> Ordering {
         let pairs = self.columns.iter().zip(other.columns.iter());
         pairs
+            .skip(skipped)
             .map(|(mine, theirs)| mine.compare(row, theirs, other_row))
             .find(|order| order.is_ne())
             .unwrap_or(Ordering::Equal)
@@ -206,14 +213,9 @@ impl RunBuilder {
     }
 
     /// Adds a row.
-    pub(super) fn push(
-        &mut self,
-        time: u64,
-        count: i64,
-        row: impl ExactSizeIterator<Item = Value>,
-    ) {
+    pub(super) fn push(&mut self, time: u64, count: i64, row: &[Value]) {
         for (column, value) in self.begin(time, count, row.len()).iter_mut().zip(row) {
-            column.push(value);
+            column.push_copy(value);
         }
     }
 

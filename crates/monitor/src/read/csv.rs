@@ -8,9 +8,8 @@ use std::sync::Arc;
 use fathom_cql::Type;
 use fathom_cql::catalog::StreamSchema;
 use memchr::memchr;
-use smallvec::SmallVec;
 
-use super::columns::{LONGEST_FIELD, count, place, value, width};
+use super::columns::{LONGEST_FIELD, count, integer, place, value, width};
 use super::intern::{TextColumn, Texts};
 use super::lines::{End, LONGEST, Lines};
 use super::{
@@ -20,8 +19,6 @@ use super::{
 
 /// The most columns that a file may have.
 const COLUMNS: usize = 1024;
-/// Fields, and whether each is in quotes; up to so many need no memory of their own.
-type FieldList<'a> = SmallVec<[(&'a [u8], bool); 32]>;
 
 /// What an editor may put before the first line.
 const MARK: &[u8] = b"\xef\xbb\xbf";
@@ -44,8 +41,12 @@ struct TextColumns {
 /// What the columns of the file are.
 struct Layout {
     separator: u8,
+    /// How many fields a record has.
+    count: usize,
+    /// Those that are asked for.
     fields: Vec<Field>,
     time: usize,
+    time_name: String,
     unit: TimeUnit,
     width: usize,
     /// The columns that the file does not have.
@@ -54,20 +55,45 @@ struct Layout {
     conditions: Option<Vec<Condition>>,
 }
 
-/// A column of the file.
+/// A column of the file that is asked for.
 struct Field {
-    /// Which column of the stream it is, if that is asked for.
-    column: Option<usize>,
+    /// Its place in a record.
+    at: usize,
+    /// Which column of a batch it is.
+    column: usize,
     kind: Type,
     name: String,
 }
 
-/// The fields of a record that has quotes.
+/// Where the fields of a record are.
 #[derive(Default)]
 struct Fields {
+    /// The fields one behind the other, if the record has quotes.
     bytes: Vec<u8>,
     /// Behind each field, and whether it is in quotes.
-    ends: Vec<(usize, bool)>,
+    ends: Vec<(u32, bool)>,
+}
+
+/// A record.
+#[derive(Clone, Copy)]
+struct Record<'a> {
+    bytes: &'a [u8],
+    ends: &'a [(u32, bool)],
+    /// How many bytes are between two fields.
+    gap: usize,
+}
+
+impl<'a> Record<'a> {
+    /// A field, and whether it is in quotes.
+    #[inline]
+    fn field(&self, at: usize) -> Option<(&'a [u8], bool)> {
+        let &(end, quoted) = self.ends.get(at)?;
+        let start = match at.checked_sub(1) {
+            Some(before) => self.ends[before].0 as usize + self.gap,
+            None => 0,
+        };
+        Some((self.bytes.get(start..end as usize)?, quoted))
+    }
 }
 
 /// Whether a line names a column of the schema.
@@ -83,8 +109,10 @@ fn names(line: &[u8]) -> Option<(u8, Vec<String>)> {
     if fields.split(line, separator) != Split::Whole || fields.ends.len() > COLUMNS {
         return None;
     }
+    let record = fields.record();
+    let names = (0..fields.ends.len()).filter_map(|at| record.field(at));
     let name = |(field, _): (&[u8], bool)| String::from_utf8_lossy(field).trim().to_owned();
-    Some((separator, fields.iter().map(name).collect()))
+    Some((separator, names.map(name).collect()))
 }
 
 impl Layout {
@@ -144,24 +172,21 @@ impl Layout {
             let fields = |all: &Condition| all.iter().filter(is_plain).map(field).collect();
             conditions.iter().filter_map(fields).collect()
         });
-        let fields: Vec<Field> = names
-            .into_iter()
-            .zip(columns)
-            .map(|(name, column)| Field {
-                column: column.and_then(|column| place(wanted, column)),
-                kind: column.map_or(Type::Text, |column| schema.columns[column].kind),
-                name,
-            })
-            .collect();
+        let (count, time_name) = (names.len(), names[time].clone());
+        let fields = names.into_iter().zip(columns).enumerate().filter_map(|(at, (name, of))| {
+            let (of, column) = (of?, place(wanted, of?)?);
+            Some(Field { at, column, kind: schema.columns[of].kind, name })
+        });
+        let fields: Vec<Field> = fields.collect();
         let (unit, width) = (options.time_unit, width(wanted));
-        let is_missing = |column: &usize| fields.iter().all(|field| field.column != Some(*column));
+        let is_missing = |column: &usize| fields.iter().all(|field| field.column != *column);
         let missing = (0..width).filter(is_missing).collect();
-        Ok(Self { separator, fields, time, unit, width, missing, conditions })
+        Ok(Self { separator, count, fields, time, time_name, unit, width, missing, conditions })
     }
 
     fn text_columns(&self) -> TextColumns {
         let is_text = |column| {
-            self.fields.iter().any(|field| field.column == Some(column) && field.kind == Type::Text)
+            self.fields.iter().any(|field| field.column == column && field.kind == Type::Text)
         };
         let columns = (0..self.width).map(|column| is_text(column).then(TextColumn::new));
         TextColumns { texts: Texts::new(), columns: columns.collect() }
@@ -184,40 +209,45 @@ impl Layout {
     }
 
     /// Whether a record may be one that somebody wants.
-    fn is_wanted(&self, fields: &[(&[u8], bool)]) -> bool {
+    fn is_wanted(&self, record: Record<'_>) -> bool {
         let Some(conditions) = &self.conditions else { return true };
         let holds = |&(at, ref text): &(usize, Arc<str>)| {
-            fields.get(at).is_none_or(|(bytes, _)| *bytes == text.as_bytes())
+            record.field(at).is_none_or(|(bytes, _)| bytes == text.as_bytes())
         };
         conditions.iter().any(|all| all.iter().all(holds))
+    }
+
+    /// The time of a record, in the file's unit, and in nanoseconds.
+    fn time(&self, record: Record<'_>) -> Option<(i64, i64)> {
+        let time = count(record.field(self.time)?.0.trim_ascii())?;
+        Some((time, instant(time, self.unit)?))
     }
 
     /// Puts the row of a record into a batch, unless nobody wants it; or says what is wrong with
     /// it.
     fn row(
         &self,
-        fields: &[(&[u8], bool)],
+        record: Record<'_>,
         texts: &mut TextColumns,
         batch: &mut Batch,
     ) -> Result<(), String> {
-        if fields.len() != self.fields.len() {
-            return Err(format!("{} fields, but {} columns", fields.len(), self.fields.len()));
+        if record.ends.len() != self.count {
+            return Err(format!("{} fields, but {} columns", record.ends.len(), self.count));
         }
-        let time = fields[self.time].0;
-        let time_ns =
-            count(time.trim_ascii()).and_then(|time| instant(time, self.unit)).ok_or_else(
-                || format!("{} is {}, which is no time", self.fields[self.time].name, shown(time)),
-            )?;
-        if !self.is_wanted(fields) {
+        let Some((time, time_ns)) = self.time(record) else {
+            let field = record.field(self.time).map_or(&b""[..], |(field, _)| field);
+            return Err(format!("{} is {}, which is no time", self.time_name, shown(field)));
+        };
+        if !self.is_wanted(record) {
             batch.latest_ns = batch.latest_ns.max(time_ns);
             batch.left_out += 1;
             return Ok(());
         }
         let rows = batch.len();
         batch.widen(self.width);
-        for (&(bytes, quoted), field) in fields.iter().zip(&self.fields) {
-            let Some(column) = field.column else { continue };
-            let read = match &mut texts.columns[column] {
+        for field in &self.fields {
+            let Some((bytes, quoted)) = record.field(field.at) else { continue };
+            match &mut texts.columns[field.column] {
                 Some(column) if bytes.len() <= LONGEST_FIELD => {
                     if bytes.is_empty() && !quoted {
                         column.push_null();
@@ -226,10 +256,20 @@ impl Layout {
                     }
                     continue;
                 }
-                _ => value(bytes, quoted, field.kind, &field.name, &mut texts.texts),
+                _ => {}
+            }
+            let column = &mut batch.columns[field.column];
+            let known = match field.kind {
+                Type::Integer if field.at == self.time => Some(time),
+                Type::Integer => integer(bytes),
+                _ => None,
             };
-            match read {
-                Ok(value) => batch.columns[column].push(value),
+            if let Some(integer) = known {
+                column.push_integer(integer);
+                continue;
+            }
+            match value(bytes, quoted, field.kind, &field.name, &mut texts.texts) {
+                Ok(value) => column.push(value),
                 Err(what) => {
                     batch.truncate(rows);
                     texts.columns.iter_mut().flatten().for_each(|column| column.truncate(rows));
@@ -280,7 +320,7 @@ impl Fields {
                 self.bytes.extend_from_slice(&rest[..end]);
                 rest = &rest[end..];
             }
-            self.ends.push((self.bytes.len(), quoted));
+            self.ends.push((self.bytes.len() as u32, quoted));
             if rest.is_empty() {
                 return Split::Whole;
             }
@@ -288,13 +328,34 @@ impl Fields {
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = (&[u8], bool)> {
-        let mut start = 0;
-        self.ends.iter().map(move |&(end, quoted)| {
-            let field = &self.bytes[start..end];
-            start = end;
-            (field, quoted)
-        })
+    /// The record that was split.
+    fn record(&self) -> Record<'_> {
+        Record { bytes: &self.bytes, ends: &self.ends, gap: 0 }
+    }
+
+    /// Finds the fields of a record without quotes. They are short: looking at eight bytes at once
+    /// is faster than a search for each separator.
+    fn plain<'a>(&'a mut self, record: &'a [u8], separator: u8) -> Record<'a> {
+        let ends = &mut self.ends;
+        ends.clear();
+        let mut words = record.chunks_exact(8);
+        for (number, word) in words.by_ref().enumerate() {
+            let word = word.try_into().map_or(0, u64::from_le_bytes);
+            let mut separators = found(word, separator);
+            while separators != 0 {
+                let at = number * 8 + separators.trailing_zeros() as usize / 8;
+                ends.push((at as u32, false));
+                separators &= separators - 1;
+            }
+        }
+        let rest = record.len() / 8 * 8;
+        for (at, &byte) in words.remainder().iter().enumerate() {
+            if byte == separator {
+                ends.push(((rest + at) as u32, false));
+            }
+        }
+        ends.push((record.len() as u32, false));
+        Record { bytes: record, ends, gap: 1 }
     }
 }
 
@@ -307,32 +368,6 @@ const fn each(byte: u8) -> u64 {
 fn found(word: u64, byte: u8) -> u64 {
     let differs = word ^ each(byte);
     !(((differs & each(0x7f)) + each(0x7f)) | differs | each(0x7f))
-}
-
-/// The fields of a record without quotes. They are short: looking at eight bytes at once is faster
-/// than a search for each separator.
-fn plain<'a>(record: &'a [u8], separator: u8, fields: &mut FieldList<'a>) {
-    let mut start = 0;
-    let mut end = |end: usize| {
-        fields.push((&record[start..end], false));
-        start = end + 1;
-    };
-    let mut words = record.chunks_exact(8);
-    for (number, word) in words.by_ref().enumerate() {
-        let word = word.try_into().map_or(0, u64::from_le_bytes);
-        let mut separators = found(word, separator);
-        while separators != 0 {
-            end(number * 8 + separators.trailing_zeros() as usize / 8);
-            separators &= separators - 1;
-        }
-    }
-    let rest = record.len() / 8 * 8;
-    for (at, &byte) in words.remainder().iter().enumerate() {
-        if byte == separator {
-            end(rest + at);
-        }
-    }
-    end(record.len());
 }
 
 impl Csv {
@@ -378,8 +413,7 @@ impl Csv {
             let record = self.lines.bytes(0..length);
             match self.fields.split(record, self.layout.separator) {
                 Split::Whole => {
-                    let fields: FieldList<'_> = self.fields.iter().collect();
-                    let read = self.layout.row(&fields, &mut self.texts, batch);
+                    let read = self.layout.row(self.fields.record(), &mut self.texts, batch);
                     return Ok(Some((read, next, lines)));
                 }
                 Split::Wrong => {
@@ -425,9 +459,8 @@ impl Reader for Csv {
                         self.lines.consume(next, 1);
                         continue;
                     } else {
-                        let mut fields = FieldList::new();
-                        plain(record, self.layout.separator, &mut fields);
-                        (self.layout.row(&fields, &mut self.texts, batch), next, 1)
+                        let record = self.fields.plain(record, self.layout.separator);
+                        (self.layout.row(record, &mut self.texts, batch), next, 1)
                     }
                 }
                 End::TooLong => {
@@ -471,9 +504,11 @@ mod tests {
             }
             state += 1;
             let expected: Vec<&[u8]> = record.split(|&byte| byte == b',').collect();
-            let mut found = FieldList::new();
-            plain(&record, b',', &mut found);
-            assert!(found.iter().map(|&(field, _)| field).eq(expected), "{record:?}");
+            let mut fields = Fields::default();
+            let found = fields.plain(&record, b',');
+            let count = found.ends.len();
+            let fields = (0..=count).map_while(|at| found.field(at)).map(|(field, _)| field);
+            assert!(fields.eq(expected), "{record:?}");
         }
     }
 }
