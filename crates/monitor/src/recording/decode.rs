@@ -254,7 +254,7 @@ impl Column {
     }
 
     /// Whether the next row has a value, where it is said of each.
-    fn next_is_present(&mut self, payload: &[u8]) -> bool {
+    fn is_present(&mut self, payload: &[u8]) -> bool {
         let bits = payload[self.bits + self.row / 8];
         let present = bits >> (self.row % 8) & 1 == 1;
         self.row += 1;
@@ -297,7 +297,7 @@ impl Column {
                 let null = values.len() as u32;
                 values.push(Value::Null);
                 let mut number = || {
-                    if self.next_is_present(payload) { self.text_number(payload) } else { Ok(null) }
+                    if self.is_present(payload) { self.text_number(payload) } else { Ok(null) }
                 };
                 (0..count).map(|_| number()).collect()
             }
@@ -322,7 +322,11 @@ impl Column {
                 Encoding::Times => Value::Integer(time / self.divisor),
                 Encoding::Values => self.value(payload)?,
                 Encoding::Sparse => {
-                    if self.next_is_present(payload) { self.value(payload)? } else { Value::Null }
+                    if self.is_present(payload) {
+                        self.value(payload)?
+                    } else {
+                        Value::Null
+                    }
                 }
             });
         }
