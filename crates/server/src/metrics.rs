@@ -97,7 +97,7 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
         ),
     ];
     let listeners = info.listeners.iter();
-    page.families(&families, listeners.map(|l| ([("address", l.address.as_str())], l)));
+    page.families(&families, &listeners.map(|l| ([("address", l.address.as_str())], l)));
 }
 
 /// The metrics that every Prometheus client library has.
@@ -143,10 +143,8 @@ fn of_disks(page: &mut Page, disks: &DiskList, statistics: &Statistics) {
             d.problems.len() as u64
         }),
     ];
-    page.families(
-        &families,
-        disks.disks.iter().map(|disk| (disk_labels(&disk.name, &disk.vm), disk)),
-    );
+    let disks = disks.disks.iter();
+    page.families(&families, &disks.map(|disk| (disk_labels(&disk.name, &disk.vm), disk)));
     let families: [Family<'_, DiskStatistics, f64>; 5] = [
         ("fathom_disk_capacity_bytes", "gauge", "The disk's size.", |d| d.capacity_bytes as f64),
         ("fathom_disk_in_flight", "gauge", "Requests in flight.", |d| d.in_flight as f64),
@@ -170,7 +168,7 @@ fn of_disks(page: &mut Page, disks: &DiskList, statistics: &Statistics) {
         ),
     ];
     let disks = statistics.disks.iter();
-    page.families(&families, disks.map(|disk| (disk_labels(&disk.name, &disk.vm), disk)));
+    page.families(&families, &disks.map(|disk| (disk_labels(&disk.name, &disk.vm), disk)));
 }
 
 /// The labels of a disk.
@@ -264,7 +262,7 @@ fn of_guests(page: &mut Page, disks: &DiskList) {
             FrontendStatus::Nbd(_) => None,
         })
     });
-    page.families(&families, guests);
+    page.families(&families, &guests);
 }
 
 /// The text, as it grows.
@@ -282,7 +280,7 @@ impl Page {
     pub(super) fn families<'a, Thing: 'a, Number: Display, const LABELS: usize>(
         &mut self,
         families: &[Family<'_, Thing, Number>],
-        things: impl Iterator<Item = ([(&'a str, &'a str); LABELS], &'a Thing)> + Clone,
+        things: &(impl Iterator<Item = ([(&'a str, &'a str); LABELS], &'a Thing)> + Clone),
     ) {
         for (name, kind, help, value) in families {
             self.family(name, kind, help);

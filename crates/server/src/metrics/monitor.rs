@@ -32,5 +32,5 @@ pub(super) fn of_monitor(page: &mut Page, monitor: &MonitorStatus) {
             m.dropped_rows
         }),
     ];
-    page.families(&families, std::iter::once(([], monitor)));
+    page.families(&families, &std::iter::once(([], monitor)));
 }

@@ -67,7 +67,7 @@ pub(super) fn of_queries(page: &mut Page, queries: &QueryMetrics) {
         ),
     ];
     let list = queries.list.queries.iter();
-    page.families(&families, list.map(|query| ([("query", query.name.as_str())], query)));
+    page.families(&families, &list.map(|query| ([("query", query.name.as_str())], query)));
     queries.series.iter().for_each(|series| of_series(page, series));
 }
 

@@ -56,7 +56,8 @@ pub(super) fn of_insight(page: &mut Page, disks: &DiskList) {
         .disks
         .iter()
         .filter(|disk| !matches!(disk.insight.state, InsightState::Off | InsightState::NoGuest));
-    page.families(&families, guests.map(|disk| (disk_labels(&disk.name, &disk.vm), &disk.insight)));
+    let guests = guests.map(|disk| (disk_labels(&disk.name, &disk.vm), &disk.insight));
+    page.families(&families, &guests);
 }
 
 /// What control groups did, by kind.
