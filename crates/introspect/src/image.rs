@@ -31,7 +31,7 @@ impl GuestMemory {
         if size == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"));
         }
-        let mapping = Mapping::new(&file, size, libc::PROT_READ, libc::MAP_SHARED)?;
+        let mapping = Mapping::new(&file, size, false)?;
         let mut head = vec![0; size.min(ELF_HEADER + PROGRAMS_MAX * PROGRAM_HEADER)];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut head, 0)?;
         let parts = if head.starts_with(b"\x7fELF") {

@@ -290,12 +290,16 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `length` bytes of a file, with `mmap`'s protection and flags.
-    pub fn new(file: &File, length: usize, protection: i32, flags: i32) -> io::Result<Self> {
-        // SAFETY: a new mapping of an open file, wherever the kernel likes.
-        let place = unsafe {
-            libc::mmap(std::ptr::null_mut(), length, protection, flags, file.as_raw_fd(), 0)
+    /// Maps the first `length` bytes of a file, for reading or for both directions.
+    pub fn new(file: &File, length: usize, is_writable: bool) -> io::Result<Self> {
+        let (access, flags) = if is_writable {
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE)
+        } else {
+            (libc::PROT_READ, libc::MAP_SHARED)
         };
+        // SAFETY: a new mapping of an open file, wherever the kernel likes.
+        let place =
+            unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, file.as_raw_fd(), 0) };
         if place == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }

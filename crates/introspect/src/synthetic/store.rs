@@ -40,9 +40,7 @@ impl Store {
         let file = unsafe { File::from_raw_fd(descriptor) };
         file.set_len(length)?;
         let length = usize::try_from(length).map_err(io::Error::other)?;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        let mapping = Arc::new(Mapping::new(&file, length, access, flags)?);
+        let mapping = Arc::new(Mapping::new(&file, length, true)?);
         Ok(Self { mapping, file: Arc::new(file), regions })
     }
 
