@@ -2,16 +2,7 @@
 
 mod common;
 
-use common::try_plan;
-
-/// What is wrong, with the text at its place and the help.
-#[track_caller]
-fn assert_wrong(text: &str, place: &str, message: &str, help: Option<&str>) {
-    let wrong = try_plan(text).expect_err(text);
-    assert_eq!(wrong.message, message, "{text}");
-    assert_eq!(&text[wrong.span.range()], place, "{text}");
-    assert_eq!(wrong.help.as_deref(), help, "{text}");
-}
+use common::{assert_wrong, try_plan};
 
 #[test]
 fn names() {

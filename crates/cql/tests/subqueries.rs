@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::try_plan;
+use common::{assert_wrong, try_plan};
 use fathom_cql::check::check;
 use fathom_cql::{Hosts, PlannedQuery, explain, parse, split};
 
@@ -22,14 +22,6 @@ fn assert_shape(text: &str, expected: &[&str]) {
     let found = explain(&last(text).plan, &common::catalog());
     let lines: Vec<&str> = found.lines().skip(1).collect();
     assert_eq!(lines, expected, "\n{found}");
-}
-
-#[track_caller]
-fn assert_wrong(text: &str, place: &str, message: &str, help: Option<&str>) {
-    let wrong = try_plan(text).expect_err(text);
-    assert_eq!(wrong.message, message, "{text}");
-    assert_eq!(&text[wrong.span.range()], place, "{text}");
-    assert_eq!(wrong.help.as_deref(), help, "{text}");
 }
 
 #[test]

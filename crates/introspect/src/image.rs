@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::memory::{GuestMemory, Region};
+use crate::memory::{GuestMemory, Mapping, Region};
 
 /// Where QEMU's machines go on above the devices' addresses.
 const HIGH: u64 = 4 << 30;
@@ -14,24 +14,6 @@ const ELF_HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
 const PROGRAMS_MAX: usize = 4096;
 const LOAD: u32 = 1;
-
-/// A file that is mapped for reading.
-struct Mapping {
-    place: *mut libc::c_void,
-    length: usize,
-}
-
-// SAFETY: the mapping is only read.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this object's own.
-        unsafe { libc::munmap(self.place, self.length) };
-    }
-}
 
 impl GuestMemory {
     /// Opens an image of a guest's memory: what `dump-guest-memory` of QEMU wrote (ELF), or the
@@ -49,22 +31,7 @@ impl GuestMemory {
         if size == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"));
         }
-        // SAFETY: a new mapping of an open file, wherever the kernel likes.
-        let place = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                size,
-                libc::PROT_READ,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if place == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let mapping = Mapping { place, length: size };
-        let base = place.cast::<u8>().cast_const();
+        let mapping = Mapping::new(&file, size, false)?;
         let mut head = vec![0; size.min(ELF_HEADER + PROGRAMS_MAX * PROGRAM_HEADER)];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut head, 0)?;
         let parts = if head.starts_with(b"\x7fELF") {
@@ -77,7 +44,7 @@ impl GuestMemory {
         let mut regions = Vec::new();
         for (start, offset, length) in parts {
             let file = OwnedFd::from(file.try_clone()?);
-            let place = base.wrapping_add(offset as usize);
+            let place = mapping.place(offset).cast_const();
             regions.push(Region { start, length, place, file: Some((file, offset)) });
         }
         // SAFETY: every part lies within the mapping, which the memory owns from here on.

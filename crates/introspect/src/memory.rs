@@ -5,6 +5,8 @@
 
 use std::any::Any;
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -206,7 +208,7 @@ impl GuestMemory {
             };
             let data = seek(offset, libc::SEEK_DATA);
             if data < 0 {
-                let errno = std::io::Error::last_os_error().raw_os_error();
+                let errno = io::Error::last_os_error().raw_os_error();
                 if errno != Some(libc::ENXIO) {
                     ranges.push((region.start + offset, end));
                 }
@@ -273,6 +275,47 @@ impl Window<'_> {
         let place = self.place(offset, 4)?;
         // SAFETY: as above, of four.
         Some(u32::from_le(unsafe { place.cast::<u32>().read_volatile() }))
+    }
+}
+
+/// A file that is mapped here, for as long as this lives.
+pub(crate) struct Mapping {
+    place: *mut libc::c_void,
+    length: usize,
+}
+
+// SAFETY: what is mapped is only accessed by volatile reads and writes.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `length` bytes of a file, for reading or for both directions.
+    pub fn new(file: &File, length: usize, is_writable: bool) -> io::Result<Self> {
+        let (access, flags) = if is_writable {
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE)
+        } else {
+            (libc::PROT_READ, libc::MAP_SHARED)
+        };
+        // SAFETY: a new mapping of an open file, wherever the kernel likes.
+        let place =
+            unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, file.as_raw_fd(), 0) };
+        if place == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { place, length })
+    }
+
+    /// Where an offset of the file is.
+    pub fn place(&self, offset: u64) -> *mut u8 {
+        self.place.cast::<u8>().wrapping_add(offset as usize)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this object's own.
+        unsafe { libc::munmap(self.place, self.length) };
     }
 }
 

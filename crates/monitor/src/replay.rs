@@ -243,21 +243,6 @@ impl Script {
         self.source
     }
 
-    /// The plans of the queries, over rows of the wanted columns.
-    pub(crate) fn plans(&self) -> &[Plan] {
-        &self.plans
-    }
-
-    /// The streams, with the columns that rows have.
-    pub(crate) fn read_catalog(&self) -> Catalog {
-        let mut catalog = self.planned.catalog.clone();
-        if let Some(stream) = catalog.streams.get_mut(self.source) {
-            let mut wanted = self.wanted.iter();
-            stream.columns.retain(|_| wanted.next().is_some_and(|wanted| *wanted));
-        }
-        catalog
-    }
-
     /// The stream that events belong to.
     pub fn schema(&self) -> &StreamSchema {
         &self.schema

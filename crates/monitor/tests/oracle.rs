@@ -1,9 +1,13 @@
 //! The engine against the naive evaluator: random plans over random streams, by seed.
 
+#[path = "support/changes.rs"]
+mod changes;
+
+use changes::{Changes, engine};
 use fathom_cql::catalog::Catalog;
 use fathom_cql::generate::{Case, case, shrink};
 use fathom_cql::oracle;
-use fathom_cql::{Parameters, ParseOptions, Row, Value, parse, plan_script};
+use fathom_cql::{Parameters, ParseOptions, Value, parse, plan_script};
 use fathom_monitor::{Delta, Engine, io_stream};
 
 /// How many cases a test runs; `FATHOM_CASES` says otherwise.
@@ -13,30 +17,6 @@ fn cases() -> u64 {
 
 /// The more there is, the better; but a case whose oracle takes too long says nothing.
 const ORACLE_STEPS: u64 = 2_000_000;
-
-type Changes = Vec<(i64, Row, i64)>;
-
-/// What the engine says, in its order, its time being led on in steps of `step_ns`.
-fn engine(case: &Case, step_ns: i64) -> Changes {
-    let mut engine = Engine::new(case.catalog.streams.len(), std::slice::from_ref(&case.plan));
-    let mut changes = Vec::new();
-    let mut take = |delta: Delta<'_>| {
-        changes.push((delta.time_ns as i64, delta.row.to_vec(), delta.count));
-    };
-    let mut inputs: Vec<_> = case.inputs.iter().collect();
-    inputs.sort_by_key(|input| input.time_ns);
-    let mut now_ns = 0;
-    for input in inputs {
-        while input.time_ns - now_ns >= step_ns {
-            now_ns += step_ns;
-            engine.advance(now_ns as u64, &mut take);
-        }
-        engine.push(input.source, input.time_ns as u64, &input.row);
-    }
-    engine.advance(case.until_ns as u64 + 1, &mut take);
-    assert_eq!(engine.statistics().late, 0);
-    changes
-}
 
 fn expected(case: &Case) -> Option<Changes> {
     let deltas = oracle::run_within(&case.plan, &case.inputs, case.until_ns, ORACLE_STEPS)?;

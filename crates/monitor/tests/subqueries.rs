@@ -1,16 +1,19 @@
 //! Queries in expressions, against what is computed here directly: rows of windows, and SQL's logic
 //! of three values over them.
 
+#[path = "support/changes.rs"]
+mod changes;
+
 use std::collections::BTreeMap;
 
+use changes::{Changes, engine};
 use fathom_cql::catalog::{Catalog, StreamSchema};
-use fathom_cql::generate::Generator;
+use fathom_cql::generate::{Case, Generator};
 use fathom_cql::oracle::{self, Input};
 use fathom_cql::plan::{Output, Plan};
 use fathom_cql::{Hosts, Parameters, ParseOptions, Row, Type, Value, parse, plan_script, split};
-use fathom_monitor::{Delta, Engine};
+use fathom_monitor::Engine;
 
-type Changes = Vec<(i64, Row, i64)>;
 type Number = Option<i64>;
 
 /// How many streams each query meets.
@@ -36,25 +39,6 @@ fn value(number: Number) -> Value {
 
 fn truth(of: Option<bool>) -> Value {
     of.map_or(Value::Null, Value::Boolean)
-}
-
-/// What an engine says, its time being led on in steps.
-fn engine(plan: &Plan, inputs: &[Input], step_ns: i64) -> Changes {
-    let mut engine = Engine::new(2, std::slice::from_ref(plan));
-    let mut changes = Changes::new();
-    let mut take = |delta: Delta<'_>| {
-        changes.push((delta.time_ns as i64, delta.row.to_vec(), delta.count));
-    };
-    let mut now_ns = 0;
-    for input in inputs {
-        while input.time_ns - now_ns >= step_ns {
-            now_ns += step_ns;
-            engine.advance(now_ns as u64, &mut take);
-        }
-        engine.push(input.source, input.time_ns as u64, &input.row);
-    }
-    engine.advance(UNTIL as u64 + 1, &mut take);
-    changes
 }
 
 /// What a centre says of three hosts that have every third row each.
@@ -85,10 +69,11 @@ fn assert_gives(text: &str, inputs: &[Input], expected: &Changes) {
     let deltas = oracle::run(&plan, inputs, UNTIL).into_iter();
     let deltas: Changes = deltas.map(|delta| (delta.time_ns, delta.row, delta.count)).collect();
     assert_eq!(deltas, *expected, "{text}: the oracle, with {inputs:?}");
-    for step_ns in [1, 7, 1000] {
-        assert_eq!(engine(&plan, inputs, step_ns), *expected, "{text}: the engine, {inputs:?}");
-    }
     assert_eq!(centre(&plan, inputs), *expected, "{text}: the centre, with {inputs:?}");
+    let case = Case { catalog: catalog(), plan, inputs: inputs.to_vec(), until_ns: UNTIL };
+    for step_ns in [1, 7, 1000] {
+        assert_eq!(engine(&case, step_ns), *expected, "{text}: the engine, {inputs:?}");
+    }
 }
 
 /// What has come, as this test sees it.

@@ -7,8 +7,8 @@ mod usage;
 use std::fmt::{Display, Write as _};
 
 use fathom_control::{
-    DaemonInfo, DiskList, DiskStatistics, FrontendStatus, ListenerStatus, MonitorStatus,
-    OperationStatistics, Statistics, VhostUserStatus,
+    DaemonInfo, DiskList, DiskStatistics, DiskStatus, FrontendStatus, ListenerStatus,
+    MonitorStatus, OperationStatistics, Statistics, VhostUserStatus,
 };
 
 use crate::daemon::DiskGroups;
@@ -42,6 +42,8 @@ const BOUNDS: [(u64, &str); 18] = [
 
 /// What a family shows of each thing.
 type Value<Thing, Number = u64> = fn(&Thing) -> Number;
+/// A family's name, its type, what it is, and what it shows of each thing.
+type Family<'a, Thing, Number = u64> = (&'a str, &'a str, &'a str, Value<Thing, Number>);
 /// Called with the labels of each operation and its counts.
 type Visit<'a> = dyn FnMut(&[(&str, &str)], &OperationStatistics) + 'a;
 
@@ -79,27 +81,23 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
     let failed = "fathom_failed_threads_total";
     page.family(failed, "counter", "Threads that failed by a bug of the daemon's.");
     page.sample(failed, &[], info.failed_threads);
-    page.family("fathom_nbd_connections", "gauge", "NBD connections now.");
-    for listener in &info.listeners {
-        page.sample(
-            "fathom_nbd_connections",
-            &[("address", &listener.address)],
-            listener.connections,
-        );
-    }
-    let counts: [(&str, &str, Value<ListenerStatus>); 3] = [
-        ("fathom_nbd_connections_total", "NBD connections accepted.", |l| l.connections_total),
-        ("fathom_nbd_refused_total", "NBD connections turned away, too many.", |l| l.refused),
-        ("fathom_nbd_protocol_errors_total", "NBD clients that broke the protocol.", |l| {
-            l.protocol_errors
+    let families: [Family<'_, ListenerStatus>; 4] = [
+        ("fathom_nbd_connections", "gauge", "NBD connections now.", |l| l.connections),
+        ("fathom_nbd_connections_total", "counter", "NBD connections accepted.", |l| {
+            l.connections_total
         }),
+        ("fathom_nbd_refused_total", "counter", "NBD connections turned away, too many.", |l| {
+            l.refused
+        }),
+        (
+            "fathom_nbd_protocol_errors_total",
+            "counter",
+            "NBD clients that broke the protocol.",
+            |l| l.protocol_errors,
+        ),
     ];
-    for (name, help, value) in counts {
-        page.family(name, "counter", help);
-        for listener in &info.listeners {
-            page.sample(name, &[("address", &listener.address)], value(listener));
-        }
-    }
+    let listeners = info.listeners.iter();
+    page.families(&families, &listeners.map(|l| ([("address", l.address.as_str())], l)));
 }
 
 /// The metrics that every Prometheus client library has.
@@ -137,17 +135,17 @@ fn cpu_seconds() -> Option<f64> {
 }
 
 fn of_disks(page: &mut Page, disks: &DiskList, statistics: &Statistics) {
-    page.family("fathom_disk_read_only", "gauge", "Whether the disk refuses writes.");
-    for disk in &disks.disks {
-        let labels = [("disk", disk.name.as_str()), ("vm", disk.vm.as_str())];
-        page.sample("fathom_disk_read_only", &labels, u8::from(disk.read_only));
-    }
-    page.family("fathom_disk_problems", "gauge", "What does not work about the disk, counted.");
-    for disk in &disks.disks {
-        let labels = [("disk", disk.name.as_str()), ("vm", disk.vm.as_str())];
-        page.sample("fathom_disk_problems", &labels, disk.problems.len());
-    }
-    let families: [(&str, &str, &str, Value<DiskStatistics, f64>); 5] = [
+    let families: [Family<'_, DiskStatus>; 2] = [
+        ("fathom_disk_read_only", "gauge", "Whether the disk refuses writes.", |d| {
+            u64::from(d.read_only)
+        }),
+        ("fathom_disk_problems", "gauge", "What does not work about the disk, counted.", |d| {
+            d.problems.len() as u64
+        }),
+    ];
+    let disks = disks.disks.iter();
+    page.families(&families, &disks.map(|disk| (disk_labels(&disk.name, &disk.vm), disk)));
+    let families: [Family<'_, DiskStatistics, f64>; 5] = [
         ("fathom_disk_capacity_bytes", "gauge", "The disk's size.", |d| d.capacity_bytes as f64),
         ("fathom_disk_in_flight", "gauge", "Requests in flight.", |d| d.in_flight as f64),
         (
@@ -169,12 +167,13 @@ fn of_disks(page: &mut Page, disks: &DiskList, statistics: &Statistics) {
             |d| d.refused as f64,
         ),
     ];
-    for (name, kind, help, value) in families {
-        page.family(name, kind, help);
-        for disk in &statistics.disks {
-            page.sample(name, &[("disk", &disk.name), ("vm", &disk.vm)], value(disk));
-        }
-    }
+    let disks = statistics.disks.iter();
+    page.families(&families, &disks.map(|disk| (disk_labels(&disk.name, &disk.vm), disk)));
+}
+
+/// The labels of a disk.
+fn disk_labels<'a>(name: &'a str, vm: &'a str) -> [(&'static str, &'a str); 2] {
+    [("disk", name), ("vm", vm)]
 }
 
 fn of_operations(page: &mut Page, statistics: &Statistics) {
@@ -230,7 +229,7 @@ fn of_operations(page: &mut Page, statistics: &Statistics) {
 }
 
 fn of_guests(page: &mut Page, disks: &DiskList) {
-    let families: [(&str, &str, &str, Value<VhostUserStatus>); 7] = [
+    let families: [Family<'_, VhostUserStatus>; 7] = [
         ("fathom_guest_connected", "gauge", "Whether a VMM is connected.", |g| {
             u64::from(g.connected)
         }),
@@ -257,16 +256,13 @@ fn of_guests(page: &mut Page, disks: &DiskList) {
             |g| g.recovered,
         ),
     ];
-    for (name, kind, help, value) in families {
-        page.family(name, kind, help);
-        for disk in &disks.disks {
-            for frontend in &disk.frontends {
-                if let FrontendStatus::VhostUser(guest) = frontend {
-                    page.sample(name, &[("disk", &disk.name), ("vm", &disk.vm)], value(guest));
-                }
-            }
-        }
-    }
+    let guests = disks.disks.iter().flat_map(|disk| {
+        disk.frontends.iter().filter_map(|frontend| match frontend {
+            FrontendStatus::VhostUser(guest) => Some((disk_labels(&disk.name, &disk.vm), guest)),
+            FrontendStatus::Nbd(_) => None,
+        })
+    });
+    page.families(&families, &guests);
 }
 
 /// The text, as it grows.
@@ -278,6 +274,20 @@ pub(super) struct Page {
 impl Page {
     pub(super) fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// Families that show the same things, each with its labels.
+    pub(super) fn families<'a, Thing: 'a, Number: Display, const LABELS: usize>(
+        &mut self,
+        families: &[Family<'_, Thing, Number>],
+        things: &(impl Iterator<Item = ([(&'a str, &'a str); LABELS], &'a Thing)> + Clone),
+    ) {
+        for (name, kind, help, value) in families {
+            self.family(name, kind, help);
+            for (labels, thing) in things.clone() {
+                self.sample(name, &labels, value(thing));
+            }
+        }
     }
 
     pub(super) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {

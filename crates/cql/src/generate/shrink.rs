@@ -79,9 +79,12 @@ fn smaller_plans(plan: &Plan, catalog: &Catalog) -> Vec<Plan> {
 /// Relations with an operator less; of the same columns, unless these are `free`.
 fn smaller_relations(relation: &Relation, catalog: &Catalog, free: bool) -> Vec<Relation> {
     let columns = check::columns(relation, catalog);
-    let mut smaller: Vec<Relation> = children(relation).into_iter().cloned().collect();
+    let mut copy = relation.clone();
+    let children = children_mut(&mut copy).into_iter().map(|child| child.clone());
+    let children: Vec<Relation> = children.collect();
+    let mut smaller = children.clone();
     smaller.retain(|child| free || check::columns(child, catalog) == columns);
-    for (position, child) in children(relation).into_iter().enumerate() {
+    for (position, child) in children.iter().enumerate() {
         for by in smaller_relations(child, catalog, false) {
             let mut with = relation.clone();
             if let Some(child) = children_mut(&mut with).into_iter().nth(position) {
@@ -91,23 +94,6 @@ fn smaller_relations(relation: &Relation, catalog: &Catalog, free: bool) -> Vec<
         }
     }
     smaller
-}
-
-fn children(relation: &Relation) -> Vec<&Relation> {
-    match relation {
-        Relation::Window(_, stream) => match &**stream {
-            Stream::Source(_) => Vec::new(),
-            Stream::Of(_, of) => vec![of],
-        },
-        Relation::Given(_) => Vec::new(),
-        Relation::Filter(of, _)
-        | Relation::Project(of, _)
-        | Relation::Aggregate(of, _, _)
-        | Relation::Distinct(of)
-        | Relation::Top(of, _, _) => vec![of],
-        Relation::Join(join) => vec![&join.left, &join.right],
-        Relation::Set { left, right, .. } => vec![left, right],
-    }
 }
 
 fn children_mut(relation: &mut Relation) -> Vec<&mut Relation> {

@@ -1,4 +1,5 @@
 //! What tests of the planner share.
+#![allow(dead_code, reason = "each test uses part of it")]
 
 use fathom_cql::catalog::{Catalog, StreamSchema};
 use fathom_cql::{Diagnostic, Parameters, ParseOptions, Planned, Type, Value, parse, plan_script};
@@ -39,4 +40,13 @@ pub fn try_plan(text: &str) -> Result<Planned, Diagnostic> {
     ]);
     let script = parse(text, &ParseOptions::default())?;
     plan_script(&script, &catalog(), &parameters)
+}
+
+/// What is wrong, with the text at its place and the help.
+#[track_caller]
+pub fn assert_wrong(text: &str, place: &str, message: &str, help: Option<&str>) {
+    let wrong = try_plan(text).expect_err(text);
+    assert_eq!(wrong.message, message, "{text}");
+    assert_eq!(&text[wrong.span.range()], place, "{text}");
+    assert_eq!(wrong.help.as_deref(), help, "{text}");
 }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -77,6 +77,18 @@ impl Monitor {
                 return address.to_owned();
             }
             assert!(begun.elapsed() < PATIENCE, "{text}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// How it ends, which is waited for, and what it has told.
+    fn end(&mut self) -> (ExitStatus, String) {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return (status, self.text("status"));
+            }
+            assert!(begun.elapsed() < PATIENCE, "{}", self.text("status"));
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -199,15 +211,7 @@ fn processes_are_a_centre_together() {
     alpha.until("both are told", || first.rows("\"n\":150,\"disks\":2") > 0);
     assert_eq!(second.rows(""), 0, "the first process tells");
     drop(second);
-    let begun = Instant::now();
-    let status = loop {
-        match first.child.try_wait().unwrap() {
-            Some(status) => break status,
-            None => assert!(begun.elapsed() < PATIENCE, "{}", first.text("status")),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let told = first.text("status");
+    let (status, told) = first.end();
     assert!(status.code() == Some(1) && told.contains("is lost: "), "{status}: {told}");
     assert!(!told.contains("panicked"), "{told}");
 }
@@ -254,15 +258,7 @@ fn a_daemon_refuses_what_holds_too_much_and_a_centre_ends_of_it() {
     assert_eq!(beta.client().monitor().unwrap().problem, None);
     // Now it is too much for the centre.
     write(&beta, "of-beta", 400);
-    let begun = Instant::now();
-    let status = loop {
-        match monitor.child.try_wait().unwrap() {
-            Some(status) => break status,
-            None => assert!(begun.elapsed() < PATIENCE, "{}", monitor.text("status")),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let told = monitor.text("status");
+    let (status, told) = monitor.end();
     assert!(status.code() == Some(1) && told.contains(": more than 200\n"), "{status}: {told}");
 }
 

@@ -2,28 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::memory::{GuestMemory, Region};
-
-/// A memory file, mapped for both directions.
-struct Mapping {
-    place: *mut libc::c_void,
-    length: usize,
-}
-
-// SAFETY: the mapping is accessed by volatile reads and writes alone.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this object's own.
-        unsafe { libc::munmap(self.place, self.length) };
-    }
-}
+use crate::memory::{GuestMemory, Mapping, Region};
 
 /// Regions of guest-physical memory, behind each other in one memory file. What nobody has
 /// written takes no room. Cheap to clone.
@@ -58,15 +40,8 @@ impl Store {
         let file = unsafe { File::from_raw_fd(descriptor) };
         file.set_len(length)?;
         let length = usize::try_from(length).map_err(io::Error::other)?;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping of an open file, wherever the kernel likes.
-        let place =
-            unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, file.as_raw_fd(), 0) };
-        if place == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self { mapping: Arc::new(Mapping { place, length }), file: Arc::new(file), regions })
+        let mapping = Arc::new(Mapping::new(&file, length, true)?);
+        Ok(Self { mapping, file: Arc::new(file), regions })
     }
 
     /// The same memory, to be read as a guest's.
@@ -76,13 +51,8 @@ impl Store {
     pub fn memory(&self) -> GuestMemory {
         let regions = self.regions.iter().map(|(start, length, offset)| {
             let file = OwnedFd::from(self.file.try_clone().expect("a descriptor"));
-            let place = self.mapping.place.cast::<u8>().wrapping_add(*offset as usize);
-            Region {
-                start: *start,
-                length: *length,
-                place: place.cast_const(),
-                file: Some((file, *offset)),
-            }
+            let place = self.mapping.place(*offset).cast_const();
+            Region { start: *start, length: *length, place, file: Some((file, *offset)) }
         });
         let regions = regions.collect();
         let owner = Arc::clone(&self.mapping);
@@ -143,8 +113,7 @@ impl Store {
     fn place(&self, address: u64, length: u64) -> Option<*mut u8> {
         self.regions.iter().find_map(|(start, count, offset)| {
             let within = address.checked_sub(*start).filter(|within| within < count)?;
-            (count - within >= length)
-                .then(|| self.mapping.place.cast::<u8>().wrapping_add((offset + within) as usize))
+            (count - within >= length).then(|| self.mapping.place(offset + within))
         })
     }
 }

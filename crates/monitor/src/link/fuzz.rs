@@ -17,9 +17,9 @@ fn fragments() -> &'static [Plan] {
         let text = "select VDisk, Size, Size * 0.5, Size > 8 from IOstream;
                     select VDisk, count(*) from IOstream [range 1 second] group by VDisk";
         let script = Script::prepare(text, &[], ParseOptions::default()).expect("it is a query");
-        let mut plans = split(script.plans(), &script.read_catalog(), Hosts::Many).fragments;
-        plans.extend(script.plans().iter().cloned());
-        plans
+        let plans: Vec<Plan> = script.queries().iter().map(|query| query.plan.clone()).collect();
+        let fragments = split(&plans, script.catalog(), Hosts::Many).fragments;
+        fragments.into_iter().chain(plans).collect()
     })
 }
 

@@ -253,14 +253,28 @@ impl Column {
         Ok(())
     }
 
+    /// Whether the next row has a value, where it is said of each.
+    fn is_present(&mut self, payload: &[u8]) -> bool {
+        let bits = payload[self.bits + self.row / 8];
+        let present = bits >> (self.row % 8) & 1 == 1;
+        self.row += 1;
+        present
+    }
+
+    /// Which of the texts the next value is.
+    fn text_number(&mut self, payload: &[u8]) -> Result<u32, Wrong> {
+        let number = self.data.number(payload)?;
+        let known = (0..self.texts.len() as u64).contains(&number);
+        known.then_some(number as u32).ok_or(Wrong("a text that is not there"))
+    }
+
     /// The next value.
     fn value(&mut self, payload: &[u8]) -> Result<Value, Wrong> {
         Ok(match self.kind {
             Type::Integer => Value::Integer(self.data.integer(payload)? / self.divisor),
             Type::Text => {
-                let number = self.data.number(payload)?;
-                let text = usize::try_from(number).ok().and_then(|number| self.texts.get(number));
-                text.cloned().ok_or(Wrong("a text that is not there"))?
+                let number = self.text_number(payload)?;
+                self.texts[number as usize].clone()
             }
             Type::Float => {
                 let bytes = self.data.bytes(payload, 8)?;
@@ -277,25 +291,15 @@ impl Column {
     /// The texts of so many rows: few that are there often.
     fn read_texts(&mut self, payload: &[u8], count: usize) -> Result<Values, Wrong> {
         let mut values = self.texts.clone();
-        let known = values.len();
-        let number = |data: &mut Cursor| {
-            let number = data.number(payload)?;
-            let known = (0..known as u64).contains(&number).then_some(number as u32);
-            known.ok_or(Wrong("a text that is not there"))
-        };
         let rows = match self.encoding {
-            Encoding::Values => (0..count).map(|_| number(&mut self.data)).collect(),
+            Encoding::Values => (0..count).map(|_| self.text_number(payload)).collect(),
             Encoding::Sparse => {
-                let null = known as u32;
+                let null = values.len() as u32;
                 values.push(Value::Null);
-                (0..count)
-                    .map(|_| {
-                        let bits = payload[self.bits + self.row / 8];
-                        let present = bits >> (self.row % 8) & 1 == 1;
-                        self.row += 1;
-                        if present { number(&mut self.data) } else { Ok(null) }
-                    })
-                    .collect()
+                let mut number = || {
+                    if self.is_present(payload) { self.text_number(payload) } else { Ok(null) }
+                };
+                (0..count).map(|_| number()).collect()
             }
             Encoding::Constant | Encoding::Null | Encoding::Times => {
                 values = vec![self.constant.clone()];
@@ -318,10 +322,11 @@ impl Column {
                 Encoding::Times => Value::Integer(time / self.divisor),
                 Encoding::Values => self.value(payload)?,
                 Encoding::Sparse => {
-                    let bits = payload[self.bits + self.row / 8];
-                    let present = bits >> (self.row % 8) & 1 == 1;
-                    self.row += 1;
-                    if present { self.value(payload)? } else { Value::Null }
+                    if self.is_present(payload) {
+                        self.value(payload)?
+                    } else {
+                        Value::Null
+                    }
                 }
             });
         }

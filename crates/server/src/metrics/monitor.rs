@@ -2,11 +2,11 @@
 
 use fathom_control::MonitorStatus;
 
-use super::{Page, Value};
+use super::{Family, Page};
 
 /// Adds them.
 pub(super) fn of_monitor(page: &mut Page, monitor: &MonitorStatus) {
-    let families: [(&str, &str, &str, Value<MonitorStatus>); 7] = [
+    let families: [Family<'_, MonitorStatus>; 7] = [
         ("fathom_monitor_running", "gauge", "Whether the centre's fragments run.", |m| {
             u64::from(m.state == "running")
         }),
@@ -32,8 +32,5 @@ pub(super) fn of_monitor(page: &mut Page, monitor: &MonitorStatus) {
             m.dropped_rows
         }),
     ];
-    for (name, kind, help, value) in families {
-        page.family(name, kind, help);
-        page.sample(name, &[], value(monitor));
-    }
+    page.families(&families, &std::iter::once(([], monitor)));
 }

@@ -2,7 +2,7 @@
 
 use fathom_control::{QueryList, QueryState, QueryStatus};
 
-use super::{Page, Value};
+use super::{Family, Page};
 use crate::queries::MetricSeries;
 
 /// What is known of kept queries.
@@ -15,7 +15,7 @@ pub(crate) struct QueryMetrics {
 }
 
 pub(super) fn of_queries(page: &mut Page, queries: &QueryMetrics) {
-    let families: [(&str, &str, &str, Value<QueryStatus>); 13] = [
+    let families: [Family<'_, QueryStatus>; 13] = [
         ("fathom_query_running", "gauge", "Whether the query sees events.", |q| {
             u64::from(q.state == QueryState::Running)
         }),
@@ -66,12 +66,8 @@ pub(super) fn of_queries(page: &mut Page, queries: &QueryMetrics) {
             |q| q.series_left_out,
         ),
     ];
-    for (name, kind, help, value) in families {
-        page.family(name, kind, help);
-        for query in &queries.list.queries {
-            page.sample(name, &[("query", &query.name)], value(query));
-        }
-    }
+    let list = queries.list.queries.iter();
+    page.families(&families, &list.map(|query| ([("query", query.name.as_str())], query)));
     queries.series.iter().for_each(|series| of_series(page, series));
 }
 

@@ -4,11 +4,9 @@ use fathom_control::{DiskList, InsightState, InsightStatus};
 use fathom_insight::Kind;
 use fathom_layers::classify::{Account, Direction, GroupAccount};
 
-use super::Page;
+use super::{Family, Page, disk_labels};
 use crate::daemon::DiskGroups;
 
-/// What a family shows of a disk's insight.
-type Value = fn(&InsightStatus) -> u64;
 /// What a family shows of an account.
 type Sum = fn(&GroupAccount) -> f64;
 
@@ -31,7 +29,7 @@ pub(super) fn of_insight(page: &mut Page, disks: &DiskList) {
             page.sample(state, &labels, u8::from(disk.insight.state == of));
         }
     }
-    let families: [(&str, &str, &str, Value); 4] = [
+    let families: [Family<'_, InsightStatus>; 4] = [
         (
             "fathom_insight_requests_total",
             "counter",
@@ -54,15 +52,12 @@ pub(super) fn of_insight(page: &mut Page, disks: &DiskList) {
             |insight| insight.modules,
         ),
     ];
-    for (name, kind, help, value) in families {
-        page.family(name, kind, help);
-        let guests = disks.disks.iter().filter(|disk| {
-            !matches!(disk.insight.state, InsightState::Off | InsightState::NoGuest)
-        });
-        for disk in guests {
-            page.sample(name, &[("disk", &disk.name), ("vm", &disk.vm)], value(&disk.insight));
-        }
-    }
+    let guests = disks
+        .disks
+        .iter()
+        .filter(|disk| !matches!(disk.insight.state, InsightState::Off | InsightState::NoGuest));
+    let guests = guests.map(|disk| (disk_labels(&disk.name, &disk.vm), &disk.insight));
+    page.families(&families, &guests);
 }
 
 /// What control groups did, by kind.
