@@ -239,8 +239,8 @@ impl Pump {
     /// This side has ended: the other is told, and timely's thread, which may wait for more.
     fn end(&mut self) -> io::Result<()> {
         self.local.set_nonblocking(false)?;
+        self.channel.close_write();
         if self.remote == Side::Open {
-            self.channel.close_write();
             self.lose();
         }
         while self.whole > 0 || self.remote != Side::Ended {
@@ -284,5 +284,38 @@ impl Pump {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// Each of two that end at once has had the other's last message before it ends itself. If it
+    /// did not say that it ends, both would linger.
+    #[test]
+    fn the_end_is_told_though_the_other_side_has_ended() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let channel = Channel::Plain(listener.accept().unwrap().0);
+        let (local, mut timely) = UnixStream::pair().unwrap();
+        let pump = std::thread::spawn(move || {
+            let fate = Fate::default();
+            run(channel, local, &fate);
+            assert_eq!(fate.after(Duration::ZERO), Some(&None), "it has ended in good order");
+        });
+        let mut last = [1; HEADER];
+        other.write_all(&[0; HEADER]).unwrap();
+        timely.read_exact(&mut last).unwrap();
+        assert_eq!(last, [0; HEADER]);
+        timely.write_all(&last).unwrap();
+        drop(timely);
+        other.set_read_timeout(Some(LINGER_MAX / 2)).unwrap();
+        let mut said = Vec::new();
+        other.read_to_end(&mut said).expect("the end comes long before nobody lingers any more");
+        drop(other);
+        pump.join().unwrap();
     }
 }
