@@ -318,7 +318,7 @@ impl Engine {
     fn take_turns(&mut self) {
         loop {
             let Some(turns) = &mut self.turns else { return };
-            turns.tell(self.now_ns);
+            turns.tell(self.now_ns, self.ended_ns);
             let flows = &self.flows;
             turns.lead(&|end| is_done(flows, end));
             let next = turns.next();

@@ -53,9 +53,13 @@ impl Turns {
         Self { told, all_told, ends, over, goes_on, under_way: VecDeque::new(), last: 0 }
     }
 
-    /// This process has told everything before an instant.
-    pub(super) fn tell(&mut self, time_ns: u64) {
-        if let Some(told) = self.told.as_mut().filter(|told| time_ns > *told.time()) {
+    /// This process has told everything before an instant, and has ended what is before another.
+    /// While what it told last is not ended it tells nothing more: so one message is for much where
+    /// there is much to do, and none waits where there is little.
+    pub(super) fn tell(&mut self, time_ns: u64, ended_ns: u64) {
+        let is_news =
+            |told: &&mut InputHandle<_, _>| time_ns > *told.time() && *told.time() <= ended_ns;
+        if let Some(told) = self.told.as_mut().filter(is_news) {
             told.advance_to(time_ns);
         }
     }
