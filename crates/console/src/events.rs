@@ -18,5 +18,7 @@ pub fn open_event_stream(
     disks: &[String],
     pulse: Option<Duration>,
 ) -> Outcome<AnswerStream> {
+    // The disks may be on this machine, and go first.
+    fathom_monitor::give_way();
     Ok(client.recording(disks, pulse)?)
 }

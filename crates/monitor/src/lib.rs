@@ -13,6 +13,7 @@ mod fuzz;
 mod held;
 pub mod link;
 pub mod measure;
+mod priority;
 pub mod read;
 pub mod recording;
 pub mod replay;
@@ -24,5 +25,6 @@ pub use engine::{Delta, Engine, EngineStatistics, StateSize};
 #[doc(hidden)]
 pub use fuzz::{fuzz_events, fuzz_script};
 pub use held::{HELD_MAX, HeldLimit, TooMuchHeld};
+pub use priority::give_way;
 pub use replay::{QueryError, ReplayRequest, ReplaySummary, ResultSink, replay};
 pub use schema::io_stream;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use axum::body::Bytes;
 use fathom_block::Clock;
 use fathom_layers::tap::{Event, TapReader};
+use fathom_monitor::give_way;
 use fathom_monitor::recording::{BlockBuilder, Header, moment_block};
 
 use super::columns::{LabelTexts, Texts};
@@ -58,6 +59,7 @@ impl Collector {
 
     /// Collects until nobody listens any more.
     pub fn run(mut self) {
+        give_way();
         let daemon = Arc::clone(&self.daemon);
         // Whatever happens, the next listener gets a collector.
         let _ended = Ended(Arc::clone(&daemon));

@@ -11,7 +11,7 @@ use fathom_block::Clock;
 use fathom_control::QueryState;
 use fathom_monitor::read::{Batch, ReadError, ReadOptions};
 use fathom_monitor::recording::{Item, RowReader};
-use fathom_monitor::{Engine, HeldLimit, TooMuchHeld, io_stream};
+use fathom_monitor::{Engine, HeldLimit, TooMuchHeld, give_way, io_stream};
 
 use super::Queries;
 use super::kept::{Change, Kept, add};
@@ -48,6 +48,7 @@ enum Halt {
 
 /// Runs the queries until none are kept, or the events end.
 pub(super) fn run(daemon: &Arc<Daemon>) {
+    give_way();
     let queries = daemon.queries();
     let _ended = Ended(queries);
     let mut feed = match follow(daemon, PULSE, IDLE_PULSE) {

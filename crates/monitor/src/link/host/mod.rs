@@ -20,8 +20,8 @@ use fathom_cql::catalog::StreamSchema;
 use super::channel::Line;
 use super::plans::{Fragments, STACK};
 use super::{BUFFER_MAX, Tls};
-use crate::HELD_MAX;
 use crate::read::Batch;
+use crate::{HELD_MAX, give_way};
 use outbox::Outbox;
 use runner::Runner;
 use session::{Asked, Session};
@@ -186,7 +186,10 @@ impl Host {
         let noted = Arc::clone(&shared);
         // Plans may be nested deep.
         let thread = std::thread::Builder::new().name("monitor".into()).stack_size(STACK);
-        let thread = thread.spawn(move || Worker::new(options, source, noted).run())?;
+        let thread = thread.spawn(move || {
+            give_way();
+            Worker::new(options, source, noted).run();
+        })?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
