@@ -367,6 +367,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether it is one of several that answer together.
+    pub(crate) fn is_in_cluster(&self) -> bool {
+        self.turns.is_some()
+    }
+
     /// In a cluster, waits until another process says something, but not longer than so.
     pub fn wait(&mut self, most: Duration) {
         if self.turns.is_some() {
