@@ -103,19 +103,18 @@ impl State {
                 Value::Float(number) => *place = Value::Float(number),
                 other => *place = other,
             },
-            _ => *place = self.result(aggregate),
+            Self::Values(values) => *place = of_values(aggregate, values),
+            Self::Ranking(ranking) => *place = ranking.result(aggregate.function),
+            Self::Registers(registers) => *place = registers.result(),
+            Self::Histogram(histogram) => *place = histogram.result(),
         }
     }
 
+    #[cfg(test)]
     pub(super) fn result(&self, aggregate: &Aggregate) -> Value {
-        match self {
-            Self::Count(count) => Value::Integer(*count),
-            Self::Sums(sums) => sums.result(aggregate.function),
-            Self::Values(values) => of_values(aggregate, values),
-            Self::Ranking(ranking) => ranking.result(aggregate.function),
-            Self::Registers(registers) => registers.result(),
-            Self::Histogram(histogram) => histogram.result(),
-        }
+        let mut value = Value::Null;
+        self.show(aggregate, &mut value);
+        value
     }
 }
 
