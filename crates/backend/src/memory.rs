@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::{
-    Allocation, Backend, BackendContext, BackendQueue, Capabilities, ErrorKind, Extent, Geometry,
-    Operation, Request,
+    Allocation, Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind,
+    Extent, Geometry, Operation, Request,
 };
 use fathom_reactor::{Event, Reactor};
 
@@ -205,6 +205,12 @@ impl Backend for Memory {
         }
         Ok(())
     }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        Vec::new()
+    }
+
+    fn inspect(&self) {}
 }
 
 struct MemoryQueue {

@@ -3,7 +3,8 @@
 use std::io;
 
 use fathom_block::{
-    Backend, BackendContext, BackendQueue, Capabilities, ErrorKind, Geometry, Operation, Request,
+    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry,
+    Operation, Request,
 };
 use fathom_reactor::{Event, Reactor};
 
@@ -44,6 +45,12 @@ impl Backend for Null {
     fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
         Err(ErrorKind::Unsupported)
     }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        Vec::new()
+    }
+
+    fn inspect(&self) {}
 }
 
 struct NullQueue;

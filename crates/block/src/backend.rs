@@ -6,6 +6,7 @@ use fathom_reactor::{Event, Reactor};
 
 use crate::clock::Clock;
 use crate::geometry::{Capabilities, Geometry};
+use crate::problem::BackendProblem;
 use crate::request::{ErrorKind, Outcome, Request};
 
 /// Where a disk's bytes are kept: what all queues of the disk share.
@@ -36,6 +37,14 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Unsupported`] where the size is given by something else.
     fn resize(&self, capacity: u64) -> Result<(), ErrorKind>;
+
+    /// What is wrong with the store now; empty for a sound one. Never blocks: it says what
+    /// requests and the last [`inspect`](Self::inspect) have found.
+    fn problems(&self) -> Vec<BackendProblem>;
+
+    /// Looks for what changes a store from outside: a file deleted, or cut short. May block for
+    /// as long as the file system does; nothing on a request's path calls it.
+    fn inspect(&self);
 }
 
 /// One thread's way into a back end.

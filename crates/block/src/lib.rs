@@ -18,6 +18,7 @@ mod disk;
 mod geometry;
 mod layer;
 mod observer;
+mod problem;
 mod request;
 mod stack;
 
@@ -29,6 +30,7 @@ pub use fathom_insight::{Facts, Insight, IoClass, Kind, Part};
 pub use geometry::{Capabilities, Geometry, SECTOR_SIZE};
 pub use layer::{Crossing, LAYERS_MAX, Layer, LayerPart, LayerQueue};
 pub use observer::{Observed, Observer, Place};
+pub use problem::BackendProblem;
 pub use request::{
     Allocation, Course, ErrorKind, Extent, Flags, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
     SERIAL_LENGTH,

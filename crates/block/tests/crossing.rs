@@ -6,8 +6,8 @@ use std::io;
 use std::sync::Arc;
 
 use fathom_block::{
-    Backend, BackendQueue, Capabilities, Clock, Disk, DiskOptions, ErrorKind, Geometry, Operation,
-    REQUEST_LENGTH_MAX, Request,
+    Backend, BackendProblem, BackendQueue, Capabilities, Clock, Disk, DiskOptions, ErrorKind,
+    Geometry, Operation, REQUEST_LENGTH_MAX, Request,
 };
 use fathom_reactor::Reactor;
 
@@ -75,6 +75,12 @@ fn the_crossing_refuses_what_is_too_long() {
         }
         fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
             Err(ErrorKind::Unsupported)
+        }
+        fn problems(&self) -> Vec<BackendProblem> {
+            self.0.problems()
+        }
+        fn inspect(&self) {
+            self.0.inspect();
         }
     }
     let record = Record::default();

@@ -12,8 +12,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fathom_block::{
-    Allocation, Backend, BackendContext, BackendQueue, Capabilities, ErrorKind, Extent, Geometry,
-    Operation, Outcome, Request,
+    Allocation, Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind,
+    Extent, Geometry, Operation, Outcome, Request,
 };
 use fathom_reactor::{Event, Reactor};
 
@@ -228,6 +228,12 @@ impl Backend for SimBackend {
     fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
         Err(ErrorKind::Unsupported)
     }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        Vec::new()
+    }
+
+    fn inspect(&self) {}
 }
 
 /// A request on its way.

@@ -9,10 +9,11 @@ mod queue;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-use fathom_block::{Backend, BackendQueue, Capabilities, ErrorKind, Geometry};
+use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
 use fathom_reactor::Reactor;
 
 pub use open::{FileOptions, OpenError};
@@ -36,6 +37,13 @@ struct Shared {
     /// A flush has failed: the kernel has dropped pages that the guest believes to be written, and
     /// would report the next flush as a success. From here on the disk only reads.
     poisoned: AtomicBool,
+    /// The `errno` of the failure that poisoned.
+    errno: AtomicI32,
+    /// The file has no name any more, as [`Backend::inspect`] saw it last.
+    deleted: AtomicBool,
+    /// The length of the file, in bytes, where it was shorter than the disk at the last
+    /// [`Backend::inspect`]; otherwise [`u64::MAX`].
+    cut_length: AtomicU64,
 }
 
 /// What is behind the file descriptor.
@@ -110,5 +118,35 @@ impl Backend for FileBackend {
         shared.file.sync_all().map_err(|_| ErrorKind::Io)?;
         shared.capacity.store(capacity, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        let shared = &self.shared;
+        let mut problems = Vec::new();
+        if shared.poisoned.load(Ordering::Acquire) {
+            let errno = shared.errno.load(Ordering::Relaxed);
+            problems.push(BackendProblem::WritesLost { errno, earlier: false });
+        }
+        if shared.deleted.load(Ordering::Relaxed) {
+            let path = format!("/proc/{}/fd/{}", std::process::id(), shared.file.as_raw_fd());
+            problems.push(BackendProblem::Deleted { path });
+        }
+        let (length, capacity) = (shared.cut_length.load(Ordering::Relaxed), self.capacity());
+        if length < capacity {
+            problems.push(BackendProblem::CutShort { length, capacity });
+        }
+        problems
+    }
+
+    fn inspect(&self) {
+        let shared = &self.shared;
+        if shared.kind == FileKind::Device {
+            return;
+        }
+        let Ok(metadata) = shared.file.metadata() else { return };
+        let length = metadata.len();
+        let cut = length < shared.capacity.load(Ordering::Relaxed);
+        shared.deleted.store(metadata.nlink() == 0, Ordering::Relaxed);
+        shared.cut_length.store(if cut { length } else { u64::MAX }, Ordering::Relaxed);
     }
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use fathom_block::{Capabilities, Geometry, SECTOR_SIZE};
@@ -172,6 +172,9 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         direct: options.direct,
         memory_alignment,
         poisoned: AtomicBool::new(false),
+        errno: AtomicI32::new(0),
+        deleted: AtomicBool::new(false),
+        cut_length: AtomicU64::new(u64::MAX),
     })
 }
 

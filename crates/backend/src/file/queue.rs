@@ -199,6 +199,12 @@ impl FileQueue {
                 Some(slot)
             }
             Stage::Sync if result < 0 => {
+                let _ = self.shared.errno.compare_exchange(
+                    0,
+                    -result,
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
                 if !self.shared.poisoned.swap(true, Ordering::AcqRel) {
                     let error = std::io::Error::from_raw_os_error(-result);
                     tracing::error!(

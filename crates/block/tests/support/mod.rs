@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use fathom_block::{
-    Backend, BackendContext, BackendQueue, Capabilities, Clock, Crossing, Disk, DiskOptions,
-    ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Observer, Operation, Outcome, Place,
-    Request, Stack,
+    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, Clock, Crossing, Disk,
+    DiskOptions, ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Observer, Operation, Outcome,
+    Place, Request, Stack,
 };
 use fathom_reactor::{Event, Reactor};
 
@@ -214,6 +214,12 @@ impl Backend for Recorder {
     fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
         Err(ErrorKind::Unsupported)
     }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        Vec::new()
+    }
+
+    fn inspect(&self) {}
 }
 
 pub struct RecorderQueue {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use fathom_backend::{Memory, Null};
 use fathom_block::{
-    Backend, BackendContext, BackendQueue, Capabilities, Clock, Disk, DiskOptions, ErrorKind,
-    Geometry, Layer, Operation, Request, Stack,
+    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, Clock, Disk, DiskOptions,
+    ErrorKind, Geometry, Layer, Operation, Request, Stack,
 };
 use fathom_layers::tap::TapReader;
 use fathom_reactor::{Event, Reactor};
@@ -47,6 +47,12 @@ impl Backend for Later {
     fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
         Err(ErrorKind::Unsupported)
     }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        Vec::new()
+    }
+
+    fn inspect(&self) {}
 }
 
 #[expect(clippy::vec_box, reason = "a request travels in its box")]
