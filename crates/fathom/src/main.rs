@@ -1,5 +1,7 @@
 //! The `fathom` command: the daemon and the faces of its control interface.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 use std::time::Instant;
 

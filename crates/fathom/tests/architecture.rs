@@ -1,0 +1,129 @@
+//! ARCHITECTURE.md is true: its table of crates names every crate, gives each its exact
+//! dependencies, and lists a crate before all that it depends on; its rule on unsafe code names
+//! exactly the crates that may contain any.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The prefix of the names of this workspace's packages.
+const PREFIX: &str = "fathom-";
+
+/// A row of the table of crates.
+struct Row {
+    name: String,
+    dependencies: BTreeSet<String>,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn architecture() -> String {
+    fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap()
+}
+
+/// The words of `text` that stand between backticks.
+fn quoted(text: &str) -> BTreeSet<String> {
+    text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The rows of the table under the heading "Crates", in order.
+fn table() -> Vec<Row> {
+    let page = architecture();
+    let section = page.split("\n## Crates\n").nth(1).expect("the page has a section on crates");
+    let section = section.split("\n## ").next().unwrap();
+    let mut lines = section.lines().filter(|line| line.starts_with('|'));
+    let heading: Vec<&str> = lines.next().unwrap().split('|').map(str::trim).collect();
+    let place = |name: &str| {
+        heading.iter().position(|cell| *cell == name).unwrap_or_else(|| panic!("no column {name}"))
+    };
+    let (name, dependencies) = (place("crate"), place("depends on"));
+    lines
+        .skip(1)
+        .map(|line| {
+            let cells: Vec<&str> = line.split('|').collect();
+            Row {
+                name: quoted(cells[name]).pop_first().expect("a row names its crate"),
+                dependencies: quoted(cells[dependencies]),
+            }
+        })
+        .collect()
+}
+
+/// The dependencies within the workspace that each crate's manifest states, by crate.
+fn manifests() -> BTreeMap<String, BTreeSet<String>> {
+    let crates = fs::read_dir(root().join("crates")).unwrap();
+    crates
+        .map(|entry| {
+            let folder = entry.unwrap().path();
+            let text = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+            let manifest: toml::Table = text.parse().unwrap();
+            let dependencies = manifest
+                .get("dependencies")
+                .and_then(toml::Value::as_table)
+                .into_iter()
+                .flat_map(toml::Table::keys)
+                .filter_map(|name| name.strip_prefix(PREFIX))
+                .map(str::to_owned)
+                .collect();
+            (folder.file_name().unwrap().to_string_lossy().into_owned(), dependencies)
+        })
+        .collect()
+}
+
+#[test]
+fn every_crate_has_its_row_with_its_dependencies() {
+    let mut rows: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for row in table() {
+        assert!(
+            rows.insert(row.name.clone(), row.dependencies).is_none(),
+            "{}: two rows",
+            row.name
+        );
+    }
+    let manifests = manifests();
+    assert_eq!(
+        rows.keys().collect::<Vec<_>>(),
+        manifests.keys().collect::<Vec<_>>(),
+        "the rows of ARCHITECTURE.md and the folders below crates/"
+    );
+    for (name, dependencies) in &manifests {
+        assert_eq!(&rows[name], dependencies, "what `{name}` depends on");
+    }
+}
+
+#[test]
+fn every_crate_stands_before_what_it_depends_on() {
+    let rows = table();
+    for (index, row) in rows.iter().enumerate() {
+        for above in &rows[..index] {
+            assert!(
+                !row.dependencies.contains(&above.name),
+                "`{}` depends on `{}`, which stands above it",
+                row.name,
+                above.name
+            );
+        }
+    }
+}
+
+#[test]
+fn the_crates_with_unsafe_code_are_those_that_the_page_names() {
+    let page = architecture();
+    let rule = page.split("\n- **Unsafe code**").nth(1).expect("the page has a rule on it");
+    let rule = rule.split("\n- **").next().unwrap().split("\n## ").next().unwrap();
+    let named: BTreeSet<String> =
+        quoted(rule).iter().filter_map(|name| name.split("::").next().map(str::to_owned)).collect();
+    let may_contain: BTreeSet<String> = manifests()
+        .into_keys()
+        .filter(|name| {
+            let source = root().join("crates").join(name).join("src");
+            let root_file = ["lib.rs", "main.rs"].map(|file| source.join(file));
+            let root_file = root_file.iter().find(|file| file.exists()).unwrap();
+            let text = fs::read_to_string(root_file).unwrap();
+            !text.lines().any(|line| line == "#![forbid(unsafe_code)]")
+        })
+        .collect();
+    assert_eq!(may_contain, named, "crates that do not forbid unsafe code");
+}
