@@ -4,10 +4,11 @@ use std::fmt;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::daemon::{DaemonInfo, Done, EventList, ReloadReport};
 use crate::definition::{DiskChange, DiskDefinition};
@@ -22,14 +23,21 @@ use crate::stream::AnswerStream;
 use crate::units::Bytes;
 use crate::usage::UsageReport;
 
-/// How long an answer may take unless the caller says otherwise.
-const LIMIT_DEFAULT: Duration = Duration::from_secs(60);
+/// How long the answer to a question may take unless the caller says otherwise. A daemon answers
+/// within milliseconds, whatever its disks do.
+const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
+/// The same for changes, for which a daemon waits up to 45 s by itself.
+const CHANGE_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long the daemon may take to accept a connection.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
+/// How often a connection is tried again while the daemon's queue is full.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Asks a daemon, one connection a question.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
-    limit: Duration,
+    limit: Option<Duration>,
 }
 
 /// Why there is no answer.
@@ -48,6 +56,13 @@ pub enum ClientError {
         socket: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// There is a daemon, but it does not answer in time.
+    Silent {
+        /// The socket.
+        socket: PathBuf,
+        /// How long it was waited for.
+        waited: Duration,
     },
     /// The answer is not of this interface.
     Unreadable(String),
@@ -73,6 +88,10 @@ impl ClientError {
                 _ => String::new(),
             },
             Self::Broken { .. } => "see the daemon's log".into(),
+            Self::Silent { .. } => "its process is stopped or hangs: look at it with `systemctl \
+                                    status fathom` or `ps`; a process that was stopped goes on \
+                                    after `kill -CONT`"
+                .into(),
             Self::Unreadable(_) => "daemon and command must be of versions that fit: compare \
                                     `fathom --version` with the daemon's"
                 .into(),
@@ -90,6 +109,14 @@ impl fmt::Display for ClientError {
             Self::Broken { socket, source } => {
                 write!(formatter, "the daemon at {} broke off: {source}", socket.display())
             }
+            Self::Silent { socket, waited } => {
+                let seconds = waited.as_secs();
+                write!(
+                    formatter,
+                    "the daemon at {} has not answered within {seconds} s",
+                    socket.display()
+                )
+            }
             Self::Unreadable(what) => write!(formatter, "unexpected answer: {what}"),
             Self::Refused(body) => formatter.write_str(&body.message),
         }
@@ -100,7 +127,7 @@ impl std::error::Error for ClientError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Unreachable { source, .. } | Self::Broken { source, .. } => Some(source),
-            Self::Unreadable(_) => None,
+            Self::Silent { .. } | Self::Unreadable(_) => None,
             Self::Refused(body) => Some(body),
         }
     }
@@ -109,13 +136,13 @@ impl std::error::Error for ClientError {
 impl Client {
     /// A client of the daemon whose control socket is `socket`. Asks nothing yet.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), limit: LIMIT_DEFAULT }
+        Self { socket: socket.into(), limit: None }
     }
 
     /// The same client, with another limit to how long an answer may take.
     #[must_use]
     pub fn with_limit(self, limit: Duration) -> Self {
-        Self { limit, ..self }
+        Self { limit: Some(limit), ..self }
     }
 
     /// The control socket.
@@ -255,8 +282,8 @@ impl Client {
     /// When there is no answer.
     pub fn events(&self, after: u64, wait: Duration) -> Result<EventList, ClientError> {
         let path = format!("/v1/events?after={after}&wait_ms={}", wait.as_millis());
-        let patient = self.clone().with_limit(self.limit.saturating_add(wait));
-        patient.get(&path)
+        let limit = self.limit.unwrap_or(QUESTION_TIME_MAX);
+        self.clone().with_limit(limit.saturating_add(wait)).get(&path)
     }
 
     /// The events of disks as they come, or those of all disks: a recording, as
@@ -274,11 +301,9 @@ impl Client {
             disks.iter().map(|disk| ("disk", Some(disk.as_str()))).collect();
         parameters.push(("pulse_ms", pulse.as_deref()));
         let path = with_query("/v1/recording", &parameters);
-        let unreachable = |source| ClientError::Unreachable { socket: self.socket.clone(), source };
-        let broken = |source| ClientError::Broken { socket: self.socket.clone(), source };
-        let mut stream = UnixStream::connect(&self.socket).map_err(unreachable)?;
-        stream.set_read_timeout(Some(self.limit)).map_err(broken)?;
-        stream.set_write_timeout(Some(self.limit)).map_err(broken)?;
+        let limit = self.limit.unwrap_or(QUESTION_TIME_MAX);
+        let broken = |source| self.broken(source, limit);
+        let mut stream = self.connect(limit)?;
         request(&mut stream, "GET", &path, None).map_err(broken)?;
         let (status, mut answer) = AnswerStream::begin(stream).map_err(broken)?;
         if status == 200 {
@@ -333,16 +358,58 @@ impl Client {
     }
 
     fn ask(&self, method: &str, path: &str, body: Option<&[u8]>) -> Result<Vec<u8>, ClientError> {
-        let unreachable = |source| ClientError::Unreachable { socket: self.socket.clone(), source };
-        let broken = |source| ClientError::Broken { socket: self.socket.clone(), source };
-        let mut stream = UnixStream::connect(&self.socket).map_err(unreachable)?;
-        stream.set_read_timeout(Some(self.limit)).map_err(broken)?;
-        stream.set_write_timeout(Some(self.limit)).map_err(broken)?;
-        let (status, answer) = exchange(&mut stream, method, path, body).map_err(broken)?;
+        let default = if method == "GET" { QUESTION_TIME_MAX } else { CHANGE_TIME_MAX };
+        let limit = self.limit.unwrap_or(default);
+        let mut stream = self.connect(limit)?;
+        let (status, answer) = exchange(&mut stream, method, path, body)
+            .map_err(|source| self.broken(source, limit))?;
         if (200..300).contains(&status) {
             return Ok(answer);
         }
         Err(refused(status, &answer))
+    }
+
+    /// A connection on which nothing waits for longer than `limit`.
+    fn connect(&self, limit: Duration) -> Result<UnixStream, ClientError> {
+        let unreachable = |source| ClientError::Unreachable { socket: self.socket.clone(), source };
+        let broken = |source| self.broken(source, limit);
+        let address = SockAddr::unix(&self.socket).map_err(unreachable)?;
+        let begun = Instant::now();
+        let waited_max = limit.min(CONNECT_TIME_MAX);
+        loop {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(broken)?;
+            // A blocking attempt would wait for ever for a daemon that is stopped while the queue
+            // of its socket is full; this one fails at once, and is tried again for a while.
+            socket.set_nonblocking(true).map_err(broken)?;
+            match socket.connect(&address) {
+                Ok(()) => {
+                    socket.set_nonblocking(false).map_err(broken)?;
+                    let stream = UnixStream::from(std::os::fd::OwnedFd::from(socket));
+                    stream.set_read_timeout(Some(limit)).map_err(broken)?;
+                    stream.set_write_timeout(Some(limit)).map_err(broken)?;
+                    return Ok(stream);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let waited = begun.elapsed();
+                    if waited >= waited_max {
+                        return Err(ClientError::Silent { socket: self.socket.clone(), waited });
+                    }
+                    std::thread::sleep(CONNECT_INTERVAL);
+                }
+                Err(error) => return Err(unreachable(error)),
+            }
+        }
+    }
+
+    /// What `source` means on a connection whose time limit is `waited`.
+    fn broken(&self, source: io::Error, waited: Duration) -> ClientError {
+        let socket = self.socket.clone();
+        match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                ClientError::Silent { socket, waited }
+            }
+            _ => ClientError::Broken { socket, source },
+        }
     }
 }
 
@@ -420,5 +487,32 @@ mod tests {
     fn a_cut_answer_is_no_answer() {
         let (client, _folder) = answering("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{");
         assert!(matches!(client.daemon(), Err(ClientError::Broken { .. })));
+    }
+
+    #[test]
+    fn a_daemon_that_is_stopped_is_not_waited_for_without_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        // It listens and accepts nobody.
+        let _listener = UnixListener::bind(&path).unwrap();
+        let client = Client::new(&path).with_limit(Duration::from_millis(200));
+        let begun = Instant::now();
+        let error = client.daemon().unwrap_err();
+        assert!(matches!(error, ClientError::Silent { .. }), "{error}");
+        assert!(error.remedy().contains("kill -CONT"), "{error}");
+        // The same with its queue full.
+        let address = SockAddr::unix(&path).unwrap();
+        let mut waiting = Vec::new();
+        loop {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            if socket.connect(&address).is_err() {
+                break;
+            }
+            waiting.push(socket);
+        }
+        let error = client.daemon().unwrap_err();
+        assert!(matches!(error, ClientError::Silent { .. }), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(20));
     }
 }

@@ -1,14 +1,16 @@
 //! Unix sockets that only their owner can reach.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::Duration;
 
 /// The mode of every socket.
 const MODE: libc::mode_t = 0o600;
-/// Clients that may wait to be accepted.
-const BACKLOG: libc::c_int = 16;
+/// Clients that may wait to be accepted: bursts of all guests of a host at once. The host may
+/// allow fewer (`net.core.somaxconn`).
+const BACKLOG: libc::c_int = 4096;
 
 /// Listens on a Unix socket at `path`, mode 0600 from its first moment. A socket that nobody
 /// listens on any more is replaced.
@@ -19,24 +21,17 @@ const BACKLOG: libc::c_int = 16;
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     use std::os::unix::fs::FileTypeExt;
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
-        let in_use = !metadata.file_type().is_socket()
-            || !matches!(
-                UnixStream::connect(path),
+        let dead = metadata.file_type().is_socket()
+            && matches!(
+                connect(path),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused
             );
-        if in_use {
+        if !dead {
             return Err(io::Error::from(io::ErrorKind::AddrInUse));
         }
         std::fs::remove_file(path)?;
     }
-    // SAFETY: a system call without memory; the result is checked below.
-    let descriptor =
-        unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if descriptor < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and ours alone.
-    let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    let socket = new_socket(0)?;
     // On Linux a socket that is bound to a path takes over the mode that it had before, less the
     // umask: so there is no moment at which the path is open to others.
     // SAFETY: a system call on our own descriptor.
@@ -52,6 +47,50 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
         return Err(io::Error::last_os_error());
     }
     Ok(UnixListener::from(socket))
+}
+
+/// Whether somebody listens at `path`. Does not block: a process that is stopped while the queue of
+/// its socket is full listens too.
+pub fn is_served(path: &Path) -> bool {
+    match connect(path) {
+        Ok(()) => true,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    }
+}
+
+/// Connects without blocking, and leaves at once. [`io::ErrorKind::WouldBlock`] where the queue of
+/// the socket is full.
+fn connect(path: &Path) -> io::Result<()> {
+    let socket = new_socket(libc::SOCK_NONBLOCK)?;
+    let address = address(path)?;
+    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: the address lives through the call and has the length given.
+    let connected =
+        unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    if connected == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn new_socket(flags: libc::c_int) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags;
+    // SAFETY: a system call without memory; the result is checked below.
+    let descriptor = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and ours alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Sleeps until `listener` has a client or `wake` is signalled, for `limit` at most. False once
+/// `wake` has been signalled.
+pub(crate) fn wait(listener: Option<RawFd>, wake: RawFd, limit: Option<Duration>) -> bool {
+    let entry = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // A negative descriptor is passed over.
+    let mut polls = [entry(wake), entry(listener.unwrap_or(-1))];
+    let limit_ms = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
+    // SAFETY: two entries, as said.
+    unsafe { libc::poll(polls.as_mut_ptr(), 2, limit_ms) };
+    polls[0].revents == 0
 }
 
 fn address(path: &Path) -> io::Result<libc::sockaddr_un> {
@@ -94,5 +133,46 @@ mod tests {
         assert_eq!(std::fs::read(&file).unwrap(), b"precious");
         let long = directory.path().join("x".repeat(200));
         assert_eq!(listen(&long).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_full_queue_blocks_nobody_who_asks_whether_a_socket_is_served() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        assert!(!is_served(&path));
+        let listener = listen(&path).unwrap();
+        assert!(is_served(&path));
+        // A process that is stopped: it accepts nobody, and its queue is full.
+        // SAFETY: a system call on our own descriptor.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let mut waiting = Vec::new();
+        loop {
+            let socket = new_socket(libc::SOCK_NONBLOCK).unwrap();
+            let address = address(&path).unwrap();
+            let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+            // SAFETY: the address lives through the call and has the length given.
+            let result =
+                unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
+            if result != 0 {
+                break;
+            }
+            waiting.push(socket);
+        }
+        assert!(!waiting.is_empty());
+        assert!(is_served(&path), "it listens, though its queue is full");
+        assert_eq!(listen(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop((waiting, listener));
+        assert!(!is_served(&path));
+    }
+
+    #[test]
+    fn a_burst_of_clients_is_not_turned_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let _listener = listen(&path).unwrap();
+        // As many as the host allows by default, before anybody is accepted.
+        for number in 0..128 {
+            connect(&path).unwrap_or_else(|error| panic!("client {number}: {error}"));
+        }
     }
 }

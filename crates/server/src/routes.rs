@@ -24,6 +24,11 @@ use crate::wiring::refusal;
 
 /// The longest that a caller may wait for an event.
 const WAIT_MAX: Duration = Duration::from_secs(600);
+/// Changes that are carried out at once; further ones are refused. Each may hang for as long as the
+/// storage that it is about.
+pub(crate) const CHANGES_MAX: usize = 32;
+/// How long a change is waited for. It goes on beyond that.
+const CHANGE_TIME_MAX: Duration = Duration::from_secs(45);
 /// Connections over TCP that are served at once.
 const SCRAPERS_MAX: usize = 32;
 /// How long one of them may take.
@@ -37,6 +42,8 @@ pub(crate) struct App {
     pub(crate) daemon: Arc<Daemon>,
     /// Notified when somebody asks for the end.
     pub(crate) end: Arc<Notify>,
+    /// Changes that may still be begun.
+    pub(crate) changes: Arc<Semaphore>,
 }
 
 /// A refusal as an answer.
@@ -100,7 +107,8 @@ async fn add_disk(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Refused> {
     let definition: DiskDefinition = read(body)?;
-    let status = aside(move || app.daemon.add_disk(definition)).await?;
+    let changes = Arc::clone(&app.changes);
+    let status = change(&changes, move || app.daemon.add_disk(definition)).await?;
     Ok((StatusCode::CREATED, status).into_response())
 }
 
@@ -109,12 +117,14 @@ async fn change_disk(
     Path(name): Path<String>,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<fathom_control::DiskStatus> {
-    let change: DiskChange = read(body)?;
-    aside(move || app.daemon.change_disk(&name, &change)).await
+    let wanted: DiskChange = read(body)?;
+    let changes = Arc::clone(&app.changes);
+    change(&changes, move || app.daemon.change_disk(&name, &wanted)).await
 }
 
 async fn remove_disk(State(app): State<App>, Path(name): Path<String>) -> Answer<Done> {
-    aside(move || app.daemon.remove_disk(&name)).await
+    let changes = Arc::clone(&app.changes);
+    change(&changes, move || app.daemon.remove_disk(&name)).await
 }
 
 async fn statistics(State(app): State<App>) -> Answer<fathom_control::Statistics> {
@@ -226,7 +236,8 @@ async fn monitor(State(app): State<App>) -> Answer<fathom_control::MonitorStatus
 }
 
 async fn reload(State(app): State<App>) -> Answer<fathom_control::ReloadReport> {
-    aside(move || app.daemon.reload()).await
+    let changes = Arc::clone(&app.changes);
+    change(&changes, move || app.daemon.reload()).await
 }
 
 async fn shutdown(State(app): State<App>) -> Answer<Done> {
@@ -280,6 +291,34 @@ fn remedy(error: &str) -> String {
     match quoted.next() {
         Some(key) if error.starts_with("unknown ") => suggestion(key, &quoted.collect::<Vec<_>>()),
         _ => "docs/control.md shows what is expected".into(),
+    }
+}
+
+/// Does `work`, which changes what is served, on a thread of its own, and waits for a bounded time:
+/// storage that hangs must not make the caller hang.
+async fn change<T: Serialize + Send + 'static>(
+    changes: &Arc<Semaphore>,
+    work: impl FnOnce() -> Result<T, ErrorBody> + Send + 'static,
+) -> Answer<T> {
+    let Ok(permit) = Arc::clone(changes).try_acquire_owned() else {
+        return Err(Refused(refusal(
+            ErrorCode::Conflict,
+            format!("{CHANGES_MAX} changes are under way already"),
+            "try again once one has ended; `fathom disk list` shows disks whose storage hangs",
+        )));
+    };
+    let work = aside(move || {
+        let _permit = permit;
+        work()
+    });
+    match tokio::time::timeout(CHANGE_TIME_MAX, work).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Refused(refusal(
+            ErrorCode::Failed,
+            format!("the change has not ended within {} s", CHANGE_TIME_MAX.as_secs()),
+            "the storage hangs, most likely; the change goes on, and `fathom disk list` shows it \
+             once it is made",
+        ))),
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fathom_control::{ErrorBody, ErrorCode, SOCKET_DEFAULT};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::configuration::{Configuration, ConfigurationFile};
 use crate::daemon::Daemon;
@@ -21,8 +21,9 @@ use crate::routes::{self, App};
 use crate::wiring::{refusal, socket_refusal};
 
 const SIGHUP: &str = "SIGHUP";
-/// Threads for changes that take long. They end when idle.
-const CHANGE_THREADS_MAX: usize = 4;
+/// Threads for changes and for questions whose answers take long. They end when idle. Changes
+/// occupy only some of them (`routes::CHANGES_MAX`), so that questions always find one.
+const ASIDE_THREADS_MAX: usize = 64;
 
 /// How long listeners that lag have at the end to take what there is for them.
 const TELL_TIME_MAX: Duration = Duration::from_secs(2);
@@ -42,7 +43,7 @@ pub(crate) fn run(
     raise_descriptor_limit();
     let result = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(CHANGE_THREADS_MAX)
+        .max_blocking_threads(ASIDE_THREADS_MAX)
         .thread_keep_alive(Duration::from_secs(1))
         .build()
         .map_err(|error| failed("no event loop", &error))
@@ -54,7 +55,12 @@ pub(crate) fn run(
         });
     match result {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(false) => {
+            // Threads may be left that wait for a disk: nothing of theirs is taken down around
+            // them. The log has been written.
+            // SAFETY: the call has no preconditions and does not return.
+            unsafe { libc::_exit(1) }
+        }
         Err(refusals) => {
             for refused in refusals {
                 tracing::error!("{}", refused.message);
@@ -84,7 +90,19 @@ async fn serve(
     make_default_folder(&options.control).map_err(one)?;
     // First, because a second daemon with the same configuration is told so here.
     probe(&options.control).map_err(one)?;
-    let daemon = Daemon::start(configuration, file, journal, begun)?;
+    let start = {
+        let configuration = configuration.clone();
+        // On a thread of its own: an image on storage that hangs must not make the daemon deaf to
+        // signals.
+        on_own_thread("start", move || Daemon::start(&configuration, file, journal, begun))
+    };
+    let daemon = tokio::select! {
+        started = start => started.ok_or_else(|| one(failed_thread()))??,
+        name = signals.end() => {
+            tracing::error!("ends before it was ready: {name}");
+            return Ok(false);
+        }
+    };
     if let Some(monitor) = &configuration.monitor {
         if let Err(refused) = daemon.start_monitor(&monitor.definition) {
             daemon.stop();
@@ -109,7 +127,11 @@ async fn serve(
         tokio::spawn(routes::serve_metrics(listener, Arc::clone(&daemon)));
     }
     let end = Arc::new(Notify::new());
-    let app = App { daemon: Arc::clone(&daemon), end: Arc::clone(&end) };
+    let app = App {
+        daemon: Arc::clone(&daemon),
+        end: Arc::clone(&end),
+        changes: Arc::new(Semaphore::new(routes::CHANGES_MAX)),
+    };
     let server = tokio::spawn(async move {
         // Accepts until the process ends; its own errors it sleeps over.
         let _ = axum::serve(control, routes::router(app)).await;
@@ -128,6 +150,8 @@ async fn serve(
         configuration.disks.len(),
         options.control.display()
     );
+    let reloads = Arc::new(Notify::new());
+    tokio::spawn(reload_when_asked(Arc::clone(&daemon), Arc::clone(&reloads)));
     loop {
         tokio::select! {
             () = end.notified() => {
@@ -136,7 +160,8 @@ async fn serve(
             }
             name = signals.next() => {
                 if name == SIGHUP {
-                    reload(&daemon).await;
+                    // Not waited for: it may take long, and other signals must be heard.
+                    reloads.notify_one();
                     continue;
                 }
                 tracing::info!("ends: {name}");
@@ -147,14 +172,14 @@ async fn serve(
     notify("STOPPING=1");
     let stopping = Arc::clone(&daemon);
     let clean = tokio::select! {
-        problems = tokio::task::spawn_blocking(move || stopping.stop()) => match problems {
-            Ok(problems) => {
+        problems = on_own_thread("stop", move || stopping.stop()) => match problems {
+            Some(problems) => {
                 for problem in &problems {
                     tracing::error!("{problem}");
                 }
                 problems.is_empty()
             }
-            Err(_) => false,
+            None => false,
         },
         name = signals.end() => {
             tracing::error!("ends at once: a second {name}");
@@ -169,6 +194,35 @@ async fn serve(
     let _ = std::fs::remove_file(&options.control);
     tracing::info!("{}", if clean { "ended" } else { "ended, but not cleanly" });
     Ok(clean)
+}
+
+/// Does `work` on a new thread, which depends on no other work's end. `None` where there is no
+/// thread for it, or where it failed.
+async fn on_own_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(move || {
+        let _ = sender.send(work());
+    });
+    if let Err(error) = spawned {
+        tracing::error!(%error, "there is no thread to {name} with");
+        return None;
+    }
+    receiver.await.ok()
+}
+
+fn failed_thread() -> ErrorBody {
+    refusal(ErrorCode::Failed, "the daemon failed at its start", "see its log, and report a bug")
+}
+
+/// Reads the configuration again at each notification. Notifications during a reload are one.
+async fn reload_when_asked(daemon: Arc<Daemon>, reloads: Arc<Notify>) {
+    loop {
+        reloads.notified().await;
+        reload(&daemon).await;
+    }
 }
 
 async fn reload(daemon: &Arc<Daemon>) {
@@ -241,14 +295,14 @@ fn make_default_folder(control: &Path) -> Result<(), ErrorBody> {
 
 /// Whether the control socket is free.
 fn probe(control: &Path) -> Result<(), ErrorBody> {
-    match std::os::unix::net::UnixStream::connect(control) {
-        Ok(_) => Err(refusal(
-            ErrorCode::Conflict,
-            format!("a daemon is running already: it answers at {}", control.display()),
-            "stop it, or choose another control socket with --control",
-        )),
-        Err(_) => Ok(()),
+    if !fathom_frontend::socket::is_served(control) {
+        return Ok(());
     }
+    Err(refusal(
+        ErrorCode::Conflict,
+        format!("a daemon is running already: it listens at {}", control.display()),
+        "stop it, or choose another control socket with --control",
+    ))
 }
 
 fn bind_control(path: &Path) -> Result<tokio::net::UnixListener, ErrorBody> {

@@ -92,6 +92,14 @@ impl Exports {
     /// requests that they have in flight. Returns its disk once they have ended, or once a slow
     /// end has been waited for long enough (15 s); `None` where there is no such export.
     pub fn remove(&self, name: &str) -> Option<Arc<Disk>> {
+        let leaving = self.withdraw(name)?;
+        leaving.wait(REMOVAL_TIME_MAX);
+        Some(Arc::clone(&leaving.0.disk))
+    }
+
+    /// Takes an export away without waiting: no new connection finds it, and those that are there
+    /// end after the requests that they have in flight. `None` where there is no such export.
+    pub fn withdraw(&self, name: &str) -> Option<Leaving> {
         let export = {
             let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
             if table.default.as_deref() == Some(name) {
@@ -104,11 +112,8 @@ impl Exports {
         for control in &guests.controls {
             control.stop();
         }
-        let wait = export
-            .left
-            .wait_timeout_while(guests, REMOVAL_TIME_MAX, |guests| !guests.controls.is_empty());
-        drop(wait);
-        Some(Arc::clone(&export.disk))
+        drop(guests);
+        Some(Leaving(export))
     }
 
     /// The export that the empty name means. Where none is chosen, an only export is the default.
@@ -137,6 +142,19 @@ impl Exports {
             None if table.exports.len() == 1 => table.exports.values().next().cloned(),
             None => None,
         }
+    }
+}
+
+/// An export that has been taken away, whose connections may still have requests in flight.
+pub struct Leaving(Arc<Export>);
+
+impl Leaving {
+    /// Waits until the last connection has ended, for `limit` at most. Returns whether it has.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let guests = self.0.guests.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited =
+            self.0.left.wait_timeout_while(guests, limit, |guests| !guests.controls.is_empty());
+        waited.unwrap_or_else(PoisonError::into_inner).0.controls.is_empty()
     }
 }
 

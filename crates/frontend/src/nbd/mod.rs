@@ -24,7 +24,7 @@ mod transmission;
 mod wire;
 
 pub use control::ConnectionStatus;
-pub use exports::{Exports, NameError};
+pub use exports::{Exports, Leaving, NameError};
 #[doc(hidden)]
 pub use fuzz::{fuzz_negotiation, fuzz_requests};
 pub use listener::{Address, Listener, ListenerCounters, ListenerOptions};

@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use fathom_block::Disk;
 use vhost::vhost_user::{BackendReqHandler, Error};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 #[doc(hidden)]
 pub use fuzz::fuzz_requests;
@@ -77,6 +78,9 @@ impl VhostUserOptions {
 /// and some that have not yet been found dead.
 const CONNECTIONS_MAX: usize = 16;
 
+/// How long the accepting thread pauses when the host has no descriptors or threads left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
 /// A disk that waits for, or serves, a VMM.
 ///
 /// A second VMM may connect while the first one's guest runs, as the destination of a live
@@ -95,6 +99,9 @@ struct Shared {
     connections: Mutex<Connections>,
     turn: Arc<Turn>,
     ended: AtomicBool,
+    /// Wakes the thread that accepts. A connection to the own socket could not do that: the path
+    /// may name another socket by then, and a full queue of clients would block it.
+    wake: EventFd,
 }
 
 #[derive(Default)]
@@ -148,8 +155,10 @@ impl Server {
             connections: Mutex::default(),
             turn: Arc::default(),
             ended: AtomicBool::new(false),
+            wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
             options: options.clone(),
         });
+        listener.set_nonblocking(true)?;
         let listening: Weak<Shared> = Arc::downgrade(&shared);
         disk.listen(Box::new(move |change| {
             let Some(shared) = listening.upgrade() else { return false };
@@ -214,8 +223,8 @@ impl Server {
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.shared.ended.store(true, Ordering::Release);
-        // Wakes an accept that waits; an error means that it does not.
-        let _ = UnixStream::connect(&self.socket);
+        // Fails only when the counter is full, and then the thread is being woken already.
+        let _ = self.shared.wake.write(1);
         let _ = thread.join();
         let connections = std::mem::take(&mut self.shared.connections().list);
         for connection in &connections {
@@ -254,16 +263,18 @@ impl Shared {
     }
 
     fn accept(self: &Arc<Self>, listener: &UnixListener) {
-        while !self.ended() {
+        let descriptor = listener.as_raw_fd();
+        while crate::socket::wait(Some(descriptor), self.wake.as_raw_fd(), None) && !self.ended() {
             let begun = match listener.accept() {
-                Ok(_) if self.ended() => return,
-                Ok((stream, _)) => self.begin(stream),
+                Ok((stream, _)) => stream.set_nonblocking(false).and_then(|()| self.begin(stream)),
+                // The client has left already.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
                 Err(error) => Err(error),
             };
             if let Err(error) = begun {
                 tracing::error!(disk = self.disk.name(), %error, "cannot accept a VMM");
                 // Out of descriptors or threads, most likely: it may pass.
-                std::thread::sleep(Duration::from_millis(200));
+                crate::socket::wait(None, self.wake.as_raw_fd(), Some(ACCEPT_PAUSE));
             }
         }
     }

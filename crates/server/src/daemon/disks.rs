@@ -1,7 +1,7 @@
 //! Disks added, changed and removed.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fathom_block::ErrorKind;
 use fathom_control::{
@@ -9,20 +9,22 @@ use fathom_control::{
     LayerDefinition,
 };
 
+use super::changes::{Claims, stopping};
+use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
-use crate::configuration::{Places, Problems, check_disk, image_identity, normal_path};
+use crate::configuration::{Places, Problems, check_disk, normal_path};
 use crate::introspection::DiskGuest;
 use crate::wiring::{self, Watchers, refusal};
 
-/// How long the removal of a disk waits for its last flush.
-const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long whoever asks for the removal of a disk waits for it.
+const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
 
 impl Daemon {
     /// Serves one disk more, by request.
     pub(crate) fn add_disk(&self, definition: DiskDefinition) -> Result<DiskStatus, ErrorBody> {
-        let _change = self.change()?;
         check_disk(&definition, &Places::default()).map_err(|problems| invalid(&problems))?;
         let name = definition.name.clone();
+        let _change = self.change(&name)?;
         self.serve_disk(definition, None)?;
         tracing::info!(disk = name.as_str(), "added");
         self.disk_status(&name)
@@ -35,7 +37,14 @@ impl Daemon {
         definition: DiskDefinition,
         configured: Option<DiskDefinition>,
     ) -> Result<(), ErrorBody> {
-        self.check_against_others(&definition)?;
+        let claims = Claims::new(&definition);
+        let control = normal_path(&self.options.control);
+        let _entry = self.with_state(|state| {
+            let served = state.disks.values().map(|served| &served.claims);
+            claims.check(&control, served.chain(&state.opening))?;
+            state.opening.push(claims.clone());
+            Ok(Entry { daemon: self, name: claims.name().to_owned() })
+        })?;
         let number = self.instance();
         let wanted = wiring::is_classified(&definition);
         let guest = DiskGuest::new(&self.introspection, &definition.name, wanted);
@@ -53,48 +62,27 @@ impl Daemon {
             usage_instance: number,
             server,
         };
-        let served = Arc::new(Served { disk: Arc::clone(&disk), guest, live: Mutex::new(live) });
-        self.with_state(|state| state.disks.insert(name, served));
-        self.export_disk(&disk);
-        Ok(())
-    }
-
-    fn check_against_others(&self, definition: &DiskDefinition) -> Result<(), ErrorBody> {
-        let conflict =
-            |message: String, remedy: &str| Err(refusal(ErrorCode::Conflict, message, remedy));
-        let socket = definition.vhost_user.as_ref().map(|guest| normal_path(&guest.socket));
-        if socket.is_some() && socket == Some(normal_path(&self.options.control)) {
-            return conflict("this is the control socket".into(), "choose another socket");
+        let served = Arc::new(Served {
+            disk,
+            guest,
+            claims,
+            live: Mutex::new(live),
+            withdrawal: Mutex::default(),
+        });
+        let refused = self.with_state(|state| {
+            // Looked at under the lock under which the end of the daemon takes the list.
+            if self.is_stopping() {
+                return true;
+            }
+            state.disks.insert(name, Arc::clone(&served));
+            false
+        });
+        if refused {
+            let server = served.live().server.take();
+            drop(server);
+            return Err(stopping());
         }
-        let identity = definition.image.as_deref().and_then(image_identity);
-        for served in self.served() {
-            // A copy, so that nobody waits for a file system that hangs.
-            let other = served.live().definition.clone();
-            if other.name == definition.name {
-                return conflict(
-                    format!("there is a disk {:?} already", other.name),
-                    "choose another name, or remove that disk first",
-                );
-            }
-            let other_socket = other.vhost_user.as_ref().map(|guest| normal_path(&guest.socket));
-            if socket.is_some() && socket == other_socket {
-                return conflict(
-                    format!("the disk {:?} has this socket", other.name),
-                    "choose another socket, or remove that disk first",
-                );
-            }
-            let shares =
-                identity.is_some() && identity == other.image.as_deref().and_then(image_identity);
-            if shares && !(definition.read_only && other.read_only) {
-                return conflict(
-                    format!(
-                        "the disk {:?} has this image, and a writer shares with nobody",
-                        other.name
-                    ),
-                    "choose another image, or make both disks read-only",
-                );
-            }
-        }
+        self.export_disk(&served);
         Ok(())
     }
 
@@ -104,8 +92,15 @@ impl Daemon {
         name: &str,
         change: &DiskChange,
     ) -> Result<DiskStatus, ErrorBody> {
-        let _change = self.change()?;
+        let _change = self.change(name)?;
         let served = self.find(name)?;
+        if served.withdrawal().is_some() {
+            return Err(refusal(
+                ErrorCode::Conflict,
+                format!("the disk {name:?} is being removed"),
+                "add it again once it is gone",
+            ));
+        }
         if change.tap.is_some() || change.classify.is_some() || change.layers.is_some() {
             let mut definition = served.live().definition.clone();
             if let Some(tap) = change.tap {
@@ -175,34 +170,59 @@ impl Daemon {
     }
 
     /// Serves a disk no more: clients are let go once what they have in flight is done, and the
-    /// back end is flushed.
-    pub(crate) fn remove_disk(&self, name: &str) -> Result<Done, ErrorBody> {
-        let _change = self.change()?;
-        self.withdraw_disk(name)?;
+    /// back end is flushed. Waits for that for a bounded time; the removal goes on beyond it.
+    pub(crate) fn remove_disk(self: &Arc<Self>, name: &str) -> Result<Done, ErrorBody> {
+        let withdrawal = {
+            let _change = self.change(name)?;
+            self.withdraw(&self.find(name)?)
+        };
+        // Nobody else is kept from a change meanwhile.
+        removed(name, &withdrawal, Instant::now() + REMOVAL_TIME_MAX)?;
         Ok(Done { message: format!("the disk {name:?} is served no more") })
     }
+}
 
-    pub(super) fn withdraw_disk(&self, name: &str) -> Result<(), ErrorBody> {
-        let served = self.find(name)?;
-        for listening in self.listening() {
-            listening.exports.remove(name);
+/// A name in the list of disks that are being opened; struck out when dropped.
+struct Entry<'d> {
+    daemon: &'d Daemon,
+    name: String,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.daemon.with_state(|state| {
+            state.opening.retain(|claims| claims.name() != self.name);
+        });
+    }
+}
+
+/// Waits until `end` for a disk to be gone.
+pub(super) fn removed(
+    name: &str,
+    withdrawal: &Withdrawal,
+    end: Instant,
+) -> Result<(), ErrorBody> {
+    let refused = |message: String, remedy: &str| Err(refusal(ErrorCode::Failed, message, remedy));
+    match withdrawal.wait(end) {
+        Standing::Clean => Ok(()),
+        Standing::Unflushed(error) => refused(
+            format!("the disk {name:?} is served no more, but its last flush failed: {error}"),
+            "do not trust what was written to it last",
+        ),
+        standing => {
+            let what = match standing {
+                Standing::Flushing => "its last flush has",
+                _ => "its requests in flight have",
+            };
+            let seconds = withdrawal.age().as_secs();
+            refused(
+                format!(
+                    "the disk {name:?} takes no new requests, but {what} not come back for \
+                     {seconds} s: the storage beneath it hangs"
+                ),
+                "it is removed as soon as they come back; until then `fathom disk list` shows it",
+            )
         }
-        let server = served.live().server.take();
-        if let Some(server) = server {
-            server.shutdown();
-        }
-        let flushed = wiring::flush(&served.disk, FLUSH_TIME_MAX);
-        self.with_state(|state| state.disks.remove(name));
-        if let Err(error) = flushed {
-            tracing::error!(disk = name, %error, "could not be flushed at its removal");
-            return Err(refusal(
-                ErrorCode::Failed,
-                format!("the disk {name:?} is served no more, but its last flush failed: {error}"),
-                "do not trust what was written to it last",
-            ));
-        }
-        tracing::info!(disk = name, "removed");
-        Ok(())
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fathom_block::Disk;
 use fathom_control::{ErrorBody, ErrorCode, ExportsDefinition, ListenerDefinition};
 use fathom_frontend::nbd;
 
-use super::{Daemon, Listening};
+use super::changes::stopping;
+use super::{Daemon, Listening, Served};
 use crate::wiring::{self, refusal};
 
 impl Daemon {
@@ -15,7 +15,7 @@ impl Daemon {
         let exports = Arc::new(nbd::Exports::new());
         for served in self.served() {
             if is_exported(definition, served.disk.name()) {
-                offer(&exports, &served.disk)?;
+                offer(&exports, &served)?;
             }
         }
         let listener = wiring::start_listener(definition, &exports)?;
@@ -24,18 +24,41 @@ impl Daemon {
             definition: Mutex::new(definition.clone()),
             listener: Mutex::new(Some(listener)),
         });
-        self.with_state(|state| state.listeners.push(listening));
+        let refused = self.with_state(|state| {
+            if self.is_stopping() {
+                return true;
+            }
+            state.listeners.push(Arc::clone(&listening));
+            false
+        });
+        if refused {
+            let listener = listening.listener().take();
+            drop(listener);
+            return Err(stopping());
+        }
+        // Disks that were added meanwhile did not know of this listener.
+        for served in self.served() {
+            self.export_to(&listening, &served);
+        }
         Ok(())
     }
 
     /// Offers a new disk wherever it belongs.
-    pub(super) fn export_disk(&self, disk: &Arc<Disk>) {
+    pub(super) fn export_disk(&self, served: &Served) {
         for listening in self.listening() {
-            if is_exported(&listening.definition(), disk.name()) {
-                if let Err(refused) = offer(&listening.exports, disk) {
-                    tracing::error!(disk = disk.name(), "{}", refused.message);
-                }
-            }
+            self.export_to(&listening, served);
+        }
+    }
+
+    fn export_to(&self, listening: &Listening, served: &Served) {
+        let name = served.disk.name();
+        if !is_exported(&listening.definition(), name)
+            || listening.exports.list().iter().any(|(other, _)| other == name)
+        {
+            return;
+        }
+        if let Err(refused) = offer(&listening.exports, served) {
+            tracing::error!(disk = name, "{}", refused.message);
         }
     }
 
@@ -47,17 +70,12 @@ impl Daemon {
         let offered = listening.exports.list();
         for (name, _) in &offered {
             if !is_exported(&definition, name) {
-                listening.exports.remove(name);
+                // Its clients leave after what they have in flight; nobody waits for that.
+                listening.exports.withdraw(name);
             }
         }
         for served in self.served() {
-            let name = served.disk.name();
-            let is_offered = offered.iter().any(|(other, _)| other == name);
-            if is_exported(&definition, name) && !is_offered {
-                if let Err(refused) = offer(&listening.exports, &served.disk) {
-                    tracing::error!(disk = name, "{}", refused.message);
-                }
-            }
+            self.export_to(listening, &served);
         }
     }
 }
@@ -69,10 +87,20 @@ fn is_exported(definition: &ListenerDefinition, name: &str) -> bool {
     }
 }
 
-fn offer(exports: &nbd::Exports, disk: &Arc<Disk>) -> Result<(), ErrorBody> {
+fn offer(exports: &nbd::Exports, served: &Served) -> Result<(), ErrorBody> {
+    let disk = &served.disk;
     let text = if disk.vm().is_empty() { String::new() } else { format!("of {}", disk.vm()) };
-    exports.add(disk.name(), &text, Arc::clone(disk)).map_err(|error| {
-        let message = format!("the disk {:?} cannot be exported: {error}", disk.name());
-        refusal(ErrorCode::Conflict, message, "choose another name")
-    })
+    match exports.add(disk.name(), &text, Arc::clone(disk)) {
+        Ok(()) => {}
+        Err(nbd::NameError::Taken) if exports.list().iter().any(|(_, d)| Arc::ptr_eq(d, disk)) => {}
+        Err(error) => {
+            let message = format!("the disk {:?} cannot be exported: {error}", disk.name());
+            return Err(refusal(ErrorCode::Conflict, message, "choose another name"));
+        }
+    }
+    // A withdrawal that began before this has not seen the export.
+    if served.withdrawal().is_some() {
+        exports.withdraw(disk.name());
+    }
+    Ok(())
 }

@@ -1,9 +1,10 @@
 //! The disks and listeners that are served, and how they change.
 //!
-//! Changes go one at a time (`changes`); they may take seconds, because requests in flight are
-//! waited for. The tables that readers see (`state`) are locked for moments only, so status and
-//! metrics never wait for a change.
+//! A disk is changed by one at a time (`changes`), which may take long where its storage hangs;
+//! nobody else waits for that. The tables that readers see (`state`) are locked for moments only,
+//! so status and metrics never wait for a change.
 
+mod changes;
 mod disks;
 mod events;
 mod listeners;
@@ -13,6 +14,7 @@ mod statistics;
 mod status;
 mod stop;
 mod usage;
+mod withdrawal;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,6 +28,9 @@ use fathom_frontend::{nbd, vhost_user};
 
 pub(crate) use status::unix_time_ns;
 pub(crate) use usage::DiskGroups;
+
+use changes::{Changes, Claims};
+use withdrawal::Withdrawal;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
 use crate::events::Events;
@@ -48,8 +53,8 @@ pub(crate) struct Daemon {
     /// Where `/metrics` is had over TCP, once it is.
     metrics: OnceLock<SocketAddr>,
     stopping: AtomicBool,
-    /// Held by whoever changes what is served.
-    changes: Mutex<()>,
+    /// Who changes what is served.
+    changes: Changes,
     state: RwLock<State>,
     /// The guests whose memory is read.
     introspection: Arc<Introspection>,
@@ -66,6 +71,8 @@ pub(crate) struct Daemon {
 #[derive(Default)]
 struct State {
     disks: BTreeMap<String, Arc<Served>>,
+    /// What disks occupy that are being opened.
+    opening: Vec<Claims>,
     listeners: Vec<Arc<Listening>>,
 }
 
@@ -73,7 +80,10 @@ struct State {
 struct Served {
     disk: Arc<Disk>,
     guest: Arc<DiskGuest>,
+    claims: Claims,
     live: Mutex<Live>,
+    /// Set once the disk is to be served no more.
+    withdrawal: Mutex<Option<Arc<Withdrawal>>>,
 }
 
 /// What can change about a disk that is served.
@@ -143,7 +153,7 @@ impl Daemon {
             ready_us: OnceLock::new(),
             metrics: OnceLock::new(),
             stopping: AtomicBool::new(false),
-            changes: Mutex::default(),
+            changes: Changes::default(),
             state: RwLock::default(),
             introspection: Introspection::new(configuration.daemon.metrics_cgroups_max),
             events: Events::default(),
@@ -211,15 +221,6 @@ impl Daemon {
     /// Whether the daemon is about to end.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
-    }
-
-    /// The right to change what is served.
-    fn change(&self) -> Result<MutexGuard<'_, ()>, ErrorBody> {
-        let guard = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_stopping() {
-            return Err(refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", ""));
-        }
-        Ok(guard)
     }
 
     fn find(&self, name: &str) -> Result<Arc<Served>, ErrorBody> {

@@ -1,12 +1,19 @@
 //! The configuration read again, and its differences applied.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport};
 
 use super::Daemon;
+use super::disks::removed;
+use super::stop::{Task, run};
 use crate::configuration::Configuration;
 use crate::wiring::refusal;
+
+/// How long a reload waits for disks and listeners that are served no more. Beyond it they go on
+/// ending, and the reload says so.
+const REMOVALS_TIME_MAX: Duration = Duration::from_secs(20);
 
 impl Daemon {
     /// Reads the configuration file again and applies what is different there. What cannot be
@@ -15,7 +22,7 @@ impl Daemon {
     /// # Errors
     /// When there is no file, or it is wrong: nothing is changed then.
     pub(crate) fn reload(self: &Arc<Self>) -> Result<ReloadReport, ErrorBody> {
-        let _change = self.change()?;
+        let _change = self.change_configuration()?;
         let Some(file) = &self.file else {
             return Err(refusal(
                 ErrorCode::Unsupported,
@@ -67,7 +74,8 @@ impl Daemon {
         }
     }
 
-    fn reload_removals(&self, new: &Configuration, report: &mut ReloadReport) {
+    fn reload_removals(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
+        let mut leaving = Vec::new();
         for served in self.served() {
             let name = served.disk.name();
             let stays = new.disks.iter().any(|disk| disk.definition.name == name);
@@ -75,7 +83,14 @@ impl Daemon {
             if stays || served.live().configured.is_none() {
                 continue;
             }
-            match self.withdraw_disk(name) {
+            match self.change(name) {
+                Ok(_change) => leaving.push((name.to_owned(), self.withdraw(&served))),
+                Err(refused) => report.refused.push(refused.message),
+            }
+        }
+        let end = Instant::now() + REMOVALS_TIME_MAX;
+        for (name, withdrawal) in leaving {
+            match removed(&name, &withdrawal, end) {
                 Ok(()) => report.changed.push(format!("the disk {name:?} was removed")),
                 Err(refused) => report.refused.push(refused.message),
             }
@@ -87,13 +102,17 @@ impl Daemon {
                 continue;
             }
             let listener = listening.listener().take();
-            if let Some(listener) = listener {
-                listener.shutdown();
-            }
+            let name = format!("the listener at {}", definition.address);
+            let close = Task::new(name, move || {
+                drop(listener);
+                Ok(())
+            });
+            let unfinished = run(vec![close], end);
             self.with_state(|state| {
                 state.listeners.retain(|other| !Arc::ptr_eq(other, &listening));
             });
             report.changed.push(format!("the listener at {} was closed", definition.address));
+            report.refused.extend(unfinished);
         }
     }
 
@@ -101,6 +120,13 @@ impl Daemon {
         for disk in &new.disks {
             let definition = &disk.definition;
             let name = &definition.name;
+            let _change = match self.change(name) {
+                Ok(change) => change,
+                Err(refused) => {
+                    report.refused.push(refused.message);
+                    continue;
+                }
+            };
             let Ok(served) = self.find(name) else {
                 match self.serve_disk(definition.clone(), Some(definition.clone())) {
                     Ok(()) => report.changed.push(format!("the disk {name:?} was added")),

@@ -1,0 +1,146 @@
+//! Whatever one disk, client or guest does, the others go on, and so do control, signals and
+//! memory.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use fathom_control::{Bytes, ClientError, DiskDefinition, ErrorCode};
+
+use crate::nbd::Nbd;
+use crate::process::{Daemon, image};
+use crate::stuck::Stuck;
+
+/// How long an answer of the control interface may take on a busy host. Without hung storage it
+/// takes milliseconds.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(8);
+/// Requests that are measured.
+const ROUNDS: u64 = 400;
+
+/// A question and a name for it.
+type Question<'a> = (&'a str, Box<dyn Fn() -> Result<(), ClientError> + 'a>);
+
+/// Writes and reads blocks, and gives the median time of a request.
+fn work(nbd: &mut Nbd) -> Duration {
+    let mut times = Vec::new();
+    for round in 0..ROUNDS {
+        let block = [round as u8; 4096];
+        let begun = Instant::now();
+        nbd.write(round % 64 * 4096, &block);
+        assert_eq!(nbd.read(round % 64 * 4096, 4096), block);
+        times.push(begun.elapsed() / 2);
+    }
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn disk(text: &mut String, name: &str, image: &str) {
+    let _ = write!(
+        text,
+        "[[disk]]\nname = \"{name}\"\nimage = \"{image}\"\nvhost_user.socket = \"{name}.sock\"\n"
+    );
+}
+
+#[test]
+fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
+    let Some(stuck) = Stuck::mount() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    image(folder.path(), "good.img", 1 << 20);
+    let mut text = "[daemon]\nshutdown_time_max = \"1s\"\n\
+                    [[nbd]]\naddress = \"unix:nbd.sock\"\n"
+        .to_owned();
+    disk(&mut text, "good", "good.img");
+    disk(&mut text, "hung", &stuck.image().display().to_string());
+    let daemon = Daemon::start_in(folder, &text);
+    let client = daemon.client();
+    let mut good = Nbd::connect(&daemon.path("nbd.sock"), "good");
+    let mut hung = Nbd::connect(&daemon.path("nbd.sock"), "hung");
+    hung.write(0, &[1; 4096]);
+    let before = work(&mut good);
+
+    stuck.hang();
+    assert!(hung.send(1, 7, 4096, 4096, &[2; 4096]));
+    assert!(hung.send(0, 8, 1 << 20, 4096, &[]));
+    // More removals than there are threads for them in a small pool, and the other changes.
+    let removals: Vec<_> = (0..8)
+        .map(|_| {
+            let client = daemon.client();
+            std::thread::spawn(move || client.remove_disk("hung"))
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+
+    let during = work(&mut good);
+    println!("a request takes {before:?}, beside a disk that hangs {during:?}");
+    let memory = DiskDefinition {
+        name: "new".into(),
+        memory: Some(Bytes(1 << 20)),
+        ..DiskDefinition::default()
+    };
+    let questions: [Question<'_>; 11] = [
+        ("the daemon", Box::new(|| client.daemon().map(drop))),
+        ("the disks", Box::new(|| client.disks().map(drop))),
+        ("the disk that hangs", Box::new(|| client.disk("hung").map(drop))),
+        ("statistics", Box::new(|| client.statistics().map(drop))),
+        ("usage", Box::new(|| client.usage(None, None).map(drop))),
+        ("slow requests", Box::new(|| client.slow(None, 10).map(drop))),
+        ("guests", Box::new(|| client.guests().map(drop))),
+        ("metrics", Box::new(|| client.metrics().map(drop))),
+        ("adding a disk", Box::new(|| client.add_disk(&memory).map(drop))),
+        ("resizing a disk", Box::new(|| client.resize_disk("new", 2 << 20, false).map(drop))),
+        ("removing a disk", Box::new(|| client.remove_disk("new").map(drop))),
+    ];
+    for (what, question) in &questions {
+        let begun = Instant::now();
+        question().unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(begun.elapsed() < ANSWER_TIME_MAX, "{what}: {:?}", begun.elapsed());
+    }
+
+    daemon.signal(libc::SIGTERM);
+    let begun = Instant::now();
+    let (status, folder) = daemon.wait();
+    let log = fs_log(&folder);
+    println!("ended {:?} after SIGTERM", begun.elapsed());
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("the disk \"hung\" was given up"), "{log}");
+    assert!(!log.contains("\"good\" "), "the other disk ended cleanly: {log}");
+    for removal in removals {
+        assert!(removal.join().unwrap().is_err(), "it could not be removed");
+    }
+    let found = std::fs::read(folder.path().join("good.img")).unwrap();
+    let last = (ROUNDS - 1) as u8;
+    let place = ((ROUNDS - 1) % 64 * 4096) as usize;
+    assert_eq!(found[place..place + 4096], [last; 4096], "what was acknowledged is there");
+}
+
+fn fs_log(folder: &tempfile::TempDir) -> String {
+    std::fs::read_to_string(folder.path().join("log")).unwrap()
+}
+
+#[test]
+fn a_disk_whose_storage_comes_back_is_removed_then() {
+    let Some(stuck) = Stuck::mount() else { return };
+    let mut text = "[[nbd]]\naddress = \"unix:nbd.sock\"\n".to_owned();
+    disk(&mut text, "hung", &stuck.image().display().to_string());
+    let daemon = Daemon::start(&text);
+    let client = daemon.client();
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "hung");
+    nbd.write(0, &[1; 4096]);
+    stuck.hang();
+    assert!(nbd.send(1, 7, 4096, 4096, &[2; 4096]));
+    let removal = {
+        let client = daemon.client();
+        std::thread::spawn(move || client.remove_disk("hung"))
+    };
+    daemon.until("the disk to be on its way out", || {
+        match client.resize_disk("hung", 1 << 20, true) {
+            Err(ClientError::Refused(body)) => body.code == ErrorCode::Conflict,
+            other => panic!("{other:?}"),
+        }
+    });
+    assert_eq!(client.disks().unwrap().disks.len(), 1, "it is there until its requests are back");
+    stuck.go_on();
+    removal.join().unwrap().unwrap();
+    assert_eq!(nbd.reply(), Some((7, 0)), "the request that hung was carried out");
+    assert_eq!(client.disks().unwrap().disks, []);
+    daemon.end();
+}

@@ -1,0 +1,154 @@
+//! Who changes what: a disk is changed by one at a time, and nobody waits for another disk.
+//!
+//! A change may take long, because an image lies on a file system that hangs. So the right to
+//! change is held for each disk alone, and what a disk occupies (its name, socket and image) is
+//! entered before it is opened.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
+
+use super::Daemon;
+use crate::configuration::{image_identity, normal_path};
+use crate::wiring::refusal;
+
+/// How long a change waits for an earlier one of the same disk.
+const CHANGE_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// The changes under way.
+#[derive(Default)]
+pub(super) struct Changes {
+    /// The disks that are being changed; the empty name is that of the configuration file.
+    subjects: Mutex<BTreeSet<String>>,
+    ended: Condvar,
+}
+
+/// The right to change a disk, until it is dropped.
+pub(super) struct Change<'d> {
+    changes: &'d Changes,
+    subject: String,
+}
+
+impl Changes {
+    fn subjects(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.subjects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.changes.subjects().remove(&self.subject);
+        self.changes.ended.notify_all();
+    }
+}
+
+impl Daemon {
+    /// The right to change the disk called `name`.
+    pub(super) fn change(&self, name: &str) -> Result<Change<'_>, ErrorBody> {
+        self.change_within(name, CHANGE_WAIT_MAX)
+    }
+
+    /// The right to read the configuration file again.
+    pub(super) fn change_configuration(&self) -> Result<Change<'_>, ErrorBody> {
+        self.change_within("", CHANGE_WAIT_MAX)
+    }
+
+    fn change_within(&self, subject: &str, limit: Duration) -> Result<Change<'_>, ErrorBody> {
+        let subjects = self.changes.subjects();
+        let (mut subjects, waited) = self
+            .changes
+            .ended
+            .wait_timeout_while(subjects, limit, |subjects| {
+                subjects.contains(subject) && !self.is_stopping()
+            })
+            .unwrap_or_else(PoisonError::into_inner);
+        if self.is_stopping() {
+            return Err(stopping());
+        }
+        if waited.timed_out() {
+            let what = if subject.is_empty() {
+                "the configuration is being read again already".to_owned()
+            } else {
+                format!("another change of the disk {subject:?} is under way")
+            };
+            return Err(refusal(ErrorCode::Conflict, what, "try again once it has ended"));
+        }
+        subjects.insert(subject.to_owned());
+        drop(subjects);
+        Ok(Change { changes: &self.changes, subject: subject.to_owned() })
+    }
+}
+
+/// The answer to a change while the daemon ends.
+pub(super) fn stopping() -> ErrorBody {
+    refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", "")
+}
+
+/// What a disk occupies: no other may have the same.
+#[derive(Clone)]
+pub(super) struct Claims {
+    name: String,
+    socket: Option<PathBuf>,
+    /// The image as the file system knew it when the disk was opened.
+    image: Option<(u64, u64)>,
+    read_only: bool,
+}
+
+impl Claims {
+    /// What `definition` occupies. Asks the file systems, which may take long.
+    pub(super) fn new(definition: &DiskDefinition) -> Self {
+        Self {
+            name: definition.name.clone(),
+            socket: definition.vhost_user.as_ref().map(|guest| normal_path(&guest.socket)),
+            image: definition.image.as_deref().and_then(image_identity),
+            read_only: definition.read_only,
+        }
+    }
+
+    /// The name of the disk.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What is in the way of a disk with these claims, given the control socket and the claims of
+    /// the `others`.
+    pub(super) fn check<'c>(
+        &self,
+        control: &Path,
+        others: impl Iterator<Item = &'c Claims>,
+    ) -> Result<(), ErrorBody> {
+        let conflict =
+            |message: String, remedy: &str| Err(refusal(ErrorCode::Conflict, message, remedy));
+        if self.socket.as_deref() == Some(control) {
+            return conflict("this is the control socket".into(), "choose another socket");
+        }
+        for other in others {
+            if other.name == self.name {
+                return conflict(
+                    format!("there is a disk {:?} already", other.name),
+                    "choose another name, or remove that disk first",
+                );
+            }
+            if self.socket.is_some() && self.socket == other.socket {
+                return conflict(
+                    format!("the disk {:?} has this socket", other.name),
+                    "choose another socket, or remove that disk first",
+                );
+            }
+            let shares = self.image.is_some() && self.image == other.image;
+            if shares && !(self.read_only && other.read_only) {
+                return conflict(
+                    format!(
+                        "the disk {:?} has this image, and a writer shares with nobody",
+                        other.name
+                    ),
+                    "choose another image, or make both disks read-only",
+                );
+            }
+        }
+        Ok(())
+    }
+}
