@@ -21,7 +21,11 @@ impl Stuck {
     /// Mounts it; `None`, with a word about it, where this host cannot.
     pub fn mount() -> Option<Self> {
         let found = |name: &str| {
-            Command::new("which").arg(name).stdout(Stdio::null()).status().is_ok_and(|s| s.success())
+            Command::new("which")
+                .arg(name)
+                .stdout(Stdio::null())
+                .status()
+                .is_ok_and(|s| s.success())
         };
         if !["nbdfuse", "nbdkit", "fusermount3", "setpriv"].into_iter().all(found)
             || !Path::new("/dev/fuse").exists()

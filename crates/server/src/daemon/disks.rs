@@ -197,11 +197,7 @@ impl Drop for Entry<'_> {
 }
 
 /// Waits until `end` for a disk to be gone.
-pub(super) fn removed(
-    name: &str,
-    withdrawal: &Withdrawal,
-    end: Instant,
-) -> Result<(), ErrorBody> {
+pub(super) fn removed(name: &str, withdrawal: &Withdrawal, end: Instant) -> Result<(), ErrorBody> {
     let refused = |message: String, remedy: &str| Err(refusal(ErrorCode::Failed, message, remedy));
     match withdrawal.wait(end) {
         Standing::Clean => Ok(()),

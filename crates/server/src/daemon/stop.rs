@@ -38,8 +38,11 @@ impl Daemon {
             }
         }
         let listeners = Task::start_all(tasks);
-        let disks: Vec<_> =
-            self.served().iter().map(|served| (self.withdraw(served), Arc::clone(served))).collect();
+        let disks: Vec<_> = self
+            .served()
+            .iter()
+            .map(|served| (self.withdraw(served), Arc::clone(served)))
+            .collect();
         let mut problems = Vec::new();
         let mut flushing = Vec::new();
         for (withdrawal, served) in disks {
