@@ -196,9 +196,8 @@ impl Listener {
         self.inner.stop.store(true, Ordering::Release);
         // Fails only when the counter is full, and then the thread is being woken already.
         let _ = self.inner.wake.write(1);
-        if acceptor.join().is_err() {
-            tracing::error!(address = %self.address, "the thread accepting NBD clients panicked");
-        }
+        // Before connections are waited for, which may hang with the disk: so the path is free for
+        // the next daemon.
         if let (Address::Unix(path), Some(file)) = (&self.address, self.file) {
             let ours =
                 fs::symlink_metadata(path).is_ok_and(|data| (data.dev(), data.ino()) == file);
@@ -206,6 +205,9 @@ impl Listener {
                 // If it cannot be removed, the next listener there removes it.
                 let _ = fs::remove_file(path);
             }
+        }
+        if acceptor.join().is_err() {
+            tracing::error!(address = %self.address, "the thread accepting NBD clients panicked");
         }
     }
 }

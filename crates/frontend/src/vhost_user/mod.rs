@@ -226,6 +226,9 @@ impl Server {
         // Fails only when the counter is full, and then the thread is being woken already.
         let _ = self.shared.wake.write(1);
         let _ = thread.join();
+        // Before guests are waited for, whose disk may hang: so the path is free for the next
+        // daemon.
+        let _ = std::fs::remove_file(&self.socket);
         let connections = std::mem::take(&mut self.shared.connections().list);
         for connection in &connections {
             // First the requests, then the connection: a VMM that has seen its end listens to no
@@ -236,7 +239,6 @@ impl Server {
         for connection in connections {
             let _ = connection.thread.join();
         }
-        let _ = std::fs::remove_file(&self.socket);
     }
 }
 
