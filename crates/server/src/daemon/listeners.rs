@@ -38,7 +38,7 @@ impl Daemon {
         }
         // Disks that were added meanwhile did not know of this listener.
         for served in self.served() {
-            self.export_to(&listening, &served);
+            export_to(&listening, &served);
         }
         Ok(())
     }
@@ -46,19 +46,7 @@ impl Daemon {
     /// Offers a new disk wherever it belongs.
     pub(super) fn export_disk(&self, served: &Served) {
         for listening in self.listening() {
-            self.export_to(&listening, served);
-        }
-    }
-
-    fn export_to(&self, listening: &Listening, served: &Served) {
-        let name = served.disk.name();
-        if !is_exported(&listening.definition(), name)
-            || listening.exports.list().iter().any(|(other, _)| other == name)
-        {
-            return;
-        }
-        if let Err(refused) = offer(&listening.exports, served) {
-            tracing::error!(disk = name, "{}", refused.message);
+            export_to(&listening, served);
         }
     }
 
@@ -75,8 +63,21 @@ impl Daemon {
             }
         }
         for served in self.served() {
-            self.export_to(listening, &served);
+            export_to(listening, &served);
         }
+    }
+}
+
+/// Offers a disk on a listener, where it belongs and is not offered yet.
+fn export_to(listening: &Listening, served: &Served) {
+    let name = served.disk.name();
+    if !is_exported(&listening.definition(), name)
+        || listening.exports.list().iter().any(|(other, _)| other == name)
+    {
+        return;
+    }
+    if let Err(refused) = offer(&listening.exports, served) {
+        tracing::error!(disk = name, "{}", refused.message);
     }
 }
 
