@@ -234,6 +234,10 @@ impl Backend for SimBackend {
     }
 
     fn inspect(&self) {}
+
+    fn recover(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A request on its way.

@@ -12,12 +12,14 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod device;
 mod harness;
 mod model;
 mod seed;
 mod workload;
 
 pub use backend::{JournalEntry, SimBackend, SimOptions};
+pub use device::{DEVICE_BLOCK, FaultyDevice};
 pub use harness::{Harness, HarnessOptions, Statistics};
 pub use model::{ModelDisk, Violation};
 pub use seed::each_seed;

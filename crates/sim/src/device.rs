@@ -1,0 +1,204 @@
+//! A real disk with blocks that cannot be written: what the kernel does about them is its own.
+//!
+//! A loop device lies on a file of a small tmpfs, and a file system on the loop device. To break a
+//! block of an image there, its place in the tmpfs file is given back and the tmpfs is filled:
+//! the block reads as zeroes, and the kernel's write-back of it fails with `ENOSPC`. It needs root
+//! and loop devices; tests skip where they cannot be had.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The size of a block, in bytes.
+pub const DEVICE_BLOCK: u64 = 4096;
+/// The size of the device, in bytes.
+const DEVICE_SIZE: u64 = 24 << 20;
+/// The size of the tmpfs, in bytes: what is not the device's is filled to break blocks.
+const STORE_SIZE: u64 = 25 << 20;
+
+/// A mounted file system whose blocks can be broken. All of it is gone when it is dropped.
+pub struct FaultyDevice {
+    folder: PathBuf,
+    device: Option<String>,
+    mounted: bool,
+    store_mounted: bool,
+}
+
+impl FaultyDevice {
+    /// A sound device with an empty ext4 on it, or `None`, with the reason on standard error,
+    /// where this machine or user cannot have one.
+    pub fn new() -> Option<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("fathom-faulty-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let mut device = Self { folder, device: None, mounted: false, store_mounted: false };
+        match device.make() {
+            Ok(()) => Some(device),
+            Err(error) => {
+                eprintln!("skipped: no faulty device can be had here: {error}");
+                None
+            }
+        }
+    }
+
+    /// Takes the file system away; the device stays.
+    ///
+    /// # Panics
+    /// When a file of it is open.
+    pub fn unmount(&mut self) {
+        run(Command::new("umount").arg(self.mount())).expect("nobody uses the file system");
+        self.mounted = false;
+    }
+
+    fn make(&mut self) -> io::Result<()> {
+        if std::fs::metadata("/proc/self")?.uid() != 0 {
+            return Err(io::Error::other("loop devices and mounts need root"));
+        }
+        for part in ["store", "mount"] {
+            std::fs::create_dir_all(self.folder.join(part))?;
+        }
+        let store = self.folder.join("store");
+        let size = format!("size={STORE_SIZE}");
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "fathom-faulty"]).arg(&store))?;
+        self.store_mounted = true;
+        let length = DEVICE_SIZE.to_string();
+        run(Command::new("fallocate").args(["--length", &length]).arg(self.device_file()))?;
+        let found =
+            run(Command::new("losetup").args(["--find", "--show"]).arg(self.device_file()))?;
+        let device = found.trim().to_owned();
+        self.device = Some(device.clone());
+        // Nothing is discarded: each discarded block would be a broken one later.
+        let extended = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", "-E", extended, &device]))?;
+        let options = ["-t", "ext4", "-o", "nodiscard,noatime"];
+        run(Command::new("mount").args(options).arg(&device).arg(self.mount()))?;
+        self.mounted = true;
+        Ok(())
+    }
+
+    /// The block device.
+    pub fn path(&self) -> PathBuf {
+        self.device.clone().unwrap_or_default().into()
+    }
+
+    /// The folder where its file system is mounted.
+    pub fn mount(&self) -> PathBuf {
+        self.folder.join("mount")
+    }
+
+    fn device_file(&self) -> PathBuf {
+        self.folder.join("store").join("device")
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.folder.join("store").join("filler")
+    }
+
+    /// An image of `blocks` blocks of zeroes, all of them allocated and durable.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn image(&self, name: &str, blocks: u64) -> PathBuf {
+        let path = self.mount().join(name);
+        let mut file = File::create(&path).expect("an image");
+        file.write_all(&vec![0; (blocks * DEVICE_BLOCK) as usize]).expect("room for an image");
+        file.sync_all().expect("a sound device");
+        path
+    }
+
+    /// Breaks the block at `index` of `image`, and fills the store, so that it stays broken.
+    ///
+    /// # Panics
+    /// When the block cannot be found.
+    pub fn break_block(&self, image: &Path, index: u64) {
+        let place = self.place_of(image, index) * DEVICE_BLOCK;
+        self.break_at(place);
+    }
+
+    /// Breaks the block of the device at the byte `place`.
+    ///
+    /// # Panics
+    /// When the store cannot be changed.
+    pub fn break_at(&self, place: u64) {
+        let (offset, length) = (place.to_string(), DEVICE_BLOCK.to_string());
+        run(Command::new("fallocate")
+            .args(["--punch-hole", "--offset", &offset, "--length", &length])
+            .arg(self.device_file()))
+        .expect("a hole in the store");
+        let mut filler =
+            OpenOptions::new().append(true).create(true).open(self.filler()).expect("a filler");
+        let block = vec![0xff; DEVICE_BLOCK as usize];
+        while filler.write_all(&block).is_ok() {}
+    }
+
+    /// Makes room, so that broken blocks can be written again.
+    ///
+    /// # Panics
+    /// When the filler cannot be removed.
+    pub fn mend(&self) {
+        std::fs::remove_file(self.filler()).expect("a filler");
+    }
+
+    /// Has the kernel write back all that is dirty, and takes no report of what fails.
+    pub fn write_back(&self) {
+        // `syncfs` has reports of its own; those of the files stay where they are.
+        let _ = Command::new("sync").arg("-f").arg(self.mount()).output();
+    }
+
+    /// Where the block at `index` of `image` lies on the device, in blocks.
+    ///
+    /// # Panics
+    /// When it lies nowhere.
+    pub fn place_of(&self, image: &Path, index: u64) -> u64 {
+        let text =
+            run(Command::new("filefrag").args(["-v", "-b4096"]).arg(image)).expect("extents");
+        for line in text.lines() {
+            // `   0:        0..    1023:       1549..      2572:   1024: …`
+            let fields: Vec<u64> = line
+                .split(|letter: char| !letter.is_ascii_digit())
+                .filter_map(|field| field.parse().ok())
+                .collect();
+            if let ([_, first, last, place, ..], true) = (&fields[..], line.contains("..")) {
+                if (*first..=*last).contains(&index) {
+                    return place + (index - first);
+                }
+            }
+        }
+        panic!("block {index} of {} is nowhere:\n{text}", image.display());
+    }
+}
+
+impl Drop for FaultyDevice {
+    fn drop(&mut self) {
+        if self.mounted {
+            let _ = run(Command::new("umount").arg("--lazy").arg(self.mount()));
+        }
+        if let Some(device) = &self.device {
+            // While it is in use still, it goes as soon as it is not.
+            let _ = run(Command::new("losetup").args(["--detach", device]));
+        }
+        if self.store_mounted {
+            let _ = run(Command::new("umount").arg("--lazy").arg(self.folder.join("store")));
+        }
+        let _ = std::fs::remove_dir(self.folder.join("store"));
+        let _ = std::fs::remove_dir(self.folder.join("mount"));
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+/// Runs a command and gives what it prints.
+fn run(command: &mut Command) -> io::Result<String> {
+    // Root's own programs are not on everybody's path.
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    let output = command.output()?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("{:?}: {}", command.get_program(), said.trim())))
+}
