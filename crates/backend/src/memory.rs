@@ -211,6 +211,10 @@ impl Backend for Memory {
     }
 
     fn inspect(&self) {}
+
+    fn recover(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 struct MemoryQueue {

@@ -51,6 +51,10 @@ impl Backend for Null {
     }
 
     fn inspect(&self) {}
+
+    fn recover(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 struct NullQueue;

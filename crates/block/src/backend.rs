@@ -32,10 +32,12 @@ pub trait Backend: Send + Sync {
     fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>>;
 
     /// Makes the disk `capacity` bytes large. Requests may be in flight; those behind a new, nearer
-    /// end may fail.
+    /// end may fail. Waits for them, so that no queue's thread may call it.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] where the size is given by something else.
+    /// [`capacity`](Self::capacity) says afterwards which size holds: it may be the new one, where
+    /// it could not be made durable.
     fn resize(&self, capacity: u64) -> Result<(), ErrorKind>;
 
     /// What is wrong with the store now; empty for a sound one. Never blocks: it says what
@@ -45,6 +47,13 @@ pub trait Backend: Send + Sync {
     /// Looks for what changes a store from outside: a file deleted, or cut short. May block for
     /// as long as the file system does; nothing on a request's path calls it.
     fn inspect(&self);
+
+    /// Takes writes again after [`BackendProblem::WritesLost`], because the operator says that the
+    /// store has been mended and that the loss is known. May block for as long as a sync takes.
+    ///
+    /// # Errors
+    /// When the store still fails. Nothing has changed then.
+    fn recover(&self) -> io::Result<()>;
 }
 
 /// One thread's way into a back end.

@@ -141,12 +141,21 @@ impl Disk {
     /// Gives the disk another size and tells the front ends.
     ///
     /// # Errors
-    /// What the back end says; the size is as it was then.
+    /// What the back end says. [`capacity`](Self::capacity) says which size holds then: it may be
+    /// the new one, where it could not be made durable.
     pub fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
-        self.backend.resize(capacity)?;
-        self.capacity.store(self.backend.capacity(), Ordering::Relaxed);
-        self.tell(DiskChange::Resized);
-        Ok(())
+        let before = self.capacity();
+        if capacity < before {
+            // First, so that the crossings refuse what reaches behind the new end.
+            self.capacity.store(capacity, Ordering::Relaxed);
+        }
+        let resized = self.backend.resize(capacity);
+        let after = self.backend.capacity();
+        self.capacity.store(after, Ordering::Relaxed);
+        if resized.is_ok() || after != before {
+            self.tell(DiskChange::Resized);
+        }
+        resized
     }
 
     /// Gives the disk other layers and tells the front ends, which open their queues anew as soon

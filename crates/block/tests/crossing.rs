@@ -82,6 +82,9 @@ fn the_crossing_refuses_what_is_too_long() {
         fn inspect(&self) {
             self.0.inspect();
         }
+        fn recover(&self) -> io::Result<()> {
+            self.0.recover()
+        }
     }
     let record = Record::default();
     let capabilities = Capabilities::ALL;

@@ -6,12 +6,16 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use fathom_block::{Capabilities, Geometry, SECTOR_SIZE};
 
-use super::{FileKind, Shared};
+use super::drain::Drain;
+use super::durability::Durability;
+use super::record::LossRecord;
+use super::{FileKind, NOT_CUT, Shared};
 
 /// How long another process may still hold an image.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
@@ -28,6 +32,11 @@ pub struct FileOptions {
     /// The logical block size that guests see, in bytes: 512 or 4096; `None` takes the smallest
     /// that the file allows.
     pub block_size: Option<u32>,
+    /// The disk's name, for the log; may be empty.
+    pub disk: String,
+    /// A folder for what has to be remembered of files that cannot carry it themselves: block
+    /// devices, and images in folders that cannot be written to.
+    pub records: Option<PathBuf>,
 }
 
 /// Why a file could not be opened. The text says what to do next.
@@ -158,6 +167,9 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         extents: kind != FileKind::Device,
         rotational: false,
     };
+    let record = LossRecord::new(&file, path, options.records.as_deref()).map_err(failed)?;
+    let watched = capabilities.write && kind != FileKind::InMemory;
+    let durability = Durability::open(&file, record, &options.disk, watched).map_err(failed)?;
     Ok(Shared {
         file,
         capacity: AtomicU64::new(capacity),
@@ -171,10 +183,11 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         kind,
         direct: options.direct,
         memory_alignment,
-        poisoned: AtomicBool::new(false),
-        errno: AtomicI32::new(0),
+        durability,
+        drain: Drain::default(),
+        length: Mutex::new(()),
         deleted: AtomicBool::new(false),
-        cut_length: AtomicU64::new(u64::MAX),
+        cut_length: AtomicU64::new(NOT_CUT),
     })
 }
 

@@ -7,7 +7,11 @@
 //! another anyway.) Should such a write turn out to wait, because the kernel throttles writers,
 //! the following ones take the other way for a while, so that reads need not wait behind them.
 //! Everything else goes through the ring, and its box waits in a slot until the event comes.
+//!
+//! What is to be durable is given out as done only once the queue's witness has confirmed it (see
+//! `durability`).
 
+use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,6 +23,9 @@ use fathom_block::{
 use fathom_reactor::{Event, Owner, Reactor};
 use io_uring::{opcode, squeue, types};
 
+use super::drain::Member;
+use super::durability::Witness;
+use super::slot::{Next, PUNCH_HOLE, Slot, Stage, ZERO_RANGE, is_durable};
 use super::{FileKind, Shared};
 
 /// An inline write that took longer than this has waited for a disk, in nanoseconds.
@@ -27,35 +34,13 @@ const THROTTLED_NS: u64 = 2_000_000;
 const THROTTLE_REST_NS: u64 = 100_000_000;
 /// The largest transfer that is done inline, in bytes.
 const INLINE_LENGTH_MAX: u64 = 1 << 20;
-/// The largest piece of zeroes written at once, in bytes.
-const ZERO_PIECE_MAX: u64 = 1 << 20;
 /// The most extents told at once.
 const EXTENTS_MAX: usize = 1024;
 /// The most segments that the kernel takes in one call (`UIO_MAXIOV`).
 const SEGMENTS_MAX: usize = 1024;
 
-/// What a slot's request waits for.
-#[derive(Clone, Copy, Debug)]
-enum Stage {
-    /// Bytes read or written; so many have moved already.
-    Transfer { done: u64 },
-    /// Zeroes being written out because the file system knows no better way.
-    Zeroes { done: u64 },
-    /// A hole punched, or a range zeroed, by the file system.
-    Fallocate { mode: i32 },
-    /// What was done made durable.
-    Sync,
-}
-
-/// A request in the ring.
-struct Slot {
-    request: Box<Request>,
-    stage: Stage,
-    /// Aligned memory in place of the request's own, or the rest of a short transfer.
-    substitute: Buffers,
-    /// Whether the substitute's bytes must be copied into the request's memory afterwards.
-    bounced: bool,
-}
+/// The token of the watch on the descriptor through which a queue is asked to drain.
+const TOKEN_DRAIN: u64 = (1 << 48) - 1;
 
 /// One thread's way to a file.
 pub(super) struct FileQueue {
@@ -65,12 +50,29 @@ pub(super) struct FileQueue {
     free: Vec<usize>,
     /// Until when buffered writes take the ring, by the stack's clock.
     rest_until_ns: u64,
+    witness: Witness,
+    /// What asks this queue to drain.
+    member: Arc<Member>,
+    /// Whether it has been asked and has not answered.
+    draining: bool,
 }
 
 impl FileQueue {
-    pub(super) fn new(shared: Arc<Shared>, reactor: &mut Reactor) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, reactor: &mut Reactor) -> io::Result<Self> {
         let owner = reactor.register();
-        Self { shared, owner, slots: Vec::new(), free: Vec::new(), rest_until_ns: 0 }
+        let witness = Witness::new(&shared.durability, &shared.file);
+        let member = shared.drain.join()?;
+        reactor.watch(owner, TOKEN_DRAIN, member.wake());
+        Ok(Self {
+            shared,
+            owner,
+            slots: Vec::new(),
+            free: Vec::new(),
+            rest_until_ns: 0,
+            witness,
+            member,
+            draining: false,
+        })
     }
 
     /// Does a transfer by a plain system call where that cannot wait for a disk. Returns the
@@ -111,7 +113,7 @@ impl FileQueue {
             }
         }
         if moved < 0 {
-            let error = std::io::Error::last_os_error();
+            let error = io::Error::last_os_error();
             if error.raw_os_error() == Some(libc::EINTR) {
                 return Some(request);
             }
@@ -120,18 +122,16 @@ impl FileQueue {
         } else if moved as u64 == request.length {
             context.complete(request, Ok(()));
         } else {
-            let slot = Slot::new(request, Stage::Transfer { done: 0 });
-            if let Some(slot) = slot.progress(moved as u64, context) {
-                self.start(slot, context.reactor());
-            }
+            let slot = Slot::new(request, Stage::Transfer { done: 0 }, 0);
+            self.follow(slot.progress(moved as u64), context);
         }
         None
     }
 
     /// Puts `slot` into the ring for its next step.
     fn start(&mut self, mut slot: Slot, reactor: &mut Reactor) {
-        if self.shared.direct && !slot.bounced && slot.request.operation.carries_data() {
-            self.bounce(&mut slot);
+        if self.shared.direct && slot.request.operation.carries_data() {
+            slot.align(self.shared.memory_alignment - 1);
         }
         let entry = self.entry(&slot);
         let token = self.free.pop().unwrap_or_else(|| {
@@ -144,34 +144,12 @@ impl FileQueue {
         unsafe { reactor.push(self.owner, token as u64, entry) };
     }
 
-    /// Gives the request aligned memory where direct I/O needs it.
-    fn bounce(&self, slot: &mut Slot) {
-        let mask = self.shared.memory_alignment - 1;
-        let misaligned =
-            |segment: &libc::iovec| (segment.iov_base as usize | segment.iov_len) & mask != 0;
-        if mask == 0 || !slot.request.buffers.segments().iter().any(misaligned) {
-            return;
-        }
-        slot.substitute.allocate(slot.request.length as usize);
-        slot.bounced = true;
-        if slot.request.operation == Operation::Write {
-            if let Some(bytes) = slot.substitute.owned_mut() {
-                slot.request.buffers.copy_to(0, bytes);
-            }
-        }
-    }
-
     fn entry(&self, slot: &Slot) -> squeue::Entry {
         let file = types::Fd(self.shared.file.as_raw_fd());
         let request = &slot.request;
         match slot.stage {
-            Stage::Transfer { done } => {
-                let buffers =
-                    if slot.substitute.count() > 0 { &slot.substitute } else { &request.buffers };
-                transfer_entry(file, request, buffers, request.offset + done)
-            }
-            Stage::Zeroes { done } => {
-                transfer_entry(file, request, &slot.substitute, request.offset + done)
+            Stage::Transfer { done } | Stage::Zeroes { done } => {
+                transfer_entry(file, request, slot.remaining(), request.offset + done)
             }
             Stage::Fallocate { mode } => opcode::Fallocate::new(file, request.length)
                 .offset(request.offset)
@@ -181,41 +159,67 @@ impl FileQueue {
         }
     }
 
-    /// Handles `result` of a slot's step. Returns the slot where another step follows; where none
-    /// does, the request has been completed.
-    fn step(&self, mut slot: Slot, result: i32, context: &mut BackendContext<'_>) -> Option<Slot> {
-        if result == -libc::EINTR || result == -libc::EAGAIN {
-            return Some(slot);
-        }
-        match slot.stage {
-            Stage::Transfer { .. } | Stage::Zeroes { .. } if result < 0 => {
-                let kind = failure(&slot.request, -result);
-                slot.finish(Err(kind), context)
+    /// Takes the step that is next, or gives the request back.
+    fn follow(&mut self, next: Next, context: &mut BackendContext<'_>) {
+        let (mut slot, outcome) = match next {
+            Next::Step(slot) => return self.start(slot, context.reactor()),
+            Next::Done(slot, Ok(())) => {
+                let outcome = self.confirm(&slot);
+                (slot, outcome)
             }
-            Stage::Transfer { .. } | Stage::Zeroes { .. } => slot.progress(result as u64, context),
-            Stage::Fallocate { mode } if result < 0 => slot.fallback(mode, -result, context),
-            Stage::Fallocate { .. } if slot.request.flags.force_unit_access => {
-                slot.stage = Stage::Sync;
-                Some(slot)
+            Next::Done(slot, Err(errno)) => {
+                let kind = self.failed(&slot, errno);
+                (slot, Err(kind))
             }
-            Stage::Sync if result < 0 => {
-                let _ = self.shared.errno.compare_exchange(
-                    0,
-                    -result,
-                    Ordering::Relaxed,
-                    Ordering::Relaxed,
-                );
-                if !self.shared.poisoned.swap(true, Ordering::AcqRel) {
-                    let error = std::io::Error::from_raw_os_error(-result);
-                    tracing::error!(
-                        %error,
-                        "a flush failed: written data is lost; the disk takes no more writes until \
-                         it is opened anew"
-                    );
+            Next::End(slot, end) => {
+                // A disk that has been made smaller since is meant to end there.
+                if end < self.shared.capacity.load(Ordering::Acquire) {
+                    self.shared.cut_to(end);
                 }
-                slot.finish(Err(ErrorKind::from_errno(-result)), context)
+                (slot, Err(ErrorKind::Io))
             }
-            Stage::Fallocate { .. } | Stage::Sync => slot.finish(Ok(()), context),
+            Next::Unsupported(slot) => (slot, Err(ErrorKind::Unsupported)),
+        };
+        if outcome.is_ok() {
+            slot.copy_back();
+        }
+        context.complete(slot.request, outcome);
+    }
+
+    /// Whether what the kernel calls done may be given out as done.
+    fn confirm(&self, slot: &Slot) -> Outcome {
+        let shared = &self.shared;
+        if !is_durable(&slot.request)
+            || self.witness.confirm(&shared.durability, &shared.file, slot.generation)
+        {
+            return Ok(());
+        }
+        Err(ErrorKind::Io)
+    }
+
+    /// What a failure means for the request, and for all that was written before.
+    fn failed(&self, slot: &Slot, errno: i32) -> ErrorKind {
+        let shared = &self.shared;
+        if !is_durable(&slot.request) {
+            return failure(&slot.request, errno);
+        }
+        let was_sync = matches!(slot.stage, Stage::Sync);
+        self.witness.failed(&shared.durability, &shared.file, errno, was_sync);
+        // Lost writes are no matter of room, whatever the kernel could not find for them.
+        if shared.durability.is_poisoned() { ErrorKind::Io } else { failure(&slot.request, errno) }
+    }
+
+    /// Answers to who wants to cut the file, if nothing in flight reaches behind the new end.
+    fn answer_drain(&mut self) {
+        let round = self.member.round();
+        let capacity = self.shared.capacity.load(Ordering::Acquire);
+        let reaches = |slot: &Slot| {
+            let request = &slot.request;
+            request.operation.has_range() && request.end().is_none_or(|end| end > capacity)
+        };
+        self.draining = self.slots.iter().flatten().any(reaches);
+        if !self.draining {
+            self.shared.drain.answer(&self.member, round);
         }
     }
 
@@ -228,7 +232,7 @@ impl FileQueue {
             let data = unsafe { libc::lseek(file, offset as libc::off_t, libc::SEEK_DATA) };
             let data = match u64::try_from(data) {
                 Ok(data) => data.min(end),
-                Err(_) => match std::io::Error::last_os_error().raw_os_error() {
+                Err(_) => match io::Error::last_os_error().raw_os_error() {
                     Some(libc::ENXIO) => end,
                     errno => return Err(ErrorKind::from_errno(errno.unwrap_or(libc::EIO))),
                 },
@@ -248,94 +252,6 @@ impl FileQueue {
             offset = hole;
         }
         Ok(())
-    }
-}
-
-/// The mode that zeroes a range and keeps it allocated.
-const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-/// The mode that gives a range's room back.
-const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-
-impl Slot {
-    fn new(request: Box<Request>, stage: Stage) -> Self {
-        Self { request, stage, substitute: Buffers::default(), bounced: false }
-    }
-
-    /// `count` more bytes have moved.
-    fn progress(mut self, count: u64, context: &mut BackendContext<'_>) -> Option<Self> {
-        let length = self.request.length;
-        if count == 0 {
-            // The file is shorter than the disk (somebody else has cut it), or takes no more.
-            return self.finish(Err(ErrorKind::Io), context);
-        }
-        match &mut self.stage {
-            Stage::Transfer { done } => {
-                *done += count;
-                if *done >= length {
-                    return self.finish(Ok(()), context);
-                }
-                if self.bounced {
-                    // The bounced bytes are owned memory, whose start must stay for the copy back:
-                    // begin again, which is rare and right whatever has moved.
-                    *done = 0;
-                    return Some(self);
-                }
-                let done = *done;
-                // SAFETY: the request and its buffers stay in the slot as long as the substitute.
-                unsafe {
-                    self.substitute.borrow_from(&self.request.buffers, done, length - done);
-                }
-                Some(self)
-            }
-            Stage::Zeroes { done } => {
-                *done += count;
-                if *done < length {
-                    self.substitute.truncate((length - *done).min(ZERO_PIECE_MAX));
-                    return Some(self);
-                }
-                if self.request.flags.force_unit_access {
-                    self.stage = Stage::Sync;
-                    return Some(self);
-                }
-                self.finish(Ok(()), context)
-            }
-            Stage::Fallocate { .. } | Stage::Sync => self.finish(Ok(()), context),
-        }
-    }
-
-    /// The file system refused a `fallocate` with this mode.
-    fn fallback(mut self, mode: i32, errno: i32, context: &mut BackendContext<'_>) -> Option<Self> {
-        if !matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV) {
-            let kind = failure(&self.request, errno);
-            return self.finish(Err(kind), context);
-        }
-        if self.request.operation == Operation::Discard {
-            // A discard is a wish.
-            return self.finish(Ok(()), context);
-        }
-        if mode != ZERO_RANGE {
-            self.stage = Stage::Fallocate { mode: ZERO_RANGE };
-            return Some(self);
-        }
-        if self.request.flags.only_if_fast {
-            return self.finish(Err(ErrorKind::Unsupported), context);
-        }
-        self.substitute.allocate(self.request.length.min(ZERO_PIECE_MAX) as usize);
-        let length = self.substitute.length() as usize;
-        self.substitute.fill_zero(0, length);
-        self.stage = Stage::Zeroes { done: 0 };
-        Some(self)
-    }
-
-    /// Gives the request back; no step follows.
-    fn finish(mut self, outcome: Outcome, context: &mut BackendContext<'_>) -> Option<Self> {
-        if self.bounced && self.request.operation == Operation::Read && outcome.is_ok() {
-            if let Some(bytes) = self.substitute.owned() {
-                self.request.buffers.copy_from(0, bytes);
-            }
-        }
-        context.complete(self.request, outcome);
-        None
     }
 }
 
@@ -380,13 +296,25 @@ fn transfer_entry(
 
 impl BackendQueue for FileQueue {
     fn submit(&mut self, mut request: Box<Request>, context: &mut BackendContext<'_>) {
-        let poisoned = || self.shared.poisoned.load(Ordering::Acquire);
-        let stage = match request.operation {
-            Operation::Write | Operation::Discard | Operation::WriteZeroes | Operation::Flush
-                if poisoned() =>
-            {
+        let shared = &self.shared;
+        let mut generation = 0;
+        if is_durable(&request) {
+            match self.witness.begin(&shared.durability, &shared.file) {
+                Some(current) => generation = current,
+                None => return context.complete(request, Err(ErrorKind::Io)),
+            }
+        }
+        if request.operation.modifies() {
+            if shared.durability.is_poisoned() {
                 return context.complete(request, Err(ErrorKind::Io));
             }
+            // The crossing has looked at the capacity; a cut may have begun since.
+            let capacity = shared.capacity.load(Ordering::Acquire);
+            if request.end().is_none_or(|end| end > capacity) {
+                return context.complete(request, Err(ErrorKind::OutOfRange));
+            }
+        }
+        let stage = match request.operation {
             Operation::Read | Operation::Write => match self.inline(request, context) {
                 None => return,
                 Some(back) => {
@@ -395,7 +323,7 @@ impl BackendQueue for FileQueue {
                 }
             },
             Operation::Flush => {
-                if self.shared.kind == FileKind::InMemory || !self.shared.capabilities.write {
+                if shared.kind == FileKind::InMemory || !shared.capabilities.write {
                     return context.complete(request, Ok(()));
                 }
                 Stage::Sync
@@ -411,20 +339,35 @@ impl BackendQueue for FileQueue {
             // Answered above, by the crossing.
             Operation::GetId => return context.complete(request, Ok(())),
         };
-        self.start(Slot::new(request, stage), context.reactor());
+        self.start(Slot::new(request, stage, generation), context.reactor());
     }
 
     fn event(&mut self, event: &Event, context: &mut BackendContext<'_>) {
         if event.owner != self.owner {
             return;
         }
+        if event.token == TOKEN_DRAIN {
+            self.member.take_wake();
+            context.reactor().watch(self.owner, TOKEN_DRAIN, self.member.wake());
+            return self.answer_drain();
+        }
         let index = event.token as usize;
         let Some(slot) = self.slots.get_mut(index).and_then(Option::take) else { return };
         self.free.push(index);
-        if let Some(slot) = self.step(slot, event.result, context) {
-            self.start(slot, context.reactor());
+        self.follow(slot.after(event.result), context);
+        if self.draining {
+            self.answer_drain();
         }
     }
 
     fn advance(&mut self, _context: &mut BackendContext<'_>) {}
+}
+
+impl Drop for FileQueue {
+    fn drop(&mut self) {
+        // Where something is in flight still, nobody knows when it ends: the file is not cut then.
+        if self.slots.iter().all(Option::is_none) {
+            self.shared.drain.leave(&self.member);
+        }
+    }
 }

@@ -53,6 +53,10 @@ impl Backend for Later {
     }
 
     fn inspect(&self) {}
+
+    fn recover(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[expect(clippy::vec_box, reason = "a request travels in its box")]

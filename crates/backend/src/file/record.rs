@@ -1,0 +1,176 @@
+//! The record of lost writes, kept where the next daemon finds it.
+//!
+//! The kernel reports a failed write-back once, to whoever asks first. A daemon that has taken the
+//! report and ends would leave the next one with a file that looks sound, under a guest that still
+//! repeats its flush. So the report is recorded before anybody is answered: as an extended
+//! attribute of the image where its file system has them, else in a file beside the image, else in
+//! a folder of the daemon's own. Block devices have no place of their own, so theirs is the
+//! folder. The record is not synchronised: it has to outlive this process, not the host, because
+//! a guest does not outlive the host either.
+
+use std::ffi::CStr;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The extended attribute.
+const ATTRIBUTE: &CStr = c"user.fathom.writes-lost";
+/// What is put behind an image's name for the file beside it.
+const SUFFIX: &str = ".fathom-writes-lost";
+/// The longest record that is read, in bytes.
+const LENGTH_MAX: usize = 256;
+
+/// Where the lost writes of one image or device are recorded.
+pub(super) struct LossRecord {
+    /// Whether the file itself can carry the record.
+    attribute: bool,
+    /// Files that can, the preferred one first.
+    files: Vec<PathBuf>,
+    /// What tells this file from another of the same name or number.
+    identity: String,
+}
+
+impl LossRecord {
+    /// The places for `file`, which was opened at `path`. `folder` is the daemon's own.
+    pub(super) fn new(file: &File, path: &Path, folder: Option<&Path>) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        let device = metadata.file_type().is_block_device();
+        let (identity, name) = if device {
+            let (number, boot) = (metadata.rdev(), std::fs::read_to_string(BOOT_ID));
+            let sequence = device_sequence(file).unwrap_or(0);
+            let boot = boot.unwrap_or_default();
+            (format!("{number:x}-{sequence}-{}", boot.trim()), format!("device-{number:x}"))
+        } else {
+            let identity = format!("{:x}-{}", metadata.dev(), metadata.ino());
+            (identity.clone(), identity)
+        };
+        let mut files = Vec::new();
+        if !device {
+            // A link's target is what is recorded of, wherever the link lies.
+            let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            let mut beside = real.into_os_string();
+            beside.push(SUFFIX);
+            files.push(beside.into());
+        }
+        files.extend(folder.map(|folder| folder.join(format!("{name}{SUFFIX}"))));
+        Ok(Self { attribute: !device, files, identity })
+    }
+
+    /// The `errno` that was recorded, if one was.
+    pub(super) fn read(&self, file: &File) -> Option<i32> {
+        self.read_attribute(file)
+            .or_else(|| self.files.iter().find_map(|path| self.read_file(path)))
+    }
+
+    /// Records `errno` in the first place that takes it.
+    ///
+    /// # Errors
+    /// What the last place said, when none takes it.
+    pub(super) fn write(&self, file: &File, errno: i32) -> io::Result<()> {
+        let text = format!("{errno} {}", self.identity);
+        let mut last = io::Error::from(io::ErrorKind::Unsupported);
+        if self.attribute {
+            match set_attribute(file, text.as_bytes()) {
+                Ok(()) => return Ok(()),
+                Err(error) => last = error,
+            }
+        }
+        for path in &self.files {
+            match replace(path, text.as_bytes()) {
+                Ok(()) => return Ok(()),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Removes the record from every place.
+    ///
+    /// # Errors
+    /// When it cannot be removed: the next daemon would find it.
+    pub(super) fn clear(&self, file: &File) -> io::Result<()> {
+        if self.read_attribute(file).is_some() {
+            // SAFETY: a system call on our own descriptor with a C string.
+            if unsafe { libc::fremovexattr(file.as_raw_fd(), ATTRIBUTE.as_ptr()) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        for path in &self.files {
+            if self.read_file(path).is_some() {
+                std::fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_attribute(&self, file: &File) -> Option<i32> {
+        if !self.attribute {
+            return None;
+        }
+        let mut text = [0_u8; LENGTH_MAX];
+        // SAFETY: the buffer lives through the call and its length is given.
+        let length = unsafe {
+            libc::fgetxattr(
+                file.as_raw_fd(),
+                ATTRIBUTE.as_ptr(),
+                text.as_mut_ptr().cast(),
+                text.len(),
+            )
+        };
+        let text = text.get(..usize::try_from(length).ok()?)?;
+        // An attribute travels with its file, and a copy of the file has lost the same: whose
+        // identity it carries does not matter.
+        Some(parse(text).map_or(libc::EIO, |(errno, _)| errno))
+    }
+
+    fn read_file(&self, path: &Path) -> Option<i32> {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(path)
+            .ok()?;
+        let mut text = Vec::new();
+        file.take(LENGTH_MAX as u64).read_to_end(&mut text).ok()?;
+        let (errno, identity) = parse(&text)?;
+        (identity == self.identity).then_some(errno)
+    }
+}
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The `errno` and the identity of a record.
+fn parse(text: &[u8]) -> Option<(i32, &str)> {
+    let (errno, identity) = std::str::from_utf8(text).ok()?.split_once(' ')?;
+    Some((errno.parse().ok()?, identity))
+}
+
+fn set_attribute(file: &File, text: &[u8]) -> io::Result<()> {
+    // SAFETY: the text lives through the call and its length is given.
+    let result = unsafe {
+        libc::fsetxattr(file.as_raw_fd(), ATTRIBUTE.as_ptr(), text.as_ptr().cast(), text.len(), 0)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Writes `text` into a new file at `path`, in place of whatever was there.
+fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // `create_new` follows no link that somebody else may have put there.
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(text).inspect_err(|_| drop(std::fs::remove_file(path)))
+}
+
+/// The number that the kernel gives each disk of a boot, where it does (from 5.15 on): a device
+/// number may be another disk's later.
+fn device_sequence(file: &File) -> Option<u64> {
+    const BLKGETDISKSEQ: libc::c_ulong = 0x8008_1280;
+    let mut sequence = 0_u64;
+    // SAFETY: the call writes one u64 to the place it is given.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKGETDISKSEQ, &raw mut sequence) };
+    (result == 0).then_some(sequence)
+}

@@ -1,0 +1,187 @@
+//! A request in the ring, step by step.
+
+use fathom_block::{Buffers, Operation, Request};
+
+/// The largest piece of zeroes written at once, in bytes.
+const ZERO_PIECE_MAX: u64 = 1 << 20;
+
+/// The mode that zeroes a range and keeps it allocated.
+pub(super) const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+/// The mode that gives a range's room back.
+pub(super) const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// What a slot's request waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stage {
+    /// Bytes read or written; so many have moved already.
+    Transfer { done: u64 },
+    /// Zeroes being written out because the file system knows no better way.
+    Zeroes { done: u64 },
+    /// A hole punched, or a range zeroed, by the file system.
+    Fallocate { mode: i32 },
+    /// What was done made durable.
+    Sync,
+}
+
+/// A request in the ring.
+pub(super) struct Slot {
+    pub request: Box<Request>,
+    pub stage: Stage,
+    /// The generation in which a durable request began.
+    pub generation: u64,
+    /// Aligned memory in place of the request's own; empty where that will do.
+    pub bounce: Buffers,
+    /// The rest of a short transfer, or a piece of zeroes.
+    pub rest: Buffers,
+}
+
+/// What follows a step.
+pub(super) enum Next {
+    /// Another step.
+    Step(Slot),
+    /// Nothing: the request is done, or has failed with an `errno`.
+    Done(Slot, Result<(), i32>),
+    /// Nothing: the file ended before the range did, at this offset in bytes.
+    End(Slot, u64),
+    /// Nothing: the file system knows no way that is fast enough.
+    Unsupported(Slot),
+}
+
+/// Whether the request is not done before what it did is durable.
+pub(super) fn is_durable(request: &Request) -> bool {
+    match request.operation {
+        Operation::Flush => true,
+        Operation::Write | Operation::WriteZeroes | Operation::Discard => {
+            request.flags.force_unit_access
+        }
+        Operation::Read | Operation::GetId | Operation::Extents => false,
+    }
+}
+
+impl Slot {
+    pub(super) fn new(request: Box<Request>, stage: Stage, generation: u64) -> Self {
+        let (bounce, rest) = (Buffers::default(), Buffers::default());
+        Self { request, stage, generation, bounce, rest }
+    }
+
+    /// The memory of the transfer, aligned if it has to be.
+    fn memory(&self) -> &Buffers {
+        if self.bounce.count() > 0 { &self.bounce } else { &self.request.buffers }
+    }
+
+    /// The memory of the next step of a transfer or of zeroes.
+    pub(super) fn remaining(&self) -> &Buffers {
+        if self.rest.count() > 0 { &self.rest } else { self.memory() }
+    }
+
+    /// Gives the request memory that is aligned as `mask` says, where its own is not.
+    pub(super) fn align(&mut self, mask: usize) {
+        let misaligned =
+            |segment: &libc::iovec| (segment.iov_base as usize | segment.iov_len) & mask != 0;
+        let buffers = &self.request.buffers;
+        if self.bounce.count() > 0 || mask == 0 || !buffers.segments().iter().any(misaligned) {
+            return;
+        }
+        self.bounce.allocate(self.request.length as usize);
+        if self.request.operation == Operation::Write {
+            if let Some(bytes) = self.bounce.owned_mut() {
+                self.request.buffers.copy_to(0, bytes);
+            }
+        }
+    }
+
+    /// Copies what was read into the request's own memory.
+    pub(super) fn copy_back(&mut self) {
+        if self.request.operation == Operation::Read {
+            if let Some(bytes) = self.bounce.owned() {
+                self.request.buffers.copy_from(0, bytes);
+            }
+        }
+    }
+
+    /// What follows the `result` of a step: a count, or a negated `errno`.
+    pub(super) fn after(mut self, result: i32) -> Next {
+        if result == -libc::EINTR || result == -libc::EAGAIN {
+            return Next::Step(self);
+        }
+        match self.stage {
+            Stage::Transfer { .. } | Stage::Zeroes { .. } if result >= 0 => {
+                self.progress(result as u64)
+            }
+            Stage::Fallocate { mode } if result < 0 => self.fallback(mode, -result),
+            _ if result < 0 => Next::Done(self, Err(-result)),
+            Stage::Fallocate { .. } if self.request.flags.force_unit_access => {
+                self.stage = Stage::Sync;
+                Next::Step(self)
+            }
+            Stage::Transfer { .. }
+            | Stage::Zeroes { .. }
+            | Stage::Fallocate { .. }
+            | Stage::Sync => Next::Done(self, Ok(())),
+        }
+    }
+
+    /// `count` more bytes have moved.
+    pub(super) fn progress(mut self, count: u64) -> Next {
+        let length = self.request.length;
+        match &mut self.stage {
+            Stage::Transfer { done } if count == 0 => {
+                let end = self.request.offset + *done;
+                // A write that moves nothing has met no end: files grow.
+                if self.request.operation == Operation::Read {
+                    Next::End(self, end)
+                } else {
+                    Next::Done(self, Err(libc::EIO))
+                }
+            }
+            Stage::Transfer { done } => {
+                *done += count;
+                if *done >= length {
+                    return Next::Done(self, Ok(()));
+                }
+                let (done, mut rest) = (*done, std::mem::take(&mut self.rest));
+                // SAFETY: the request and its memory stay in the slot as long as the rest.
+                unsafe { rest.borrow_from(self.memory(), done, length - done) };
+                self.rest = rest;
+                Next::Step(self)
+            }
+            Stage::Zeroes { .. } if count == 0 => Next::Done(self, Err(libc::EIO)),
+            Stage::Zeroes { done } => {
+                *done += count;
+                if *done < length {
+                    self.rest.truncate((length - *done).min(ZERO_PIECE_MAX));
+                    return Next::Step(self);
+                }
+                if self.request.flags.force_unit_access {
+                    self.stage = Stage::Sync;
+                    return Next::Step(self);
+                }
+                Next::Done(self, Ok(()))
+            }
+            Stage::Fallocate { .. } | Stage::Sync => Next::Done(self, Ok(())),
+        }
+    }
+
+    /// The file system refused a `fallocate` with this mode.
+    fn fallback(mut self, mode: i32, errno: i32) -> Next {
+        if !matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV) {
+            return Next::Done(self, Err(errno));
+        }
+        if self.request.operation == Operation::Discard {
+            // A discard is a wish.
+            return Next::Done(self, Ok(()));
+        }
+        if mode != ZERO_RANGE {
+            self.stage = Stage::Fallocate { mode: ZERO_RANGE };
+            return Next::Step(self);
+        }
+        if self.request.flags.only_if_fast {
+            return Next::Unsupported(self);
+        }
+        self.rest.allocate(self.request.length.min(ZERO_PIECE_MAX) as usize);
+        let length = self.rest.length() as usize;
+        self.rest.fill_zero(0, length);
+        self.stage = Stage::Zeroes { done: 0 };
+        Next::Step(self)
+    }
+}

@@ -1,0 +1,133 @@
+//! Files that change length, by the disk's own resize or from outside, while they are served.
+
+mod support;
+
+#[path = "support/queue.rs"]
+mod queue;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use fathom_backend::{FileBackend, FileOptions};
+use fathom_block::{BackendProblem, Disk, ErrorKind};
+
+use queue::{BLOCK, Queue};
+
+const CAPACITY: u64 = 1 << 20;
+
+fn image() -> tempfile::NamedTempFile {
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(CAPACITY).unwrap();
+    image
+}
+
+fn open(path: &Path, direct: bool) -> Option<Arc<Disk>> {
+    let options = FileOptions { path: path.into(), direct, ..FileOptions::default() };
+    match FileBackend::open(&options) {
+        Ok(backend) => Some(support::disk(Vec::new(), Arc::new(backend))),
+        Err(error) if direct => {
+            eprintln!("skipped: no direct I/O here: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn writes_under_way_do_not_undo_a_shrink() {
+    let image = image();
+    let disk = open(image.path(), false).unwrap();
+    let (ended, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for durable in [false, false, true] {
+            let (disk, ended, written) = (&disk, &ended, &written);
+            scope.spawn(move || {
+                let mut queue = Queue::open(disk);
+                while !ended.load(Ordering::Relaxed) {
+                    // The last quarter, which comes and goes.
+                    for token in 0..4 {
+                        let offset = CAPACITY * 3 / 4 + token * (64 << 10);
+                        queue.begin_write(offset, 64 << 10, 7, durable, token);
+                    }
+                    for (_, outcome) in queue.finish() {
+                        match outcome {
+                            Ok(()) => drop(written.fetch_add(1, Ordering::Relaxed)),
+                            Err(ErrorKind::OutOfRange) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                    queue.turn(Duration::ZERO);
+                }
+            });
+        }
+        let begun = Instant::now();
+        for round in 0..60 {
+            let before = written.load(Ordering::Relaxed);
+            while written.load(Ordering::Relaxed) == before {
+                assert!(begun.elapsed() < Duration::from_secs(120), "nothing is written");
+                std::thread::yield_now();
+            }
+            disk.resize(CAPACITY / 2).unwrap();
+            for _ in 0..4 {
+                std::thread::sleep(Duration::from_millis(1));
+                let length = image.path().metadata().unwrap().len();
+                assert_eq!(length, CAPACITY / 2, "grown back in round {round}");
+            }
+            disk.resize(CAPACITY).unwrap();
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    assert!(disk.backend().problems().is_empty());
+}
+
+#[test]
+fn reads_of_a_cut_image_end_and_its_writes_do_not_hide_the_cut() {
+    for direct in [false, true] {
+        let image = image();
+        let Some(disk) = open(image.path(), direct) else { continue };
+        let mut queue = Queue::open(&disk);
+        assert_eq!(queue.write(CAPACITY - BLOCK, 6, false), Ok(()));
+        // To a length that is no multiple of anything.
+        let length = CAPACITY / 2 + 1000;
+        image.as_file().set_len(length).unwrap();
+        let offset = length / BLOCK * BLOCK;
+        for shift in [0, 1, 512] {
+            assert!(queue.read(offset, 4 * BLOCK, shift).is_err(), "across the end");
+            assert!(queue.read(CAPACITY - BLOCK, BLOCK, shift).is_err(), "behind the end");
+            assert!(queue.read(0, 4 * BLOCK, shift).is_ok(), "before the end");
+        }
+        disk.backend().inspect();
+        let problems = disk.backend().problems();
+        let cut = BackendProblem::CutShort { length, capacity: CAPACITY };
+        assert!(problems.contains(&cut), "{problems:?}");
+        assert_eq!(queue.write(CAPACITY - BLOCK, 6, false), Err(ErrorKind::Io));
+        assert_eq!(queue.flush(), Err(ErrorKind::Io));
+        assert_eq!(image.path().metadata().unwrap().len(), length);
+        assert!(disk.backend().recover().is_err(), "the image is short still");
+        image.as_file().set_len(CAPACITY).unwrap();
+        disk.backend().recover().unwrap();
+        assert!(disk.backend().problems().is_empty());
+        assert_eq!(queue.write(CAPACITY - BLOCK, 6, true), Ok(()));
+    }
+}
+
+#[test]
+fn a_deleted_image_is_a_problem_and_can_be_saved() {
+    let image = image();
+    let disk = open(image.path(), false).unwrap();
+    disk.backend().inspect();
+    assert!(disk.backend().problems().is_empty());
+    let mut queue = Queue::open(&disk);
+    assert_eq!(queue.write(0, 8, true), Ok(()));
+    image.close().unwrap();
+    disk.backend().inspect();
+    let problems = disk.backend().problems();
+    let [BackendProblem::Deleted { path }] = &problems[..] else { panic!("{problems:?}") };
+    let mut start = vec![0; BLOCK as usize];
+    std::os::unix::fs::FileExt::read_exact_at(&File::open(path).unwrap(), &mut start, 0).unwrap();
+    assert_eq!(start, [8; BLOCK as usize]);
+    assert_eq!(queue.write(0, 8, true), Ok(()), "it is served on");
+}

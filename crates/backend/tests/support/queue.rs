@@ -1,0 +1,103 @@
+//! One queue of a disk, driven by the test's thread.
+
+#![allow(dead_code, reason = "each suite uses a part of it")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fathom_block::{Clock, Disk, Operation, Outcome, Request, Stack};
+use fathom_reactor::{Event, Reactor};
+
+/// The size of the requests that a queue makes, in bytes.
+pub const BLOCK: u64 = 4096;
+
+pub struct Queue {
+    reactor: Reactor,
+    stack: Stack,
+    events: Vec<Event>,
+}
+
+impl Queue {
+    pub fn open(disk: &Arc<Disk>) -> Self {
+        let mut reactor = Reactor::new(64).unwrap();
+        let stack = disk.open_queue(&mut reactor, Clock::System).unwrap();
+        Self { reactor, stack, events: Vec::new() }
+    }
+
+    fn blank(&mut self, operation: Operation, token: u64) -> Box<Request> {
+        let mut request = self.stack.request();
+        request.operation = operation;
+        request.token = token;
+        request
+    }
+
+    /// Begins a write of `length` bytes, all of them `fill`.
+    pub fn begin_write(&mut self, offset: u64, length: u64, fill: u8, durable: bool, token: u64) {
+        let mut request = self.blank(Operation::Write, token);
+        (request.offset, request.length) = (offset, length);
+        request.flags.force_unit_access = durable;
+        request.buffers.allocate(length as usize);
+        request.buffers.owned_mut().unwrap().fill(fill);
+        self.stack.submit(request, &mut self.reactor);
+        self.reactor.submit().unwrap();
+    }
+
+    /// Begins a flush.
+    pub fn begin_flush(&mut self, token: u64) {
+        let request = self.blank(Operation::Flush, token);
+        self.stack.submit(request, &mut self.reactor);
+        self.reactor.submit().unwrap();
+    }
+
+    /// Waits until nothing is under way. Gives the outcomes with their tokens, in the order in
+    /// which they were given out.
+    pub fn finish(&mut self) -> Vec<(u64, Outcome)> {
+        let mut outcomes = Vec::new();
+        loop {
+            self.stack.advance(&mut self.reactor);
+            while let Some((request, outcome)) = self.stack.completed() {
+                outcomes.push((request.token, outcome));
+                self.stack.recycle(request);
+            }
+            if self.stack.in_flight() == 0 {
+                return outcomes;
+            }
+            self.turn(Duration::from_secs(30));
+        }
+    }
+
+    /// Handles what the reactor has, or gets within `limit`.
+    pub fn turn(&mut self, limit: Duration) {
+        self.reactor.wait(Some(limit)).unwrap();
+        self.reactor.collect(&mut self.events).unwrap();
+        for event in self.events.drain(..) {
+            self.stack.event(&event, &mut self.reactor);
+        }
+        self.reactor.submit().unwrap();
+    }
+
+    pub fn write(&mut self, offset: u64, fill: u8, durable: bool) -> Outcome {
+        self.begin_write(offset, BLOCK, fill, durable, 0);
+        self.finish()[0].1
+    }
+
+    pub fn flush(&mut self) -> Outcome {
+        self.begin_flush(0);
+        self.finish()[0].1
+    }
+
+    /// Reads into memory that begins `shift` bytes behind an aligned place.
+    pub fn read(&mut self, offset: u64, length: u64, shift: usize) -> Result<Vec<u8>, ()> {
+        let mut memory = vec![0_u8; length as usize + 2 * BLOCK as usize];
+        let base = memory.as_mut_ptr();
+        let start = base.align_offset(BLOCK as usize) + shift;
+        let mut request = self.blank(Operation::Read, 0);
+        (request.offset, request.length) = (offset, length);
+        // SAFETY: the memory lives until the request has come back, below.
+        unsafe { request.buffers.push(base.add(start), length as usize, None) };
+        self.stack.submit(request, &mut self.reactor);
+        self.reactor.submit().unwrap();
+        let outcome = self.finish()[0].1;
+        outcome.map(|()| memory[start..start + length as usize].to_vec()).map_err(|_| ())
+    }
+}

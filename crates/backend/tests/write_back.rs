@@ -1,0 +1,239 @@
+//! Real write-back errors beneath the real file back end: what could not be written is nobody's
+//! success, whoever took the kernel's one report.
+
+mod support;
+
+#[path = "support/queue.rs"]
+mod queue;
+
+use std::path::Path;
+use std::sync::{Arc, Barrier};
+
+use fathom_backend::{FileBackend, FileOptions};
+use fathom_block::{BackendProblem, Disk, ErrorKind};
+use fathom_sim::FaultyDevice;
+
+use queue::{BLOCK, Queue};
+
+/// The image's blocks, and the broken one among them.
+const BLOCKS: u64 = 64;
+const BAD: u64 = 21 * BLOCK;
+
+fn open(path: &Path, direct: bool) -> Arc<Disk> {
+    let options = FileOptions { path: path.into(), direct, ..FileOptions::default() };
+    let backend = FileBackend::open(&options).unwrap();
+    support::disk(Vec::new(), Arc::new(backend))
+}
+
+/// An image with one broken block, on a device of its own.
+fn faulty() -> Option<(FaultyDevice, Arc<Disk>)> {
+    let device = FaultyDevice::new()?;
+    let image = device.image("a.img", BLOCKS);
+    device.break_block(&image, BAD / BLOCK);
+    let disk = open(&image, false);
+    Some((device, disk))
+}
+
+fn is_lost(disk: &Disk) -> bool {
+    let lost = |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
+    disk.backend().problems().iter().any(lost)
+}
+
+/// Nothing that matters succeeds any more, on any queue.
+fn assert_poisoned(disk: &Arc<Disk>, queues: &mut [Queue]) {
+    assert!(is_lost(disk));
+    let mut late = Queue::open(disk);
+    for queue in queues.iter_mut().chain([&mut late]) {
+        assert_eq!(queue.flush(), Err(ErrorKind::Io));
+        assert_eq!(queue.write(0, 9, false), Err(ErrorKind::Io));
+        assert_eq!(queue.write(0, 9, true), Err(ErrorKind::Io));
+        assert!(queue.read(0, BLOCK, 0).is_ok(), "what is there can be read");
+    }
+    assert_eq!(disk.resize((BLOCKS + 1) * BLOCK), Err(ErrorKind::Io));
+}
+
+#[test]
+fn a_durable_write_that_takes_the_report_fails_all_later_flushes() {
+    let Some((device, disk)) = faulty() else { return };
+    let mut queues = [Queue::open(&disk), Queue::open(&disk)];
+    assert_eq!(queues[0].write(BAD, 1, false), Ok(()), "into the cache");
+    device.write_back();
+    assert_eq!(queues[1].write(0, 2, true), Err(ErrorKind::Io), "it takes the report");
+    assert_eq!(queues[1].write(0, 2, true), Err(ErrorKind::Io), "and does not make up for it");
+    assert_poisoned(&disk, &mut queues);
+}
+
+#[test]
+fn no_flush_succeeds_beside_one_that_takes_the_report() {
+    let Some((device, disk)) = faulty() else { return };
+    for round in 0..8 {
+        let mut writer = Queue::open(&disk);
+        assert_eq!(writer.write(BAD, 1, false), Ok(()));
+        if round % 2 == 0 {
+            device.write_back();
+        }
+        let start = Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut queue = Queue::open(&disk);
+                    start.wait();
+                    // Several at once on one queue, too.
+                    for token in 0..3 {
+                        queue.begin_flush(token);
+                    }
+                    for (token, outcome) in queue.finish() {
+                        assert_eq!(outcome, Err(ErrorKind::Io), "flush {token} in round {round}");
+                    }
+                });
+            }
+        });
+        assert_poisoned(&disk, &mut [writer]);
+        disk.backend().recover().unwrap();
+        assert!(disk.backend().problems().is_empty());
+    }
+}
+
+#[test]
+fn a_durable_write_of_a_broken_block_never_succeeds_beside_others() {
+    let Some((_device, disk)) = faulty() else { return };
+    for round in 0..100 {
+        let start = Barrier::new(3);
+        std::thread::scope(|scope| {
+            for index in 0..3 {
+                let (disk, start) = (&disk, &start);
+                scope.spawn(move || {
+                    let mut queue = Queue::open(disk);
+                    start.wait();
+                    // One of the queues has both under way at once.
+                    let both = index == 2;
+                    if index == 0 || both {
+                        queue.begin_write(BAD, BLOCK, 3, true, 1);
+                    }
+                    if index == 1 || both {
+                        queue.begin_write(BAD + 8 * BLOCK, BLOCK, 3, true, 2);
+                    }
+                    for (token, outcome) in queue.finish() {
+                        if token == 1 {
+                            assert_eq!(outcome, Err(ErrorKind::Io), "round {round}");
+                        }
+                    }
+                });
+            }
+        });
+        assert!(is_lost(&disk));
+        disk.backend().recover().unwrap();
+    }
+}
+
+#[test]
+fn direct_durable_writes_of_a_broken_block_never_succeed() {
+    let Some(device) = FaultyDevice::new() else { return };
+    let image = device.image("a.img", BLOCKS);
+    device.break_block(&image, BAD / BLOCK);
+    let disk = open(&image, true);
+    let mut queue = Queue::open(&disk);
+    for _ in 0..20 {
+        for token in 0..8 {
+            queue.begin_write(BAD + token * BLOCK, BLOCK, 4, true, token);
+        }
+        for (token, outcome) in queue.finish() {
+            if token == 0 {
+                assert!(outcome.is_err());
+            }
+        }
+        disk.backend().recover().unwrap();
+    }
+}
+
+#[test]
+fn the_sync_of_a_resize_hides_nothing() {
+    let Some((device, disk)) = faulty() else { return };
+    let mut queues = [Queue::open(&disk), Queue::open(&disk)];
+    assert_eq!(queues[0].write(BAD, 1, false), Ok(()));
+    device.write_back();
+    let larger = (BLOCKS + 8) * BLOCK;
+    assert_eq!(disk.resize(larger), Err(ErrorKind::Io), "its sync takes the report");
+    let length = device.mount().join("a.img").metadata().unwrap().len();
+    assert_eq!((disk.capacity(), length), (larger, larger), "what is true is said");
+    assert_poisoned(&disk, &mut queues);
+}
+
+#[test]
+fn a_later_daemon_knows_what_an_earlier_one_lost() {
+    let Some((device, disk)) = faulty() else { return };
+    let image = device.mount().join("a.img");
+    let mut queue = Queue::open(&disk);
+    assert_eq!(queue.write(BAD, 1, false), Ok(()));
+    // The last flush of a daemon that ends takes the report.
+    assert_eq!(queue.flush(), Err(ErrorKind::Io));
+    drop((queue, disk));
+    for _ in 0..2 {
+        let disk = open(&image, false);
+        let problems = disk.backend().problems();
+        assert_eq!(problems, [BackendProblem::WritesLost { errno: libc::ENOSPC, earlier: true }]);
+        assert_poisoned(&disk, &mut [Queue::open(&disk)]);
+    }
+    let disk = open(&image, false);
+    let mut queue = Queue::open(&disk);
+    device.mend();
+    disk.backend().recover().unwrap();
+    assert!(disk.backend().problems().is_empty());
+    assert_eq!(queue.write(BAD, 5, false), Ok(()), "a queue that was open goes on");
+    assert_eq!(queue.flush(), Ok(()));
+    drop((queue, disk));
+    let disk = open(&image, false);
+    assert!(disk.backend().problems().is_empty(), "and so does the next daemon");
+    assert_eq!(Queue::open(&disk).read(BAD, BLOCK, 0).unwrap(), [5; BLOCK as usize]);
+}
+
+#[test]
+fn a_failure_that_no_daemon_has_asked_for_is_found_at_the_next_opening() {
+    let Some((device, disk)) = faulty() else { return };
+    assert_eq!(Queue::open(&disk).write(BAD, 1, false), Ok(()));
+    drop(disk);
+    device.write_back();
+    let disk = open(&device.mount().join("a.img"), false);
+    assert_poisoned(&disk, &mut [Queue::open(&disk)]);
+}
+
+#[test]
+fn a_disk_that_still_fails_is_not_recovered() {
+    let Some((device, disk)) = faulty() else { return };
+    let mut queue = Queue::open(&disk);
+    assert_eq!(queue.write(BAD, 1, false), Ok(()));
+    assert_eq!(queue.flush(), Err(ErrorKind::Io));
+    disk.backend().recover().unwrap();
+    // The loss is acknowledged, the fault is there still: it is found anew.
+    assert_eq!(queue.write(BAD, 1, false), Ok(()));
+    assert_eq!(queue.flush(), Err(ErrorKind::Io));
+    assert_poisoned(&disk, &mut [queue]);
+    drop(device);
+}
+
+#[test]
+fn a_block_device_remembers_in_the_daemons_folder() {
+    let Some(mut device) = FaultyDevice::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let options = FileOptions {
+        path: device.path(),
+        records: Some(folder.path().into()),
+        ..FileOptions::default()
+    };
+    let image = device.image("a.img", BLOCKS);
+    device.break_block(&image, 0);
+    let place = device.place_of(&image, 0) * BLOCK;
+    // The file system on it goes, the broken block stays.
+    device.unmount();
+    let backend = Arc::new(FileBackend::open(&options).unwrap());
+    let disk = support::disk(Vec::new(), backend);
+    let mut queue = Queue::open(&disk);
+    assert_eq!(queue.write(place, 1, false), Ok(()));
+    assert_eq!(queue.flush(), Err(ErrorKind::Io));
+    drop((queue, disk));
+    let backend = Arc::new(FileBackend::open(&options).unwrap());
+    let disk = support::disk(Vec::new(), backend);
+    assert!(is_lost(&disk));
+    disk.backend().recover().unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+}
