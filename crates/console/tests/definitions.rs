@@ -123,6 +123,7 @@ fn every_help_has_examples() {
         "disk resize",
         "disk import",
         "disk add",
+        "disk recover",
         "disk remove",
         "disk list",
         "vm",

@@ -213,6 +213,15 @@ impl Client {
         self.change_disk(name, &change)
     }
 
+    /// Has a disk take writes again that takes none because acknowledged ones may be lost. What was
+    /// lost stays lost.
+    ///
+    /// # Errors
+    /// When there is no answer, no such disk, nothing to recover from, or the store still fails.
+    pub fn recover_disk(&self, name: &str) -> Result<DiskStatus, ClientError> {
+        self.send::<(), _>("POST", &format!("{}/recover", disk_path(name)), None)
+    }
+
     /// Has the daemon serve a disk no more.
     ///
     /// # Errors

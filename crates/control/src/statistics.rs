@@ -33,8 +33,11 @@ pub struct DiskStatistics {
     /// Another number here than in an earlier sample means that counting began anew: take no
     /// difference then.
     pub instance: u64,
-    /// Whether the disk has a tap. Without one, the fields below stay empty.
+    /// Whether the disk has a tap. Without one, nothing is counted.
     pub counted: bool,
+    /// What does not work, a sentence each; empty on a sound disk.
+    #[serde(default)]
+    pub problems: Vec<String>,
     /// Requests in flight now.
     pub in_flight: u64,
     /// Requests that a crossing refused: out of range, not offered, contradictory.

@@ -71,6 +71,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/daemon", get(info))
         .route("/v1/disks", get(disk_list).post(add_disk))
         .route("/v1/disks/{name}", get(disk_status).patch(change_disk).delete(remove_disk))
+        .route("/v1/disks/{name}/recover", post(recover_disk))
         .route("/v1/statistics", get(statistics))
         .route("/v1/usage", get(usage))
         .route("/v1/slow", get(slow))
@@ -120,6 +121,14 @@ async fn change_disk(
     let wanted: DiskChange = read(body)?;
     let changes = Arc::clone(&app.changes);
     change(&changes, move || app.daemon.change_disk(&name, &wanted)).await
+}
+
+async fn recover_disk(
+    State(app): State<App>,
+    Path(name): Path<String>,
+) -> Answer<fathom_control::DiskStatus> {
+    let changes = Arc::clone(&app.changes);
+    change(&changes, move || app.daemon.recover_disk(&name)).await
 }
 
 async fn remove_disk(State(app): State<App>, Path(name): Path<String>) -> Answer<Done> {

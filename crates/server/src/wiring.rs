@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::net::ToSocketAddrs;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,13 +48,14 @@ pub(crate) struct Watchers {
 }
 
 /// Opens the back end of `definition` and puts its layers over it. `number` is the disk's number
-/// in events.
+/// in events. `records` is the folder for what outlives the daemon.
 pub(crate) fn open_disk(
     definition: &DiskDefinition,
     number: u32,
     guest: &DiskGuest,
+    records: &Path,
 ) -> Result<(Arc<Disk>, Watchers), ErrorBody> {
-    let backend = open_backend(definition)?;
+    let backend = open_backend(definition, records)?;
     let watchers =
         Watchers { tap: make_tap(definition, number), classify: make_classify(definition, guest)? };
     let layers = make_layers(definition, &watchers, guest, backend.capacity())?;
@@ -77,7 +79,10 @@ fn too_many_layers(_: ErrorKind) -> ErrorBody {
     )
 }
 
-fn open_backend(definition: &DiskDefinition) -> Result<Arc<dyn Backend>, ErrorBody> {
+fn open_backend(
+    definition: &DiskDefinition,
+    records: &Path,
+) -> Result<Arc<dyn Backend>, ErrorBody> {
     let name = &definition.name;
     match definition.backend() {
         Some(BackendDefinition::Image(path)) => {
@@ -86,6 +91,8 @@ fn open_backend(definition: &DiskDefinition) -> Result<Arc<dyn Backend>, ErrorBo
                 direct: definition.direct,
                 read_only: definition.read_only,
                 block_size: definition.block_size.and_then(|size| u32::try_from(size.0).ok()),
+                disk: name.clone(),
+                records: Some(records.to_owned()),
             };
             let backend = FileBackend::open(&options).map_err(|error| {
                 // What to do comes behind the first semicolon of these messages.

@@ -1,7 +1,7 @@
 //! The disks of the running daemon: add, remove, list.
 use fathom_control::{Bytes, DiskDefinition, DiskStatus, FrontendStatus, VhostUserDefinition};
 
-use super::{AddOptions, ListOptions, RemoveOptions, absolute, info::disk_sheet};
+use super::{AddOptions, ListOptions, RecoverOptions, RemoveOptions, absolute, info::disk_sheet};
 use crate::{
     failure::{Failure, Outcome},
     output::{
@@ -40,6 +40,17 @@ pub(super) fn add(options: &AddOptions) -> Outcome {
         return output::json(&status);
     }
     output::text_line(&disk_sheet(&status).render(output::width(), Style::stdout()))
+}
+
+pub(super) fn recover(options: &RecoverOptions) -> Outcome {
+    let status = options.control.client().recover_disk(&options.name)?;
+    if options.format.json {
+        return output::json(&status);
+    }
+    output::text_line(&format!(
+        "{} takes writes again; check the guest's file systems, because what was lost stays lost",
+        options.name
+    ))
 }
 
 pub(super) fn remove(options: &RemoveOptions) -> Outcome {

@@ -64,6 +64,16 @@ Examples:
   fathom disk add data --image data.img --socket /run/fathom/data.sock
   fathom disk add scratch --memory 1G --socket /run/fathom/scratch.sock --queues 2")]
     Add(AddOptions),
+    /// Have a disk take writes again after writes were lost
+    #[command(after_help = "\
+A disk whose store failed to keep acknowledged writes only reads from then on. Mend the store first:
+make room, replace the cable. What was written since the guest's last successful flush may be lost.
+Stop the guest, or unmount the file systems, then recover the disk; check the file systems at the
+next start, because a guest that goes on believes that the lost writes are there.
+
+Example:
+  fathom disk recover data")]
+    Recover(RecoverOptions),
     /// Have the running daemon serve a disk no more; its image stays
     #[command(after_help = "Example:\n  fathom disk remove data")]
     Remove(RemoveOptions),
@@ -203,6 +213,17 @@ pub struct RemoveOptions {
     format: Format,
 }
 
+/// Options of `fathom disk recover`.
+#[derive(Debug, Args)]
+pub struct RecoverOptions {
+    /// The disk's name
+    name: String,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
 /// Options of `fathom disk list`.
 #[derive(Debug, Args)]
 pub struct ListOptions {
@@ -221,6 +242,7 @@ pub fn run(command: &DiskCommand) -> Outcome {
         DiskCommand::Resize(options) => resize::run(options),
         DiskCommand::Import(options) => import::run(options),
         DiskCommand::Add(options) => daemon::add(options),
+        DiskCommand::Recover(options) => daemon::recover(options),
         DiskCommand::Remove(options) => daemon::remove(options),
         DiskCommand::List(options) => daemon::list(options),
     }

@@ -105,6 +105,8 @@ pub struct Disk {
     pub capacity_bytes: u64,
     /// Whether it has a tap; without one nothing is known of it.
     pub counted: bool,
+    /// What does not work about it, a sentence each.
+    pub problems: Vec<String>,
     /// What it did.
     #[serde(flatten)]
     pub activity: Activity,
@@ -267,6 +269,7 @@ impl Disk {
             vm: change.vm.clone(),
             capacity_bytes: change.capacity_bytes,
             counted: change.counted,
+            problems: change.problems.clone(),
             activity,
             operations,
         }

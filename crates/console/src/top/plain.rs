@@ -1,4 +1,6 @@
 //! Intervals as lines of text.
+use std::collections::BTreeMap;
+
 use crate::output::{latency, rate, short_number, text::shorten};
 
 use super::model::{Activity, Interval};
@@ -11,6 +13,8 @@ const HEADING_EVERY: usize = 24;
 pub struct Printer {
     lines_since_heading: Option<usize>,
     name_width: usize,
+    /// What was printed of each disk's problems: again only where they are others.
+    problems: BTreeMap<String, Vec<String>>,
 }
 
 impl Printer {
@@ -33,6 +37,12 @@ impl Printer {
             } else {
                 format!("{time}  {name:<name_width$}  not measured: it has no tap")
             });
+            if self.problems.get(&disk.name) != Some(&disk.problems) {
+                for problem in &disk.problems {
+                    lines.push(format!("{time}  {name:<name_width$}  ! {problem}"));
+                }
+                self.problems.insert(disk.name.clone(), disk.problems.clone());
+            }
         }
         if interval.disks.is_empty() {
             lines.push(format!("{time}  no disks"));

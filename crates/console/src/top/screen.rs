@@ -346,7 +346,7 @@ fn row(disk: &Disk, columns: &[&Column], name_width: usize, theme: Theme) -> Lin
     let name = shorten(&disk.name, name_width);
     let machine = shorten(&disk.vm, name_width.saturating_sub(name.width() + 1));
     let gap = name_width - name.width() - machine.width();
-    let failed = disk.activity.errors > 0;
+    let failed = disk.activity.errors > 0 || !disk.problems.is_empty();
     let name_style = if failed { theme.colour(Color::Red) } else { Style::new() };
     let mut spans = vec![Span::styled(name, name_style)];
     if disk.vm.is_empty() || machine.is_empty() {
@@ -389,6 +389,10 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: T
         Line::styled(sparkline(app.history(&disk.name), room), theme.colour(Color::Cyan)),
         Line::default(),
     ];
+    for problem in &disk.problems {
+        let text = shorten(&format!("! {problem}"), room);
+        lines.push(Line::styled(text, theme.colour(Color::Red)));
+    }
     if !disk.counted {
         lines.push(Line::from("It has no tap, so nothing is measured."));
     }

@@ -3,6 +3,7 @@
 mod bounds;
 mod changes;
 mod events;
+mod lost_writes;
 mod monitor;
 mod nbd;
 mod neighbours;

@@ -60,8 +60,21 @@ impl Nbd {
 
     /// Sends a request. False when the server has left.
     pub fn send(&mut self, kind: u16, cookie: u64, offset: u64, length: u32, data: &[u8]) -> bool {
+        self.send_with(0, kind, cookie, offset, length, data)
+    }
+
+    /// The same with command flags.
+    pub fn send_with(
+        &mut self,
+        flags: u16,
+        kind: u16,
+        cookie: u64,
+        offset: u64,
+        length: u32,
+        data: &[u8],
+    ) -> bool {
         let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
-        request.extend(0_u16.to_be_bytes());
+        request.extend(flags.to_be_bytes());
         request.extend(kind.to_be_bytes());
         request.extend(cookie.to_be_bytes());
         request.extend(offset.to_be_bytes());

@@ -29,6 +29,8 @@ impl Daemon {
     /// The same, in a folder that has been prepared.
     pub fn start_in(folder: TempDir, configuration: &str) -> Self {
         std::fs::write(folder.path().join("f.toml"), configuration).unwrap();
+        // An earlier daemon of the same folder left its own.
+        let _ = std::fs::remove_file(folder.path().join("notify"));
         let notified = UnixDatagram::bind(folder.path().join("notify")).unwrap();
         notified.set_read_timeout(Some(PATIENCE)).unwrap();
         let begun = Instant::now();

@@ -4,6 +4,7 @@
 mod client;
 mod fuzz;
 mod hostile;
+mod lost_writes;
 mod observer;
 mod protocol;
 mod requests;

@@ -1,9 +1,10 @@
 //! Disks added, changed and removed.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fathom_block::ErrorKind;
+use fathom_block::{BackendProblem, ErrorKind};
 use fathom_control::{
     BackendDefinition, Bytes, DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode,
     LayerDefinition,
@@ -48,7 +49,8 @@ impl Daemon {
         let number = self.instance();
         let wanted = wiring::is_classified(&definition);
         let guest = DiskGuest::new(&self.introspection, &definition.name, wanted);
-        let (disk, watchers) = wiring::open_disk(&definition, number as u32, &guest)?;
+        let (disk, watchers) =
+            wiring::open_disk(&definition, number as u32, &guest, &self.records_folder())?;
         let server = match &definition.vhost_user {
             Some(vhost_user) => Some(wiring::start_vhost_user(vhost_user, &disk, &guest)?),
             None => None,
@@ -124,6 +126,37 @@ impl Daemon {
         if let Some(capacity) = change.capacity {
             resize(&served, capacity.0, change.shrink)?;
         }
+        self.disk_status(name)
+    }
+
+    /// A folder for what a later daemon has to know: systemd's state folder of this service, else
+    /// that of the control socket.
+    fn records_folder(&self) -> PathBuf {
+        let state = std::env::var_os("STATE_DIRECTORY").filter(|state| !state.is_empty());
+        let control = || self.options.control.parent().unwrap_or(Path::new(".")).to_owned();
+        state.map_or_else(control, PathBuf::from)
+    }
+
+    /// Has a disk take writes again after some were lost.
+    pub(crate) fn recover_disk(&self, name: &str) -> Result<DiskStatus, ErrorBody> {
+        let _change = self.change(name)?;
+        let served = self.find(name)?;
+        let backend = served.disk.backend();
+        let lost = |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
+        if !backend.problems().iter().any(lost) {
+            return Err(refusal(
+                ErrorCode::Conflict,
+                format!("the disk {name:?} has lost no writes"),
+                "nothing needs to be done",
+            ));
+        }
+        backend.recover().map_err(|error| {
+            refusal(
+                ErrorCode::Failed,
+                format!("the disk {name:?} still cannot keep what is written: {error}"),
+                "mend the store beneath it, then ask again",
+            )
+        })?;
         self.disk_status(name)
     }
 
@@ -267,9 +300,20 @@ fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody>
             format!("there is no room for {} beneath the disk {name:?}", Bytes(capacity)),
             "choose a smaller size",
         ),
-        _ => {
-            refusal(ErrorCode::Failed, format!("the disk {name:?} cannot be resized: {error}"), "")
-        }
+        // What is true, not what was wished.
+        _ if disk.capacity() == before => refusal(
+            ErrorCode::Failed,
+            format!("the disk {name:?} keeps its size of {}: {error}", Bytes(before)),
+            format!("`fathom disk info {name}` and the log say what is wrong"),
+        ),
+        _ => refusal(
+            ErrorCode::Failed,
+            format!(
+                "the disk {name:?} has {} now, but that could not be made durable: {error}",
+                Bytes(disk.capacity())
+            ),
+            format!("`fathom disk info {name}` says what is wrong"),
+        ),
     })?;
     let mut live = served.live();
     match live.definition.backend() {

@@ -7,6 +7,7 @@
 mod changes;
 mod disks;
 mod events;
+mod inspect;
 mod listeners;
 mod monitor;
 mod reload;
@@ -175,6 +176,9 @@ impl Daemon {
         }
         if refusals.is_empty() {
             daemon.name_the_unreachable();
+            if let Err(error) = inspect::start(&daemon) {
+                tracing::warn!(%error, "images that are deleted or cut are not noticed");
+            }
             return Ok(daemon);
         }
         daemon.stop();

@@ -33,6 +33,7 @@ fn of_disk(served: &Served, time_ns: u64) -> DiskStatistics {
         capacity_bytes: disk.capacity(),
         instance,
         counted: tap.is_some(),
+        problems: super::status::problems(served),
         refused: disk.counters().refused.load(Ordering::Relaxed),
         ..DiskStatistics::default()
     };

@@ -124,13 +124,7 @@ fn status(served: &Served, listeners: &[ListenerMoment]) -> DiskStatus {
         }
     }
     let insight = super::usage::insight(served);
-    let problems = frontends
-        .iter()
-        .filter_map(|frontend| match frontend {
-            FrontendStatus::VhostUser(guest) => guest.problem.clone(),
-            FrontendStatus::Nbd(_) => None,
-        })
-        .collect();
+    let problems = problems(served);
     DiskStatus {
         name: disk.name().to_owned(),
         vm: disk.vm().to_owned(),
@@ -169,6 +163,19 @@ fn status(served: &Served, listeners: &[ListenerMoment]) -> DiskStatus {
     }
 }
 
+/// What does not work about a disk, a sentence each.
+pub(super) fn problems(served: &Served) -> Vec<String> {
+    let of_store = served.disk.backend().problems().into_iter().map(|problem| problem.to_string());
+    let guest = served.live().server.as_ref().map(vhost_user::Server::status);
+    of_store.chain(guest.and_then(|guest| guest_problem(&guest))).collect()
+}
+
+fn guest_problem(guest: &vhost_user::VhostUserStatus) -> Option<String> {
+    (guest.panics > 0).then(|| {
+        format!("{} of its queue threads failed: see the log, and restart the guest", guest.panics)
+    })
+}
+
 /// The layers in the order in which requests cross them.
 fn layers(definition: &fathom_control::DiskDefinition) -> Vec<LayerStatus> {
     let implied =
@@ -191,9 +198,7 @@ fn guest_status(
     definition: &VhostUserDefinition,
     guest: &vhost_user::VhostUserStatus,
 ) -> VhostUserStatus {
-    let problem = (guest.panics > 0).then(|| {
-        format!("{} of its queue threads failed: see the log, and restart the guest", guest.panics)
-    });
+    let problem = guest_problem(guest);
     VhostUserStatus {
         socket: definition.socket.display().to_string(),
         connected: guest.connected,

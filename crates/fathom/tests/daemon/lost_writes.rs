@@ -1,0 +1,136 @@
+//! Writes that the kernel could not keep, through the whole daemon: nobody is told that they are
+//! durable, not even by the next daemon.
+
+use std::sync::Barrier;
+
+use fathom_control::{ClientError, ErrorCode};
+use fathom_sim::{DEVICE_BLOCK, FaultyDevice};
+
+use crate::nbd::Nbd;
+use crate::process::Daemon;
+
+const FLUSH: u16 = 3;
+const IO_ERROR: u32 = 5;
+const BAD: u64 = 17;
+
+fn flush(nbd: &mut Nbd) -> u32 {
+    assert!(nbd.send(FLUSH, 7, 0, 0, &[]));
+    nbd.reply().expect("an answer").1
+}
+
+/// A write of one block, with `FUA` where `durable`.
+fn write(nbd: &mut Nbd, block: u64, durable: bool) -> u32 {
+    let data = [3; DEVICE_BLOCK as usize];
+    let flags = u16::from(durable);
+    assert!(nbd.send_with(flags, 1, 7, block * DEVICE_BLOCK, DEVICE_BLOCK as u32, &data));
+    nbd.reply().expect("an answer").1
+}
+
+#[test]
+fn lost_writes_are_nobodys_success_until_the_operator_says_so() {
+    let Some(device) = FaultyDevice::new() else { return };
+    let image = device.image("a.img", 64);
+    device.break_block(&image, BAD);
+    let text = format!(
+        "[[disk]]\nname = \"a\"\nimage = \"{}\"\n[[nbd]]\naddress = \"unix:nbd.sock\"\n",
+        image.display()
+    );
+    let daemon = Daemon::start(&text);
+    let connect = |daemon: &Daemon| Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let mut clients: Vec<Nbd> = (0..4).map(|_| connect(&daemon)).collect();
+    assert_eq!(write(&mut clients[0], BAD, false), 0, "into the cache");
+    assert_eq!(daemon.client().disk("a").unwrap().problems, [""; 0]);
+    device.write_back();
+
+    // Flushes and durable writes on four connections at once.
+    let start = Barrier::new(clients.len());
+    std::thread::scope(|scope| {
+        for (index, nbd) in clients.iter_mut().enumerate() {
+            let start = &start;
+            scope.spawn(move || {
+                start.wait();
+                let error = if index % 2 == 0 { flush(nbd) } else { write(nbd, 0, true) };
+                assert_eq!(error, IO_ERROR, "connection {index}");
+            });
+        }
+    });
+    for nbd in &mut clients {
+        assert_eq!((flush(nbd), write(nbd, 1, false)), (IO_ERROR, IO_ERROR));
+    }
+    let client = daemon.client();
+    let problems = client.disk("a").unwrap().problems;
+    assert!(problems[0].contains("acknowledged writes may be lost"), "{problems:?}");
+    assert_eq!(client.statistics().unwrap().disks[0].problems, problems);
+    let metrics = client.metrics().unwrap();
+    assert!(metrics.contains("fathom_disk_problems{disk=\"a\",vm=\"\"} 1"), "{metrics}");
+    let lines = daemon.log();
+    let said: Vec<&str> = lines.lines().filter(|line| line.contains("may be lost")).collect();
+    assert!(said.len() == 1 && said[0].contains(" a: "), "{lines}");
+
+    // Stopped as systemd stops it, not killed: the last flush must not be all that failed.
+    drop(clients);
+    daemon.signal(libc::SIGTERM);
+    let (status, folder) = daemon.wait();
+    assert_eq!(status.code(), Some(1), "the end was not clean");
+    let daemon = Daemon::start_in(folder, &text);
+    let mut nbd = connect(&daemon);
+    assert_eq!(flush(&mut nbd), IO_ERROR, "the next daemon knows");
+    assert_eq!(write(&mut nbd, 1, false), IO_ERROR);
+    let problems = daemon.client().disk("a").unwrap().problems;
+    assert!(problems[0].contains("an earlier daemon"), "{problems:?}");
+
+    // The way out.
+    device.mend();
+    daemon.client().recover_disk("a").unwrap();
+    match daemon.client().recover_disk("a") {
+        Err(ClientError::Refused(body)) => assert_eq!(body.code, ErrorCode::Conflict),
+        other => panic!("there is nothing to recover from: {other:?}"),
+    }
+    assert_eq!((write(&mut nbd, BAD, false), flush(&mut nbd)), (0, 0));
+    assert_eq!(daemon.client().disk("a").unwrap().problems, [""; 0]);
+    drop(nbd);
+    let daemon = Daemon::start_in(daemon.end(), &text);
+    let mut nbd = connect(&daemon);
+    assert_eq!(nbd.read(BAD * DEVICE_BLOCK, DEVICE_BLOCK as u32), [3; DEVICE_BLOCK as usize]);
+    assert_eq!(flush(&mut nbd), 0);
+    daemon.end();
+}
+
+/// The write-back fails only at the daemon's last flush, which nobody but the log hears of.
+#[test]
+fn the_last_flush_of_a_daemon_hides_no_loss() {
+    let Some(device) = FaultyDevice::new() else { return };
+    let image = device.image("a.img", 64);
+    device.break_block(&image, BAD);
+    let text = format!(
+        "[[disk]]\nname = \"a\"\nimage = \"{}\"\n[[nbd]]\naddress = \"unix:nbd.sock\"\n",
+        image.display()
+    );
+    let daemon = Daemon::start(&text);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(write(&mut nbd, BAD, false), 0, "into the cache");
+    drop(nbd);
+    daemon.signal(libc::SIGTERM);
+    let (status, folder) = daemon.wait();
+    assert_eq!(status.code(), Some(1), "the end was not clean");
+    let daemon = Daemon::start_in(folder, &text);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(flush(&mut nbd), IO_ERROR);
+    daemon.signal(libc::SIGKILL);
+    let (_, folder) = daemon.wait();
+    let daemon = Daemon::start_in(folder, &text);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(flush(&mut nbd), IO_ERROR, "a killed daemon leaves the record, too");
+}
+
+#[test]
+fn a_deleted_image_is_said_in_status_and_log() {
+    let folder = tempfile::tempdir().unwrap();
+    crate::process::image(folder.path(), "a.img", 1 << 20);
+    let text = "[[disk]]\nname = \"a\"\nimage = \"a.img\"\n[[nbd]]\naddress = \"unix:n\"\n";
+    let daemon = Daemon::start_in(folder, text);
+    std::fs::remove_file(daemon.path("a.img")).unwrap();
+    daemon.until("the problem", || !daemon.client().disk("a").unwrap().problems.is_empty());
+    daemon.until("the line", || daemon.log().contains("the image was deleted"));
+    daemon.end();
+}
