@@ -11,13 +11,14 @@
 #   make unit           the tests without guests
 #   make guests         the tests with guests
 #   make bench          the comparisons with other servers
+#   make soak           longer: kernels of all of Debian's suites, damaged guests' memory
 #   make fuzz FOR=60    each fuzz target for so many seconds (needs cargo-fuzz)
 
 FOR ?=
 CARGO := scripts/cargo
 export CARGO_TERM_PROGRESS_WHEN ?= auto
 
-.PHONY: run test build check unit guests bench fuzz clean
+.PHONY: run test build check unit guests soak bench fuzz clean
 
 run:
 	@scripts/install run
@@ -40,6 +41,9 @@ unit:
 
 guests:
 	@scripts/test guests
+
+soak:
+	@scripts/test soak
 
 bench:
 	@scripts/install bench

@@ -1,5 +1,6 @@
 //! A bounded table of texts, so that a request and an event carry numbers.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -49,7 +50,8 @@ impl Default for Names {
 }
 
 impl Names {
-    /// The longest text that is kept whole, in bytes; of a longer one the end is kept.
+    /// The longest text that is kept whole, in bytes. Of a longer one the end is kept, behind a mark that
+    /// tells it from others with the same end.
     pub const LENGTH_MAX: usize = 1024;
 
     /// A table that keeps `capacity` texts (at least one).
@@ -66,7 +68,7 @@ impl Names {
         if text.is_empty() {
             return Name::NONE;
         }
-        let text = shorten(text);
+        let text = &*shorten(text);
         let mut inner = self.inner();
         if let Some(number) = inner.numbers.get(text).copied() {
             if let Some(entry) = inner.texts.get_mut(&number) {
@@ -130,13 +132,22 @@ impl Inner {
     }
 }
 
-/// The end of a text that is too long, cut between characters.
-fn shorten(text: &str) -> &str {
-    let mut start = text.len().saturating_sub(Names::LENGTH_MAX);
+/// A text that is too long without its beginning, cut between characters: an ellipsis and a
+/// number of the whole text take its place, so that texts with the same end stay distinct.
+fn shorten(text: &str) -> Cow<'_, str> {
+    if text.len() <= Names::LENGTH_MAX {
+        return Cow::Borrowed(text);
+    }
+    // FNV-1a: the same in every process and release.
+    let number = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |number, byte| {
+        (number ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let mark = format!("…{number:016x}…");
+    let mut start = text.len() + mark.len() - Names::LENGTH_MAX;
     while !text.is_char_boundary(start) {
         start += 1;
     }
-    &text[start..]
+    Cow::Owned(mark + &text[start..])
 }
 
 #[cfg(test)]
@@ -165,5 +176,12 @@ mod tests {
         let long = format!("{}ü/end", "ü".repeat(Names::LENGTH_MAX));
         let kept = names.text(names.number(&long)).unwrap();
         assert!(kept.len() <= Names::LENGTH_MAX && kept.ends_with("ü/end"));
+        // The mark says that it is not whole, and of which text it is the end.
+        assert!(kept.starts_with('…'), "{kept}");
+        let other = format!("{}ä/end", "ü".repeat(Names::LENGTH_MAX));
+        let other = format!("another{}", other.replace('ä', "ü"));
+        assert_ne!(names.number(&long), names.number(&other), "two files are not one");
+        let whole = "x".repeat(Names::LENGTH_MAX);
+        assert_eq!(&*names.text(names.number(&whole)).unwrap(), whole);
     }
 }

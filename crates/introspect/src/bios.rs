@@ -16,6 +16,8 @@ pub(crate) struct Bio {
     pub end: u64,
     pub private: u64,
     pub group: u64,
+    /// The `block_device` that it is for, or 0.
+    pub device: u64,
 }
 
 impl Kernel {
@@ -36,6 +38,7 @@ impl Kernel {
             end: word(layout.bio_end)?,
             private: word(layout.bio_private)?,
             group: layout.bio_group.and_then(word).unwrap_or(0),
+            device: layout.bio_device.and_then(word).unwrap_or(0),
         })
     }
 
@@ -63,6 +66,22 @@ impl Kernel {
                 Completion::Raid1 => at(layout.raid1_master),
                 Completion::Raid10 => at(layout.raid10_master),
                 Completion::Chain => Some(bio.private),
+                Completion::BcacheRequest => {
+                    let search = bio.private.wrapping_sub(layout.bcache_search_closure?);
+                    self.pointer(search.wrapping_add(layout.bcache_search_original?))
+                }
+                Completion::BcacheInsert => self.bcache_inserted(&bio),
+                Completion::BcacheDetached => {
+                    let Some(original) = layout.bcache_detached_original else {
+                        // The bio is the file system's own, with another completion.
+                        let end = at(layout.bcache_detached_end)?;
+                        let private = at(layout.bcache_detached_private).unwrap_or(0);
+                        let device = at(layout.bcache_detached_device).unwrap_or(0);
+                        bio = Bio { end, private, device, ..bio };
+                        continue;
+                    };
+                    at(Some(original))
+                }
                 Completion::BtrfsStripe => {
                     let context = at(layout.btrfs_stripe_context)?;
                     self.pointer(context.wrapping_add(layout.btrfs_context_bio?))
@@ -78,8 +97,19 @@ impl Kernel {
         None
     }
 
+    /// The bio whose data bcache writes into its cache with this one: it has the same pages.
+    fn bcache_inserted(&self, bio: &Bio) -> Option<u64> {
+        let layout = &self.layout;
+        let insert = bio.private.wrapping_sub(layout.bcache_insert_closure?);
+        let search = insert.wrapping_sub(layout.bcache_search_insert?);
+        let original = self.pointer(search.wrapping_add(layout.bcache_search_original?))?;
+        let vectors = |bio: u64| self.pointer(bio.wrapping_add(layout.bio_vectors));
+        (vectors(original)? == vectors(bio.address)?).then_some(original)
+    }
+
     /// Whether a buffer head is a journal's own block, other than the journal's super block: jbd2
-    /// writes those that revoke blocks like any other buffer, but marks them.
+    /// writes those that revoke blocks like any other buffer, but marks them. The bit has this
+    /// meaning on a file system with a journal of jbd2 only.
     pub(crate) fn is_journals(&self, buffer: u64) -> bool {
         let state = || {
             let bit = self.places.journal_bit?;
@@ -97,15 +127,19 @@ impl Kernel {
     ) -> (Option<u64>, Option<u64>) {
         let layout = &self.layout;
         let at = |place: Option<u64>| self.pointer(private.wrapping_add(place?));
-        if completion == Completion::IomapDirect {
-            let Some(iocb) = at(layout.iomap_dio_iocb) else { return (None, None) };
+        if matches!(completion, Completion::IomapDirect | Completion::IomapSimple) {
+            let (iocb, waiter) = match completion {
+                Completion::IomapSimple => (layout.iomap_simple_iocb, None),
+                _ => (layout.iomap_dio_iocb, layout.iomap_dio_waiter),
+            };
+            let Some(iocb) = at(iocb) else { return (None, None) };
             let inode = || {
                 let file = self.pointer(iocb.wrapping_add(layout.kiocb_file))?;
                 self.pointer(file.wrapping_add(layout.file_inode))
             };
             // Who has nobody to call when it is done waits himself.
             let waits = self.u64(iocb.wrapping_add(layout.kiocb_complete)) == Some(0);
-            let waiter = if waits { at(layout.iomap_dio_waiter) } else { None };
+            let waiter = if waits { at(waiter) } else { None };
             return (inode(), waiter);
         }
         let is_async = layout

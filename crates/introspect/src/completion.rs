@@ -16,12 +16,15 @@ pub(crate) enum Completion {
     Pages,
     /// A buffer head, in `bi_private`: its completion tells more.
     Buffer,
-    /// Of a buffer, no bio's own: the kind, or the page tells.
+    /// Of a buffer, by `b_end_io`; from 7.2 on the bio's own, with the buffer head in `bi_private`.
+    /// The kind, or the page tells.
     OfBuffer(Option<Kind>),
     /// The kind is certain, whatever the pages are.
     Kind(Kind),
     /// Past the page cache, `iomap_dio` in `bi_private`.
     IomapDirect,
+    /// Past the page cache in one bio, which is embedded in an `iomap_dio_simple`.
+    IomapSimple,
     /// Past the page cache, `dio` in `bi_private`.
     Direct,
     /// The block device's own, past the page cache; `blkdev_dio` in `bi_private`.
@@ -48,7 +51,14 @@ pub(crate) enum Completion {
     Raid10,
     /// The front part of a bio that was split: the rest is in `bi_private`.
     Chain,
-    /// Somebody waits for it on the spot; its pages tell, if anything does.
+    /// A clone of what was submitted to bcache, `search.cl` in `bi_private`.
+    BcacheRequest,
+    /// A part of it that is written to the cache, `data_insert_op.cl` in `bi_private`.
+    BcacheInsert,
+    /// What was submitted to bcache without a cache, `detached_dev_io_private` in `bi_private`.
+    BcacheDetached,
+    /// Somebody waits for it on the spot, which says nothing of its pages: those of a program, of
+    /// the kernel, or of a file's page cache.
     Waited,
 }
 
@@ -76,9 +86,14 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("end_buffer_async_write", Completion::OfBuffer(None)),
     ("end_buffer_read_sync", Completion::OfBuffer(None)),
     ("end_buffer_write_sync", Completion::OfBuffer(None)),
+    ("bh_end_async_read", Completion::OfBuffer(None)),
+    ("bh_end_async_write", Completion::OfBuffer(None)),
+    ("bh_end_read", Completion::OfBuffer(None)),
+    ("bh_end_write", Completion::OfBuffer(None)),
     ("ext4_end_bitmap_read", Completion::OfBuffer(Some(Kind::Metadata))),
     // Past the page cache.
     ("iomap_dio_bio_end_io", Completion::IomapDirect),
+    ("iomap_dio_simple_end_io", Completion::IomapSimple),
     ("dio_bio_end_io", Completion::Direct),
     ("dio_bio_end_aio", Completion::Direct),
     ("blkdev_bio_end_io", Completion::Device),
@@ -86,10 +101,17 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("blkdev_bio_end_io_simple", Completion::DeviceSimple),
     // Swap.
     ("end_swap_bio_read", Completion::Kind(Kind::Swap)),
+    ("swap_bio_read_end_io", Completion::Kind(Kind::Swap)),
     ("end_swap_bio_write", Completion::Kind(Kind::Swap)),
     // XFS.
     ("xfs_buf_bio_end_io", Completion::XfsBuffer),
     ("xlog_bio_end_io", Completion::Kind(Kind::Journal)),
+    // JFS: its log, and the pages of its other structures.
+    ("lbmIODone", Completion::Kind(Kind::Journal)),
+    ("metapage_read_end_io", Completion::Kind(Kind::Metadata)),
+    ("metapage_write_end_io", Completion::Kind(Kind::Metadata)),
+    // NILFS2: segments, of the page cache of files and of its own structures.
+    ("nilfs_end_bio_write", Completion::Pages),
     // Btrfs.
     ("btrfs_simple_end_io", Completion::Btrfs),
     ("btrfs_orig_write_end_io", Completion::Btrfs),
@@ -100,6 +122,28 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     // Layers between a file system and its disk.
     ("clone_endio", Completion::DmClone),
     ("crypt_endio", Completion::DmCrypt),
+    // Targets of device mapper that take the end of a clone over.
+    ("full_bio_end_io", Completion::DmClone),
+    ("overwrite_endio", Completion::DmClone),
+    // Copies and structures of device mapper itself.
+    ("endio", Completion::Kind(Kind::Device)),
+    ("bio_complete", Completion::Kind(Kind::Device)),
+    // Bcache: the same of its own, and what it has cached.
+    ("btree_node_read_endio", Completion::Kind(Kind::Device)),
+    ("btree_node_write_endio", Completion::Kind(Kind::Device)),
+    ("journal_read_endio", Completion::Kind(Kind::Device)),
+    ("journal_write_endio", Completion::Kind(Kind::Device)),
+    ("prio_endio", Completion::Kind(Kind::Device)),
+    ("uuid_endio", Completion::Kind(Kind::Device)),
+    ("write_super_endio", Completion::Kind(Kind::Device)),
+    ("write_bdev_super_endio", Completion::Kind(Kind::Device)),
+    ("dirty_endio", Completion::Kind(Kind::Device)),
+    ("read_dirty_endio", Completion::Kind(Kind::Device)),
+    ("request_endio", Completion::BcacheRequest),
+    ("backing_request_endio", Completion::BcacheRequest),
+    ("bch_cache_read_endio", Completion::BcacheRequest),
+    ("bch_data_insert_endio", Completion::BcacheInsert),
+    ("detached_dev_end_io", Completion::BcacheDetached),
     ("md_end_clone_io", Completion::MdClone),
     ("md_end_io_acct", Completion::MdAccount),
     ("raid1_end_read_request", Completion::Raid1),

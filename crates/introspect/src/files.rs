@@ -1,5 +1,7 @@
 //! Files: from an inode to its path, size and file system.
 
+use std::ops::Range;
+
 use fathom_insight::{Facts, Name, Names};
 
 use crate::kernel::Kernel;
@@ -29,6 +31,10 @@ const TYPE_REGULAR: u64 = 0o10_0000;
 const TYPE_LINK: u64 = 0o12_0000;
 /// The first inode of ext2, 3 and 4 that is not the file system's own; 2 is the root.
 const EXT_FIRST_INODE: u64 = 11;
+/// The same of NILFS2, where 2 is the root: DAT, checkpoints, segments, inodes.
+const NILFS_FIRST_INODE: u64 = 11;
+/// The same of NTFS, where 5 is the root: `$MFT`, `$LogFile`, `$Bitmap`, `$UpCase` and others.
+const NTFS_FIRST_INODE: u64 = 16;
 
 /// What the inode of a page stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,17 +45,30 @@ pub(crate) enum Nature {
     Directory,
     /// The file system's own structures.
     Internal,
-    /// A block device with a mounted file system: its structures. The number is the address of
-    /// the buffer that holds the journal's own super block, or 0.
-    Mounted(u64),
+    /// A block device with a mounted file system: its structures.
+    Mounted(Mounted),
     /// A block device without one.
     Device,
+}
+
+/// A file system that is mounted from a block device, and how its journal is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mounted {
+    /// The address of the buffer that holds the super block of jbd2's journal, or 0.
+    pub journal_buffer: u64,
+    /// Whether jbd2 marks its own blocks among the file system's buffers.
+    pub has_journal_blocks: bool,
+    /// The address of the super block, where its own structures say in which part of the device
+    /// the journal is; or 0.
+    pub journal_range_of: u64,
 }
 
 /// What an inode is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Inode {
     pub nature: Nature,
+    /// The `block_device` that its content is on, or is; 0 where that is not known.
+    pub device: u64,
     /// All but the kind, the group and the process.
     pub facts: Facts,
 }
@@ -65,6 +84,10 @@ struct Entry {
     dentry: u64,
     parent: u64,
     text: u64,
+    /// The name's hash and length: a short name lies in the dentry itself, at the same place as
+    /// the one before.
+    hash: u64,
+    is_unlinked: bool,
     read_ns: u64,
     inode: Inode,
 }
@@ -76,6 +99,7 @@ struct System {
     type_name: Name,
     device: Name,
     family: Family,
+    block_device: u64,
     journal_buffer: u64,
     read_ns: u64,
 }
@@ -88,6 +112,12 @@ enum Family {
     Ext,
     Btrfs,
     F2fs,
+    Nilfs,
+    Ntfs,
+    Erofs,
+    Reiserfs,
+    /// OCFS2, whose journal is jbd2's as well.
+    Ocfs,
 }
 
 /// The files that were met.
@@ -179,8 +209,17 @@ impl FileCache {
             // Nodes and what the segments' tables are in.
             Family::F2fs => number == 1 || number == 2,
             Family::Ext => number < EXT_FIRST_INODE && number != 2,
-            Family::Other => false,
+            Family::Nilfs => number < NILFS_FIRST_INODE && number != 2,
+            Family::Ntfs => number < NTFS_FIRST_INODE && number != 5,
+            // What nobody can open holds compressed content.
+            Family::Erofs => false,
+            Family::Reiserfs | Family::Ocfs | Family::Other => {
+                Self::is_inaccessible(kernel, address)
+            }
         };
+        if system.family == Family::Erofs && Self::is_inaccessible(kernel, address) {
+            return None;
+        }
         let nature = match mode {
             _ if internal => Nature::Internal,
             TYPE_REGULAR | TYPE_LINK => Nature::File,
@@ -202,6 +241,9 @@ impl FileCache {
                 entry.parent = kernel.u64(entry.dentry.wrapping_add(layout.dentry_parent))?;
                 let name = entry.dentry.wrapping_add(layout.dentry_name);
                 entry.text = kernel.u64(name.wrapping_add(layout.name_text))?;
+                entry.hash = kernel.u64(name.wrapping_add(layout.name_hash))?;
+                let chain = entry.dentry.wrapping_add(layout.dentry_hash + 8);
+                entry.is_unlinked = kernel.u64(chain)? == 0;
                 // The name leads back to the inode, unless it is torn.
                 let back =
                     layout.dentry_inode.and_then(|at| kernel.u64(entry.dentry.wrapping_add(at)));
@@ -211,8 +253,20 @@ impl FileCache {
                 }
             }
         }
-        entry.inode = Inode { nature, facts };
+        entry.inode = Inode { nature, device: system.block_device, facts };
         Some(entry)
+    }
+
+    /// Whether an inode was made by its file system for itself: nothing opens it, because it has
+    /// the operations that each inode is born with.
+    fn is_inaccessible(kernel: &Kernel, address: u64) -> bool {
+        let operations = || kernel.u64(address.wrapping_add(kernel.layout.inode_operations?));
+        kernel.places.no_operations.is_some_and(|none| operations() == Some(none))
+    }
+
+    /// The super block of the file system that is mounted from a block device.
+    pub fn super_block_of(&mut self, kernel: &Kernel, device: u64) -> Option<u64> {
+        super_block_of(kernel, device, &mut self.steps).filter(|super_block| *super_block != 0)
     }
 
     /// What a block device's inode stands for: the structures of the file system on it, or the
@@ -236,8 +290,14 @@ impl FileCache {
         if mounted != 0 {
             let system = self.system(kernel, names, mounted, now_ns)?;
             let (file_system, device) = (system.type_name, system.device);
+            let has_range = system.family == Family::Reiserfs;
             return Some(Inode {
-                nature: Nature::Mounted(system.journal_buffer),
+                nature: Nature::Mounted(Mounted {
+                    journal_buffer: system.journal_buffer,
+                    has_journal_blocks: matches!(system.family, Family::Ext | Family::Ocfs),
+                    journal_range_of: if has_range { mounted } else { 0 },
+                }),
+                device: bdev.unwrap_or(0),
                 facts: Facts { file_system, device, ..Facts::default() },
             });
         }
@@ -253,7 +313,8 @@ impl FileCache {
             kernel.text(disk.wrapping_add(layout.disk_name), 32)
         });
         let device = device.map_or(Name::NONE, |name| names.number(&name));
-        Some(Inode { nature: Nature::Device, facts: Facts { device, ..Facts::default() } })
+        let facts = Facts { device, ..Facts::default() };
+        Some(Inode { nature: Nature::Device, device: bdev.unwrap_or(0), facts })
     }
 
     fn system(
@@ -292,6 +353,8 @@ fn is_same_name(kernel: &Kernel, entry: &Entry) -> bool {
     let dentry = kernel.object(entry.dentry);
     dentry.u64(layout.dentry_parent) == Some(entry.parent)
         && dentry.u64(layout.dentry_name.wrapping_add(layout.name_text)) == Some(entry.text)
+        && dentry.u64(layout.dentry_name.wrapping_add(layout.name_hash)) == Some(entry.hash)
+        && dentry.u64(layout.dentry_hash + 8).map(|chain| chain == 0) == Some(entry.is_unlinked)
 }
 
 fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Option<System> {
@@ -311,6 +374,11 @@ fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Opt
         "ext2" | "ext3" | "ext4" => Family::Ext,
         "btrfs" => Family::Btrfs,
         "f2fs" => Family::F2fs,
+        "nilfs2" => Family::Nilfs,
+        "ntfs3" => Family::Ntfs,
+        "erofs" => Family::Erofs,
+        "reiserfs" => Family::Reiserfs,
+        "ocfs2" => Family::Ocfs,
         _ => Family::Other,
     };
     let device = kernel.text(address.wrapping_add(layout.sb_name), 32)?;
@@ -324,9 +392,67 @@ fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Opt
         type_name: names.number(&name),
         device: names.number(&device),
         family,
+        block_device: kernel.u64(address.wrapping_add(layout.sb_device))?,
         journal_buffer: if name == "ext4" { journal_buffer().unwrap_or(0) } else { 0 },
         read_ns: now_ns,
     })
+}
+
+impl Kernel {
+    /// Whether a sector of the disk is in the journal of the file system with a super block, which
+    /// is mounted from a block device of that disk.
+    pub(crate) fn is_in_journal(&self, super_block: u64, device: u64, sector: u64) -> bool {
+        let start = || self.u64(device.wrapping_add(self.layout.block_device_start?));
+        journal_sectors(self, super_block)
+            .zip(sector.checked_sub(start().unwrap_or(0)))
+            .is_some_and(|(journal, sector)| journal.contains(&sector))
+    }
+
+    /// Whether content that is on the `block_device` at `content` can be in a bio for the one at
+    /// `device`; 0 is one that is not known. Of a device that is made of others nobody knows.
+    pub(crate) fn may_lie_on(&self, content: u64, device: u64) -> bool {
+        let is_disk = || {
+            let disk = self.pointer(content.wrapping_add(self.layout.block_device_disk?))?;
+            Some(self.text(disk.wrapping_add(self.layout.disk_name), 32)?.starts_with("vd"))
+        };
+        content == device || device == 0 || content != 0 && is_disk() == Some(false)
+    }
+}
+
+/// The sectors of a block device in which the journal of the file system that is mounted from it
+/// is, counted from where the device begins. `None` where the file system has none, or elsewhere,
+/// or does not say.
+fn journal_sectors(kernel: &Kernel, super_block: u64) -> Option<Range<u64>> {
+    let layout = &kernel.layout;
+    let kind = kernel.pointer(super_block.wrapping_add(layout.sb_type))?;
+    let name = kernel.text(kernel.pointer(kind.wrapping_add(layout.type_name))?, 32)?;
+    let private = kernel.pointer(super_block.wrapping_add(layout.sb_private?))?;
+    let at = |address: u64, place: Option<u64>| kernel.pointer(address.wrapping_add(place?));
+    let number = |address: u64, place: Option<u64>| {
+        Some(u64::from(kernel.u32(address.wrapping_add(place?))?))
+    };
+    match name.as_str() {
+        "xfs" => {
+            let log = at(private, layout.xfs_log)?;
+            let device = at(at(log, layout.xfs_log_target)?, layout.xfs_target_device)?;
+            if kernel.u64(super_block.wrapping_add(layout.sb_device))? != device {
+                return None;
+            }
+            let start = kernel.u64(log.wrapping_add(layout.xfs_log_start?))?;
+            Some(start..start.checked_add(number(log, layout.xfs_log_length)?)?)
+        }
+        "reiserfs" => {
+            // The block of the super block as it is on the disk: little-endian and packed.
+            let on_disk = at(private, layout.reiserfs_super)?;
+            let size = kernel.u32(on_disk.wrapping_add(layout.reiserfs_block_size?))?;
+            let sectors = u64::from(size & 0xffff) / 512;
+            let start = number(on_disk, layout.reiserfs_journal_start)?;
+            // One block more: the journal's own header.
+            let length = number(on_disk, layout.reiserfs_journal_length)? + 1;
+            Some(start * sectors..(start + length) * sectors)
+        }
+        _ => None,
+    }
 }
 
 /// Takes a step; `None` when there have been too many.

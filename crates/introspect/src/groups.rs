@@ -101,9 +101,10 @@ fn path(kernel: &Kernel, state: u64, steps: &mut u32) -> Option<String> {
         }
         let above = kernel.u64(node.wrapping_add(parent))?;
         let text = kernel.pointer(node.wrapping_add(name))?;
+        // Names have what their makers like, but no slash; `text` replaces what cannot be shown.
         let text = kernel.text(text, NAME_MAX)?;
-        // The root's name is empty, and no other. What has been replaced in a text was no text.
-        if text.is_empty() != (above == 0) || text.contains(['/', char::REPLACEMENT_CHARACTER]) {
+        // The root's name is empty, and no other.
+        if text.is_empty() != (above == 0) || text.contains('/') {
             return None;
         }
         if above == 0 {

@@ -64,6 +64,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The same where a search found something that it could not use.
 const PAUSE_BLIND: Duration = Duration::from_secs(10);
+/// How long a search goes on before others have their turn; it is continued where it ended.
+const SEARCH_PART_MAX: Duration = Duration::from_millis(500);
 /// How often doubts about one kernel may be groundless before it is given up.
 const DOUBTS_MAX: u32 = 8;
 
@@ -113,6 +115,9 @@ struct Inner {
     last_search: Option<Instant>,
     pause: Duration,
     doubts: u32,
+    /// The guest-physical address at which the next search goes on, and the best of the reasons
+    /// why there was no kernel before it.
+    rest: Option<(u64, AttachError)>,
 }
 
 impl Guest {
@@ -287,19 +292,41 @@ impl Guest {
             self.news.fetch_or(NEWS_WANTED, Ordering::Relaxed);
             return Some(left);
         }
-        let pause = self.inner().pause;
+        let (pause, before) = {
+            let mut inner = self.inner();
+            (inner.pause, inner.rest.take())
+        };
         let start = Instant::now();
-        let found = Kernel::attach(&self.memory, header);
+        let from = before.as_ref().map_or(0, |(from, _)| *from);
+        let found = Kernel::attach_part(&self.memory, header, from, SEARCH_PART_MAX);
         let took = start.elapsed();
+        let found = found.map_err(|(error, rest)| {
+            let error = match before {
+                Some((_, before)) if !error.says_more_than(&before) => before,
+                _ => error,
+            };
+            if let Some(rest) = rest {
+                self.inner().rest = Some((rest, error.clone()));
+            }
+            error
+        });
+        let is_part = self.inner().rest.is_some();
         let state = match &found {
             Ok(_) => GuestState::Attached,
-            Err(error @ (AttachError::NoKernel | AttachError::Stale(_))) => {
-                GuestState::Searching { reason: error.to_string() }
-            }
+            Err(
+                error @ (AttachError::NoKernel | AttachError::Torn { .. } | AttachError::Stale(_)),
+            ) => GuestState::Searching { reason: error.to_string() },
             Err(error) => GuestState::Blind { reason: error.to_string() },
         };
         // The longer it goes on in vain, the rarer.
-        self.rest(took, if found.is_ok() { PAUSE_MIN } else { pause * 2 });
+        self.rest(took, if found.is_ok() || is_part { PAUSE_MIN } else { pause * 2 });
+        if is_part {
+            // The rest of the memory is searched although no further request may come.
+            self.set(None, GuestState::Searching { reason: "its memory is being searched".into() });
+            self.inner().status.search_ns = took.as_nanos() as u64;
+            self.news.fetch_or(NEWS_WANTED, Ordering::Relaxed);
+            return self.left();
+        }
         if matches!(state, GuestState::Blind { .. }) {
             self.inner().pause = PAUSE_BLIND;
         }

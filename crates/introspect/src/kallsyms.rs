@@ -7,32 +7,58 @@ use crate::memory::GuestMemory;
 use crate::paging::AddressSpace;
 use crate::vmcoreinfo::VmcoreInfo;
 
-/// More symbols than this no kernel has.
+/// The most symbols accepted from a kernel.
 const SYMBOLS_MAX: u32 = 2_000_000;
 /// A symbol's name is no longer (`KSYM_NAME_LEN`), compressed or not.
 const NAME_MAX: usize = 512;
 /// All names together are no longer, compressed: those of 2024's largest kernels take 4 MB.
 const NAMES_MAX: usize = 16 << 20;
-/// No more addresses of one name are told.
+/// The most addresses of one name that are reported.
 const SAME_NAME_MAX: usize = 8;
 
-/// Finds the addresses of `wanted` symbols. `None` when the table does not hold together.
+/// Why a table of symbols cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// The kernel's note does not name this symbol.
+    Missing(&'static str),
+    /// What the note names does not hold together: the part that was read.
+    Torn(&'static str),
+}
+
+/// How an address is stored: from the base, and an entry's place and offset, to the address.
+type Way = fn(u64, (u64, u32)) -> u64;
+
+/// Finds the addresses of `wanted` symbols.
 ///
-/// Some names are there more than once (static functions): each of their addresses is told.
+/// Some names are there more than once (static functions): each of their addresses is reported.
+///
+/// # Errors
+/// With the part of the table that is missing, or does not hold together.
 pub(crate) fn find<'n>(
     memory: &GuestMemory,
     space: &AddressSpace,
     note: &VmcoreInfo,
     wanted: &[&'n str],
-) -> Option<HashMap<&'n str, Vec<u64>>> {
-    let count = space.u32(memory, note.symbol("kallsyms_num_syms")?)?;
-    if count == 0 || count > SYMBOLS_MAX {
-        return None;
-    }
-    let base = space.u64(memory, note.symbol("kallsyms_relative_base")?)?;
-    let tokens = Tokens::read(memory, space, note)?;
+) -> Result<HashMap<&'n str, Vec<u64>>, Trouble> {
+    let place = |name| note.symbol(name).ok_or(Trouble::Missing(name));
+    let count = space
+        .u32(memory, place("kallsyms_num_syms")?)
+        .filter(|count| (1..=SYMBOLS_MAX).contains(count))
+        .ok_or(Trouble::Torn("kallsyms_num_syms"))?;
+    // From 7.0 on there is no base: an offset counts from its own place.
+    let base = match note.symbol("kallsyms_relative_base") {
+        Some(place) => {
+            let base = space.u64(memory, place);
+            Some(base.ok_or(Trouble::Torn("kallsyms_relative_base"))?)
+        }
+        None => None,
+    };
+    let (index, table) = (place("kallsyms_token_index")?, place("kallsyms_token_table")?);
+    let tokens =
+        Tokens::read(memory, space, index, table).ok_or(Trouble::Torn("kallsyms_token_table"))?;
+    let places = place("kallsyms_offsets")?;
     let mut offsets = vec![0; count as usize * 4];
-    space.read(memory, note.symbol("kallsyms_offsets")?, &mut offsets)?;
+    space.read(memory, places, &mut offsets).ok_or(Trouble::Torn("kallsyms_offsets"))?;
     let offset = |index: usize| {
         offsets
             .get(index * 4..index * 4 + 4)
@@ -41,54 +67,54 @@ pub(crate) fn find<'n>(
 
     let wanted: HashMap<&[u8], &'n str> =
         wanted.iter().map(|name| (name.as_bytes(), *name)).collect();
-    let mut found: HashMap<&'n str, Vec<u32>> = HashMap::new();
+    // Where in the table each is, and its offset.
+    let mut found: HashMap<&'n str, Vec<(u64, u32)>> = HashMap::new();
     let mut anchor = None;
-    let mut stream = Stream::new(memory, space, note.symbol("kallsyms_names")?);
+    let mut stream = Stream::new(memory, space, place("kallsyms_names")?);
     let mut name = Vec::with_capacity(NAME_MAX);
     let mut total = 0;
     for index in 0..count as usize {
-        let mut length = usize::from(stream.next()?);
-        if length & 0x80 != 0 {
-            length = length & 0x7f | usize::from(stream.next()?) << 7;
-        }
-        total += length;
-        if length > NAME_MAX || total > NAMES_MAX {
-            return None;
-        }
-        name.clear();
-        for _ in 0..length {
-            let token = tokens.get(stream.next()?);
-            name.extend_from_slice(&token[..token.len().min(NAME_MAX - name.len())]);
-        }
+        stream.name(&tokens, &mut name, &mut total).ok_or(Trouble::Torn("kallsyms_names"))?;
+        let entry = || Some((places.wrapping_add(4 * index as u64), offset(index)?));
         // The first character is the symbol's type.
         let text = name.get(1..).unwrap_or_default();
         if text == b"init_top_pgt" {
-            anchor = offset(index);
+            anchor = entry();
         }
         if let Some(wanted) = wanted.get(text) {
             let addresses = found.entry(wanted).or_default();
             if addresses.len() < SAME_NAME_MAX {
-                addresses.push(offset(index)?);
+                addresses.extend(entry());
             }
         }
     }
-    // Two ways to store an address: percpu symbols are absolute and all others negative, or all
-    // are above the base. A symbol that is known otherwise tells which.
-    let table = note.symbol("init_top_pgt")?;
-    let (anchor, above) = (anchor?, |offset: u32| base.wrapping_add(u64::from(offset)));
-    let below = |offset: u32| {
-        let signed = i64::from(offset as i32);
-        if signed >= 0 { signed as u64 } else { base.wrapping_sub(1).wrapping_sub(signed as u64) }
-    };
-    let address: &dyn Fn(u32) -> u64 = if below(anchor) == table {
-        &below
-    } else if above(anchor) == table {
-        &above
-    } else {
-        return None;
-    };
-    let all = |offsets: Vec<u32>| offsets.into_iter().map(address).collect();
-    Some(found.into_iter().map(|(name, offsets)| (name, all(offsets))).collect())
+    // Three ways to store an address: percpu symbols are absolute and all others negative, or all
+    // are above the base, or each counts from its own place. A symbol that is known otherwise
+    // decides.
+    let table = place("init_top_pgt")?;
+    let anchor = anchor.ok_or(Trouble::Torn("kallsyms_names"))?;
+    let ways: &[Way] = if base.is_some() { &[below, above] } else { &[from_place] };
+    let base = base.unwrap_or(0);
+    let way = ways.iter().find(|way| way(base, anchor) == table);
+    let way = way.ok_or(Trouble::Torn("kallsyms_offsets"))?;
+    let all = |entries: Vec<_>| entries.into_iter().map(|entry| way(base, entry)).collect();
+    Ok(found.into_iter().map(|(name, entries)| (name, all(entries))).collect())
+}
+
+/// The address of an entry whose offset is absolute, or below the base and negative.
+fn below(base: u64, (_, offset): (u64, u32)) -> u64 {
+    let signed = i64::from(offset as i32);
+    if signed >= 0 { signed as u64 } else { base.wrapping_sub(1).wrapping_sub(signed as u64) }
+}
+
+/// The address of an entry whose offset is above the base.
+fn above(base: u64, (_, offset): (u64, u32)) -> u64 {
+    base.wrapping_add(u64::from(offset))
+}
+
+/// The address of an entry whose offset counts from the entry's own place.
+fn from_place(_: u64, (place, offset): (u64, u32)) -> u64 {
+    place.wrapping_add_signed(i64::from(offset as i32))
 }
 
 /// The 256 pieces that names are made of.
@@ -99,14 +125,19 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn read(memory: &GuestMemory, space: &AddressSpace, note: &VmcoreInfo) -> Option<Self> {
+    fn read(
+        memory: &GuestMemory,
+        space: &AddressSpace,
+        index_place: u64,
+        table_place: u64,
+    ) -> Option<Self> {
         let mut raw = [0; 512];
-        space.read(memory, note.symbol("kallsyms_token_index")?, &mut raw)?;
+        space.read(memory, index_place, &mut raw)?;
         let index: Vec<usize> =
             raw.chunks_exact(2).map(|b| usize::from(u16::from_le_bytes([b[0], b[1]]))).collect();
         let last = index.iter().copied().max()?;
         let mut table = vec![0; last + 64];
-        space.read(memory, note.symbol("kallsyms_token_table")?, &mut table)?;
+        space.read(memory, table_place, &mut table)?;
         let place = |start: usize| {
             let piece = &table[start..(start + NAME_MAX).min(table.len())];
             start..start + piece.iter().position(|byte| *byte == 0).unwrap_or(0)
@@ -133,6 +164,24 @@ struct Stream<'m> {
 impl<'m> Stream<'m> {
     fn new(memory: &'m GuestMemory, space: &'m AddressSpace, address: u64) -> Self {
         Self { memory, space, address, page: [0; 4096], place: 0, end: 0 }
+    }
+
+    /// The next name, after the letter of its type. `total` counts the bytes of all names.
+    fn name(&mut self, tokens: &Tokens, name: &mut Vec<u8>, total: &mut usize) -> Option<()> {
+        let mut length = usize::from(self.next()?);
+        if length & 0x80 != 0 {
+            length = length & 0x7f | usize::from(self.next()?) << 7;
+        }
+        *total += length;
+        if length > NAME_MAX || *total > NAMES_MAX {
+            return None;
+        }
+        name.clear();
+        for _ in 0..length {
+            let token = tokens.get(self.next()?);
+            name.extend_from_slice(&token[..token.len().min(NAME_MAX - name.len())]);
+        }
+        Some(())
     }
 
     fn next(&mut self) -> Option<u8> {

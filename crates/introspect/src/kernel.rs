@@ -9,7 +9,7 @@ use fathom_insight::RequestFlags;
 use crate::btf::{self, Btf};
 use crate::completion::{ENTRIES_MAX, Meaning, Meanings, meanings};
 use crate::counters::CounterPlaces;
-use crate::kallsyms;
+use crate::kallsyms::{self, Trouble};
 use crate::layout::{Layout, Types};
 use crate::memory::{GuestMemory, Window};
 use crate::modules::{self, Module, ModuleLayout};
@@ -25,7 +25,15 @@ pub enum AttachError {
     NoKernel,
     /// The note of this release says nothing of where its symbols are: it is older than 6.0.
     TooOld(String),
-    /// The page tables that the note names do not lead to its symbols: what a kernel left behind.
+    /// The note is whole, and what it names is not: what a kernel left behind, or a format that is
+    /// not known here.
+    Torn {
+        /// The kernel's release.
+        release: String,
+        /// The symbol of the note whose content does not hold together.
+        what: &'static str,
+    },
+    /// The kernel can be read, and the request that was asked for is not one of its own.
     Stale(String),
     /// The kernel has no description of its types (`CONFIG_DEBUG_INFO_BTF`).
     NoTypes(String),
@@ -52,6 +60,11 @@ impl fmt::Display for AttachError {
                 "the requests are not in the structures of Linux {release}: it is what an earlier \
                  boot left behind, or the guest copies its I/O (swiotlb, encrypted memory)"
             ),
+            Self::Torn { release, what } => write!(
+                formatter,
+                "the {what} of Linux {release} does not hold together: it is what an earlier boot \
+                 left behind, or has a format that is not known here"
+            ),
             Self::NoTypes(release) => write!(
                 formatter,
                 "Linux {release} does not describe its types (CONFIG_DEBUG_INFO_BTF)"
@@ -64,6 +77,20 @@ impl fmt::Display for AttachError {
 }
 
 impl std::error::Error for AttachError {}
+
+impl AttachError {
+    /// Whether it explains better than `other` why none of several notes led to a kernel. What a
+    /// boot left behind is torn sooner or later, so that says little of the kernel that runs.
+    pub(crate) fn says_more_than(&self, other: &Self) -> bool {
+        let weight = |error: &Self| match error {
+            Self::NoKernel => 0,
+            Self::Torn { .. } => 1,
+            Self::Stale(_) => 2,
+            Self::TooOld(_) | Self::NoTypes(_) | Self::Missing { .. } => 3,
+        };
+        weight(self) >= weight(other)
+    }
+}
 
 /// A Linux kernel in a guest's memory.
 pub struct Kernel {
@@ -92,6 +119,12 @@ pub(crate) struct Places {
     pub slab_bit: Option<u64>,
     /// The bit of `page.flags` that marks the first of pages that are one.
     pub head_bit: Option<u64>,
+    /// The bits of `page.flags` of a page that is locked, has its content, is written back.
+    pub locked_bit: Option<u64>,
+    pub uptodate_bit: Option<u64>,
+    pub writeback_bit: Option<u64>,
+    /// The operations of an inode that nobody can open.
+    pub no_operations: Option<u64>,
     /// The value of the highest byte of `page.page_type` that marks it there.
     pub slab_type: Option<u32>,
     /// The bit of `buffer_head.b_state` that marks a journal's own block.
@@ -167,6 +200,7 @@ const PLACES: &[&str] = &[
     "blockdev_superblock",
     "super_blocks",
     "init_task",
+    "no_open_fops",
     "modules",
     "btf_modules",
     "vm_node_stat",
@@ -190,27 +224,53 @@ const REQUEST_FLAGS: &[(&str, RequestFlags)] = &[
 impl Kernel {
     /// Finds the kernel in `memory`. Where there are several (what an earlier boot left behind),
     /// the one is taken that the request with its virtio header at guest-physical address
-    /// `header` belongs to; without one, the first that holds together.
+    /// `header` belongs to; without one, the first that holds together. All of the memory is
+    /// searched, however long that takes.
     ///
     /// # Errors
     /// When there is none, or it cannot be read: the reason that came closest.
     pub fn attach(memory: &GuestMemory, header: Option<u64>) -> Result<Self, AttachError> {
+        let notes = vmcoreinfo::find(memory, 0, None).notes;
+        Self::first(memory, header, notes, Instant::now() + SEARCH_MAX)
+    }
+
+    /// As [`attach`](Self::attach), from a guest-physical address on and for a while. Without a
+    /// kernel, also returns the address to go on at, where there was no time for all of it.
+    pub(crate) fn attach_part(
+        memory: &GuestMemory,
+        header: Option<u64>,
+        start: u64,
+        limit: Duration,
+    ) -> Result<Self, (AttachError, Option<u64>)> {
+        let begin = Instant::now();
+        let found = vmcoreinfo::find(memory, start, Some(begin + limit));
+        Self::first(memory, header, found.notes, begin + SEARCH_MAX)
+            .map_err(|error| (error, found.rest))
+    }
+
+    /// The kernel of the first of these notes that fits.
+    fn first(
+        memory: &GuestMemory,
+        header: Option<u64>,
+        notes: Vec<VmcoreInfo>,
+        end: Instant,
+    ) -> Result<Self, AttachError> {
         let mut nearest = AttachError::NoKernel;
-        let start = Instant::now();
-        for note in vmcoreinfo::find(memory) {
+        for note in notes {
             // Whoever leaves many kernels behind that take long to read is not to keep others
             // waiting.
-            if start.elapsed() > SEARCH_MAX {
+            if Instant::now() > end {
                 break;
             }
-            match Self::read(memory, note) {
-                Ok(kernel) => match header {
-                    Some(header) if !kernel.owns_request(header) => {
-                        nearest = AttachError::Stale(kernel.release().to_owned());
-                    }
-                    _ => return Ok(kernel),
-                },
-                Err(error) => nearest = error,
+            let error = match Self::read(memory, note) {
+                Ok(kernel) if header.is_none_or(|header| kernel.owns_request(header)) => {
+                    return Ok(kernel);
+                }
+                Ok(kernel) => AttachError::Stale(kernel.release().to_owned()),
+                Err(error) => error,
+            };
+            if error.says_more_than(&nearest) {
+                nearest = error;
             }
         }
         Err(nearest)
@@ -248,19 +308,23 @@ impl Kernel {
         if note.symbol("kallsyms_names").is_none() {
             return Err(AttachError::TooOld(release()));
         }
-        let stale = || AttachError::Stale(release());
+        let torn = |what| AttachError::Torn { release: release(), what };
         let missing = |what| AttachError::Missing { release: release(), what };
-        let mut space = AddressSpace::new(&note).ok_or_else(stale)?;
+        let mut space = AddressSpace::new(&note).ok_or_else(|| torn("init_top_pgt"))?;
         let wanted: Vec<&str> =
             PLACES.iter().copied().chain(meanings().map(|(name, _)| name)).collect();
-        let symbols = kallsyms::find(memory, &space, &note, &wanted).ok_or_else(stale)?;
+        let symbols =
+            kallsyms::find(memory, &space, &note, &wanted).map_err(|trouble| match trouble {
+                Trouble::Missing(what) => missing(what),
+                Trouble::Torn(what) => torn(what),
+            })?;
         let symbol = |name: &str| symbols.get(name).and_then(|all| all.first()).copied();
         let value = |name| space.u64(memory, symbol(name)?);
 
         let direct = value("page_offset_base").ok_or_else(|| missing("page_offset_base"))?;
         let pages = value("vmemmap_base").ok_or_else(|| missing("vmemmap_base"))?;
         if !space.set_direct(memory, direct, memory.end()) {
-            return Err(stale());
+            return Err(torn("page_offset_base"));
         }
         let none = || AttachError::NoTypes(release());
         let (start, end) = symbol("__start_BTF").zip(symbol("__stop_BTF")).ok_or_else(none)?;
@@ -304,6 +368,10 @@ impl Kernel {
             modules: symbol("modules"),
             slab_bit: types.enumerator("pageflags", "PG_slab").filter(|bit| *bit < 64),
             head_bit: types.enumerator("pageflags", "PG_head").filter(|bit| *bit < 64),
+            locked_bit: types.enumerator("pageflags", "PG_locked").filter(|bit| *bit < 64),
+            uptodate_bit: types.enumerator("pageflags", "PG_uptodate").filter(|bit| *bit < 64),
+            writeback_bit: types.enumerator("pageflags", "PG_writeback").filter(|bit| *bit < 64),
+            no_operations: symbol("no_open_fops"),
             slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
             journal_bit: types.enumerator("jbd_state_bits", "BH_JWrite").filter(|bit| *bit < 64),
             request_flags: FlagTable::new(REQUEST_FLAGS.iter().filter_map(|(name, flag)| {

@@ -47,7 +47,7 @@ impl Types<'_> {
 /// release, its configuration or a module. Alternatives are names that releases differ in.
 macro_rules! layout {
     (
-        required { $($field:ident: $structure:literal $($path:literal)|+;)* }
+        required { $($field:ident: $structure:literal $path:literal $(| $other:literal)*;)* }
         optional { $($option:ident: $option_structure:literal $($option_path:literal)|+;)* }
         sizes { $($size:ident: $size_structure:literal;)* }
     ) => {
@@ -67,8 +67,10 @@ macro_rules! layout {
             pub fn new(types: &Types<'_>) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: types
-                        .offset($structure, &[$($path),+])
-                        .ok_or(concat!($structure, $(".", $path),+))?,)*
+                        .offset($structure, &[$path, $($other),*])
+                        .ok_or(concat!(
+                            $structure, ".", $path $(, " or ", $structure, ".", $other)*
+                        ))?,)*
                     $($option: types.offset($option_structure, &[$($option_path),+]),)*
                     $($size: types.size($size_structure).ok_or($size_structure)?,)*
                     btrfs_inode_is_own: types.points_to("btrfs_bio", "inode", "btrfs_inode"),
@@ -82,7 +84,7 @@ layout! {
     required {
         page_flags: "page" "flags";
         page_mapping: "page" "mapping" | "__folio_mapping";
-        page_compound_head: "page" "compound_head";
+        page_compound_head: "page" "compound_head" | "compound_info";
         mapping_host: "address_space" "host";
         inode_mode: "inode" "i_mode";
         inode_sb: "inode" "i_sb";
@@ -99,9 +101,10 @@ layout! {
         type_name: "file_system_type" "name";
         dentry_name: "dentry" "d_name";
         dentry_parent: "dentry" "d_parent";
-        dentry_alias: "dentry" "d_u";
+        dentry_alias: "dentry" "d_u" | "d_alias";
         dentry_hash: "dentry" "d_hash";
         name_length: "qstr" "len";
+        name_hash: "qstr" "hash";
         name_text: "qstr" "name";
         request_flags: "request" "cmd_flags";
         request_sector: "request" "__sector";
@@ -118,7 +121,6 @@ layout! {
         bio_vectors: "bio" "bi_io_vec";
         vector_page: "bio_vec" "bv_page";
         bio_vector_index: "bio" "bi_iter.bi_idx";
-        buffer_end: "buffer_head" "b_end_io";
         task_command: "task_struct" "comm";
         task_process: "task_struct" "tgid";
         task_list: "task_struct" "tasks";
@@ -127,11 +129,13 @@ layout! {
         kiocb_complete: "kiocb" "ki_complete";
     }
     optional {
+        buffer_end: "buffer_head" "b_end_io";
         buffer_state: "buffer_head" "b_state";
         page_type: "page" "page_type";
         page_memcg: "page" "memcg_data";
         inode_write_hint: "inode" "i_write_hint";
         bio_group: "bio" "bi_blkg";
+        bio_device: "bio" "bi_bdev";
         blkg_blkcg: "blkcg_gq" "blkcg";
         blkcg_state: "blkcg" "css";
         memcg_css: "mem_cgroup" "css";
@@ -144,6 +148,8 @@ layout! {
         node_parent: "kernfs_node" "__parent" | "parent";
         task_leader: "task_struct" "group_leader";
         iomap_dio_iocb: "iomap_dio" "iocb";
+        iomap_simple_iocb: "iomap_dio_simple" "iocb";
+        iomap_simple_bio: "iomap_dio_simple" "bio";
         iomap_dio_waiter: "iomap_dio" "submit.waiter";
         dio_inode: "dio" "inode";
         dio_waiter: "dio" "waiter";
@@ -158,6 +164,14 @@ layout! {
         md_account_original: "md_io_acct" "orig_bio";
         raid1_master: "r1bio" "master_bio";
         raid10_master: "r10bio" "master_bio";
+        bcache_search_closure: "search" "cl";
+        bcache_search_original: "search" "orig_bio";
+        bcache_search_insert: "search" "iop";
+        bcache_insert_closure: "data_insert_op" "cl";
+        bcache_detached_end: "detached_dev_io_private" "bi_end_io";
+        bcache_detached_private: "detached_dev_io_private" "bi_private";
+        bcache_detached_device: "detached_dev_io_private" "orig_bdev";
+        bcache_detached_original: "detached_dev_io_private" "orig_bio";
         btrfs_bio_bio: "btrfs_bio" "bio";
         btrfs_bio_inode: "btrfs_bio" "inode";
         btrfs_bio_end: "btrfs_bio" "end_io";
@@ -170,10 +184,21 @@ layout! {
         block_device_inode: "bdev_inode" "vfs_inode";
         block_device_of: "bdev_inode" "bdev";
         block_device_disk: "block_device" "bd_disk";
+        block_device_start: "block_device" "bd_start_sect";
         disk_device: "gendisk" "part0";
         dentry_inode: "dentry" "d_inode";
         journal_superblock: "journal_s" "j_sb_buffer";
         ext4_journal: "ext4_sb_info" "s_journal";
+        xfs_log: "xfs_mount" "m_log";
+        xfs_log_start: "xlog" "l_logBBstart";
+        xfs_log_length: "xlog" "l_logBBsize";
+        xfs_log_target: "xlog" "l_targ";
+        xfs_target_device: "xfs_buftarg" "bt_bdev";
+        reiserfs_super: "reiserfs_sb_info" "s_rs";
+        reiserfs_block_size: "reiserfs_super_block" "s_v1.s_blocksize";
+        reiserfs_journal_start: "reiserfs_super_block" "s_v1.s_journal.jp_journal_1st_block";
+        reiserfs_journal_length: "reiserfs_super_block" "s_v1.s_journal.jp_journal_size";
+        inode_operations: "inode" "i_fop";
         sb_private: "super_block" "s_fs_info";
     }
     sizes {

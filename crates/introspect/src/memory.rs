@@ -193,38 +193,54 @@ impl GuestMemory {
         Some(())
     }
 
-    /// The parts of a region that the guest ever touched, as ranges of guest-physical addresses;
-    /// the whole region where nobody can tell.
-    pub fn touched(region: &Region) -> Vec<(u64, u64)> {
-        let end = region.start + region.length;
-        let Some((file, base)) = &region.file else { return vec![(region.start, end)] };
-        let mut ranges = Vec::new();
-        let mut offset = 0;
-        while offset < region.length {
-            let seek = |from: u64, whence| {
-                // SAFETY: a system call on a descriptor that the region owns. The file position
-                // that it moves is used by nobody.
-                unsafe { libc::lseek(file.as_raw_fd(), (base + from) as libc::off_t, whence) }
-            };
-            let data = seek(offset, libc::SEEK_DATA);
-            if data < 0 {
-                let errno = io::Error::last_os_error().raw_os_error();
-                if errno != Some(libc::ENXIO) {
-                    ranges.push((region.start + offset, end));
-                }
-                break;
-            }
-            let begin = (data as u64).saturating_sub(*base).max(offset);
-            if begin >= region.length {
-                break;
-            }
-            let hole = seek(begin, libc::SEEK_HOLE);
-            let stop = if hole < 0 { region.length } else { (hole as u64).saturating_sub(*base) };
-            let stop = stop.clamp(begin + 1, region.length);
-            ranges.push((region.start + begin, region.start + stop));
-            offset = stop;
+    /// The parts of a region that the guest ever touched from `start` on, in order; the whole
+    /// region where nobody can tell. Each part costs two system calls, and there can be one for
+    /// every second page: whoever walks through them keeps a limit of time.
+    pub(crate) fn touched(region: &Region, start: u64) -> Touched<'_> {
+        Touched { region, offset: start.saturating_sub(region.start) }
+    }
+}
+
+/// See [`GuestMemory::touched`].
+pub(crate) struct Touched<'r> {
+    region: &'r Region,
+    offset: u64,
+}
+
+impl Iterator for Touched<'_> {
+    type Item = (u64, u64);
+
+    fn next(&mut self) -> Option<(u64, u64)> {
+        let Self { region, offset } = self;
+        if *offset >= region.length {
+            return None;
         }
-        ranges
+        let from = *offset;
+        let Some((file, base)) = &region.file else {
+            *offset = region.length;
+            return Some((region.start + from, region.start + region.length));
+        };
+        let seek = |from: u64, whence| {
+            // SAFETY: a system call on a descriptor that the region owns. It moves the position of
+            // an open file that the VMM may share; what it returns does not depend on it.
+            unsafe { libc::lseek(file.as_raw_fd(), (base + from) as libc::off_t, whence) }
+        };
+        let data = seek(from, libc::SEEK_DATA);
+        if data < 0 {
+            *offset = region.length;
+            let is_hole = io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
+            return (!is_hole).then(|| (region.start + from, region.start + region.length));
+        }
+        let begin = (data as u64).saturating_sub(*base).max(from);
+        if begin >= region.length {
+            *offset = region.length;
+            return None;
+        }
+        let hole = seek(begin, libc::SEEK_HOLE);
+        let stop = if hole < 0 { region.length } else { (hole as u64).saturating_sub(*base) };
+        let stop = stop.clamp(begin + 1, region.length);
+        *offset = stop;
+        Some((region.start + begin, region.start + stop))
     }
 }
 

@@ -12,6 +12,10 @@ const MAPPING_FLAGS: u64 = 3;
 const GROUP_FLAGS: u64 = 7;
 const GROUP_OTHERS: u64 = 3;
 
+/// The bits that can be clear in a word that masks the address of a part to that of its head: the
+/// largest page has 1 GiB, and its structures 16 MiB. No page structure is above such a word.
+const MASK_LOW: u64 = (1 << 30) - 1;
+
 /// What a page holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Page {
@@ -21,11 +25,23 @@ pub(crate) enum Page {
         inode: u64,
         /// The address of the `mem_cgroup` that it is charged to, or 0.
         memory_group: u64,
+        /// Whether the page cache has it read now, or written now.
+        transfer: Transfer,
     },
     /// A process's own memory.
     Anonymous,
     /// The kernel's.
     Other,
+}
+
+/// What the page cache itself does with a page, by the page's flags. A page of the page cache that
+/// a program reads or writes a device with has none of these set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    /// It is locked and has no content yet.
+    pub is_read: bool,
+    /// It is being written back.
+    pub is_written: bool,
 }
 
 /// Where the structures of pages are in physical memory: their part of the page tables does not
@@ -60,8 +76,9 @@ impl PageCache {
         let mut page = kernel.memory.window(self.physical(kernel, address)?);
         let head = page.u64(layout.page_compound_head)?;
         if head & 1 != 0 {
-            // A part of a larger page: its head tells.
-            address = head & !1;
+            // A part of a larger page: its head tells. The word is the head's address, or, where
+            // all bits above those of the largest page are set, what masks this one's to it.
+            address = if head | MASK_LOW == u64::MAX { address & head } else { head & !1 };
             if !kernel.is_page(address) {
                 return None;
             }
@@ -97,7 +114,11 @@ impl PageCache {
             Some(charged) if charged & GROUP_OTHERS == 0 => charged & !GROUP_FLAGS,
             _ => 0,
         };
-        Some(Page::Cached { inode, memory_group })
+        let has = |bit: Option<u64>| bit.is_some_and(|bit| flags >> bit & 1 != 0);
+        let places = &kernel.places;
+        let is_read = has(places.locked_bit) && !has(places.uptodate_bit);
+        let transfer = Transfer { is_read, is_written: has(places.writeback_bit) };
+        Some(Page::Cached { inode, memory_group, transfer })
     }
 }
 

@@ -6,11 +6,11 @@ use fathom_insight::{ClassTable, Confidence, Facts, Insight, Kind, RequestFlags,
 
 use crate::bios::Bio;
 use crate::completion::{Completion, Meaning};
-use crate::files::{FileCache, Nature};
+use crate::files::{FileCache, Inode, Mounted, Nature};
 use crate::groups::{Group, GroupCache};
 use crate::guest::{Counts, Guest, NEWS_MODULES, NEWS_SUSPECT, NEWS_WANTED};
 use crate::kernel::Kernel;
-use crate::pages::{Page, PageCache};
+use crate::pages::{Page, PageCache, Transfer};
 
 /// A request has no more bios than are looked at; what is left over is unknown.
 const BIOS_MAX: usize = 512;
@@ -76,12 +76,47 @@ enum Verdict {
 struct Each {
     /// The address of the buffer head that they belong to, or 0.
     buffer: u64,
+    /// Where the buffer is, in sectors of the disk.
+    sector: u64,
     /// What it is where a page is a process's own.
     anonymous: Kind,
     /// What it is where a page tells nothing.
     other: Kind,
-    /// Nobody knows who submitted it: a page may be what a process reads a device into.
-    is_doubtful: bool,
+    /// Where a page may be what a process reads or writes a device with: the bio, which has to be
+    /// for the device that the page's content is on.
+    doubt: Option<Doubt>,
+}
+
+/// A bio that may not be the page cache's own.
+#[derive(Clone, Copy)]
+struct Doubt {
+    /// The `block_device` that the bio is for, or 0.
+    device: u64,
+    is_write: bool,
+    /// The function that ends it is known, which the page cache uses as well.
+    is_known: bool,
+}
+
+impl Doubt {
+    fn new(bio: &Bio, view: &RequestView, is_known: bool) -> Self {
+        Self { device: bio.device, is_write: view.is_write, is_known }
+    }
+
+    /// Whether a page of this inode can be what the bio moves for the page cache itself.
+    fn is_of(self, kernel: &Kernel, inode: &Inode, transfer: Transfer) -> bool {
+        let is_moved = match inode.nature {
+            // Buffers of devices are written under a lock of their own.
+            Nature::Device | Nature::Mounted(_) => true,
+            Nature::File | Nature::Directory | Nature::Internal => {
+                if self.is_write {
+                    transfer.is_written
+                } else {
+                    transfer.is_read
+                }
+            }
+        };
+        is_moved && kernel.may_lie_on(inode.device, self.device)
+    }
 }
 
 impl Resolver {
@@ -248,8 +283,10 @@ impl Resolver {
         }
         let Some((bio, Meaning::Completion(completion), copied)) = kernel.origin(bio) else {
             self.stranger(bio.end);
-            return Verdict::Each(Each { is_doubtful: true, ..each });
+            let doubt = Some(Doubt::new(bio, view, false));
+            return Verdict::Each(Each { doubt, ..each });
         };
+        let doubt = |is_known| Some(Doubt::new(&bio, view, is_known));
         let verdict = match completion {
             Completion::OneFile => Verdict::First,
             // `origin` sees through those that other devices' layers submit.
@@ -261,31 +298,40 @@ impl Resolver {
             | Completion::MdAccount
             | Completion::Raid1
             | Completion::Raid10
+            | Completion::BcacheRequest
+            | Completion::BcacheInsert
+            | Completion::BcacheDetached
             | Completion::Chain => Verdict::Each(each),
-            Completion::OfBuffer(_) => Verdict::Each(Each { is_doubtful: true, ..each }),
-            // Nobody else waits on the spot for a process's own memory: `dd` on a device.
-            Completion::Waited => Verdict::Each(Each { anonymous: Kind::Device, ..each }),
-            Completion::Kind(kind) => Verdict::All(sure(kind)),
+            // The kernel waits for its own memory as well, and the page cache for the rest of a
+            // page of which a part is written. A process's own memory: `dd` on a device.
+            Completion::Waited if self.is_in_journal(kernel, &bio, other) => {
+                Verdict::All(sure(Kind::Journal))
+            }
+            Completion::Waited => {
+                Verdict::Each(Each { anonymous: Kind::Device, doubt: doubt(true), ..each })
+            }
+            Completion::Kind(kind) | Completion::OfBuffer(Some(kind)) => Verdict::All(sure(kind)),
+            Completion::OfBuffer(None) => {
+                Verdict::Each(Each { buffer: bio.private, sector: bio.sector, ..each })
+            }
             Completion::Buffer => {
-                let end = kernel.u64(bio.private.wrapping_add(kernel.layout.buffer_end));
-                let buffer = bio.private;
+                let place = kernel.layout.buffer_end;
+                let end = place.and_then(|place| kernel.u64(bio.private.wrapping_add(place)));
+                let each = Each { buffer: bio.private, sector: bio.sector, ..each };
                 match end.and_then(|end| kernel.meanings.get(end)) {
                     Some(Meaning::Completion(Completion::OfBuffer(Some(kind)))) => {
                         Verdict::All(sure(kind))
                     }
-                    Some(Meaning::Completion(Completion::OfBuffer(None)))
-                        if kernel.is_journals(buffer) =>
-                    {
-                        Verdict::All(sure(Kind::Journal))
-                    }
-                    Some(Meaning::Completion(Completion::OfBuffer(None))) => {
-                        Verdict::Each(Each { buffer, ..each })
-                    }
-                    _ => Verdict::Each(Each { buffer, is_doubtful: true, ..each }),
+                    Some(Meaning::Completion(Completion::OfBuffer(None))) => Verdict::Each(each),
+                    _ => Verdict::Each(Each { doubt: doubt(false), ..each }),
                 }
             }
-            Completion::IomapDirect | Completion::Direct => {
-                let (inode, waiter) = kernel.direct_io(completion, bio.private);
+            Completion::IomapDirect | Completion::IomapSimple | Completion::Direct => {
+                let private = match (completion, kernel.layout.iomap_simple_bio) {
+                    (Completion::IomapSimple, Some(place)) => bio.address.wrapping_sub(place),
+                    _ => bio.private,
+                };
+                let (inode, waiter) = kernel.direct_io(completion, private);
                 let mut facts = self.file(kernel, inode, Kind::Direct, view.now_ns);
                 self.add_process(kernel, waiter, &mut facts);
                 Verdict::All(facts)
@@ -440,16 +486,18 @@ impl Resolver {
         let found = self.caches.pages.page(kernel, page);
         let names = self.guest.names();
         let inode = match found {
-            Some(Page::Cached { inode, memory_group }) => self
+            Some(Page::Cached { inode, memory_group, transfer }) => self
                 .caches
                 .files
                 .inode(kernel, names, inode, now_ns)
+                .filter(|inode| each.doubt.is_none_or(|doubt| doubt.is_of(kernel, inode, transfer)))
                 .map(|inode| (inode, memory_group)),
             _ => None,
         };
         let Some((found, memory_group)) = inode else {
             let (kind, source) = match found {
-                Some(Page::Anonymous) if each.anonymous != Kind::Unknown => {
+                // Memory of a process, its own or of a file that it has mapped.
+                Some(Page::Anonymous | Page::Cached { .. }) if each.anonymous != Kind::Unknown => {
                     (each.anonymous, Source::Bio)
                 }
                 _ if each.other != Kind::Unknown => (each.other, Source::Flags),
@@ -461,12 +509,15 @@ impl Resolver {
         facts.kind = match found.nature {
             Nature::File => Kind::Data,
             Nature::Directory => Kind::Directory,
-            Nature::Mounted(journal) if journal != 0 && journal == each.buffer => Kind::Journal,
+            Nature::Mounted(mounted) if is_journals(kernel, mounted, found.device, each) => {
+                Kind::Journal
+            }
             Nature::Internal | Nature::Mounted(_) => Kind::Metadata,
             Nature::Device => Kind::Device,
         };
         facts.source = Source::Page;
-        facts.confidence = if each.is_doubtful { Confidence::Likely } else { Confidence::Sure };
+        let is_known = each.doubt.is_none_or(|doubt| doubt.is_known);
+        facts.confidence = if is_known { Confidence::Sure } else { Confidence::Likely };
         // Where blocks are charged to nobody, the pages of a file may still be.
         if found.nature == Nature::File
             && memory_group != 0
@@ -480,6 +531,18 @@ impl Resolver {
         facts
     }
 
+    /// Whether a bio is for the part of a device in which the journal of the file system that is
+    /// mounted from it lies: what a file system reads of its own before it is mounted.
+    fn is_in_journal(&mut self, kernel: &Kernel, bio: &Bio, other: Kind) -> bool {
+        // File systems mark what they read of themselves; programs that read devices do not.
+        if other != Kind::Metadata || bio.device == 0 {
+            return false;
+        }
+        let super_block = self.caches.files.super_block_of(kernel, bio.device);
+        super_block
+            .is_some_and(|super_block| kernel.is_in_journal(super_block, bio.device, bio.sector))
+    }
+
     /// A completion that nobody knows: perhaps a module's that was loaded since.
     fn stranger(&mut self, end: u64) {
         let known = self.strangers_count.min(STRANGERS);
@@ -490,6 +553,17 @@ impl Resolver {
         self.strangers_count += 1;
         self.guest.news(NEWS_MODULES, 0);
     }
+}
+
+/// Whether a buffer of a mounted file system is its journal's.
+fn is_journals(kernel: &Kernel, mounted: Mounted, device: u64, each: Each) -> bool {
+    if each.buffer == 0 {
+        return false;
+    }
+    mounted.journal_buffer == each.buffer
+        || mounted.has_journal_blocks && kernel.is_journals(each.buffer)
+        || mounted.journal_range_of != 0
+            && kernel.is_in_journal(mounted.journal_range_of, device, each.sector)
 }
 
 /// The pieces of memory of a request, cut where bios end.

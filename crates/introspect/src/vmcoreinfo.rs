@@ -2,6 +2,7 @@
 //! begins. `Documentation/admin-guide/kdump/vmcoreinfo.rst` of Linux.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use crate::memory::GuestMemory;
 
@@ -12,6 +13,10 @@ pub(crate) const PAGE: u64 = 4096;
 const NOTE_HEADER: u64 = 24;
 /// More notes than this are not looked at: a guest can write as many as it likes.
 const NOTES_MAX: usize = 16;
+/// The pages that are looked at between two looks at the clock.
+const PAGES_PER_LOOK: u32 = 4096;
+/// To find where a touched part begins and ends costs as much as to look at so many pages.
+const PAGES_PER_PART: u32 = 64;
 /// No more pages are read that begin as a note does.
 const CANDIDATES_MAX: usize = 1024;
 
@@ -78,16 +83,43 @@ fn is_note(head: &[u8]) -> bool {
     head.starts_with(&11_u32.to_le_bytes()) && head[12..].starts_with(b"VMCOREINFO\0")
 }
 
-/// Looks at the head of each page that the guest ever touched. Returns the notes, each text once.
-pub(crate) fn find(memory: &GuestMemory) -> Vec<VmcoreInfo> {
+/// What a search came to.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// The notes, each text once.
+    pub notes: Vec<VmcoreInfo>,
+    /// The guest-physical address to go on at, where there was no time for all of the memory.
+    pub rest: Option<u64>,
+}
+
+/// Looks at the head of each page that the guest ever touched, from the address `start` on, until
+/// `end`.
+pub(crate) fn find(memory: &GuestMemory, start: u64, end: Option<Instant>) -> Found {
     const RELEASE: u64 = u64::from_le_bytes(*b"OSRELEAS");
     const VMCORE: u64 = u64::from_le_bytes(*b"VMCOREIN");
-    let mut notes: Vec<VmcoreInfo> = Vec::new();
+    let mut found = Found::default();
     let mut candidates = 0;
+    let mut work = 0;
     for region in memory.regions() {
-        for (start, end) in GuestMemory::touched(region) {
-            let mut page = start.next_multiple_of(PAGE);
-            while page.checked_add(PAGE).is_some_and(|next| next <= end) {
+        if region.start + region.length <= start {
+            continue;
+        }
+        for (from, to) in GuestMemory::touched(region, start) {
+            let mut page = from.next_multiple_of(PAGE);
+            work += PAGES_PER_PART;
+            loop {
+                if work >= PAGES_PER_LOOK {
+                    work = 0;
+                    // Each search gets further, however little time it has.
+                    if page > start && end.is_some_and(|end| Instant::now() >= end) {
+                        found.rest = Some(page);
+                        return found;
+                    }
+                }
+                if page.checked_add(PAGE).is_none_or(|next| next > to) {
+                    break;
+                }
+                work += 1;
                 let hit = match memory.u64(page) {
                     Some(RELEASE) => true,
                     // The first word of a note: the length of its name, then that of its text.
@@ -102,17 +134,17 @@ pub(crate) fn find(memory: &GuestMemory) -> Vec<VmcoreInfo> {
                 if hit {
                     candidates += 1;
                     if let Some(note) = VmcoreInfo::read(memory, page) {
-                        if !notes.iter().any(|known| known.equals(&note)) {
-                            notes.push(note);
+                        if !found.notes.iter().any(|known| known.equals(&note)) {
+                            found.notes.push(note);
                         }
                     }
-                    if notes.len() == NOTES_MAX || candidates == CANDIDATES_MAX {
-                        return notes;
+                    if found.notes.len() == NOTES_MAX || candidates == CANDIDATES_MAX {
+                        return found;
                     }
                 }
                 page += PAGE;
             }
         }
     }
-    notes
+    found
 }

@@ -7,7 +7,7 @@ use super::bytes::Bytes;
 use super::description::{Description, Encoded};
 use super::scene::{self, Request};
 use super::store::Store;
-use super::symbols;
+use super::symbols::{self, Addresses};
 use super::types;
 use super::{PAGE, Shape};
 
@@ -59,7 +59,7 @@ impl Linux {
     /// # Panics
     /// When the shape does not fit the memory.
     pub fn build(store: &Store, shape: &Shape) -> Self {
-        let (kernel, btrfs, xfs) = descriptions(shape.recent);
+        let (kernel, btrfs, xfs) = descriptions(shape);
         let mut all = kernel.clone();
         all.add(types::BTRFS);
         all.add(if shape.recent { types::BTRFS_RECENT } else { types::BTRFS_EARLY });
@@ -126,20 +126,25 @@ impl Linux {
         for index in 0..shape.symbols {
             table.push((format!("filler_function_{index}"), image(shape.room.0) + 0x50_0000, b'T'));
         }
-        let tables = symbols::encode(&table, shape.addresses);
+        let offsets = builder.room(4 * table.len() as u64, 8);
+        let tables = symbols::encode(&table, shape.addresses, builder.image(offsets));
+        store.write(offsets, &tables.offsets);
+        let offsets = builder.image(offsets);
         let mut part = |bytes: &[u8]| {
             let room = builder.room(bytes.len() as u64, 8);
             store.write(room, bytes);
             builder.image(room)
         };
-        let places = [
+        let mut places = vec![
             ("kallsyms_names", part(&tables.names)),
             ("kallsyms_num_syms", part(&(table.len() as u32).to_le_bytes())),
             ("kallsyms_token_table", part(&tables.token_table)),
             ("kallsyms_token_index", part(&tables.token_index)),
-            ("kallsyms_offsets", part(&tables.offsets)),
-            ("kallsyms_relative_base", part(&tables.base.to_le_bytes())),
+            ("kallsyms_offsets", offsets),
         ];
+        if shape.addresses != Addresses::FromPlace {
+            places.push(("kallsyms_relative_base", part(&tables.base.to_le_bytes())));
+        }
         // The kernel is read to the end of the page that the last table is in.
         builder.room(PAGE, PAGE);
         let image_length = builder.used();
@@ -205,8 +210,10 @@ impl Linux {
 }
 
 /// The types of the kernel, of the module `btrfs` and of the module `xfs`.
-fn descriptions(recent: bool) -> (Description, Description, Description) {
+fn descriptions(shape: &Shape) -> (Description, Description, Description) {
+    let recent = shape.recent;
     let mut kernel = Description::parse(types::COMMON);
+    kernel.add(if shape.seven { types::SEVEN } else { types::BEFORE_SEVEN });
     kernel.add(if recent { types::RECENT } else { types::EARLY });
     let mut btrfs = Description::parse(types::BTRFS);
     btrfs.add(if recent { types::BTRFS_RECENT } else { types::BTRFS_EARLY });

@@ -27,7 +27,7 @@ pub(crate) use description::Description;
 #[cfg(test)]
 pub(crate) use mutation::{MUTATION, attach, check};
 #[cfg(test)]
-pub(crate) use types::{COMMON, EARLY};
+pub(crate) use types::{BEFORE_SEVEN, COMMON, EARLY};
 
 /// The size of a page, in bytes.
 const PAGE: u64 = 4096;
@@ -43,6 +43,8 @@ pub struct Shape {
     pub addresses: Addresses,
     /// Whether its structures are as in 6.12 rather than as in 6.1.
     pub recent: bool,
+    /// Whether those that have changed with the releases from 7.0 to 7.2 are as in 7.2.
+    pub seven: bool,
     /// The part of the memory that it uses, guest-physical: where it begins, a multiple of 2 MiB,
     /// and its length.
     pub room: (u64, u64),
@@ -68,6 +70,7 @@ impl Default for Shape {
             levels: 4,
             addresses: Addresses::Below,
             recent: false,
+            seven: false,
             room: (2 << 20, 512 << 10),
             note: PAGE,
             slide: 0x1a0_0000,
@@ -87,6 +90,7 @@ impl Shape {
             levels: 5,
             addresses: Addresses::Above,
             recent: true,
+            seven: false,
             room: (4 << 30, 512 << 10),
             note: PAGE,
             slide: 0x1e0_0000,
@@ -94,6 +98,16 @@ impl Shape {
             pages: 0xffd4_0000_0000_0000,
             symbols: 0,
             types: 0,
+        }
+    }
+
+    /// A kernel as of 7.2: as [`recent`](Self::recent) otherwise.
+    pub fn seven() -> Self {
+        Self {
+            release: "7.2.0-synthetic".into(),
+            addresses: Addresses::FromPlace,
+            seven: true,
+            ..Self::recent()
         }
     }
 

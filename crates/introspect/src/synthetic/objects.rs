@@ -98,7 +98,8 @@ impl Builder<'_> {
         // In a chain of the hash table, wherever that is.
         self.set(name, "dentry.d_hash.pprev", self.shape.direct + 8);
         if inode != 0 {
-            let alias = self.at(name, "dentry.d_u.d_alias");
+            let member = if self.shape.seven { "dentry.d_alias" } else { "dentry.d_u.d_alias" };
+            let alias = self.at(name, member);
             self.set(inode, "inode.i_dentry", alias);
         }
         name
@@ -117,11 +118,20 @@ impl Builder<'_> {
         parent
     }
 
-    /// A page of an inode's content.
+    /// A page of an inode's content that is being written back.
     pub fn cache(&mut self, inode: u64) -> u64 {
+        let page = self.cache_idle(inode);
+        let structure = self.page(page);
+        let writeback = if self.shape.recent { 1 << 1 } else { 1 << 15 };
+        self.set(structure, "page.flags", 0x17_ffff_c000_0020 | writeback);
+        page
+    }
+
+    /// A page of an inode's content that is only there.
+    pub fn cache_idle(&mut self, inode: u64) -> u64 {
         let page = self.room_page();
         let mapping = self.at(inode, "inode.i_data");
-        self.set_page(page, 0x17_ffff_c000_0022, mapping);
+        self.set_page(page, 0x17_ffff_c000_0020, mapping);
         page
     }
 
@@ -148,22 +158,32 @@ impl Builder<'_> {
 
     /// Two pages of an inode's content that are one: the first speaks for the second.
     pub fn cache_large(&mut self, inode: u64) -> u64 {
-        let first = self.room_page();
+        let mut first = self.room_page();
+        if self.page(first) % 128 != 0 {
+            // Where a mask leads from the second to it.
+            first = self.room_page();
+        }
         let second = self.room_page();
         let mapping = self.at(inode, "inode.i_data");
         let bit = if self.shape.recent { 6 } else { 16 };
         self.set_page(first, 0x17_ffff_c000_0022 | 1 << bit, mapping);
         let (head, tail) = (self.page(first), self.page(second));
         self.set_page(second, 0x17 << 48, 0x0dea_d000_0000_0400);
-        self.set(tail, "page.compound_head", head | 1);
+        let word = if self.shape.seven { !0 << 7 | 1 } else { head | 1 };
+        self.set(tail, self.compound(), word);
         first
+    }
+
+    /// The member that says of what a page is a part.
+    fn compound(&self) -> &'static str {
+        if self.shape.seven { "page.compound_info" } else { "page.compound_head" }
     }
 
     fn set_page(&mut self, page: u64, flags: u64, mapping: u64) {
         let structure = self.page(page);
         self.set(structure, "page.flags", flags);
         self.set(structure, "page.mapping", mapping);
-        self.set(structure, "page.compound_head", self.shape.direct + 0x2000);
+        self.set(structure, self.compound(), self.shape.direct + 0x2000);
         self.set_u32(structure, "page.page_type", u32::MAX);
         self.set_u32(structure, "page._refcount", 2);
     }

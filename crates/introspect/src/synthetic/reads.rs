@@ -60,7 +60,7 @@ pub(crate) fn count() -> u64 {
 /// Does `act` and returns all of the memory.
 #[cfg(not(any(test, feature = "recording")))]
 pub(crate) fn record<T>(memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, Sites) {
-    let touched = memory.regions().iter().flat_map(GuestMemory::touched);
+    let touched = memory.regions().iter().flat_map(|region| GuestMemory::touched(region, 0));
     let pages = touched.flat_map(|(start, end)| (start..end).step_by(256).map(|at| (at, 256)));
     (act(), Sites::new(&pages.collect::<Vec<_>>()))
 }

@@ -48,6 +48,8 @@ struct Bio {
     vectors: u64,
     size: u64,
     group: Option<Group>,
+    /// The `block_device` that it is for.
+    device: u64,
 }
 
 struct Stage<'b, 's> {
@@ -81,6 +83,7 @@ impl Stage<'_, '_> {
         builder.set(address, "bio.bi_private", bio.private);
         builder.set(address, "bio.bi_blkg", bio.group.map_or(0, |group| group.block));
         builder.set(address, "bio.bi_io_vec", bio.vectors);
+        builder.set(address, "bio.bi_bdev", bio.device);
         address
     }
 
@@ -161,10 +164,24 @@ impl Stage<'_, '_> {
         holder
     }
 
-    /// A buffer with a completion.
-    fn buffer(&mut self, end: &str) -> u64 {
+    /// A bio of a buffer with a completion: its own, or from 7.2 on that of the bio.
+    fn of_buffer(&mut self, end: &'static str, bio: Bio) -> Bio {
+        let buffer = self.builder.make("buffer_head");
+        self.with_buffer(buffer, end, bio)
+    }
+
+    fn with_buffer(&mut self, buffer: u64, end: &'static str, bio: Bio) -> Bio {
+        if self.builder.shape.seven {
+            let end = match end {
+                "end_buffer_write_sync" => "bh_end_write",
+                "end_buffer_async_write" => "bh_end_async_write",
+                other => other,
+            };
+            return Bio { end, private: buffer, ..bio };
+        }
         let end = self.builder.function(end);
-        self.holder("buffer_head", "buffer_head.b_end_io", end)
+        self.builder.set(buffer, "buffer_head.b_end_io", end);
+        Bio { end: "end_bio_bh_io_sync", private: buffer, ..bio }
     }
 }
 
@@ -225,6 +242,8 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let web = builder.group(root.node, "web", 3);
     let batch = builder.group(root.node, "batch", 5);
     let job = builder.group(batch.node, "job", 7);
+    // Whatever can be in a name: a terminal's escapes, and what is no text.
+    let odd = builder.group(root.node, "o\u{1b}[1md", 9);
     builder.fill_task(globals.init_task, 0, 0, "swapper/0");
     let init = builder.task(0, 1, "systemd");
     let postgres = builder.task(0, 77, "postgres");
@@ -317,6 +336,9 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let structure = stage.builder.page(charged);
     stage.builder.set(structure, "page.memcg_data", web.memory);
     stage.one("charged page", Bio { end: "ext4_end_bio", ..in_root }, charged, &inbox_told);
+    let in_odd = Bio { end: "ext4_end_bio", group: Some(odd), ..Bio::default() };
+    let told = with(&inbox_told, "/o\u{fffd}[1md");
+    stage.one("odd group", in_odd, inbox_page, &told);
     let free = Bio { end: "ext4_end_bio", ..Bio::default() };
     stage.one("no group", free, inbox_page, &with(&inbox_told, ""));
     let slab = stage.builder.slab(inbox);
@@ -343,27 +365,31 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
 
     // Buffers.
     let device_page = stage.builder.cache(vda1.inode);
-    let with_buffer = |private| Bio { end: "end_bio_bh_io_sync", private, ..in_root };
-    let buffer = stage.buffer("journal_end_buffer_io_sync");
-    stage.one(
-        "journal",
-        with_buffer(buffer),
-        device_page,
-        &with(&sure(Kind::Journal, Source::Bio), "/"),
-    );
-    let end = stage.builder.function("end_buffer_write_sync");
-    stage.builder.set(journal_buffer, "buffer_head.b_end_io", end);
+    let bio_of = stage.of_buffer("journal_end_buffer_io_sync", in_root);
+    let told = with(&sure(Kind::Journal, Source::Bio), "/");
+    stage.one("journal", bio_of, device_page, &told);
     let told = Told { kind: Kind::Journal, ..of_ext4.clone() };
-    stage.one("journal head", with_buffer(journal_buffer), device_page, &with(&told, "/"));
-    let buffer = stage.buffer("end_buffer_write_sync");
-    stage.one("metadata", with_buffer(buffer), device_page, &with(&of_ext4, "/"));
-    let buffer = stage.buffer("ext4_end_bitmap_read");
+    let bio_of = stage.with_buffer(journal_buffer, "end_buffer_write_sync", in_root);
+    stage.one("journal head", bio_of, device_page, &with(&told, "/"));
+    let bio_of = stage.of_buffer("end_buffer_write_sync", in_root);
+    stage.one("metadata", bio_of, device_page, &with(&of_ext4, "/"));
+    // What jbd2 marks is its own on a file system of jbd2 only.
+    let flash_page = stage.builder.cache(vdd.inode);
+    let of_f2fs = Told { file_system: "f2fs".into(), device: "vdd".into(), ..of_ext4.clone() };
+    for (name, page, told) in
+        [("journal block", device_page, &told), ("not jbd2's", flash_page, &of_f2fs)]
+    {
+        let bio_of = stage.of_buffer("end_buffer_write_sync", in_root);
+        stage.builder.set(bio_of.private, "buffer_head.b_state", 1 << 17);
+        stage.one(name, bio_of, page, &with(told, "/"));
+    }
+    let bio_of = stage.of_buffer("ext4_end_bitmap_read", in_root);
     let told = with(&sure(Kind::Metadata, Source::Bio), "/");
-    stage.one("bitmap", with_buffer(buffer), device_page, &told);
+    stage.one("bitmap", bio_of, device_page, &told);
     let raw_page = stage.builder.cache(vdb.inode);
-    let buffer = stage.buffer("end_buffer_async_write");
+    let bio_of = stage.of_buffer("end_buffer_async_write", in_root);
     let told = Told { device: "vdb".into(), ..sure(Kind::Device, Source::Page) };
-    stage.one("device", with_buffer(buffer), raw_page, &with(&told, "/"));
+    stage.one("device", bio_of, raw_page, &with(&told, "/"));
 
     // Past the page cache.
     let process = |told: &Told| Told {
@@ -427,6 +453,22 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let stranger = Bio { end: "nobody_knows_end_io", ..bio };
     let told = Told { confidence: Confidence::Likely, ..inbox_told.clone() };
     stage.one("stranger", stranger, inbox_page, &told);
+    let stranger = Bio { device: vda1.device, ..stranger };
+    stage.one("stranger on its device", stranger, inbox_page, &told);
+    // Pages of a file that a program has mapped, and writes to a device: nothing of the file's.
+    let mapped = stage.builder.cache_idle(inbox);
+    let of_device = with(&likely(Kind::Device, Source::Bio), "/web");
+    for (name, end, device, page, told) in [
+        ("waited, on its device", "bio_wait_end_io", vda1.device, inbox_page, &inbox_told),
+        ("mapped, waited", "bio_wait_end_io", vdb.device, mapped, &of_device),
+        ("mapped, waited, its device", "submit_bio_wait_endio", vda1.device, mapped, &of_device),
+        ("written back, waited elsewhere", "bio_wait_end_io", vdb.device, inbox_page, &of_device),
+        ("mapped, stranger", "nobody_knows_end_io", vda1.device, mapped, &with(&unknown, "/web")),
+        ("elsewhere", "nobody_knows_end_io", vdb.device, inbox_page, &with(&unknown, "/web")),
+        ("another device's", "bio_wait_end_io", vdb.device, device_page, &of_device),
+    ] {
+        stage.one(name, Bio { end, device, ..bio }, page, told);
+    }
 
     // Layers of devices.
     let original = stage.above(&Bio { end: "ext4_end_bio", ..bio });
@@ -562,7 +604,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
 
     let cached = [
         (format!("/srv/mail/{LONG}"), 3),
-        ("/srv/mail/inbox".to_owned(), 2),
+        ("/srv/mail/inbox".to_owned(), 3),
         ("/var/lib/db/main.db".to_owned(), 2),
         ("/gone (deleted)".to_owned(), 1),
         ("/d".to_owned(), 1),

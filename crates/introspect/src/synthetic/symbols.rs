@@ -9,6 +9,8 @@ pub enum Addresses {
     Below,
     /// All above the base.
     Above,
+    /// Each from the place of its own entry on (there is no base).
+    FromPlace,
 }
 
 /// Pieces of names that have a byte of their own.
@@ -25,11 +27,12 @@ pub(crate) struct Tables {
 }
 
 /// Encodes symbols: name, address, and the letter of its kind.
-pub(crate) fn encode(symbols: &[(String, u64, u8)], addresses: Addresses) -> Tables {
+/// The table of offsets will be at `place`.
+pub(crate) fn encode(symbols: &[(String, u64, u8)], addresses: Addresses, place: u64) -> Tables {
     let base = symbols.iter().map(|symbol| symbol.1).filter(|address| address >> 63 != 0).min();
     let base = base.unwrap_or(0);
     let (mut names, mut offsets) = (Vec::new(), Bytes::default());
-    for (name, address, letter) in symbols {
+    for (index, (name, address, letter)) in symbols.iter().enumerate() {
         let mut tokens = vec![*letter];
         let mut rest = name.as_str();
         while let Some(first) = rest.chars().next() {
@@ -49,6 +52,7 @@ pub(crate) fn encode(symbols: &[(String, u64, u8)], addresses: Addresses) -> Tab
         }
         names.extend_from_slice(&tokens);
         offsets.u32(match addresses {
+            Addresses::FromPlace => address.wrapping_sub(place + 4 * index as u64) as u32,
             Addresses::Above => address.wrapping_sub(base) as u32,
             Addresses::Below if address >> 63 == 0 => *address as u32,
             Addresses::Below => base.wrapping_sub(1).wrapping_sub(*address) as u32,

@@ -6,9 +6,6 @@ pub(crate) const COMMON: &str = "
     list_head 16: next 0, prev 8
     hlist_node 16: next 0, pprev 8
     -page_words 40: lru 0 list_head, mapping 16, index 24, private 32
-    -page_union 40: - 0 -page_words, compound_head 0
-    -page_counts 4: _mapcount 0, page_type 0
-    page 64: flags 0, - 8 -page_union, - 48 -page_counts, _refcount 52, memcg_data 56
     address_space 192: host 0 *inode, i_pages 8, a_ops 104
     -inode_lists 16: i_dentry 0, i_rcu 0
     inode 640: i_mode 0, i_uid 4, i_gid 8, i_sb 40 *super_block, i_mapping 48 *address_space,\
@@ -19,9 +16,6 @@ pub(crate) const COMMON: &str = "
     -qstr_numbers 8: hash 0, len 4
     -qstr_union 8: - 0 -qstr_numbers, hash_len 0
     qstr 16: - 0 -qstr_union, name 8
-    dentry_alias 16: d_alias 0 hlist_node
-    dentry 192: d_flags 0, d_hash 8 hlist_node, d_parent 24 *dentry, d_name 32 qstr, d_inode 48 *inode,\
-        d_iname 56, d_u 176 dentry_alias
     request 256: q 0 *request_queue, cmd_flags 24, rq_flags 28, __data_len 44, __sector 48, bio 56 *bio
     request_queue 512: queuedata 8, disk 88 *gendisk
     gendisk 512: major 0, disk_name 12, part0 48 *block_device
@@ -29,7 +23,6 @@ pub(crate) const COMMON: &str = "
     bio 136: bi_next 0 *bio, bi_bdev 8, bi_opf 16, bi_iter 32 bvec_iter, bi_end_io 56, bi_private 64,\
         bi_blkg 72 *blkcg_gq, bi_io_vec 112 *bio_vec
     bio_vec 16: bv_page 0 *page, bv_len 8, bv_offset 12
-    buffer_head 104: b_state 0, b_page 16, b_blocknr 24, b_bdev 48, b_end_io 56, b_private 64
     task_struct 1024: flags 44, tasks 256 list_head, pid 400, tgid 404, group_leader 448 *task_struct, comm 704
     file 232: f_mode 20, f_inode 32 *inode
     kiocb 48: ki_filp 0 *file, ki_pos 8, ki_complete 16
@@ -61,20 +54,44 @@ pub(crate) const COMMON: &str = "
         __REQ_RAHEAD 19, __REQ_BACKGROUND 20, __REQ_SWAP 23
     enum node_stat_item: NR_INACTIVE_ANON 0, NR_FILE_PAGES 19, NR_FILE_DIRTY 20, NR_WRITEBACK 21
     enum zone_stat_item: NR_FREE_PAGES 0
+    enum jbd_state_bits: BH_JBD 16, BH_JWrite 17
+";
+
+/// What kernels up to 7.0 have.
+pub(crate) const BEFORE_SEVEN: &str = "
+    -page_union 40: - 0 -page_words, compound_head 0
+    -page_counts 4: _mapcount 0, page_type 0
+    page 64: flags 0, - 8 -page_union, - 48 -page_counts, _refcount 52, memcg_data 56
+    dentry_alias 16: d_alias 0 hlist_node
+    dentry 192: d_flags 0, d_hash 8 hlist_node, d_parent 24 *dentry, d_name 32 qstr, d_inode 48 *inode,\
+        d_iname 56, d_u 176 dentry_alias
+    buffer_head 104: b_state 0, b_page 16, b_blocknr 24, b_bdev 48, b_end_io 56, b_private 64
+";
+
+/// What kernels of the time of 7.2 have instead.
+pub(crate) const SEVEN: &str = "
+    -page_union 40: - 0 -page_words, compound_info 0
+    -page_counts 4: _mapcount 0, page_type 0
+    page 64: flags 0, - 8 -page_union, - 48 -page_counts, _refcount 52, memcg_data 56
+    -dentry_alias 16: d_alias 0 hlist_node
+    -dentry_name 16: __d_name 0 qstr, d_name 0 qstr
+    dentry 192: d_flags 0, d_hash 8 hlist_node, d_parent 24 *dentry, - 32 -dentry_name, d_inode 48 *inode,\
+        d_iname 56, - 176 -dentry_alias
+    buffer_head 104: b_state 0, b_page 16, b_blocknr 24, b_bdev 48, b_private 64
 ";
 
 /// What kernels of the time of 6.1 have.
 pub(crate) const EARLY: &str = "
     kernfs_node 128: count 0, parent 8 *kernfs_node, name 16, priv 96
     md_io_acct 160: orig_bio 0 *bio, start_time 8
-    enum pageflags: PG_locked 0, PG_slab 9, PG_head 16
+    enum pageflags: PG_locked 0, PG_uptodate 2, PG_slab 9, PG_writeback 15, PG_head 16
 ";
 
 /// What kernels of the time of 6.12 have instead.
 pub(crate) const RECENT: &str = "
     kernfs_node 128: count 0, __parent 8 *kernfs_node, name 16, priv 96
     md_io_clone 176: mddev 0, orig_bio 8 *bio
-    enum pageflags: PG_locked 0, PG_head 6
+    enum pageflags: PG_locked 0, PG_writeback 1, PG_uptodate 3, PG_head 6
     enum64 pagetype: PGTY_buddy 240, PGTY_slab 245
 ";
 
@@ -141,6 +158,9 @@ pub(crate) const FUNCTIONS: &[&str] = &[
     "raid10_end_read_request",
     "bio_chain_endio",
     "submit_bio_wait_endio",
+    "bio_wait_end_io",
+    "bh_end_write",
+    "bh_end_async_write",
     "super_written",
     "nobody_knows_end_io",
 ];

@@ -117,7 +117,9 @@ fn names_without_an_end() {
 fn impossible_sizes_and_places() {
     // What is asked for must be of a size that structures have.
     let description = |page: &str| {
-        let text = format!("{}\n{}", crate::synthetic::COMMON, crate::synthetic::EARLY);
+        let text =
+            [crate::synthetic::COMMON, crate::synthetic::BEFORE_SEVEN, crate::synthetic::EARLY]
+                .join("\n");
         let line = text.lines().find(|line| line.trim().starts_with("page ")).unwrap().to_owned();
         let text = text.replace(&line, page);
         Description::parse(&text).encode(None, 0).bytes
@@ -131,13 +133,17 @@ fn impossible_sizes_and_places() {
     assert_eq!(layout(&format!("page 0: {words}")).err(), Some("page"));
     assert_eq!(layout(&format!("page 4294967295: {words}")).err(), Some("page"));
     let far = "page 64: flags 0, mapping 24, compound_head 500000000";
-    assert_eq!(layout(far).err(), Some("page.compound_head"));
-    assert_eq!(layout("page 64: flags 0, mapping 24").err(), Some("page.compound_head"));
+    assert_eq!(layout(far).err(), Some("page.compound_head or page.compound_info"));
+    assert_eq!(
+        layout("page 64: flags 0, mapping 24").err(),
+        Some("page.compound_head or page.compound_info")
+    );
 }
 
 #[test]
 fn broken_descriptions_say_nothing_wrong() {
-    let text = format!("{}\n{}", crate::synthetic::COMMON, crate::synthetic::EARLY);
+    let text = [crate::synthetic::COMMON, crate::synthetic::BEFORE_SEVEN, crate::synthetic::EARLY]
+        .join("\n");
     let good = Description::parse(&text).encode(None, 0);
     let ask = |bytes: Vec<u8>| {
         let Some(btf) = Btf::new(bytes, None) else { return false };

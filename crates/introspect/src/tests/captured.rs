@@ -349,7 +349,7 @@ fn subject(captured: &Captured) -> Subject {
         captured.memory.regions().iter().map(|region| (region.start, region.length)).collect();
     let store = Store::new(&regions).unwrap();
     for region in captured.memory.regions() {
-        for (start, end) in GuestMemory::touched(region) {
+        for (start, end) in GuestMemory::touched(region, 0).collect::<Vec<_>>() {
             let mut bytes = vec![0; (end - start) as usize];
             captured.memory.read(start, &mut bytes).unwrap();
             store.write(start, &bytes);

@@ -18,3 +18,8 @@ fn early_kernels() {
 fn recent_kernels() {
     answers(&Shape::recent());
 }
+
+#[test]
+fn kernels_from_seven_on() {
+    answers(&Shape::seven());
+}

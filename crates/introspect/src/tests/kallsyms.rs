@@ -4,20 +4,27 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::Miniature;
-use crate::kallsyms;
+use crate::kallsyms::{self, Trouble};
+use crate::kernel::{AttachError, Kernel};
 use crate::paging::AddressSpace;
 use crate::synthetic::{Addresses, Shape};
 use crate::vmcoreinfo;
 
 const PAGE: u64 = 4096;
+/// The release of a kernel of the default shape.
+const RELEASE: &str = "6.1.0-synthetic";
 
 /// Where the endless room of [`endless`] begins.
 const ENDLESS: u64 = 0xffff_d000_0000_0000;
 
 impl Miniature {
     fn find<'n>(&self, wanted: &[&'n str]) -> Option<HashMap<&'n str, Vec<u64>>> {
-        let note = vmcoreinfo::find(&self.memory).remove(0);
-        let space = AddressSpace::new(&note)?;
+        self.try_find(wanted).ok()
+    }
+
+    fn try_find<'n>(&self, wanted: &[&'n str]) -> Result<HashMap<&'n str, Vec<u64>>, Trouble> {
+        let note = vmcoreinfo::find(&self.memory, 0, None).notes.remove(0);
+        let space = AddressSpace::new(&note).ok_or(Trouble::Torn("init_top_pgt"))?;
         kallsyms::find(&self.memory, &space, &note, wanted)
     }
 
@@ -51,9 +58,9 @@ impl Miniature {
 }
 
 #[test]
-fn both_ways_to_store_addresses() {
+fn all_ways_to_store_addresses() {
     let image = 0xffff_ffff_8100_0000;
-    for addresses in [Addresses::Below, Addresses::Above] {
+    for addresses in [Addresses::Below, Addresses::Above, Addresses::FromPlace] {
         for slide in [0, 0x1a0_0000, 0x3e00_0000] {
             let guest = Miniature::new(&Shape { addresses, slide, ..Shape::default() });
             let found = guest.find(&["ext4_end_bio", "_text", "init_top_pgt", "nowhere"]).unwrap();
@@ -107,6 +114,28 @@ fn tables_that_do_not_hold_together() {
             let _ = guest.find(&["ext4_end_bio"]);
         }
     }
+}
+
+#[test]
+fn what_is_missing_has_a_name() {
+    let wanted = &["ext4_end_bio"];
+    let guest = Miniature::new(&Shape::default());
+    guest.redirect("kallsyms_offsets", u64::MAX);
+    assert_eq!(guest.try_find(wanted), Err(Trouble::Torn("kallsyms_offsets")));
+    let error = Kernel::attach(&guest.memory, None).unwrap_err();
+    assert_eq!(error, AttachError::Torn { release: RELEASE.into(), what: "kallsyms_offsets" });
+    // A kernel whose note no longer names one of them: it is not blamed on copied I/O.
+    let guest = Miniature::new(&Shape::default());
+    let (mut text, place) = (vec![0; 4096], guest.linux.shape.note);
+    guest.memory.read(place, &mut text).unwrap();
+    let key = b"kallsyms_token_table";
+    let at = text.windows(key.len()).position(|part| part == key).unwrap();
+    guest.store.write(place + at as u64, b"kallsyms_other_table");
+    guest.store.write(place + PAGE, &[0; 64]);
+    let error = Kernel::attach(&guest.memory, None).unwrap_err();
+    let missing = AttachError::Missing { release: RELEASE.into(), what: "kallsyms_token_table" };
+    assert_eq!(error, missing);
+    assert!(!error.to_string().contains("swiotlb"), "{error}");
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Bounds of memory, and what of it was ever touched.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::memory::{GuestMemory, Region};
 use crate::synthetic::Store;
+use crate::vmcoreinfo;
 
 const PAGE: u64 = 4096;
 
@@ -79,7 +81,7 @@ fn regions_that_cannot_be_are_left_out() {
     // SAFETY: none of them is ever read.
     let memory = unsafe { GuestMemory::new(regions, Arc::new(())) };
     assert_eq!((memory.regions().len(), memory.end(), memory.length()), (0, 0, 0));
-    assert!(crate::vmcoreinfo::find(&memory).is_empty());
+    assert!(vmcoreinfo::find(&memory, 0, None).notes.is_empty());
     assert_eq!(memory.u64(0), None);
 }
 
@@ -91,9 +93,44 @@ fn only_touched_parts_are_told() {
     }
     store.write_u64((1 << 30) + 77 * PAGE, 1);
     let memory = store.memory();
-    let touched: Vec<_> = memory.regions().iter().map(GuestMemory::touched).collect();
+    let touched: Vec<_> = memory
+        .regions()
+        .iter()
+        .map(|region| GuestMemory::touched(region, 0).collect::<Vec<_>>())
+        .collect();
     assert_eq!(touched[0], [(3 * PAGE, 5 * PAGE), (63 * PAGE, 64 * PAGE)]);
     assert_eq!(touched[1], [((1 << 30) + 77 * PAGE, (1 << 30) + 78 * PAGE)]);
     let alone = self::memory(vec![(5, vec![0; 10])]);
-    assert_eq!(GuestMemory::touched(&alone.regions()[0]), [(5, 15)]);
+    assert_eq!(GuestMemory::touched(&alone.regions()[0], 0).collect::<Vec<_>>(), [(5, 15)]);
+}
+
+#[test]
+fn a_search_of_memory_in_many_parts_keeps_its_time_and_is_continued() {
+    // A guest that touches every second page makes each of them a part of its own.
+    let pages = 8192;
+    let store = Store::new(&[(0, pages * PAGE)]).unwrap();
+    for page in (0..pages).step_by(2) {
+        store.write_u64(page * PAGE, 1);
+    }
+    let note = "OSRELEASE=9.9\nPAGESIZE=4096\n";
+    store.write((pages - 2) * PAGE, note.as_bytes());
+    let memory = store.memory();
+    let (mut start, mut searches) = (0, 0);
+    loop {
+        // There is no time at all, and yet each search gets further.
+        let found = vmcoreinfo::find(&memory, start, Some(Instant::now()));
+        searches += 1;
+        let Some(rest) = found.rest else {
+            assert_eq!(found.notes.len(), 1);
+            break;
+        };
+        assert!(found.notes.is_empty() && rest > start, "{rest} after {start}");
+        assert!(rest - start <= 1 << 20, "{} bytes at once", rest - start);
+        start = rest;
+    }
+    assert!(searches > 20, "{searches}");
+    // With time enough it is all searched at once.
+    let end = Instant::now() + Duration::from_secs(600);
+    let found = vmcoreinfo::find(&memory, 0, Some(end));
+    assert_eq!((found.notes.len(), found.rest), (1, None));
 }

@@ -81,6 +81,23 @@ fn whatever_changes_is_seen_at_once() {
     let parent = queue.get(dentry + layout.dentry_parent);
     queue.set(dentry + layout.dentry_parent, queue.get(parent + layout.dentry_parent));
     assert_eq!(queue.told("data").path, "/srv/inbox");
+    // It gets another name, which lies where the first one did, in the dentry itself.
+    let name = dentry + layout.dentry_name;
+    let (text, numbers) = (queue.get(name + layout.name_text), name + layout.name_hash);
+    let before = (queue.get(text), queue.get(numbers));
+    queue.set(text, u64::from_le_bytes(*b"inbox.1\0"));
+    queue.set(numbers, 7 << 32 | 0x1234);
+    assert_eq!(queue.told("data").path, "/srv/inbox.1");
+    // Another of the same length, and none.
+    queue.set(text, u64::from_le_bytes(*b"inbox.2\0"));
+    queue.set(numbers, 7 << 32 | 0x4321);
+    assert_eq!(queue.told("data").path, "/srv/inbox.2");
+    let chain = dentry + layout.dentry_hash + 8;
+    let chained = queue.get(chain);
+    queue.set(chain, 0);
+    assert_eq!(queue.told("data").path, "/srv/inbox.2 (deleted)");
+    queue.set(chain, chained);
+    (queue.set(text, before.0), queue.set(numbers, before.1));
     queue.set(inode + layout.inode_dentries, 0);
     assert_eq!(queue.told("data").path, "");
 
