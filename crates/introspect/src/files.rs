@@ -409,13 +409,20 @@ impl Kernel {
     }
 
     /// Whether content that is on the `block_device` at `content` can be in a bio for the one at
-    /// `device`; 0 is one that is not known. Of a device that is made of others nobody knows.
+    /// `device`; 0 is one that is not known. What is on a device that is made of others can be on
+    /// any.
     pub(crate) fn may_lie_on(&self, content: u64, device: u64) -> bool {
-        let is_disk = || {
-            let disk = self.pointer(content.wrapping_add(self.layout.block_device_disk?))?;
-            Some(self.text(disk.wrapping_add(self.layout.disk_name), 32)?.starts_with("vd"))
+        let layout = &self.layout;
+        let is_stacked = || {
+            let at = |address: u64, place: u64| self.pointer(address.wrapping_add(place));
+            let disk = at(content, layout.block_device_disk?)?;
+            // The disk leads back to its device.
+            let whole = at(disk, layout.disk_device?)?;
+            let name = self.text(disk.wrapping_add(layout.disk_name), 32)?;
+            let is_disk = at(whole, layout.block_device_disk?)? == disk;
+            Some(is_disk && ["dm-", "md", "bcache"].iter().any(|layer| name.starts_with(layer)))
         };
-        content == device || device == 0 || content != 0 && is_disk() == Some(false)
+        content == device || device == 0 || content != 0 && is_stacked() == Some(true)
     }
 }
 

@@ -516,7 +516,8 @@ impl Resolver {
             Nature::Device => Kind::Device,
         };
         facts.source = Source::Page;
-        let is_known = each.doubt.is_none_or(|doubt| doubt.is_known);
+        let is_known =
+            each.doubt.is_none_or(|doubt| doubt.is_known && doubt.device == found.device);
         facts.confidence = if is_known { Confidence::Sure } else { Confidence::Likely };
         // Where blocks are charged to nobody, the pages of a file may still be.
         if found.nature == Nature::File

@@ -97,7 +97,8 @@ fn whatever_changes_is_seen_at_once() {
     queue.set(chain, 0);
     assert_eq!(queue.told("data").path, "/srv/inbox.2 (deleted)");
     queue.set(chain, chained);
-    (queue.set(text, before.0), queue.set(numbers, before.1));
+    queue.set(text, before.0);
+    queue.set(numbers, before.1);
     queue.set(inode + layout.inode_dentries, 0);
     assert_eq!(queue.told("data").path, "");
 
