@@ -367,7 +367,9 @@ fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Opt
     let kind = kernel.pointer(address.wrapping_add(layout.sb_type))?;
     let text = kernel.pointer(kind.wrapping_add(layout.type_name))?;
     let name = kernel.text(text, 32)?;
-    if name.len() < 2 || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+    // Names of file systems are words: what is not one is torn.
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    if name.len() < 2 || !name.bytes().all(is_letter) {
         return None;
     }
     let family = match name.as_str() {
