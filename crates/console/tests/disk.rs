@@ -3,9 +3,11 @@ mod common;
 
 use std::{
     fs,
+    os::fd::AsRawFd,
     os::unix::fs::{FileExt, MetadataExt},
     path::Path,
     process::Command,
+    thread,
 };
 
 use common::{has, run};
@@ -64,6 +66,169 @@ fn an_image_in_use_is_left_alone() {
     }
     assert_eq!(info["holders"][0]["process_id"], child.id());
     assert_eq!(fs::metadata(directory.join("a.img")).expect("it is there").len(), 1 << 20);
+}
+
+/// Takes a lock as the daemon and QEMU do: of `length` bytes from `start` on, 0 for all.
+fn take_lock(file: &fs::File, kind: i32, start: i64, length: i64) {
+    let lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start,
+        l_len: length,
+        l_pid: 0,
+    };
+    // SAFETY: the structure lives through the call.
+    let taken = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    assert_eq!(taken, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// This process hides the lock's holder: the descriptor travels in no process's table, as with
+/// another user's daemon, a container or an NFS client.
+fn hidden(file: fs::File) -> [std::os::unix::net::UnixStream; 2] {
+    let (sender, receiver) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let mut byte = [0u8];
+    let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    let mut control = [0u64; 8];
+    // SAFETY: an all-zero header is a valid value; what it points to lives through the call, and
+    // the control buffer has room for one descriptor and is aligned for its header.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(4) as _;
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(4) as _;
+        libc::CMSG_DATA(header).cast::<i32>().write_unaligned(file.as_raw_fd());
+        assert_eq!(libc::sendmsg(sender.as_raw_fd(), &raw const message, 0), 1);
+    }
+    [sender, receiver]
+}
+
+#[test]
+fn a_locked_image_is_left_alone_even_if_its_holder_is_not_seen() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    let path = directory.join("a.img");
+    run(directory, &["disk", "create", "a.img", "1M"]);
+    fs::write(&path, vec![7; 1 << 20]).expect("it is written");
+    // All of it, as the daemon; one byte for readers, as QEMU; no lock at all, but a writer.
+    let locks = [Some((libc::F_WRLCK, 0, 0)), Some((libc::F_RDLCK, 100, 1)), None];
+    for lock in locks {
+        let write = lock.is_none_or(|(kind, ..)| kind == libc::F_WRLCK);
+        let file = fs::File::options().read(true).write(write).open(&path).expect("it opens");
+        if let Some((kind, start, length)) = lock {
+            take_lock(&file, kind, start, length);
+        }
+        let held = hidden(file);
+        let raw = directory.join("raw.img");
+        fs::write(&raw, [1; 512]).expect("it is written");
+        let commands = [
+            &["disk", "create", "a.img", "2M", "--force"][..],
+            &["disk", "resize", "a.img", "512K", "--shrink"],
+            &["disk", "import", "raw.img", "a.img", "--force"],
+        ];
+        // Each waits some seconds for a holder that is about to end.
+        let results = thread::scope(|scope| {
+            let running = commands.map(|command| scope.spawn(|| run(directory, command)));
+            running.map(|command| command.join().expect("it ends"))
+        });
+        for (status, _, stderr) in results {
+            assert!(status == 1 && stderr.contains("a.img is in use by"), "{lock:?}: {stderr}");
+        }
+        assert!(fs::read(&path).expect("it reads") == vec![7; 1 << 20], "{lock:?}");
+        if lock.is_some() {
+            let (_, stdout, _) = run(directory, &["disk", "info", "a.img"]);
+            assert!(stdout.contains("cannot be seen from here"), "{stdout}");
+        }
+        drop(held);
+    }
+    assert_eq!(run(directory, &["disk", "create", "a.img", "2M", "--force"]).0, 0);
+}
+
+#[test]
+fn images_of_other_formats_are_resized_only_as_raw_ones() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    let mut image = vec![0; 1 << 20];
+    image[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+    fs::write(directory.join("a.img"), image).expect("it is written");
+    let (status, _, stderr) = run(directory, &["disk", "resize", "a.img", "2M"]);
+    assert!(status == 1 && stderr.contains("qcow2") && stderr.contains("--format raw"), "{stderr}");
+    assert_eq!(fs::metadata(directory.join("a.img")).expect("it is there").len(), 1 << 20);
+    let (status, _, stderr) = run(directory, &["disk", "resize", "a.img", "2M", "--format=raw"]);
+    assert_eq!((status, stderr.as_str()), (0, ""));
+    let (status, _, stderr) = run(directory, &["disk", "resize", "a.img", "3M", "--format=vmdk"]);
+    assert!(status == 2 && stderr.contains("only raw images"), "{stderr}");
+}
+
+#[test]
+fn an_import_reads_no_file_that_the_image_names() {
+    if !has("qemu-img") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    let qemu_img = |arguments: &[&str]| {
+        let done = Command::new("qemu-img").current_dir(directory).args(arguments).output();
+        let done = done.expect("qemu-img starts");
+        assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    fs::write(directory.join("secret"), [b's'; 4096]).expect("it is written");
+    qemu_img(&["create", "-q", "-f", "qcow2", "-b", "secret", "-F", "raw", "backed.qcow2"]);
+    qemu_img(&["create", "-q", "-f", "qcow2", "-o", "data_file=data.raw", "split.qcow2", "1M"]);
+    fs::write(directory.join("data.raw"), vec![b's'; 1 << 20]).expect("it is written");
+    // A guest's raw disk, and the descriptor of a VMDK image that QEMU probes as such.
+    fs::copy(directory.join("backed.qcow2"), directory.join("guest.img")).expect("it is copied");
+    let text = "version=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\nRW 8 FLAT \"secret\" 0\n";
+    fs::write(directory.join("text.img"), text).expect("it is written");
+    for source in ["backed.qcow2", "split.qcow2", "guest.img", "text.img", "file:text.img"] {
+        let (status, _, stderr) = run(directory, &["disk", "import", source, "new.img"]);
+        assert!(status == 1 && stderr.contains("from another file"), "{source}: {stderr}");
+        assert!(stderr.contains("--follow-backing"), "{source}: {stderr}");
+        assert!(!directory.join("new.img").exists(), "{source}");
+    }
+    // As it was meant.
+    let arguments = ["disk", "import", "--source-format", "raw", "guest.img", "raw.img"];
+    assert_eq!(run(directory, &arguments).0, 0);
+    let (raw, guest) = (directory.join("raw.img"), directory.join("guest.img"));
+    assert!(fs::read(raw).expect("it reads").starts_with(&fs::read(guest).expect("it reads")));
+    let arguments = ["disk", "import", "--follow-backing", "backed.qcow2", "whole.img"];
+    let (status, _, stderr) = run(directory, &arguments);
+    assert_eq!(status, 0, "{stderr}");
+    assert_eq!(fs::read(directory.join("whole.img")).expect("it reads"), [b's'; 4096]);
+    let metadata = fs::metadata(directory.join("whole.img")).expect("it is there");
+    assert_eq!(metadata.mode() & 0o777, 0o600);
+}
+
+#[test]
+fn an_import_touches_no_file_of_others() {
+    if !has("qemu-img") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    fs::write(directory.join("raw.img"), [1; 4096]).expect("it is written");
+    // What an import once wrote to before the target had its name.
+    fs::write(directory.join("a.img.part"), "of somebody else").expect("it is written");
+    std::os::unix::fs::symlink("precious", directory.join("b.img.part")).expect("a link");
+    fs::write(directory.join("precious"), "precious").expect("it is written");
+    for target in ["a.img", "b.img"] {
+        let (status, _, stderr) = run(directory, &["disk", "import", "raw.img", target]);
+        assert_eq!(status, 0, "{stderr}");
+        assert_eq!(fs::read(directory.join(target)).expect("it reads"), [1; 4096]);
+    }
+    assert_eq!(fs::read(directory.join("a.img.part")).expect("it reads"), b"of somebody else");
+    assert_eq!(fs::read(directory.join("precious")).expect("it reads"), b"precious");
+    // A fixed VHD image has only a footer, and qemu-img takes it for a raw one.
+    let mut fixed = vec![0; 4096 + 512];
+    fixed[4096..4104].copy_from_slice(b"conectix");
+    fs::write(directory.join("fixed.vhd"), fixed).expect("it is written");
+    let (status, _, stderr) = run(directory, &["disk", "import", "fixed.vhd", "c.img"]);
+    assert!(status == 1 && stderr.contains("--source-format vpc"), "{stderr}");
+    // Nothing else is left behind.
+    assert_eq!(fs::read_dir(directory).expect("it reads").count(), 7);
 }
 
 #[test]

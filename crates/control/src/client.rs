@@ -222,12 +222,16 @@ impl Client {
         self.send::<(), _>("POST", &format!("{}/recover", disk_path(name)), None)
     }
 
-    /// Has the daemon serve a disk no more.
+    /// Has the daemon serve a disk no more; with `force` also if a machine or an NBD client uses it.
     ///
     /// # Errors
-    /// When there is no answer, or no such disk.
-    pub fn remove_disk(&self, name: &str) -> Result<Done, ClientError> {
-        self.send::<(), _>("DELETE", &disk_path(name), None)
+    /// When there is no answer, or no such disk; without `force`, [`ErrorCode::Conflict`] for a
+    /// disk in use.
+    ///
+    /// [`ErrorCode::Conflict`]: crate::ErrorCode::Conflict
+    pub fn remove_disk(&self, name: &str, force: bool) -> Result<Done, ClientError> {
+        let query = if force { "?force=true" } else { "" };
+        self.send::<(), _>("DELETE", &format!("{}{query}", disk_path(name)), None)
     }
 
     /// A sample of what all disks have done.

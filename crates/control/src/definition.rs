@@ -21,6 +21,10 @@ pub struct DiskDefinition {
     /// A raw image or block device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<PathBuf>,
+    /// The image's format. Without it, an image whose content looks like another format than raw
+    /// is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<ImageFormat>,
     /// A disk in memory of this size, empty at the start, gone at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
@@ -62,6 +66,7 @@ impl Default for DiskDefinition {
             vm: String::new(),
             serial: String::new(),
             image: None,
+            format: None,
             memory: None,
             null: None,
             direct: false,
@@ -76,6 +81,34 @@ impl Default for DiskDefinition {
         }
     }
 }
+
+/// The format of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageFormat {
+    /// The disk's bytes as they are, whatever they look like.
+    Raw,
+}
+
+impl std::str::FromStr for ImageFormat {
+    type Err = ImageFormatError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "raw" { Ok(Self::Raw) } else { Err(ImageFormatError) }
+    }
+}
+
+/// A format of images that is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageFormatError;
+
+impl std::fmt::Display for ImageFormatError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("only raw images are served; `fathom disk import` converts others")
+    }
+}
+
+impl std::error::Error for ImageFormatError {}
 
 /// What keeps a disk's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -30,6 +30,8 @@ pub enum ErrorCode {
     NotFound,
     /// Something is in the way: a disk of that name, a socket in use.
     Conflict,
+    /// The image's content looks like another format than raw, and nothing says that it is raw.
+    ForeignFormat,
     /// The disk or daemon cannot do this.
     Unsupported,
     /// The operating system refused.
@@ -47,7 +49,7 @@ impl ErrorCode {
         match self {
             Self::Invalid => 400,
             Self::NotFound => 404,
-            Self::Conflict => 409,
+            Self::Conflict | Self::ForeignFormat => 409,
             Self::Unsupported => 422,
             Self::Failed | Self::Unknown => 500,
             Self::ShuttingDown => 503,

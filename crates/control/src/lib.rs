@@ -48,8 +48,9 @@ pub use daemon::{
 };
 pub use definition::{
     BackendDefinition, DelayDefinition, DiskChange, DiskDefinition, ExportsDefinition,
-    FaultDefinition, FaultEffect, LayerDefinition, ListenerDefinition, LogDefinition,
-    ModelDefinition, ModelKind, TlsDefinition, VhostUserDefinition,
+    FaultDefinition, FaultEffect, ImageFormat, ImageFormatError, LayerDefinition,
+    ListenerDefinition, LogDefinition, ModelDefinition, ModelKind, TlsDefinition,
+    VhostUserDefinition,
 };
 pub use disk::{
     BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,

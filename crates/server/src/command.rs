@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use clap::Args;
 use fathom_control::{
-    Bytes, DelayDefinition, DiskDefinition, ExportsDefinition, LayerDefinition, ListenerDefinition,
-    ModelDefinition, ModelKind, Nanoseconds, TlsDefinition, VhostUserDefinition,
+    Bytes, DelayDefinition, DiskDefinition, ExportsDefinition, ImageFormat, LayerDefinition,
+    ListenerDefinition, ModelDefinition, ModelKind, Nanoseconds, TlsDefinition,
+    VhostUserDefinition,
 };
 
 use crate::configuration::{
@@ -65,6 +66,10 @@ struct Flags {
     /// A raw image or block device
     #[arg(long, value_name = "FILE", conflicts_with_all = ["memory", "null"])]
     image: Option<PathBuf>,
+
+    /// Serve the image's bytes as they are (raw), even if they look like another format
+    #[arg(long, value_name = "FORMAT", requires = "image")]
+    format: Option<ImageFormat>,
 
     /// A disk in memory of this size, for example 1G
     #[arg(long, value_name = "SIZE", conflicts_with = "null")]
@@ -181,6 +186,10 @@ pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
     };
     match configuration {
         Ok(configuration) if options.check => {
+            if let Err(problems) = configuration.check_formats() {
+                eprintln!("{problems}");
+                return ExitCode::from(WRONG);
+            }
             let (disks, listeners) = (configuration.disks.len(), configuration.listeners.len());
             println!("sound: {disks} disks, {listeners} NBD listeners");
             ExitCode::SUCCESS
@@ -231,6 +240,7 @@ impl Serve {
                 ("vm", "--vm"),
                 ("serial", "--serial"),
                 ("image", "--image"),
+                ("format", "--format"),
                 ("memory", "--memory"),
                 ("null", "--null"),
                 ("direct", "--direct"),
@@ -256,6 +266,7 @@ impl Serve {
             });
         }
         configuration.check()?;
+        configuration.check_formats()?;
         Ok(configuration)
     }
 }
@@ -285,6 +296,7 @@ impl Flags {
             vm: self.vm.clone().unwrap_or_default(),
             serial: self.serial.clone().unwrap_or_default(),
             image: self.image.as_deref().map(absolute),
+            format: self.format,
             memory: self.memory,
             null: self.null,
             direct: self.direct,

@@ -131,9 +131,22 @@ async fn recover_disk(
     change(&changes, move || app.daemon.recover_disk(&name)).await
 }
 
-async fn remove_disk(State(app): State<App>, Path(name): Path<String>) -> Answer<Done> {
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RemoveQuery {
+    force: bool,
+}
+
+async fn remove_disk(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    query: Result<Query<RemoveQuery>, QueryRejection>,
+) -> Answer<Done> {
+    let Query(query) = query.map_err(|error| {
+        refusal(ErrorCode::Invalid, error.body_text(), "ask like /v1/disks/NAME?force=true")
+    })?;
     let changes = Arc::clone(&app.changes);
-    change(&changes, move || app.daemon.remove_disk(&name)).await
+    change(&changes, move || app.daemon.remove_disk(&name, query.force)).await
 }
 
 async fn statistics(State(app): State<App>) -> Answer<fathom_control::Statistics> {

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_backend::model::{HddParameters, Model, SsdParameters};
-use fathom_backend::{FileBackend, FileOptions, Memory, Null};
+use fathom_backend::{FileBackend, FileOptions, Memory, Null, OpenError};
 use fathom_block::{Backend, Clock, Disk, DiskOptions, ErrorKind, Layer, Operation};
 use fathom_control::{
     BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, FaultDefinition, FaultEffect,
-    LayerDefinition, ListenerDefinition, LogDefinition, ModelDefinition, ModelKind, TlsDefinition,
-    VhostUserDefinition,
+    ImageFormat, LayerDefinition, ListenerDefinition, LogDefinition, ModelDefinition, ModelKind,
+    TlsDefinition, VhostUserDefinition,
 };
 use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
@@ -93,12 +93,17 @@ fn open_backend(
                 block_size: definition.block_size.and_then(|size| u32::try_from(size.0).ok()),
                 disk: name.clone(),
                 records: Some(records.to_owned()),
+                foreign_allowed: definition.format == Some(ImageFormat::Raw),
             };
             let backend = FileBackend::open(&options).map_err(|error| {
                 // What to do comes behind the first semicolon of these messages.
                 let text = format!("the disk {name:?} cannot be opened: {error}");
                 let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-                refusal(ErrorCode::Failed, message, remedy)
+                let code = match error {
+                    OpenError::Foreign(..) => ErrorCode::ForeignFormat,
+                    _ => ErrorCode::Failed,
+                };
+                refusal(code, message, remedy)
             })?;
             Ok(Arc::new(backend))
         }

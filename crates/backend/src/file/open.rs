@@ -1,24 +1,24 @@
 //! Opening a file: what it is, what it can do, and the lock.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::time::{Duration, Instant};
 
 use fathom_block::{Capabilities, Geometry, SECTOR_SIZE};
+use fathom_image::{Access, ForeignFormat, LockError};
 
 use super::drain::Drain;
 use super::durability::Durability;
 use super::record::LossRecord;
 use super::{FileKind, NOT_CUT, Shared};
 
-/// How long another process may still hold an image.
-const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+/// How often an image may be replaced while it is opened.
+const REPLACED_MAX: u32 = 10;
 
 /// What to open, and how.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +37,8 @@ pub struct FileOptions {
     /// A folder for what has to be remembered of files that cannot carry it themselves: block
     /// devices, and images in folders that cannot be written to.
     pub records: Option<PathBuf>,
+    /// Serve the bytes as they are, even if they look like another image format.
+    pub foreign_allowed: bool,
 }
 
 /// Why a file could not be opened. The text says what to do next.
@@ -56,6 +58,8 @@ pub enum OpenError {
     NoDirect(PathBuf),
     /// The block size asked for is not possible, in bytes: asked for, smallest possible.
     BlockSize(PathBuf, u32, u32),
+    /// The image looks like one of another format, and nothing says that it is raw.
+    Foreign(PathBuf, ForeignFormat),
     /// Anything else that the operating system says.
     Io(PathBuf, io::Error),
 }
@@ -101,6 +105,15 @@ impl fmt::Display for OpenError {
                 "{}: a block size of {asked} is not possible here; it can be {least} or 4096",
                 path.display()
             ),
+            Self::Foreign(path, format) => {
+                let path = path.display();
+                write!(
+                    formatter,
+                    "{path}: this looks like a {format} image, not a raw one; convert it with \
+                     `fathom disk import {path} NEW.img`, or say `format = \"raw\"` (`--format \
+                     raw`) if a guest is to see these bytes as they are"
+                )
+            }
             Self::Io(path, error) => write!(formatter, "{}: {error}", path.display()),
         }
     }
@@ -122,14 +135,22 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
     if !kind.is_file() && !kind.is_block_device() {
         return Err(OpenError::NotADisk(path.clone()));
     }
-    let file = OpenOptions::new()
-        .read(true)
-        .write(!options.read_only)
-        .custom_flags(flags)
-        .open(path)
-        .map_err(failed)?;
+    let open =
+        || OpenOptions::new().read(true).write(!options.read_only).custom_flags(flags).open(path);
+    let mut file = open().map_err(failed)?;
     lock(&file, options.read_only, path)?;
-    let metadata = file.metadata().map_err(failed)?;
+    let mut metadata = file.metadata().map_err(failed)?;
+    // Whoever had the lock may have put another file in this one's place (`disk import --force`).
+    let mut attempts = 0;
+    while !is_the_file_at(&metadata, path).map_err(failed)? {
+        attempts += 1;
+        if attempts > REPLACED_MAX {
+            return Err(OpenError::Locked(path.clone()));
+        }
+        file = open().map_err(failed)?;
+        lock(&file, options.read_only, path)?;
+        metadata = file.metadata().map_err(failed)?;
+    }
     let kind = if metadata.file_type().is_block_device() {
         FileKind::Device
     } else if !metadata.file_type().is_file() {
@@ -143,6 +164,12 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         FileKind::Device => device_capacity(&file).map_err(failed)?,
         FileKind::Regular | FileKind::InMemory => metadata.len(),
     };
+    if !options.foreign_allowed {
+        // What cannot be read here cannot be read by the guest, which is then told so.
+        if let Ok(Some(format)) = ForeignFormat::of(&file, capacity) {
+            return Err(OpenError::Foreign(path.clone(), format));
+        }
+    }
     let (offset_alignment, memory_alignment) =
         if options.direct { direct_alignment(&file, kind) } else { (1, 1) };
     let least = offset_alignment.max(SECTOR_SIZE as u32);
@@ -191,42 +218,24 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
     })
 }
 
-/// Takes a lock of the open file description on the whole file: exclusive for writers, shared for
-/// readers. It ends with the last descriptor, so a killed daemon leaves none behind, and QEMU's
-/// own image locks, which are of the same kind, see it.
-///
-/// The kernel takes down a killed daemon's `io_uring`, which has descriptors of its own, some time
-/// after the process is gone: a lock that is held is waited for a little ([`LOCK_PATIENCE`]).
+/// Whether a file is still the one that has this name.
+fn is_the_file_at(file: &Metadata, path: &Path) -> io::Result<bool> {
+    let named = std::fs::metadata(path)?;
+    Ok((file.dev(), file.ino()) == (named.dev(), named.ino()))
+}
+
+/// Takes the image's lock: exclusive for writers, shared for readers.
 fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), OpenError> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    let lock = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    let start = Instant::now();
-    let error = loop {
-        // SAFETY: the structure lives through the call.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        let held = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES));
-        if !held || start.elapsed() > LOCK_PATIENCE {
-            break error;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(OpenError::Locked(path.to_owned())),
-        // Some network file systems have no locks; the operator is told by the log.
-        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL) => {
+    let access = if read_only { Access::Shared } else { Access::Exclusive };
+    match fathom_image::lock(file, access) {
+        Ok(()) => Ok(()),
+        Err(LockError::Held) => Err(OpenError::Locked(path.to_owned())),
+        // Some network file systems have no locks; the log says so.
+        Err(LockError::Unsupported(error)) => {
             tracing::warn!(path = %path.display(), %error, "the image cannot be locked here");
             Ok(())
         }
-        _ => Err(OpenError::Io(path.to_owned(), error)),
+        Err(LockError::Io(error)) => Err(OpenError::Io(path.to_owned(), error)),
     }
 }
 

@@ -33,6 +33,7 @@ impl Subject {
     pub fn start(image: &Path, options: &BenchOptions) -> Outcome<Self> {
         let mut embedded = Embedded::new("bench");
         let disk = embedded.add(ServedImage {
+            format: None,
             image: image.to_owned(),
             queues: options.queues,
             read_only: !options.write,

@@ -2,9 +2,10 @@
 use std::{io, os::fd::AsRawFd, os::unix::fs::FileExt, path::Path};
 
 use fathom_control::Bytes;
+use fathom_image::ForeignFormat;
 use serde::Serialize;
 
-use super::{CheckOptions, exact, image::Image, partitions, signatures};
+use super::{CheckOptions, exact, image::Image, partitions};
 use crate::{
     failure::{FAILED, Failure, Outcome, reason},
     output::{
@@ -52,13 +53,10 @@ pub(super) fn run(options: &CheckOptions) -> Outcome {
         problems.push("it is empty".into());
     }
     let failed = |error| Failure::io("read", &options.path, &error);
-    let head = partitions::read_up_to(&image.file, 0, signatures::LENGTH as u64);
-    if let Some(name) = head.ok().and_then(|head| signatures::recognise(&head)) {
-        if signatures::is_container(name) {
-            problems.push(format!(
-                "it is a {name}, not a raw one; convert it with `fathom disk import`"
-            ));
-        }
+    if let Ok(Some(format)) = ForeignFormat::of(&image.file, image.size) {
+        problems.push(format!(
+            "it looks like a {format} image, not a raw one; convert it with `fathom disk import`"
+        ));
     }
     if let Some(table) = partitions::read(&image.file, image.size).map_err(failed)? {
         problems.extend(table.problems);

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{CreateOptions, exact, holders};
+use super::{CreateOptions, claim::Claim, exact};
 use crate::{
     failure::{Failure, Outcome},
     output::{self, progress::Progress},
@@ -25,8 +25,9 @@ pub(super) fn run(options: &CreateOptions) -> Outcome {
     let path = &options.path;
     let size = options.size.0;
     check_size(size)?;
-    let file = create(path, options.force)?;
-    let made = fill(&file, size, options.preallocate, options.format.json)
+    let image = create(path, options.force)?;
+    let file = image.file();
+    let made = fill(file, size, options.preallocate, options.format.json)
         .and_then(|()| file.sync_all())
         .and_then(|()| sync_directory(path));
     if let Err(error) = made {
@@ -52,12 +53,13 @@ pub(super) fn check_size(size: u64) -> Outcome {
 }
 
 /// Opens a new, empty image; replaces one only with `force`, and none that is in use.
-pub(super) fn create(path: &Path, force: bool) -> Outcome<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true);
-    match options.clone().create_new(true).open(path) {
+fn create(path: &Path, force: bool) -> Outcome<Claim> {
+    match OpenOptions::new().read(true).write(true).create_new(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        result => return result.map_err(|error| Failure::io("create", path, &error)),
+        result => {
+            let file = result.map_err(|error| Failure::io("create", path, &error))?;
+            return Claim::made(file, path);
+        }
     }
     if !force {
         return Err(Failure::new(format!("{} exists", path.display()))
@@ -66,17 +68,9 @@ pub(super) fn create(path: &Path, force: bool) -> Outcome<File> {
     if !path.is_file() {
         return Err(Failure::new(format!("{} is no regular file", path.display())));
     }
-    refuse_if_held(path)?;
-    options.truncate(true).open(path).map_err(|error| Failure::io("replace", path, &error))
-}
-
-/// Fails if any process holds a lock on the image or has it open for writing.
-pub(super) fn refuse_if_held(path: &Path) -> Outcome {
-    match holders::of(path).into_iter().find(|holder| holder.locks || holder.writes) {
-        None => Ok(()),
-        Some(holder) => Err(Failure::new(format!("{} is in use by {holder}", path.display()))
-            .advise("stop that process, or remove the disk from the daemon, first")),
-    }
+    let image = Claim::take(path)?;
+    image.file().set_len(0).map_err(|error| Failure::io("replace", path, &error))?;
+    Ok(image)
 }
 
 fn fill(file: &File, size: u64, preallocate: bool, silent: bool) -> io::Result<()> {

@@ -1,5 +1,9 @@
 //! The disks of the running daemon: add, remove, list.
-use fathom_control::{Bytes, DiskDefinition, DiskStatus, FrontendStatus, VhostUserDefinition};
+use std::io::{self, BufRead, IsTerminal};
+
+use fathom_control::{
+    Bytes, ClientError, DiskDefinition, DiskStatus, ErrorCode, FrontendStatus, VhostUserDefinition,
+};
 
 use super::{AddOptions, ListOptions, RecoverOptions, RemoveOptions, absolute, info::disk_sheet};
 use crate::{
@@ -21,6 +25,7 @@ pub(super) fn add(options: &AddOptions) -> Outcome {
         vm: options.vm.clone(),
         serial: options.serial.clone(),
         image: options.image.as_deref().map(absolute),
+        format: options.image_format,
         memory: options.memory,
         null: options.null,
         direct: options.direct,
@@ -54,7 +59,17 @@ pub(super) fn recover(options: &RecoverOptions) -> Outcome {
 }
 
 pub(super) fn remove(options: &RemoveOptions) -> Outcome {
-    let done = options.control.client().remove_disk(&options.name)?;
+    let client = options.control.client();
+    let done = match client.remove_disk(&options.name, options.force) {
+        Err(ClientError::Refused(refused))
+            if refused.code == ErrorCode::Conflict
+                && !options.force
+                && agreed(&refused.message) =>
+        {
+            client.remove_disk(&options.name, true)?
+        }
+        done => done?,
+    };
     if options.format.json {
         return output::json(&done);
     }
@@ -64,6 +79,17 @@ pub(super) fn remove(options: &RemoveOptions) -> Outcome {
         done.message
     };
     output::text_line(&message)
+}
+
+/// Asks on the terminal, where there is one, whether a disk in use is to be removed.
+fn agreed(reason: &str) -> bool {
+    let mut answer = String::new();
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return false;
+    }
+    eprint!("{reason}: its requests then fail or hang. Remove it all the same? [y/N] ");
+    let read = io::stdin().lock().read_line(&mut answer);
+    read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
 pub(super) fn list(options: &ListOptions) -> Outcome {

@@ -1,17 +1,19 @@
 //! `fathom disk import`: whatever `qemu-img` reads, as a raw image.
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fs::{self, File},
     io::{self, Read},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output, Stdio},
 };
 
 use fathom_control::Bytes;
+use fathom_image::ForeignFormat;
 use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
 
 use super::{
-    ImportOptions, create::refuse_if_held, create::sync_directory, exact, image::file_system,
+    ImportOptions, claim::Claim, create::sync_directory, exact, image::file_system, references,
 };
 use crate::{
     failure::{Failure, Outcome},
@@ -29,6 +31,29 @@ pub struct QemuImage {
     /// Room taken.
     #[serde(rename = "actual-size", default)]
     pub actual_size: u64,
+    /// The file that the rest of the content is in, if any.
+    #[serde(rename = "backing-filename")]
+    pub backing_file: Option<String>,
+    /// The image's own name.
+    #[serde(default)]
+    filename: String,
+    /// What only this format has.
+    #[serde(rename = "format-specific", default)]
+    specific: serde_json::Value,
+}
+
+impl QemuImage {
+    /// Another file that holds a part of the content.
+    fn reference(&self) -> Option<&str> {
+        let data = &self.specific["data"];
+        // An image in one piece is its own extent.
+        let own = self.filename.strip_prefix("file:").unwrap_or(&self.filename);
+        let extents = data["extents"].as_array().map_or(&[][..], Vec::as_slice);
+        let names = extents.iter().filter_map(|extent| extent["filename"].as_str());
+        let mut others = names.filter(|name| name.strip_prefix("file:").unwrap_or(name) != own);
+        let data_file = || data["data-file"].as_str();
+        self.backing_file.as_deref().or_else(data_file).or_else(|| others.next())
+    }
 }
 
 #[derive(Serialize)]
@@ -42,8 +67,19 @@ struct Imported<'a> {
 
 pub(super) fn run(options: &ImportOptions) -> Outcome {
     let target = &options.target;
-    refuse_existing(options)?;
-    let source = qemu_image_info(&options.source, options.source_format.as_deref())?;
+    // Held until the new image has the old one's name.
+    let _replaced = claim_existing(options)?;
+    let format = options.source_format.as_deref();
+    if !options.follow_backing {
+        // Before `qemu-img` sees it, which opens some of the files that an image names.
+        refuse_references(options, references::of(Path::new(&options.source), format))?;
+    }
+    let source = qemu_image_info(&options.source, format)?;
+    if !options.follow_backing {
+        let found = references::of(Path::new(&options.source), Some(&source.format));
+        refuse_references(options, found.or_else(|| source.reference().map(str::to_owned)))?;
+    }
+    refuse_unseen(options, &source)?;
     if let Some(below) = parent(target).and_then(file_system) {
         if below.free < source.actual_size {
             return Err(Failure::new(format!(
@@ -56,17 +92,10 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
             .advise("make room, or choose a target on another file system"));
         }
     }
-    // The target has its name only when it is whole.
-    let mut part = target.clone().into_os_string();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    let converted = convert(options, &source, &part)
-        .and_then(|()| finish(&part, target).map_err(|error| Failure::io("write", target, &error)));
-    if converted.is_err() {
-        // It may never have been made.
-        let _ = fs::remove_file(&part);
-    }
-    converted?;
+    let failed = |error: &io::Error| Failure::io("write", target, error);
+    let part = part(target, source.virtual_size).map_err(|error| failed(&error))?;
+    convert(options, &source, part.path())?;
+    finish(part, target, options.force).map_err(|error| failed(&error))?;
     let metadata = fs::metadata(target).map_err(|error| Failure::io("read", target, &error))?;
     let allocated = std::os::unix::fs::MetadataExt::blocks(&metadata) * 512;
     if options.format.json {
@@ -88,18 +117,65 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
     ))
 }
 
-fn refuse_existing(options: &ImportOptions) -> Outcome {
+/// The right to replace the target, where there is one.
+fn claim_existing(options: &ImportOptions) -> Outcome<Option<Claim>> {
     let target = &options.target;
     match fs::symlink_metadata(target) {
-        Err(_) => Ok(()),
+        Err(_) => Ok(None),
         Ok(metadata) if !metadata.is_file() => {
             Err(Failure::new(format!("{} is no regular file", target.display()))
                 .advise("import to a new path"))
         }
         Ok(_) if !options.force => Err(Failure::new(format!("{} exists", target.display()))
             .advise("choose another path, or replace it with --force: what it holds is lost")),
-        Ok(_) => refuse_if_held(target),
+        Ok(_) => Claim::take(target).map(Some),
     }
+}
+
+/// An image can name any file of this host, and whoever gets the result would read it.
+fn refuse_references(options: &ImportOptions, reference: Option<String>) -> Outcome {
+    let Some(reference) = reference else { return Ok(()) };
+    Err(Failure::new(format!(
+        "{} takes a part of its content from another file: {:?}",
+        options.source,
+        reference.chars().take(200).collect::<String>()
+    ))
+    .advise(
+        "if that file belongs to it, say --follow-backing; if this is a guest's raw disk, whose \
+         guest wrote what it begins with, say --source-format raw",
+    ))
+}
+
+/// `qemu-img` takes a VHD image without a header, and a DMG image, for a raw one.
+fn refuse_unseen(options: &ImportOptions, source: &QemuImage) -> Outcome {
+    if options.source_format.is_some() || source.format != "raw" {
+        return Ok(());
+    }
+    let Ok(file) = File::open(&options.source) else { return Ok(()) };
+    let length = file.metadata().map_or(0, |metadata| metadata.len());
+    match ForeignFormat::of(&file, length) {
+        Ok(Some(format)) => Err(Failure::new(format!(
+            "{} looks like a {format} image, which qemu-img does not recognise",
+            options.source
+        ))
+        .advise(format!(
+            "say --source-format {}, or --source-format raw if it is raw",
+            format.qemu_name()
+        ))),
+        Ok(None) | Err(_) => Ok(()),
+    }
+}
+
+/// A new file beside the target, for its owner alone, which gets its name when it is whole.
+fn part(target: &Path, size: u64) -> io::Result<NamedTempFile> {
+    let mut name = target.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    let folder = parent(target).unwrap_or(Path::new("."));
+    // Opened with O_EXCL, and with mode 0600.
+    let part = tempfile::Builder::new().prefix(&name).suffix(".part").tempfile_in(folder)?;
+    // Disks are made of whole sectors.
+    part.as_file().set_len(size.next_multiple_of(512))?;
+    Ok(part)
 }
 
 fn parent(path: &Path) -> Option<&Path> {
@@ -149,10 +225,11 @@ fn refused(source: &str, output: &Output) -> Failure {
 }
 
 fn convert(options: &ImportOptions, source: &QemuImage, part: &Path) -> Outcome {
-    let mut arguments: Vec<OsString> = ["convert", "-p", "-O", "raw"].map(Into::into).into();
-    if let Some(format) = &options.source_format {
-        arguments.extend([OsStr::new("-f"), OsStr::new(format)].map(Into::into));
-    }
+    // The target is there and has its size, and a new file reads as zeroes.
+    let fixed = ["convert", "-p", "-n", "--target-is-zero", "-O", "raw", "-f"];
+    let mut arguments: Vec<OsString> = fixed.map(Into::into).into();
+    // What was looked at is read, even if it looks otherwise by now.
+    arguments.push((&source.format).into());
     arguments.push("--".into());
     arguments.push((&options.source).into());
     arguments.push(part.into());
@@ -197,15 +274,14 @@ pub fn parse_progress(text: &[u8]) -> Option<f64> {
     Some((share / 100.0).clamp(0.0, 1.0))
 }
 
-/// Makes the data durable, then the name. Sizes are rounded up to whole sectors.
-fn finish(part: &Path, target: &Path) -> io::Result<()> {
-    let file = File::options().write(true).open(part)?;
-    let length = file.metadata()?.len();
-    if length % 512 != 0 {
-        file.set_len(length.next_multiple_of(512))?;
+/// Makes the data durable, then the name.
+fn finish(part: NamedTempFile, target: &Path, replace: bool) -> io::Result<()> {
+    part.as_file().sync_all()?;
+    if replace {
+        part.persist(target)?;
+    } else {
+        part.persist_noclobber(target)?;
     }
-    file.sync_all()?;
-    fs::rename(part, target)?;
     sync_directory(target)
 }
 

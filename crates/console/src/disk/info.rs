@@ -2,6 +2,7 @@
 use std::path::Path;
 
 use fathom_control::{Bytes, DiskStatus, FrontendStatus};
+use fathom_image::ForeignFormat;
 use serde::Serialize;
 
 use super::{
@@ -56,7 +57,11 @@ struct ImageInfo<'a> {
     file_system: Option<String>,
     mount_point: Option<String>,
     free_bytes: Option<u64>,
-    content: Option<&'static str>,
+    content: Option<String>,
+    /// Whether the content looks like an image of another format than raw.
+    foreign: bool,
+    /// Whether anybody has locked it; `None` where the file system cannot tell.
+    locked: Option<bool>,
     partition_table: Option<partitions::Table>,
     holders: Vec<Holder>,
 }
@@ -66,6 +71,7 @@ fn show_image(path: &Path, json: bool) -> Outcome {
     let (holes, holes_bytes) = image.holes();
     let failed = |error| Failure::io("read", path, &error);
     let head = partitions::read_up_to(&image.file, 0, signatures::LENGTH as u64).map_err(failed)?;
+    let foreign = ForeignFormat::of(&image.file, image.size).map_err(failed)?;
     let below = image::file_system(path);
     let info = ImageInfo {
         path,
@@ -80,7 +86,12 @@ fn show_image(path: &Path, json: bool) -> Outcome {
             .and_then(|b| b.mount_point.as_ref())
             .map(|point| point.display().to_string()),
         free_bytes: below.as_ref().map(|b| b.free),
-        content: signatures::recognise(&head),
+        content: match foreign {
+            Some(format) => Some(format!("{format} image")),
+            None => signatures::recognise(&head).map(str::to_owned),
+        },
+        foreign: foreign.is_some(),
+        locked: fathom_image::is_locked(&image.file),
         partition_table: partitions::read(&image.file, image.size).map_err(failed)?,
         holders: holders::of(path),
     };
@@ -112,11 +123,18 @@ impl ImageInfo<'_> {
         for holder in &self.holders {
             sheet.fact("held by", holder.to_string());
         }
-        if self.holders.is_empty() {
-            sheet.fact("held by", "nobody");
+        match self.locked {
+            Some(true) if !self.holders.iter().any(|holder| holder.locks) => {
+                sheet.fact("held by", "somebody who has locked it and cannot be seen from here");
+            }
+            None if self.holders.is_empty() => {
+                sheet.fact("held by", "nobody who can be seen from here; it cannot be locked");
+            }
+            _ if self.holders.is_empty() => sheet.fact("held by", "nobody"),
+            _ => {}
         }
         let mut text = sheet.render(output::width(), style);
-        if let Some(name) = self.content.filter(|name| signatures::is_container(name)) {
+        if let Some(name) = self.content.as_ref().filter(|_| self.foreign) {
             text += &format!(
                 "\n\n{} This is a {name}, not a raw one; served as it is, guests would see its \
                  raw bytes.\nConvert it: fathom disk import {} NEW.img",
@@ -134,11 +152,11 @@ impl ImageInfo<'_> {
     }
 
     fn content(&self) -> String {
-        match (&self.partition_table, self.content) {
+        match (&self.partition_table, &self.content) {
             (Some(table), _) => {
                 format!("{} partition table, {} partition(s)", table.kind, table.partitions.len())
             }
-            (None, Some(name)) => name.to_owned(),
+            (None, Some(name)) => name.clone(),
             (None, None) if !self.block_device && self.allocated_bytes == 0 => "empty".into(),
             (None, None) => "not recognised".into(),
         }

@@ -1,6 +1,7 @@
 //! `fathom disk`: images, and the disks of the running daemon.
 
 mod check;
+mod claim;
 mod create;
 mod daemon;
 mod holders;
@@ -8,13 +9,14 @@ mod image;
 mod import;
 mod info;
 mod partitions;
+mod references;
 mod resize;
 mod signatures;
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use fathom_control::Bytes;
+use fathom_control::{Bytes, ImageFormat};
 
 use crate::{connection::ControlOptions, failure::Outcome, output::Format};
 
@@ -56,6 +58,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   fathom disk import debian-12.qcow2 root.img
+  fathom disk import --follow-backing snapshot.qcow2 root.img
   fathom disk import --source-format vpc old.vhd new.img")]
     Import(ImportOptions),
     /// Have the running daemon serve one disk more
@@ -75,7 +78,12 @@ Example:
   fathom disk recover data")]
     Recover(RecoverOptions),
     /// Have the running daemon serve a disk no more; its image stays
-    #[command(after_help = "Example:\n  fathom disk remove data")]
+    #[command(after_help = "\
+A disk that a virtual machine or an NBD client uses is removed only after a question on the terminal,
+or with --force: the requests of those who use it then fail or hang.
+
+Example:
+  fathom disk remove data")]
     Remove(RemoveOptions),
     /// List the disks of the running daemon
     #[command(after_help = "Examples:\n  fathom disk list\n  fathom disk list --json")]
@@ -132,6 +140,9 @@ pub struct ResizeOptions {
     /// Allow a smaller size: what lies behind the new end is lost
     #[arg(long)]
     shrink: bool,
+    /// Resize the image as a raw one, even if its content looks like another format
+    #[arg(long = "format", value_name = "FORMAT")]
+    image_format: Option<ImageFormat>,
     #[command(flatten)]
     control: ControlOptions,
     #[command(flatten)]
@@ -148,6 +159,9 @@ pub struct ImportOptions {
     /// The source's format, where it cannot be told from its content
     #[arg(long, value_name = "FORMAT")]
     source_format: Option<String>,
+    /// Read the files that the source names as well: backing files, data files, extents
+    #[arg(long)]
+    follow_backing: bool,
     /// Replace an image that exists; what it holds is lost
     #[arg(long)]
     force: bool,
@@ -163,6 +177,9 @@ pub struct AddOptions {
     /// A raw image or block device
     #[arg(long, value_name = "PATH", group = "backend")]
     image: Option<PathBuf>,
+    /// Serve the image's bytes as they are (raw), even if they look like another format
+    #[arg(long = "format", value_name = "FORMAT", requires = "image")]
+    image_format: Option<ImageFormat>,
     /// A disk in memory, gone when it is removed
     #[arg(long, value_name = "SIZE", group = "backend")]
     memory: Option<Bytes>,
@@ -207,6 +224,9 @@ pub struct AddOptions {
 pub struct RemoveOptions {
     /// The disk's name
     name: String,
+    /// Remove it even if a virtual machine or an NBD client uses it
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     control: ControlOptions,
     #[command(flatten)]

@@ -1,16 +1,12 @@
 //! `fathom disk resize`: of an image, or of a disk while a guest uses it.
-use std::{
-    fs::{self, OpenOptions},
-    os::unix::fs::MetadataExt,
-    path::Path,
-};
+use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 use fathom_control::{Bytes, Client, parse_bytes};
+use fathom_image::ForeignFormat;
 use serde::Serialize;
 
 use super::{
-    ResizeOptions, create::check_size, create::refuse_if_held, exact, image::Image, is_path,
-    partitions,
+    ResizeOptions, claim::Claim, create::check_size, exact, image::Image, is_path, partitions,
 };
 use crate::{
     failure::{Failure, Outcome},
@@ -60,14 +56,14 @@ pub(super) fn run(options: &ResizeOptions) -> Outcome {
     let (online, before, size) = if is_path(&options.disk) {
         let path = Path::new(&options.disk);
         let image = Image::open(path)?;
-        let size = new_size(options, target, image.size)?;
         if let Some(name) = served_as(&client, path) {
+            let size = new_size(options, target, image.size)?;
             client.resize_disk(&name, size, options.shrink)?;
             (true, image.size, size)
         } else {
-            resize_image(path, &image, size)?;
+            let (before, size) = resize_image(options, target, &image)?;
             note = grown_table(&image, size);
-            (false, image.size, size)
+            (false, before, size)
         }
     } else {
         let before = client.disk(&options.disk)?.capacity_bytes;
@@ -118,15 +114,36 @@ fn served_as(client: &Client, path: &Path) -> Option<String> {
     disks.into_iter().find(|disk| disk.backend.image.as_deref().is_some_and(same)).map(|d| d.name)
 }
 
-fn resize_image(path: &Path, image: &Image, size: u64) -> Outcome {
+/// Resizes an image that nobody uses. Gives the sizes before and after.
+fn resize_image(options: &ResizeOptions, target: Target, image: &Image) -> Outcome<(u64, u64)> {
+    let path = image.path.as_path();
     if image.is_device {
         return Err(Failure::new(format!("{} is a block device", path.display()))
             .advise("resize it with the tool that made it (lvextend, …); served disks follow"));
     }
-    refuse_if_held(path)?;
     let failed = |error| Failure::io("resize", path, &error);
-    let file = OpenOptions::new().write(true).open(path).map_err(failed)?;
-    file.set_len(size).and_then(|()| file.sync_all()).map_err(failed)
+    let claim = Claim::take(path)?;
+    let file = claim.file();
+    // Only from here on does the size stay what it is.
+    let before = file.metadata().map_err(failed)?.len();
+    let size = new_size(options, target, before)?;
+    if options.image_format.is_none() {
+        refuse_foreign(path, ForeignFormat::of(file, before).map_err(failed)?)?;
+    }
+    file.set_len(size).and_then(|()| file.sync_all()).map_err(failed)?;
+    Ok((before, size))
+}
+
+/// The size of an image of another format is not the size of its disk.
+fn refuse_foreign(path: &Path, format: Option<ForeignFormat>) -> Outcome {
+    let Some(format) = format else { return Ok(()) };
+    let shown = path.display();
+    Err(Failure::new(format!("{shown} looks like a {format} image, not a raw one")).advise(
+        format!(
+            "`qemu-img resize -f {} {shown} …` resizes its disk; --format raw says that it is raw",
+            format.qemu_name()
+        ),
+    ))
 }
 
 /// A GPT's copy at the end does not move by itself.

@@ -5,12 +5,6 @@ pub const LENGTH: usize = 72 << 10;
 
 /// Magic numbers: where, what, and whose.
 const MAGICS: &[(usize, &[u8], &str)] = &[
-    (0, b"QFI\xfb", "qcow2 image"),
-    (0, b"KDMV", "VMDK image"),
-    (0, b"vhdxfile", "VHDX image"),
-    (0, b"conectix", "VHD image"),
-    (0x40, b"\x7f\x10\xda\xbe", "VDI image"),
-    (0, b"QED\0", "QED image"),
     (0, b"LUKS\xba\xbe", "LUKS encrypted volume"),
     (0, b"XFSB", "XFS"),
     (0, b"hsqs", "squashfs"),
@@ -27,10 +21,6 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
     (0x10040, b"_BHRfS_M", "Btrfs"),
 ];
 
-/// Formats that are no raw images, though a raw image may hold one.
-const CONTAINERS: &[&str] =
-    &["qcow2 image", "VMDK image", "VHDX image", "VHD image", "VDI image", "QED image"];
-
 /// What the bytes at a volume's start say that it is.
 pub fn recognise(bytes: &[u8]) -> Option<&'static str> {
     let at =
@@ -39,11 +29,6 @@ pub fn recognise(bytes: &[u8]) -> Option<&'static str> {
         return Some(extended(bytes));
     }
     MAGICS.iter().find(|(offset, magic, _)| at(*offset, magic)).map(|(_, _, name)| *name)
-}
-
-/// Whether a recognised format has to be imported before it can be served.
-pub fn is_container(name: &str) -> bool {
-    CONTAINERS.contains(&name)
 }
 
 /// Which of the ext file systems: by the features that each brought.
@@ -79,7 +64,5 @@ mod tests {
         let mut bytes = vec![0; LENGTH];
         bytes[0x10040..0x10048].copy_from_slice(b"_BHRfS_M");
         assert_eq!(recognise(&bytes), Some("Btrfs"));
-        assert_eq!(recognise(b"QFI\xfb"), Some("qcow2 image"));
-        assert!(is_container("qcow2 image") && !is_container("Btrfs"));
     }
 }

@@ -18,7 +18,7 @@ use crate::{failure::Outcome, query::tell_read};
 /// Writes the events of a file in another form.
 pub fn export(options: &RecordOptions, file: &Path, form: FileForm) -> Outcome {
     let (mut reader, header) = read::open_whole(file, &options.times.options(false))?;
-    let mut output = Output::create(&options.output, form == FileForm::Parquet)?;
+    let mut output = Output::create(&options.output, form == FileForm::Parquet, options.force)?;
     let written = match form {
         FileForm::Parquet => parquet(&mut *reader, &header, &mut output),
         FileForm::Jsonl => print(&mut *reader, &header, &mut output, Form::Json),

@@ -56,6 +56,7 @@ fn watch(stream: &AnswerStream, time: Option<Duration>) -> Outcome<Arc<AtomicBoo
 
 /// Writes events until it is time to end.
 pub fn record(options: &RecordOptions, form: FileForm) -> Outcome {
+    Output::refuse_existing(&options.output, options.force)?;
     let client = options.control.client();
     // First, so that no file is made where there is no daemon.
     let stream = open_event_stream(&client, &options.disks, None)?;
@@ -63,7 +64,7 @@ pub fn record(options: &RecordOptions, form: FileForm) -> Outcome {
     let time = options.time.map(|time| Duration::from_nanos(time.0));
     let ended = watch(&stream, time)?;
     let mut recording = Recording::open("the daemon's stream", stream)?;
-    let mut output = Output::create(&options.output, form == FileForm::Parquet)?;
+    let mut output = Output::create(&options.output, form == FileForm::Parquet, options.force)?;
     let mut progress = Progress::new(options.quiet);
     let limit = options.limit.map(|limit| limit.0);
     match copy(&mut recording, output.writer(), form, limit, &ended, &mut progress) {

@@ -78,6 +78,9 @@ pub struct RecordOptions {
     export: Option<PathBuf>,
     #[command(flatten)]
     times: Times,
+    /// Replace a file that exists
+    #[arg(long)]
+    force: bool,
     /// Show no progress
     #[arg(long, short)]
     quiet: bool,

@@ -18,45 +18,95 @@ pub enum Output {
     /// What is read while it is written.
     Stream(Box<dyn Write + Send>),
     /// A file that has its name only when it is whole.
-    Whole(NamedTempFile, PathBuf),
+    Whole {
+        /// What is written.
+        part: NamedTempFile,
+        /// Its name to be.
+        target: PathBuf,
+        /// Whether a file of that name is replaced.
+        force: bool,
+    },
 }
 
 impl Output {
-    /// Makes a file, or takes standard output for `-`. One that is of use only as a `whole` replaces
-    /// what has its name now when it is kept.
-    pub fn create(path: &Path, whole: bool) -> Outcome<Self> {
-        let failed = |error: io::Error| Failure::io("write", path, &error);
+    /// Makes a file, or takes standard output for `-`. A regular file that exists is replaced only
+    /// with `force`. One that is of use only as a `whole` replaces what has its name now when it is
+    /// kept.
+    pub fn create(path: &Path, whole: bool, force: bool) -> Outcome<Self> {
         if path.as_os_str() == "-" {
             return Ok(Self::Stream(Box::new(io::stdout())));
         }
-        if whole { part(path) } else { File::create(path).map(stream) }.map_err(failed)
+        Self::refuse_existing(path, force)?;
+        let made = if whole { part(path, force) } else { open(path, force) };
+        made.map_err(|error| failed(path, &error))
+    }
+
+    /// Fails if a regular file has this name, and is not to be replaced.
+    pub fn refuse_existing(path: &Path, force: bool) -> Outcome {
+        match fs::metadata(path) {
+            Ok(there) if there.is_file() && !force && path.as_os_str() != "-" => Err(exists(path)),
+            _ => Ok(()),
+        }
     }
 
     /// Where bytes go.
     pub fn writer(&mut self) -> &mut (dyn Write + Send) {
         match self {
             Self::Stream(out) => out,
-            Self::Whole(part, _) => part.as_file_mut(),
+            Self::Whole { part, .. } => part.as_file_mut(),
         }
     }
 
     /// All is written: gives a file its name, once its bytes are durable. Without this there is no
     /// file.
     pub fn keep(self) -> Outcome {
-        let Self::Whole(part, target) = self else { return Ok(()) };
+        let Self::Whole { part, target, force } = self else { return Ok(()) };
         let kept = part.as_file().sync_all().and_then(|()| {
-            part.persist(&target)?;
+            if force {
+                part.persist(&target)?;
+            } else {
+                part.persist_noclobber(&target)?;
+            }
             sync_directory(&target)
         });
-        kept.map_err(|error| Failure::io("write", &target, &error))
+        kept.map_err(|error| failed(&target, &error))
     }
+}
+
+fn failed(path: &Path, error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::AlreadyExists => exists(path),
+        _ => Failure::io("write", path, error),
+    }
+}
+
+fn exists(path: &Path) -> Failure {
+    Failure::new(format!("{} exists", path.display()))
+        .advise("choose another name, or replace it with --force")
+}
+
+/// Opens what is read while it is written. A device or a pipe is written to as it is.
+fn open(path: &Path, force: bool) -> io::Result<Output> {
+    let mut options = File::options();
+    options.write(true);
+    match options.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return made.map(stream),
+    }
+    // Only what `refuse_existing` has let pass is cut.
+    let replaced = force && fs::metadata(path).is_ok_and(|there| there.is_file());
+    let file = options.truncate(replaced).open(path)?;
+    if !replaced && file.metadata()?.is_file() {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    Ok(stream(file))
 }
 
 fn stream(file: File) -> Output {
     Output::Stream(Box::new(file))
 }
 
-fn part(path: &Path) -> io::Result<Output> {
+fn part(path: &Path, force: bool) -> io::Result<Output> {
     // Of a link, what it leads to is replaced.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut mode = 0o666;
@@ -82,7 +132,7 @@ fn part(path: &Path) -> io::Result<Output> {
         .suffix(".part")
         .permissions(Permissions::from_mode(mode))
         .tempfile_in(folder)?;
-    Ok(Output::Whole(part, target))
+    Ok(Output::Whole { part, target, force })
 }
 
 #[cfg(test)]
@@ -101,7 +151,7 @@ mod tests {
     fn a_file_has_its_name_when_it_is_whole() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
-        let mut output = Output::create(&path, true).unwrap();
+        let mut output = Output::create(&path, true, false).unwrap();
         output.writer().write_all(b"new").unwrap();
         let there = names(folder.path());
         assert!(there.len() == 1 && there[0].starts_with("x."), "{there:?}");
@@ -112,7 +162,8 @@ mod tests {
         fs::write(&path, b"old").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink("x", folder.path().join("link")).unwrap();
-        let mut output = Output::create(&folder.path().join("link"), true).unwrap();
+        assert!(Output::create(&folder.path().join("link"), true, false).is_err());
+        let mut output = Output::create(&folder.path().join("link"), true, true).unwrap();
         output.writer().write_all(b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"old");
         output.keep().unwrap();
@@ -122,10 +173,31 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_exists_is_replaced_by_force_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let mut output = Output::create(&path, false, false).unwrap();
+        output.writer().write_all(b"first").unwrap();
+        output.keep().unwrap();
+        assert!(Output::create(&path, false, false).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        Output::create(&path, false, true).unwrap().writer().write_all(b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        // Made by somebody else while a whole file was written.
+        let other = folder.path().join("y");
+        let output = Output::create(&other, true, false).unwrap();
+        fs::write(&other, b"other").unwrap();
+        assert!(output.keep().is_err());
+        assert_eq!(fs::read(&other).unwrap(), b"other");
+    }
+
+    #[test]
     fn a_device_is_written_to_and_not_replaced() {
-        let output = Output::create(Path::new("/dev/null"), true).unwrap();
-        assert!(matches!(output, Output::Stream(_)));
-        assert!(Output::create(Path::new("/nowhere/x"), true).is_err());
-        assert!(Output::create(Path::new("/"), true).is_err());
+        for whole in [true, false] {
+            let output = Output::create(Path::new("/dev/null"), whole, false).unwrap();
+            assert!(matches!(output, Output::Stream(_)));
+            assert!(Output::create(Path::new("/nowhere/x"), whole, false).is_err());
+            assert!(Output::create(Path::new("/"), whole, true).is_err());
+        }
     }
 }

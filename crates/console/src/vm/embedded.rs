@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fathom_control::{Client, DiskDefinition, VhostUserDefinition};
+use fathom_control::{Client, DiskDefinition, ImageFormat, VhostUserDefinition};
 
 use super::{absolute, command::Disk, spawn_bound};
 use crate::failure::{Failure, Outcome, reason};
@@ -22,6 +22,8 @@ pub struct ServedImage {
     pub image: PathBuf,
     /// Queues offered.
     pub queues: u16,
+    /// What its format is said to be.
+    pub format: Option<ImageFormat>,
     /// Refuse writes.
     pub read_only: bool,
     /// Bypass the page cache.
@@ -138,6 +140,7 @@ impl Embedded {
             client.add_disk(&DiskDefinition {
                 name: format!("disk{index}"),
                 image: Some(absolute(&image.image)),
+                format: image.format,
                 read_only: image.read_only,
                 direct: image.direct,
                 tap: image.tap,
@@ -158,9 +161,14 @@ fn display(path: &Path) -> String {
 }
 
 fn flags(image: &ServedImage) -> impl Iterator<Item = String> {
+    let format = match image.format {
+        Some(ImageFormat::Raw) => Some("--format=raw".to_owned()),
+        None => None,
+    };
     let flags =
         [(image.read_only, "--read-only"), (image.direct, "--direct"), (!image.tap, "--no-tap")];
-    flags.into_iter().filter(|(wanted, _)| *wanted).map(|(_, flag)| flag.to_owned())
+    let flags = flags.into_iter().filter(|(wanted, _)| *wanted).map(|(_, flag)| flag.to_owned());
+    flags.chain(format)
 }
 
 impl Daemon {

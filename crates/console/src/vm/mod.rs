@@ -13,7 +13,7 @@ use std::{
 };
 
 use clap::Args;
-use fathom_control::{Bytes, Client, DiskStatus, FrontendStatus};
+use fathom_control::{Bytes, Client, DiskStatus, FrontendStatus, ImageFormat};
 use serde::Serialize;
 
 use crate::{
@@ -52,6 +52,9 @@ pub struct VmOptions {
     /// A raw image; may be repeated
     #[arg(long, value_name = "PATH")]
     image: Vec<PathBuf>,
+    /// Serve the images' bytes as they are (raw), even if they look like another format
+    #[arg(long = "format", value_name = "FORMAT", requires = "image")]
+    image_format: Option<ImageFormat>,
     /// Serve the images read-only
     #[arg(long, requires = "image")]
     read_only: bool,
@@ -158,6 +161,7 @@ pub fn run(options: &VmOptions) -> Outcome<u8> {
                 image: image.clone(),
                 queues: options.queues.unwrap_or(options.cpus),
                 read_only: options.read_only,
+                format: options.image_format,
                 direct: false,
                 tap: true,
             })?,

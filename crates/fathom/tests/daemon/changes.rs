@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fathom_control::{
     BackendDefinition, Bytes, ClientError, DelayDefinition, DiskChange, DiskDefinition, ErrorBody,
-    ErrorCode, FrontendStatus, LayerDefinition, Nanoseconds, VhostUserDefinition,
+    ErrorCode, FrontendStatus, ImageFormat, LayerDefinition, Nanoseconds, VhostUserDefinition,
 };
 
 use crate::nbd::Nbd;
@@ -16,6 +16,64 @@ fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>) -> ErrorBody {
         Err(ClientError::Refused(body)) => body,
         other => panic!("this should have been refused: {other:?}"),
     }
+}
+
+#[test]
+fn an_image_of_another_format_is_served_only_as_a_raw_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.img");
+    let mut content = vec![0; 1 << 20];
+    content[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+    std::fs::write(&path, &content).unwrap();
+    image(folder.path(), "b.img", 1 << 20);
+    let served = command(folder.path())
+        .args(["serve", "--image", "a.img", "--nbd", "unix:x.sock", "--control", "x"])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&served.stderr);
+    assert!(served.status.code() == Some(2) && stderr.contains("--format raw"), "{stderr}");
+    let text = "[[nbd]]\naddress = \"unix:nbd.sock\"\n[[disk]]\nname = \"b\"\nimage = \"b.img\"\n\
+                [[disk]]\nname = \"a\"\nimage = \"a.img\"\n";
+    std::fs::write(folder.path().join("f.toml"), text).unwrap();
+    let checked =
+        command(folder.path()).args(["serve", "--config", "f.toml", "--check"]).output().unwrap();
+    let stderr = String::from_utf8_lossy(&checked.stderr);
+    assert_eq!(checked.status.code(), Some(2));
+    assert!(stderr.contains("f.toml:8:9: ") && stderr.contains("qcow2"), "{stderr}");
+
+    // What one guest writes keeps no other's disk from being served.
+    let daemon = Daemon::start_in(folder, text);
+    let client = daemon.client();
+    let names = || client.disks().unwrap().disks.into_iter().map(|d| d.name).collect::<Vec<_>>();
+    assert_eq!(names(), ["b"]);
+    let report = client.reload().unwrap();
+    assert!(report.refused.len() == 1 && report.refused[0].contains("format = \"raw\""));
+    let mut definition = DiskDefinition {
+        name: "added".into(),
+        image: Some(path.clone()),
+        ..DiskDefinition::default()
+    };
+    assert_eq!(refused(client.add_disk(&definition)).code, ErrorCode::ForeignFormat);
+    definition.format = Some(ImageFormat::Raw);
+    client.add_disk(&definition).unwrap();
+    client.remove_disk("added", false).unwrap();
+    // The remedy needs no restart.
+    std::fs::write(daemon.path("f.toml"), format!("{text}format = \"raw\"\n")).unwrap();
+    assert_eq!(client.reload().unwrap().refused, [""; 0]);
+    assert_eq!(names(), ["a", "b"]);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(nbd.read(0, 8), content[..8]);
+    // A guest that writes such bytes to its disk goes on having it.
+    let mut other = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    other.write(0, &content[..512]);
+    assert_eq!(other.read(0, 8), content[..8]);
+    // To say for a disk that runs that it is raw changes nothing of it, and holds from its next
+    // opening on.
+    let said = text.replace("b.img\"\n", "b.img\"\nformat = \"raw\"\n") + "format = \"raw\"\n";
+    std::fs::write(daemon.path("f.toml"), said).unwrap();
+    assert_eq!(client.reload().unwrap().refused, [""; 0]);
+    drop((nbd, other));
+    daemon.end();
 }
 
 #[test]
@@ -84,10 +142,23 @@ fn disks_come_change_and_go() {
     let line = "fathom_disk_bytes_total{disk=\"a b\",vm=\"web\",operation=\"write\"} 4608";
     assert!(metrics.contains(line), "{metrics}");
 
-    client.remove_disk("a b").unwrap();
+    let used = refused(client.remove_disk("a b", false));
+    assert_eq!(used.code, ErrorCode::Conflict);
+    assert!(used.message.contains("in use by an NBD client"), "{used}");
+    let remove = |arguments: &[&str]| {
+        let mut command = command(daemon.path("").as_path());
+        command.args(["disk", "remove", "a b", "--control", "control.sock"]).args(arguments);
+        command.stdin(std::process::Stdio::null()).output().unwrap()
+    };
+    // Nobody is asked where there is no terminal.
+    let output = remove(&[]);
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--force"), "{output:?}");
+    assert_eq!(nbd.read(8192, 512), [8; 512]);
+    assert!(remove(&["--force"]).status.success());
     assert_eq!(client.disks().unwrap().disks, []);
     assert!(!daemon.path("a.sock").exists());
-    assert_eq!(refused(client.remove_disk("a b")).code, ErrorCode::NotFound);
+    assert_eq!(refused(client.remove_disk("a b", false)).code, ErrorCode::NotFound);
     client.add_disk(&definition).unwrap();
     daemon.end();
 }

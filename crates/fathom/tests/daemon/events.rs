@@ -87,7 +87,7 @@ fn a_listener_that_does_not_read_holds_up_nobody() {
     for number in 0..2000 {
         b.write(number % 256 * 4096, &[1; 4096]);
     }
-    client.remove_disk("b").unwrap();
+    client.remove_disk("b", true).unwrap();
     let mut lines = exported(&daemon, &hears.join().unwrap());
     lines.retain(|line| field(line, 2) == "w");
     assert_eq!(lines.len(), 4000);
@@ -106,7 +106,7 @@ fn disks_come_and_go_while_somebody_listens() {
     let all = listen(&client, &[]);
     let one = listen(&client, &["a"]);
     Nbd::connect(&daemon.path("nbd.sock"), "a").write(0, &[1; 512]);
-    client.remove_disk("a").unwrap();
+    client.remove_disk("a", true).unwrap();
     // Its only disk is gone.
     let mut one = exported(&daemon, &one.join().unwrap());
     one.retain(|line| field(line, 2) == "w");

@@ -193,7 +193,7 @@ fn an_export_that_is_interrupted_leaves_nothing() {
     let folder = folder.path();
     std::fs::write(folder.join("x.parquet"), "old").unwrap();
     let mut child = command(folder)
-        .args(["record", "--export", "-", "-o", "x.parquet"])
+        .args(["record", "--export", "-", "-o", "x.parquet", "--force"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -129,8 +129,8 @@ fn a_query_counts_what_the_tap_counts() {
     assert!(expected["r"].0 > 20 && expected["w"].0 > 20, "{expected:?}");
     assert!(expected["r"].0 + expected["w"].0 >= done, "{expected:?} {done}");
     // A query about disks that are gone ends, with all that happened.
-    client.remove_disk("a").unwrap();
-    client.remove_disk("b").unwrap();
+    client.remove_disk("a", true).unwrap();
+    client.remove_disk("b", true).unwrap();
     let (status, printed, said) = csv.end();
     assert!(status.success(), "{said}");
     assert!(said.starts_with("line 1, column ") && !said.contains("missing"), "{said}");

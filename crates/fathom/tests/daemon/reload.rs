@@ -76,7 +76,7 @@ fn the_differences_are_applied_and_the_rest_is_named() {
     Nbd::connect(&daemon.path("second.sock"), "x");
     Nbd::connect(&daemon.path("nbd.sock"), "c");
 
-    client.remove_disk("a").unwrap();
+    client.remove_disk("a", true).unwrap();
     let report = client.reload().unwrap();
     assert_eq!(report.changed, ["the disk \"a\" was added"]);
     assert_eq!(client.disk("a").unwrap().capacity_bytes, 2 << 20);

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use fathom_block::{SECTOR_SIZE, SERIAL_LENGTH};
 use fathom_control::{BackendDefinition, DiskDefinition, ExportsDefinition};
+use fathom_image::ForeignFormat;
 
 use super::layers::check_layers;
 use super::problem::{Place, Places, Problems};
@@ -183,6 +184,35 @@ impl Configuration {
         }
     }
 
+    /// Finds the images whose content looks like another format than raw. Not a part of
+    /// [`check`](Self::check): a guest can write such content, and must not keep a daemon from
+    /// starting with the other disks.
+    ///
+    /// # Errors
+    /// A problem for each such image.
+    pub fn check_formats(&self) -> Result<(), Problems> {
+        let mut problems = Problems::default();
+        for Placed { definition, places } in &self.disks {
+            let (Some(image), None) = (&definition.image, definition.format) else { continue };
+            if let Some(format) = foreign_format(image) {
+                let shown = image.display();
+                problems.add(
+                    places.of("image"),
+                    format!("{shown} looks like a {format} image, not a raw one"),
+                    format!(
+                        "convert it with `fathom disk import {shown} NEW.img`, or say \
+                         {} if a guest is to see these bytes as they are",
+                        match places.whole() {
+                            Place::Flag(_) => "--format raw",
+                            Place::File { .. } | Place::Request => "`format = \"raw\"`",
+                        }
+                    ),
+                );
+            }
+        }
+        problems.none_or()
+    }
+
     fn check_listeners(&self, problems: &mut Problems) {
         for Placed { definition, places } in &self.listeners {
             let address = parse_address(&definition.address);
@@ -332,6 +362,13 @@ fn check_backend(disk: &DiskDefinition, places: &Places, problems: &mut Problems
         Some(BackendDefinition::Memory(size)) => check_size("memory", size, disk, places, problems),
         Some(BackendDefinition::Null(size)) => check_size("null", size, disk, places, problems),
     }
+    if disk.format.is_some() && disk.image.is_none() {
+        problems.add(
+            places.of("format"),
+            "`format` is for images only",
+            "leave it out: this disk has no image",
+        );
+    }
     if let Some(size) = disk.block_size {
         if disk.image.is_none() {
             problems.add(
@@ -430,6 +467,13 @@ fn check_image_file(
             },
         );
     }
+}
+
+/// What a regular file's content looks like. Devices are left to whoever opens them to serve.
+fn foreign_format(image: &Path) -> Option<ForeignFormat> {
+    let metadata = std::fs::metadata(image).ok().filter(Metadata::is_file)?;
+    let file = std::fs::File::open(image).ok()?;
+    ForeignFormat::of(&file, metadata.len()).ok()?
 }
 
 /// Whether the file may be opened so. Opens nothing: a device may act on an open.

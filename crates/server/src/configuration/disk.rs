@@ -3,8 +3,8 @@
 use fathom_block::Operation;
 use fathom_control::{
     Bytes, DelayDefinition, DiskDefinition, ExportsDefinition, FaultDefinition, FaultEffect,
-    LayerDefinition, ListenerDefinition, LogDefinition, ModelDefinition, ModelKind, Nanoseconds,
-    TlsDefinition, VhostUserDefinition,
+    ImageFormat, LayerDefinition, ListenerDefinition, LogDefinition, ModelDefinition, ModelKind,
+    Nanoseconds, TlsDefinition, VhostUserDefinition,
 };
 
 use super::problem::Places;
@@ -20,6 +20,7 @@ pub(super) fn disk(mut table: Table<'_>) -> (DiskDefinition, Places) {
         vm: table.string("vm").unwrap_or_default(),
         serial: table.string("serial").unwrap_or_default(),
         image: table.path("image"),
+        format: table.word("format", &[("raw", ImageFormat::Raw)]),
         memory: table.bytes("memory").map(Bytes),
         null: table.bytes("null").map(Bytes),
         direct: table.boolean("direct").unwrap_or(false),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fathom_block::{BackendProblem, ErrorKind};
 use fathom_control::{
     BackendDefinition, Bytes, DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode,
-    LayerDefinition,
+    FrontendStatus, LayerDefinition,
 };
 
 use super::changes::{Claims, stopping};
@@ -203,10 +203,14 @@ impl Daemon {
     }
 
     /// Serves a disk no more: clients are let go once what they have in flight is done, and the
-    /// back end is flushed. Waits for that for a bounded time; the removal goes on beyond it.
-    pub(crate) fn remove_disk(self: &Arc<Self>, name: &str) -> Result<Done, ErrorBody> {
+    /// back end is flushed. Waits for that for a bounded time; the removal goes on beyond it. A disk
+    /// that a VMM or an NBD client is connected to is removed only by `force`.
+    pub(crate) fn remove_disk(self: &Arc<Self>, name: &str, force: bool) -> Result<Done, ErrorBody> {
         let withdrawal = {
             let _change = self.change(name)?;
+            if !force {
+                refuse_if_used(&self.disk_status(name)?)?;
+            }
             self.withdraw(&self.find(name)?)
         };
         // Nobody else is kept from a change meanwhile.
@@ -253,6 +257,30 @@ pub(super) fn removed(name: &str, withdrawal: &Withdrawal, end: Instant) -> Resu
             )
         }
     }
+}
+
+/// Refuses what would take a disk away from those who use it.
+fn refuse_if_used(status: &DiskStatus) -> Result<(), ErrorBody> {
+    let (mut machines, mut clients) = (0, 0);
+    for frontend in &status.frontends {
+        match frontend {
+            FrontendStatus::VhostUser(guest) => machines += u64::from(guest.connected),
+            FrontendStatus::Nbd(export) => clients += export.connections,
+        }
+    }
+    let user = match (machines, clients) {
+        (0, 0) => return Ok(()),
+        (0, 1) => "an NBD client".to_owned(),
+        (0, _) => format!("{clients} NBD clients"),
+        _ if status.vm.is_empty() => "a virtual machine".to_owned(),
+        _ => format!("the virtual machine {:?}", status.vm),
+    };
+    Err(refusal(
+        ErrorCode::Conflict,
+        format!("the disk {:?} is in use by {user}", status.name),
+        "end that use first, or remove the disk with --force (`force=true`): requests then fail or \
+         hang",
+    ))
 }
 
 /// What a request that makes no sense gets.

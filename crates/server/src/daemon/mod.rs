@@ -162,12 +162,22 @@ impl Daemon {
             monitor: OnceLock::new(),
             instances: AtomicU64::new(1),
         });
-        let mut refusals = Vec::new();
+        let (mut refusals, mut left_out) = (Vec::new(), Vec::new());
         for disk in &configuration.disks {
             let configured = Some(disk.definition.clone());
-            if let Err(refused) = daemon.serve_disk(disk.definition.clone(), configured) {
-                refusals.push(refused);
+            match daemon.serve_disk(disk.definition.clone(), configured) {
+                Ok(()) => {}
+                // A guest can write what another format begins with: that must not keep the disks
+                // of others from being served.
+                Err(refused) if refused.code == ErrorCode::ForeignFormat => left_out.push(refused),
+                Err(refused) => refusals.push(refused),
             }
+        }
+        if left_out.len() == configuration.disks.len() {
+            refusals.append(&mut left_out);
+        }
+        for refused in &left_out {
+            tracing::error!("{refused}");
         }
         for listener in &configuration.listeners {
             if let Err(refused) = daemon.serve_listener(&listener.definition) {

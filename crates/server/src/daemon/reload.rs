@@ -155,6 +155,8 @@ impl Daemon {
             }
             let mut next = served.live().definition.clone();
             next.tap = definition.tap;
+            // Of use when the image is opened again.
+            next.format = definition.format;
             next.classify = definition.classify;
             next.class_bounds.clone_from(&definition.class_bounds);
             next.layers.clone_from(&definition.layers);
@@ -170,6 +172,7 @@ impl Daemon {
             }
             if let Some(configured) = &mut served.live().configured {
                 configured.tap = definition.tap;
+                configured.format = definition.format;
                 configured.classify = definition.classify;
                 configured.class_bounds.clone_from(&definition.class_bounds);
                 configured.layers.clone_from(&definition.layers);

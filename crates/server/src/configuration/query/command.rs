@@ -22,6 +22,8 @@ const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 pub(crate) struct Command {
     method: &'static str,
     path: Vec<Part>,
+    /// Whether a disk is removed that is in use.
+    force: bool,
     body: Option<Shape>,
 }
 
@@ -72,6 +74,8 @@ const KNOWN: [(&str, &[&str], Option<CheckBody>); 4] = [
     ("DELETE", &["v1", "disks", "{}"], None),
     ("POST", &["v1", "reload"], None),
 ];
+/// Has a disk removed that is in use.
+const FORCE: &str = "?force=true";
 const KNOWN_SHOWN: &str = "commands are `POST /v1/disks`, `PATCH /v1/disks/{name}`, \
                            `DELETE /v1/disks/{name}` and `POST /v1/reload`";
 
@@ -110,7 +114,11 @@ impl Command {
         let Some((method, path)) = request.split_once(' ') else {
             return Err(wrong(format!("{request:?} is no method and path")));
         };
-        let parts: Vec<&str> = path.trim().strip_prefix('/').unwrap_or("").split('/').collect();
+        let (path, force) = match path.trim().strip_suffix(FORCE) {
+            Some(path) if method == "DELETE" => (path, true),
+            _ => (path.trim(), false),
+        };
+        let parts: Vec<&str> = path.strip_prefix('/').unwrap_or("").split('/').collect();
         let fits = |known: &[&str]| {
             known.len() == parts.len()
                 && known.iter().zip(&parts).all(|(known, part)| *known == "{}" || known == part)
@@ -147,7 +155,7 @@ impl Command {
                 return Err(Wrong("body", message, "leave it out".into()));
             }
         };
-        Ok(Self { method, path, body })
+        Ok(Self { method, path, force, body })
     }
 
     /// The request with the values of a row, or what is wrong with them.
@@ -168,6 +176,9 @@ impl Command {
                     path.push_str(&escape(&text));
                 }
             }
+        }
+        if self.force {
+            path.push_str(FORCE);
         }
         let body = self.body.as_ref().map(|shape| shape.fill(row));
         Ok(Request { method: self.method, path, body })

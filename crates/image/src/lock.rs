@@ -1,0 +1,187 @@
+//! The lock of an image, and who else writes it.
+//!
+//! The lock is one of the open file description (`F_OFD_SETLK`) on the whole file: exclusive for
+//! writers, shared for readers. It ends with the last descriptor, so a killed process leaves none
+//! behind. QEMU's image locks are of the same kind: shared locks of single bytes from 100 and from
+//! 200 on, and a test for locks of others there. An exclusive lock of the whole file conflicts with
+//! both, in either order; a shared one keeps QEMU from writing. Such locks are seen across users,
+//! containers, and on NFS across hosts.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// How long another process may still hold an image. The kernel takes down a killed daemon's
+/// `io_uring`, which has descriptors of its own, some time after the process is gone.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How often a held image is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What an image is locked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading: others may read too.
+    Shared,
+    /// Writing: nobody else may lock it. The file has to be open for writing.
+    Exclusive,
+}
+
+/// Why there is no lock.
+#[derive(Debug)]
+pub enum LockError {
+    /// Another open file description has one that conflicts.
+    Held,
+    /// The file system has no locks.
+    Unsupported(io::Error),
+    /// Anything else that the operating system says.
+    Io(io::Error),
+}
+
+impl fmt::Display for LockError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Held => formatter.write_str("another process holds the lock"),
+            Self::Unsupported(error) => write!(formatter, "the file system has no locks: {error}"),
+            Self::Io(error) => error.fmt(formatter),
+        }
+    }
+}
+
+impl std::error::Error for LockError {}
+
+fn whole_file(access: Access) -> libc::flock {
+    let kind = match access {
+        Access::Shared => libc::F_RDLCK,
+        Access::Exclusive => libc::F_WRLCK,
+    };
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
+}
+
+/// Takes the lock, if nobody has one that conflicts. It lasts as long as the file is open.
+///
+/// # Errors
+/// See [`LockError`].
+pub fn try_lock(file: &File, access: Access) -> Result<(), LockError> {
+    let lock = whole_file(access);
+    // SAFETY: the structure lives through the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    Err(match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => LockError::Held,
+        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS) => {
+            LockError::Unsupported(error)
+        }
+        _ => LockError::Io(error),
+    })
+}
+
+/// Takes the lock, and waits up to three seconds for a holder that is about to end.
+///
+/// # Errors
+/// See [`LockError`].
+pub fn lock(file: &File, access: Access) -> Result<(), LockError> {
+    let start = Instant::now();
+    loop {
+        match try_lock(file, access) {
+            Err(LockError::Held) if start.elapsed() < PATIENCE => {
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Whether anybody else has locked any part of the file; `None` where the file system cannot tell.
+/// Takes no lock.
+pub fn is_locked(file: &File) -> Option<bool> {
+    let mut lock = whole_file(Access::Exclusive);
+    // SAFETY: the structure lives through the call, which writes to it.
+    let known = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } == 0;
+    known.then_some(lock.l_type != libc::F_UNLCK as libc::c_short)
+}
+
+/// Whether a file is open for writing anywhere on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writers {
+    /// By nobody.
+    None,
+    /// By somebody: a process of any user in any container, or the kernel (a loop device).
+    Some,
+    /// The kernel does not say: a file of another user, or a file system without leases.
+    Unknown,
+}
+
+/// Asks the kernel whether a file is open for writing anywhere on this host, by a lease that is
+/// given back at once. `file` must be open for reading only. Waits up to three seconds for a writer
+/// that is about to end.
+pub fn writers(file: &File) -> Writers {
+    let start = Instant::now();
+    // An open for writing that meets the lease in that moment waits for its end, and has this
+    // signal sent, which would end the process.
+    // SAFETY: to ignore a signal is a plain system call.
+    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    loop {
+        // SAFETY: a system call on our own descriptor.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) } == 0 {
+            // SAFETY: the same.
+            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+            return Writers::None;
+        }
+        match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EAGAIN) if start.elapsed() < PATIENCE => std::thread::sleep(RETRY_INTERVAL),
+            Some(libc::EAGAIN) => return Writers::Some,
+            _ => return Writers::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_excludes_other_locks_of_any_part() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (ours, theirs) = (file.reopen().unwrap(), file.reopen().unwrap());
+        try_lock(&ours, Access::Exclusive).unwrap();
+        assert!(matches!(try_lock(&theirs, Access::Shared), Err(LockError::Held)));
+        assert_eq!(is_locked(&theirs), Some(true));
+        assert_eq!(is_locked(&ours), Some(false));
+        drop(ours);
+        assert_eq!(is_locked(&theirs), Some(false));
+        // What QEMU does: a shared lock of one byte.
+        let mut byte = whole_file(Access::Shared);
+        (byte.l_start, byte.l_len) = (100, 1);
+        // SAFETY: the structure lives through the call.
+        let taken =
+            unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) } == 0;
+        assert!(taken);
+        let ours = file.reopen().unwrap();
+        assert!(matches!(try_lock(&ours, Access::Exclusive), Err(LockError::Held)));
+        try_lock(&ours, Access::Shared).unwrap();
+    }
+
+    #[test]
+    fn writers_are_seen_without_a_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let reader = File::open(file.path()).unwrap();
+        // The kernel or the file system may have no leases here.
+        match writers(&reader) {
+            Writers::Unknown => return,
+            found => assert_eq!(found, Writers::Some),
+        }
+        let path = file.into_temp_path();
+        assert_eq!(writers(&reader), Writers::None);
+        drop(path);
+    }
+}
