@@ -67,6 +67,23 @@ impl Drop for Server {
 }
 
 #[test]
+fn a_server_is_driven_without_memory_slots() {
+    let Some(server) = Server::start(true, 2) else { return };
+    let report = load(&LoadOptions {
+        memory_table: true,
+        verify: true,
+        read_percent: 50,
+        depth: 8,
+        queues: 2,
+        ..server.options()
+    })
+    .expect("it runs");
+    assert!(report.reads.requests > 0 && report.writes.requests > 0, "{report:?}");
+    assert!(report.blocks_verified > 0 && report.blocks_wrong == 0, "{report:?}");
+    assert_eq!((report.errors, report.server_process_id), (0, Some(server.child.id() as i32)));
+}
+
+#[test]
 fn reads_are_measured_and_attributed() {
     let Some(server) = Server::start(false, 1) else { return };
     for waiting in [Waiting::Event, Waiting::Poll] {

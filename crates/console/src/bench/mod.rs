@@ -78,6 +78,12 @@ pub struct BenchOptions {
     /// How often to measure each; medians are shown
     #[arg(long, short, value_name = "N", default_value_t = 1)]
     rounds: u16,
+    /// Announce all memory at once (SET_MEM_TABLE), as to a server without memory slots
+    #[arg(long)]
+    memory_table: bool,
+    /// Run the server on one processor and the client on another
+    #[arg(long)]
+    pin: bool,
     /// One block after the other
     #[arg(long)]
     sequential: bool,
@@ -231,6 +237,8 @@ fn measure(
             range: options.range.map(|range| Range { start: 0, end: range.0 }),
             verify: options.verify && workload.read_percent < 100,
             seed: options.seed + u64::from(round),
+            memory_table: options.memory_table,
+            pin: options.pin,
             ..LoadOptions::new(socket)
         };
         let result = load(&load_options).map_err(|error| explain(&error))?;

@@ -16,6 +16,7 @@ use virtio_driver::{
 use super::{
     DEPTH_MAX, LoadError, LoadOptions, Order,
     memory::SharedMemory,
+    memory_table::MemoryTable,
     verify::Ledger,
     worker::{Buffers, Work, Worker},
 };
@@ -46,8 +47,19 @@ impl Connection {
             | VirtioBlkFeatureFlags::FLUSH.bits()
             | VirtioBlkFeatureFlags::BLK_SIZE.bits()
             | VirtioBlkFeatureFlags::MQ.bits();
-        let transport: Box<VirtioBlkTransport> =
-            Box::new(VhostUser::new(path, wanted).map_err(failed)?);
+        let direct = if options.memory_table { None } else { Some(VhostUser::new(path, wanted)) };
+        let transport: Box<VirtioBlkTransport> = Box::new(match direct {
+            Some(Ok(transport)) => transport,
+            // A server without memory slots: the library asks for them.
+            Some(Err(error)) if !error.to_string().contains("protocol features") => {
+                return Err(failed(error));
+            }
+            Some(Err(_)) | None => {
+                let table = MemoryTable::start(&options.socket).map_err(failed)?;
+                let socket = table.socket();
+                VhostUser::new(&socket.to_string_lossy(), wanted).map_err(failed)?
+            }
+        });
         let features = VirtioBlkFeatureFlags::from_bits_truncate(transport.get_features());
         let config = transport.get_config().map_err(failed)?;
         let capacity = { config.capacity }.to_native() * 512;

@@ -6,6 +6,8 @@ use std::{
     ptr::{self, NonNull},
 };
 
+use super::memory_table::PIECE_UNIT;
+
 /// An anonymous file, mapped.
 pub struct SharedMemory {
     file: File,
@@ -19,7 +21,7 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Maps `length` bytes of zeroes.
+    /// Maps at least `length` bytes of zeroes.
     pub fn new(length: usize) -> io::Result<Self> {
         // SAFETY: the name is a C string and the flags are valid.
         let fd = unsafe { libc::memfd_create(c"fathom-load".as_ptr(), libc::MFD_CLOEXEC) };
@@ -28,20 +30,35 @@ impl SharedMemory {
         }
         // SAFETY: the descriptor is open and nobody else's.
         let file = unsafe { File::from_raw_fd(fd) };
+        // Whole huge pages at such an address, as servers that map huge pages want it.
+        let unit = PIECE_UNIT as usize;
+        let length = length.next_multiple_of(unit);
         file.set_len(length as u64)?;
-        // SAFETY: a new shared mapping at an address of the kernel's choice.
+        // SAFETY: a new reservation at an address of the kernel's choice.
+        let reserved = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            libc::mmap(ptr::null_mut(), length + unit, libc::PROT_NONE, flags, -1, 0)
+        };
+        if reserved == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let before = (reserved as usize).next_multiple_of(unit) - reserved as usize;
+        let start = reserved.wrapping_byte_add(before);
+        // SAFETY: the mapping replaces a part of the reservation, and what is left of that on both
+        // sides, which nobody uses, is given back.
         let address = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_POPULATE,
-                fd,
-                0,
-            )
+            if before > 0 {
+                libc::munmap(reserved, before);
+            }
+            libc::munmap(start.wrapping_byte_add(length), unit - before);
+            let flags = libc::MAP_SHARED | libc::MAP_POPULATE | libc::MAP_FIXED;
+            libc::mmap(start, length, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
         };
         if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            let error = io::Error::last_os_error();
+            // SAFETY: the middle of the reservation, which nobody uses.
+            unsafe { libc::munmap(start, length) };
+            return Err(error);
         }
         let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { file, address, length })

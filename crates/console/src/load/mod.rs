@@ -10,6 +10,8 @@
 
 mod connection;
 mod memory;
+mod memory_table;
+mod pin;
 mod report;
 mod verify;
 mod worker;
@@ -26,6 +28,7 @@ use std::{
 use crate::process::CpuClock;
 use connection::Connection;
 pub(crate) use memory::SharedMemory;
+use pin::Pinned;
 pub use report::{LoadReport, OperationReport};
 use worker::{Worker, WorkerResult};
 
@@ -72,6 +75,10 @@ pub struct LoadOptions {
     pub range: Option<Range<u64>>,
     /// Compares what is read with what was written.
     pub verify: bool,
+    /// Announces all memory at once (`SET_MEM_TABLE`), as to a server without memory slots.
+    pub memory_table: bool,
+    /// Has the server run on one processor and the client on another.
+    pub pin: bool,
     /// Seed of the block numbers and of the data.
     pub seed: u64,
     /// Gives up when a queue completes nothing for this long.
@@ -97,6 +104,8 @@ impl LoadOptions {
             waiting: Waiting::Event,
             range: None,
             verify: false,
+            memory_table: false,
+            pin: false,
             seed: 1,
             stall_limit: Duration::from_secs(30),
         }
@@ -178,7 +187,11 @@ impl Shared {
 /// Requests that fail and data that differs are not errors of `load`: the report counts them.
 pub fn load(options: &LoadOptions) -> Result<LoadReport, LoadError> {
     let mut connection = Connection::open(options)?;
+    let server = connection.server();
     let range = connection.range(options)?;
+    // Before the server starts its queues' threads, which run where those that start them do.
+    let process_id = server.as_ref().map(CpuClock::process_id);
+    let _pinned = options.pin.then(|| Pinned::new(process_id)).transpose()?;
     let workers = connection.workers(options, &range)?;
     let completion_fds: Vec<_> = workers.iter().map(Worker::completion_fd).collect();
     let shared = Shared {
@@ -186,7 +199,6 @@ pub fn load(options: &LoadOptions) -> Result<LoadReport, LoadError> {
         completed: (0..options.queues).map(|_| AtomicU64::new(0)).collect(),
         finished: AtomicU64::new(0),
     };
-    let server = connection.server();
 
     let (measured, results) = thread::scope(|scope| {
         let threads: Vec<_> =
