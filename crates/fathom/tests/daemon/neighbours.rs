@@ -66,7 +66,7 @@ fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
     let removals: Vec<_> = (0..8)
         .map(|_| {
             let client = daemon.client();
-            std::thread::spawn(move || client.remove_disk("hung"))
+            std::thread::spawn(move || client.remove_disk("hung", true))
         })
         .collect();
     std::thread::sleep(Duration::from_millis(300));
@@ -89,7 +89,7 @@ fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
         ("metrics", Box::new(|| client.metrics().map(drop))),
         ("adding a disk", Box::new(|| client.add_disk(&memory).map(drop))),
         ("resizing a disk", Box::new(|| client.resize_disk("new", 2 << 20, false).map(drop))),
-        ("removing a disk", Box::new(|| client.remove_disk("new").map(drop))),
+        ("removing a disk", Box::new(|| client.remove_disk("new", false).map(drop))),
     ];
     for (what, question) in &questions {
         let begun = Instant::now();
@@ -132,7 +132,7 @@ fn a_disk_whose_storage_comes_back_is_removed_then() {
     assert!(nbd.send(1, 7, 4096, 4096, &[2; 4096]));
     let removal = {
         let client = daemon.client();
-        std::thread::spawn(move || client.remove_disk("hung"))
+        std::thread::spawn(move || client.remove_disk("hung", true))
     };
     daemon.until("the disk to be on its way out", || {
         match client.change_disk("hung", &DiskChange::default()) {

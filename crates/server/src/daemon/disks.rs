@@ -205,7 +205,11 @@ impl Daemon {
     /// Serves a disk no more: clients are let go once what they have in flight is done, and the
     /// back end is flushed. Waits for that for a bounded time; the removal goes on beyond it. A disk
     /// that a VMM or an NBD client is connected to is removed only by `force`.
-    pub(crate) fn remove_disk(self: &Arc<Self>, name: &str, force: bool) -> Result<Done, ErrorBody> {
+    pub(crate) fn remove_disk(
+        self: &Arc<Self>,
+        name: &str,
+        force: bool,
+    ) -> Result<Done, ErrorBody> {
         let withdrawal = {
             let _change = self.change(name)?;
             if !force {
