@@ -84,7 +84,7 @@ fn take_lock(file: &fs::File, kind: i32, start: i64, length: i64) {
 
 /// This process hides the lock's holder: the descriptor travels in no process's table, as with
 /// another user's daemon, a container or an NFS client.
-fn hidden(file: fs::File) -> [std::os::unix::net::UnixStream; 2] {
+fn hidden(file: &fs::File) -> [std::os::unix::net::UnixStream; 2] {
     let (sender, receiver) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let mut byte = [0u8];
     let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
@@ -121,7 +121,8 @@ fn a_locked_image_is_left_alone_even_if_its_holder_is_not_seen() {
         if let Some((kind, start, length)) = lock {
             take_lock(&file, kind, start, length);
         }
-        let held = hidden(file);
+        let held = hidden(&file);
+        drop(file);
         let raw = directory.join("raw.img");
         fs::write(&raw, [1; 512]).expect("it is written");
         let commands = [

@@ -25,15 +25,15 @@ pub enum ForeignFormat {
     Qcow,
     /// QEMU's enhanced disk.
     Qed,
-    /// VMware's format: a sparse extent.
+    /// `VMware`'s format: a sparse extent.
     Vmdk,
-    /// VMware's format: a text that names the files with the data.
+    /// `VMware`'s format: a text that names the files with the data.
     VmdkDescriptor,
     /// Hyper-V's format.
     Vhdx,
     /// Virtual PC's format; a fixed one has only a footer.
     Vhd,
-    /// VirtualBox's format.
+    /// `VirtualBox`'s format.
     Vdi,
     /// Parallels' format.
     Parallels,

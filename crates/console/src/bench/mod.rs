@@ -78,7 +78,7 @@ pub struct BenchOptions {
     /// How often to measure each; medians are shown
     #[arg(long, short, value_name = "N", default_value_t = 1)]
     rounds: u16,
-    /// Announce all memory at once (SET_MEM_TABLE), as to a server without memory slots
+    /// Announce all memory in one table, as to a server without memory slots
     #[arg(long)]
     memory_table: bool,
     /// Run the server on one processor and the client on another

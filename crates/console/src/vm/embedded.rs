@@ -161,10 +161,7 @@ fn display(path: &Path) -> String {
 }
 
 fn flags(image: &ServedImage) -> impl Iterator<Item = String> {
-    let format = match image.format {
-        Some(ImageFormat::Raw) => Some("--format=raw".to_owned()),
-        None => None,
-    };
+    let format = image.format.map(|ImageFormat::Raw| "--format=raw".to_owned());
     let flags =
         [(image.read_only, "--read-only"), (image.direct, "--direct"), (!image.tap, "--no-tap")];
     let flags = flags.into_iter().filter(|(wanted, _)| *wanted).map(|(_, flag)| flag.to_owned());
