@@ -1,11 +1,10 @@
 //! What aggregates mean.
 //!
-//! Whatever the order of the values, the result is the same to the bit, but for sums, averages
-//! and variances of floats: there the order of additions shows in the last digits, and
-//! comparisons need a tolerance (unless all sums are exact, as those of small multiples of a
-//! quarter are).
+//! Whatever the order of the values, the result is the same to the bit. Sums of floats are exact
+//! until they are rounded once ([`exact`]).
 
 pub mod distinct;
+pub mod exact;
 pub mod frequent;
 pub mod histogram;
 
@@ -15,6 +14,7 @@ use crate::eval::{evaluate, float};
 use crate::plan::{Aggregate, AggregateFunction, Stage};
 use crate::value::{Row, Value};
 use distinct::{Maxima, Precision};
+use exact::FloatSums;
 use histogram::{Buckets, Place};
 
 /// The value of an aggregate over the rows of a group.
@@ -50,12 +50,14 @@ pub fn aggregate_values(
         }
         AggregateFunction::Sum => match Numbers::of(&values) {
             Some(Numbers::Integers(numbers)) => integer_sum(&numbers),
-            Some(Numbers::Floats(numbers)) => float(numbers.iter().sum()),
+            Some(Numbers::Floats(numbers)) => float(float_sums(&numbers, false).sum()),
             None => Value::Null,
         },
         AggregateFunction::Average => match Numbers::of(&values) {
             Some(Numbers::Integers(numbers)) => integer_average(&numbers),
-            Some(Numbers::Floats(numbers)) => float(mean(&numbers)),
+            Some(Numbers::Floats(numbers)) => {
+                float(float_sums(&numbers, false).average(numbers.len() as i64))
+            }
             None => Value::Null,
         },
         AggregateFunction::Variance => variance(&values).map_or(Value::Null, float),
@@ -165,8 +167,12 @@ fn integer_average(numbers: &[i64]) -> Value {
     float(exact_sum(numbers) as f64 / numbers.len() as f64)
 }
 
-fn mean(numbers: &[f64]) -> f64 {
-    numbers.iter().sum::<f64>() / numbers.len() as f64
+fn float_sums(numbers: &[f64], squares: bool) -> FloatSums {
+    let mut sums = FloatSums::new(squares);
+    for number in numbers {
+        sums.add(*number, 1);
+    }
+    sums
 }
 
 fn variance(values: &[Value]) -> Option<f64> {
@@ -178,11 +184,7 @@ fn variance(values: &[Value]) -> Option<f64> {
             let mut squares = numbers.iter().map(square);
             integer_variance(count, sum, squares.try_fold(0, i128::checked_add)?)
         }
-        Numbers::Floats(numbers) => {
-            let mean = mean(&numbers);
-            let squares = numbers.iter().map(|number| (number - mean) * (number - mean));
-            Some(squares.sum::<f64>() / numbers.len() as f64)
-        }
+        Numbers::Floats(numbers) => Some(float_sums(&numbers, true).variance(numbers.len() as i64)),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Random plans and inputs, to compare evaluators with.
 //!
 //! The same seed always gives the same case. Results are the same to the bit in whatever order
-//! rows are looked at: floats are only summed where the sums are exact.
+//! rows are looked at: sums of floats are exact. So some floats are such that sums which are rounded
+//! would lose others beside them.
 
 mod expressions;
 mod inputs;

@@ -42,6 +42,20 @@ impl Column {
         self.len() == 0
     }
 
+    /// The memory that the values take, in bytes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let text = |value: &Value| match value {
+            Value::Text(text) => text.len(),
+            _ => 0,
+        };
+        match self {
+            Self::Nulls(_) => 0,
+            Self::Integers(integers) => size_of_val(&**integers),
+            Self::Values(values) => size_of_val(&**values) + values.iter().map(text).sum::<usize>(),
+            Self::Indexed(of, rows) => of.bytes() + size_of_val(&***rows),
+        }
+    }
+
     /// Keeps the first values.
     pub(crate) fn truncate(&mut self, rows: usize) {
         match self {
@@ -283,6 +297,15 @@ fn put(place: &mut Value, value: &Value) {
 
 /// The hash of the values that some columns have in a row.
 pub(crate) fn hash_of(columns: &[&Rc<Column>], row: usize, hasher: &impl BuildHasher) -> u64 {
+    let mut state = hasher.build_hasher();
+    for column in columns {
+        column.hash(row, &mut state);
+    }
+    state.finish()
+}
+
+/// The hash of all values of a row.
+pub(crate) fn hash_of_row(columns: &[Rc<Column>], row: usize, hasher: &impl BuildHasher) -> u64 {
     let mut state = hasher.build_hasher();
     for column in columns {
         column.hash(row, &mut state);

@@ -25,15 +25,6 @@ const ARITHMETIC: [BinaryOperator; 5] = [
     BinaryOperator::Remainder,
 ];
 
-/// Whether sums of an expression's values are exact, as far as can be told easily.
-pub(super) fn is_exact(expression: &Expression, columns: &[Kind]) -> bool {
-    match expression {
-        Expression::Column(position) => columns[*position].exact,
-        Expression::Literal(_) => true,
-        _ => false,
-    }
-}
-
 impl Generator {
     /// A type that a column has, if there are columns.
     pub(super) fn kind_of(&mut self, columns: &[Kind]) -> Type {

@@ -11,6 +11,7 @@ impl Generator {
         let count =
             if self.chance(15) { self.below(4) } else { self.below(61).min(self.below(80)) };
         let keys = 1 + self.below(4);
+        let cancel = self.chance(40);
         let bursts = 20 + self.below(70);
         let mut time = self.below(20) as i64;
         let mut inputs: Vec<Input> = Vec::new();
@@ -27,7 +28,7 @@ impl Generator {
             let (source, row) = last.map_or_else(
                 || {
                     let source = self.below(2);
-                    (source, self.row(source, keys))
+                    (source, self.row(source, keys, cancel))
                 },
                 |last| (last.source, last.row),
             );
@@ -36,11 +37,13 @@ impl Generator {
         inputs
     }
 
-    fn row(&mut self, source: usize, keys: usize) -> Row {
+    /// A row; with `cancel` its float is one that sums with others lose, or that is no number.
+    fn row(&mut self, source: usize, keys: usize, cancel: bool) -> Row {
         let mut row = vec![Value::Integer(self.below(keys) as i64)];
         row.push(Value::Integer(self.below(5) as i64 - 1));
         if source == 0 {
-            row.push(Value::Float(self.quarters()));
+            let float = if cancel { self.cancelling() } else { self.quarters() };
+            row.push(Value::Float(float));
         }
         row.push(Value::text(self.one_of(&["", "a", "b", "ab", "A_"])));
         for value in &mut row {
@@ -49,6 +52,15 @@ impl Generator {
             }
         }
         row
+    }
+
+    /// A float of a size that sums with floats of other sizes are rounded to, or none that is finite.
+    fn cancelling(&mut self) -> f64 {
+        let strange = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, f64::MAX, f64::MIN];
+        if self.chance(10) {
+            return self.one_of(&strange);
+        }
+        self.one_of(&[1e17, -1e17, 1e300, -1e300, 5e-324, 0.1, 0.3, 5.0, 7.0, 12.5])
     }
 
     /// A small multiple of a quarter.

@@ -2,7 +2,6 @@
 
 use std::num::NonZeroU64;
 
-use super::expressions::is_exact;
 use super::{Generator, catalog};
 use crate::aggregate::distinct::Precision;
 use crate::aggregate::histogram::Buckets;
@@ -21,8 +20,6 @@ const COLUMNS: usize = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) kind: Type,
-    /// Whether sums are exact, where these are floats.
-    pub(super) exact: bool,
 }
 
 impl Generator {
@@ -57,7 +54,7 @@ impl Generator {
         }
         let source = self.below(2);
         let columns = &catalog().streams[source].columns;
-        let known = |column: &Column| Kind { kind: column.kind, exact: true };
+        let known = |column: &Column| Kind { kind: column.kind };
         let kinds = columns.iter().map(known).collect();
         (Stream::Source(source), kinds)
     }
@@ -113,13 +110,19 @@ impl Generator {
     fn windowed(&mut self, depth: usize) -> (Relation, Vec<Kind>) {
         let (stream, kinds) = self.stream(depth);
         let window = match self.below(10) {
-            0..=2 => Window::Range { length_ns: 1 + self.below(8) as u64, slide_ns: None },
+            0..=2 => {
+                let most = if self.chance(20) { 100 } else { 8 };
+                Window::Range { length_ns: 1 + self.below(most) as u64, slide_ns: None }
+            }
             3..=4 => Window::Range {
                 length_ns: 1 + self.below(8) as u64,
                 slide_ns: Some(1 + self.below(8) as u64),
             },
             5 => Window::Range { length_ns: 1, slide_ns: None },
-            6..=7 => Window::Rows { by: Vec::new(), rows: self.few(4) },
+            6..=7 => {
+                let most = if self.chance(20) { 60 } else { 4 };
+                Window::Rows { by: Vec::new(), rows: self.few(most) }
+            }
             8 => {
                 let count = 1 + self.below(2);
                 let by = (0..count).map(|_| self.below(kinds.len())).collect();
@@ -218,21 +221,15 @@ impl Generator {
         let distinct = self.chance(25);
         let argument = match function {
             Of::Count if !distinct && self.chance(50) => None,
-            Of::Sum => {
-                let floats: Vec<usize> = (0..columns.len())
-                    .filter(|column| columns[*column] == Kind { kind: Type::Float, exact: true })
-                    .collect();
-                Some(if !floats.is_empty() && self.chance(30) {
-                    Expression::Column(self.one_of(&floats))
-                } else {
-                    self.integers(columns)
-                })
-            }
             Of::Histogram(Buckets::Floats(_), _) => Some(self.expression(Type::Float, columns, 0)),
             Of::Histogram(Buckets::PowersOfTwo, _) if self.chance(30) => {
                 Some(self.expression(Type::Float, columns, 0))
             }
-            Of::Average | Of::Variance | Of::StandardDeviation | Of::Histogram(..) => {
+            Of::Sum | Of::Average | Of::Variance | Of::StandardDeviation if self.chance(40) => {
+                let depth = usize::from(self.chance(20));
+                Some(self.expression(Type::Float, columns, depth))
+            }
+            Of::Sum | Of::Average | Of::Variance | Of::StandardDeviation | Of::Histogram(..) => {
                 Some(self.integers(columns))
             }
             _ => Some(self.any(columns)),
@@ -240,12 +237,10 @@ impl Generator {
         let of = argument.as_ref().map(|argument| known(argument, columns));
         let kind = match (function, of) {
             (Of::Count | Of::ApproximateDistinct(..), _) | (_, None) => {
-                Kind { kind: Type::Integer, exact: true }
+                Kind { kind: Type::Integer }
             }
-            (Of::MostFrequent(_) | Of::Histogram(..), _) => Kind { kind: Type::Text, exact: true },
-            (Of::Average | Of::Variance | Of::StandardDeviation, _) => {
-                Kind { kind: Type::Float, exact: false }
-            }
+            (Of::MostFrequent(_) | Of::Histogram(..), _) => Kind { kind: Type::Text },
+            (Of::Average | Of::Variance | Of::StandardDeviation, _) => Kind { kind: Type::Float },
             (_, Some(kind)) => kind,
         };
         (Aggregate { function, argument, distinct }, kind)
@@ -265,18 +260,16 @@ impl Generator {
 
     fn combined(&mut self, depth: usize) -> (Relation, Vec<Kind>) {
         let (left, left_kinds) = self.relation(depth - 1);
-        let (right, right_kinds) = if self.chance(30) {
+        let right = if self.chance(30) {
             let predicate = self.condition(&left_kinds);
-            (Relation::Filter(Box::new(left.clone()), predicate), left_kinds.clone())
+            Relation::Filter(Box::new(left.clone()), predicate)
         } else {
             let depth = self.below(depth);
             let (right, kinds) = self.relation(depth);
             let wanted = left_kinds.iter();
             let expressions = wanted.map(|of| self.expression(of.kind, &kinds, 0)).collect();
-            project(right, expressions, &kinds)
+            project(right, expressions, &kinds).0
         };
-        let both = left_kinds.iter().zip(&right_kinds);
-        let kinds = both.map(|(a, b)| Kind { kind: a.kind, exact: a.exact && b.exact }).collect();
         let relation = Relation::Set {
             operation: self.one_of(&[
                 SetOperation::Union,
@@ -287,7 +280,7 @@ impl Generator {
             left: Box::new(left),
             right: Box::new(right),
         };
-        (relation, kinds)
+        (relation, left_kinds)
     }
 }
 
@@ -295,7 +288,7 @@ impl Generator {
 fn known(expression: &Expression, columns: &[Kind]) -> Kind {
     let kinds: Vec<_> = columns.iter().map(|column| Some(column.kind)).collect();
     let kind = crate::check::kind(expression, &kinds).ok().flatten().unwrap_or(Type::Integer);
-    Kind { kind, exact: is_exact(expression, columns) }
+    Kind { kind }
 }
 
 fn project(of: Relation, expressions: Vec<Expression>, columns: &[Kind]) -> (Relation, Vec<Kind>) {

@@ -80,7 +80,7 @@ fn shrinking_keeps_what_fails() {
 #[test]
 fn expressions_have_values_of_their_type_and_never_panic() {
     let types = [Type::Integer, Type::Integer, Type::Float, Type::Text, Type::Boolean];
-    let columns = types.map(|kind| Kind { kind, exact: false });
+    let columns = types.map(|kind| Kind { kind });
     let values = [
         vec![i64::MIN, i64::MAX, -1, 0, 1].into_iter().map(Value::Integer).collect(),
         vec![f64::NAN, f64::INFINITY, -0.0, f64::MAX, f64::MIN_POSITIVE, -1e19]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::Bound;
 
 use super::build::Holds;
 
@@ -36,6 +37,22 @@ impl<T: Ord> Bag<T> {
                 (before, after)
             }
         }
+    }
+
+    /// How often a thing is there.
+    pub(super) fn count(&self, thing: &T) -> i64 {
+        self.0.get(thing).copied().unwrap_or(0)
+    }
+
+    /// The last thing before another, and how often it is there.
+    pub(super) fn before(&self, thing: &T) -> Option<(&T, i64)> {
+        self.0.range(..thing).next_back().map(|(thing, &count)| (thing, count))
+    }
+
+    /// The first thing behind another, and how often it is there.
+    pub(super) fn behind(&self, thing: &T) -> Option<(&T, i64)> {
+        let behind = (Bound::Excluded(thing), Bound::Unbounded);
+        self.0.range(behind).next().map(|(thing, &count)| (thing, count))
     }
 
     /// The last thing up to another that is there.

@@ -278,7 +278,7 @@ impl Groups {
             let is = group.rows > 0;
             if is {
                 self.values.resize_with(self.aggregates.len(), || Value::Null);
-                let states = self.aggregates.iter().zip(&group.states);
+                let states = self.aggregates.iter().zip(&mut group.states);
                 for (place, (aggregate, state)) in self.values.iter_mut().zip(states) {
                     state.show(aggregate, place);
                 }

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::build::Holds;
 use super::node::Matching;
 use super::run::{Change, Run, RunBuilder, in_order};
-use crate::columns::{Column, hash_of};
+use crate::columns::{Column, hash_of, hash_of_row};
 
 const LEFT: usize = 0;
 
@@ -31,6 +31,8 @@ struct Held {
 
 impl Held {
     fn is(&self, run: &Run, row: usize) -> bool {
+        #[cfg(test)]
+        tests::COMPARED.set(tests::COMPARED.get() + 1);
         // Often it is the same row of the same columns that goes.
         Rc::ptr_eq(&self.columns, run.columns()) && self.row as usize == row
             || self
@@ -47,7 +49,94 @@ struct Bucket {
     hash: u64,
     key: Key,
     /// The left's rows and the right's.
-    sides: [SmallVec<[Held; 1]>; 2],
+    sides: [Rows; 2],
+}
+
+/// So many rows of a key are searched one by one.
+const SEARCHED_MAX: usize = 16;
+
+/// The rows of one side that have a key. Many are found by the hash of the whole row: to look at each
+/// of them whenever one comes or goes would take time with the square of the window.
+#[derive(Debug, Default)]
+struct Rows {
+    held: SmallVec<[Held; 1]>,
+    /// Hashes, and the places of their rows; there where there are many.
+    index: Option<Box<HashTable<(u64, u32)>>>,
+}
+
+impl Rows {
+    fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// A row is there so many times more.
+    fn hold(
+        &mut self,
+        run: &Run,
+        row: usize,
+        (count, partners): (i64, i64),
+        hasher: &DefaultHashBuilder,
+    ) {
+        let Self { held, index } = self;
+        let mut hash = 0;
+        let found = match index {
+            // The oldest goes first.
+            None => held.iter().position(|held| held.is(run, row)),
+            Some(index) => {
+                hash = hash_of_row(run.columns(), row, hasher);
+                let is =
+                    |&(other, at): &(u64, u32)| other == hash && held[at as usize].is(run, row);
+                index.find(hash, is).map(|&(_, at)| at as usize)
+            }
+        };
+        let Some(at) = found else {
+            held.push(Held { columns: Rc::clone(run.columns()), row: row as u32, count, partners });
+            match index {
+                Some(index) => {
+                    let place = (hash, (held.len() - 1) as u32);
+                    index.insert_unique(hash, place, |&(hash, _)| hash);
+                }
+                None if held.len() > SEARCHED_MAX => {
+                    *index = Some(Box::new(indexed(held, hasher)));
+                }
+                None => {}
+            }
+            return;
+        };
+        held[at].count += count;
+        held[at].partners = partners;
+        if held[at].count != 0 {
+            return;
+        }
+        let Some(table) = index else {
+            held.remove(at);
+            return;
+        };
+        let last = held.len() - 1;
+        if let Ok(entry) = table.find_entry(hash, |&(_, place)| place as usize == at) {
+            entry.remove();
+        }
+        if at < last {
+            let moved = hash_of_row(&held[last].columns, held[last].row as usize, hasher);
+            if let Some((_, place)) = table.find_mut(moved, |&(_, place)| place as usize == last) {
+                *place = at as u32;
+            }
+        }
+        held.swap_remove(at);
+        if held.len() <= SEARCHED_MAX / 2 {
+            *index = None;
+        }
+    }
+}
+
+/// The places of rows by their hashes.
+fn indexed(held: &[Held], hasher: &DefaultHashBuilder) -> HashTable<(u64, u32)> {
+    let mut index = HashTable::with_capacity(held.len());
+    for (row, place) in held.iter().zip(0..) {
+        let hash = hash_of_row(&row.columns, row.row as usize, hasher);
+        index.insert_unique(hash, (hash, place), |&(hash, _)| hash);
+    }
+    index
 }
 
 /// The values that must be equal.
@@ -150,38 +239,23 @@ impl Join {
         let mut entry = match table.entry(hash, same, |bucket| bucket.hash) {
             Entry::Occupied(entry) => entry,
             Entry::Vacant(entry) => {
-                let sides = [SmallVec::new(), SmallVec::new()];
+                let sides = [Rows::default(), Rows::default()];
                 entry.insert(Bucket { hash, key: Key::new(keys, row), sides })
             }
         };
         let [left, right] = &mut entry.get_mut().sides;
         let (mine, theirs) = if side == LEFT { (left, right) } else { (right, left) };
-        let partners = pairs.meet(side, run, row, time, count, theirs);
-        hold(mine, run, row, count, partners);
+        let partners = pairs.meet(side, run, row, time, count, &mut theirs.held);
+        mine.hold(run, row, (count, partners), hasher);
         if mine.is_empty() && theirs.is_empty() {
             entry.remove();
         }
     }
 }
 
-/// A row is there so many times more.
-fn hold(rows: &mut SmallVec<[Held; 1]>, run: &Run, row: usize, count: i64, partners: i64) {
-    // The oldest goes first.
-    if let Some(at) = rows.iter().position(|held| held.is(run, row)) {
-        let held = &mut rows[at];
-        held.count += count;
-        held.partners = partners;
-        if held.count == 0 {
-            rows.remove(at);
-        }
-    } else {
-        rows.push(Held { columns: Rc::clone(run.columns()), row: row as u32, count, partners });
-    }
-}
-
 impl Holds for Join {
     fn rows(&self) -> usize {
-        self.table.iter().flat_map(|bucket| &bucket.sides).map(SmallVec::len).sum()
+        self.table.iter().flat_map(|bucket| &bucket.sides).map(|side| side.held.len()).sum()
     }
 }
 
@@ -266,3 +340,45 @@ impl Pairs {
 
 /// A row of some columns.
 type Place<'a> = (&'a Rc<Vec<Rc<Column>>>, usize);
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        /// How many rows have been compared.
+        pub(super) static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// Counted, not timed: a window of many rows of one key costs as much for each as a small one.
+    #[test]
+    fn many_rows_of_a_key_are_not_looked_at_one_by_one() {
+        let mut join = Join::new(Matching {
+            kind: JoinKind::Left,
+            equal: [vec![0], vec![0]],
+            residual: None,
+            widths: [2, 2],
+            outputs: vec![0, 1, 2, 3],
+        });
+        let all = 20_000;
+        let run = |order: &mut dyn Iterator<Item = i64>, count: i64| {
+            let mut builder = RunBuilder::default();
+            for (number, time) in order.zip(0..) {
+                // Each row is there twice.
+                builder.push(time, count, &[Value::Integer(7), Value::Integer(number / 2)]);
+            }
+            builder.take().unwrap()
+        };
+        let rows = |runs: &[Run]| runs.iter().map(Run::len).sum::<usize>();
+        assert_eq!(rows(&join.epoch(&[run(&mut (0..all), 1)], &[])), all as usize);
+        assert_eq!(join.rows(), all as usize / 2);
+        // They go in another order than they came in.
+        let mut going = (0..all).map(|number| number * 7919 % all);
+        assert_eq!(rows(&join.epoch(&[run(&mut going, -1)], &[])), all as usize);
+        assert_eq!((join.rows(), join.table.len()), (0, 0));
+        let compared = COMPARED.get();
+        assert!(compared < 4 * all as usize, "{compared} comparisons for {all} rows");
+    }
+}

@@ -101,49 +101,85 @@ impl PartialOrd for Rank {
     }
 }
 
+/// A row behind the values by which it is ordered.
+type Ranked = (Vec<Rank>, Tuple);
+
 /// The first rows by some keys, then by the whole row.
+///
+/// The last row that is shown is a place in the order, which moves by as many rows as come and go
+/// before it. So a change costs O(log n), whatever the limit is.
 #[derive(Debug)]
 pub(super) struct Top {
     keys: Vec<OrderKey>,
     limit: i64,
-    rows: Bag<(Vec<Rank>, Tuple)>,
-    shown: BTreeMap<Tuple, i64>,
+    rows: Bag<Ranked>,
+    edge: Option<Edge>,
+}
+
+/// The last row that is shown. All rows before it are, and none behind it.
+#[derive(Debug)]
+struct Edge {
+    /// The row, which may have gone.
+    row: Ranked,
+    /// How often it is shown.
+    shown: i64,
+    /// How many rows are before it.
+    before: i64,
 }
 
 impl Top {
     pub(super) fn new(keys: Vec<OrderKey>, limit: u64) -> Self {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        Self { keys, limit, rows: Bag::default(), shown: BTreeMap::new() }
+        Self { keys, limit, rows: Bag::default(), edge: None }
     }
 
     /// The relation changes at an instant.
     pub(super) fn change(&mut self, changes: &[(usize, Tuple, i64)], results: &mut Results) {
+        let mut shown: BTreeMap<Tuple, i64> = BTreeMap::new();
+        let mut show = |(_, row): &Ranked, count: i64| {
+            if count != 0 {
+                *shown.entry(Tuple::clone(row)).or_default() += count;
+            }
+        };
         for (_, row, count) in changes {
             let rank = |key: &OrderKey| match (evaluate(&key.expression, row), key.descending) {
                 (value, false) => Rank::Up(value),
                 (value, true) => Rank::Down(Reverse(value)),
             };
-            let ranks = self.keys.iter().map(rank).collect();
-            self.rows.add((ranks, row.clone()), *count);
-        }
-        let mut left = self.limit;
-        let mut first = BTreeMap::new();
-        for ((_, row), count) in self.rows.iter() {
-            if left <= 0 {
-                break;
+            let ranked = (self.keys.iter().map(rank).collect(), row.clone());
+            if let Some(edge) = self.edge.as_mut().filter(|edge| ranked < edge.row) {
+                edge.before += count;
+                show(&ranked, *count);
             }
-            first.insert(row.clone(), count.min(left));
-            left -= count;
+            self.rows.add(ranked, *count);
         }
-        for (row, &count) in &self.shown {
-            let change = first.get(row).copied().unwrap_or(0) - count;
-            if change != 0 {
-                results.push((row.clone(), change));
-            }
+        self.move_edge(&mut show);
+        results.extend(shown.into_iter().filter(|(_, count)| *count != 0));
+    }
+
+    /// Moves the edge to where it belongs, and shows what that changes.
+    fn move_edge(&mut self, show: &mut impl FnMut(&Ranked, i64)) {
+        let (limit, rows) = (self.limit, &self.rows);
+        if self.edge.is_none() {
+            let first = rows.iter().next();
+            self.edge = first.map(|(row, _)| Edge { row: row.clone(), shown: 0, before: 0 });
         }
-        let new = first.iter().filter(|(row, _)| !self.shown.contains_key(*row));
-        results.extend(new.map(|(row, &count)| (row.clone(), count)));
-        self.shown = first;
+        let Some(edge) = &mut self.edge else { return };
+        loop {
+            let here = rows.count(&edge.row);
+            let shown = (limit - edge.before).clamp(0, here.max(0));
+            show(&edge.row, shown - edge.shown);
+            edge.shown = shown;
+            let next = if edge.before > limit {
+                rows.before(&edge.row).map(|(row, count)| (row, count, edge.before - count))
+            } else if edge.before + here < limit {
+                rows.behind(&edge.row).map(|(row, _)| (row, 0, edge.before + here))
+            } else {
+                return;
+            };
+            let Some((row, shown, before)) = next else { return };
+            *edge = Edge { row: row.clone(), shown, before };
+        }
     }
 }
 

@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 
 use fathom_cql::Value;
-use fathom_cql::aggregate::{aggregate_values, integer_variance};
+use fathom_cql::aggregate::exact::FloatSums;
+use fathom_cql::aggregate::integer_variance;
 use fathom_cql::eval::float;
 use fathom_cql::plan::{Aggregate, AggregateFunction};
+use hashbrown::HashMap;
 
 use super::build::Holds;
+use super::percentiles::Percentile;
 use super::tallies::{Histogram, Ranking, Registers};
 
 /// An aggregate's values, nulls left out.
@@ -17,8 +20,12 @@ pub(super) enum State {
     Count(i64),
     /// What sums, averages and variances need.
     Sums(Sums),
-    /// How often each value is there.
+    /// How often each value is there, for the least and the greatest.
     Values(BTreeMap<Value, i64>),
+    /// What a percentile needs.
+    Percentile(Percentile),
+    /// What an aggregate needs that counts each value once.
+    Distinct(Box<Distinct>),
     /// What `top_k` needs.
     Ranking(Ranking),
     /// What an approximate count needs, or a part of one: larger than the others.
@@ -34,15 +41,17 @@ impl State {
             Function::ApproximateDistinct(precision, stage) => {
                 Self::Registers(Box::new(Registers::new(precision, stage)))
             }
-            _ if aggregate.distinct => Self::Values(BTreeMap::new()),
+            Function::Minimum | Function::Maximum => Self::Values(BTreeMap::new()),
+            _ if aggregate.distinct => {
+                let of = Self::new(&Aggregate { distinct: false, ..aggregate.clone() });
+                Self::Distinct(Box::new(Distinct { counts: HashMap::new(), of }))
+            }
             Function::Count => Self::Count(0),
             Function::Sum | Function::Average => Self::Sums(Sums::default()),
             Function::Variance | Function::StandardDeviation => {
                 Self::Sums(Sums { squares: Some(0), ..Sums::default() })
             }
-            Function::Minimum | Function::Maximum | Function::Percentile(_) => {
-                Self::Values(BTreeMap::new())
-            }
+            Function::Percentile(percentage) => Self::Percentile(Percentile::new(percentage)),
             Function::MostFrequent(_) => Self::Ranking(Ranking::default()),
             Function::Histogram(buckets, stage) => Self::Histogram(Histogram::new(buckets, stage)),
         }
@@ -54,7 +63,11 @@ impl State {
             Self::Count(all) => *all += count,
             Self::Sums(sums) => sums.add_integer(integer, count),
             Self::Histogram(histogram) => histogram.add_integer(integer, count),
-            Self::Values(_) | Self::Ranking(_) | Self::Registers(_) => {
+            Self::Values(_)
+            | Self::Percentile(_)
+            | Self::Distinct(_)
+            | Self::Ranking(_)
+            | Self::Registers(_) => {
                 self.add(&Value::Integer(integer), count);
             }
         }
@@ -75,6 +88,8 @@ impl State {
                     values.remove(value);
                 }
             }
+            Self::Percentile(percentile) => percentile.add(value, count),
+            Self::Distinct(distinct) => distinct.add(value, count),
             Self::Ranking(ranking) => ranking.add(value, count),
             Self::Registers(registers) => registers.add(value, count),
             Self::Histogram(histogram) => histogram.add(value, count),
@@ -86,6 +101,8 @@ impl State {
         match self {
             Self::Count(_) | Self::Sums(_) => 0,
             Self::Values(values) => values.len(),
+            Self::Percentile(percentile) => percentile.rows(),
+            Self::Distinct(distinct) => distinct.counts.len() + distinct.of.values(),
             Self::Ranking(ranking) => ranking.rows(),
             Self::Registers(registers) => registers.rows(),
             Self::Histogram(histogram) => histogram.rows(),
@@ -95,7 +112,7 @@ impl State {
     /// Puts the result in place of another value. Numbers go there part by part: to copy what was
     /// written in parts just now as one makes a processor wait.
     #[inline]
-    pub(super) fn show(&self, aggregate: &Aggregate, place: &mut Value) {
+    pub(super) fn show(&mut self, aggregate: &Aggregate, place: &mut Value) {
         match self {
             Self::Count(count) => *place = Value::Integer(*count),
             Self::Sums(sums) => match sums.result(aggregate.function) {
@@ -103,7 +120,15 @@ impl State {
                 Value::Float(number) => *place = Value::Float(number),
                 other => *place = other,
             },
-            Self::Values(values) => *place = of_values(aggregate, values),
+            Self::Values(values) => {
+                let value = match aggregate.function {
+                    AggregateFunction::Minimum => values.keys().next(),
+                    _ => values.keys().next_back(),
+                };
+                *place = value.cloned().unwrap_or(Value::Null);
+            }
+            Self::Percentile(percentile) => *place = percentile.result(),
+            Self::Distinct(distinct) => distinct.of.show(aggregate, place),
             Self::Ranking(ranking) => *place = ranking.result(aggregate.function),
             Self::Registers(registers) => *place = registers.result(),
             Self::Histogram(histogram) => *place = histogram.result(),
@@ -111,33 +136,46 @@ impl State {
     }
 
     #[cfg(test)]
-    pub(super) fn result(&self, aggregate: &Aggregate) -> Value {
+    pub(super) fn result(&mut self, aggregate: &Aggregate) -> Value {
         let mut value = Value::Null;
         self.show(aggregate, &mut value);
         value
     }
 }
 
-/// How many values there are and what they add up to: integers exactly, floats as far as their
-/// additions are.
-#[derive(Clone, Copy, Debug, Default)]
+/// An aggregate that counts each value once.
+#[derive(Clone, Debug)]
+pub(super) struct Distinct {
+    counts: HashMap<Value, i64>,
+    of: State,
+}
+
+impl Distinct {
+    fn add(&mut self, value: &Value, count: i64) {
+        let before = self.counts.get(value).copied().unwrap_or(0);
+        let after = before + count;
+        match self.counts.get_mut(value) {
+            Some(_) if after == 0 => drop(self.counts.remove(value)),
+            Some(counted) => *counted = after,
+            None => drop(self.counts.insert(value.clone(), after)),
+        }
+        match (before > 0, after > 0) {
+            (false, true) => self.of.add(value, 1),
+            (true, false) => self.of.add(value, -1),
+            _ => {}
+        }
+    }
+}
+
+/// How many values there are and what they add up to, exactly.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sums {
     count: i64,
     integers: i128,
     /// The sum of the squares, where it is asked for. It wraps around and back: what counts is
     /// whether the sum of what is left fits.
     squares: Option<i128>,
-    floats: Option<Floats>,
-}
-
-/// Sums of floats. Those that are not finite are counted: added up they would never go away.
-#[derive(Clone, Copy, Debug, Default)]
-struct Floats {
-    sum: f64,
-    squares: f64,
-    infinite: i64,
-    negative_infinite: i64,
-    no_numbers: i64,
+    floats: Option<Box<FloatSums>>,
 }
 
 impl Sums {
@@ -156,38 +194,41 @@ impl Sums {
             Value::Integer(integer) => self.add_integer(integer, count),
             Value::Float(number) => {
                 self.count += count;
-                self.floats.get_or_insert_default().add(number, count);
-                if self.count == 0 {
-                    // Rounding errors end with the values that they come from.
-                    *self = Self { squares: self.squares.map(|_| 0), ..Self::default() };
-                }
+                let squares = self.squares.is_some();
+                let new = || Box::new(FloatSums::new(squares));
+                self.floats.get_or_insert_with(new).add(number, count);
             }
             Value::Null | Value::Boolean(_) | Value::Text(_) => {}
         }
     }
 
     #[inline]
-    fn result(&self, function: AggregateFunction) -> Value {
+    fn result(&mut self, function: AggregateFunction) -> Value {
         if self.count == 0 {
             return Value::Null;
         }
+        if let Some(floats) = &mut self.floats {
+            return float(match function {
+                AggregateFunction::Sum => floats.sum(),
+                AggregateFunction::Average => floats.average(self.count),
+                AggregateFunction::Variance => floats.variance(self.count),
+                AggregateFunction::StandardDeviation => floats.variance(self.count).sqrt(),
+                _ => f64::NAN,
+            });
+        }
         let count = self.count as f64;
-        let sum = match self.floats {
-            Some(floats) => floats.sum(),
-            // The usual case is quicker by itself.
-            None => match i64::try_from(self.integers) {
-                Ok(sum) => sum as f64,
-                Err(_) => wide(self.integers),
-            },
+        // The usual case is quicker by itself.
+        let sum = match i64::try_from(self.integers) {
+            Ok(sum) => sum as f64,
+            Err(_) => wide(self.integers),
         };
-        match (function, self.floats) {
-            (AggregateFunction::Sum, None) => {
+        match function {
+            AggregateFunction::Sum => {
                 i64::try_from(self.integers).map_or(Value::Null, Value::Integer)
             }
-            (AggregateFunction::Sum, Some(_)) => float(sum),
-            (AggregateFunction::Average, _) => float(sum / count),
-            (AggregateFunction::Variance, _) => self.variance().map_or(Value::Null, float),
-            (AggregateFunction::StandardDeviation, _) => {
+            AggregateFunction::Average => float(sum / count),
+            AggregateFunction::Variance => self.variance().map_or(Value::Null, float),
+            AggregateFunction::StandardDeviation => {
                 self.variance().map_or(Value::Null, |variance| float(variance.sqrt()))
             }
             _ => Value::Null,
@@ -195,13 +236,7 @@ impl Sums {
     }
 
     fn variance(&self) -> Option<f64> {
-        let Some(floats) = self.floats else {
-            return integer_variance(self.count.into(), self.integers, self.squares?);
-        };
-        let count = self.count as f64;
-        let mean = floats.sum() / count;
-        let variance = floats.squares / count - mean * mean;
-        Some(if variance < 0.0 { 0.0 } else { variance })
+        integer_variance(self.count.into(), self.integers, self.squares?)
     }
 }
 
@@ -210,46 +245,6 @@ impl Sums {
 #[inline(never)]
 fn wide(integer: i128) -> f64 {
     integer as f64
-}
-
-impl Floats {
-    fn add(&mut self, number: f64, count: i64) {
-        if number.is_finite() {
-            self.sum += number * count as f64;
-            self.squares += number * number * count as f64;
-        } else if number.is_nan() {
-            self.no_numbers += count;
-        } else if number > 0.0 {
-            self.infinite += count;
-        } else {
-            self.negative_infinite += count;
-        }
-    }
-
-    fn sum(&self) -> f64 {
-        let counts = [self.no_numbers, self.infinite, self.negative_infinite];
-        match counts.map(|count| count > 0) {
-            [false, false, false] => self.sum,
-            [false, true, false] => f64::INFINITY,
-            [false, false, true] => f64::NEG_INFINITY,
-            _ => f64::NAN,
-        }
-    }
-}
-
-fn of_values(aggregate: &Aggregate, values: &BTreeMap<Value, i64>) -> Value {
-    match aggregate.function {
-        AggregateFunction::Minimum => values.keys().next().cloned().unwrap_or(Value::Null),
-        AggregateFunction::Maximum => values.keys().next_back().cloned().unwrap_or(Value::Null),
-        AggregateFunction::Count => Value::Integer(values.len() as i64),
-        function => {
-            let often = |count: i64| if aggregate.distinct { 1 } else { count.max(0) as usize };
-            let each = values
-                .iter()
-                .flat_map(|(value, &count)| std::iter::repeat_n(value.clone(), often(count)));
-            aggregate_values(function, false, each.collect())
-        }
-    }
 }
 
 #[cfg(test)]
@@ -274,6 +269,42 @@ mod tests {
         assert_eq!(state.result(&of), Value::Float(f64::INFINITY));
         state.add(&Value::Float(f64::INFINITY), -2);
         assert_eq!(state.result(&of), Value::Float(1.5));
+    }
+
+    #[test]
+    fn floats_that_cancelled_leave_no_trace() {
+        for (function, expected) in [
+            (AggregateFunction::Sum, 12.0),
+            (AggregateFunction::Average, 6.0),
+            (AggregateFunction::Variance, 1.0),
+            (AggregateFunction::StandardDeviation, 1.0),
+        ] {
+            let of = aggregate(function);
+            let mut state = State::new(&of);
+            for number in [1e17, 5.0, 7.0] {
+                state.add(&Value::Float(number), 1);
+            }
+            state.add(&Value::Float(1e17), -1);
+            assert_eq!(state.result(&of), Value::Float(expected), "{function:?}");
+        }
+    }
+
+    #[test]
+    fn each_value_counts_once() {
+        for (function, expected) in [
+            (AggregateFunction::Count, Value::Integer(2)),
+            (AggregateFunction::Sum, Value::Integer(9)),
+            (AggregateFunction::Average, Value::Float(4.5)),
+            (AggregateFunction::Percentile(50.0), Value::Integer(2)),
+            (AggregateFunction::MostFrequent(2), Value::text("2:1 7:1")),
+        ] {
+            let of = Aggregate { distinct: true, ..aggregate(function) };
+            let mut state = State::new(&of);
+            for (integer, count) in [(2, 3), (5, 2), (7, 1), (5, -2), (2, -1)] {
+                state.add_integer(integer, count);
+            }
+            assert_eq!(state.result(&of), expected, "{function:?}");
+        }
     }
 
     #[test]

@@ -1,0 +1,415 @@
+//! Exact sums of floats, from which values can be taken back.
+//!
+//! A float is an integer times a power of two, so a sum of floats is one too. It is kept as an
+//! integer in digits of 32 bits, of which the first stands for a power of two. A digit is kept in 64
+//! bits with a sign, so that many additions need no carry. Nothing is rounded before the result is
+//! asked for; so it depends on the values that are there alone, and neither on their order nor on
+//! those that have come and gone.
+//!
+//! Values of about one size need three or four digits. Whatever the values are, a sum needs at most
+//! 68 digits and a sum of squares 136.
+
+/// How many bits a digit has.
+const BITS: i32 = 32;
+/// One more than the greatest digit.
+const BASE: i64 = 1 << BITS;
+/// An addition changes a digit by less than 2³⁴, so that after so many no digit has overflown.
+const ADDITIONS_MAX: u32 = 1 << 28;
+/// Factors are taken in parts of so many bits: a square of a float has 106 bits.
+const FACTOR_BITS: i32 = 20;
+
+/// A sum of integers times powers of two.
+#[derive(Clone, Debug, Default)]
+struct Total {
+    /// The first digit counts 2 to 32 times this.
+    first: i32,
+    /// From the lowest on.
+    digits: Vec<i64>,
+    /// Additions since the digits were last carried.
+    additions: u32,
+}
+
+impl Total {
+    /// Adds (or takes away) `integer` · 2 to `exponent`. The integer is below 2¹²⁷.
+    fn add(&mut self, mut integer: u128, exponent: i32, is_negative: bool) {
+        if integer == 0 {
+            return;
+        }
+        let (place, shift) = (exponent.div_euclid(BITS), exponent.rem_euclid(BITS));
+        let bits = shift + (u128::BITS - integer.leading_zeros()) as i32;
+        let mut at = self.place(place, (bits + BITS - 1) / BITS + 1);
+        let sign = if is_negative { -1 } else { 1 };
+        while integer > 0 {
+            let part = ((integer as u64) & (BASE as u64 - 1)) << shift;
+            self.digits[at] += sign * (part & (BASE as u64 - 1)) as i64;
+            self.digits[at + 1] += sign * (part >> BITS) as i64;
+            integer >>= BITS;
+            at += 1;
+        }
+        self.additions += 1;
+        if self.additions >= ADDITIONS_MAX {
+            self.carry();
+        }
+    }
+
+    /// The same, so many times.
+    fn add_times(&mut self, integer: u128, exponent: i32, is_negative: bool, times: i64) {
+        let is_negative = is_negative != (times < 0);
+        let mut times = times.unsigned_abs();
+        let mut exponent = exponent;
+        while times > 0 {
+            let part = times & ((1 << FACTOR_BITS) - 1);
+            self.add(integer * u128::from(part), exponent, is_negative);
+            times >>= FACTOR_BITS;
+            exponent += FACTOR_BITS;
+        }
+    }
+
+    /// The index of a digit; there are so many from it on.
+    fn place(&mut self, place: i32, count: i32) -> usize {
+        if self.digits.is_empty() {
+            self.first = place;
+        }
+        if place < self.first {
+            let missing = (self.first - place) as usize;
+            self.digits.splice(0..0, std::iter::repeat_n(0, missing));
+            self.first = place;
+        }
+        let at = (place - self.first) as usize;
+        let end = at + count as usize;
+        if self.digits.len() < end {
+            self.digits.resize(end, 0);
+        }
+        at
+    }
+
+    /// Makes each digit one from 0 to 2³² − 1, but for the last, which has the sign, is not 0, and is
+    /// −1 only where it is the only one. Zero has no digits.
+    fn carry(&mut self) {
+        self.additions = 0;
+        let mut carried = 0;
+        for digit in &mut self.digits {
+            *digit += carried;
+            carried = digit.div_euclid(BASE);
+            *digit = digit.rem_euclid(BASE);
+        }
+        if carried != 0 {
+            self.digits.push(carried);
+        }
+        while self.digits.last() == Some(&0) {
+            self.digits.pop();
+        }
+        while let [.., below, -1] = &mut self.digits[..] {
+            *below -= BASE;
+            self.digits.pop();
+        }
+        // What is below all that is left costs nothing more.
+        let zeros = self.digits.iter().take_while(|digit| **digit == 0).count();
+        if zeros > 4 {
+            self.digits.drain(..zeros);
+            self.first += zeros as i32;
+        }
+    }
+
+    /// The number as a float times a power of two, rounded once.
+    fn rounded(&mut self) -> (f64, i32) {
+        self.carry();
+        let count = self.digits.len();
+        if count == 0 {
+            return (0.0, 0);
+        }
+        // The upper digits have more than 64 bits, which are more than a float has; of the others
+        // it only counts whether there are any.
+        let digit = |below: usize| count.checked_sub(below).map_or(0, |at| self.digits[at]);
+        let upper = (1..=3).fold(0, |all, below| all * i128::from(BASE) + i128::from(digit(below)));
+        let lower = self.digits.iter().take(count.saturating_sub(3)).any(|digit| *digit != 0);
+        let integer = upper * 2 + i128::from(lower);
+        (integer as f64, (self.first + count as i32 - 3) * BITS - 1)
+    }
+
+    /// The sum of the products of all pairs of digits.
+    fn square(&mut self) -> Self {
+        self.carry();
+        let mut square = Self::default();
+        let count = self.digits.len();
+        for place in 0..(2 * count).saturating_sub(1) {
+            let first = place.saturating_sub(count - 1);
+            let products = (first..=place - first)
+                .map(|at| i128::from(self.digits[at]) * i128::from(self.digits[place - at]));
+            let sum: i128 = products.sum();
+            let exponent = (2 * self.first + place as i32) * BITS;
+            square.add(sum.unsigned_abs(), exponent, sum < 0);
+        }
+        square
+    }
+
+    /// Takes another away.
+    fn subtract(&mut self, other: &Self) {
+        for (place, digit) in (other.first..).zip(&other.digits) {
+            self.add(digit.unsigned_abs().into(), place * BITS, *digit > 0);
+        }
+    }
+
+    /// So many times this.
+    fn times(&mut self, factor: i64) -> Self {
+        self.carry();
+        let mut product = Self::default();
+        for (place, digit) in (self.first..).zip(&self.digits) {
+            let integer = u128::from(digit.unsigned_abs());
+            product.add_times(integer, place * BITS, *digit < 0, factor);
+        }
+        product
+    }
+}
+
+/// A float times a power of two.
+fn scaled(number: f64, exponent: i32) -> f64 {
+    let (mut number, mut exponent) = (number, exponent);
+    while exponent > 1000 {
+        number *= f64::from_bits(2023 << 52);
+        exponent -= 1000;
+    }
+    while exponent < -1000 {
+        number *= f64::from_bits(23 << 52);
+        exponent += 1000;
+    }
+    number * f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// The integer and the exponent that a finite float is made of, without its sign.
+fn parts(number: f64) -> (u64, i32) {
+    let bits = number.to_bits();
+    let fraction = bits & ((1 << 52) - 1);
+    match (bits >> 52 & 0x7ff) as i32 {
+        0 => (fraction, -1074),
+        exponent => (fraction | 1 << 52, exponent - 1075),
+    }
+}
+
+/// Exact sums of floats, and of their squares where these are asked for.
+///
+/// What is not finite is counted: added up it would never go away.
+#[derive(Clone, Debug, Default)]
+pub struct FloatSums {
+    sum: Total,
+    squares: Option<Total>,
+    infinite: i64,
+    negative_infinite: i64,
+    no_numbers: i64,
+}
+
+impl FloatSums {
+    /// Sums of nothing; `squares` is whether a variance will be asked for.
+    pub fn new(squares: bool) -> Self {
+        Self { squares: squares.then(Total::default), ..Self::default() }
+    }
+
+    /// A number comes so many times or, below 0, goes.
+    pub fn add(&mut self, number: f64, count: i64) {
+        if number.is_finite() {
+            let (integer, exponent) = parts(number);
+            let integer = u128::from(integer);
+            let is_negative = number.is_sign_negative();
+            match count {
+                1 | -1 => self.sum.add(integer, exponent, is_negative != (count < 0)),
+                _ => self.sum.add_times(integer, exponent, is_negative, count),
+            }
+            if let Some(squares) = &mut self.squares {
+                squares.add_times(integer * integer, 2 * exponent, false, count);
+            }
+        } else if number.is_nan() {
+            self.no_numbers += count;
+        } else if number > 0.0 {
+            self.infinite += count;
+        } else {
+            self.negative_infinite += count;
+        }
+    }
+
+    /// What the sum is because of values that are not finite.
+    fn not_finite(&self) -> Option<f64> {
+        let counts = [self.no_numbers, self.infinite, self.negative_infinite];
+        match counts.map(|count| count > 0) {
+            [false, false, false] => None,
+            [false, true, false] => Some(f64::INFINITY),
+            [false, false, true] => Some(f64::NEG_INFINITY),
+            _ => Some(f64::NAN),
+        }
+    }
+
+    /// The sum: the float that is nearest.
+    pub fn sum(&mut self) -> f64 {
+        self.not_finite().unwrap_or_else(|| {
+            let (number, exponent) = self.sum.rounded();
+            scaled(number, exponent)
+        })
+    }
+
+    /// The exact sum, rounded to a float, divided by the count.
+    pub fn average(&mut self, count: i64) -> f64 {
+        self.not_finite().unwrap_or_else(|| {
+            let (number, exponent) = self.sum.rounded();
+            scaled(number / count as f64, exponent)
+        })
+    }
+
+    /// The variance: `(count · squares − sum²) / count²`, where numerator and denominator are exact
+    /// and each is rounded to a float once. No number where a value is not finite.
+    pub fn variance(&mut self, count: i64) -> f64 {
+        let Some(squares) = self.squares.as_mut().filter(|_| count > 0) else { return f64::NAN };
+        let mut numerator = squares.times(count);
+        numerator.subtract(&self.sum.square());
+        if self.not_finite().is_some() {
+            return f64::NAN;
+        }
+        let (number, exponent) = numerator.rounded();
+        let denominator = i128::from(count) * i128::from(count);
+        scaled(number.max(0.0) / denominator as f64, exponent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::float_cmp, reason = "the results are exact")]
+
+    use super::*;
+    use crate::generate::Generator;
+
+    fn sums(numbers: &[f64]) -> FloatSums {
+        let mut sums = FloatSums::new(true);
+        for number in numbers {
+            sums.add(*number, 1);
+        }
+        sums
+    }
+
+    #[test]
+    fn what_cancels_leaves_nothing_behind() {
+        let mut sums = sums(&[1e17, 5.0, 7.0, 1e300, -1e-300, 1e-320]);
+        for gone in [1e300, 1e17, -1e-300, 1e-320] {
+            sums.add(gone, -1);
+        }
+        assert_eq!((sums.sum(), sums.average(2), sums.variance(2)), (12.0, 6.0, 1.0));
+        sums.add(5.0, -1);
+        assert_eq!((sums.sum(), sums.variance(1)), (7.0, 0.0));
+        sums.add(7.0, -1);
+        assert_eq!(sums.sum(), 0.0);
+        assert!(sums.sum.digits.is_empty());
+    }
+
+    #[test]
+    fn sums_are_the_nearest_floats() {
+        for (numbers, expected) in [
+            (&[0.1, 0.2, 0.3][..], 0.6),
+            (&[1.0, 1e100, 1.0, -1e100], 2.0),
+            (&[f64::MAX, f64::MAX, -f64::MAX], f64::MAX),
+            (&[f64::MAX, f64::MAX], f64::INFINITY),
+            (&[f64::MIN, f64::MIN], f64::NEG_INFINITY),
+            (&[5e-324, 5e-324, -1e-323], 0.0),
+            (&[5e-324, -1e-323], -5e-324),
+            // Half of the last bit: to the even one, unless there is anything more.
+            (&[9_007_199_254_740_992.0, 1.0], 9_007_199_254_740_992.0),
+            (&[9_007_199_254_740_992.0, 1.0, 1e-300], 9_007_199_254_740_994.0),
+            (&[-9_007_199_254_740_992.0, -1.0, -1e-300], -9_007_199_254_740_994.0),
+            (&[-9_007_199_254_740_992.0, -1.0, 1e-300], -9_007_199_254_740_992.0),
+        ] {
+            assert_eq!(sums(numbers).sum().to_bits(), f64::to_bits(expected), "{numbers:?}");
+        }
+        assert_eq!(sums(&[f64::MAX, f64::MAX]).average(2), f64::MAX);
+        assert_eq!(sums(&[1e200, -1e200]).variance(2), f64::INFINITY);
+        let power = f64::from_bits((1023 + 500) << 52);
+        assert_eq!(sums(&[power, -power]).variance(2), power * power);
+    }
+
+    #[test]
+    fn what_is_not_finite_goes_away_again() {
+        let mut sums = sums(&[1.5, f64::INFINITY, f64::NEG_INFINITY]);
+        assert!(sums.sum().is_nan() && sums.average(3).is_nan() && sums.variance(3).is_nan());
+        sums.add(f64::NEG_INFINITY, -1);
+        assert_eq!(sums.sum(), f64::INFINITY);
+        sums.add(f64::INFINITY, -1);
+        assert_eq!((sums.sum(), sums.variance(1)), (1.5, 0.0));
+    }
+
+    /// Against integers of 128 bits, which are exact where no value is too large or too fine.
+    #[test]
+    fn random_sums_are_what_integers_say() {
+        let mut generator = Generator::new(22);
+        for _ in 0..300 {
+            let mut sums = FloatSums::new(true);
+            let mut there: Vec<(f64, i64)> = Vec::new();
+            for _ in 0..60 {
+                if there.is_empty() || generator.chance(60) {
+                    let power = 1_i64 << generator.below(40);
+                    let number = (generator.below(1 << 20) as i64 - (1 << 19)) * power;
+                    let times = 1 + generator.below(3) as i64 * generator.below(1 << 10) as i64;
+                    sums.add(number as f64 / 1024.0, times);
+                    there.push((number as f64 / 1024.0, times));
+                } else {
+                    let (number, times) = there.swap_remove(generator.below(there.len()));
+                    sums.add(number, -times);
+                }
+                let exact =
+                    |(number, times): &(f64, i64)| ((number * 1024.0) as i128, i128::from(*times));
+                let sum: i128 = there.iter().map(exact).map(|(number, times)| number * times).sum();
+                assert_eq!(sums.sum(), sum as f64 / 1024.0, "{there:?}");
+                let count: i128 = there.iter().map(exact).map(|(_, times)| times).sum();
+                let small = there.iter().all(|(number, _)| number.abs() < 1e9);
+                if small && count > 0 {
+                    let squares = there.iter().map(exact);
+                    let squares: i128 =
+                        squares.map(|(number, times)| number * number * times).sum();
+                    let numerator = count * squares - sum * sum;
+                    let expected = numerator as f64 / (count * count) as f64 / 1024.0 / 1024.0;
+                    assert_eq!(sums.variance(count as i64), expected, "{there:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_floats_come_and_go_in_any_order() {
+        let mut generator = Generator::new(7);
+        for _ in 0..200 {
+            let mut numbers = Vec::new();
+            let mut passing = sums(&[]);
+            for _ in 0..40 {
+                let number = f64::from_bits(generator.number());
+                passing.add(number, 1);
+                if generator.chance(50) {
+                    numbers.push(number);
+                } else {
+                    passing.add(number, -1);
+                }
+            }
+            numbers.reverse();
+            let count = numbers.len().max(1) as i64;
+            let mut fresh = sums(&numbers);
+            let bits = |sums: &mut FloatSums| {
+                [sums.sum(), sums.average(count), sums.variance(count)].map(f64::to_bits)
+            };
+            assert_eq!(bits(&mut passing), bits(&mut fresh), "{numbers:?}");
+        }
+    }
+
+    #[test]
+    fn digits_are_carried_in_time_and_are_not_many() {
+        let mut sums = FloatSums::new(true);
+        for _ in 0..1000 {
+            sums.sum.additions = ADDITIONS_MAX - 2;
+            sums.add(0.1, i64::MAX);
+            sums.add(f64::MAX, 1 << 40);
+            sums.add(5e-324, 1);
+        }
+        assert!(sums.sum.digits.len() <= 72, "{}", sums.sum.digits.len());
+        let squares = sums.squares.as_ref().unwrap().digits.len();
+        assert!(squares <= 144, "{squares}");
+        for _ in 0..1000 {
+            sums.add(0.1, -i64::MAX);
+            sums.add(f64::MAX, -(1 << 40));
+            sums.add(5e-324, -1);
+        }
+        sums.add(0.5, 1);
+        assert_eq!((sums.sum(), sums.variance(1)), (0.5, 0.0));
+    }
+}
