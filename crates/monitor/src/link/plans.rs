@@ -85,6 +85,7 @@ impl Fragments {
             name: self.stream.clone(),
             columns: self.columns.clone(),
             aliases: Vec::new(),
+            values: Vec::new(),
         };
         Catalog { streams: vec![stream] }
     }

@@ -27,6 +27,21 @@ const COUNT_MAX: i64 = COUNTS_MAX / 2;
 /// A row by itself, for any thread.
 pub type Tuple = Arc<[Value]>;
 
+/// The most rows that the relations of a host may have.
+pub const RELATION_ROWS_MAX: usize = 1 << 20;
+/// The most memory that these may take, in bytes: a text may be of a mebibyte.
+pub const RELATION_BYTES_MAX: usize = 256 << 20;
+
+/// The memory that a row takes in a relation, in bytes, about.
+pub fn row_bytes(row: &[Value]) -> usize {
+    let text = |value: &Value| match value {
+        Value::Text(text) => text.len(),
+        _ => 0,
+    };
+    // The row has its place in a table, with a count, and an allocation of its own.
+    size_of::<(Tuple, i64)>() + 32 + size_of_val(row) + row.iter().map(text).sum::<usize>()
+}
+
 /// A fragment's rows as a recording has them.
 fn header(plan: &Plan) -> Header {
     let columns: Vec<(&str, Type)> = plan

@@ -9,11 +9,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::super::rows::{Changes, Tuple};
+use super::super::rows::{Changes, RELATION_BYTES_MAX, RELATION_ROWS_MAX, Tuple, row_bytes};
 use super::budget::Lease;
 
-/// The most rows that the relations of a host may have.
-const RELATION_ROWS_MAX: usize = 1 << 20;
+/// Why a host is let go of whose relations take too much.
+const TOO_MANY_ROWS: &str = "its relations have more than 1048576 rows: group by fewer keys, or \
+                             shorten the windows of the queries";
+const TOO_MANY_BYTES: &str = "its relations take more than 256 MiB: select shorter texts, group by \
+                              fewer keys, or shorten the windows of the queries";
 /// Of more hosts, those that are gone are not remembered.
 const MEMBERS_MAX: usize = 1024;
 /// A host that joins is waited for only so many patiences after the last time.
@@ -46,6 +49,8 @@ struct Member {
     /// What each relation holds of it.
     relations: BTreeMap<u16, Held>,
     relation_rows: usize,
+    /// The memory that these take, in bytes, about.
+    relation_bytes: usize,
     late: u64,
     /// What has gone into the engine and is not over: until when, and its memory.
     pending: VecDeque<(i64, Lease)>,
@@ -111,6 +116,7 @@ impl Merge {
             hold_until_ns: i64::MIN / 2,
             relations: BTreeMap::new(),
             relation_rows: 0,
+            relation_bytes: 0,
             late: 0,
             pending: VecDeque::new(),
         });
@@ -279,13 +285,21 @@ impl Member {
         if after < 0 {
             return Err("it takes rows back that it has not told");
         }
-        if before == 0 && self.relation_rows >= RELATION_ROWS_MAX {
-            return Err("its relations have too many rows");
+        if before == 0 {
+            let bytes = row_bytes(row);
+            if self.relation_rows >= RELATION_ROWS_MAX {
+                return Err(TOO_MANY_ROWS);
+            }
+            if self.relation_bytes + bytes > RELATION_BYTES_MAX {
+                return Err(TOO_MANY_BYTES);
+            }
+            self.relation_rows += 1;
+            self.relation_bytes += bytes;
         }
-        self.relation_rows += usize::from(before == 0);
         if after == 0 {
             relation.rows.remove(row);
             self.relation_rows -= 1;
+            self.relation_bytes -= row_bytes(row);
         } else {
             relation.rows.insert(Tuple::clone(row), after);
         }
@@ -298,6 +312,7 @@ impl Member {
         let rows = std::mem::take(&mut relation.rows);
         relation.last_ns = relation.last_ns.max(time_ns);
         self.relation_rows -= rows.len();
+        self.relation_bytes -= rows.keys().map(|row| row_bytes(row)).sum::<usize>();
         for (row, count) in rows {
             input(usize::from(fragment), relation.last_ns, row, count.saturating_neg());
         }
@@ -472,6 +487,46 @@ mod tests {
         assert!(problem.unwrap_err().contains("not told"));
         case.with(|merge, input| merge.left("a", 1, true, input));
         assert_eq!(case.taken(), [(1, now + 9, 7, -1), (1, now + 9, 8, -1)]);
+    }
+
+    /// Few rows of giant texts take as much memory as many.
+    #[test]
+    fn a_host_of_giant_texts_is_let_go_of_and_its_memory_is_free_again() {
+        let mut case = Case::new();
+        let now = 100 * SECOND;
+        case.join("a", 1, false, now);
+        let giant: Arc<str> = "x".repeat(1 << 20).into();
+        let budget = Arc::clone(&case.budget);
+        let send = |merge: &mut Merge, number: i64, count: i64| {
+            // The text is one, so that the test takes no such memory.
+            let text = if number < 0 { "".into() } else { Arc::clone(&giant) };
+            let row: Tuple = vec![Value::Text(text), Value::Integer(number)].into();
+            let changes = Changes { rows: vec![(now + 1, row, count)], weight: 100 };
+            let lease = budget.take(100, &|| true).unwrap();
+            let told = Told { fragment: 1, reset: false, changes, lease };
+            let sent = merge.changes("a", 1, told, now, &mut |_, _, _, _| ());
+            merge.release(now + 2);
+            sent
+        };
+        let mut sent = 0;
+        let refused = loop {
+            // What comes and goes takes nothing.
+            send(&mut case.merge, -1, 1).and_then(|()| send(&mut case.merge, -1, -1)).unwrap();
+            match send(&mut case.merge, sent, 1) {
+                Ok(()) => sent += 1,
+                Err(refused) => break refused,
+            }
+            assert!(sent < 300, "nothing bounds the bytes");
+        };
+        assert!(refused.contains("256 MiB") && refused.contains("shorten"), "{refused}");
+        assert!(sent >= 250, "{sent}");
+        let member = |merge: &Merge| {
+            let member = &merge.members["a"];
+            (member.relation_rows, member.relation_bytes)
+        };
+        assert_eq!(member(&case.merge).0, 255);
+        case.merge.left("a", 1, true, &mut |_, _, _, _| ());
+        assert_eq!(member(&case.merge), (0, 0));
     }
 
     #[test]

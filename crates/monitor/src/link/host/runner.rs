@@ -6,14 +6,11 @@ use std::net::IpAddr;
 use fathom_cql::catalog::StreamSchema;
 
 use super::super::plans::{Fragments, is_stream};
-use super::super::rows::{RowsWriter, Tuple};
+use super::super::rows::{RELATION_BYTES_MAX, RELATION_ROWS_MAX, RowsWriter, Tuple, row_bytes};
 use super::outbox::Outbox;
 use crate::read::{Batch, LAST_TIME_NS};
 use crate::recording::{Clock, Header};
 use crate::{Column, Delta, Engine, HeldLimit};
-
-/// The most rows that a fragment's relation may have.
-const RELATION_ROWS_MAX: usize = 1 << 20;
 
 /// What the centre can do about fragments that hold too much.
 const REMEDY: &str =
@@ -43,6 +40,8 @@ struct FragmentOutput {
     writer: RowsWriter,
     /// What a relation holds; `None` for a stream.
     held: Option<BTreeMap<Tuple, i64>>,
+    /// The memory that this takes, in bytes, about.
+    bytes: usize,
 }
 
 impl FragmentOutput {
@@ -64,10 +63,15 @@ impl FragmentOutput {
     /// Adds a change of the relation to what it holds.
     fn hold(&mut self, delta: &Delta<'_>) {
         let Some(held) = &mut self.held else { return };
-        let count = held.entry(delta.row.into()).or_default();
+        let row_bytes = row_bytes(delta.row);
+        let count = held.entry(delta.row.into()).or_insert_with(|| {
+            self.bytes += row_bytes;
+            0
+        });
         *count += delta.count;
         if *count == 0 {
             held.remove(delta.row);
+            self.bytes -= row_bytes;
         }
     }
 }
@@ -97,6 +101,7 @@ impl Runner {
         let output = |plan: &fathom_cql::plan::Plan| FragmentOutput {
             writer: RowsWriter::new(plan),
             held: (!is_stream(plan)).then(BTreeMap::new),
+            bytes: 0,
         };
         Self {
             engine: Engine::new(1, &fragments.plans),
@@ -185,11 +190,20 @@ impl Runner {
                 output.add(&delta, outbox);
             }
         });
+        // All relations together, as the centre counts them.
+        let (mut rows, mut bytes) = (0, 0);
         for (at, output) in self.outputs.iter_mut().enumerate() {
             output.finish(at as u16, outbox);
-            if output.held.as_ref().is_some_and(|held| held.len() > RELATION_ROWS_MAX) {
-                return Err(format!("a fragment has more than {RELATION_ROWS_MAX} rows"));
-            }
+            rows += output.held.as_ref().map_or(0, BTreeMap::len);
+            bytes += output.bytes;
+        }
+        if rows > RELATION_ROWS_MAX || bytes > RELATION_BYTES_MAX {
+            return Err(format!(
+                "the results have {rows} rows of {} MiB, and may have {RELATION_ROWS_MAX} of {} MiB: \
+                 ask for shorter windows, fewer groups or shorter texts",
+                bytes >> 20,
+                RELATION_BYTES_MAX >> 20
+            ));
         }
         self.check()?;
         self.watermark_ns = time_ns;
