@@ -251,7 +251,7 @@ class Query(Process):
         if self.wait(60):
             raise Failed(f"the query failed:\n{self.said()[-2000:]}")
         missing = sum(int(count) for count in re.findall(
-            r"(?m)^(\d+) events (?:are missing|came too late)", self.said()))
+            r"(?m)^(\d+) events? (?:are missing|came too late)", self.said()))
         return results.seen, results.rows, missing
 
 

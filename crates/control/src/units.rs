@@ -43,22 +43,25 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     scale(number, factor).ok_or_else(|| wrong(text, "size", "512, 64K, 1.5G or 2TiB"))
 }
 
-/// Reads a span of time: digits, perhaps a fraction, and `ns`, `us`, `µs`, `ms`, `s` or `min`.
+/// Reads a span of time: digits, perhaps a fraction, and `ns`, `us`, `µs`, `ms`, `s`, `min`, `h` or
+/// `d`, or the words that these stand for.
 ///
 /// # Errors
 /// When the text is no span of time, or one beyond 64 bits.
 pub fn parse_nanoseconds(text: &str) -> Result<u64, UnitError> {
     let (number, unit) = split(text);
-    let factor = match unit {
-        "ns" => 1,
-        "us" | "µs" | "μs" => 1_000,
-        "ms" => 1_000_000,
-        "s" => 1_000_000_000,
-        "min" | "m" => 60_000_000_000,
+    let factor = match unit.to_lowercase().as_str() {
+        "ns" | "nanosecond" | "nanoseconds" => 1,
+        "us" | "µs" | "μs" | "microsecond" | "microseconds" => 1_000,
+        "ms" | "millisecond" | "milliseconds" => 1_000_000,
+        "s" | "sec" | "second" | "seconds" => 1_000_000_000,
+        "min" | "m" | "minute" | "minutes" => 60_000_000_000,
+        "h" | "hour" | "hours" => 3_600_000_000_000,
+        "d" | "day" | "days" => 24 * 3_600_000_000_000,
         "" if number.bytes().all(|byte| byte == b'0') => 1,
-        _ => return Err(wrong(text, "time", "250us, 5ms or 1.5s")),
+        _ => return Err(wrong(text, "time", "250us, 5ms, 1.5s, 10min or 1h")),
     };
-    scale(number, factor).ok_or_else(|| wrong(text, "time", "250us, 5ms or 1.5s"))
+    scale(number, factor).ok_or_else(|| wrong(text, "time", "250us, 5ms, 1.5s, 10min or 1h"))
 }
 
 fn wrong(text: &str, what: &str, examples: &str) -> UnitError {
@@ -184,7 +187,12 @@ mod tests {
         for text in ["", "G", "-1", "1e9", "10GB", "1.", ".5", "99999999999P", "1 0"] {
             assert!(parse_bytes(text).is_err(), "{text:?}");
         }
-        for text in ["", "5", "ms", "5 hours", "1..2s"] {
+        let hour = 3_600_000_000_000;
+        for text in ["1h", "1H", "60min", "1 hour", "60 minutes", "3600s", "3600 seconds"] {
+            assert_eq!(parse_nanoseconds(text), Ok(hour), "{text:?}");
+        }
+        assert_eq!(parse_nanoseconds("1.5d"), Ok(36 * hour));
+        for text in ["", "5", "ms", "5 weeks", "1..2s", "300000d"] {
             assert!(parse_nanoseconds(text).is_err(), "{text:?}");
         }
     }

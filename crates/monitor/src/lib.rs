@@ -9,6 +9,7 @@
 pub mod cluster;
 mod columns;
 mod engine;
+mod feed;
 mod fuzz;
 mod held;
 pub mod link;
@@ -22,6 +23,7 @@ pub mod write;
 
 pub use columns::Column;
 pub use engine::{Delta, Engine, EngineStatistics, StateSize};
+pub use feed::span_text;
 #[doc(hidden)]
 pub use fuzz::{fuzz_events, fuzz_script};
 pub use held::{HELD_MAX, HeldLimit, TooMuchHeld};

@@ -1,11 +1,14 @@
 //! How much hosts send to a centre, counted over the events of a file.
 
+use std::path::Path;
+
 use fathom_cql::catalog::Column;
 use fathom_cql::plan::{Output, Plan};
 use fathom_cql::{Type, Value};
 
-use crate::engine::Engine;
-use crate::read::{Batch, ReadReport, Reader};
+use crate::engine::{Engine, EngineStatistics};
+use crate::feed::Feed;
+use crate::read::{ReadOptions, ReadReport};
 use crate::replay::{QueryError, Script};
 
 /// The bytes that a text is assumed to have where none is seen.
@@ -33,6 +36,8 @@ pub struct Traffic {
     pub read: ReadReport,
     /// The events that came too late to count.
     pub late: u64,
+    /// The lateness with which all of them would have counted, in nanoseconds.
+    pub late_ns: u64,
     /// The bytes of all events, with all columns, before anything is packed.
     pub event_bytes: u64,
     /// What each fragment sends.
@@ -66,17 +71,20 @@ fn bytes(row: &[Value]) -> u64 {
     row.iter().map(bytes).sum()
 }
 
-/// Runs fragments over all events of a reader, whose rows have all columns of the script's stream,
-/// as one host does. An event may come so much later than its instant, in nanoseconds.
+/// Runs fragments over all events of a file, as one host does. The lateness is that of
+/// [`ReplayRequest`](crate::ReplayRequest).
 ///
 /// # Errors
 /// When the events cannot be read.
 pub fn measure(
     script: &Script,
     fragments: &[Plan],
-    reader: &mut dyn Reader,
-    lateness_ns: u64,
+    file: &Path,
+    read: &ReadOptions,
+    lateness_ns: Option<u64>,
 ) -> Result<Traffic, QueryError> {
+    let all = vec![true; script.schema().columns.len()];
+    let mut feed = Feed::open(file, script.schema(), &all, read, lateness_ns)?;
     let source = script.source();
     let mut engine = Engine::new(script.catalog().streams.len(), fragments);
     let frames: Vec<u64> = fragments.iter().map(frame_bytes).collect();
@@ -89,18 +97,23 @@ pub fn measure(
             fragment.bytes += rows * (frames[delta.query] + bytes(delta.row));
         });
     };
-    let mut batch = Batch::default();
     let (mut latest_ns, mut event_bytes) = (0, 0);
-    while reader.next_batch(&mut batch)? {
-        for (&time_ns, row) in batch.times_ns.iter().zip(batch.rows()) {
-            let time_ns = u64::try_from(time_ns).unwrap_or(0);
-            latest_ns = latest_ns.max(time_ns);
+    let mut row = Vec::new();
+    while let Some(rows) = feed.next()? {
+        for (at, &time_ns) in rows.times_ns.iter().enumerate() {
+            row.clear();
+            row.extend(rows.columns.iter().map(|column| column.value(at)));
             event_bytes += bytes(&row);
             engine.push(source, time_ns, &row);
         }
-        advance(&mut engine, latest_ns.saturating_sub(lateness_ns));
+        engine.saw(rows.latest_ns);
+        feed.came_late(engine.statistics().late_ns);
+        latest_ns = latest_ns.max(rows.latest_ns);
+        feed.check_waiting(engine.waiting())?;
+        advance(&mut engine, latest_ns.saturating_sub(feed.lateness_ns()));
     }
     advance(&mut engine, latest_ns + 1);
-    let late = engine.statistics().late;
-    Ok(Traffic { read: reader.report().clone(), late, event_bytes, fragments: sent })
+    let EngineStatistics { late, late_ns, .. } = engine.statistics();
+    let read = feed.report().clone();
+    Ok(Traffic { read, late, late_ns, event_bytes, fragments: sent })
 }

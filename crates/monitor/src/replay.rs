@@ -11,10 +11,11 @@ use fathom_cql::plan::{Expression, OrderKey, Output, Plan, Relation};
 use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 
 use crate::cluster::{Cluster, ClusterOptions, Loss};
-use crate::engine::{self, Delta, Engine};
+use crate::engine::{self, Delta, Engine, EngineStatistics};
+use crate::feed::Feed;
 use crate::held::{HeldLimit, TooMuchHeld};
 use crate::io_stream;
-use crate::read::{self, Batch, Condition, ReadError, ReadOptions, ReadReport, Reader};
+use crate::read::{Batch, Condition, ReadError, ReadOptions, ReadReport, Reader};
 use crate::recording::{Item, RowReader};
 
 /// Why live events end without an end.
@@ -25,6 +26,11 @@ pub(crate) const RESULT: &str = "the result";
 
 /// So many batches may wait for other processes.
 const AHEAD_MAX: usize = 16;
+/// While the engine waits for late events, time goes on in so many steps for as long as it waits:
+/// each step looks at all the rows that wait.
+const LATENESS_STEPS: u64 = 8;
+/// The rows that wait are measured each time so many batches have been read.
+const WAITING_CHECK_BATCHES: u64 = 64;
 /// In a cluster a turn is for so many batches, as it costs messages: with more of them a filter costs
 /// less, and what is exchanged more, as it leaves the cache.
 const TURN_BATCHES: u64 = 2;
@@ -43,7 +49,9 @@ pub struct ReplayRequest {
     pub file: PathBuf,
     /// How it is to be read.
     pub read: ReadOptions,
-    /// How much later than its instant an event may come; `None` leaves it to the engine.
+    /// How much later than an event with a later instant an event may come, in nanoseconds. `None`
+    /// is as much as the file needs, so that no event is lost. A pipe, which cannot be read twice, is
+    /// waited for a second, and longer once an event has come too late.
     pub lateness_ns: Option<u64>,
     /// How many rows, groups and values may be held at most; `None` for any number.
     pub held_max: Option<u64>,
@@ -59,6 +67,8 @@ pub struct ReplaySummary {
     pub read: ReadReport,
     /// The events that came too late to count.
     pub late: u64,
+    /// The lateness with which all of them would have counted, in nanoseconds; 0 where none was late.
+    pub late_ns: u64,
 }
 
 /// Who wants results.
@@ -162,19 +172,21 @@ pub fn replay(
     let script = Script::prepare(
         &request.script,
         &request.parameters,
-        ParseOptions { stream_compat: request.stream_compatible },
+        ParseOptions {
+            stream_compat: request.stream_compatible,
+            time_unit_ns: request.read.time_unit.nanoseconds().unsigned_abs(),
+        },
     )?
     .with_held_max(request.held_max);
     let options = ReadOptions { conditions: script.conditions(), ..request.read.clone() };
-    let mut reader = read::open(&request.file, &script.schema, script.wanted(), &options)?;
-    let lateness_ns = request.lateness_ns.unwrap_or(0);
-    match &request.cluster {
-        None => script.run(&mut *reader, lateness_ns, sink),
-        Some(cluster) => {
-            let engine = script.engine_in(cluster)?;
-            script.run_through(engine, &mut *reader, lateness_ns, sink)
-        }
-    }
+    let wanted = script.wanted();
+    let mut feed =
+        Feed::open(&request.file, &script.schema, wanted, &options, request.lateness_ns)?;
+    let engine = match &request.cluster {
+        None => script.engine(),
+        Some(cluster) => script.engine_in(cluster)?,
+    };
+    script.run_feed(engine, &mut feed, sink)
 }
 
 /// A script that is ready to run.
@@ -210,7 +222,7 @@ impl Script {
             ));
         }
         // A stream that the script declares itself is what the file holds.
-        let source = planned.catalog.streams.len() - 1;
+        let source = planned.declared.unwrap_or(0);
         let schema = planned.catalog.streams[source].clone();
         let mut plans: Vec<Plan> = planned.queries.iter().map(|query| query.plan.clone()).collect();
         let columns = fathom_cql::prune(&mut plans, &planned.catalog);
@@ -294,32 +306,43 @@ impl Script {
         lateness_ns: u64,
         sink: &mut dyn ResultSink,
     ) -> Result<ReplaySummary, QueryError> {
-        self.run_through(self.engine(), reader, lateness_ns, sink)
+        self.run_feed(self.engine(), &mut Feed::within(Box::new(reader), lateness_ns), sink)
     }
 
-    fn run_through(
+    /// The same for what comes of a file.
+    pub(crate) fn run_feed(
         &self,
         (mut engine, source): (Engine, usize),
-        reader: &mut dyn Reader,
-        lateness_ns: u64,
+        feed: &mut Feed<'_>,
         sink: &mut dyn ResultSink,
     ) -> Result<ReplaySummary, QueryError> {
         self.begin(sink)?;
-        let mut batch = Batch::default();
-        let (mut latest_ns, mut batches) = (0, 0_u64);
+        let (mut latest_ns, mut delivered_ns, mut batches) = (0, 0, 0_u64);
         // What has been told, of which some may wait for other processes.
         let mut told = VecDeque::new();
         let mut limit = self.held_limit();
-        while reader.next_batch(&mut batch)? {
-            latest_ns = latest_ns.max(u64::try_from(batch.latest_ns).unwrap_or(0));
-            let (times_ns, columns) = batch.take();
-            engine.push_columns(source, times_ns, columns);
-            // Events of the latest instant may follow.
-            let now_ns = latest_ns.saturating_sub(lateness_ns);
+        while let Some(rows) = feed.next()? {
+            latest_ns = latest_ns.max(rows.latest_ns);
+            engine.push_columns(source, rows.times_ns, rows.columns);
+            engine.saw(rows.latest_ns);
+            feed.came_late(engine.statistics().late_ns);
             batches += 1;
-            if engine.is_in_cluster() && batches % TURN_BATCHES != 0 {
+            if batches % WAITING_CHECK_BATCHES == 0 {
+                feed.check_waiting(engine.waiting())?;
+            }
+            // Events of the latest instant may follow.
+            let lateness_ns = feed.lateness_ns();
+            let now_ns = latest_ns.saturating_sub(lateness_ns);
+            let is_turn = if engine.is_in_cluster() {
+                batches % TURN_BATCHES == 0
+            } else {
+                now_ns.saturating_sub(delivered_ns) >= lateness_ns / LATENESS_STEPS
+            };
+            if !is_turn {
+                limit.check(&engine, &[(RESULT, sink.held())])?;
                 continue;
             }
+            delivered_ns = now_ns;
             deliver(&mut engine, now_ns, sink)?;
             limit.check(&engine, &[(RESULT, sink.held())])?;
             told.push_back(now_ns);
@@ -339,7 +362,14 @@ impl Script {
         }
         let finished = handed_on(sink, |sink| engine.finish(latest_ns + 1, sink))?;
         finished.map_err(QueryError::Lost)?;
-        Ok(ReplaySummary { read: reader.report().clone(), late: engine.statistics().late })
+        Ok(ReplaySummary::new(feed.report(), &engine))
+    }
+}
+
+impl ReplaySummary {
+    fn new(read: &ReadReport, engine: &Engine) -> Self {
+        let EngineStatistics { late, late_ns, .. } = engine.statistics();
+        Self { read: read.clone(), late, late_ns }
     }
 }
 
@@ -394,6 +424,7 @@ impl Script {
                 }
                 Item::Moment(time_ns) => {
                     let time_ns = u64::try_from(time_ns).unwrap_or(0);
+                    engine.saw(time_ns);
                     deliver(&mut engine, time_ns.saturating_sub(lateness_ns), sink)?;
                     sink.flush()?;
                 }
@@ -405,7 +436,7 @@ impl Script {
             }
             limit.check(&engine, &[(RESULT, sink.held())])?;
         }
-        Ok(ReplaySummary { read: reader.report().clone(), late: engine.statistics().late })
+        Ok(ReplaySummary::new(reader.report(), &engine))
     }
 
     /// Tells a sink of all queries.
@@ -449,6 +480,7 @@ mod tests {
     use fathom_cql::Row;
 
     use super::*;
+    use crate::read;
     use crate::recording::{BlockLimits, Clock, Header, Writer, end_block, moment_block};
 
     #[derive(Default)]

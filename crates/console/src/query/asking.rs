@@ -57,12 +57,20 @@ impl Printing {
 
 /// Parses and plans queries.
 pub fn prepare(text: &str, parameters: &[(String, Value)], stream_compat: bool) -> Outcome<Script> {
-    let parse = ParseOptions { stream_compat };
+    let parse = ParseOptions { stream_compat, ..ParseOptions::default() };
     Script::prepare(text, parameters, parse).map_err(|error| failure(text, error))
 }
 
-/// Says on standard error what grows without bound while the queries stand.
+/// Says on standard error what is odd in the queries.
+pub fn warn_odd(text: &str, script: &Script) {
+    for remark in script.queries().iter().flat_map(|query| &query.warnings) {
+        eprintln!("warning: {}", place::remark(text, remark));
+    }
+}
+
+/// Says on standard error what is odd in the queries, and what grows without bound while they stand.
 pub fn warn(text: &str, script: &Script) {
+    warn_odd(text, script);
     for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
         eprintln!("{}", place::remark(text, remark));
     }

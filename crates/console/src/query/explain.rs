@@ -10,9 +10,8 @@ use fathom_cql::{
     prune,
 };
 use fathom_monitor::{
-    QueryError, ReplaySummary,
+    ReplaySummary,
     measure::{Traffic, measure},
-    read,
     replay::Script,
 };
 use serde::Serialize;
@@ -184,15 +183,11 @@ fn traffic(
     fragments: &[Plan],
 ) -> Outcome<Option<Traffic>> {
     let Some(file) = &options.replay else { return Ok(None) };
-    let all = vec![true; script.schema().columns.len()];
     let read = options.reading.times.options(options.stream_compat);
-    let traffic = read::open(file, script.schema(), &all, &read)
-        .map_err(QueryError::Read)
-        .and_then(|mut reader| {
-            measure(script, fragments, &mut *reader, options.reading.lateness_ns().unwrap_or(0))
-        })
+    let traffic = measure(script, fragments, file, &read, options.reading.lateness_ns())
         .map_err(|error| failure(text, error))?;
-    tell(&ReplaySummary { read: traffic.read.clone(), late: traffic.late });
+    let (late, late_ns) = (traffic.late, traffic.late_ns);
+    tell(&ReplaySummary { read: traffic.read.clone(), late, late_ns });
     Ok(Some(traffic))
 }
 

@@ -18,7 +18,7 @@ use fathom_monitor::{
     HELD_MAX, QueryError, ReplayRequest, ReplaySummary,
     read::{ReadOptions, ReadReport, TimeUnit},
     recording::RowReader,
-    replay,
+    replay, span_text,
 };
 
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     failure::{Failure, Outcome, reason},
 };
 
-use asking::{Printing, finish, prepare, warn};
+use asking::{Printing, finish, prepare, warn, warn_odd};
 pub use explain::{ExplainOptions, explain};
 
 /// Options of `fathom query`.
@@ -111,7 +111,9 @@ pub struct Times {
 struct Reading {
     #[command(flatten)]
     times: Times,
-    /// Wait so long for events that come out of order
+    /// Wait so long (such as 5s, 10min or 1h) for events that come out of order; later ones are left
+    /// out and counted. By default a file is read as a whole, so that none is late, standard input
+    /// is waited for 1s, and a running daemon not at all
     #[arg(long, value_name = "TIME")]
     limit_lateness: Option<Nanoseconds>,
 }
@@ -246,10 +248,12 @@ fn live(options: &QueryOptions) -> Outcome {
 /// Answers queries about events in a file.
 fn recorded(options: &QueryOptions, file: &Path) -> Outcome {
     let request = options.request(file)?;
+    let script = prepare(&request.script, &request.parameters, request.stream_compatible)?;
+    warn_odd(&request.script, &script);
     let mut printer = options.printing.printer();
     let summary = replay(&request, &mut printer);
-    finish(printer, &request.script, summary)?.iter().for_each(tell);
-    Ok(())
+    let Some(summary) = finish(printer, &request.script, summary)? else { return Ok(()) };
+    report(&summary, request.lateness_ns)
 }
 
 /// Carries out the command.
@@ -276,12 +280,38 @@ pub fn tell_read(report: &ReadReport) {
     }
 }
 
+/// The events that came too late to count, and what to do about it; nothing where there are none.
+fn late(summary: &ReplaySummary) -> Option<(String, String)> {
+    let events = match summary.late {
+        0 => return None,
+        1 => "1 event came too late and is".to_owned(),
+        late => format!("{late} events came too late and are"),
+    };
+    let needed = span_text(summary.late_ns);
+    let what = format!("{events} not in the result");
+    Some((what, format!("wait for late events with --limit-lateness {needed}")))
+}
+
 /// Says on standard error what of the input is not in the result.
 fn tell(summary: &ReplaySummary) {
     tell_read(&summary.read);
-    if summary.late > 0 {
-        let what = "came too late and do not count: allow more with --limit-lateness";
-        eprintln!("{} events {what}", summary.late);
+    if let Some((what, remedy)) = late(summary) {
+        eprintln!("{what}\n→ {remedy}");
+    }
+}
+
+/// The same of a file: to lose events is a failure unless a lateness was asked for.
+fn report(summary: &ReplaySummary, lateness_ns: Option<u64>) -> Outcome {
+    match (late(summary), lateness_ns) {
+        (Some((what, remedy)), None) => {
+            tell_read(&summary.read);
+            let remedy = format!("{remedy}, or give a file, which is read as a whole");
+            Err(Failure::new(what).advise(remedy))
+        }
+        _ => {
+            tell(summary);
+            Ok(())
+        }
     }
 }
 

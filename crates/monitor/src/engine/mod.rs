@@ -22,6 +22,7 @@ mod groups;
 mod input;
 mod joins;
 mod node;
+mod percentiles;
 mod results;
 mod rows;
 mod run;
@@ -73,6 +74,9 @@ pub struct EngineStatistics {
     pub events: u64,
     /// Events that came when their instant was already over. They were left out.
     pub late: u64,
+    /// How much later than the latest instant seen before it such an event came at most, in
+    /// nanoseconds.
+    pub late_ns: u64,
     /// Operators of all plans.
     pub operators: usize,
 }
@@ -111,6 +115,8 @@ pub struct Engine {
     teller: Teller,
     /// Everything before this is over.
     now_ns: u64,
+    /// The latest instant that was seen.
+    latest_ns: u64,
     /// Everything before this has been put into the dataflows.
     ended_ns: u64,
     statistics: EngineStatistics,
@@ -171,6 +177,7 @@ impl Engine {
             numbers: 0,
             teller: Teller::default(),
             now_ns: 0,
+            latest_ns: 0,
             ended_ns: 0,
             statistics: EngineStatistics::default(),
             turns,
@@ -245,10 +252,18 @@ impl Engine {
         let staged = self.staged.get_mut(source)?;
         if time_ns < self.now_ns {
             self.statistics.late += 1;
+            let late_ns = self.latest_ns.max(self.now_ns) - time_ns;
+            self.statistics.late_ns = self.statistics.late_ns.max(late_ns);
             return None;
         }
         self.statistics.events += 1;
+        self.latest_ns = self.latest_ns.max(time_ns);
         Some(staged)
+    }
+
+    /// An event that nobody asks for was seen at an instant, in nanoseconds.
+    pub(crate) fn saw(&mut self, time_ns: u64) {
+        self.latest_ns = self.latest_ns.max(time_ns);
     }
 
     /// Takes an event of a source at an instant, in nanoseconds. An event of an instant that is
@@ -272,6 +287,7 @@ impl Engine {
             }
         } else if let Some(staged) = self.staged.get_mut(source) {
             self.statistics.events += times_ns.len() as u64;
+            self.latest_ns = times_ns.iter().copied().fold(self.latest_ns, u64::max);
             staged.push_columns(times_ns, columns);
         }
     }

@@ -20,6 +20,9 @@ use super::{
 /// The most columns that a file may have.
 const COLUMNS: usize = 1024;
 
+/// The column of the time, where nothing else is said and the file has it.
+const TIME: &str = "BlktapTS";
+
 /// What an editor may put before the first line.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
@@ -135,6 +138,8 @@ impl Layout {
         }
         let time_name = match &options.time_column {
             Some(name) => name.as_str(),
+            // The time of events, also where a script declares a stream of its own.
+            None if names.iter().any(|name| name.eq_ignore_ascii_case(TIME)) => TIME,
             None => schema.columns.first().map_or("", |column| column.name.as_str()),
         };
         let of = |name: &String| match (schema.find(name), schema.find(time_name)) {

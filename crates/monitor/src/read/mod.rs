@@ -145,6 +145,16 @@ pub trait Reader: Send {
     fn report(&self) -> &ReadReport;
 }
 
+impl<R: Reader + ?Sized> Reader for &mut R {
+    fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
+        (**self).next_batch(batch)
+    }
+
+    fn report(&self) -> &ReadReport {
+        (**self).report()
+    }
+}
+
 /// What a reader has read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadReport {
@@ -190,7 +200,8 @@ pub type Condition = Vec<(usize, Arc<str>)>;
 /// How a file is to be understood.
 #[derive(Clone, Debug, Default)]
 pub struct ReadOptions {
-    /// The column that says when a row came; `None` is the schema's first. Formats other than CSV
+    /// The column that says when a row came; `None` is `BlktapTS`, or where the file has no such column
+    /// the schema's first. Formats other than CSV
     /// have one time only.
     pub time_column: Option<String>,
     /// The unit of that column. Formats that know their unit give their times in this one.
@@ -218,7 +229,7 @@ impl ReadError {
         Self::new(format!("cannot read {name}: {reason}"))
     }
 
-    fn advise(self, help: impl Into<String>) -> Self {
+    pub(crate) fn advise(self, help: impl Into<String>) -> Self {
         Self { help: Some(help.into()), ..self }
     }
 

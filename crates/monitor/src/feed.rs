@@ -1,0 +1,444 @@
+//! The batches of a file on their way to an engine, and how long the engine waits for events that
+//! come out of order.
+//!
+//! An engine ends the instants of one batch before it sees the next. So an event with an earlier
+//! instant, in a later batch, would come too late. How late events come cannot be known without
+//! reading them. There are three cases:
+//!
+//! - **A file whose rows fit into memory** is read as a whole, and its lateness is measured on the
+//!   way. What is held are only the rows and columns that the queries look at.
+//! - **A larger file** is read once more by itself, which measures the lateness of its times.
+//! - **A pipe** cannot be read twice. The engine waits for a fixed time, and for longer once an event
+//!   has come too late. Events that come too late are counted.
+//!
+//! With a lateness that somebody has given nothing is measured.
+
+use std::collections::VecDeque;
+use std::path::Path;
+
+use fathom_cql::catalog::StreamSchema;
+
+use crate::columns::Column;
+use crate::read::{self, Batch, ReadError, ReadOptions, ReadReport, Reader};
+
+/// The most bytes of rows that are held to measure the lateness of a file in one reading.
+const LOOK_AHEAD_BYTES: usize = 256 << 20;
+/// The most bytes of rows that may wait in the engine for others.
+const WAITING_BYTES_MAX: usize = 2 << 30;
+/// How long the engine waits for the events of a pipe, in nanoseconds.
+pub(crate) const PIPE_LATENESS_NS: u64 = 1_000_000_000;
+
+/// Some rows, by column.
+pub(crate) struct Rows {
+    /// The latest instant of the batch, including the rows that were left out; in nanoseconds.
+    pub(crate) latest_ns: u64,
+    pub(crate) times_ns: Vec<u64>,
+    pub(crate) columns: Vec<Column>,
+}
+
+impl Rows {
+    /// The memory that they take, in bytes, about.
+    fn bytes(&self) -> usize {
+        let columns: usize = self.columns.iter().map(Column::bytes).sum();
+        size_of::<Self>() + size_of_val(&*self.times_ns) + columns
+    }
+}
+
+/// See the module.
+pub(crate) struct Feed<'r> {
+    reader: Box<dyn Reader + 'r>,
+    batch: Batch,
+    /// What was read to measure the lateness, in the order of the file.
+    held: VecDeque<Rows>,
+    /// Why reading ended early, behind what is held.
+    failure: Option<ReadError>,
+    lateness_ns: u64,
+    /// Whether the engine waits longer once an event has come too late.
+    grows: bool,
+    /// The rows that were given, and their bytes.
+    given: (u64, u64),
+}
+
+impl Feed<'static> {
+    /// Opens a file. `None` as the lateness, in nanoseconds, is as much as the file needs.
+    pub(crate) fn open(
+        file: &Path,
+        schema: &StreamSchema,
+        wanted: &[bool],
+        options: &ReadOptions,
+        lateness_ns: Option<u64>,
+    ) -> Result<Self, ReadError> {
+        let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
+        let reader = read::open(file, schema, wanted, options)?;
+        let mut feed = Feed::within(reader, lateness_ns.unwrap_or(PIPE_LATENESS_NS));
+        feed.grows = lateness_ns.is_none();
+        if lateness_ns.is_none() && is_regular {
+            feed.lateness_ns = match feed.look_ahead(LOOK_AHEAD_BYTES) {
+                Some(lateness_ns) => lateness_ns,
+                None => measure(&mut *open_times(file, schema, options)?)?,
+            };
+        }
+        Ok(feed)
+    }
+}
+
+impl<'r> Feed<'r> {
+    /// The batches of a reader, with a lateness in nanoseconds.
+    pub(crate) fn within(reader: Box<dyn Reader + 'r>, lateness_ns: u64) -> Self {
+        Self {
+            reader,
+            batch: Batch::default(),
+            held: VecDeque::new(),
+            failure: None,
+            lateness_ns,
+            grows: false,
+            given: (0, 0),
+        }
+    }
+
+    /// Reads ahead until so many bytes are held. Gives the lateness of the rows if they are all.
+    fn look_ahead(&mut self, bytes_max: usize) -> Option<u64> {
+        let (mut bytes, mut latest_ns, mut lateness_ns) = (0, 0, 0);
+        while bytes < bytes_max {
+            match self.read() {
+                Ok(Some(rows)) => {
+                    let first_ns = rows.times_ns.iter().min().copied().unwrap_or(latest_ns);
+                    lateness_ns = lateness_ns.max(latest_ns.saturating_sub(first_ns));
+                    latest_ns = latest_ns.max(rows.latest_ns);
+                    bytes += rows.bytes();
+                    self.held.push_back(rows);
+                }
+                Ok(None) => return Some(lateness_ns),
+                Err(error) => {
+                    self.failure = Some(error);
+                    return Some(lateness_ns);
+                }
+            }
+        }
+        None
+    }
+
+    fn read(&mut self) -> Result<Option<Rows>, ReadError> {
+        if !self.reader.next_batch(&mut self.batch)? {
+            return Ok(None);
+        }
+        let latest_ns = u64::try_from(self.batch.latest_ns).unwrap_or(0);
+        let (times_ns, columns) = self.batch.take();
+        Ok(Some(Rows { latest_ns, times_ns, columns }))
+    }
+
+    /// The next rows, in the order of the file; `None` at the end.
+    pub(crate) fn next(&mut self) -> Result<Option<Rows>, ReadError> {
+        let rows = match (self.held.pop_front(), self.failure.take()) {
+            (Some(rows), failure) => {
+                self.failure = failure;
+                Some(rows)
+            }
+            (None, Some(failure)) => return Err(failure),
+            (None, None) => self.read()?,
+        };
+        if let Some(rows) = &rows {
+            let (count, bytes) = &mut self.given;
+            *count += rows.times_ns.len() as u64;
+            *bytes += rows.bytes() as u64;
+        }
+        Ok(rows)
+    }
+
+    /// How long the engine is to wait, in nanoseconds.
+    pub(crate) fn lateness_ns(&self) -> u64 {
+        self.lateness_ns
+    }
+
+    /// An event came later than the lateness allows; so late it would have had to be allowed, in
+    /// nanoseconds.
+    pub(crate) fn came_late(&mut self, needed_ns: u64) {
+        if self.grows {
+            self.lateness_ns = self.lateness_ns.max(needed_ns);
+        }
+    }
+
+    /// So many rows wait in the engine for others.
+    ///
+    /// # Errors
+    /// When they take too much memory.
+    pub(crate) fn check_waiting(&self, rows: usize) -> Result<(), ReadError> {
+        let (count, bytes) = self.given;
+        let each = bytes / count.max(1);
+        if (rows as u64).saturating_mul(each) <= WAITING_BYTES_MAX as u64 {
+            return Ok(());
+        }
+        let late = span_text(self.lateness_ns);
+        let gib = WAITING_BYTES_MAX >> 30;
+        let what = format!(
+            "events come up to {late} out of order: to put them in order takes more than {gib} GiB"
+        );
+        Err(ReadError::new(what).advise(
+            "sort the file by its time first, or say with --limit-lateness how late an event may \
+             come: those that come later are left out and counted",
+        ))
+    }
+
+    pub(crate) fn report(&self) -> &ReadReport {
+        self.reader.report()
+    }
+}
+
+/// A reader of the times of a file only.
+fn open_times(
+    file: &Path,
+    schema: &StreamSchema,
+    options: &ReadOptions,
+) -> Result<Box<dyn Reader>, ReadError> {
+    let options = ReadOptions { conditions: None, ..options.clone() };
+    read::open(file, schema, &vec![false; schema.columns.len()], &options)
+}
+
+/// How much later than an event with a later instant an event comes at most, in nanoseconds.
+fn measure(reader: &mut dyn Reader) -> Result<u64, ReadError> {
+    let mut batch = Batch::default();
+    let (mut latest_ns, mut lateness_ns) = (0, 0);
+    while reader.next_batch(&mut batch)? {
+        for &time_ns in &batch.times_ns {
+            latest_ns = latest_ns.max(time_ns);
+            lateness_ns = lateness_ns.max(latest_ns - time_ns);
+        }
+        latest_ns = latest_ns.max(batch.latest_ns);
+    }
+    Ok(u64::try_from(lateness_ns).unwrap_or(0))
+}
+
+/// A time span as options of commands take it, such as `3s`, rounded up.
+pub fn span_text(nanoseconds: u64) -> String {
+    let units = [
+        (3_600_000_000_000, "h"),
+        (60_000_000_000, "min"),
+        (1_000_000_000, "s"),
+        (1_000_000, "ms"),
+        (1_000, "us"),
+    ];
+    let fits = |(unit, _): &(u64, &str)| {
+        nanoseconds >= 10 * unit || (nanoseconds > 0 && nanoseconds % unit == 0)
+    };
+    let (unit, name) = units.into_iter().find(fits).unwrap_or((1, "ns"));
+    format!("{}{name}", nanoseconds.div_ceil(unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fmt::Write as _;
+    use std::io;
+
+    use fathom_cql::generate::Generator;
+    use fathom_cql::oracle::{self, Input};
+    use fathom_cql::{ParseOptions, Row, Value, catalog};
+
+    use super::*;
+    use crate::replay::{ReplayRequest, ResultSink, Script, replay};
+    use crate::write::{Form, Printer, PrinterOptions};
+
+    /// A file of CSV with these times, and what a count of its rows gives.
+    fn counted(times: &[u64], lateness_ns: Option<u64>) -> (String, u64, u64) {
+        let mut text = "BlktapTS,Size\n".to_owned();
+        for time in times {
+            let _ = writeln!(text, "{time},8");
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, text).unwrap();
+        let request = ReplayRequest {
+            script: "select count(*) as n, min(BlktapTS) as first from IOstream".into(),
+            parameters: Vec::new(),
+            stream_compatible: false,
+            file: file.path().to_owned(),
+            read: ReadOptions::default(),
+            lateness_ns,
+            held_max: None,
+            cluster: None,
+        };
+        let mut printed = Vec::new();
+        let options = PrinterOptions { form: Form::Csv, deltas: false };
+        let mut printer = Printer::new(&mut printed, options);
+        let summary = replay(&request, &mut printer).unwrap();
+        printer.finish().unwrap();
+        let printed = String::from_utf8(printed).unwrap();
+        (printed.lines().last().unwrap().to_owned(), summary.late, summary.late_ns)
+    }
+
+    #[test]
+    fn a_file_in_any_order_loses_nothing() {
+        let late_one: Vec<u64> = std::iter::once(100).chain(1..=24).collect();
+        assert_eq!(counted(&late_one, None), ("25,1".into(), 0, 0));
+        let batches: Vec<u64> = (0..20_000).rev().collect();
+        assert_eq!(counted(&batches, None), ("20000,0".into(), 0, 0));
+        // Every row before its batch ends, but for one that is three batches late.
+        let mut swapped: Vec<u64> = (0..20_000).map(|time| time ^ 7).collect();
+        let early = swapped.remove(100);
+        swapped.insert(15_000, early);
+        assert_eq!(counted(&swapped, None), ("20000,0".into(), 0, 0));
+        let (row, late, late_ns) = counted(&swapped, Some(100));
+        assert_eq!((row.as_str(), late), ("19999,0", 1));
+        assert!((12_000..15_000).contains(&late_ns), "{late_ns}");
+        assert_eq!(counted(&swapped, Some(late_ns)).1, 0, "what is reported suffices");
+    }
+
+    #[test]
+    fn a_file_that_is_not_held_is_measured() {
+        let mut text = "BlktapTS,Type,Path\n".to_owned();
+        for time in 0..20_000_u64 {
+            let _ = writeln!(text, "{},Q,\"a\n,b\"", time ^ 255);
+        }
+        let script = "select count(*) from IOstream where Type = 'Q'";
+        let script = Script::prepare(script, &[], ParseOptions::default()).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, text).unwrap();
+        let options = ReadOptions { conditions: script.conditions(), ..ReadOptions::default() };
+        let open = || read::open(file.path(), script.schema(), script.wanted(), &options).unwrap();
+        let mut feed = Feed::within(open(), 0);
+        assert_eq!(feed.look_ahead(1), None, "one batch is held");
+        assert_eq!(feed.held.len(), 1);
+        let mut times = open_times(file.path(), script.schema(), &options).unwrap();
+        assert_eq!(measure(&mut *times).unwrap(), 255);
+        let mut read = 0;
+        while let Some(rows) = feed.next().unwrap() {
+            read += rows.times_ns.len();
+        }
+        assert_eq!(read, 20_000);
+    }
+
+    /// Gives its rows, a batch each.
+    struct Batches(VecDeque<Vec<(i64, Row)>>, ReadReport);
+
+    impl Reader for Batches {
+        fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
+            batch.clear();
+            for (time_ns, row) in self.0.pop_front().into_iter().flatten() {
+                batch.push(time_ns, row);
+            }
+            Ok(!batch.is_empty())
+        }
+
+        fn report(&self) -> &ReadReport {
+            &self.1
+        }
+    }
+
+    #[test]
+    fn a_pipe_is_waited_for_longer_once_an_event_has_come_too_late() {
+        let second = 1_000_000_000;
+        let times = [vec![10], vec![9], vec![30], vec![12], vec![60], vec![45], vec![61]];
+        let row = |time: &i64| (time * second, vec![Value::Integer(time * second)]);
+        let times = times.map(|batch: Vec<i64>| batch.iter().map(row).collect());
+        let reader = Batches(VecDeque::from(times), ReadReport::default());
+        let script = Script::prepare("select BlktapTS from IOstream", &[], ParseOptions::default());
+        let script = script.unwrap();
+        let mut feed = Feed::within(Box::new(reader), PIPE_LATENESS_NS);
+        feed.grows = true;
+        let mut printed = Vec::new();
+        let options = PrinterOptions { form: Form::Csv, deltas: false };
+        let mut printer = Printer::new(&mut printed, options);
+        let summary = script.run_feed(script.engine(), &mut feed, &mut printer).unwrap();
+        printer.finish().unwrap();
+        let seconds = |line: &str| line.parse::<i64>().unwrap() / second;
+        let printed = String::from_utf8(printed).unwrap();
+        let printed: Vec<i64> = printed.lines().skip(1).map(seconds).collect();
+        // 9 is within a second of 10. 12 is lost, and because of it 45 is not.
+        assert_eq!(printed, [9, 10, 30, 45, 60, 61]);
+        assert_eq!((summary.late, summary.late_ns), (1, 18 * second as u64));
+    }
+
+    /// At which instant which row comes or goes, and how often.
+    #[derive(Default)]
+    struct Changes(BTreeMap<(i64, Row), i64>);
+
+    impl ResultSink for Changes {
+        fn begin(&mut self, _: usize, _: &[catalog::Column], _: bool) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn delta(&mut self, _: usize, time: i64, count: i64, row: &[Value]) -> io::Result<()> {
+            *self.0.entry((time, row.to_vec())).or_default() += count;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn any_order_in_any_batches_gives_what_the_semantics_say() {
+        let scripts = [
+            "select VDisk, sum(Size), median(Size) from IOstream [range 40 nanoseconds]
+             group by VDisk",
+            "select ReqId from IOstream [rows 7]",
+            "create view V as select ReqId + 1 as Id from IOstream where Size > 2;
+             create view W as select Id, Id * 2 as Twice from V;
+             select sum(Twice), count(*) from W [rows 3]",
+            "select a.ReqId, b.ReqId from IOstream [range 9 nanoseconds] as a
+             left join IOstream [now] as b on a.Size = b.Size",
+            "select Size from IOstream where Size > 3",
+        ];
+        let (mut changes, mut late) = (0, 0);
+        for seed in 0..200 {
+            let mut generator = Generator::new(seed);
+            let text = scripts[seed as usize % scripts.len()];
+            let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
+            let spread = 1 << generator.below(9);
+            let mut inputs = Vec::new();
+            for number in 0..generator.below(60) {
+                let mut row = vec![Value::Null; script.schema().columns.len()];
+                let time_ns = generator.below(spread) as i64 + number as i64;
+                row[0] = Value::Integer(time_ns);
+                row[3] = Value::Integer(number as i64);
+                row[5] = Value::Integer(generator.below(6) as i64);
+                row[7] = Value::text(["a", "b"][generator.below(2)]);
+                inputs.push(Input { source: 0, time_ns, row, count: 1 });
+            }
+            let until = inputs.iter().map(|input| input.time_ns).max().unwrap_or(0);
+            let mut expected = BTreeMap::new();
+            for delta in oracle::run(&script.queries()[0].plan, &inputs, until) {
+                expected.insert((delta.time_ns, delta.row), delta.count);
+            }
+            let mut batches = VecDeque::new();
+            let mut rest = &inputs[..];
+            while !rest.is_empty() {
+                let (first, others) = rest.split_at((1 + generator.below(9)).min(rest.len()));
+                batches.push_back(first.iter().map(|input| (input.time_ns, &input.row)).collect());
+                rest = others;
+            }
+            let wanted = |row: &Row| {
+                let both = row.iter().zip(script.wanted());
+                both.filter(|(_, wanted)| **wanted).map(|(value, _)| value.clone()).collect()
+            };
+            let batches: VecDeque<Vec<(i64, Row)>> = batches
+                .into_iter()
+                .map(|batch: Vec<(i64, &Row)>| {
+                    batch.into_iter().map(|(time_ns, row)| (time_ns, wanted(row))).collect()
+                })
+                .collect();
+            let mut feed = Feed::within(Box::new(Batches(batches, ReadReport::default())), 0);
+            feed.lateness_ns = feed.look_ahead(usize::MAX).unwrap();
+            late += feed.lateness_ns;
+            let mut results = Changes::default();
+            let summary = script.run_feed(script.engine(), &mut feed, &mut results).unwrap();
+            assert_eq!(summary.late, 0, "seed {seed}");
+            results.0.retain(|_, count| *count != 0);
+            assert_eq!(results.0, expected, "seed {seed}");
+            changes += expected.len();
+        }
+        assert!(changes > 2000 && late > 2000, "{changes} changes, {late} ns late");
+    }
+
+    #[test]
+    fn spans_are_rounded_up_as_options_take_them() {
+        for (nanoseconds, text) in [
+            (0, "0ns"),
+            (999, "999ns"),
+            (1000, "1us"),
+            (1001, "1001ns"),
+            (10_001, "11us"),
+            (3_000_000_000, "3s"),
+            (3_000_000_001, "3001ms"),
+            (7_200_000_000_000, "2h"),
+        ] {
+            assert_eq!(span_text(nanoseconds), text);
+        }
+    }
+}
