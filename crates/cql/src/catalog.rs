@@ -22,6 +22,8 @@ pub struct StreamSchema {
     pub columns: Vec<Column>,
     /// Other names of columns: `IOp` for `IOOp`, as the monitoring paper's listings have them.
     pub aliases: Vec<(String, String)>,
+    /// Columns of texts of which all values that there can be are known, by their names.
+    pub values: Vec<(String, Vec<String>)>,
 }
 
 /// The streams that queries may name.
@@ -46,6 +48,7 @@ impl StreamSchema {
             name: name.to_owned(),
             columns: columns.iter().map(column).collect(),
             aliases: Vec::new(),
+            values: Vec::new(),
         }
     }
 

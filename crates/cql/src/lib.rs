@@ -18,6 +18,7 @@ pub mod catalog;
 pub mod check;
 pub mod eval;
 mod explain;
+mod foreign;
 pub mod generate;
 mod lexer;
 mod likeness;

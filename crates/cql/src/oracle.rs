@@ -6,7 +6,8 @@
 //! comes from a relation are computed once.
 //!
 //! Such rows have an order of arrival too, which windows of rows see: within an instant they
-//! arrive in the order of [`Value`].
+//! arrive in the order of [`Value`], unless they are rows of a stream that were only selected and
+//! computed from, one by one.
 //!
 //! [`Value`]: crate::value::Value
 
@@ -17,6 +18,8 @@ mod windows;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 
+use crate::ast::ToStream;
+use crate::eval::{evaluate, is_true};
 use crate::plan::{Output, Plan, Relation, Stream};
 use crate::value::Row;
 use bag::Bag;
@@ -157,11 +160,37 @@ impl Oracle {
                     arrivals.extend(std::iter::repeat_n(arrival, count));
                 }
             }
+            Stream::Of(ToStream::Insertions, relation) if relation.only_grows() => {
+                arrivals = self.passed_on(relation);
+            }
             Stream::Of(to_stream, relation) => self.changes(relation, |time, before, now| {
                 let rows = bag::to_stream(*to_stream, before, now);
                 self.step(rows.len());
                 arrivals.extend(rows.into_iter().map(|row| Arrival { time, row }));
             }),
+        }
+        arrivals
+    }
+
+    /// The rows of a relation that only grows, in the order of arrival of the stream that it is of.
+    fn passed_on(&self, relation: &Relation) -> Vec<Arrival> {
+        let mut arrivals = match relation {
+            Relation::Window(_, stream) => self.stream(stream),
+            Relation::Filter(of, _) | Relation::Project(of, _) => self.passed_on(of),
+            _ => Vec::new(),
+        };
+        self.step(arrivals.len());
+        match relation {
+            Relation::Filter(_, predicate) => {
+                arrivals.retain(|arrival| is_true(&evaluate(predicate, &arrival.row)));
+            }
+            Relation::Project(_, expressions) => {
+                for arrival in &mut arrivals {
+                    let values = expressions.iter().map(|each| evaluate(each, &arrival.row));
+                    arrival.row = values.collect();
+                }
+            }
+            _ => {}
         }
         arrivals
     }

@@ -11,7 +11,8 @@
 //!   of the slide at or before τ: they change at multiples only.
 //! - **Row windows** hold the last so many rows by instant and, within one, by arrival. All rows
 //!   of an instant have arrived before the window is looked at. What a relation gives to a stream
-//!   at an instant arrives in the order of its values.
+//!   at an instant arrives in the order of its values, unless the relation [only
+//!   grows](Relation::only_grows): then its rows arrive in the order of the stream that it is of.
 //! - **Aggregates** without `group by` over an empty relation give no row, as groups do that have
 //!   become empty.
 //! - **Istream** gives at τ what is in the relation at τ and was not just before, **Dstream** what

@@ -98,9 +98,11 @@ impl Pruner {
                 if let Window::Rows { by, .. } = window {
                     needed.extend(by);
                     // Rows of one instant arrive in the order of all their values, but for those
-                    // of an input.
-                    if let Stream::Of(_, relation) = &**stream {
-                        needed.extend(0..self.width(relation));
+                    // of an input and those that an input's rows become one by one.
+                    match &**stream {
+                        Stream::Of(ToStream::Insertions, relation) if relation.only_grows() => {}
+                        Stream::Of(_, relation) => needed.extend(0..self.width(relation)),
+                        Stream::Source(_) => {}
                     }
                 }
                 let (stream, places) = self.stream(stream, &needed);

@@ -22,8 +22,8 @@ const PAPER: [(&str, &str, usize); 12] = [
     ("query10m", include_str!("paper/query10m.cql"), 4),
 ];
 
-const PLAIN: ParseOptions = ParseOptions { stream_compat: false };
-const COMPAT: ParseOptions = ParseOptions { stream_compat: true };
+const PLAIN: ParseOptions = ParseOptions { stream_compat: false, time_unit_ns: 0 };
+const COMPAT: ParseOptions = ParseOptions { stream_compat: true, time_unit_ns: 0 };
 
 /// The statements of a text without mistakes.
 fn statements(text: &str) -> Vec<Statement> {
@@ -748,7 +748,7 @@ fn mutated_texts_are_read_or_refused() {
                 }
             }
         }
-        let options = ParseOptions { stream_compat: round % 2 == 0 };
+        let options = ParseOptions { stream_compat: round % 2 == 0, time_unit_ns: round % 3 };
         match parse(&text, &options) {
             Ok(_) => read += 1,
             Err(mistake) => {
@@ -762,4 +762,21 @@ fn mutated_texts_are_read_or_refused() {
         }
     }
     assert!((500..9500).contains(&read), "{read}");
+}
+
+#[test]
+fn now_lasts_for_a_unit_of_the_input() {
+    let kind = |options: &ParseOptions| {
+        let script = parse("select * from S [now]", options).unwrap();
+        let Some(Statement::Query(query)) = script.statements.into_iter().next() else { panic!() };
+        let SetExpression::Select(select) = query.body else { panic!() };
+        match &select.from[..] {
+            [TableReference::Named { window: Some(window), .. }] => window.kind.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let microsecond = WindowKind::Range { length_ns: 1000, slide_ns: None };
+    assert_eq!(kind(&PLAIN), WindowKind::Now);
+    assert_eq!(kind(&COMPAT), microsecond);
+    assert_eq!(kind(&ParseOptions { stream_compat: false, time_unit_ns: 1000 }), microsecond);
 }

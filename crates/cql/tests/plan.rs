@@ -77,7 +77,8 @@ fn the_papers_queries_have_plans() {
     let mut with_ip = catalog();
     with_ip.streams[0].columns.push(Column { name: "IP".to_owned(), kind: Type::Integer });
     for text in texts {
-        let script = parse(text, &ParseOptions { stream_compat: true }).unwrap();
+        let script =
+            parse(text, &ParseOptions { stream_compat: true, ..ParseOptions::default() }).unwrap();
         let planned = plan_script(&script, &with_ip, &Parameters::new());
         let planned = planned.unwrap_or_else(|wrong| panic!("{}", wrong.render(text)));
         for query in &planned.queries {
@@ -413,6 +414,61 @@ fn what_is_odd_is_told() {
     let text = "select Size from IOstream where Path = null";
     assert_eq!(&text[odd(text)[0].span.range()], "Path = null");
     assert_eq!(odd("create view V as Dstream(select * from IOstream); select * from V").len(), 1);
+}
+
+#[test]
+fn what_is_written_but_cannot_be_meant_is_told() {
+    let odd = |text: &str| {
+        let part = |wrong: Diagnostic| format!("{}: {}", &text[wrong.span.range()], wrong.message);
+        last(text).warnings.into_iter().map(part).collect::<Vec<_>>()
+    };
+    let none: [&str; 0] = [];
+    assert_eq!(
+        odd("select Size from IOstream [now] order by Sector"),
+        ["Sector: this is not selected: the result is not shown in its order"]
+    );
+    assert_eq!(odd("select Size from IOstream [now] order by Sector limit 3").len(), 1);
+    assert_eq!(odd("select Size from IOstream [now] order by Size limit 3"), none);
+    let chosen = "select Size from IOstream [now] order by Sector limit 3";
+    assert_eq!(odd(&format!("select * from ({chosen}) [now] as a")), none);
+    assert_eq!(odd(&format!("create view V as {chosen}; select * from V")), none);
+    assert_eq!(
+        odd("select Size from IOstream where \"Type\" = 'Q'"),
+        ["\"Type\" = 'Q': this compares two constants: it is never true"]
+    );
+    let help = last("select Size from IOstream where \"Type\" = 'Q'").warnings.remove(0).help;
+    assert!(help.unwrap().contains("the column is `Type`"));
+    assert_eq!(
+        odd("select Size from IOstream where 1 <= 2"),
+        ["1 <= 2: this compares two constants: it is always true"]
+    );
+    // A parameter is a constant on purpose.
+    assert_eq!(odd("select Size from IOstream where $limit > 3"), none);
+    assert_eq!(
+        odd("select Size from IOstream where Type in ('Q', 'X') and IOOp = 'X'"),
+        ["'X': `Type` is never 'X'"]
+    );
+    assert_eq!(
+        odd("create view V as select Type as T from IOstream; select 1 from V where 'q' <> T"),
+        ["'q' <> T: `T` is never 'q'"]
+    );
+}
+
+#[test]
+fn a_stream_of_the_catalogue_may_be_declared_again() {
+    let text = "table : register stream iostream(Stamp integer, IOOp char(1));
+                query : select * from IOstream where IOp = 'r'";
+    let planned = plan(text);
+    assert_eq!(planned.declared, Some(0));
+    let names = planned.catalog.streams[0].columns.iter().map(|column| &column.name[..]);
+    assert_eq!(names.collect::<Vec<_>>(), ["Stamp", "IOOp"]);
+    assert_eq!(planned.queries[0].plan.columns.len(), 2);
+    assert_eq!(plan("select 1 from Load").declared, None);
+    assert_eq!(plan("create stream S(a integer); select 1 from S").declared, Some(2));
+    let twice = "create stream IOstream(a integer); create stream IOstream(a integer)";
+    assert!(try_plan(twice).unwrap_err().message.contains("already"));
+    let used = "select 1 from IOstream; create stream IOstream(a integer)";
+    assert!(try_plan(used).unwrap_err().message.contains("already"));
 }
 
 #[test]

@@ -286,3 +286,48 @@ fn declarations() {
         Some("write `register stream`"),
     );
 }
+
+/// Who knows another system is told how it is said here.
+#[test]
+fn words_of_other_systems() {
+    for (text, place, here) in [
+        ("with a as (select 1 from IOstream) select * from a", "with", "create view"),
+        ("insert into x select * from IOstream", "insert", "create view"),
+        ("create table t (a integer)", "table", "create stream"),
+        ("create materialized view v as select 1 from IOstream", "materialized", "create view"),
+        (
+            "select count(*) from IOstream group by tumble(BlktapTS, interval '5' second)",
+            "tumble",
+            "[tumbling 5 seconds]",
+        ),
+        ("select 1 from tumble(IOstream, 5)", "tumble", "[tumbling 5 seconds]"),
+        ("select 1 from table(hop(IOstream, 5))", "table", "slide"),
+        ("select time_bucket('5s', BlktapTS) from IOstream", "time_bucket", "[tumbling 5 seconds]"),
+        ("select avg(Size) over (partition by VDisk) from IOstream", "over", "[rows 10]"),
+        ("select lag(Size) from IOstream", "lag", "partition by VDisk rows 2"),
+        ("select count(*) filter (where Size > 8) from IOstream", "filter", "sum(case"),
+        (
+            "select 1 from IOstream where FtrTS > interval '5' second",
+            "interval",
+            "[range 5 seconds]",
+        ),
+        ("select 1 from IOstream emit changes", "changes", ""),
+        ("select 1 from IOstream [now] limit 3 offset 2", "offset", "limit 10"),
+        ("select substr(Path, 1) from IOstream", "substr", "substring"),
+        ("select quantile(Size, 9) from IOstream", "quantile", "percentile(x, 99)"),
+        ("select fancy_thing(Size) from IOstream", "fancy_thing", "approx_count_distinct"),
+        ("select uper(Path) from IOstream", "uper", "did you mean `upper`?"),
+    ] {
+        let wrong = try_plan(text).expect_err(text);
+        assert_eq!(&text[wrong.span.range()], place, "{text}: {wrong:?}");
+        let help = wrong.help.unwrap_or_default();
+        assert!(help.contains(here), "{text}: {help}");
+    }
+    // Where they are names they are names.
+    for text in [
+        "select Size as over, Size as filter from IOstream as window",
+        "select Size as interval, Size as tumble from IOstream",
+    ] {
+        assert!(try_plan(text).is_ok(), "{text}: {:?}", try_plan(text));
+    }
+}

@@ -65,10 +65,12 @@ pub fn fuzz_events(data: &[u8]) {
 pub fn fuzz_script(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let script = match parse(text, &ParseOptions { stream_compat: how & 1 == 1 }) {
-        Ok(script) => script,
-        Err(wrong) => return check_place(text, &wrong),
-    };
+    let script =
+        match parse(text, &ParseOptions { stream_compat: how & 1 == 1, ..ParseOptions::default() })
+        {
+            Ok(script) => script,
+            Err(wrong) => return check_place(text, &wrong),
+        };
     let parameters = Parameters::from([
         ("limit".to_owned(), Value::Integer(8)),
         ("vm".to_owned(), Value::text("web")),

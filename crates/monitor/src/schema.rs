@@ -43,6 +43,15 @@ const COLUMNS: [(&str, Type); 31] = [
 /// its Table 3.1 reads.
 const ALIASES: [(&str, &str); 3] = [("IOP", "IOOp"), ("IOPp", "IOOp"), ("I00p", "IOOp")];
 
+/// The values that some columns have: a query that asks for others finds nothing.
+const VALUES: [(&str, &[&str]); 5] = [
+    ("Type", &["Q", "R", "E", "N"]),
+    ("IOOp", &["r", "w", "f", "d", "z", "i", "x"]),
+    ("Kind", &["data", "metadata", "journal", "swap", "direct", "directory", "device", "unknown"]),
+    ("CacheHit", &["miss", "hit", "part"]),
+    ("Confidence", &["none", "likely", "sure"]),
+];
+
 /// The stream `IOstream`: an event for each request and each response.
 ///
 /// `Type` is `Q`, `R`, `E` or `N`, `IOOp` a letter, as `docs/events.md` lists them. `Kind`,
@@ -51,6 +60,10 @@ const ALIASES: [(&str, &str); 3] = [("IOP", "IOOp"), ("IOPp", "IOOp"), ("I00p", 
 pub fn io_stream() -> StreamSchema {
     let mut schema = StreamSchema::new("IOstream", &COLUMNS);
     let own = |&(alias, of): &(&str, &str)| (alias.to_owned(), of.to_owned());
+    let known = |&(column, values): &(&str, &[&str])| {
+        (column.to_owned(), values.iter().map(ToString::to_string).collect())
+    };
+    schema.values = VALUES.iter().map(known).collect();
     schema.aliases = ALIASES.iter().map(own).collect();
     schema
 }

@@ -87,7 +87,8 @@ impl Block {
             Some((name.to_owned(), value))
         };
         let parameters: Vec<_> = self.info.iter().filter_map(parameter).collect();
-        let options = ParseOptions { stream_compat: self.has("stream-compat") };
+        let options =
+            ParseOptions { stream_compat: self.has("stream-compat"), ..ParseOptions::default() };
         Script::prepare(&self.text, &parameters, options)
             .unwrap_or_else(|error| panic!("line {}: {error}", self.line + 1))
     }

@@ -32,7 +32,7 @@ impl ResultSink for Results {
 fn script(name: &str) -> Script {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cql/tests/paper").join(name);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
-    Script::prepare(&text, &[], ParseOptions { stream_compat: true })
+    Script::prepare(&text, &[], ParseOptions { stream_compat: true, ..ParseOptions::default() })
         .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 

@@ -6,7 +6,8 @@ use std::fmt::Write;
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, channel};
 
-use fathom_cql::Value;
+use fathom_cql::catalog::StreamSchema;
+use fathom_cql::{Type, Value};
 use fathom_monitor::io_stream;
 use fathom_monitor::read::{self, Batch, ReadOptions, TimeUnit};
 use support::{all, bytes, bytes_with, file, paper, trace};
@@ -132,6 +133,22 @@ fn times_have_units_and_bounds() {
     let options = ReadOptions { time_column: Some("When".into()), ..ReadOptions::default() };
     let read = bytes_with("when,Size\n5,2\n", &all(), &options).unwrap();
     assert_eq!(read.events.times_ns, [5]);
+}
+
+#[test]
+fn a_declared_stream_takes_the_time_of_events() {
+    let schema = StreamSchema::new("Mine", &[("Size", Type::Integer), ("Vm", Type::Text)]);
+    let times = |text: &'static str| {
+        let options = ReadOptions::default();
+        let mut reader =
+            read::from_bytes("test", text.as_bytes(), &schema, &[true, true], &options).unwrap();
+        let mut batch = Batch::default();
+        assert!(reader.next_batch(&mut batch).unwrap());
+        batch.times_ns
+    };
+    assert_eq!(times("Size,Vm,blktapts\n8,a,5\n16,b,7\n"), [5, 7]);
+    // Without that column it is the first that is declared.
+    assert_eq!(times("Vm,Size\na,8\nb,16\n"), [8, 16]);
 }
 
 #[test]

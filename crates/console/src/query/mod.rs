@@ -302,16 +302,13 @@ fn tell(summary: &ReplaySummary) {
 
 /// The same of a file: to lose events is a failure unless a lateness was asked for.
 fn report(summary: &ReplaySummary, lateness_ns: Option<u64>) -> Outcome {
-    match (late(summary), lateness_ns) {
-        (Some((what, remedy)), None) => {
-            tell_read(&summary.read);
-            let remedy = format!("{remedy}, or give a file, which is read as a whole");
-            Err(Failure::new(what).advise(remedy))
-        }
-        _ => {
-            tell(summary);
-            Ok(())
-        }
+    if let (Some((what, remedy)), None) = (late(summary), lateness_ns) {
+        tell_read(&summary.read);
+        let remedy = format!("{remedy}, or give a file, which is read as a whole");
+        Err(Failure::new(what).advise(remedy))
+    } else {
+        tell(summary);
+        Ok(())
     }
 }
 

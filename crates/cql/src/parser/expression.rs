@@ -2,6 +2,7 @@
 
 use super::{EXPRESSION, Parsed, Parser};
 use crate::ast::{BinaryOperator, Expression, ExpressionKind, UnaryOperator};
+use crate::foreign;
 use crate::lexer::{Token, TokenKind, unquote};
 use crate::span::{Diagnostic, Span};
 use crate::value::Value;
@@ -269,9 +270,27 @@ impl Parser<'_> {
             let column = column && !self.word_ahead(1, "by");
             return Err(if column { self.reserved(what) } else { self.expected(what, &[]) });
         }
+        if self.at_word("interval") && self.ahead(1).kind == TokenKind::Text {
+            let help = "a window has its length: `[range 5 seconds]`; times in expressions are \
+                        integers of nanoseconds: `5 * 1000000000`";
+            return Err(self.expected(what, &[]).help(help));
+        }
+        if self.sign_ahead(1, "(") {
+            if let Some(help) = self.foreign(foreign::window_function) {
+                return Err(self.expected(what, &[]).help(help));
+            }
+        }
         let name = self.any_name(what)?;
         if self.eat("(") {
-            return self.call(name, start);
+            let call = self.call(name, start)?;
+            if self.sign_ahead(1, "(") || self.word_ahead(1, "group") {
+                if let Some(help) = self.foreign(foreign::behind_call) {
+                    let word = self.written(self.token());
+                    let message = format!("there is no `{word}` behind a function");
+                    return Err(Diagnostic::new(self.token().span, message).help(help));
+                }
+            }
+            return Ok(call);
         }
         let kind = if self.eat(".") {
             let column = self.any_name("the name of a column")?;

@@ -32,6 +32,9 @@ pub struct ParseOptions {
     /// Whether windows are in the unit of the monitoring paper, whose STREAM counted
     /// microseconds where it said seconds.
     pub stream_compat: bool,
+    /// The unit in which the input counts time, in nanoseconds; 0 is 1. `[now]` lasts so long: up to
+    /// the next instant that there can be. The monitoring paper's is a microsecond.
+    pub time_unit_ns: u64,
 }
 
 /// Reads a script.
@@ -166,6 +169,12 @@ impl<'a> Parser<'a> {
         } else {
             Err(self.expected(&quoted(word), &[word]))
         }
+    }
+
+    /// What this language has instead of the word of another system that is here, if it is one.
+    fn foreign(&self, find: fn(&str) -> Option<&'static str>) -> Option<&'static str> {
+        let token = self.token();
+        if token.kind == TokenKind::Word { find(self.written(token)) } else { None }
     }
 
     /// Takes a name that must be there.

@@ -5,6 +5,7 @@ use crate::ast::{
     Expression, Identifier, JoinKind, OrderItem, Query, Select, SelectItem, SetExpression,
     SetOperation, TableReference, ToStream,
 };
+use crate::foreign;
 use crate::lexer::TokenKind;
 use crate::span::Diagnostic;
 
@@ -317,6 +318,13 @@ impl Parser<'_> {
         if self.at_query() {
             let help = "put the query in brackets: `from (select …) as name`";
             return Err(self.expected("the name of a stream or view", &[]).help(help));
+        }
+        if self.sign_ahead(1, "(") {
+            let is_table = self.at_word("table") && self.ahead(2).kind == TokenKind::Word;
+            let word = if is_table { self.ahead(2) } else { self.token() };
+            if let Some(help) = foreign::window_function(self.written(word)) {
+                return Err(self.expected("the name of a stream or view", &[]).help(help));
+            }
         }
         let name = self.name("the name of a stream or view")?;
         let window = self.window()?;

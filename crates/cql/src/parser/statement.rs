@@ -2,6 +2,7 @@
 
 use super::{Parsed, Parser};
 use crate::ast::{ColumnDeclaration, Declared, Identifier, Script, Statement};
+use crate::foreign;
 use crate::lexer::TokenKind;
 use crate::span::{Diagnostic, Span};
 use crate::value::Type;
@@ -59,6 +60,9 @@ impl Parser<'_> {
             return Ok(Statement::Query(query));
         }
         let mistake = self.expected("a statement", &BEGINNINGS);
+        if let Some(help) = self.foreign(foreign::statement) {
+            return Err(mistake.help(help));
+        }
         let section = SECTIONS.into_iter().find(|section| self.at_word(section));
         Err(if let Some(section) = section {
             mistake.help(format!("write `{section} : …`"))
@@ -79,6 +83,13 @@ impl Parser<'_> {
     fn expected_end(&self) -> Diagnostic {
         if self.at("[") {
             let help = "a window stands directly behind the stream's name, before `as`";
+            return self.expected("`;`", &[]).help(help);
+        }
+        // As a name without `as` such a word has been taken for another name of what is before it.
+        let alias = self.bare_alias.filter(|(position, _)| position + 1 == self.position);
+        let alias = alias
+            .and_then(|(position, _)| foreign::continuation(self.written(self.tokens[position])));
+        if let Some(help) = self.foreign(foreign::continuation).or(alias) {
             return self.expected("`;`", &[]).help(help);
         }
         self.expected("`;`", &super::query::CONTINUATIONS)
@@ -158,7 +169,11 @@ impl Parser<'_> {
             return self.stream();
         }
         if !self.eat_word("view") {
-            return Err(self.expected("`view` or `stream`", &["view", "stream"]));
+            let mistake = self.expected("`view` or `stream`", &["view", "stream"]);
+            return Err(match self.foreign(foreign::created) {
+                Some(help) => mistake.help(help),
+                None => mistake,
+            });
         }
         let name = self.name("the name of the view")?;
         let columns = if self.at("(") { self.columns(false)? } else { Vec::new() };

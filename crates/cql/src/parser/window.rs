@@ -72,7 +72,7 @@ impl Parser<'_> {
 
     fn window_kind(&mut self) -> Parsed<WindowKind> {
         if self.eat_word("now") {
-            Ok(WindowKind::Now)
+            Ok(self.now())
         } else if self.eat_word("unbounded") {
             Ok(WindowKind::Unbounded)
         } else if self.eat_word("range") {
@@ -101,6 +101,19 @@ impl Parser<'_> {
             } else {
                 mistake
             })
+        }
+    }
+
+    /// What has come at this instant. Where the input counts in a unit, so does the window: then its
+    /// rows leave at the next instant that there can be.
+    fn now(&self) -> WindowKind {
+        let unit_ns = match self.options.time_unit_ns {
+            0 if self.options.stream_compat => MICROSECOND,
+            unit_ns => unit_ns,
+        };
+        match unit_ns {
+            0..=1 => WindowKind::Now,
+            length_ns => WindowKind::Range { length_ns, slide_ns: None },
         }
     }
 

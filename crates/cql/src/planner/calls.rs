@@ -6,6 +6,7 @@ use crate::aggregate::distinct::Precision;
 use crate::aggregate::frequent::VALUES_MAX;
 use crate::aggregate::histogram::Buckets;
 use crate::ast::Identifier;
+use crate::foreign;
 use crate::plan::{Aggregate, AggregateFunction, Expression, Function, Stage};
 use crate::span::{Diagnostic, Span};
 use crate::value::{Type, Value};
@@ -120,8 +121,17 @@ pub(super) fn function(
     let Some((function, signature)) = signature(&name.text.to_ascii_lowercase()) else {
         let diagnostic =
             Diagnostic::new(name.span, format!("there is no function `{}`", name.text));
+        if let Some(help) = foreign::function(&name.text) {
+            return Err(diagnostic.help(help));
+        }
         let known = FUNCTIONS.iter().chain(AGGREGATES).copied();
-        return Err(suggest(diagnostic, &name.text, known));
+        let diagnostic = suggest(diagnostic, &name.text, known);
+        return Err(if diagnostic.help.is_none() {
+            let (functions, aggregates) = (FUNCTIONS.join(", "), AGGREGATES.join(", "));
+            diagnostic.help(format!("there are {functions}; and of groups {aggregates}"))
+        } else {
+            diagnostic
+        });
     };
     let has = values.len();
     let size = values.iter().map(|(value, _)| value.size).sum();

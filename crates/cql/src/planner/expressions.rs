@@ -138,8 +138,13 @@ impl<'a> Expressions<'a> {
                 self.logical(expression, filters)
             }
             ExpressionKind::Binary(operator, left, right) => {
+                let constants = operator.is_comparison().then_some([&**left, &**right]);
                 let (left, right) = (self.plan(left)?, self.plan(right)?);
-                self.binary(*operator, left, right, span)
+                let planned = self.binary(*operator, left, right, span)?;
+                if let Some(operands) = constants {
+                    self.note_constants(operands, &planned, span);
+                }
+                Ok(planned)
             }
             ExpressionKind::IsNull { operand, negated } => {
                 let operand = self.plan(operand)?;
@@ -328,6 +333,8 @@ impl<'a> Expressions<'a> {
                     let help = "use `is null` or `is not null`";
                     self.warnings.push(Diagnostic::new(span, message).help(help));
                 }
+                self.note_value(&left.expression, &right.expression, span);
+                self.note_value(&right.expression, &left.expression, span);
                 Some(Type::Boolean)
             }
             _ => {
@@ -339,6 +346,48 @@ impl<'a> Expressions<'a> {
         };
         let folded = fold::binary(operator, left.fit(kind), right.fit(kind));
         Ok(Typed::new(folded, result, size))
+    }
+
+    /// Notes where two constants are compared: quotes may have made a text of a column.
+    fn note_constants(&mut self, operands: [&ast::Expression; 2], planned: &Typed, span: Span) {
+        let texts = operands.map(|operand| match &operand.kind {
+            ExpressionKind::Literal(value) if !value.is_null() => Some(value.to_string()),
+            _ => None,
+        });
+        let [Some(_), Some(_)] = &texts else { return };
+        let holds = match planned.expression {
+            Expression::Literal(Value::Boolean(true)) => "always true",
+            _ => "never true",
+        };
+        let message = format!("this compares two constants: it is {holds}");
+        let is_column =
+            |text: &&String| self.scope.columns().any(|(_, column)| column.answers(text));
+        let diagnostic = Diagnostic::new(span, message);
+        self.warnings.push(match texts.iter().flatten().find(is_column) {
+            Some(name) => diagnostic.help(format!(
+                "quotes make a text: the column is `{name}` without them, or in backticks"
+            )),
+            None => diagnostic,
+        });
+    }
+
+    /// Notes where a column is compared with a text that it never has.
+    fn note_value(&mut self, column: &Expression, value: &Expression, span: Span) {
+        let (Expression::Column(at), Expression::Literal(Value::Text(text)), true) =
+            (column, value, self.groups.is_none())
+        else {
+            return;
+        };
+        let Some((_, column)) = self.scope.columns().find(|(position, _)| position == at) else {
+            return;
+        };
+        let Some(values) = &column.values else { return };
+        if values.iter().any(|value| **value == **text) {
+            return;
+        }
+        let message = format!("`{}` is never '{text}'", column.name);
+        let help = format!("it is one of {}", values.join(", "));
+        self.warnings.push(Diagnostic::new(span, message).help(help));
     }
 
     fn between(

@@ -161,10 +161,13 @@ impl Planner<'_> {
                 let also = schema.aliases.iter().filter(|(alias, of)| {
                     of.eq_ignore_ascii_case(&column.name) && schema.find(alias) == Some(at)
                 });
+                let is = |(of, _): &&(String, _)| of.eq_ignore_ascii_case(&column.name);
+                let values = schema.values.iter().find(is);
                 Column {
                     name: column.name.clone(),
                     also: also.map(|(alias, _)| alias.clone()).collect(),
                     kind: Some(column.kind),
+                    values: values.map(|(_, values)| values.clone().into()),
                 }
             };
             let columns = schema.columns.iter().enumerate().map(column).collect();

@@ -46,6 +46,8 @@ pub struct Planned {
     pub catalog: Catalog,
     /// The queries whose results are wanted, in their order.
     pub queries: Vec<PlannedQuery>,
+    /// The stream that the script declares last, by its position in the catalogue.
+    pub declared: Option<usize>,
 }
 
 /// A query and its plan.
@@ -81,6 +83,9 @@ pub fn plan_script(
         nesting: 0,
         around: None,
         warnings: Vec::new(),
+        given: catalog.streams.len(),
+        declared: None,
+        used: false,
     };
     let mut queries = Vec::new();
     for (at, statement) in script.statements.iter().enumerate() {
@@ -89,6 +94,7 @@ pub fn plan_script(
         match statement {
             Statement::Query(query) => {
                 planner.current = None;
+                planner.used = true;
                 let body = planner.query(query)?;
                 let warnings = std::mem::take(&mut planner.warnings);
                 queries.push(finish(body, query.span, warnings));
@@ -109,7 +115,7 @@ pub fn plan_script(
         let views = planner.views.into_iter().flat_map(|view| view.warnings);
         first.warnings.splice(0..0, views);
     }
-    Ok(Planned { catalog: planner.catalog, queries })
+    Ok(Planned { catalog: planner.catalog, queries, declared: planner.declared })
 }
 
 /// The name that a statement defines.
@@ -143,6 +149,12 @@ struct Planner<'a> {
     /// What the place sees in which the query is, where that is an expression.
     around: Option<Rc<Scope>>,
     warnings: Vec<Diagnostic>,
+    /// How many streams there are that no script declared.
+    given: usize,
+    /// The stream that the script declared last.
+    declared: Option<usize>,
+    /// Whether a query has been planned.
+    used: bool,
 }
 
 impl Planner<'_> {
@@ -173,12 +185,23 @@ impl Planner<'_> {
         Ok(())
     }
 
+    /// The stream of the catalogue that a script declares again, before it uses it: with the columns
+    /// that its input has.
+    fn known(&self, name: &Identifier) -> Option<usize> {
+        let known = self.catalog.find(&name.text)?;
+        let is_given = known < self.given && self.declared != Some(known);
+        (is_given && !self.used && self.views.is_empty()).then_some(known)
+    }
+
     fn stream(
         &mut self,
         name: &Identifier,
         declared: &[ColumnDeclaration],
     ) -> Result<(), Diagnostic> {
-        self.is_new(name)?;
+        let known = self.known(name);
+        if known.is_none() {
+            self.is_new(name)?;
+        }
         unique(declared)?;
         let mut columns = Vec::with_capacity(declared.len());
         for column in declared {
@@ -189,8 +212,16 @@ impl Planner<'_> {
             };
             columns.push(catalog::Column { name: column.name.text.clone(), kind });
         }
+        if let Some(known) = known {
+            // Its other names and values stay those of the columns that it still has.
+            self.catalog.streams[known].columns = columns;
+            self.declared = Some(known);
+            return Ok(());
+        }
+        let (aliases, values) = (Vec::new(), Vec::new());
         let name = name.text.clone();
-        self.catalog.streams.push(StreamSchema { name, columns, aliases: Vec::new() });
+        self.declared = Some(self.catalog.streams.len());
+        self.catalog.streams.push(StreamSchema { name, columns, aliases, values });
         Ok(())
     }
 }

@@ -18,12 +18,14 @@ pub(super) struct Column {
     pub(super) also: Vec<String>,
     /// The type; `None` where all is null.
     pub(super) kind: Option<Type>,
+    /// All values that there can be, where these are known.
+    pub(super) values: Option<Rc<[String]>>,
 }
 
 impl Column {
     /// A column with one name.
     pub(super) fn new(name: impl Into<String>, kind: Option<Type>) -> Self {
-        Self { name: name.into(), also: Vec::new(), kind }
+        Self { name: name.into(), also: Vec::new(), kind, values: None }
     }
 
     fn is(&self, name: &str) -> bool {

@@ -41,6 +41,7 @@ impl Planner<'_> {
                     }
                 };
                 let Ordered { mut node, keys, visible } = ordered;
+                self.note_order(query, &keys, visible);
                 if !plain {
                     node = node.top(keys, query.limit);
                 }
@@ -59,6 +60,25 @@ impl Planner<'_> {
             self.warnings.push(Diagnostic::new(query.span, message));
         }
         Ok(Body::Stream(node.changes(how)))
+    }
+
+    /// Notes an order by what is not selected: the result does not show it.
+    fn note_order(&mut self, query: &ast::Query, keys: &[OrderKey], visible: usize) {
+        if query.limit.is_some() && (self.nesting > 0 || self.current.is_some()) {
+            // What is within another query is not shown: there it only chooses.
+            return;
+        }
+        let is_hidden =
+            |key: &OrderKey| !matches!(key.expression, Expression::Column(at) if at < visible);
+        let Some(at) = keys.iter().position(is_hidden) else { return };
+        let message = match query.limit {
+            Some(_) => {
+                "this decides which rows come first, but is not selected: they are not shown in its order"
+            }
+            None => "this is not selected: the result is not shown in its order",
+        };
+        let span = query.order_by[at].expression.span;
+        self.warnings.push(Diagnostic::new(span, message).help("select it too"));
     }
 
     /// The order of a relation of which no more is known than its columns.
@@ -270,7 +290,14 @@ fn items(
             SelectItem::Expression { expression, alias } => {
                 let value = expressions.plan(expression)?;
                 columns.push(match alias {
-                    Some(alias) => Column::new(&alias.text, value.kind),
+                    Some(alias) => {
+                        let is = |(at, _): &(usize, &Column)| {
+                            !grouped && value.expression == Expression::Column(*at)
+                        };
+                        let known = expressions.scope.columns().find(is);
+                        let values = known.and_then(|(_, column)| column.values.clone());
+                        Column { values, ..Column::new(&alias.text, value.kind) }
+                    }
                     None => named_after(expression, value.kind, expressions.scope, &columns),
                 });
                 values.push(value);

@@ -53,6 +53,7 @@ impl Split {
             name: format!("fragment {}", at + 1),
             columns: fragment.columns.clone(),
             aliases: Vec::new(),
+            values: Vec::new(),
         };
         Catalog { streams: self.fragments.iter().enumerate().map(schema).collect() }
     }

@@ -28,6 +28,7 @@ pub fn catalog() -> Catalog {
     for alias in ["IOp", "IOPp", "IOP"] {
         io.aliases.push((alias.to_owned(), "IOOp".to_owned()));
     }
+    io.values.push(("Type".to_owned(), ["Q", "R"].map(str::to_owned).to_vec()));
     let load = StreamSchema::new("Load", &[("Host", Text), ("Share", Float), ("Up", Boolean)]);
     Catalog { streams: vec![io, load] }
 }

@@ -142,11 +142,7 @@ fn selected(relation: &Relation, selection: Selection) -> Rc<Node> {
             slide_ns: slide_ns.unwrap_or(1),
         }),
         Relation::Window(Window::Rows { by, rows }, of) => {
-            let input = match &**of {
-                // Its rows arrive in an order that is to be seen here.
-                Stream::Of(manner, of) => Rc::new(Node::Stream(*manner, self::relation(of))),
-                Stream::Source(_) => stream(of),
-            };
+            let input = stream(of);
             let (by, rows) = (by.clone(), *rows as usize);
             on(Rc::new(Node::Rows { input, by, rows }), selection)
         }

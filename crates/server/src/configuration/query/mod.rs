@@ -17,7 +17,7 @@ use fathom_cql::catalog::Column;
 use fathom_cql::plan::Output;
 use fathom_cql::{Diagnostic, ParseOptions};
 use fathom_monitor::replay::Script;
-use fathom_monitor::{HELD_MAX, QueryError};
+use fathom_monitor::{HELD_MAX, QueryError, io_stream};
 use serde_json::Value;
 
 use super::LogLevel;
@@ -258,6 +258,13 @@ impl PreparedQuery {
         if !script.schema().name.eq_ignore_ascii_case(STREAM) {
             let message = format!("it is about the stream `{}`", script.schema().name);
             return Err(Unfit::Whole(message, "ask about IOstream: the disks give no other"));
+        }
+        if script.schema().columns != io_stream().columns {
+            let message = "it declares the columns of IOstream again".to_owned();
+            return Err(Unfit::Whole(
+                message,
+                "leave out the declaration: the disks' events have all",
+            ));
         }
         let [query] = script.queries() else {
             let message = format!("the script has {} queries", script.queries().len());
