@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::{
     Allocation, Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind,
-    Extent, Geometry, Operation, Request,
+    Extent, Geometry, Operation, Outcome, Request, faults,
 };
 use fathom_reactor::{Event, Reactor};
 
@@ -100,14 +100,17 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// Copies between the disk and the request's buffers.
-    fn transfer(&self, request: &Request, write: bool) {
+    /// Copies between the disk and the request's buffers. Fails where memory of the guest was lost:
+    /// zeroes are in place of its bytes then.
+    fn transfer(&self, request: &Request, write: bool) -> Outcome {
+        let before = faults();
         let mut place = self.base.as_ptr().wrapping_add(request.offset as usize);
         for segment in request.buffers.segments() {
             let memory = segment.iov_base.cast::<u8>();
             // SAFETY: the crossing checked the range against a capacity that was at most the
             // mapping; the segments add up to the range and are mapped while in flight; guest
-            // memory and this private mapping cannot overlap.
+            // memory and this private mapping cannot overlap. What another changes meanwhile gives
+            // one byte or another, as on any disk.
             unsafe {
                 if write {
                     std::ptr::copy_nonoverlapping(memory, place, segment.iov_len);
@@ -117,6 +120,7 @@ impl Shared {
             }
             place = place.wrapping_add(segment.iov_len);
         }
+        if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) }
     }
 
     fn mark_written(&self, offset: u64, length: u64) {
@@ -225,10 +229,13 @@ impl BackendQueue for MemoryQueue {
     fn submit(&mut self, mut request: Box<Request>, context: &mut BackendContext<'_>) {
         let (offset, length) = (request.offset, request.length);
         match request.operation {
-            Operation::Read => self.shared.transfer(&request, false),
-            Operation::Write => {
-                self.shared.transfer(&request, true);
-                self.shared.mark_written(offset, length);
+            Operation::Read | Operation::Write => {
+                let write = request.operation == Operation::Write;
+                let outcome = self.shared.transfer(&request, write);
+                if write {
+                    self.shared.mark_written(offset, length);
+                }
+                return context.complete(request, outcome);
             }
             Operation::Discard | Operation::WriteZeroes => self.shared.zero(offset, length),
             Operation::Extents => self.shared.extents(&mut request),

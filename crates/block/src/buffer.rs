@@ -17,8 +17,10 @@ const SEGMENTS_KEPT_MAX: usize = 256;
 /// An ordered list of memory segments: a guest's memory, or memory that the request owns.
 ///
 /// For a guest's memory each segment also keeps its guest-physical address. A segment is never
-/// read or written through a reference, because a guest changes its memory when it likes; the
-/// copying methods here are the only way to the bytes.
+/// read or written through a reference, because a guest changes its memory when it likes: the
+/// methods here copy its bytes, as the kernel does that gets the [segments](Self::segments). A byte
+/// that changes meanwhile gives one value or another. Bytes of a page that is lost
+/// ([`Mapping`](crate::Mapping)) are zeroes, which [`faults`](crate::faults) tells from the guest's.
 #[derive(Debug, Default)]
 pub struct Buffers {
     segments: Vec<libc::iovec>,
@@ -36,7 +38,9 @@ impl Buffers {
     ///
     /// # Safety
     /// The memory must be mapped, readable and (for operations that fill it) writable until the
-    /// request has come back, and must not be a Rust object that anyone holds a reference to.
+    /// request has come back, and must not be a Rust object that anyone holds a reference to. Where
+    /// it is another process's, it must be a [`Mapping`](crate::Mapping), which survives the loss of
+    /// a page.
     pub unsafe fn push(&mut self, pointer: *mut u8, length: usize, address: Option<GuestAddress>) {
         if length == 0 {
             return;
@@ -109,8 +113,9 @@ impl Buffers {
     pub fn copy_to(&self, from: u64, target: &mut [u8]) -> usize {
         let mut done = 0;
         self.each(from, target.len(), |pointer, length| {
-            // SAFETY: the segment is mapped while the request is in flight; `target` is a distinct
-            // Rust object, so the two cannot overlap; `done + length` is within it.
+            // SAFETY: the segment is mapped while the request is in flight (the contract of `push`);
+            // `target` is a distinct Rust object, so the two cannot overlap; `done + length` is
+            // within it.
             unsafe {
                 std::ptr::copy_nonoverlapping(pointer, target[done..].as_mut_ptr(), length);
             }

@@ -46,6 +46,8 @@ pub struct Disk {
     geometry: Geometry,
     backend: Arc<dyn Backend>,
     layers: RwLock<Vec<Arc<dyn Layer>>>,
+    /// How often the layers have changed.
+    layers_version: AtomicU64,
     listeners: Mutex<Vec<ChangeListener>>,
     counters: StackCounters,
     queues: AtomicU64,
@@ -75,6 +77,7 @@ impl Disk {
             geometry: backend.geometry(),
             backend,
             layers: RwLock::new(layers),
+            layers_version: AtomicU64::new(0),
             listeners: Mutex::new(Vec::new()),
             counters: StackCounters::default(),
             queues: AtomicU64::new(0),
@@ -168,8 +171,15 @@ impl Disk {
             return Err(ErrorKind::TooLong);
         }
         *self.layers.write().expect("no holder of this lock panics") = layers;
+        self.layers_version.fetch_add(1, Ordering::SeqCst);
         self.tell(DiskChange::Restacked);
         Ok(())
+    }
+
+    /// How often the layers have changed. Whoever opens a queue and tells the disk's listeners of it
+    /// only later looks here before and after, lest a change between the two be lost.
+    pub fn layers_version(&self) -> u64 {
+        self.layers_version.load(Ordering::SeqCst)
     }
 
     /// Calls `listener` at each change from now on, until it returns false.

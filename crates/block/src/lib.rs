@@ -17,6 +17,7 @@ mod clock;
 mod disk;
 mod geometry;
 mod layer;
+mod mapping;
 mod observer;
 mod problem;
 mod request;
@@ -29,6 +30,7 @@ pub use disk::{ChangeListener, Disk, DiskChange, DiskOptions};
 pub use fathom_insight::{Facts, Insight, IoClass, Kind, Part};
 pub use geometry::{Capabilities, Geometry, SECTOR_SIZE};
 pub use layer::{Crossing, LAYERS_MAX, Layer, LayerPart, LayerQueue};
+pub use mapping::{Budget, LossCause, Mapping, MemoryOwner, faults};
 pub use observer::{Observed, Observer, Place};
 pub use problem::BackendProblem;
 pub use request::{

@@ -128,11 +128,13 @@ pub enum ErrorKind {
     Malformed,
     /// The disk is being closed.
     ShuttingDown,
+    /// The request's memory cannot be read or written: it is not there any more.
+    Memory,
 }
 
 impl ErrorKind {
     /// Every kind, in the order of declaration.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Io,
         Self::NoSpace,
         Self::OutOfRange,
@@ -142,6 +144,7 @@ impl ErrorKind {
         Self::TooLong,
         Self::Malformed,
         Self::ShuttingDown,
+        Self::Memory,
     ];
 
     /// What an `errno` of the operating system means for a request.
@@ -151,6 +154,7 @@ impl ErrorKind {
             libc::EROFS | libc::EPERM | libc::EACCES => Self::ReadOnly,
             libc::EOPNOTSUPP | libc::ENOSYS => Self::Unsupported,
             libc::EINVAL => Self::Misaligned,
+            libc::EFAULT => Self::Memory,
             _ => Self::Io,
         }
     }
@@ -167,6 +171,7 @@ impl ErrorKind {
             Self::TooLong => "too long",
             Self::Malformed => "malformed",
             Self::ShuttingDown => "shutting down",
+            Self::Memory => "memory lost",
         }
     }
 }

@@ -131,6 +131,9 @@ pub struct VhostUserStatus {
     pub broken_queues: u64,
     /// Connections that ended with a protocol error.
     pub protocol_errors: u64,
+    /// Connections that ended because memory that the VMM shares was lost.
+    #[serde(default)]
+    pub memory_losses: u64,
     /// Requests in flight at the death of an earlier daemon that were repeated.
     pub recovered: u64,
     /// Whether the VMM keeps what is in flight across a restart of the daemon.

@@ -73,8 +73,9 @@ impl GuestMemory {
     /// is left out.
     ///
     /// # Safety
-    /// Each region's whole length must be readable at its place until `owner` is dropped.
-    /// Others may write there at any time.
+    /// Each region's whole length must be readable at its place until `owner` is dropped, whatever
+    /// happens to the file that is mapped there: for memory of another process, by a handler that
+    /// puts something in place of pages that are lost. Others may write there at any time.
     pub unsafe fn new(mut regions: Vec<Region>, owner: Arc<dyn Any + Send + Sync>) -> Self {
         regions.retain(|region| {
             let end = region.start.checked_add(region.length);

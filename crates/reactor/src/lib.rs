@@ -13,7 +13,9 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
@@ -23,6 +25,10 @@ const TOKEN_BITS: u32 = 48;
 const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
 /// The mark of submissions whose completion nobody waits for.
 const NOBODY: u16 = u16::MAX;
+/// The bit of an owner's mark that says that the submission names no memory.
+const NAMES_NOTHING: u16 = 1 << 15;
+/// How long a reactor that is dropped waits for what the kernel still does.
+const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
 /// A part that submits work to a reactor, as handed out by [`Reactor::register`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +47,30 @@ pub struct Event {
     pub more: bool,
 }
 
+/// How many submissions of a reactor name memory and have not come back: shared with whoever owns
+/// that memory, who must not free it while there are any. It outlives the reactor.
+#[derive(Clone, Debug, Default)]
+pub struct Pending(Arc<AtomicUsize>);
+
+impl Pending {
+    /// The number of submissions.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Only the reactor's thread changes the count.
+    fn set(&self, count: usize) {
+        self.0.store(count, Ordering::Release);
+    }
+}
+
 /// One thread's ring. Not `Send` in use: the thread that submits first must go on submitting.
+///
+/// Dropping it cancels what is under way and waits for it, within 10 s. [`Pending`] then says
+/// whether all of it has ended.
 pub struct Reactor {
     ring: IoUring,
+    pending: Pending,
     owners: u16,
     /// Entries that found the submission queue full.
     backlog: VecDeque<squeue::Entry>,
@@ -81,6 +108,7 @@ impl Reactor {
         };
         Ok(Self {
             ring,
+            pending: Pending::default(),
             owners: 0,
             backlog: VecDeque::new(),
             unsubmitted: 0,
@@ -93,7 +121,7 @@ impl Reactor {
     pub fn register(&mut self) -> Owner {
         let owner = Owner(self.owners);
         self.owners += 1;
-        assert!(self.owners < NOBODY, "a reactor has few owners");
+        assert!(self.owners < NAMES_NOTHING, "a reactor has few owners");
         owner
     }
 
@@ -107,14 +135,27 @@ impl Reactor {
         Ok(probe)
     }
 
+    /// What the kernel has of the owners' memory.
+    pub fn pending(&self) -> Pending {
+        self.pending.clone()
+    }
+
     /// Queues `entry`; it reaches the kernel with the next [`submit`](Self::submit) or
     /// [`wait`](Self::wait).
     ///
     /// # Safety
     /// Whatever memory and descriptors `entry` names must stay valid until its event arrives.
     pub unsafe fn push(&mut self, owner: Owner, token: u64, entry: squeue::Entry) {
+        self.pending.set(self.pending.count() + 1);
+        // SAFETY: the caller keeps what the entry names valid until its event.
+        unsafe { self.enqueue(owner.0, token, entry) };
+    }
+
+    /// # Safety
+    /// As for [`push`](Self::push).
+    unsafe fn enqueue(&mut self, mark: u16, token: u64, entry: squeue::Entry) {
         debug_assert!(token <= TOKEN_MASK);
-        let entry = entry.user_data((u64::from(owner.0) << TOKEN_BITS) | (token & TOKEN_MASK));
+        let entry = entry.user_data((u64::from(mark) << TOKEN_BITS) | (token & TOKEN_MASK));
         self.unsubmitted += 1;
         self.false_alarm = false;
         if !self.backlog.is_empty() {
@@ -148,17 +189,43 @@ impl Reactor {
     fn poll(&mut self, owner: Owner, token: u64, descriptor: RawFd, mask: u32, multi: bool) {
         let entry = opcode::PollAdd::new(types::Fd(descriptor), mask).multi(multi).build();
         // SAFETY: a poll names no memory; the kernel holds the file itself once submitted.
-        unsafe { self.push(owner, token, entry) };
+        unsafe { self.enqueue(owner.0 | NAMES_NOTHING, token, entry) };
     }
 
-    /// Cancels what `owner` submitted under `token`. The cancelled submission still gets its
-    /// event.
+    /// Cancels what `owner` [pushed](Self::push) under `token`. The cancelled submission still gets
+    /// its event.
     pub fn cancel(&mut self, owner: Owner, token: u64) {
         let entry =
             opcode::AsyncCancel::new((u64::from(owner.0) << TOKEN_BITS) | (token & TOKEN_MASK))
                 .build();
         // SAFETY: a cancellation names no memory.
-        unsafe { self.push(Owner(NOBODY), 0, entry) };
+        unsafe { self.enqueue(NOBODY, 0, entry) };
+    }
+
+    /// Cancels everything and waits until nothing that names memory is under way, for `limit` at
+    /// the longest. Returns whether that is so. Events are dropped: this is for an end in disorder.
+    pub fn drain(&mut self, limit: Duration) -> bool {
+        if self.pending.count() == 0 {
+            return true;
+        }
+        let start = Instant::now();
+        let all = types::CancelBuilder::any();
+        // Kernels before 5.19 cannot cancel all at once: there, what is under way ends by itself.
+        let cancel = opcode::AsyncCancel2::new(all).build();
+        // SAFETY: a cancellation names no memory.
+        unsafe { self.enqueue(NOBODY, 0, cancel) };
+        let mut events = Vec::new();
+        while self.pending.count() > 0 {
+            let left = limit.saturating_sub(start.elapsed());
+            if left.is_zero() || self.wait(Some(left)).is_err() {
+                break;
+            }
+            if self.collect(&mut events).is_err() {
+                break;
+            }
+            events.clear();
+        }
+        self.pending.count() == 0
     }
 
     /// Hands the queued entries to the kernel without waiting. No system call when there are none.
@@ -267,8 +334,11 @@ impl Reactor {
             if mark == NOBODY {
                 continue;
             }
+            if mark & NAMES_NOTHING == 0 && !cqueue::more(entry.flags()) {
+                self.pending.set(self.pending.count().saturating_sub(1));
+            }
             events.push(Event {
-                owner: Owner(mark),
+                owner: Owner(mark & !NAMES_NOTHING),
                 token: data & TOKEN_MASK,
                 result: entry.result(),
                 more: cqueue::more(entry.flags()),
@@ -289,6 +359,12 @@ impl Reactor {
     }
 }
 
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        self.drain(DRAIN_LIMIT);
+    }
+}
+
 /// Whether a refusal of `io_uring_enter` passes by itself: a signal, or a full completion queue
 /// that the caller is about to empty.
 fn is_transient(error: &io::Error) -> bool {
@@ -301,7 +377,6 @@ mod tests {
     use std::io::Write;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
-    use std::time::Instant;
 
     #[test]
     fn a_watched_descriptor_gives_its_event_with_owner_and_token() {
@@ -322,6 +397,32 @@ mod tests {
         reactor.collect(&mut events).unwrap();
         assert_eq!(events.len(), 1);
         assert_eq!((events[0].owner, events[0].token), (second, 77));
+    }
+
+    #[test]
+    fn a_reactor_that_is_dropped_ends_what_is_under_way() {
+        let (reader, writer) = UnixStream::pair().unwrap();
+        let mut memory = [0; 8];
+        let mut reactor = Reactor::new(8).unwrap();
+        let owner = reactor.register();
+        let pending = reactor.pending();
+        reactor.watch_always(owner, 3, reader.as_fd());
+        assert_eq!(pending.count(), 0);
+        let read = opcode::Read::new(
+            types::Fd(reader.as_raw_fd()),
+            memory.as_mut_ptr(),
+            memory.len() as u32,
+        );
+        // SAFETY: the memory outlives the reactor, which ends the read.
+        unsafe { reactor.push(owner, 3, read.build()) };
+        reactor.submit().unwrap();
+        assert_eq!(pending.count(), 1);
+        // Nobody writes: the read ends because it is cancelled.
+        assert!(!reactor.drain(Duration::ZERO));
+        drop(reactor);
+        assert_eq!(pending.count(), 0);
+        (&writer).write_all(b"nobody").unwrap();
+        assert_eq!(memory, [0; 8]);
     }
 
     #[test]

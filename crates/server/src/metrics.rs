@@ -229,7 +229,7 @@ fn of_operations(page: &mut Page, statistics: &Statistics) {
 }
 
 fn of_guests(page: &mut Page, disks: &DiskList) {
-    let families: [Family<'_, VhostUserStatus>; 7] = [
+    let families: [Family<'_, VhostUserStatus>; 8] = [
         ("fathom_guest_connected", "gauge", "Whether a VMM is connected.", |g| {
             u64::from(g.connected)
         }),
@@ -249,6 +249,12 @@ fn of_guests(page: &mut Page, disks: &DiskList) {
         ("fathom_guest_protocol_errors_total", "counter", "VMMs that broke the protocol.", |g| {
             g.protocol_errors
         }),
+        (
+            "fathom_guest_memory_losses_total",
+            "counter",
+            "VMMs let go because memory that they share was lost.",
+            |g| g.memory_losses,
+        ),
         (
             "fathom_guest_recovered_total",
             "counter",

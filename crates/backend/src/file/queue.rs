@@ -8,9 +8,14 @@
 //! the following ones take the other way for a while, so that reads need not wait behind them.
 //! Everything else goes through the ring, and its box waits in a slot until the event comes.
 //!
+//! Direct I/O needs aligned memory. A request whose own memory is not aligned is carried out piece
+//! by piece through bounce memory, of which each queue has a budget; requests wait in order until
+//! the budget has room, which ends because those that hold bounce memory are in the ring.
+//!
 //! What is to be durable is given out as done only once the queue's witness has confirmed it (see
 //! `durability`).
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -20,12 +25,12 @@ use fathom_block::{
     Allocation, BackendContext, BackendQueue, Buffers, ErrorKind, Extent, Operation, Outcome,
     Request,
 };
-use fathom_reactor::{Event, Owner, Reactor};
+use fathom_reactor::{Event, Owner, Pending, Reactor};
 use io_uring::{opcode, squeue, types};
 
 use super::drain::Member;
 use super::durability::Witness;
-use super::slot::{Next, PUNCH_HOLE, Slot, Stage, ZERO_RANGE, is_durable};
+use super::slot::{BOUNCE_PIECE_MAX, Next, PUNCH_HOLE, Slot, Stage, ZERO_RANGE, is_durable};
 use super::{FileKind, Shared};
 
 /// An inline write that took longer than this has waited for a disk, in nanoseconds.
@@ -34,6 +39,9 @@ const THROTTLED_NS: u64 = 2_000_000;
 const THROTTLE_REST_NS: u64 = 100_000_000;
 /// The largest transfer that is done inline, in bytes.
 const INLINE_LENGTH_MAX: u64 = 1 << 20;
+/// The bounce memory of one queue, in bytes.
+const BOUNCE_BUDGET: u64 = 2 << 20;
+const _: () = assert!(BOUNCE_BUDGET >= BOUNCE_PIECE_MAX, "a piece has room");
 /// The most extents told at once.
 const EXTENTS_MAX: usize = 1024;
 /// The most segments that the kernel takes in one call (`UIO_MAXIOV`).
@@ -46,10 +54,18 @@ const TOKEN_DRAIN: u64 = (1 << 48) - 1;
 pub(super) struct FileQueue {
     shared: Arc<Shared>,
     owner: Owner,
+    /// What the kernel has of the reactor's owners.
+    pending: Pending,
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
     /// Until when buffered writes take the ring, by the stack's clock.
     rest_until_ns: u64,
+    /// The bytes of bounce memory that no request holds.
+    bounce_left: u64,
+    /// Misaligned requests that wait for bounce memory, in order.
+    waiting: VecDeque<Slot>,
+    /// The zeroes that all requests write which need some.
+    zeroes: Buffers,
     witness: Witness,
     /// What asks this queue to drain.
     member: Arc<Member>,
@@ -69,6 +85,10 @@ impl FileQueue {
             slots: Vec::new(),
             free: Vec::new(),
             rest_until_ns: 0,
+            pending: reactor.pending(),
+            bounce_left: BOUNCE_BUDGET,
+            waiting: VecDeque::new(),
+            zeroes: Buffers::default(),
             witness,
             member,
             draining: false,
@@ -128,10 +148,45 @@ impl FileQueue {
         None
     }
 
-    /// Puts `slot` into the ring for its next step.
-    fn start(&mut self, mut slot: Slot, reactor: &mut Reactor) {
-        if self.shared.direct && slot.request.operation.carries_data() {
-            slot.align(self.shared.memory_alignment - 1);
+    /// Puts `slot` into the ring for its next step, or lets it wait for bounce memory.
+    fn start(&mut self, mut slot: Slot, context: &mut BackendContext<'_>) {
+        if self.shared.direct && slot.bounce_length == 0 {
+            let bounce = slot.bounce_needed(self.shared.memory_alignment - 1);
+            if bounce > self.bounce_left || bounce > 0 && !self.waiting.is_empty() {
+                self.waiting.push_back(slot);
+                return;
+            }
+            self.bounce_left -= bounce;
+            slot.bounce_length = bounce;
+        }
+        let bounce = self.launch(slot, context);
+        self.give_bounce(bounce, context);
+    }
+
+    /// A request is done that held `bounce` bytes of bounce memory: those that wait may have them.
+    fn give_bounce(&mut self, bounce: u64, context: &mut BackendContext<'_>) {
+        if bounce == 0 {
+            return;
+        }
+        self.bounce_left += bounce;
+        while let Some(mut slot) = self.waiting.pop_front() {
+            let bounce = slot.bounce_needed(self.shared.memory_alignment - 1);
+            if bounce > self.bounce_left {
+                self.waiting.push_front(slot);
+                break;
+            }
+            self.bounce_left -= bounce;
+            slot.bounce_length = bounce;
+            self.bounce_left += self.launch(slot, context);
+        }
+    }
+
+    /// Puts `slot`, which has the bounce memory that it needs, into the ring. Returns the bounce
+    /// memory that it gives back, where it fails.
+    fn launch(&mut self, mut slot: Slot, context: &mut BackendContext<'_>) -> u64 {
+        if !slot.prepare(&mut self.zeroes) {
+            context.complete(slot.request, Err(ErrorKind::Memory));
+            return slot.bounce_length;
         }
         let entry = self.entry(&slot);
         let token = self.free.pop().unwrap_or_else(|| {
@@ -141,7 +196,8 @@ impl FileQueue {
         self.slots[token] = Some(slot);
         // SAFETY: the slot keeps the request's buffers, and the shared file stays open, until the
         // event is seen; the segment list is on the heap and does not move with the slot.
-        unsafe { reactor.push(self.owner, token as u64, entry) };
+        unsafe { context.reactor().push(self.owner, token as u64, entry) };
+        0
     }
 
     fn entry(&self, slot: &Slot) -> squeue::Entry {
@@ -161,8 +217,8 @@ impl FileQueue {
 
     /// Takes the step that is next, or gives the request back.
     fn follow(&mut self, next: Next, context: &mut BackendContext<'_>) {
-        let (mut slot, outcome) = match next {
-            Next::Step(slot) => return self.start(slot, context.reactor()),
+        let (slot, outcome) = match next {
+            Next::Step(slot) => return self.start(slot, context),
             Next::Done(slot, Ok(())) => {
                 let outcome = self.confirm(&slot);
                 (slot, outcome)
@@ -180,10 +236,8 @@ impl FileQueue {
             }
             Next::Unsupported(slot) => (slot, Err(ErrorKind::Unsupported)),
         };
-        if outcome.is_ok() {
-            slot.copy_back();
-        }
         context.complete(slot.request, outcome);
+        self.give_bounce(slot.bounce_length, context);
     }
 
     /// Whether what the kernel calls done may be given out as done.
@@ -200,7 +254,8 @@ impl FileQueue {
     /// What a failure means for the request, and for all that was written before.
     fn failed(&self, slot: &Slot, errno: i32) -> ErrorKind {
         let shared = &self.shared;
-        if !is_durable(&slot.request) {
+        // Memory that is not there says nothing about the store.
+        if !is_durable(&slot.request) || errno == libc::EFAULT {
             return failure(&slot.request, errno);
         }
         let was_sync = matches!(slot.stage, Stage::Sync);
@@ -217,7 +272,7 @@ impl FileQueue {
             let request = &slot.request;
             request.operation.has_range() && request.end().is_none_or(|end| end > capacity)
         };
-        self.draining = self.slots.iter().flatten().any(reaches);
+        self.draining = self.slots.iter().flatten().chain(&self.waiting).any(reaches);
         if !self.draining {
             self.shared.drain.answer(&self.member, round);
         }
@@ -259,7 +314,7 @@ impl FileQueue {
 /// store, not of the guest.
 fn failure(request: &Request, errno: i32) -> ErrorKind {
     match ErrorKind::from_errno(errno) {
-        ErrorKind::NoSpace => ErrorKind::NoSpace,
+        kind @ (ErrorKind::NoSpace | ErrorKind::Memory) => kind,
         ErrorKind::Unsupported if !request.operation.carries_data() => ErrorKind::Unsupported,
         _ => ErrorKind::Io,
     }
@@ -339,7 +394,7 @@ impl BackendQueue for FileQueue {
             // Answered above, by the crossing.
             Operation::GetId => return context.complete(request, Ok(())),
         };
-        self.start(Slot::new(request, stage, generation), context.reactor());
+        self.start(Slot::new(request, stage, generation), context);
     }
 
     fn event(&mut self, event: &Event, context: &mut BackendContext<'_>) {
@@ -368,6 +423,13 @@ impl Drop for FileQueue {
         // Where something is in flight still, nobody knows when it ends: the file is not cut then.
         if self.slots.iter().all(Option::is_none) {
             self.shared.drain.leave(&self.member);
+        }
+        // Where the kernel still works on requests (their thread failed, and the reactor's end was
+        // not enough), their memory must stay.
+        if self.pending.count() > 0 {
+            std::mem::forget(std::mem::take(&mut self.slots));
+            std::mem::forget(std::mem::take(&mut self.zeroes));
+            std::mem::forget(Arc::clone(&self.shared));
         }
     }
 }

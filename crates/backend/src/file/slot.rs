@@ -1,9 +1,11 @@
 //! A request in the ring, step by step.
 
-use fathom_block::{Buffers, Operation, Request};
+use fathom_block::{Buffers, Operation, Request, faults};
 
 /// The largest piece of zeroes written at once, in bytes.
-const ZERO_PIECE_MAX: u64 = 1 << 20;
+const ZERO_PIECE_MAX: u64 = 256 << 10;
+/// The largest piece of a misaligned request, in bytes.
+pub(super) const BOUNCE_PIECE_MAX: u64 = 256 << 10;
 
 /// The mode that zeroes a range and keeps it allocated.
 pub(super) const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
@@ -29,10 +31,12 @@ pub(super) struct Slot {
     pub stage: Stage,
     /// The generation in which a durable request began.
     pub generation: u64,
-    /// Aligned memory in place of the request's own; empty where that will do.
-    pub bounce: Buffers,
+    /// Aligned memory in place of a piece of the request's own; empty where that will do.
+    bounce: Buffers,
+    /// How much of the queue's bounce memory the request holds, in bytes.
+    pub bounce_length: u64,
     /// The rest of a short transfer, or a piece of zeroes.
-    pub rest: Buffers,
+    rest: Buffers,
 }
 
 /// What follows a step.
@@ -61,42 +65,56 @@ pub(super) fn is_durable(request: &Request) -> bool {
 impl Slot {
     pub(super) fn new(request: Box<Request>, stage: Stage, generation: u64) -> Self {
         let (bounce, rest) = (Buffers::default(), Buffers::default());
-        Self { request, stage, generation, bounce, rest }
-    }
-
-    /// The memory of the transfer, aligned if it has to be.
-    fn memory(&self) -> &Buffers {
-        if self.bounce.count() > 0 { &self.bounce } else { &self.request.buffers }
+        Self { request, stage, generation, bounce, bounce_length: 0, rest }
     }
 
     /// The memory of the next step of a transfer or of zeroes.
     pub(super) fn remaining(&self) -> &Buffers {
-        if self.rest.count() > 0 { &self.rest } else { self.memory() }
+        let substitutes = [&self.rest, &self.bounce];
+        substitutes.into_iter().find(|buffers| buffers.count() > 0).unwrap_or(&self.request.buffers)
     }
 
-    /// Gives the request memory that is aligned as `mask` says, where its own is not.
-    pub(super) fn align(&mut self, mask: usize) {
+    /// The bounce memory that the request needs where memory has to be aligned as `mask` says, in
+    /// bytes; 0 where its own will do.
+    pub(super) fn bounce_needed(&self, mask: usize) -> u64 {
         let misaligned =
             |segment: &libc::iovec| (segment.iov_base as usize | segment.iov_len) & mask != 0;
-        let buffers = &self.request.buffers;
-        if self.bounce.count() > 0 || mask == 0 || !buffers.segments().iter().any(misaligned) {
-            return;
+        let request = &self.request;
+        if mask == 0
+            || !request.operation.carries_data()
+            || !request.buffers.segments().iter().any(misaligned)
+        {
+            return 0;
         }
-        self.bounce.allocate(self.request.length as usize);
-        if self.request.operation == Operation::Write {
-            if let Some(bytes) = self.bounce.owned_mut() {
-                self.request.buffers.copy_to(0, bytes);
-            }
-        }
+        request.length.min(BOUNCE_PIECE_MAX)
     }
 
-    /// Copies what was read into the request's own memory.
-    pub(super) fn copy_back(&mut self) {
-        if self.request.operation == Operation::Read {
-            if let Some(bytes) = self.bounce.owned() {
-                self.request.buffers.copy_from(0, bytes);
+    /// Prepares the memory of the next step. Returns false where bytes to be written are lost.
+    pub(super) fn prepare(&mut self, zeroes: &mut Buffers) -> bool {
+        let length = self.request.length;
+        match self.stage {
+            Stage::Transfer { done } if self.bounce_length > 0 => {
+                self.bounce.allocate((length - done).min(BOUNCE_PIECE_MAX) as usize);
+                if self.request.operation == Operation::Write {
+                    let before = faults();
+                    if let Some(bytes) = self.bounce.owned_mut() {
+                        self.request.buffers.copy_to(done, bytes);
+                    }
+                    // Zeroes that the guest never wrote must not get to the disk.
+                    return faults() == before;
+                }
             }
+            Stage::Zeroes { done } => {
+                if zeroes.count() == 0 {
+                    // New memory is zeroed, and nobody writes to it.
+                    zeroes.allocate(ZERO_PIECE_MAX as usize);
+                }
+                // SAFETY: the queue keeps the zeroes as long as it has slots.
+                unsafe { self.rest.borrow_from(zeroes, 0, (length - done).min(ZERO_PIECE_MAX)) };
+            }
+            Stage::Transfer { .. } | Stage::Fallocate { .. } | Stage::Sync => {}
         }
+        true
     }
 
     /// What follows the `result` of a step: a count, or a negated `errno`.
@@ -135,21 +153,27 @@ impl Slot {
                 }
             }
             Stage::Transfer { done } => {
+                if let (Operation::Read, 1.., Some(bytes)) =
+                    (self.request.operation, self.bounce_length, self.bounce.owned())
+                {
+                    let moved = bytes.len().min(count as usize);
+                    self.request.buffers.copy_from(*done, &bytes[..moved]);
+                }
                 *done += count;
                 if *done >= length {
                     return Next::Done(self, Ok(()));
                 }
-                let (done, mut rest) = (*done, std::mem::take(&mut self.rest));
-                // SAFETY: the request and its memory stay in the slot as long as the rest.
-                unsafe { rest.borrow_from(self.memory(), done, length - done) };
-                self.rest = rest;
+                if self.bounce_length == 0 {
+                    let done = *done;
+                    // SAFETY: the request and its memory stay in the slot as long as the rest.
+                    unsafe { self.rest.borrow_from(&self.request.buffers, done, length - done) };
+                }
                 Next::Step(self)
             }
             Stage::Zeroes { .. } if count == 0 => Next::Done(self, Err(libc::EIO)),
             Stage::Zeroes { done } => {
                 *done += count;
                 if *done < length {
-                    self.rest.truncate((length - *done).min(ZERO_PIECE_MAX));
                     return Next::Step(self);
                 }
                 if self.request.flags.force_unit_access {
@@ -178,9 +202,6 @@ impl Slot {
         if self.request.flags.only_if_fast {
             return Next::Unsupported(self);
         }
-        self.rest.allocate(self.request.length.min(ZERO_PIECE_MAX) as usize);
-        let length = self.rest.length() as usize;
-        self.rest.fill_zero(0, length);
         self.stage = Stage::Zeroes { done: 0 };
         Next::Step(self)
     }

@@ -2,23 +2,32 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use fathom_block::GuestAddress;
-
-use super::shared_file::SharedFile;
+use fathom_block::{GuestAddress, Mapping, MemoryOwner};
 
 /// What one bit stands for, in bytes (`VHOST_LOG_PAGE`).
 const PAGE: u64 = 4096;
+/// The longest log, in bytes: one for all that a process can address.
+const LENGTH_MAX: u64 = (1 << 47) / PAGE / 8;
 
 /// The log, shared with the front end, which clears bits as it sends pages.
 pub(super) struct DirtyLog {
-    bits: SharedFile,
+    bits: Mapping,
 }
 
 impl DirtyLog {
-    pub(super) fn new(file: &File, offset: u64, length: u64) -> io::Result<Self> {
-        Ok(Self { bits: SharedFile::map(file, offset, length)? })
+    pub(super) fn new(
+        file: &File,
+        offset: u64,
+        length: u64,
+        owner: &Arc<MemoryOwner>,
+    ) -> io::Result<Self> {
+        if length > LENGTH_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a dirty log is too long"));
+        }
+        Ok(Self { bits: Mapping::new(file, offset, length, owner)? })
     }
 
     /// Marks the pages of a range. What lies behind the log's end is not the front end's concern.
@@ -33,8 +42,8 @@ impl DirtyLog {
                 return;
             }
             let place = self.bits.base().wrapping_add(index);
-            // SAFETY: the index is within the mapping; a byte is always aligned; the front end
-            // accesses it atomically too.
+            // SAFETY: the index is within the mapping, which lives as long as self; a byte is always
+            // aligned; the front end accesses it atomically too.
             let byte = unsafe { AtomicU8::from_ptr(place) };
             byte.fetch_or(1 << (page % 8), Ordering::Release);
         }
@@ -50,7 +59,7 @@ mod tests {
     fn pages_are_marked_to_the_bit_and_never_behind_the_end() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        let log = DirtyLog::new(&file, 4096, 2).unwrap();
+        let log = DirtyLog::new(&file, 4096, 2, &Arc::default()).unwrap();
         log.mark(GuestAddress(4095), 2);
         log.mark(GuestAddress(7 * 4096), 4096);
         log.mark(GuestAddress(8 * 4096), 0);
@@ -58,6 +67,6 @@ mod tests {
         let mut bytes = [0; 4];
         file.read_exact_at(&mut bytes, 4096).unwrap();
         assert_eq!(bytes, [0b1000_0011, 0b1000_0000, 0, 0]);
-        assert!(DirtyLog::new(&file, 8190, 4).is_err());
+        assert!(DirtyLog::new(&file, 8190, 4, &Arc::default()).is_err());
     }
 }

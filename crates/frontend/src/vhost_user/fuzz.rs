@@ -6,9 +6,9 @@ use fathom_block::Operation;
 
 use super::chain::{CHAIN_LENGTH_MAX, Chain};
 use super::memory::{Memory, RegionLayout};
+use super::memory_file::memory_file;
 use super::request;
 use super::ring::{Ring, RingAddresses};
-use super::shared_file::memory_file;
 
 const MEMORY: u64 = 64 << 10;
 const RING_SIZE: u16 = 64;

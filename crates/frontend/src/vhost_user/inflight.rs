@@ -13,12 +13,16 @@
 //! 10  u16 desc_num      how many descriptors there is room for
 //! 12  u16 last_batch_head
 //! 14  u16 used_idx      the used index when the last batch was complete
-//! 16  desc_num × { u8 inflight, 5 bytes unused, u16 next, u64 counter }
+//! 16  desc_num × { u8 inflight, u8 repeats, 4 bytes unused, u16 next, u64 counter }
 //! ```
 //!
 //! Giving back a batch goes: link each head into a list that begins at `last_batch_head`; move the
 //! ring's used index; clear `inflight` of each; copy the used index. A crash between the second
 //! step and the last shows as two different indexes, and the list says whom to clear.
+//!
+//! `repeats` is our own use of a byte that the specification leaves free: how often the request has
+//! been repeated by daemons, or by connections, that did not get to its end. A request that ends
+//! each of them must not be repeated for ever.
 //!
 //! There is room for the longest ring, whatever size the front end asks for: QEMU 10.0.13 asks
 //! for `queue-size` (128) and offers its guest rings of 1024 all the same.
@@ -28,14 +32,18 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
+use fathom_block::{Mapping, MemoryOwner};
+
+use super::memory_file::memory_file;
 use super::ring::RING_SIZE_MAX;
-use super::shared_file::{SharedFile, memory_file};
 
 const HEADER_LENGTH: usize = 16;
 const ENTRY_LENGTH: usize = 16;
 /// Each queue's region begins at a multiple of this, in bytes.
 const REGION_ALIGNMENT: usize = 64;
 const VERSION: u16 = 1;
+/// The longest file that is mapped, in bytes: four times what all queues need.
+const LENGTH_MAX: u64 = 16 << 20;
 
 /// The length of the region of a queue of `size` descriptors, in bytes.
 fn region_length(size: u16) -> usize {
@@ -45,7 +53,7 @@ fn region_length(size: u16) -> usize {
 /// The shared file of all queues.
 #[derive(Clone)]
 pub(super) struct Inflight {
-    map: Arc<SharedFile>,
+    map: Arc<Mapping>,
     queues: u16,
     /// The length of each queue's region, in bytes.
     region: usize,
@@ -56,11 +64,15 @@ pub(super) struct Inflight {
 impl Inflight {
     /// A new file for `queues` rings of `size` descriptors, or more of them; returns it with its
     /// length in bytes.
-    pub(super) fn create(queues: u16, size: u16) -> io::Result<(Self, File, u64)> {
+    pub(super) fn create(
+        queues: u16,
+        size: u16,
+        owner: &Arc<MemoryOwner>,
+    ) -> io::Result<(Self, File, u64)> {
         Self::check(queues, size)?;
         let length = (region_length(RING_SIZE_MAX) * usize::from(queues)) as u64;
         let file = memory_file(c"fathom-inflight", length)?;
-        let inflight = Self::open(&file, 0, length, queues, size)?;
+        let inflight = Self::open(&file, (0, length), queues, size, owner)?;
         for queue in 0..queues {
             if let Some(region) = inflight.queue(queue) {
                 region.half(8).store(VERSION, Ordering::Relaxed);
@@ -70,14 +82,14 @@ impl Inflight {
         Ok((inflight, file, length))
     }
 
-    /// A file that the front end has kept: regions of equal length, each with room for `size`
-    /// descriptors at least.
+    /// The part (offset and length, in bytes) of a file that the front end has kept: regions of
+    /// equal length, each with room for `size` descriptors at least.
     pub(super) fn open(
         file: &File,
-        offset: u64,
-        length: u64,
+        (offset, length): (u64, u64),
         queues: u16,
         size: u16,
+        owner: &Arc<MemoryOwner>,
     ) -> io::Result<Self> {
         Self::check(queues, size)?;
         if length < (region_length(size) * usize::from(queues)) as u64 || offset % 8 != 0 {
@@ -86,10 +98,16 @@ impl Inflight {
                 "the in-flight memory is too short for its queues",
             ));
         }
+        if length > LENGTH_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the in-flight memory is longer than any queues need",
+            ));
+        }
         let region = length / u64::from(queues) / REGION_ALIGNMENT as u64 * REGION_ALIGNMENT as u64;
         let region = usize::try_from(region).map_err(io::Error::other)?;
         let size = ((region - HEADER_LENGTH) / ENTRY_LENGTH).min(usize::from(RING_SIZE_MAX)) as u16;
-        Ok(Self { map: Arc::new(SharedFile::map(file, offset, length)?), queues, region, size })
+        Ok(Self { map: Arc::new(Mapping::new(file, offset, length, owner)?), queues, region, size })
     }
 
     fn check(queues: u16, size: u16) -> io::Result<()> {
@@ -117,7 +135,7 @@ impl Inflight {
 
 /// One queue's region.
 pub(super) struct QueueInflight {
-    map: Arc<SharedFile>,
+    map: Arc<Mapping>,
     offset: usize,
     size: u16,
     /// Counts the requests taken, so that a later daemon repeats them in order.
@@ -128,13 +146,20 @@ pub(super) struct QueueInflight {
 
 impl QueueInflight {
     fn half(&self, offset: usize) -> &AtomicU16 {
-        // SAFETY: offsets are within the region, which `Inflight` checked to be mapped; each is a
-        // multiple of 2 from an aligned start; the mapping lives as long as self.
+        // SAFETY: heads are below `size` (`take` and `recover` check it), and with them offsets are
+        // within the region, which `Inflight` checked to be mapped; each is a multiple of 2 from an
+        // aligned start; the mapping lives as long as self.
         unsafe { AtomicU16::from_ptr(self.map.base().wrapping_add(self.offset + offset).cast()) }
     }
 
     fn flag(&self, head: u16) -> &AtomicU8 {
         let offset = self.offset + Self::entry(head);
+        // SAFETY: as in `half`.
+        unsafe { AtomicU8::from_ptr(self.map.base().wrapping_add(offset)) }
+    }
+
+    fn repeats(&self, head: u16) -> &AtomicU8 {
+        let offset = self.offset + Self::entry(head) + 1;
         // SAFETY: as in `half`.
         unsafe { AtomicU8::from_ptr(self.map.base().wrapping_add(offset)) }
     }
@@ -154,11 +179,30 @@ impl QueueInflight {
         self.size
     }
 
-    /// Notes that the request at `head` has been taken.
+    /// Notes that the new request at `head`, which is below [`size`](Self::size), has been taken.
     pub(super) fn take(&mut self, head: u16) {
-        debug_assert!(head < self.size);
+        assert!(head < self.size, "a head has room in the in-flight memory");
+        self.repeats(head).store(0, Ordering::Relaxed);
+        self.retake(head);
+    }
+
+    /// Notes that the request at `head` is about to be repeated. Returns how often it has been
+    /// already.
+    pub(super) fn repeat(&mut self, head: u16) -> u8 {
+        let before = self.repeats(head).load(Ordering::Relaxed);
+        self.repeats(head).store(before.saturating_add(1), Ordering::Relaxed);
+        self.retake(head);
+        before
+    }
+
+    /// Whether the request at `head` has been repeated before.
+    pub(super) fn is_repeated(&self, head: u16) -> bool {
+        self.repeats(head).load(Ordering::Relaxed) > 0
+    }
+
+    fn retake(&mut self, head: u16) {
         self.count(head).store(self.counter, Ordering::Relaxed);
-        self.counter += 1;
+        self.counter = self.counter.wrapping_add(1);
         self.flag(head).store(1, Ordering::Release);
     }
 
@@ -210,9 +254,32 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
+    fn create(queues: u16, size: u16) -> io::Result<(Inflight, File, u64)> {
+        Inflight::create(queues, size, &Arc::default())
+    }
+
+    fn open(file: &File, part: (u64, u64), queues: u16, size: u16) -> io::Result<Inflight> {
+        Inflight::open(file, part, queues, size, &Arc::default())
+    }
+
+    #[test]
+    fn repetitions_are_counted_until_the_head_is_taken_anew() {
+        let (inflight, file, length) = create(1, 8).unwrap();
+        inflight.queue(0).unwrap().take(3);
+        for before in 0..5 {
+            let again = open(&file, (0, length), 1, 8).unwrap();
+            let mut queue = again.queue(0).unwrap();
+            assert_eq!((queue.recover(0), queue.is_repeated(3)), (vec![3], before > 0));
+            assert_eq!(queue.repeat(3), before);
+        }
+        let mut queue = inflight.queue(0).unwrap();
+        queue.take(3);
+        assert!(!queue.is_repeated(3));
+    }
+
     #[test]
     fn what_was_taken_and_not_given_back_is_found_again_in_order() {
-        let (inflight, file, length) = Inflight::create(2, 8).unwrap();
+        let (inflight, file, length) = create(2, 8).unwrap();
         let mut queue = inflight.queue(1).unwrap();
         assert!(inflight.queue(2).is_none());
         assert!(queue.recover(0).is_empty());
@@ -222,14 +289,14 @@ mod tests {
         queue.give_back(1);
         queue.published(1);
         drop((inflight, queue));
-        let again = Inflight::open(&file, 0, length, 2, 8).unwrap();
+        let again = open(&file, (0, length), 2, 8).unwrap();
         assert_eq!(again.queue(1).unwrap().recover(1), [5, 7, 2]);
         assert!(again.queue(0).unwrap().recover(0).is_empty());
     }
 
     #[test]
     fn a_crash_between_the_index_and_the_flags_gives_nothing_back_twice() {
-        let (inflight, file, length) = Inflight::create(1, 8).unwrap();
+        let (inflight, file, length) = create(1, 8).unwrap();
         let mut queue = inflight.queue(0).unwrap();
         queue.recover(65534);
         for head in [0, 3, 4] {
@@ -239,10 +306,10 @@ mod tests {
         queue.give_back(4);
         // The ring's index has moved by two; the crash comes before `published`.
         drop(queue);
-        let again = Inflight::open(&file, 0, length, 1, 8).unwrap();
+        let again = open(&file, (0, length), 1, 8).unwrap();
         assert_eq!(again.queue(0).unwrap().recover(0), [3]);
         // The same crash before the index moved: all three are carried out again.
-        let (inflight, ..) = Inflight::create(1, 8).unwrap();
+        let (inflight, ..) = create(1, 8).unwrap();
         let mut queue = inflight.queue(0).unwrap();
         for head in [0, 3, 4] {
             queue.take(head);
@@ -254,7 +321,7 @@ mod tests {
 
     #[test]
     fn rubbish_in_the_region_gives_heads_within_the_ring_and_ends() {
-        let (inflight, file, length) = Inflight::create(1, 16).unwrap();
+        let (inflight, file, length) = create(1, 16).unwrap();
         let rubbish: Vec<u8> = (0..length).map(|byte| (byte * 167 + 13) as u8 | 1).collect();
         file.write_all_at(&rubbish, 0).unwrap();
         for used_index in [0, 3, 16, 999, u16::MAX] {
@@ -262,25 +329,25 @@ mod tests {
             let most = RING_SIZE_MAX;
             assert!(heads.len() <= most.into() && heads.iter().all(|&head| head < most));
         }
-        assert!(Inflight::open(&file, 0, 271, 1, 16).is_err());
-        assert!(Inflight::open(&file, 8, length, 1, 16).is_err());
-        assert!(Inflight::open(&file, 0, length, 1, 0).is_err());
-        assert!(Inflight::create(0, 16).is_err());
+        assert!(open(&file, (0, 271), 1, 16).is_err());
+        assert!(open(&file, (8, length), 1, 16).is_err());
+        assert!(open(&file, (0, length), 1, 0).is_err());
+        assert!(create(0, 16).is_err());
     }
 
     #[test]
     fn a_ring_may_be_longer_than_the_front_end_said() {
-        let (inflight, file, length) = Inflight::create(2, 128).unwrap();
+        let (inflight, file, length) = create(2, 128).unwrap();
         let mut queue = inflight.queue(1).unwrap();
         assert_eq!(queue.size(), RING_SIZE_MAX);
         queue.recover(0);
         queue.take(1000);
-        let again = Inflight::open(&file, 0, length, 2, 128).unwrap();
+        let again = open(&file, (0, length), 2, 128).unwrap();
         assert_eq!(again.queue(1).unwrap().recover(0), [1000]);
         assert!(again.queue(0).unwrap().recover(0).is_empty());
         // A file with just the room that was asked for, as other daemons make it.
         let short = (region_length(128) * 2) as u64;
-        let tight = Inflight::open(&file, 0, short, 2, 128).unwrap();
+        let tight = open(&file, (0, short), 2, 128).unwrap();
         let size = tight.queue(1).unwrap().size();
         assert!((128..132).contains(&size), "{size}");
     }

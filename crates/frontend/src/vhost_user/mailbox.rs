@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use vmm_sys_util::eventfd::EventFd;
 
+use super::event;
 use super::worker::{Worker, WorkerStart};
 
 /// How often a sender looks whether the thread that it waits for is still there.
@@ -37,6 +38,8 @@ pub(super) struct Mailbox {
     pending: AtomicBool,
     /// Wakes the thread.
     pub wake: EventFd,
+    /// The thread is writing to a descriptor that the VMM holds too.
+    pub writing: AtomicBool,
 }
 
 /// What the thread finds in its mailbox.
@@ -93,8 +96,13 @@ impl WorkerHandle {
     /// Starts the thread. Fails where the disk cannot be opened for it.
     pub(super) fn start(start: WorkerStart) -> io::Result<Self> {
         let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
-        let mailbox =
-            Arc::new(Mailbox { commands: Mutex::default(), pending: AtomicBool::new(false), wake });
+        event::allow_interrupts();
+        let mailbox = Arc::new(Mailbox {
+            commands: Mutex::default(),
+            pending: AtomicBool::new(false),
+            wake,
+            writing: AtomicBool::new(false),
+        });
         let (sender, receiver) = sync_channel(1);
         let for_thread = Arc::clone(&mailbox);
         let name = format!("q{}-{}", start.index, start.disk.name());
@@ -141,11 +149,15 @@ impl WorkerHandle {
             match receiver.recv_timeout(LOOK) {
                 Ok(result) => return Some(result),
                 Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => {
-                    if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-                        self.clear();
+                Err(RecvTimeoutError::Timeout) => match &self.thread {
+                    Some(thread) if !thread.is_finished() => {
+                        if self.mailbox.writing.load(Ordering::Relaxed) {
+                            // For a whole look: the VMM does not let it go on.
+                            event::interrupt(thread);
+                        }
                     }
-                }
+                    _ => self.clear(),
+                },
             }
         }
     }

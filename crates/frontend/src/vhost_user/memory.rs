@@ -2,13 +2,24 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use fathom_block::GuestAddress;
-use vm_memory::{
-    FileOffset, GuestAddress as VmAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MemoryRegionAddress,
-};
+use fathom_block::{GuestAddress, Mapping, MemoryOwner};
+
+/// The memory that any VMM may announce, in bytes.
+const ANNOUNCED_MIN: u64 = 1 << 40;
+/// The most memory that a VMM may announce on the largest host, in bytes.
+const ANNOUNCED_MAX: u64 = 16 << 40;
+
+/// The most memory that one VMM may announce, in bytes: four times what the host has, because
+/// places for memory to be plugged in count too, within fixed bounds.
+pub(super) static ANNOUNCED: LazyLock<u64> = LazyLock::new(|| {
+    // SAFETY: system calls without memory.
+    let (pages, page) =
+        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    let host = (pages.max(0) as u64).saturating_mul(page.max(0) as u64);
+    host.saturating_mul(4).clamp(ANNOUNCED_MIN, ANNOUNCED_MAX)
+});
 
 /// A region as the front end announced it.
 #[derive(Clone, Copy, Debug)]
@@ -26,21 +37,16 @@ pub(super) struct RegionLayout {
 #[derive(Clone)]
 struct Region {
     layout: RegionLayout,
-    host: *mut u8,
-    map: Arc<GuestRegionMmap>,
+    map: Arc<Mapping>,
+    file: Arc<File>,
 }
-
-// SAFETY: the pointer belongs to the mapping that `map` keeps; guest memory is shared with the
-// guest anyway and only ever touched through raw or volatile accesses.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
 
 /// All of a guest's memory that one connection announced. Cheap to share; a new object replaces it
 /// when the front end changes its table, and the old mapping ends with its last holder.
 #[derive(Clone, Default)]
 pub struct Memory {
     regions: Vec<Region>,
+    owner: Arc<MemoryOwner>,
 }
 
 /// A region of a guest's memory, for parts of the daemon that read it on their own.
@@ -50,22 +56,41 @@ pub struct MemoryRegion<'a> {
     pub guest_address: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// Where its first byte is mapped as long as the [`Memory`] lives.
+    /// Where its first byte is mapped. All of it can be read as long as the [`Memory`] lives;
+    /// pages that are lost meanwhile read as zeroes.
     pub place: *const u8,
-    /// The file that is mapped there; `None` never in practice.
-    pub file: Option<&'a File>,
+    /// The file that is mapped there. Its position is shared with the VMM.
+    pub file: &'a File,
     /// Where in the file the region begins, in bytes.
     pub file_offset: u64,
 }
 
 impl Memory {
+    /// No memory yet, of a connection that is let go when some of it is lost.
+    pub(super) fn new(owner: Arc<MemoryOwner>) -> Self {
+        Self { regions: Vec::new(), owner }
+    }
+
+    /// Whom the loss of a page is reported to.
+    pub(super) fn owner(&self) -> &Arc<MemoryOwner> {
+        &self.owner
+    }
+
+    /// Whether a region's file has been cut short.
+    pub(super) fn is_cut(&self) -> bool {
+        self.regions.iter().any(|region| {
+            let end = region.layout.file_offset + region.layout.length;
+            region.file.metadata().is_ok_and(|metadata| metadata.len() < end)
+        })
+    }
+
     /// The regions, by address.
     pub fn regions(&self) -> impl Iterator<Item = MemoryRegion<'_>> {
         self.regions.iter().map(|region| MemoryRegion {
             guest_address: region.layout.guest_address,
             length: region.layout.length,
-            place: region.host,
-            file: region.map.file_offset().map(FileOffset::file),
+            place: region.map.base(),
+            file: &region.file,
             file_offset: region.layout.file_offset,
         })
     }
@@ -104,20 +129,19 @@ impl Memory {
                 return Err(invalid("memory regions overlap"));
             }
         }
-        // Touching a mapping behind the end of its file would be a fatal signal.
-        let file_length = file.metadata()?.len();
-        if file_end > file_length {
+        if self.length().saturating_add(layout.length) > *ANNOUNCED {
+            return Err(invalid(&format!(
+                "a VMM may announce {} GiB of memory on this host, and this would be more",
+                *ANNOUNCED >> 30
+            )));
+        }
+        // Descriptors are as hostile as the rest: the length is looked at, and may shrink later,
+        // which the mapping survives.
+        if file_end > file.metadata()?.len() {
             return Err(invalid("a memory region is longer than its file"));
         }
-        let length = usize::try_from(layout.length).map_err(|_| invalid("a region is too long"))?;
-        let map = GuestRegionMmap::from_range(
-            VmAddress(layout.guest_address),
-            length,
-            Some(FileOffset::new(file, layout.file_offset)),
-        )
-        .map_err(io::Error::other)?;
-        let host = map.get_host_address(MemoryRegionAddress(0)).map_err(io::Error::other)?;
-        self.regions.push(Region { layout, host, map: Arc::new(map) });
+        let map = Mapping::new(&file, layout.file_offset, layout.length, &self.owner)?;
+        self.regions.push(Region { layout, map: Arc::new(map), file: Arc::new(file) });
         self.regions.sort_by_key(|region| region.layout.guest_address);
         Ok(())
     }
@@ -137,7 +161,7 @@ impl Memory {
         let region = self.region(address)?;
         let offset = address.0 - region.layout.guest_address;
         let fits = offset.checked_add(length)? <= region.layout.length;
-        fits.then(|| region.host.wrapping_add(offset as usize))
+        fits.then(|| region.map.base().wrapping_add(offset as usize))
     }
 
     /// Like [`translate`](Self::translate), but as much as the region of `address` has: the place
@@ -150,7 +174,7 @@ impl Memory {
         let region = self.region(address)?;
         let offset = address.0 - region.layout.guest_address;
         let count = length.min(region.layout.length - offset);
-        Some((region.host.wrapping_add(offset as usize), count))
+        Some((region.map.base().wrapping_add(offset as usize), count))
     }
 
     /// The guest-physical address of what the front end's process sees at `user_address`.
@@ -169,16 +193,6 @@ impl Memory {
         (address - region.layout.guest_address < region.layout.length).then_some(region)
     }
 
-    /// The memory as the rest of the rust-vmm crates take it, for parts of the daemon that read it
-    /// on their own.
-    ///
-    /// # Errors
-    /// Never in practice: the regions have been checked not to overlap.
-    pub fn to_guest_memory(&self) -> io::Result<GuestMemoryMmap> {
-        let regions = self.regions.iter().map(|region| Arc::clone(&region.map)).collect();
-        GuestMemoryMmap::from_arc_regions(regions).map_err(io::Error::other)
-    }
-
     /// The number of bytes of guest memory.
     pub fn length(&self) -> u64 {
         self.regions.iter().map(|region| region.layout.length).sum()
@@ -193,10 +207,9 @@ impl Memory {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use vm_memory::GuestMemoryBackend as _;
 
     fn last_address(memory: &Memory) -> u64 {
-        memory.to_guest_memory().map(|map| map.last_addr().0).unwrap_or_default()
+        memory.regions().last().map_or(0, |region| region.guest_address + region.length - 1)
     }
 
     /// A guest memory of `length` bytes at guest address 0 and front-end address `user_address`.

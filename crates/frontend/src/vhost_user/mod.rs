@@ -13,31 +13,33 @@
 mod chain;
 mod config;
 mod dirty_log;
+mod event;
 mod fuzz;
 mod inflight;
 mod mailbox;
 mod memory;
+mod memory_file;
 mod observer;
 mod peek;
 mod request;
 mod ring;
 mod session;
-mod shared_file;
 mod status;
 mod turn;
 mod worker;
 
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fathom_block::Disk;
+use fathom_block::{Budget, Disk, LossCause, MemoryOwner};
 use vhost::vhost_user::{BackendReqHandler, Error};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -81,6 +83,10 @@ const CONNECTIONS_MAX: usize = 16;
 /// How long the accepting thread pauses when the host has no descriptors or threads left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
+/// The largest tables of memory that are mapped for one disk at once: two VMMs during a migration,
+/// each with a table that replaces another.
+const TABLES_MAX: u64 = 4;
+
 /// A disk that waits for, or serves, a VMM.
 ///
 /// A second VMM may connect while the first one's guest runs, as the destination of a live
@@ -98,6 +104,8 @@ struct Shared {
     counters: Arc<Counters>,
     connections: Mutex<Connections>,
     turn: Arc<Turn>,
+    /// What all VMMs of the disk may have mapped.
+    budget: Arc<Budget>,
     ended: AtomicBool,
     /// Wakes the thread that accepts. A connection to the own socket could not do that: the path
     /// may name another socket by then, and a full queue of clients would block it.
@@ -113,7 +121,7 @@ struct Connections {
 /// What the server keeps of a connection.
 struct Connection {
     number: u64,
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     live: Arc<Mutex<Live>>,
     session: Arc<Mutex<Session>>,
     thread: JoinHandle<()>,
@@ -154,6 +162,7 @@ impl Server {
             counters: Arc::default(),
             connections: Mutex::default(),
             turn: Arc::default(),
+            budget: Arc::new(Budget::new(TABLES_MAX * *memory::ANNOUNCED)),
             ended: AtomicBool::new(false),
             wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
             options: options.clone(),
@@ -191,6 +200,7 @@ impl Server {
             protocol_errors: counters.protocol_errors.load(Ordering::Relaxed),
             recovered: counters.recovered.load(Ordering::Relaxed),
             panics: counters.panics.load(Ordering::Relaxed),
+            lost: counters.lost.load(Ordering::Relaxed),
             ..VhostUserStatus::default()
         };
         if let Some(connection) = self.shared.foremost(&connections) {
@@ -223,6 +233,8 @@ impl Server {
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.shared.ended.store(true, Ordering::Release);
+        // A session that waits for another's rings holds its lock.
+        self.shared.turn.close();
         // Fails only when the counter is full, and then the thread is being woken already.
         let _ = self.shared.wake.write(1);
         let _ = thread.join();
@@ -233,7 +245,7 @@ impl Server {
         for connection in &connections {
             // First the requests, then the connection: a VMM that has seen its end listens to no
             // interrupt any more.
-            connection.session.lock().unwrap_or_else(PoisonError::into_inner).close();
+            lock(&connection.session).close();
             let _ = connection.stream.shutdown(Shutdown::Both);
         }
         for connection in connections {
@@ -246,6 +258,10 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+fn lock(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
+    session.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
@@ -291,6 +307,8 @@ impl Shared {
         }
         let number = connections.accepted;
         let live: Arc<Mutex<Live>> = Arc::default();
+        let alarm = OwnedFd::from(stream.try_clone()?);
+        let memory_owner = Arc::new(MemoryOwner::new(Some(alarm), Some(Arc::clone(&self.budget))));
         let session = Session::new(SessionStart {
             number,
             disk: Arc::clone(&self.disk),
@@ -299,13 +317,21 @@ impl Shared {
             counters: Arc::clone(&self.counters),
             live: Arc::clone(&live),
             turn: Arc::clone(&self.turn),
+            memory_owner,
         });
         let session = Arc::new(Mutex::new(session));
-        let (shared, ours) = (Arc::clone(self), stream.try_clone()?);
+        let ours = Arc::new(stream.try_clone()?);
+        let (shared, ending) = (Arc::clone(self), Arc::clone(&ours));
         let served = Arc::clone(&session);
         let thread = std::thread::Builder::new().name(format!("vm-{}", self.disk.name())).spawn(
             move || {
-                shared.serve(stream, &served);
+                if catch_unwind(AssertUnwindSafe(|| shared.serve(stream, &served))).is_err() {
+                    shared.counters.panics.fetch_add(1, Ordering::Relaxed);
+                    tracing::error!(disk = shared.disk.name(), "a connection's thread failed");
+                    lock(&served).close();
+                }
+                // Others may hold the socket for a while.
+                let _ = ending.shutdown(Shutdown::Both);
                 // The server's own end takes the list first and joins what is in it.
                 shared.connections().list.retain(|connection| connection.number != number);
             },
@@ -319,13 +345,14 @@ impl Shared {
         let (name, vm) = (self.disk.name(), self.disk.vm());
         tracing::info!(disk = name, vm, "a VMM has connected");
         let descriptor = connection.as_raw_fd();
+        let memory_owner = Arc::clone(lock(session).memory_owner());
         let mut handler = BackendReqHandler::from_stream(connection, Arc::clone(session));
-        loop {
+        while !memory_owner.is_lost() {
             // The protocol library keeps the channel for the daemon's own messages to itself, and
             // has none that says "the configuration changed".
             match peek::channel(descriptor) {
                 Ok(Some(channel)) => {
-                    session.lock().unwrap_or_else(PoisonError::into_inner).set_channel(channel);
+                    lock(session).set_channel(channel);
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -335,7 +362,7 @@ impl Shared {
             match handler.handle_request() {
                 Ok(()) => {}
                 Err(Error::Disconnected) => break,
-                Err(_) if self.ended() => break,
+                Err(_) if self.ended() || memory_owner.is_lost() => break,
                 Err(error) => {
                     self.counters.protocol_errors.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(
@@ -350,8 +377,24 @@ impl Shared {
         }
         // Completes what is in flight before the connection closes, so that the VMM finds all of
         // it done.
-        session.lock().unwrap_or_else(PoisonError::into_inner).close();
+        lock(session).close();
         drop(handler);
+        if let Some(cause) = memory_owner.cause() {
+            self.counters.lost.fetch_add(1, Ordering::Relaxed);
+            let cause = match cause {
+                LossCause::Hardware => "the hardware has lost a page of it",
+                LossCause::Absent if lock(session).memory().is_cut() => "its file was cut short",
+                LossCause::Absent => {
+                    "a page of it cannot be had: its file system is full, there is no huge page \
+                     left, or its file was cut short"
+                }
+            };
+            tracing::error!(
+                disk = name,
+                vm,
+                "the VMM is let go: memory that it shares cannot be accessed any more ({cause})"
+            );
+        }
         tracing::info!(disk = name, vm, "the VMM has gone");
     }
 }

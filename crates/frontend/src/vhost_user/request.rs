@@ -159,7 +159,10 @@ pub(super) fn status(outcome: fathom_block::Outcome) -> u8 {
 }
 
 /// Takes the last writable byte off `chain`.
-fn cut_status(memory: &Memory, chain: &mut Chain) -> Result<(*mut u8, GuestAddress), RequestError> {
+pub(super) fn cut_status(
+    memory: &Memory,
+    chain: &mut Chain,
+) -> Result<(*mut u8, GuestAddress), RequestError> {
     // Pieces of no length at the end are no place for a byte.
     while chain.writable.last().is_some_and(|piece| piece.length == 0) {
         chain.writable.pop();
@@ -188,8 +191,9 @@ fn cut_front(memory: &Memory, pieces: &mut Vec<Piece>, target: &mut [u8]) -> usi
         }
         let count = (target.len() - done).min(piece.length as usize);
         let Some(place) = memory.translate(piece.address, count as u64) else { break };
-        // SAFETY: `count` bytes are mapped there, and `target` has as many left; the guest may
-        // change them meanwhile, which gives other bytes and nothing worse.
+        // SAFETY: `count` bytes are mapped there, and `target`, which is our own, has as many left;
+        // the guest may change them meanwhile, which gives other bytes and nothing worse: they are
+        // only looked at in `target`.
         unsafe { std::ptr::copy_nonoverlapping(place, target[done..].as_mut_ptr(), count) };
         done += count;
         piece.length -= count as u32;

@@ -1,6 +1,6 @@
 //! The split virtqueue, device side (virtio 1.2, section 2.7).
 //!
-//! The ring lives in memory that the guest writes at any time. Each field is read once, by a
+//! The ring lives in memory that the guest writes at any time. Each field of it is read once, by a
 //! volatile or atomic access, and used only after a check; what the guest changes afterwards does
 //! not matter any more. The places of the three parts are resolved when the ring starts and stay
 //! mapped as long as the [`Memory`] that the ring holds.
@@ -126,6 +126,15 @@ impl Ring {
         Ok(ring)
     }
 
+    /// The same ring, from where it is now on, with its parts at `addresses` in `memory`.
+    pub(super) fn moved(
+        &self,
+        memory: Arc<Memory>,
+        addresses: RingAddresses,
+    ) -> Result<Self, RingError> {
+        Self::new(memory, addresses, self.size, self.event_index, self.next_available)
+    }
+
     pub(super) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
@@ -189,7 +198,7 @@ impl Ring {
 
     /// The descriptor at `index`, which must be below the size.
     pub(super) fn descriptor(&self, index: u16) -> RawDescriptor {
-        debug_assert!(index < self.size);
+        assert!(index < self.size, "a descriptor of the ring");
         // SAFETY: `new` checked that the table is mapped in full and aligned; a volatile read
         // takes whatever the guest has there, once.
         unsafe { self.descriptors.wrapping_add(usize::from(index)).read_volatile() }

@@ -1,12 +1,13 @@
 //! One connection of a VMM: the vhost-user messages, and the rings that they set up.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fathom_block::{Disk, DiskChange};
+use fathom_block::{Disk, DiskChange, MemoryOwner};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -21,6 +22,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use super::VhostUserOptions;
 use super::config::{self, LOG_ALL};
 use super::dirty_log::DirtyLog;
+use super::event::{self, Call};
 use super::inflight::Inflight;
 use super::mailbox::{Restacker, WorkerHandle};
 use super::memory::{Memory, RegionLayout};
@@ -68,11 +70,18 @@ impl Live {
     fn announce_config(&mut self) {
         const CONFIG_CHANGE: u32 = 2;
         const VERSION: u32 = 1;
-        let Some(channel) = &mut self.channel else { return };
+        let Some(channel) = &self.channel else { return };
         let mut message = [0; 12];
         message[..4].copy_from_slice(&CONFIG_CHANGE.to_ne_bytes());
         message[4..8].copy_from_slice(&VERSION.to_ne_bytes());
-        if let Err(error) = channel.write_all(&message) {
+        // A VMM that does not read must not stop the daemon, whatever flags it gives the socket.
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the message lives through the call.
+        let sent = unsafe {
+            libc::send(channel.as_raw_fd(), message.as_ptr().cast(), message.len(), flags)
+        };
+        if sent != message.len() as isize {
+            let error = io::Error::last_os_error();
             tracing::warn!(%error, "the VMM cannot be told of the disk's new size");
             self.channel = None;
         }
@@ -86,7 +95,7 @@ struct RingSetup {
     addresses: Option<RingAddresses>,
     base: u16,
     kick: Option<File>,
-    call: Option<File>,
+    call: Option<Call>,
     enabled: bool,
     worker: Option<WorkerHandle>,
 }
@@ -101,6 +110,7 @@ pub(super) struct SessionStart {
     pub counters: Arc<Counters>,
     pub live: Arc<Mutex<Live>>,
     pub turn: Arc<Turn>,
+    pub memory_owner: Arc<MemoryOwner>,
 }
 
 /// One connection.
@@ -112,6 +122,8 @@ pub(super) struct Session {
     counters: Arc<Counters>,
     live: Arc<Mutex<Live>>,
     turn: Arc<Turn>,
+    /// Whom the loss of shared memory is reported to.
+    memory_owner: Arc<MemoryOwner>,
     memory: Arc<Memory>,
     features: u64,
     protocol_features: u64,
@@ -132,7 +144,8 @@ fn failed(error: io::Error) -> Error {
 
 impl Session {
     pub(super) fn new(start: SessionStart) -> Self {
-        let SessionStart { number, disk, options, observer, counters, live, turn } = start;
+        let SessionStart { number, disk, options, observer, counters, live, turn, memory_owner } =
+            start;
         let rings = (0..options.queues).map(|_| RingSetup::default()).collect();
         counters.connections.fetch_add(1, Ordering::Relaxed);
         counters.warned.store(false, Ordering::Relaxed);
@@ -144,7 +157,8 @@ impl Session {
             counters,
             live,
             turn,
-            memory: Arc::default(),
+            memory: Arc::new(Memory::new(Arc::clone(&memory_owner))),
+            memory_owner,
             features: 0,
             protocol_features: 0,
             rings,
@@ -193,12 +207,13 @@ impl Session {
             return Err(invalid("another VMM's guest is running on this disk"));
         }
         let Some(kick) = setup.kick.take() else { return Ok(()) };
-        let call = setup.call.as_ref().map(File::try_clone).transpose().map_err(failed)?;
+        let call = setup.call.as_ref().map(Call::try_clone).transpose().map_err(failed)?;
         let enabled = setup.enabled;
         let first = !self.is_running();
         if first {
             self.observer.started(self.number, &self.memory);
         }
+        let layers_version = self.disk.layers_version();
         let started = WorkerHandle::start(WorkerStart {
             disk: Arc::clone(&self.disk),
             index: index as u16,
@@ -224,6 +239,10 @@ impl Session {
         let restacker = worker.restacker();
         self.rings[index].worker = Some(worker);
         let mut live = self.live();
+        if self.disk.layers_version() != layers_version {
+            // The layers changed while the ring was not yet among those that are told so.
+            restacker.restack();
+        }
         live.restackers.push((index, restacker));
         live.running_queues += 1;
         Ok(())
@@ -265,18 +284,18 @@ impl Session {
         }
     }
 
-    /// Gives running rings the memory, the places and the log that hold now.
+    /// Gives running rings the memory, the places and the log that hold now. Their size and their
+    /// way of notifying stay what they were at the start.
     fn refresh(&mut self) -> Result<()> {
-        let (event_index, log) = (self.event_index(), self.active_log());
+        let log = self.active_log();
         for index in 0..self.rings.len() {
             let setup = &self.rings[index];
             let (Some(worker), Some(addresses)) = (&setup.worker, setup.addresses) else {
                 continue;
             };
-            let (memory, size, log) = (Arc::clone(&self.memory), setup.size, log.clone());
+            let (memory, log) = (Arc::clone(&self.memory), log.clone());
             let refreshed = worker.update(true, move |worker| {
-                let next = worker.ring.next_available();
-                worker.ring = Ring::new(memory, addresses, size, event_index, next)?;
+                worker.ring = worker.ring.moved(memory, addresses)?;
                 worker.ring.disable_notifications();
                 worker.log = log;
                 Ok(())
@@ -305,12 +324,19 @@ impl Session {
         refreshed
     }
 
+    /// Whom the loss of shared memory is reported to.
+    pub(super) fn memory_owner(&self) -> &Arc<MemoryOwner> {
+        &self.memory_owner
+    }
+
+    /// The guest's memory as the VMM announced it.
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// The VMM has handed over a channel for messages of ours.
     pub(super) fn set_channel(&self, channel: UnixStream) {
-        // A VMM that does not read must not stop the daemon.
-        if channel.set_nonblocking(true).is_ok() {
-            self.live().channel = Some(channel);
-        }
+        self.live().channel = Some(channel);
     }
 
     fn reset(&mut self) {
@@ -374,7 +400,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if regions.len() != files.len() || regions.len() > REGIONS_MAX {
             return Err(Error::IncorrectFds);
         }
-        let mut memory = Memory::default();
+        let mut memory = Memory::new(Arc::clone(&self.memory_owner));
         for (region, file) in regions.iter().zip(files) {
             let layout = RegionLayout {
                 guest_address: region.guest_phys_addr,
@@ -393,9 +419,13 @@ impl VhostUserBackendReqHandlerMut for Session {
             .ok()
             .filter(|size| size.is_power_of_two() && *size <= RING_SIZE_MAX);
         let ring = self.ring(index)?;
-        ring.size = valid.ok_or_else(|| {
+        let size = valid.ok_or_else(|| {
             invalid(format!("a ring of {size} is not possible: a power of two up to 1024 is"))
         })?;
+        if ring.worker.is_some() && ring.size != size {
+            return Err(invalid(format!("queue {index} runs: its size cannot change")));
+        }
+        ring.size = size;
         Ok(())
     }
 
@@ -431,24 +461,24 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.ring(u32::from(index))?;
         let index = usize::from(index);
         self.stop(index);
-        if file.is_none() {
+        let Some(file) = file else {
             return Err(invalid("a queue without a kick descriptor is not served"));
-        }
-        self.rings[index].kick = file;
+        };
+        event::check(&file, "kick").map_err(failed)?;
+        self.rings[index].kick = Some(file);
         self.start(index)
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let setup = self.ring(u32::from(index))?;
-        setup.call = file;
-        // An earlier daemon may have died between giving a request back and saying so: an interrupt
-        // too many does no harm, one that never comes leaves the guest waiting for ever.
-        if let Some(mut call) = setup.call.as_ref() {
-            let _ = call.write(&1_u64.to_ne_bytes());
-        }
-        let call = setup.call.as_ref().map(File::try_clone).transpose().map_err(failed)?;
+        setup.call = file.map(Call::new).transpose().map_err(failed)?;
+        let call = setup.call.as_ref().map(Call::try_clone).transpose().map_err(failed)?;
         if let Some(worker) = &setup.worker {
-            worker.update(false, move |worker| worker.call = call);
+            worker.update(false, move |worker| {
+                worker.call = call;
+                // One that was due may have gone to the descriptor before.
+                worker.interrupt();
+            });
         }
         Ok(())
     }
@@ -512,7 +542,8 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_inflight_fd(&mut self, wish: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (inflight, file, length) =
-            Inflight::create(wish.num_queues, wish.queue_size).map_err(failed)?;
+            Inflight::create(wish.num_queues, wish.queue_size, &self.memory_owner)
+                .map_err(failed)?;
         self.inflight = Some(inflight);
         self.live().inflight = true;
         Ok((VhostUserInflight::new(length, 0, wish.num_queues, wish.queue_size), file))
@@ -520,7 +551,8 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_inflight_fd(&mut self, given: &VhostUserInflight, file: File) -> Result<()> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *given;
-        let inflight = Inflight::open(&file, mmap_offset, mmap_size, num_queues, queue_size)
+        let part = (mmap_offset, mmap_size);
+        let inflight = Inflight::open(&file, part, num_queues, queue_size, &self.memory_owner)
             .map_err(failed)?;
         self.inflight = Some(inflight);
         self.live().inflight = true;
@@ -578,7 +610,8 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        let log = DirtyLog::new(&file, log.mmap_offset, log.mmap_size).map_err(failed)?;
+        let log = DirtyLog::new(&file, log.mmap_offset, log.mmap_size, &self.memory_owner)
+            .map_err(failed)?;
         self.log = Some(Arc::new(log));
         self.refresh()
     }

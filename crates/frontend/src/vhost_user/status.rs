@@ -17,6 +17,8 @@ pub(super) struct Counters {
     pub recovered: AtomicU64,
     /// Threads that failed.
     pub panics: AtomicU64,
+    /// Connections that ended because memory of the guest was lost.
+    pub lost: AtomicU64,
     /// Whether the current connection's misbehaviour has been logged.
     pub warned: AtomicBool,
 }
@@ -50,4 +52,7 @@ pub struct VhostUserStatus {
     pub recovered: u64,
     /// Threads that failed.
     pub panics: u64,
+    /// Connections that ended because shared memory could not be accessed any more: its file was
+    /// cut short, there was no room for a page, or the hardware lost one.
+    pub lost: u64,
 }

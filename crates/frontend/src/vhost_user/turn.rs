@@ -5,7 +5,7 @@
 //! guests would write one disk. A ring of the second starts as soon as the last of the first has
 //! stopped.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long a VMM's ring waits for those of another to stop.
@@ -14,8 +14,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The right to run rings, held by at most one session of a disk.
 #[derive(Default)]
 pub(super) struct Turn {
-    holder: Mutex<Option<u64>>,
+    state: Mutex<State>,
     freed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    holder: Option<u64>,
+    /// Nobody gets the turn any more.
+    closed: bool,
 }
 
 impl Turn {
@@ -25,35 +32,41 @@ impl Turn {
     }
 
     fn take_within(&self, session: u64, patience: Duration) -> bool {
-        let holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut holder, _) = self
+        let (mut state, _) = self
             .freed
-            .wait_timeout_while(holder, patience, |holder| {
-                holder.is_some_and(|holder| holder != session)
+            .wait_timeout_while(self.state(), patience, |state| {
+                !state.closed && state.holder.is_some_and(|holder| holder != session)
             })
             .unwrap_or_else(PoisonError::into_inner);
-        match *holder {
-            Some(other) if other != session => false,
-            Some(_) => true,
-            None => {
-                *holder = Some(session);
-                true
-            }
+        if state.closed || state.holder.is_some_and(|other| other != session) {
+            return false;
         }
+        state.holder = Some(session);
+        true
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the turn of `session`, if it has it.
     pub(super) fn give(&self, session: u64) {
-        let mut holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
-        if *holder == Some(session) {
-            *holder = None;
+        let mut state = self.state();
+        if state.holder == Some(session) {
+            state.holder = None;
             self.freed.notify_all();
         }
     }
 
+    /// The server ends: whoever waits for the turn does not get it.
+    pub(super) fn close(&self) {
+        self.state().closed = true;
+        self.freed.notify_all();
+    }
+
     /// Whose turn it is.
     pub(super) fn holder(&self) -> Option<u64> {
-        *self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state().holder
     }
 }
 
@@ -76,5 +89,9 @@ mod tests {
         turn.give(1);
         assert!(waiting.join().unwrap());
         assert_eq!(turn.holder(), Some(2));
+        let third = Arc::clone(&turn);
+        let waiting = std::thread::spawn(move || third.take(3));
+        turn.close();
+        assert!(!waiting.join().unwrap());
     }
 }

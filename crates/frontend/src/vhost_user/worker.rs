@@ -7,17 +7,20 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fathom_block::{Clock, Disk, ErrorKind, GuestAddress, Operation, Outcome, Request, Stack};
+use fathom_block::{
+    Clock, Disk, ErrorKind, GuestAddress, MemoryOwner, Operation, Outcome, Request, Stack,
+};
 use fathom_reactor::{Event, Owner, Reactor};
 
 use super::chain::{Chain, Piece};
 use super::dirty_log::DirtyLog;
+use super::event::{self, Call};
 use super::inflight::QueueInflight;
 use super::mailbox::{Mail, Mailbox};
 use super::memory::Memory;
@@ -31,6 +34,11 @@ const REACTOR_ENTRIES: u32 = 256;
 /// How many requests are taken before what is done is given back: small enough that the guest
 /// works on the first while the last are being served.
 const BATCH: usize = 16;
+/// How often a request is repeated that none of the daemons or connections before got to the end
+/// of. Then it is given back as failed: it may be what ended them.
+const REPEATS_MAX: u8 = 8;
+/// How long a thread that fails waits for what the kernel is still doing with its memory.
+const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// How often the ring is looked at between two looks at the clock.
 const LOOKS: u32 = 64;
 
@@ -43,7 +51,7 @@ pub(super) struct WorkerStart {
     pub index: u16,
     pub ring: Ring,
     pub kick: File,
-    pub call: Option<File>,
+    pub call: Option<Call>,
     pub enabled: bool,
     /// Whether the guest knows of the volatile write cache; where not, every write is durable.
     pub write_back: bool,
@@ -70,7 +78,7 @@ struct Taken {
 /// The state of a ring's thread.
 pub(super) struct Worker {
     pub ring: Ring,
-    pub call: Option<File>,
+    pub call: Option<Call>,
     pub enabled: bool,
     pub log: Option<Arc<DirtyLog>>,
     disk: Arc<Disk>,
@@ -83,9 +91,14 @@ pub(super) struct Worker {
     reactor: Reactor,
     owner: Owner,
     stack: Stack,
+    /// Whose memory it is: once some of it is lost, nothing is taken or given back any more.
+    memory_owner: Arc<MemoryOwner>,
     taken: Vec<Taken>,
     /// Requests of an earlier daemon, to be carried out before any other.
     recovered: VecDeque<u16>,
+    /// Some of them have been repeated before: each is carried out alone, so that only the one
+    /// that ends the daemon is counted.
+    careful: bool,
     ended: bool,
     /// A command waits until nothing is in flight.
     draining: bool,
@@ -102,7 +115,7 @@ impl Worker {
         let mut reactor = Reactor::new(REACTOR_ENTRIES)?;
         let owner = reactor.register();
         let stack = start.disk.open_queue(&mut reactor, Clock::System)?;
-        set_nonblocking(&start.kick)?;
+        event::check(&start.kick, "kick")?;
         reactor.watch_always(owner, TOKEN_KICK, start.kick.as_fd());
         // SAFETY: the event descriptor lives in the mailbox as long as this worker.
         let wake = unsafe { std::os::fd::BorrowedFd::borrow_raw(mailbox.wake.as_raw_fd()) };
@@ -116,6 +129,7 @@ impl Worker {
         };
         let mut worker = Self {
             taken: vec![free; usize::from(start.ring.size())],
+            memory_owner: Arc::clone(start.ring.memory().owner()),
             ring: start.ring,
             call: start.call,
             enabled: start.enabled,
@@ -131,6 +145,7 @@ impl Worker {
             owner,
             stack,
             recovered: VecDeque::new(),
+            careful: false,
             ended: false,
             draining: false,
             broken: false,
@@ -139,17 +154,25 @@ impl Worker {
             segments: Vec::new(),
             events: Vec::new(),
         };
-        worker.recover();
+        worker.recover()?;
+        // An earlier daemon may have died between giving a request back and saying so: an interrupt
+        // too many does no harm, one that never comes leaves the guest waiting for ever.
+        worker.interrupt();
         Ok(worker)
     }
 
     /// Finds what an earlier daemon has taken and not given back.
-    fn recover(&mut self) {
-        let Some(inflight) = &mut self.inflight else { return };
+    fn recover(&mut self) -> io::Result<()> {
+        let Some(inflight) = &mut self.inflight else { return Ok(()) };
         let used_index = self.ring.used_index();
+        if self.memory_owner.is_lost() {
+            // The index is not the guest's, and what is noted in flight must not be taken for done.
+            return Err(io::Error::other("the guest's memory is lost"));
+        }
         let mut recovered = inflight.recover(used_index);
         // There may be room for more than the ring has.
         recovered.retain(|&head| head < self.ring.size());
+        self.careful = recovered.iter().any(|&head| inflight.is_repeated(head));
         self.recovered = recovered.into();
         // The front end knows only what was given back. What was taken is that and the rest.
         self.ring.set_next_available(used_index.wrapping_add(self.recovered.len() as u16));
@@ -161,6 +184,7 @@ impl Worker {
             );
             self.counters.recovered.fetch_add(self.recovered.len() as u64, Ordering::Relaxed);
         }
+        Ok(())
     }
 
     pub(super) fn run(&mut self) {
@@ -180,13 +204,19 @@ impl Worker {
 
     /// Takes a batch of requests off the ring and sends them on their way.
     fn take_requests(&mut self) -> bool {
-        if !self.enabled || self.draining || self.broken {
+        if !self.is_serving() {
             return false;
         }
         if !self.recovered.is_empty() {
+            if self.careful && self.stack.in_flight() > 0 {
+                return false;
+            }
+            let count = if self.careful { 1 } else { self.recovered.len().min(BATCH) };
+            for _ in 0..count {
+                let Some(head) = self.recovered.pop_front() else { break };
+                self.repeat(head);
+            }
             self.heads.clear();
-            let count = self.recovered.len().min(BATCH);
-            self.heads.extend(self.recovered.drain(..count));
         } else if self.ring.has_available() {
             self.heads.clear();
             if let Err(error) = self.ring.take(BATCH, &mut self.heads) {
@@ -196,7 +226,16 @@ impl Worker {
             return false;
         }
         for index in 0..self.heads.len() {
-            self.take(self.heads[index]);
+            let head = self.heads[index];
+            if self.taken[usize::from(head)].left > 0 {
+                // Its memory would be two requests' at once.
+                self.break_ring("a request that is available twice");
+                break;
+            }
+            if let Some(inflight) = &mut self.inflight {
+                inflight.take(head);
+            }
+            self.take(head);
         }
         if let Err(error) = self.stack.settle(&mut self.reactor) {
             self.break_ring(&error.to_string());
@@ -204,16 +243,41 @@ impl Worker {
         true
     }
 
+    /// Whether requests are taken.
+    fn is_serving(&self) -> bool {
+        self.enabled && !self.draining && !self.broken && !self.memory_owner.is_lost()
+    }
+
+    /// Carries out once more what an earlier daemon had taken.
+    fn repeat(&mut self, head: u16) {
+        let repeats = self.inflight.as_mut().map_or(0, |inflight| inflight.repeat(head));
+        if repeats < REPEATS_MAX {
+            return self.take(head);
+        }
+        self.counters.refused.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(
+            disk = self.disk.name(),
+            vm = self.disk.vm(),
+            "a request that was repeated {repeats} times in vain is given back as failed"
+        );
+        let status = if repeats == REPEATS_MAX && self.chain.read(&self.ring, head).is_ok() {
+            request::cut_status(self.ring.memory(), &mut self.chain).ok()
+        } else {
+            // Not even that has worked the last time.
+            None
+        };
+        let Some((status, status_address)) = status else {
+            self.return_head(head, 0);
+            return self.publish();
+        };
+        let outcome = Ok(());
+        self.taken[usize::from(head)] =
+            Taken { left: 1, outcome, written: 0, status, status_address };
+        self.finish(head, Err(ErrorKind::Io));
+    }
+
     /// One request: from its head to the stack, or straight back.
     fn take(&mut self, head: u16) {
-        if self.taken[usize::from(head)].left > 0 {
-            // Its memory would be two requests' at once.
-            self.break_ring("a request that is available twice");
-            return;
-        }
-        if let Some(inflight) = &mut self.inflight {
-            inflight.take(head);
-        }
         if let Err(error) = self.chain.read(&self.ring, head) {
             return self.refuse(head, error.name());
         }
@@ -297,6 +361,13 @@ impl Worker {
     }
 
     fn submit(&mut self, head: u16, mut request: Box<Request>, parsed: &Parsed) {
+        if self.memory_owner.is_lost() {
+            // What was parsed may be zeroes that the guest never wrote. The request stays noted as
+            // in flight, to be repeated.
+            self.stack.recycle(request);
+            self.taken[usize::from(head)].left -= 1;
+            return;
+        }
         request.header = Some(parsed.header);
         request.insight.io_priority = parsed.io_priority;
         request.token = u64::from(head);
@@ -305,6 +376,9 @@ impl Worker {
 
     /// Gives back a request that says nothing one could act on.
     fn refuse(&mut self, head: u16, what: &str) {
+        if self.memory_owner.is_lost() {
+            return;
+        }
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
         self.warn(what);
         self.return_head(head, 0);
@@ -324,6 +398,10 @@ impl Worker {
 
     fn break_ring(&mut self, what: &str) {
         self.broken = true;
+        if self.memory_owner.is_lost() {
+            // It reads as zeroes that the guest never wrote.
+            return;
+        }
         self.counters.broken_rings.fetch_add(1, Ordering::Relaxed);
         tracing::error!(
             disk = self.disk.name(),
@@ -364,9 +442,8 @@ impl Worker {
 
     /// A kick, or mail.
     fn signal(&mut self, event: &Event) {
-        let mut count = [0; 8];
         if event.token == TOKEN_KICK {
-            let _ = self.kick.read(&mut count);
+            event::take(&self.kick);
             if !event.more {
                 self.reactor.watch_always(self.owner, TOKEN_KICK, self.kick.as_fd());
             }
@@ -415,11 +492,18 @@ impl Worker {
             return;
         }
         let Taken { outcome, written, status, status_address, .. } = *taken;
-        // SAFETY: the place was translated in this memory when the request was taken, and the
-        // memory is replaced only when nothing is in flight.
+        if self.memory_owner.is_lost() {
+            // Its bytes may have come from, or gone to, a page that is not the guest's any more.
+            return;
+        }
+        // SAFETY: the place was translated in the memory that the ring holds when the request was
+        // taken, and the memory is replaced only when nothing is in flight.
         unsafe { status.write_volatile(request::status(outcome)) };
         if let Some(log) = &self.log {
             log.mark(status_address, 1);
+        }
+        if self.memory_owner.is_lost() {
+            return;
         }
         let written = if outcome.is_ok() { written } else { 0 };
         self.return_head(head, written.saturating_add(1));
@@ -441,6 +525,9 @@ impl Worker {
 
     /// Lets the guest see what was given back, and interrupts it if it wants to be.
     fn publish(&mut self) {
+        if self.memory_owner.is_lost() {
+            return;
+        }
         self.ring.publish();
         if let Some(inflight) = &mut self.inflight {
             inflight.published(self.ring.next_used());
@@ -450,9 +537,14 @@ impl Worker {
             log.mark(address, length);
         }
         if self.ring.wants_interrupt() {
-            if let Some(call) = &mut self.call {
-                let _ = call.write(&1_u64.to_ne_bytes());
-            }
+            self.interrupt();
+        }
+    }
+
+    /// Interrupts the guest.
+    pub(super) fn interrupt(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.signal(&self.mailbox.writing);
         }
     }
 
@@ -494,7 +586,7 @@ impl Worker {
         if self.stack.has_completed() {
             return;
         }
-        let serving = self.enabled && !self.draining && !self.broken;
+        let serving = self.is_serving() && (!self.careful || self.recovered.is_empty());
         let start_ns = self.stack.now_ns();
         let deadline_ns = self.stack.deadline_ns().unwrap_or(u64::MAX);
         let watch_ns = self.spin.limit_ns(start_ns).min(deadline_ns.saturating_sub(start_ns));
@@ -528,31 +620,32 @@ impl Worker {
     }
 }
 
+impl Drop for Worker {
+    /// After a failure requests may be in flight, and the kernel may still use their memory.
+    fn drop(&mut self) {
+        if !self.reactor.drain(DRAIN_LIMIT) {
+            tracing::error!(
+                disk = self.disk.name(),
+                "requests of a queue that failed are still under way: their memory is kept for good"
+            );
+            std::mem::forget(Arc::clone(self.ring.memory()));
+        }
+    }
+}
+
 /// Adds a piece of guest memory to a request, cut where regions meet. Returns whether all of it
 /// is guest memory.
 fn add_piece(memory: &Memory, request: &mut Request, piece: Piece) -> bool {
     let (mut address, mut left) = (piece.address, u64::from(piece.length));
     while left > 0 {
         let Some((place, count)) = memory.translate_part(address, left) else { return false };
-        // SAFETY: the memory stays mapped while requests are in flight: it is replaced only by a
-        // command that waits until none is.
+        // SAFETY: the memory stays mapped while requests are in flight: the ring holds it, it is
+        // replaced only by a command that waits until none is, and a thread that fails leaks it
+        // where the kernel may still use it.
         unsafe { request.buffers.push(place, count as usize, Some(address)) };
         left -= count;
         let Some(next) = address.0.checked_add(count) else { return left == 0 };
         address = GuestAddress(next);
     }
     true
-}
-
-/// Keeps a read of the kick descriptor from ever blocking the thread.
-fn set_nonblocking(file: &File) -> io::Result<()> {
-    let descriptor = file.as_raw_fd();
-    // SAFETY: system calls on a descriptor that we own.
-    let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
-    // SAFETY: as above.
-    if flags < 0 || unsafe { libc::fcntl(descriptor, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0
-    {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }

@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -48,10 +49,12 @@ pub struct Descriptor {
 
 pub struct Client {
     pub frontend: Frontend,
+    /// The same connection, for messages that the library does not send.
+    pub raw: UnixStream,
     pub memory: File,
     pub features: u64,
-    kicks: Vec<EventFd>,
-    calls: Vec<EventFd>,
+    pub kicks: Vec<EventFd>,
+    pub calls: Vec<EventFd>,
     available: Vec<u16>,
     used: Vec<u16>,
 }
@@ -88,7 +91,14 @@ impl Client {
 
     /// Connects and negotiates everything but `without`.
     pub fn connect(socket: &Path, queues: usize, without: u64) -> Self {
-        let mut frontend = Frontend::connect(socket, queues as u64).unwrap();
+        Self::connect_with(socket, queues, without, memfd(MEMORY))
+    }
+
+    /// The same with memory of the test's own, [`MEMORY`] bytes of it.
+    pub fn connect_with(socket: &Path, queues: usize, without: u64, memory: File) -> Self {
+        let stream = UnixStream::connect(socket).unwrap();
+        let raw = stream.try_clone().unwrap();
+        let mut frontend = Frontend::from_stream(stream, queues as u64);
         frontend.set_owner().unwrap();
         let features = frontend.get_features().unwrap() & !without & !F_LOG_ALL;
         let protocol = frontend.get_protocol_features().unwrap();
@@ -97,11 +107,11 @@ impl Client {
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         assert!(protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));
         frontend.set_features(features).unwrap();
-        let memory = memfd(MEMORY);
         frontend.set_mem_table(&[region(&memory, 0, MEMORY)]).unwrap();
         let events = || (0..queues).map(|_| EventFd::new(libc::EFD_NONBLOCK).unwrap()).collect();
         Self {
             frontend,
+            raw,
             memory,
             features,
             kicks: events(),
@@ -130,13 +140,17 @@ impl Client {
     }
 
     pub fn start_queue(&mut self, queue: usize, base: u16) {
+        self.try_start_queue(queue, base).unwrap();
+    }
+
+    pub fn try_start_queue(&mut self, queue: usize, base: u16) -> vhost::Result<()> {
         let frontend = &mut self.frontend;
-        frontend.set_vring_num(queue, RING_SIZE).unwrap();
-        frontend.set_vring_addr(queue, &Self::vring(queue)).unwrap();
-        frontend.set_vring_base(queue, base).unwrap();
-        frontend.set_vring_call(queue, &self.calls[queue]).unwrap();
-        frontend.set_vring_kick(queue, &self.kicks[queue]).unwrap();
-        frontend.set_vring_enable(queue, true).unwrap();
+        frontend.set_vring_num(queue, RING_SIZE)?;
+        frontend.set_vring_addr(queue, &Self::vring(queue))?;
+        frontend.set_vring_base(queue, base)?;
+        frontend.set_vring_call(queue, &self.calls[queue])?;
+        frontend.set_vring_kick(queue, &self.kicks[queue])?;
+        frontend.set_vring_enable(queue, true)
     }
 
     /// Forgets what went before, for a device that has been reset.
@@ -290,6 +304,20 @@ impl Client {
 
     pub fn capacity(&mut self) -> u64 {
         u64::from_le_bytes(self.config()[..8].try_into().unwrap())
+    }
+
+    /// Whether the daemon has let go of the connection, now or within some seconds.
+    pub fn is_let_go(&self) -> bool {
+        use std::io::Read as _;
+        self.raw.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut bytes = [0; 4096];
+        loop {
+            match (&self.raw).read(&mut bytes) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+            }
+        }
     }
 
     pub fn new_inflight(&mut self, queues: u16) -> (VhostUserInflight, File) {

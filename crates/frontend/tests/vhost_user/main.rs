@@ -4,6 +4,8 @@
 mod client;
 mod fuzz;
 mod hostile;
+mod hostile_vmm;
+mod loss;
 mod lost_writes;
 mod observer;
 mod protocol;
@@ -12,8 +14,8 @@ mod requests;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fathom_backend::Memory;
-use fathom_block::{Disk, DiskOptions, Layer};
+use fathom_backend::{FileBackend, FileOptions, Memory};
+use fathom_block::{Backend, Disk, DiskOptions, Layer};
 use fathom_frontend::vhost_user::{Server, VhostUserOptions};
 
 /// A disk in memory with its server.
@@ -27,6 +29,24 @@ pub struct Served {
 pub const CAPACITY: u64 = 16 << 20;
 
 pub fn serve_with(layers: Vec<Arc<dyn Layer>>, read_only: bool) -> Served {
+    serve_backend(Arc::new(Memory::new(CAPACITY)), layers, read_only)
+}
+
+/// The same on an image in a file.
+pub fn serve_file() -> Served {
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(CAPACITY).unwrap();
+    let options = FileOptions { path: image.path().into(), ..FileOptions::default() };
+    let backend = FileBackend::open(&options).unwrap();
+    // The open file stays when its name goes.
+    serve_backend(Arc::new(backend), Vec::new(), false)
+}
+
+pub fn serve_backend(
+    backend: Arc<dyn Backend>,
+    layers: Vec<Arc<dyn Layer>>,
+    read_only: bool,
+) -> Served {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("disk.sock");
     let options = DiskOptions {
@@ -35,7 +55,7 @@ pub fn serve_with(layers: Vec<Arc<dyn Layer>>, read_only: bool) -> Served {
         read_only,
         ..DiskOptions::default()
     };
-    let disk = Disk::new(options, layers, Arc::new(Memory::new(CAPACITY))).unwrap();
+    let disk = Disk::new(options, layers, backend).unwrap();
     let server = Server::start(VhostUserOptions::new(&socket), Arc::clone(&disk)).unwrap();
     Served { disk, server, socket, _directory: directory }
 }

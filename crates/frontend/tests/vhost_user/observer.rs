@@ -27,7 +27,7 @@ impl Told {
 
 impl GuestObserver for Told {
     fn started(&self, session: u64, memory: &Arc<Memory>) {
-        let file = memory.regions().next().and_then(|region| region.file);
+        let file = memory.regions().next().map(|region| region.file);
         assert_eq!(file.unwrap().metadata().unwrap().len(), MEMORY);
         self.add(format!("{session} started with {}", memory.length()));
     }

@@ -210,6 +210,7 @@ fn guest_status(
         refused: guest.refused,
         broken_queues: guest.broken_rings,
         protocol_errors: guest.protocol_errors,
+        memory_losses: guest.lost,
         recovered: guest.recovered,
         restart_safe: guest.inflight,
         migrating: guest.logging,

@@ -1,7 +1,8 @@
 //! A guest's memory, from the terms of the front end to those of introspection.
 
 use std::any::Any;
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
@@ -23,11 +24,10 @@ pub(super) struct RegionIdentity {
 /// What identifies `memory` among all that guests bring.
 pub(super) fn identity(memory: &Memory) -> Identity {
     let of_region = |region: MemoryRegion<'_>| {
-        let metadata = region.file.and_then(|file| file.metadata().ok());
-        let (device, inode) = match metadata {
-            Some(metadata) => (metadata.dev(), metadata.ino()),
+        let (device, inode) = match region.file.metadata() {
+            Ok(metadata) => (metadata.dev(), metadata.ino()),
             // Memory that cannot be identified is like no other.
-            None => (u64::MAX, region.place as u64),
+            Err(_) => (u64::MAX, region.place as u64),
         };
         RegionIdentity {
             device,
@@ -53,14 +53,19 @@ pub(super) fn to_guest_memory(memory: &Arc<Memory>) -> GuestMemory {
         start: region.guest_address,
         length: region.length,
         place: region.place,
-        file: region
-            .file
-            .and_then(|file| file.try_clone().ok())
-            .map(|file| (OwnedFd::from(file), region.file_offset)),
+        file: reopen(region.file).map(|file| (OwnedFd::from(file), region.file_offset)),
     };
     let regions = memory.regions().map(of_region).collect();
     let owner: Arc<dyn Any + Send + Sync> = Arc::<Memory>::clone(memory);
-    // SAFETY: the front end has mapped each region whole, readable and writable, and checked that
-    // its file is at least as long; the mappings live as long as the owner.
+    // SAFETY: the front end has mapped each region whole, readable and writable, and the mappings
+    // live as long as the owner. Where the VMM takes the file's pages away, or there are none to be
+    // had, the front end's handler puts zeroes in their place (`block::Mapping`).
     unsafe { GuestMemory::new(regions, owner) }
+}
+
+/// The same file, with a position of its own: that of the VMM's descriptor is the VMM's. Where the
+/// file may not be opened anew, the descriptor itself, whose position QEMU and others never use.
+fn reopen(file: &File) -> Option<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    File::open(path).or_else(|_| file.try_clone()).ok()
 }

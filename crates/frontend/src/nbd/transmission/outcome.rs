@@ -98,7 +98,8 @@ impl Transmission {
 /// The protocol's number for what became of a request.
 fn error_number(kind: ErrorKind, header: &RequestHeader) -> u32 {
     match kind {
-        ErrorKind::Io => error::IO,
+        // Lost memory is a guest's: a client of NBD has none.
+        ErrorKind::Io | ErrorKind::Memory => error::IO,
         ErrorKind::NoSpace => error::NO_SPACE,
         ErrorKind::ReadOnly => error::PERMISSION,
         ErrorKind::ShuttingDown => error::SHUTDOWN,

@@ -1,0 +1,564 @@
+//! Memory that is mapped from a file of another process.
+//!
+//! The other process can cut its file short, the file system can have no room for a page that is
+//! touched for the first time, and the hardware can lose a page. The kernel then answers an access
+//! with `SIGBUS`, which by default ends the whole process. Here a handler takes the signal:
+//!
+//! - Every [`Mapping`] is in a list that the handler reads without a lock. Entries are never
+//!   freed, only used again, so that the handler can walk the list at any moment.
+//! - The handler puts anonymous zeroed memory in place of the page that is lost, marks the
+//!   [`MemoryOwner`] of the mapping as lost, and returns: the access is repeated and goes on.
+//! - Whoever serves the owner sees the mark, acknowledges nothing any more, and lets go of it.
+//!
+//! An address that belongs to no mapping gets the default action. The kernel itself gets `EFAULT`
+//! where a thread would get the signal, and its caller an error of the one request.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+
+/// The most bytes that all mappings together may have: half of what a process can address, so that
+/// there is always room for everything else.
+const MAPPED_MAX: u64 = 64 << 40;
+/// The faults of one mapping that are mended page by page. At the next one all of it is replaced:
+/// the kernel bounds the number of pieces that a process's memory may be in.
+const FAULTS_MAX: u32 = 8;
+/// The magic number of hugetlbfs.
+const HUGETLBFS: i64 = 0x9584_58f6;
+/// The magic number of FUSE.
+const FUSE: i64 = 0x6573_5546;
+
+/// The bytes of all mappings.
+static MAPPED: AtomicU64 = AtomicU64::new(0);
+/// The list that the handler walks.
+static NODES: AtomicPtr<Node> = AtomicPtr::new(ptr::null_mut());
+/// The nodes of the list that stand for no mapping.
+static FREE_NODES: Mutex<Vec<&'static Node>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// The faults that this thread has met.
+    static FAULTS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many lost pages this thread has come across so far. Where the count moves during a copy out
+/// of mapped memory, some of the bytes copied are zeroes that nobody put there.
+pub fn faults() -> u64 {
+    FAULTS.get()
+}
+
+/// Why memory is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossCause {
+    /// The file has no such page: it was cut short, or there is no room for the page.
+    Absent,
+    /// The hardware has lost the page.
+    Hardware,
+}
+
+/// Whose memory mappings are: what is lost with one of them is lost to the owner.
+#[derive(Debug, Default)]
+pub struct MemoryOwner {
+    /// The `si_code` of the first signal, or 0.
+    code: AtomicI32,
+    alarm: Option<OwnedFd>,
+    budget: Option<Arc<Budget>>,
+}
+
+impl MemoryOwner {
+    /// An owner. At the first loss the reading direction of the socket `alarm` is shut down, which
+    /// wakes the thread that waits for its next message. All mappings count for `budget`.
+    pub fn new(alarm: Option<OwnedFd>, budget: Option<Arc<Budget>>) -> Self {
+        Self { code: AtomicI32::new(0), alarm, budget }
+    }
+
+    /// Whether some of the memory is lost. One load.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.code.load(Ordering::Relaxed) != 0
+    }
+
+    /// Why memory was lost, where some was.
+    pub fn cause(&self) -> Option<LossCause> {
+        match self.code.load(Ordering::Relaxed) {
+            0 => None,
+            libc::BUS_MCEERR_AR => Some(LossCause::Hardware),
+            _ => Some(LossCause::Absent),
+        }
+    }
+
+    /// Called by the handler: nothing here may lock or allocate.
+    fn lose(&self, code: i32) {
+        let first =
+            self.code.compare_exchange(0, code, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if let (true, Some(alarm)) = (first, &self.alarm) {
+            // SAFETY: a system call on a descriptor that the owner keeps; it may be made in a
+            // signal handler (POSIX lists it).
+            unsafe { libc::shutdown(alarm.as_raw_fd(), libc::SHUT_RD) };
+        }
+    }
+}
+
+/// The most bytes that some owners together may have mapped.
+#[derive(Debug)]
+pub struct Budget {
+    used: AtomicU64,
+    max: u64,
+}
+
+impl Budget {
+    /// A budget of `max` bytes.
+    pub fn new(max: u64) -> Self {
+        Self { used: AtomicU64::new(0), max }
+    }
+}
+
+/// Adds `length` to `used` unless it becomes more than `max`.
+fn take(used: &AtomicU64, max: u64, length: u64) -> bool {
+    let add = |used: u64| used.checked_add(length).filter(|sum| *sum <= max);
+    used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+}
+
+/// A part of the address space, counted as long as this lives.
+#[derive(Debug)]
+struct Reservation {
+    length: u64,
+    budget: Option<Arc<Budget>>,
+}
+
+impl Reservation {
+    fn new(length: u64, budget: Option<&Arc<Budget>>) -> io::Result<Self> {
+        let full = |whose| {
+            let text = format!("{whose} would have more memory mapped than is allowed");
+            io::Error::new(io::ErrorKind::OutOfMemory, text)
+        };
+        if budget.is_some_and(|budget| !take(&budget.used, budget.max, length)) {
+            return Err(full("the VMMs of this disk"));
+        }
+        let reservation = Self { length, budget: budget.cloned() };
+        if !take(&MAPPED, MAPPED_MAX, length) {
+            // Dropping the reservation gives back what was not taken here.
+            MAPPED.fetch_add(length, Ordering::Relaxed);
+            return Err(full("all VMMs together"));
+        }
+        Ok(reservation)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        MAPPED.fetch_sub(self.length, Ordering::Relaxed);
+        if let Some(budget) = &self.budget {
+            budget.used.fetch_sub(self.length, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A mapping as the handler sees it.
+struct Node {
+    start: AtomicUsize,
+    /// The first address behind; 0 while the node stands for no mapping.
+    end: AtomicUsize,
+    /// The size of the file's pages, in bytes.
+    page: AtomicUsize,
+    faults: AtomicU32,
+    owner: AtomicPtr<MemoryOwner>,
+    next: *const Node,
+}
+
+// SAFETY: `next` is written once, before the node can be reached, and nodes are never freed.
+unsafe impl Sync for Node {}
+
+impl Node {
+    /// A node for a new mapping.
+    fn register(
+        start: usize,
+        length: usize,
+        page: usize,
+        owner: &Arc<MemoryOwner>,
+    ) -> &'static Self {
+        let mut free = FREE_NODES.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = free.pop().unwrap_or_else(|| {
+            // Only here does the list grow, and only under the lock.
+            let next = NODES.load(Ordering::Acquire);
+            let node: &'static mut Self = Box::leak(Box::new(Self {
+                start: AtomicUsize::new(0),
+                end: AtomicUsize::new(0),
+                page: AtomicUsize::new(0),
+                faults: AtomicU32::new(0),
+                owner: AtomicPtr::new(ptr::null_mut()),
+                next,
+            }));
+            NODES.store(node, Ordering::Release);
+            node
+        });
+        drop(free);
+        node.faults.store(0, Ordering::Relaxed);
+        node.page.store(page, Ordering::Relaxed);
+        node.owner.store(Arc::as_ptr(owner).cast_mut(), Ordering::Relaxed);
+        node.start.store(start, Ordering::Release);
+        node.end.store(start + length, Ordering::Release);
+        node
+    }
+
+    /// The mapping is about to end.
+    fn release(&'static self) {
+        self.end.store(0, Ordering::Release);
+        FREE_NODES.lock().unwrap_or_else(PoisonError::into_inner).push(self);
+    }
+
+    /// The range of the mapping, if `address` lies in it.
+    fn range_with(&self, address: usize) -> Option<(usize, usize)> {
+        loop {
+            let end = self.end.load(Ordering::Acquire);
+            let start = self.start.load(Ordering::Acquire);
+            // A node that was used again meanwhile has another end.
+            if self.end.load(Ordering::Acquire) == end {
+                return (start <= address && address < end).then_some((start, end));
+            }
+        }
+    }
+
+    /// Puts zeroes in place of the page at `address`. Returns whether the access can be repeated.
+    /// Called by the handler.
+    fn mend(&self, address: usize, (start, end): (usize, usize), code: i32) -> bool {
+        let page = self.page.load(Ordering::Relaxed);
+        let faults = self.faults.fetch_add(1, Ordering::Relaxed);
+        let owner = self.owner.load(Ordering::Relaxed);
+        // SAFETY: a thread that accesses a mapping holds it, the mapping holds its owner, and the
+        // signal came from such an access.
+        if let Some(owner) = unsafe { owner.as_ref() } {
+            owner.lose(code);
+        }
+        let first = start + (address - start) / page * page;
+        let whole = faults >= FAULTS_MAX && replace(start, end - start);
+        whole || replace(first, page.min(end - first))
+    }
+}
+
+/// Maps zeroes over a range of a mapping. Called by the handler.
+fn replace(start: usize, length: usize) -> bool {
+    // SAFETY: the range belongs to a mapping of ours and consists of whole pages. What lay there is
+    // only reached through raw pointers, whose reads may give anything at any time. The C library
+    // hands the call straight to the kernel, so that it may be made in a signal handler.
+    let place = unsafe {
+        libc::mmap(
+            ptr::without_provenance_mut(start),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    place != libc::MAP_FAILED
+}
+
+/// Takes `SIGBUS`.
+extern "C" fn on_bus_error(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the place of this thread's error number is always there.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    // SAFETY: the kernel hands a handler with SA_SIGINFO a whole structure.
+    let code = unsafe { (*info).si_code };
+    if code == libc::BUS_MCEERR_AO {
+        // A page that nobody has asked for yet.
+        return;
+    }
+    if code > 0 {
+        // SAFETY: a signal with such a code has an address.
+        let address = unsafe { (*info).si_addr() } as usize;
+        let mut next = NODES.load(Ordering::Acquire).cast_const();
+        // SAFETY: nodes are never freed.
+        while let Some(node) = unsafe { next.as_ref() } {
+            if let Some(range) = node.range_with(address) {
+                FAULTS.set(FAULTS.get() + 1);
+                if node.mend(address, range, code) {
+                    // SAFETY: as above.
+                    unsafe { *errno = before };
+                    return;
+                }
+                break;
+            }
+            next = node.next;
+        }
+    }
+    // Not ours: the default action, when the access is repeated, or at once for a signal that a
+    // process sent.
+    // SAFETY: both calls may be made in a signal handler; an all-zero action is the default one.
+    unsafe {
+        let action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, &raw const action, ptr::null_mut());
+        if code <= 0 {
+            libc::raise(signal);
+        }
+        *errno = before;
+    }
+}
+
+/// Installs the handler, once.
+fn install() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        // SAFETY: the handler does only what a signal handler may do. It runs on the stack that a
+        // thread has for signals, where it has one; it needs some hundred bytes.
+        let result = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_bus_error;
+            action.sa_sigaction = handler as libc::sighandler_t;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut())
+        };
+        assert_eq!(result, 0, "SIGBUS is a signal that can be handled");
+    });
+}
+
+/// A part of a file, mapped shared, for reading and writing.
+///
+/// The other side writes it at any time, so its bytes are only ever reached through the raw
+/// pointer: by atomic or volatile accesses, by copies to and from memory of our own, and by the
+/// kernel. A byte that changes during a copy gives one value or another, as on any device that two
+/// parties share. A page that is lost reads as zeroes, after [`MemoryOwner::is_lost`] has become true.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    /// The bytes mapped before the wanted part, which need not begin at a page.
+    skip: usize,
+    length: usize,
+    /// The bytes mapped, in whole pages.
+    mapped: usize,
+    node: &'static Node,
+    owner: Arc<MemoryOwner>,
+    _reservation: Reservation,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Node")
+    }
+}
+
+// SAFETY: the mapping is reached through the raw pointer alone, as described above, from any
+// thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` bytes of `file` from `offset` on, which need not be at a page. The mapping is
+    /// left out of core dumps. Where the file can be sealed against being cut short, it is.
+    ///
+    /// # Errors
+    /// Where the range is empty, behind the end of the file or beyond what may be mapped, where
+    /// the file is none that memory may lie in, or where the kernel refuses.
+    pub fn new(
+        file: &File,
+        offset: u64,
+        length: u64,
+        owner: &Arc<MemoryOwner>,
+    ) -> io::Result<Self> {
+        let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidInput, text.to_owned());
+        let end = offset.checked_add(length).ok_or_else(|| invalid("a mapping wraps around"))?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(invalid("shared memory lies in a file, and this descriptor is none"));
+        }
+        if length == 0 || end > metadata.len() {
+            return Err(invalid("a mapping is empty or longer than its file"));
+        }
+        let page = page_size(file)?;
+        let skip = offset % page;
+        let mapped = length
+            .checked_add(skip)
+            .and_then(|length| length.checked_next_multiple_of(page))
+            .ok_or_else(|| invalid("a mapping is too long"))?;
+        let reservation = Reservation::new(mapped, owner.budget.as_ref())?;
+        seal(file);
+        install();
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                mapped as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                (offset - skip) as libc::off_t,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: advice about a mapping of ours. Without it a core dump is larger, and holds what
+        // is not ours.
+        unsafe { libc::madvise(base, mapped as usize, libc::MADV_DONTDUMP) };
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or_else(|| invalid("a mapping at address 0"))?;
+        let address = base.as_ptr() as usize;
+        let node = Node::register(address, mapped as usize, page as usize, owner);
+        Ok(Self {
+            base,
+            skip: skip as usize,
+            length: length as usize,
+            mapped: mapped as usize,
+            node,
+            owner: Arc::clone(owner),
+            _reservation: reservation,
+        })
+    }
+
+    /// The place of the first byte. The [`length`](Self::length) bytes from there on can be read
+    /// and written as long as the mapping lives.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr().wrapping_add(self.skip)
+    }
+
+    /// The number of bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Whose memory it is.
+    pub fn owner(&self) -> &Arc<MemoryOwner> {
+        &self.owner
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // First out of the list: once unmapped, the place may be another mapping's.
+        self.node.release();
+        // SAFETY: mapped in `new` with this length, and nobody holds the object any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}
+
+/// The size of the pages that `file` is mapped in, in bytes.
+fn page_size(file: &File) -> io::Result<u64> {
+    // SAFETY: an all-zero structure is a valid value; the call fills it in.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure lives through the call.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    match system.f_type {
+        HUGETLBFS => Ok((system.f_bsize as u64).max(4096)),
+        FUSE => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "shared memory on FUSE is refused: whoever runs the file system could stop any access",
+        )),
+        // SAFETY: a system call without memory.
+        _ => Ok(unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64),
+    }
+}
+
+/// Asks that `file` cannot be cut short any more. Files that know no seals, or whose owner allows
+/// no more of them, stay as they are.
+fn seal(file: &File) {
+    // SAFETY: a system call on a descriptor that the caller holds.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals >= 0 && seals & (libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL) == 0 {
+        // SAFETY: as above.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::FromRawFd;
+    use std::os::unix::fs::FileExt;
+
+    fn memory_file(length: u64, flags: libc::c_uint) -> File {
+        // SAFETY: the name is a C string; the descriptor is checked and ours alone.
+        let file = unsafe {
+            let descriptor = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | flags);
+            assert!(descriptor >= 0);
+            File::from_raw_fd(descriptor)
+        };
+        file.set_len(length).unwrap();
+        file
+    }
+
+    fn read(mapping: &Mapping, at: usize) -> u8 {
+        assert!(at < mapping.length());
+        // SAFETY: within the mapping.
+        unsafe { mapping.base().wrapping_add(at).read_volatile() }
+    }
+
+    #[test]
+    fn a_page_that_is_cut_away_reads_as_zeroes_and_marks_its_owner_alone() {
+        let (file, other) = (memory_file(64 << 10, 0), memory_file(64 << 10, 0));
+        let (owner, neighbour) =
+            (Arc::new(MemoryOwner::default()), Arc::new(MemoryOwner::default()));
+        let mapping = Mapping::new(&file, 0, 64 << 10, &owner).unwrap();
+        let beside = Mapping::new(&other, 0, 64 << 10, &neighbour).unwrap();
+        file.write_all_at(&vec![7; 64 << 10], 0).unwrap();
+        assert_eq!((read(&mapping, 5000), owner.cause(), faults()), (7, None, 0));
+        file.set_len(8192).unwrap();
+        assert_eq!((read(&mapping, 8191), owner.is_lost()), (7, false));
+        assert_eq!((read(&mapping, 8192), owner.cause()), (0, Some(LossCause::Absent)));
+        assert_eq!((read(&mapping, 4096), faults()), (7, 1));
+        // Each further page, and then all of them.
+        for at in (8192..64 << 10).step_by(4096) {
+            assert_eq!(read(&mapping, at), 0);
+        }
+        assert_eq!(u64::from(FAULTS_MAX) + 1, faults());
+        assert_eq!((read(&mapping, 0), read(&beside, 0), neighbour.is_lost()), (0, 0, false));
+    }
+
+    #[test]
+    fn a_part_that_begins_within_a_page_is_mapped() {
+        let file = memory_file(16 << 10, 0);
+        file.write_all_at(b"part", 5000).unwrap();
+        let mapping = Mapping::new(&file, 5000, 4, &Arc::default()).unwrap();
+        assert_eq!((read(&mapping, 0), read(&mapping, 3), mapping.length()), (b'p', b't', 4));
+        let map = |offset, length| Mapping::new(&file, offset, length, &Arc::default());
+        assert!(map(0, 0).is_err() && map(16 << 10, 1).is_err() && map(u64::MAX, 2).is_err());
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        assert!(Mapping::new(&null, 0, 4096, &Arc::default()).is_err());
+        let directory = File::open("/tmp").unwrap();
+        assert!(Mapping::new(&directory, 0, 1, &Arc::default()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_can_be_sealed_is() {
+        let file = memory_file(8192, libc::MFD_ALLOW_SEALING);
+        let _mapping = Mapping::new(&file, 0, 8192, &Arc::default()).unwrap();
+        assert!(file.set_len(4096).is_err());
+        file.set_len(16384).unwrap();
+    }
+
+    #[test]
+    fn mappings_are_left_out_of_core_dumps() {
+        let file = memory_file(8192, 0);
+        let mapping = Mapping::new(&file, 0, 8192, &Arc::default()).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", mapping.base() as usize);
+        let (_, from) = maps.split_once(&start).expect("the mapping has a line");
+        let flags = from.lines().find(|line| line.starts_with("VmFlags:")).unwrap();
+        assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
+    }
+
+    #[test]
+    fn a_budget_is_kept_and_given_back() {
+        let file = memory_file(64 << 10, 0);
+        let owner = Arc::new(MemoryOwner::new(None, Some(Arc::new(Budget::new(96 << 10)))));
+        let first = Mapping::new(&file, 0, 64 << 10, &owner).unwrap();
+        assert!(Mapping::new(&file, 0, 64 << 10, &owner).is_err());
+        let second = Mapping::new(&file, 0, 32 << 10, &owner).unwrap();
+        drop((first, second));
+        assert!(Mapping::new(&file, 0, 64 << 10, &owner).is_ok());
+        // A file may claim any length; more than the address space holds is never mapped.
+        let huge = memory_file(1 << 50, 0);
+        assert!(Mapping::new(&huge, 0, 127 << 40, &Arc::default()).is_err());
+    }
+}
