@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use super::refusal::Refusal;
+
 /// Counts of one front end since it started, over all its connections.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -50,4 +52,6 @@ pub struct VhostUserStatus {
     pub recovered: u64,
     /// Threads that failed.
     pub panics: u64,
+    /// Why the last VMM could not be served; `None` once one is.
+    pub refusal: Option<Refusal>,
 }
