@@ -245,7 +245,10 @@ fn of_disk(served: &Served) -> Vec<Found> {
     if counts.no_space > health.counts.no_space {
         health.no_space_at = Some(now);
     }
-    if counts.io > health.counts.io {
+    if spoilt {
+        // The errors have a name.
+        health.io_at = None;
+    } else if counts.io > health.counts.io {
         health.io_at = Some(now);
     }
     health.counts = counts;
@@ -262,7 +265,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
         };
         found.push(Found(ProblemKind::Full, message, format!("make room{choice}")));
     }
-    if lately(health.io_at) && !spoilt {
+    if lately(health.io_at) {
         let message = format!("requests fail with I/O errors from {image}");
         let remedy = "see the kernel's log for what is beneath".to_owned();
         found.push(Found(ProblemKind::IoErrors, message, remedy));
