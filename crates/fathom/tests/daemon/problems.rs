@@ -133,7 +133,7 @@ fn a_disk_without_room_is_shown_and_can_be_removed() {
     let problem = daemon.client().disk("a").unwrap().problems.remove(0);
     assert_eq!(problem.kind, ProblemKind::Full);
     assert!(problem.remedy.contains("when_full"), "{problem:?}");
-    daemon.client().remove_disk("a").unwrap();
+    daemon.client().remove_disk("a", true).unwrap();
     drop(nbd);
     daemon.end();
 
@@ -142,7 +142,7 @@ fn a_disk_without_room_is_shown_and_can_be_removed() {
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert!(nbd.send(1, 9, 4 << 20, LENGTH as u32, &vec![1; LENGTH]));
     daemon.until("writes to wait", || kinds(&daemon, "a") == [ProblemKind::WaitingForRoom]);
-    daemon.client().remove_disk("a").unwrap();
+    daemon.client().remove_disk("a", true).unwrap();
     assert_eq!(nbd.reply(), Some((9, NO_SPACE)));
     daemon.end();
 }
