@@ -10,6 +10,7 @@
 #   make check          formatting, lints and docs only
 #   make unit           the tests without guests
 #   make guests         the tests with guests
+#   make pictures       docs/top.png, made from the program itself
 #   make bench          the comparisons with other servers
 #   make soak           longer: kernels of all of Debian's suites, damaged guests' memory
 #   make fuzz FOR=60    each fuzz target for so many seconds (needs cargo-fuzz)
@@ -18,13 +19,18 @@ FOR ?=
 CARGO := scripts/cargo
 export CARGO_TERM_PROGRESS_WHEN ?= auto
 
-.PHONY: run test build check unit guests soak bench fuzz clean
+.PHONY: run pictures test build check unit guests soak bench fuzz clean
 
 run:
 	@scripts/install run
 	@$(CARGO) build --release --quiet
 	@scripts/guest
 	@scripts/run $(FOR)
+
+pictures:
+	@$(CARGO) build --release --quiet
+	@scripts/guest
+	@scripts/pictures
 
 test:
 	@scripts/test

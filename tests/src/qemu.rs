@@ -65,7 +65,7 @@ impl Qemu {
     }
 
     /// The socket option that makes QEMU connect again after a server went away.
-    pub(crate) fn reconnect_option(&self) -> &'static str {
+    pub fn reconnect_option(&self) -> &'static str {
         if self.version >= (9, 2) { "reconnect-ms=100" } else { "reconnect=1" }
     }
 }

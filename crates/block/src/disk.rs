@@ -8,6 +8,7 @@ use fathom_reactor::Reactor;
 
 use crate::backend::Backend;
 use crate::clock::Clock;
+use crate::failures::Failures;
 use crate::geometry::{Capabilities, Geometry};
 use crate::layer::{LAYERS_MAX, Layer};
 use crate::request::{ErrorKind, SERIAL_LENGTH};
@@ -50,6 +51,7 @@ pub struct Disk {
     layers_version: AtomicU64,
     listeners: Mutex<Vec<ChangeListener>>,
     counters: StackCounters,
+    failures: Failures,
     queues: AtomicU64,
 }
 
@@ -80,6 +82,7 @@ impl Disk {
             layers_version: AtomicU64::new(0),
             listeners: Mutex::new(Vec::new()),
             counters: StackCounters::default(),
+            failures: Failures::default(),
             queues: AtomicU64::new(0),
         }))
     }
@@ -127,6 +130,11 @@ impl Disk {
     /// What the crossings refused.
     pub fn counters(&self) -> &StackCounters {
         &self.counters
+    }
+
+    /// The failures of its requests, as front ends saw them.
+    pub fn failures(&self) -> &Failures {
+        &self.failures
     }
 
     /// Opens the disk for one queue, served by the thread that owns `reactor`.

@@ -198,6 +198,9 @@ impl Stack {
     /// The next request that is done.
     pub fn completed(&mut self) -> Option<(Box<Request>, Outcome)> {
         let done = self.completed.pop_front()?;
+        if let Err(kind) = done.1 {
+            self.disk.failures().note(kind);
+        }
         self.in_flight -= 1;
         Some(done)
     }

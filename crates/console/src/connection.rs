@@ -2,10 +2,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use fathom_control::{Client, SOCKET_DEFAULT};
-
-/// The variable that names the control socket where `--control` does not.
-pub const VARIABLE: &str = "FATHOM_CONTROL";
+use fathom_control::{Client, SOCKET_DEFAULT, SOCKET_VARIABLE as VARIABLE};
 
 const CONTROL_HELP: &str =
     "The daemon's control socket [default: $FATHOM_CONTROL, or /run/fathom/control.sock]";

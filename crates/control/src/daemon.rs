@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::problem::Problem;
+
 /// An answer that says no more than that it was done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
@@ -32,6 +34,9 @@ pub struct DaemonInfo {
     pub disks: u64,
     /// Threads that failed by a bug of the daemon's; each is in the log.
     pub failed_threads: u64,
+    /// What does not work now and concerns no single disk.
+    #[serde(default)]
+    pub problems: Vec<Problem>,
     /// The NBD listeners.
     pub listeners: Vec<ListenerStatus>,
 }

@@ -35,6 +35,9 @@ pub struct DiskDefinition {
     pub direct: bool,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// What becomes of writes while the file system of the image is full.
+    #[serde(skip_serializing_if = "WhenFull::is_default")]
+    pub when_full: WhenFull,
     /// The logical block size that guests see, from 512 to 4096 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_size: Option<Bytes>,
@@ -71,6 +74,7 @@ impl Default for DiskDefinition {
             null: None,
             direct: false,
             read_only: false,
+            when_full: WhenFull::Fail,
             block_size: None,
             tap: true,
             classify: true,
@@ -109,6 +113,24 @@ impl std::fmt::Display for ImageFormatError {
 }
 
 impl std::error::Error for ImageFormatError {}
+
+/// What becomes of writes for which the storage has no room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhenFull {
+    /// They fail, and the guest sees an error.
+    #[default]
+    Fail,
+    /// They wait until there is room, and the guest sees a slow disk.
+    Wait,
+}
+
+impl WhenFull {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
 
 /// What keeps a disk's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::definition::{LayerDefinition, ModelDefinition};
 use crate::insight::InsightStatus;
+use crate::problem::Problem;
 
 /// All disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -40,8 +41,8 @@ pub struct DiskStatus {
     pub insight: InsightStatus,
     /// Requests that a crossing refused: out of range, not offered, contradictory.
     pub refused: u64,
-    /// What does not work, a sentence each; empty on a sound disk.
-    pub problems: Vec<String>,
+    /// What does not work now; empty on a sound disk.
+    pub problems: Vec<Problem>,
 }
 
 /// Sizes, in bytes.

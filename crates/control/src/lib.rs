@@ -36,6 +36,7 @@ mod histogram;
 mod http;
 mod insight;
 mod monitor;
+mod problem;
 mod query;
 mod statistics;
 mod stream;
@@ -50,7 +51,7 @@ pub use definition::{
     BackendDefinition, DelayDefinition, DiskChange, DiskDefinition, ExportsDefinition,
     FaultDefinition, FaultEffect, ImageFormat, ImageFormatError, LayerDefinition,
     ListenerDefinition, LogDefinition, ModelDefinition, ModelKind, TlsDefinition,
-    VhostUserDefinition,
+    VhostUserDefinition, WhenFull,
 };
 pub use disk::{
     BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,
@@ -64,6 +65,7 @@ pub use insight::{
     PartStatus, SlowReport, SlowRequest,
 };
 pub use monitor::MonitorStatus;
+pub use problem::{Problem, ProblemKind};
 pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use stream::AnswerStream;
@@ -72,6 +74,10 @@ pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
 
 /// The version of the interface, and the first part of its paths.
 pub const VERSION: u32 = 1;
+
+/// The environment variable that names the control socket where no flag does: for the daemon and
+/// for whoever asks it.
+pub const SOCKET_VARIABLE: &str = "FATHOM_CONTROL";
 
 /// Where the daemon's control socket is unless the configuration says otherwise.
 pub const SOCKET_DEFAULT: &str = "/run/fathom/control.sock";

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::histogram::Histogram;
+use crate::problem::Problem;
 
 /// A sample of all disks, taken at one time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,9 +36,9 @@ pub struct DiskStatistics {
     pub instance: u64,
     /// Whether the disk has a tap. Without one, nothing is counted.
     pub counted: bool,
-    /// What does not work, a sentence each; empty on a sound disk.
+    /// The problems that the disk has now; empty on a sound disk.
     #[serde(default)]
-    pub problems: Vec<String>,
+    pub problems: Vec<Problem>,
     /// Requests in flight now.
     pub in_flight: u64,
     /// Requests that a crossing refused: out of range, not offered, contradictory.

@@ -7,6 +7,7 @@
 //! | [`Tap`] | counts, measures, and gives one event for each request and each response |
 //! | [`Delay`] | makes operations slower, by a fixed time and a seeded jitter |
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
+//! | [`WaitForRoom`] | keeps writes for which the storage has no room, and tries them again |
 //! | [`Log`] | writes a line for each request and each response |
 //!
 //! A layer knows neither its neighbours nor where requests come from. It spawns no threads and
@@ -19,6 +20,7 @@ mod delay;
 mod fault;
 mod log;
 mod passthrough;
+mod room;
 pub mod tap;
 
 pub use classify::{Classify, GuestSlot};
@@ -26,6 +28,7 @@ pub use delay::{Delay, DelayTime};
 pub use fault::{Fault, FaultEffect, FaultRule};
 pub use log::{Log, LogSink};
 pub use passthrough::Passthrough;
+pub use room::WaitForRoom;
 pub use tap::Tap;
 
 /// A generator for queue `queue` out of a layer's `seed`: neighbouring queues get unrelated

@@ -8,14 +8,17 @@ use std::time::Instant;
 use clap::Args;
 use fathom_control::{
     Bytes, DelayDefinition, DiskDefinition, ExportsDefinition, ImageFormat, LayerDefinition,
-    ListenerDefinition, ModelDefinition, ModelKind, Nanoseconds, TlsDefinition,
-    VhostUserDefinition,
+    ListenerDefinition, ModelDefinition, ModelKind, Nanoseconds, SOCKET_VARIABLE, TlsDefinition,
+    VhostUserDefinition, WhenFull,
 };
 
 use crate::configuration::{
     Configuration, ConfigurationFile, LogLevel, Place, Placed, Places, Problems, parse_metrics,
 };
 use crate::run::run;
+
+const CONTROL_HELP: &str = "The control socket [default: $FATHOM_CONTROL, or that of the \
+                            configuration file, or /run/fathom/control.sock]";
 
 /// The exit status of a configuration that is wrong.
 const WRONG: u8 = 2;
@@ -42,8 +45,7 @@ pub struct Serve {
     #[arg(long)]
     check: bool,
 
-    /// The control socket [default: /run/fathom/control.sock]
-    #[arg(long, value_name = "SOCKET")]
+    #[arg(long, value_name = "SOCKET", help = CONTROL_HELP)]
     control: Option<PathBuf>,
 
     /// Serve /metrics over TCP, for example at 127.0.0.1:9560
@@ -139,6 +141,10 @@ struct Flags {
     #[arg(long)]
     read_only: bool,
 
+    /// Have writes wait while the image's file system is full, instead of failing
+    #[arg(long, requires = "image")]
+    wait_when_full: bool,
+
     /// The logical block size that guests see: 512 or 4K
     #[arg(long, value_name = "SIZE")]
     block_size: Option<Bytes>,
@@ -176,7 +182,7 @@ fn metrics_address(text: &str) -> Result<SocketAddr, String> {
 pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
     let file = options.config.as_ref().map(|path| ConfigurationFile {
         path: path.clone(),
-        control: options.control.as_deref().map(absolute),
+        control: options.control(),
         metrics: options.metrics,
         log: options.log,
     });
@@ -190,8 +196,11 @@ pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
                 eprintln!("{problems}");
                 return ExitCode::from(WRONG);
             }
-            let (disks, listeners) = (configuration.disks.len(), configuration.listeners.len());
-            println!("sound: {disks} disks, {listeners} NBD listeners");
+            println!(
+                "sound: {}, {}",
+                count(configuration.disks.len(), "disk"),
+                count(configuration.listeners.len(), "NBD listener")
+            );
             ExitCode::SUCCESS
         }
         Ok(configuration) => run(&configuration, file, begun),
@@ -202,7 +211,20 @@ pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
     }
 }
 
+/// A number of things, in words: `1 disk`, `2 disks`.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 impl Serve {
+    /// The control socket that the flag or the environment names. All commands of Fathom find the
+    /// daemon by the same variable.
+    fn control(&self) -> Option<PathBuf> {
+        let named = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
+        let path = self.control.clone().or_else(|| named().map(PathBuf::from))?;
+        Some(absolute(&path))
+    }
+
     /// What the flags mean.
     fn configuration(&self) -> Result<Configuration, Problems> {
         let flags = &self.flags;
@@ -227,8 +249,8 @@ impl Serve {
         }
         let mut configuration = Configuration::default();
         let daemon = &mut configuration.daemon;
-        if let Some(control) = &self.control {
-            daemon.control = absolute(control);
+        if let Some(control) = self.control() {
+            daemon.control = control;
         }
         daemon.metrics = self.metrics;
         daemon.log = self.log.unwrap_or_default();
@@ -301,6 +323,7 @@ impl Flags {
             null: self.null,
             direct: self.direct,
             read_only: self.read_only,
+            when_full: if self.wait_when_full { WhenFull::Wait } else { WhenFull::Fail },
             block_size: self.block_size,
             tap: !self.no_tap,
             classify: !self.no_classify,

@@ -78,6 +78,11 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
     page.sample("fathom_ready_seconds", &[], info.ready_us as f64 / 1e6);
     page.family("fathom_disks", "gauge", "Disks that are served.");
     page.sample("fathom_disks", &[], info.disks);
+    let problems = "fathom_problem";
+    page.family(problems, "gauge", "A problem of the daemon as a whole, by kind; always 1.");
+    for problem in &info.problems {
+        page.sample(problems, &[("kind", problem.kind.name())], 1);
+    }
     let failed = "fathom_failed_threads_total";
     page.family(failed, "counter", "Threads that failed by a bug of the daemon's.");
     page.sample(failed, &[], info.failed_threads);
@@ -144,7 +149,15 @@ fn of_disks(page: &mut Page, disks: &DiskList, statistics: &Statistics) {
         }),
     ];
     let disks = disks.disks.iter();
-    page.families(&families, &disks.map(|disk| (disk_labels(&disk.name, &disk.vm), disk)));
+    page.families(&families, &disks.clone().map(|disk| (disk_labels(&disk.name, &disk.vm), disk)));
+    let kinds = "fathom_disk_problem";
+    page.family(kinds, "gauge", "A problem that the disk has now, by kind; always 1.");
+    for disk in disks {
+        for problem in &disk.problems {
+            let [name, vm] = disk_labels(&disk.name, &disk.vm);
+            page.sample(kinds, &[name, vm, ("kind", problem.kind.name())], 1);
+        }
+    }
     let families: [Family<'_, DiskStatistics, f64>; 5] = [
         ("fathom_disk_capacity_bytes", "gauge", "The disk's size.", |d| d.capacity_bytes as f64),
         ("fathom_disk_in_flight", "gauge", "Requests in flight.", |d| d.in_flight as f64),
@@ -366,6 +379,7 @@ mod tests {
             metrics_address: None,
             disks: 0,
             failed_threads: 0,
+            problems: Vec::new(),
             listeners: Vec::new(),
         };
         let (monitor, queries) = (MonitorStatus::default(), QueryMetrics::default());

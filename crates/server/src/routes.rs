@@ -89,10 +89,12 @@ pub(crate) fn router(app: App) -> Router {
 }
 
 async fn info(State(app): State<App>) -> Answer<fathom_control::DaemonInfo> {
+    app.daemon.look().await;
     Ok(axum::Json(app.daemon.info()))
 }
 
 async fn disk_list(State(app): State<App>) -> Answer<fathom_control::DiskList> {
+    app.daemon.look().await;
     Ok(axum::Json(app.daemon.disk_list()))
 }
 
@@ -100,6 +102,7 @@ async fn disk_status(
     State(app): State<App>,
     Path(name): Path<String>,
 ) -> Answer<fathom_control::DiskStatus> {
+    app.daemon.look().await;
     Ok(axum::Json(app.daemon.disk_status(&name)?))
 }
 
@@ -150,6 +153,7 @@ async fn remove_disk(
 }
 
 async fn statistics(State(app): State<App>) -> Answer<fathom_control::Statistics> {
+    app.daemon.look().await;
     Ok(axum::Json(app.daemon.statistics()))
 }
 
@@ -268,10 +272,12 @@ async fn shutdown(State(app): State<App>) -> Answer<Done> {
 }
 
 async fn metrics_page(State(app): State<App>) -> Response {
-    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics_text(&app.daemon)).into_response()
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics_text(&app.daemon).await)
+        .into_response()
 }
 
-fn metrics_text(daemon: &Daemon) -> String {
+async fn metrics_text(daemon: &Daemon) -> String {
+    daemon.look().await;
     let (info, disks, statistics) = (daemon.info(), daemon.disk_list(), daemon.statistics());
     let queries =
         metrics::QueryMetrics { list: daemon.query_list(), series: daemon.query_series() };
@@ -396,7 +402,7 @@ async fn scrape(stream: &TcpStream, daemon: &Daemon) -> std::io::Result<()> {
     }
     let found = [b"GET /metrics ".as_slice(), b"GET /metrics?"];
     let (status, body) = if found.iter().any(|start| head.starts_with(start)) {
-        ("200 OK", metrics_text(daemon))
+        ("200 OK", metrics_text(daemon).await)
     } else {
         ("404 Not Found", "only GET /metrics is served here\n".to_owned())
     };

@@ -144,12 +144,13 @@ async fn serve(
     let took_us = daemon.ready();
     notify("READY=1");
     tracing::info!(
-        "ready in {}.{:03} ms: {} disks, control socket {}",
+        "ready in {}.{:03} ms: {}, control socket {}",
         took_us / 1000,
         took_us % 1000,
-        configuration.disks.len(),
+        crate::command::count(configuration.disks.len(), "disk"),
         options.control.display()
     );
+    tokio::spawn(Arc::clone(&daemon).watch_problems());
     let reloads = Arc::new(Notify::new());
     tokio::spawn(reload_when_asked(Arc::clone(&daemon), Arc::clone(&reloads)));
     loop {

@@ -15,13 +15,13 @@ use fathom_block::{Backend, Clock, Disk, DiskOptions, ErrorKind, Layer, Operatio
 use fathom_control::{
     BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, FaultDefinition, FaultEffect,
     ImageFormat, LayerDefinition, ListenerDefinition, LogDefinition, ModelDefinition, ModelKind,
-    TlsDefinition, VhostUserDefinition,
+    TlsDefinition, VhostUserDefinition, WhenFull,
 };
 use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
 use fathom_insight::ClassTable;
 use fathom_layers::classify::UsageOptions;
-use fathom_layers::{Classify, Delay, DelayTime, Fault, FaultRule, Log, Tap, tap};
+use fathom_layers::{Classify, Delay, DelayTime, Fault, FaultRule, Log, Tap, WaitForRoom, tap};
 use fathom_reactor::Reactor;
 
 use crate::configuration::{Address, parse_address};
@@ -45,6 +45,8 @@ pub(crate) struct Watchers {
     pub tap: Option<Tap>,
     /// Finds out what requests mean.
     pub classify: Option<Classify>,
+    /// Has writes wait for room.
+    pub room: Option<WaitForRoom>,
 }
 
 /// Opens the back end of `definition` and puts its layers over it. `number` is the disk's number
@@ -56,8 +58,11 @@ pub(crate) fn open_disk(
     records: &Path,
 ) -> Result<(Arc<Disk>, Watchers), ErrorBody> {
     let backend = open_backend(definition, records)?;
-    let watchers =
-        Watchers { tap: make_tap(definition, number), classify: make_classify(definition, guest)? };
+    let watchers = Watchers {
+        tap: make_tap(definition, number),
+        classify: make_classify(definition, guest)?,
+        room: (definition.when_full == WhenFull::Wait).then(WaitForRoom::new),
+    };
     let layers = make_layers(definition, &watchers, guest, backend.capacity())?;
     let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
     let options = DiskOptions {
@@ -67,6 +72,14 @@ pub(crate) fn open_disk(
         read_only: definition.read_only,
     };
     let disk = Disk::new(options, layers, backend).map_err(too_many_layers)?;
+    if let Some(room) = &watchers.room {
+        let weak = Arc::downgrade(&disk);
+        room.watch(move || {
+            if let Some(disk) = weak.upgrade() {
+                disk.failures().call();
+            }
+        });
+    }
     Ok((disk, watchers))
 }
 
@@ -220,6 +233,9 @@ pub(crate) fn make_layers(
     if let Some(model) = &definition.model {
         layers.push(make_model(model, capacity));
     }
+    if let Some(room) = &watchers.room {
+        layers.push(Arc::new(room.clone()));
+    }
     if layers.len() > fathom_block::LAYERS_MAX {
         return Err(too_many_layers(ErrorKind::TooLong));
     }
@@ -350,6 +366,7 @@ pub(crate) fn socket_refusal(socket: &str, error: &io::Error) -> ErrorBody {
 pub(crate) fn start_listener(
     definition: &ListenerDefinition,
     exports: &Arc<nbd::Exports>,
+    budget: &Arc<nbd::Budget>,
 ) -> Result<nbd::Listener, ErrorBody> {
     let invalid = |message: String| refusal(ErrorCode::Invalid, message, "correct the address");
     let address = match parse_address(&definition.address) {
@@ -366,6 +383,7 @@ pub(crate) fn start_listener(
     };
     let mut options = nbd::ListenerOptions::new(address);
     options.plain_allowed = definition.plain_allowed;
+    options.budget = Arc::clone(budget);
     options.tls = definition.tls.as_ref().map(make_tls).transpose()?;
     let refused = |error: &io::Error| socket_refusal(&definition.address, error);
     let listener =

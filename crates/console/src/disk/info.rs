@@ -229,7 +229,11 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
         sheet.fact("refused", format!("{} requests", status.refused));
     }
     for problem in &status.problems {
-        sheet.fact("problem", problem.clone());
+        let mut text = format!("{}: {}", problem.kind.name(), problem.message);
+        if !problem.remedy.is_empty() {
+            text += &format!("; {}", problem.remedy);
+        }
+        sheet.fact("problem", text);
     }
     sheet
 }

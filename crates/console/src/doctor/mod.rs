@@ -7,7 +7,7 @@ mod storage;
 use std::path::PathBuf;
 
 use clap::Args;
-use fathom_control::{Bytes, ClientError, DiskStatus};
+use fathom_control::{Bytes, ClientError, DiskStatus, Problem};
 use serde::Serialize;
 
 use crate::{
@@ -106,8 +106,8 @@ struct Report<'a> {
 pub fn run(options: &DoctorOptions) -> Outcome<u8> {
     let mut findings = host::findings();
     let (daemon, disks) = daemon(&options.control);
-    findings.push(daemon);
-    findings.extend(disks.iter().map(disk));
+    findings.extend(daemon);
+    findings.extend(disks.iter().flat_map(disk));
     findings.extend(guests::findings(&options.control, &disks));
     let mut paths = options.paths.clone();
     if paths.is_empty() {
@@ -128,8 +128,9 @@ pub fn run(options: &DoctorOptions) -> Outcome<u8> {
         output::text_line(&text(&findings, output::width(), Style::stdout()))?;
         let verdict = match (failed, warnings) {
             (0, 0) => "Everything works.".to_owned(),
-            (0, _) => format!("Fathom works here; {warnings} thing(s) could be better."),
-            _ => format!("{failed} thing(s) do not work, {warnings} could be better."),
+            (0, _) => format!("Fathom works here; {} could be better.", plural(warnings, "thing")),
+            (1, _) => format!("1 thing does not work, {warnings} could be better."),
+            _ => format!("{failed} things do not work, {warnings} could be better."),
         };
         output::text_line(&format!("\n{verdict}"))?;
     }
@@ -174,39 +175,49 @@ fn text(findings: &[Finding], width: Option<usize>, style: Style) -> String {
     lines.join("\n")
 }
 
+/// A number of things, in words: `1 disk`, `2 disks`.
+fn plural(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Whether a daemon answers, and its disks.
-fn daemon(control: &ControlOptions) -> (Finding, Vec<DiskStatus>) {
+fn daemon(control: &ControlOptions) -> (Vec<Finding>, Vec<DiskStatus>) {
     let client = control.client();
     let socket = client.socket().display().to_string();
     let status = client.daemon().and_then(|daemon| client.disks().map(|list| (daemon, list.disks)));
     match status {
         Ok((daemon, disks)) => {
             let text = format!(
-                "version {} serves {} disk(s), process {}, at {socket}",
+                "version {} serves {}, process {}, at {socket}",
                 daemon.version,
-                disks.len(),
+                plural(disks.len(), "disk"),
                 daemon.process_id
             );
-            (Finding::ok("daemon", text), disks)
+            let mut findings = vec![Finding::ok("daemon", text)];
+            findings.extend(daemon.problems.iter().map(|problem| finding("daemon", problem)));
+            (findings, disks)
         }
         Err(error @ ClientError::Unreachable { .. }) if !control.is_named() => {
             let text = format!("none answers at {socket}");
-            (Finding::warn("daemon", text, error.remedy()), Vec::new())
+            (vec![Finding::warn("daemon", text, error.remedy())], Vec::new())
         }
-        Err(error) => (Finding::fail("daemon", error.to_string(), error.remedy()), Vec::new()),
+        Err(error) => {
+            (vec![Finding::fail("daemon", error.to_string(), error.remedy())], Vec::new())
+        }
     }
 }
 
-fn disk(status: &DiskStatus) -> Finding {
+/// A finding for each problem of a disk; one for a sound disk.
+fn disk(status: &DiskStatus) -> Vec<Finding> {
     let subject = format!("disk {}", status.name);
-    let problem = status.problems.first();
-    match problem {
-        None => Finding::ok(subject, format!("{}, served", Bytes(status.capacity_bytes))),
-        Some(problem) => {
-            let remedy = format!("`fathom disk info {}` shows more", status.name);
-            Finding::fail(subject, problem.clone(), remedy)
-        }
+    if status.problems.is_empty() {
+        return vec![Finding::ok(subject, format!("{}, served", Bytes(status.capacity_bytes)))];
     }
+    status.problems.iter().map(|problem| finding(&subject, problem)).collect()
+}
+
+fn finding(subject: &str, problem: &Problem) -> Finding {
+    Finding::fail(subject, problem.message.clone(), problem.remedy.clone())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 use std::cmp::Ordering;
 
 use clap::ValueEnum;
-use fathom_control::{DiskStatistics, Histogram, OperationStatistics, Statistics};
+use fathom_control::{DiskStatistics, Histogram, OperationStatistics, Problem, Statistics};
 use serde::Serialize;
 
 use crate::usage::Order;
@@ -105,13 +105,21 @@ pub struct Disk {
     pub capacity_bytes: u64,
     /// Whether it has a tap; without one nothing is known of it.
     pub counted: bool,
-    /// What does not work about it, a sentence each.
-    pub problems: Vec<String>,
+    /// The problems that it has now.
+    pub problems: Vec<Problem>,
     /// What it did.
     #[serde(flatten)]
     pub activity: Activity,
     /// What it did by operation.
     pub operations: Vec<Operation>,
+}
+
+impl Disk {
+    /// The problems of the disk, as one text; empty on a sound disk.
+    pub fn problems(&self) -> String {
+        let names: Vec<&str> = self.problems.iter().map(|problem| problem.kind.name()).collect();
+        names.join(", ")
+    }
 }
 
 /// What was done, in total.

@@ -1,6 +1,8 @@
 //! Intervals as lines of text.
 use std::collections::BTreeMap;
 
+use fathom_control::Problem;
+
 use crate::output::{latency, rate, short_number, text::shorten};
 
 use super::model::{Activity, Interval};
@@ -14,7 +16,7 @@ pub struct Printer {
     lines_since_heading: Option<usize>,
     name_width: usize,
     /// What was printed of each disk's problems: again only where they are others.
-    problems: BTreeMap<String, Vec<String>>,
+    problems: BTreeMap<String, Vec<Problem>>,
 }
 
 impl Printer {
@@ -32,14 +34,16 @@ impl Printer {
         for disk in &interval.disks {
             let name = shorten(&disk.name, self.name_width);
             let name_width = self.name_width;
-            lines.push(if disk.counted {
+            let line = if disk.counted {
                 format!("{time}  {name:<name_width$}{}", cells(&disk.activity))
             } else {
                 format!("{time}  {name:<name_width$}  not measured: it has no tap")
-            });
+            };
+            lines.push(line);
             if self.problems.get(&disk.name) != Some(&disk.problems) {
-                for problem in &disk.problems {
-                    lines.push(format!("{time}  {name:<name_width$}  ! {problem}"));
+                for Problem { kind, message, .. } in &disk.problems {
+                    let kind = kind.name();
+                    lines.push(format!("{time}  {name:<name_width$}  ! {kind}: {message}"));
                 }
                 self.problems.insert(disk.name.clone(), disk.problems.clone());
             }

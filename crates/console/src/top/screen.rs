@@ -318,7 +318,10 @@ fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval,
     let first = (selected + 1).saturating_sub(room.max(1));
     for disk in interval.disks.iter().skip(first).take(room) {
         let mut line = row(disk, &columns, name_width, theme);
-        if recent > 0 {
+        if !disk.problems.is_empty() {
+            let text = format!("  ! {}", disk.problems());
+            line.push_span(Span::styled(text, theme.colour(Color::Red)));
+        } else if recent > 0 {
             let text = format!("  {}", sparkline(app.history(&disk.name), recent));
             line.push_span(Span::styled(text, theme.colour(Color::Cyan)));
         }
@@ -390,7 +393,8 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: T
         Line::default(),
     ];
     for problem in &disk.problems {
-        let text = shorten(&format!("! {problem}"), room);
+        let text = format!("! {}: {}", problem.kind.name(), problem.message);
+        let text = shorten(&text, room);
         lines.push(Line::styled(text, theme.colour(Color::Red)));
     }
     if !disk.counted {

@@ -8,6 +8,7 @@ mod monitor;
 mod nbd;
 mod neighbours;
 mod parquet;
+mod problems;
 mod process;
 mod queries;
 mod query;

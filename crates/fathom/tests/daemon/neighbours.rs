@@ -148,3 +148,56 @@ fn a_disk_whose_storage_comes_back_is_removed_then() {
     assert_eq!(client.disks().unwrap().disks, []);
     daemon.end();
 }
+
+/// Clients that ask for much and read nothing.
+const FLOODERS: usize = 20;
+/// The longest request of NBD, in bytes.
+const LONGEST: u32 = 32 << 20;
+/// What the daemon may take besides the memory of requests, in kB: twenty threads with their rings
+/// and inputs among it, in a build without optimisation.
+const BESIDES_KB: u64 = 100 << 10;
+
+#[test]
+fn clients_that_read_nothing_are_bounded_in_memory_and_cut_off_for_others() {
+    let text = "[daemon]\nnbd_memory = \"64M\"\n\
+                [[disk]]\nname = \"a\"\nnull = \"1G\"\n\
+                [[disk]]\nname = \"b\"\nnull = \"1G\"\n\
+                [[nbd]]\naddress = \"unix:nbd.sock\"\n";
+    let daemon = Daemon::start(text);
+    let resident_kb = || {
+        let status = daemon.proc("status");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    let mut small = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let mut large = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    let mut rival = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let flooders: Vec<Nbd> = (0..FLOODERS)
+        .map(|_| {
+            let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+            for cookie in 0..2 {
+                assert!(nbd.send(0, cookie, 0, LONGEST, &[]));
+            }
+            nbd
+        })
+        .collect();
+    let begun = Instant::now();
+    let mut most_kb = 0;
+    while begun.elapsed() < Duration::from_secs(2) {
+        let at = Instant::now();
+        assert_eq!(small.read(4096, 4096).len(), 4096);
+        assert_eq!(large.read(1 << 20, 1 << 20).len(), 1 << 20);
+        assert!(at.elapsed() < ANSWER_TIME_MAX, "{:?}", at.elapsed());
+        most_kb = most_kb.max(resident_kb());
+    }
+    println!("{FLOODERS} clients that read nothing: at most {most_kb} kB resident");
+    assert!(most_kb < (64 << 10) + BESIDES_KB, "{most_kb} kB");
+    // Somebody who does read waits for memory of the same export, and gets it.
+    assert!(rival.send(0, 7, 0, 1 << 20, &[]));
+    daemon.until("a client to be cut off", || daemon.log().contains("NBD client cut off"));
+    drop(flooders);
+    assert_eq!(rival.reply(), Some((7, 0)));
+    daemon.client().daemon().unwrap();
+    drop((small, large, rival));
+    daemon.end();
+}

@@ -121,7 +121,7 @@ fn the_check_starts_nothing_and_says_what_is_wrong() {
         (output.status.code().unwrap(), String::from_utf8(said).unwrap())
     };
     let sound = check("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
-    assert_eq!(sound, (0, "sound: 1 disks, 0 NBD listeners\n".into()));
+    assert_eq!(sound, (0, "sound: 1 disk, 0 NBD listeners\n".into()));
     let wrong = check("[[disk]]\nname = \"a\"\nmemroy = \"1M\"\n");
     assert_eq!(wrong.0, 2);
     assert!(wrong.1.starts_with("f.toml:3:1: there is no key `memroy` in [[disk]]\n"), "{wrong:?}");

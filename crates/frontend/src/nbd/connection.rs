@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::budget::Budget;
 use super::channel::{Channel, Socket, is_blocked};
 use super::control::Control;
 use super::exports::{Export, Exports};
@@ -24,6 +25,7 @@ pub struct Shared {
     pub(super) tls: Option<Tls>,
     pub(super) security: Security,
     pub(super) negotiation_time_max: Duration,
+    pub(super) budget: Arc<Budget>,
     pub(super) counters: Counters,
 }
 
@@ -81,6 +83,7 @@ pub fn serve(socket: OwnedFd, control: &Arc<Control>, shared: &Shared) {
         channel,
         Arc::clone(control),
         Arc::clone(&export),
+        Arc::clone(&shared.budget),
         mode,
         base_allocation,
         &input,

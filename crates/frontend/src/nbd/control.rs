@@ -91,7 +91,8 @@ impl Control {
         self.wake();
     }
 
-    fn wake(&self) {
+    /// Has the thread look around.
+    pub(super) fn wake(&self) {
         // Fails only when the counter is full, and then the thread is being woken already.
         let _ = self.wake.write(1);
     }

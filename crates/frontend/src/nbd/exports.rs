@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -66,6 +67,7 @@ impl Exports {
             text: text.to_owned(),
             disk,
             guests: Mutex::default(),
+            borrowed: AtomicU64::new(0),
             left: Condvar::new(),
         });
         {
@@ -184,6 +186,8 @@ pub struct Export {
     text: String,
     disk: Arc<Disk>,
     guests: Mutex<Guests>,
+    /// What its connections have taken of the budget, in bytes.
+    borrowed: AtomicU64,
     /// Signalled when a connection has left.
     left: Condvar,
 }
@@ -203,6 +207,11 @@ impl Export {
     /// The disk.
     pub(super) fn disk(&self) -> &Arc<Disk> {
         &self.disk
+    }
+
+    /// What its connections have taken of the budget, in bytes.
+    pub(super) fn borrowed(&self) -> &AtomicU64 {
+        &self.borrowed
     }
 
     /// Enters a connection, to be told of changes. False when the export has been removed.

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use super::budget::Budget;
 use super::connection::{self, Counters, Shared};
 use super::control::{ConnectionStatus, Control};
 use super::exports::Exports;
@@ -55,6 +56,8 @@ pub struct ListenerOptions {
     pub plain_allowed: bool,
     /// The most connections at once; further ones are closed as they come.
     pub connections_max: usize,
+    /// The memory of requests; several listeners may share it.
+    pub budget: Arc<Budget>,
     /// How long a client may take to negotiate.
     pub negotiation_time_max: Duration,
 }
@@ -67,6 +70,7 @@ impl ListenerOptions {
             tls: None,
             plain_allowed: false,
             connections_max: 1024,
+            budget: Arc::default(),
             negotiation_time_max: Duration::from_secs(30),
         }
     }
@@ -147,6 +151,7 @@ impl Listener {
                 tls: options.tls,
                 security,
                 negotiation_time_max: options.negotiation_time_max,
+                budget: options.budget,
                 counters: Counters::default(),
             },
             socket,

@@ -11,6 +11,7 @@
 //!      └ status, counters               exports ── add, remove, restack ──▶ control (eventfd)
 //! ```
 
+mod budget;
 mod channel;
 mod connection;
 mod control;
@@ -23,6 +24,7 @@ mod tls;
 mod transmission;
 mod wire;
 
+pub use budget::{BUDGET_MIN, Budget};
 pub use control::ConnectionStatus;
 pub use exports::{Exports, Leaving, NameError};
 #[doc(hidden)]

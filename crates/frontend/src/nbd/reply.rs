@@ -117,6 +117,11 @@ impl Replies {
         self.queue.is_empty()
     }
 
+    /// The length of the reply that leaves next, in bytes.
+    pub fn first_length(&self) -> u64 {
+        self.queue.front().map_or(0, |reply| reply.length() as u64)
+    }
+
     /// Answers that a request without data has succeeded.
     pub fn success(&mut self, answered: &Answered, charged: u64) {
         let mut reply = Reply::new();

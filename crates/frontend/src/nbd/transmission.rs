@@ -2,8 +2,8 @@
 //!
 //! Each round takes what the socket has, submits every complete request, and sends every reply
 //! that is ready in one system call. Replies leave in the order of completion. What a client may
-//! have in flight is bounded in number and bytes; beyond the bound its socket is not read, so it
-//! waits as it would for a slow disk.
+//! have in flight is bounded in number and bytes (see `budget`); beyond the bound its socket is not
+//! read, so it waits as it would for a slow disk.
 
 mod intake;
 mod outcome;
@@ -16,6 +16,7 @@ use std::time::Duration;
 use fathom_block::{Clock, REQUEST_LENGTH_MAX, Request, Stack};
 use fathom_reactor::{Event, Owner, Reactor};
 
+use super::budget::{ALLOWANCE, Budget};
 use super::channel::{Channel, is_blocked};
 use super::control::Control;
 use super::exports::Export;
@@ -32,6 +33,14 @@ const LINGER_NS: u64 = 5_000_000_000;
 /// How long a closed connection waits for the client to hang up, so that its last replies are not
 /// lost to a reset.
 const HANG_UP_NS: u64 = 1_000_000_000;
+
+/// How long a client may keep memory that others wait for while it takes nothing of a reply, or
+/// sends nothing of a payload that it has announced.
+const WITHHOLDING_NS: u64 = 4_000_000_000;
+/// How much longer for each MiB of the reply or payload: at 8 MiB a second it is in time.
+const WITHHOLDING_NS_PER_MIB: u64 = 125_000_000;
+/// How often it is looked whether others have begun to wait.
+const WITHHOLDING_LOOK_NS: u64 = 1_000_000_000;
 
 /// The longest look for work before sleeping, in nanoseconds: a round trip or two of a client on the
 /// same host.
@@ -110,6 +119,15 @@ pub struct Transmission {
     replies: Replies,
     in_flight: usize,
     in_flight_bytes: u64,
+    budget: Arc<Budget>,
+    /// What of the bytes in flight was taken from the budget.
+    borrowed: u64,
+    /// The budget was spent when the next request wanted to begin.
+    hungry: bool,
+    /// Since when the same reply or payload is under way on the socket.
+    moved_ns: u64,
+    /// The last attempt to send left something.
+    blocked_before: bool,
     answered: u64,
     bytes_read: u64,
     bytes_written: u64,
@@ -138,6 +156,7 @@ impl Transmission {
         channel: Channel,
         control: Arc<Control>,
         export: Arc<Export>,
+        budget: Arc<Budget>,
         mode: Mode,
         base_allocation: bool,
         left_over: &[u8],
@@ -168,6 +187,11 @@ impl Transmission {
             replies: Replies::new(mode),
             in_flight: 0,
             in_flight_bytes: 0,
+            budget,
+            borrowed: 0,
+            hungry: false,
+            moved_ns: 0,
+            blocked_before: false,
             answered: 0,
             bytes_read: 0,
             bytes_written: 0,
@@ -196,7 +220,7 @@ impl Transmission {
             }
         }
         match result {
-            Ok(()) => self.ending.unwrap_or(Ending::Orderly),
+            Ok(()) => self.ending.take().unwrap_or(Ending::Orderly),
             Err(error) => Ending::Unable(error),
         }
     }
@@ -308,6 +332,8 @@ impl Transmission {
                         self.close(Ending::Orderly);
                     }
                     self.restack |= self.control.take_restack();
+                    // There may be memory now.
+                    self.unparsed |= std::mem::take(&mut self.hungry);
                 }
                 _ => {}
             }
@@ -345,6 +371,14 @@ impl Transmission {
             self.reactor.watch_writable(self.owner, SOCKET_WRITABLE, self.channel.descriptor()?);
         }
         let mut deadline_ns = self.stack.deadline_ns();
+        if let Some(limit_ns) = self.withholding_limit_ns() {
+            if limit_ns <= start_ns && self.budget.is_wanted() {
+                self.lose(Ending::Violation("it held memory that others waited for"));
+                return Ok(());
+            }
+            let look_ns = limit_ns.max(start_ns + WITHHOLDING_LOOK_NS);
+            deadline_ns = Some(deadline_ns.map_or(look_ns, |deadline| deadline.min(look_ns)));
+        }
         if let Phase::Closing { since_ns } = self.phase {
             let end_ns = since_ns + LINGER_NS + 1;
             deadline_ns = Some(deadline_ns.map_or(end_ns, |deadline| deadline.min(end_ns)));
@@ -355,6 +389,30 @@ impl Transmission {
         self.collect()?;
         self.spin.slept(self.stack.now_ns().saturating_sub(start_ns));
         Ok(())
+    }
+
+    /// Gives back what was taken from the budget and is not needed any more.
+    fn repay(&mut self) {
+        let needed = self.in_flight_bytes.saturating_sub(ALLOWANCE);
+        if self.borrowed > needed {
+            self.budget.give(self.borrowed - needed, self.export.borrowed());
+            self.borrowed = needed;
+        }
+    }
+
+    /// Until when a client that holds memory of the budget may keep a reply or a payload under way,
+    /// by the stack's clock. `None` where it holds none, or is not what is waited for.
+    fn withholding_limit_ns(&self) -> Option<u64> {
+        if self.borrowed == 0 || self.phase == Phase::Gone {
+            return None;
+        }
+        let length = match &self.partial {
+            Some(partial) => partial.request.length,
+            None if self.blocked => self.replies.first_length(),
+            None => return None,
+        };
+        let time_ns = WITHHOLDING_NS + length.saturating_mul(WITHHOLDING_NS_PER_MIB) / (1 << 20);
+        Some(self.moved_ns.saturating_add(time_ns))
     }
 
     /// Waits for the disk alone.
@@ -409,6 +467,13 @@ impl Transmission {
         self.control.bytes_read.store(self.bytes_read, Ordering::Relaxed);
         self.control.bytes_written.store(self.bytes_written, Ordering::Relaxed);
         self.control.in_flight.store(self.in_flight as u64, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Transmission {
+    fn drop(&mut self) {
+        self.budget.give(self.borrowed, self.export.borrowed());
+        self.budget.leave(&self.control);
     }
 }
 

@@ -21,6 +21,7 @@ mod memory;
 mod memory_file;
 mod observer;
 mod peek;
+mod refusal;
 mod request;
 mod ring;
 mod session;
@@ -47,6 +48,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub use fuzz::fuzz_requests;
 pub use memory::{Memory, MemoryRegion};
 pub use observer::GuestObserver;
+pub use refusal::Refusal;
 pub use status::VhostUserStatus;
 
 use session::{Live, Session, SessionStart};
@@ -106,6 +108,8 @@ struct Shared {
     turn: Arc<Turn>,
     /// What all VMMs of the disk may have mapped.
     budget: Arc<Budget>,
+    /// Why the last VMM was let go, until one is served.
+    refusal: Mutex<Option<Refusal>>,
     ended: AtomicBool,
     /// Wakes the thread that accepts. A connection to the own socket could not do that: the path
     /// may name another socket by then, and a full queue of clients would block it.
@@ -163,6 +167,7 @@ impl Server {
             connections: Mutex::default(),
             turn: Arc::default(),
             budget: Arc::new(Budget::new(TABLES_MAX * *memory::ANNOUNCED)),
+            refusal: Mutex::default(),
             ended: AtomicBool::new(false),
             wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
             options: options.clone(),
@@ -212,6 +217,11 @@ impl Server {
             status.inflight = live.inflight;
             status.logging = live.logging;
         }
+        let mut refusal = self.shared.refusal();
+        if status.running_queues > 0 {
+            *refusal = None;
+        }
+        status.refusal.clone_from(&refusal);
         status
     }
 
@@ -267,6 +277,30 @@ fn lock(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
 impl Shared {
     fn connections(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refusal(&self) -> MutexGuard<'_, Option<Refusal>> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes why a VMM is let go. It is logged only where it is not what was said last: a VMM tries
+    /// again each second.
+    fn refuse(&self, reason: Refusal) {
+        if reason.is_protocol_error {
+            self.counters.protocol_errors.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut refusal = self.refusal();
+        if refusal.as_ref() != Some(&reason) {
+            tracing::warn!(
+                disk = self.disk.name(),
+                vm = self.disk.vm(),
+                "the VMM is let go: {}",
+                reason.message
+            );
+            *refusal = Some(reason);
+            // Whoever watches over the disk shows it.
+            self.disk.failures().call();
+        }
     }
 
     /// The connection whose guest runs, or else the last one.
@@ -343,7 +377,11 @@ impl Shared {
 
     fn serve(&self, connection: UnixStream, session: &Arc<Mutex<Session>>) {
         let (name, vm) = (self.disk.name(), self.disk.vm());
-        tracing::info!(disk = name, vm, "a VMM has connected");
+        // One that comes back each second and is let go each time is not worth two lines a second.
+        let again = self.refusal().is_some();
+        if !again {
+            tracing::info!(disk = name, vm, "a VMM has connected");
+        }
         let descriptor = connection.as_raw_fd();
         let memory_owner = Arc::clone(lock(session).memory_owner());
         let mut handler = BackendReqHandler::from_stream(connection, Arc::clone(session));
@@ -364,13 +402,7 @@ impl Shared {
                 Err(Error::Disconnected) => break,
                 Err(_) if self.ended() || memory_owner.is_lost() => break,
                 Err(error) => {
-                    self.counters.protocol_errors.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!(
-                        disk = name,
-                        vm,
-                        %error,
-                        "the VMM is let go: it broke the vhost-user protocol"
-                    );
+                    self.refuse(refusal::refusal(&error));
                     break;
                 }
             }
@@ -395,6 +427,8 @@ impl Shared {
                 "the VMM is let go: memory that it shares cannot be accessed any more ({cause})"
             );
         }
-        tracing::info!(disk = name, vm, "the VMM has gone");
+        if !again {
+            tracing::info!(disk = name, vm, "the VMM has gone");
+        }
     }
 }

@@ -27,7 +27,7 @@ use super::inflight::Inflight;
 use super::mailbox::{Restacker, WorkerHandle};
 use super::memory::{Memory, RegionLayout};
 use super::observer::GuestObserver;
-use super::ring::{RING_SIZE_MAX, Ring, RingAddresses};
+use super::ring::{RING_SIZE_MAX, Ring, RingAddresses, RingError};
 use super::status::Counters;
 use super::turn::Turn;
 use super::worker::WorkerStart;
@@ -138,6 +138,16 @@ fn invalid(text: impl Into<String>) -> Error {
     Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, text.into()))
 }
 
+/// Why a ring cannot start. One that lies in no memory of the guest has a kind of its own: memory
+/// that is not shared is missing from what the VMM hands over.
+fn ring_refused(index: usize, error: RingError) -> Error {
+    let kind = match error {
+        RingError::Place => io::ErrorKind::AddrNotAvailable,
+        _ => io::ErrorKind::InvalidInput,
+    };
+    failed(io::Error::new(kind, format!("queue {index}: {}", error.name())))
+}
+
 fn failed(error: io::Error) -> Error {
     Error::ReqHandlerError(error)
 }
@@ -198,13 +208,14 @@ impl Session {
         }
         let memory = Arc::clone(&self.memory);
         let ring = Ring::new(memory, addresses, setup.size, event_index, setup.base)
-            .map_err(|error| invalid(format!("queue {index}: {}", error.name())))?;
+            .map_err(|error| ring_refused(index, error))?;
         let inflight = self.inflight.as_ref().and_then(|inflight| inflight.queue(index as u16));
         if inflight.as_ref().is_some_and(|inflight| inflight.size() < setup.size) {
             return Err(invalid(format!("queue {index} is larger than its in-flight memory")));
         }
         if !self.turn.take(self.number) {
-            return Err(invalid("another VMM's guest is running on this disk"));
+            let text = "another VMM's guest is running on this disk";
+            return Err(failed(io::Error::new(io::ErrorKind::ResourceBusy, text)));
         }
         let Some(kick) = setup.kick.take() else { return Ok(()) };
         let call = setup.call.as_ref().map(Call::try_clone).transpose().map_err(failed)?;
@@ -303,7 +314,7 @@ impl Session {
             match refreshed {
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
-                    let error: super::ring::RingError = error;
+                    let error: RingError = error;
                     // The ring is not where the memory is any more: it must not be touched.
                     self.stop(index);
                     return Err(invalid(format!("queue {index}: {}", error.name())));

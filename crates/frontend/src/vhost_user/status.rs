@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use super::refusal::Refusal;
+
 /// Counts of one front end since it started, over all its connections.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -55,4 +57,6 @@ pub struct VhostUserStatus {
     /// Connections that ended because shared memory could not be accessed any more: its file was
     /// cut short, there was no room for a page, or the hardware lost one.
     pub lost: u64,
+    /// Why the last VMM could not be served; `None` once one is.
+    pub refusal: Option<Refusal>,
 }

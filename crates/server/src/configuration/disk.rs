@@ -4,7 +4,7 @@ use fathom_block::Operation;
 use fathom_control::{
     Bytes, DelayDefinition, DiskDefinition, ExportsDefinition, FaultDefinition, FaultEffect,
     ImageFormat, LayerDefinition, ListenerDefinition, LogDefinition, ModelDefinition, ModelKind,
-    Nanoseconds, TlsDefinition, VhostUserDefinition,
+    Nanoseconds, TlsDefinition, VhostUserDefinition, WhenFull,
 };
 
 use super::problem::Places;
@@ -25,6 +25,9 @@ pub(super) fn disk(mut table: Table<'_>) -> (DiskDefinition, Places) {
         null: table.bytes("null").map(Bytes),
         direct: table.boolean("direct").unwrap_or(false),
         read_only: table.boolean("read_only").unwrap_or(false),
+        when_full: table
+            .word("when_full", &[("fail", WhenFull::Fail), ("wait", WhenFull::Wait)])
+            .unwrap_or_default(),
         block_size: table.bytes("block_size").map(Bytes),
         tap: table.boolean("tap").unwrap_or(true),
         classify: table.boolean("classify").unwrap_or(true),

@@ -21,7 +21,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fathom_control::{DiskDefinition, ListenerDefinition, SOCKET_DEFAULT};
+use fathom_control::{Bytes, DiskDefinition, ListenerDefinition, SOCKET_DEFAULT};
+use fathom_frontend::nbd::BUDGET_MIN;
 use toml::de::DeTable;
 
 pub use check::{Address, check_disk, parse_address};
@@ -77,11 +78,20 @@ pub struct DaemonOptions {
     pub metrics_cgroups_max: usize,
     /// What is logged.
     pub log: LogLevel,
+    /// The memory that the requests of all NBD clients may take, in bytes.
+    pub nbd_memory: u64,
+    /// The same of one NBD connection.
+    pub nbd_client_memory: u64,
     /// How long a shutdown waits for requests in flight.
     pub shutdown_time_max: Duration,
     /// Where the control socket and the metrics address were written.
     pub places: Places,
 }
+
+/// The memory of all NBD clients' requests by default, in bytes.
+const NBD_MEMORY: u64 = 256 << 20;
+/// The same of one connection.
+const NBD_CLIENT_MEMORY: u64 = 64 << 20;
 
 impl Default for DaemonOptions {
     fn default() -> Self {
@@ -90,6 +100,8 @@ impl Default for DaemonOptions {
             metrics: None,
             metrics_cgroups_max: 100,
             log: LogLevel::Info,
+            nbd_memory: NBD_MEMORY,
+            nbd_client_memory: NBD_CLIENT_MEMORY,
             shutdown_time_max: Duration::from_secs(15),
             places: Places::default(),
         }
@@ -141,21 +153,37 @@ impl ConfigurationFile {
     /// # Errors
     /// Everything that is wrong.
     pub fn load(&self) -> Result<Configuration, Problems> {
-        let mut configuration = read_and_parse(&self.path)?;
+        let (mut configuration, mut problems) = read_and_parse(&self.path)?;
         let daemon = &mut configuration.daemon;
         if let Some(control) = &self.control {
             daemon.control.clone_from(control);
-            daemon.places.note("control", Place::Flag("--control"));
+            daemon.places.note("control", Place::Flag("--control or $FATHOM_CONTROL"));
         }
         daemon.metrics = self.metrics.or(daemon.metrics);
         daemon.log = self.log.unwrap_or(daemon.log);
-        query::load_files(&mut configuration.queries)?;
-        configuration.check()?;
+        // All at once, so that nobody mends one mistake to be shown the next.
+        let tables = configuration.tables();
+        let loaded = query::load_files(&mut configuration.queries);
+        problems.extend_with(loaded.err().unwrap_or_default(), &tables);
+        problems.extend_with(configuration.check().err().unwrap_or_default(), &tables);
+        problems.none_or()?;
         Ok(configuration)
     }
 }
 
-fn read_and_parse(path: &Path) -> Result<Configuration, Problems> {
+impl Configuration {
+    /// Where its tables begin.
+    fn tables(&self) -> Vec<Place> {
+        let mut tables = vec![self.daemon.places.whole()];
+        tables.extend(self.disks.iter().map(|placed| placed.places.whole()));
+        tables.extend(self.listeners.iter().map(|placed| placed.places.whole()));
+        tables.extend(self.queries.iter().map(|placed| placed.places.whole()));
+        tables.extend(self.monitor.iter().map(|placed| placed.places.whole()));
+        tables
+    }
+}
+
+fn read_and_parse(path: &Path) -> Result<(Configuration, Problems), Problems> {
     let text = read(path).map_err(|error| {
         let (message, remedy) = match error.kind() {
             std::io::ErrorKind::NotFound => (
@@ -170,7 +198,7 @@ fn read_and_parse(path: &Path) -> Result<Configuration, Problems> {
         };
         Problems(vec![Problem::new(Place::Request, message, remedy)])
     })?;
-    parse(&text, path)
+    parse_all(&text, path)
 }
 
 fn read(path: &Path) -> std::io::Result<String> {
@@ -187,6 +215,13 @@ fn read(path: &Path) -> std::io::Result<String> {
 /// # Errors
 /// Everything that is wrong with it.
 pub fn parse(text: &str, path: &Path) -> Result<Configuration, Problems> {
+    let (configuration, problems) = parse_all(text, path)?;
+    problems.none_or()?;
+    Ok(configuration)
+}
+
+/// The same; where single keys are wrong, with what is right besides.
+fn parse_all(text: &str, path: &Path) -> Result<(Configuration, Problems), Problems> {
     let source = Source::new(text, path);
     let document = DeTable::parse(text).map_err(|error| {
         let place = source.place(error.span().map_or(0, |span| span.start));
@@ -196,8 +231,7 @@ pub fn parse(text: &str, path: &Path) -> Result<Configuration, Problems> {
     })?;
     let reading = Reading { source, problems: RefCell::default() };
     let configuration = document_of(&reading, document.get_ref(), document.span());
-    Problems(reading.problems.into_inner()).none_or()?;
-    Ok(configuration)
+    Ok((configuration, Problems(reading.problems.into_inner())))
 }
 
 fn document_of(
@@ -256,6 +290,19 @@ fn daemon(table: Table<'_>) -> DaemonOptions {
         ("debug", LogLevel::Debug),
     ];
     options.log = table.word("log", &levels).unwrap_or_default();
+    if let Some(size) = table.bytes("nbd_memory") {
+        options.nbd_memory = size;
+        if size < BUDGET_MIN {
+            table.problem(
+                table.place_of("nbd_memory"),
+                format!("{} are too little for the longest requests of NBD", Bytes(size)),
+                &format!("choose {} or more", Bytes(BUDGET_MIN)),
+            );
+        }
+    }
+    if let Some(size) = table.bytes("nbd_client_memory") {
+        options.nbd_client_memory = size;
+    }
     if let Some(time) = table.nanoseconds("shutdown_time_max") {
         options.shutdown_time_max = Duration::from_nanos(time);
     }

@@ -131,6 +131,34 @@ impl Problems {
         if self.0.is_empty() { Ok(()) } else { Err(self) }
     }
 
+    /// Adds what a check of the whole has found, in the order of the file. What only follows from a
+    /// problem that is here already is left out: a value that could not be read is missing, at its
+    /// own place or at the head of its table. `tables` are where tables begin.
+    pub(super) fn extend_with(&mut self, later: Self, tables: &[Place]) {
+        let line = |place: &Place| match place {
+            Place::File { line, .. } => Some(*line),
+            _ => None,
+        };
+        let mut heads: Vec<usize> = tables.iter().filter_map(line).collect();
+        heads.sort_unstable();
+        let unread: Vec<Place> = self.0.iter().map(|problem| problem.place.clone()).collect();
+        let follows = |problem: &Problem| {
+            let Some(head) = line(&problem.place) else { return false };
+            let is_said = self.0.iter().any(|said| said.message == problem.message);
+            if is_said || unread.contains(&problem.place) {
+                return true;
+            }
+            if !tables.contains(&problem.place) {
+                return false;
+            }
+            let next = heads.iter().find(|next| **next > head).copied().unwrap_or(usize::MAX);
+            unread.iter().filter_map(line).any(|line| (head..next).contains(&line))
+        };
+        let own: Vec<Problem> = later.0.into_iter().filter(|problem| !follows(problem)).collect();
+        self.0.extend(own);
+        self.0.sort_by_key(|problem| line(&problem.place).unwrap_or(0));
+    }
+
     /// Adds one.
     pub fn add(&mut self, place: Place, message: impl Into<String>, remedy: impl Into<String>) {
         self.0.push(Problem::new(place, message, remedy));

@@ -128,7 +128,7 @@ f.toml:4:16: there is no key `scoket` in [disk.vhost_user]
         "[daemon]\nzzz = 1\n",
         "\
 f.toml:2:1: there is no key `zzz` in [daemon]
-  → known here: `control`, `metrics`, `metrics_cgroups_max`, `log`, `shutdown_time_max`",
+  → known here: `control`, `metrics`, `metrics_cgroups_max`, `log`, `nbd_memory`, `nbd_client_memory`, `shutdown_time_max`",
     );
 }
 
@@ -199,22 +199,22 @@ f.toml:1:1: a disk has no name
   → add `name = \"…\"`
 f.toml:3:10: a disk has `image` and `memory`
   → keep one of them: a disk's bytes are in one place
-f.toml:6:8: a disk cannot be called \"a/b\"
-  → choose a name of at most 128 bytes, without slashes
 f.toml:5:1: the disk \"a/b\" has nothing that keeps its bytes
-  → add `image = \"disk.img\"`, or `memory = \"1G\"` for a disk in memory",
+  → add `image = \"disk.img\"`, or `memory = \"1G\"` for a disk in memory
+f.toml:6:8: a disk cannot be called \"a/b\"
+  → choose a name of at most 128 bytes, without slashes",
     );
     expect(
         "[[disk]]\nname = \"a\"\nmemory = 1000\nblock_size = 512\ndirect = true\nserial = \"123456789012345678901\"\n",
         "\
-f.toml:6:10: the serial \"123456789012345678901\" is longer than 20 bytes
-  → shorten it: a virtio disk has room for no more
 f.toml:3:10: the disk \"a\" cannot have a size of 1000 bytes
   → choose a multiple of 512, for example `memory = \"1G\"`
 f.toml:4:14: `block_size` is for images only
   → leave it out: this disk has blocks of 512 bytes
 f.toml:5:10: `direct` is for images only
-  → leave it out: nothing here goes through the page cache",
+  → leave it out: nothing here goes through the page cache
+f.toml:6:10: the serial \"123456789012345678901\" is longer than 20 bytes
+  → shorten it: a virtio disk has room for no more",
     );
 }
 
@@ -237,12 +237,12 @@ vhost_user = { socket = "control.sock" }
         "\
 f.toml:6:8: there are two disks called \"a\"
   → give each a name of its own (the other is in line 2)
+f.toml:7:9: the image ./disk.img is also that of the disk \"a\", and a writer shares with nobody
+  → give each disk an image of its own, or make both `read_only = true` (the other is in line 3)
 f.toml:8:25: the socket ./a.sock is used twice
   → give each a socket of its own (the other is in line 4)
 f.toml:12:25: the socket control.sock is used twice
-  → give each a socket of its own
-f.toml:7:9: the image ./disk.img is also that of the disk \"a\", and a writer shares with nobody
-  → give each disk an image of its own, or make both `read_only = true` (the other is in line 3)",
+  → give each a socket of its own",
     );
 }
 
@@ -319,11 +319,11 @@ fn classes_and_log_files_make_sense() {
         "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nclass_bounds = [\"1M\", \"2M\"]\n\
          layers = [{ kind = \"classify\" }, { kind = \"classify\" }]\n",
         "\
-f.toml:5:10: the disk \"a\" has 2 layers `classify`
-  → keep one: it would account for everything twice
 f.toml:4:16: these are no bounds of classes: each bound of a file size must be smaller than the \
          one before it
-  → write them like `class_bounds = [\"14M\", \"10M\", \"5M\", \"2M\", \"1M\"]`",
+  → write them like `class_bounds = [\"14M\", \"10M\", \"5M\", \"2M\", \"1M\"]`
+f.toml:5:10: the disk \"a\" has 2 layers `classify`
+  → keep one: it would account for everything twice",
     );
     expect(
         "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nclass_bounds = \"1M\"\n",
@@ -352,12 +352,12 @@ f.toml:2:11: the listener at 0.0.0.0:10809 would serve disks over TCP in plain t
   → add [nbd.tls], or `plain_allowed = true` where the network is trusted
 f.toml:4:11: \"here\" is no address of an NBD listener
   → write it like `address = \"unix:/run/fathom/nbd.sock\"` or `address = \"127.0.0.1:10809\"`
+f.toml:5:11: there is no disk \"a\" to export
+  → this configuration has none
 f.toml:8:7: [nbd.tls] names no certificate and key
   → add `certificate = \"…\"` and `key = \"…\"`, or `psk = \"…\"`
 f.toml:8:23: c.pem: no such file or folder
-  → name a file that the daemon may read
-f.toml:5:11: there is no disk \"a\" to export
-  → this configuration has none",
+  → name a file that the daemon may read",
     );
 }
 
@@ -447,7 +447,8 @@ fn the_monitor_is_read_and_checked() {
     );
     expect(
         "[monitor]\naddress = \"c:1\"\nkey = \"none\"\ncert = 1\n",
-        "f.toml:4:1: there is no key `cert` in [monitor]\n  → known here: `address`, \
+        "f.toml:3:7: none: no such file or folder\n  → name a file that the daemon may read\n\
+         f.toml:4:1: there is no key `cert` in [monitor]\n  → known here: `address`, \
          `centre_name`, `name`, `certificate`, `key`, `authority`, `plain_allowed`, `buffer`, \
          `held_max`",
     );
@@ -457,4 +458,34 @@ fn the_monitor_is_read_and_checked() {
          `certificate`, `key` and `authority`, or none\nf.toml:3:7: none: no such file or \
          folder\n  → name a file that the daemon may read",
     );
+}
+
+#[test]
+fn mistakes_of_all_kinds_come_at_once_and_without_their_echoes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("f.toml");
+    let text = "[daemon]\nnbd_memory = \"1M\"\n\
+                [[disk]]\nname = 5\nmemory = \"1M\"\n\
+                [[disk]]\nname = \"b\"\nmemory = true\n\
+                [[disk]]\nname = \"c\"\n\
+                [[nbd]]\naddress = \"nowhere\"\nexports = [\"zzz\"]\n";
+    std::fs::write(&path, text).unwrap();
+    let file = ConfigurationFile { path, ..ConfigurationFile::default() };
+    let problems = file.load().unwrap_err().to_string();
+    let lines: Vec<&str> = problems
+        .lines()
+        .filter_map(|line| line.split_once("f.toml:").map(|(_, rest)| rest))
+        .collect();
+    let starts = [
+        "2:14: 1 MiB are too little",
+        "4:8: `name` of [[disk]] has to be a text",
+        "8:10: `memory` of [[disk]]",
+        "9:1: the disk \"c\" has nothing that keeps its bytes",
+        "12:11: \"nowhere\" is no address",
+        "13:11: there is no disk \"zzz\"",
+    ];
+    assert_eq!(lines.len(), starts.len(), "{problems}");
+    for (line, start) in lines.iter().zip(starts) {
+        assert!(line.starts_with(start), "{line:?} is not {start:?}");
+    }
 }

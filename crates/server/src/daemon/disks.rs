@@ -68,9 +68,11 @@ impl Daemon {
             disk,
             guest,
             claims,
+            health: Mutex::default(),
             live: Mutex::new(live),
             withdrawal: Mutex::default(),
         });
+        self.watch_disk(&served);
         let refused = self.with_state(|state| {
             // Looked at under the lock under which the end of the daemon takes the list.
             if self.is_stopping() {
@@ -174,6 +176,7 @@ impl Daemon {
         let mut watchers = Watchers {
             tap: wiring::make_tap(&definition, number as u32),
             classify: wiring::make_classify(&definition, &served.guest)?,
+            room: kept.room.clone(),
         };
         match (kept.tap, &mut watchers.tap) {
             (Some(kept), Some(tap)) => *tap = kept,

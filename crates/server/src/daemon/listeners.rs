@@ -18,7 +18,7 @@ impl Daemon {
                 offer(&exports, &served)?;
             }
         }
-        let listener = wiring::start_listener(definition, &exports)?;
+        let listener = wiring::start_listener(definition, &exports, &self.nbd_budget)?;
         let listening = Arc::new(Listening {
             exports,
             definition: Mutex::new(definition.clone()),

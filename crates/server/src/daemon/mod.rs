@@ -7,9 +7,9 @@
 mod changes;
 mod disks;
 mod events;
-mod inspect;
 mod listeners;
 mod monitor;
+mod problems;
 mod reload;
 mod statistics;
 mod status;
@@ -31,6 +31,7 @@ pub(crate) use status::unix_time_ns;
 pub(crate) use usage::DiskGroups;
 
 use changes::{Changes, Claims};
+use problems::{Health, Problems};
 use withdrawal::Withdrawal;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
@@ -65,6 +66,10 @@ pub(crate) struct Daemon {
     queries: Queries,
     /// The link to the centre, where one is configured.
     monitor: OnceLock<monitor::Monitor>,
+    /// The memory of all NBD clients' requests.
+    nbd_budget: Arc<nbd::Budget>,
+    /// What does not work now.
+    problems: Problems,
     /// Counts disks and taps up, so that no two of a daemon's life are taken for one.
     instances: AtomicU64,
 }
@@ -82,6 +87,7 @@ struct Served {
     disk: Arc<Disk>,
     guest: Arc<DiskGuest>,
     claims: Claims,
+    health: Mutex<Health>,
     live: Mutex<Live>,
     /// Set once the disk is to be served no more.
     withdrawal: Mutex<Option<Arc<Withdrawal>>>,
@@ -160,6 +166,11 @@ impl Daemon {
             events: Events::default(),
             queries: Queries::default(),
             monitor: OnceLock::new(),
+            nbd_budget: Arc::new(nbd::Budget::new(
+                configuration.daemon.nbd_memory,
+                configuration.daemon.nbd_client_memory,
+            )),
+            problems: Problems::default(),
             instances: AtomicU64::new(1),
         });
         let (mut refusals, mut left_out) = (Vec::new(), Vec::new());
@@ -186,9 +197,6 @@ impl Daemon {
         }
         if refusals.is_empty() {
             daemon.name_the_unreachable();
-            if let Err(error) = inspect::start(&daemon) {
-                tracing::warn!(%error, "images that are deleted or cut are not noticed");
-            }
             return Ok(daemon);
         }
         daemon.stop();

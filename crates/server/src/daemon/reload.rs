@@ -62,6 +62,12 @@ impl Daemon {
         if new.daemon.metrics_cgroups_max != self.options.metrics_cgroups_max {
             report.refused.push(refuse("metrics_cgroups_max"));
         }
+        if new.daemon.nbd_memory != self.options.nbd_memory {
+            report.refused.push(refuse("nbd_memory"));
+        }
+        if new.daemon.nbd_client_memory != self.options.nbd_client_memory {
+            report.refused.push(refuse("nbd_client_memory"));
+        }
         if new.daemon.shutdown_time_max != self.options.shutdown_time_max {
             report.refused.push(refuse("shutdown_time_max"));
         }
@@ -226,6 +232,7 @@ fn differences(before: &DiskDefinition, after: &DiskDefinition) -> Vec<&'static 
     compare("null", before.null == after.null);
     compare("direct", before.direct == after.direct);
     compare("read_only", before.read_only == after.read_only);
+    compare("when_full", before.when_full == after.when_full);
     compare("block_size", before.block_size == after.block_size);
     compare("vhost_user", before.vhost_user == after.vhost_user);
     keys

@@ -16,7 +16,14 @@ impl Daemon {
         Statistics {
             time_ns,
             unix_time_ns: super::status::unix_time_ns(),
-            disks: self.served().iter().map(|served| of_disk(served, time_ns)).collect(),
+            disks: self
+                .served()
+                .iter()
+                .map(|served| {
+                    let problems = self.problems_of(served.disk.name());
+                    DiskStatistics { problems, ..of_disk(served, time_ns) }
+                })
+                .collect(),
         }
     }
 }
@@ -33,7 +40,6 @@ fn of_disk(served: &Served, time_ns: u64) -> DiskStatistics {
         capacity_bytes: disk.capacity(),
         instance,
         counted: tap.is_some(),
-        problems: super::status::problems(served),
         refused: disk.counters().refused.load(Ordering::Relaxed),
         ..DiskStatistics::default()
     };

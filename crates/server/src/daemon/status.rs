@@ -1,11 +1,13 @@
 //! What is served, told.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fathom_control::{
     BackendDefinition, BackendStatus, CapabilitiesStatus, DaemonInfo, DaemonState, DiskList,
     DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, LayerDefinition, LayerStatus,
-    ListenerStatus, NbdStatus, TlsDefinition, VERSION, VhostUserDefinition, VhostUserStatus,
+    ListenerStatus, NbdStatus, Problem, TlsDefinition, VERSION, VhostUserDefinition,
+    VhostUserStatus,
 };
 use fathom_frontend::{nbd, vhost_user};
 
@@ -38,6 +40,7 @@ impl Daemon {
             metrics_address: self.metrics.get().map(ToString::to_string),
             disks: self.served().len() as u64,
             failed_threads: crate::run::failed_threads(),
+            problems: self.problems.of(None),
             listeners: self
                 .listening()
                 .iter()
@@ -49,12 +52,14 @@ impl Daemon {
     /// All disks.
     pub(crate) fn disk_list(&self) -> DiskList {
         let listeners = self.moments();
-        DiskList { disks: self.served().iter().map(|served| status(served, &listeners)).collect() }
+        let disk =
+            |served: &Arc<Served>| status(served, &listeners, self.problems_of(served.disk.name()));
+        DiskList { disks: self.served().iter().map(disk).collect() }
     }
 
     /// One disk.
     pub(crate) fn disk_status(&self, name: &str) -> Result<DiskStatus, ErrorBody> {
-        Ok(status(&*self.find(name)?, &self.moments()))
+        Ok(status(&*self.find(name)?, &self.moments(), self.problems_of(name)))
     }
 
     fn moments(&self) -> Vec<ListenerMoment> {
@@ -102,7 +107,7 @@ fn listener_status(listening: &Listening) -> ListenerStatus {
     }
 }
 
-fn status(served: &Served, listeners: &[ListenerMoment]) -> DiskStatus {
+fn status(served: &Served, listeners: &[ListenerMoment], problems: Vec<Problem>) -> DiskStatus {
     let disk = &served.disk;
     let (geometry, capabilities) = (disk.geometry(), disk.capabilities());
     let live = served.live();
@@ -124,7 +129,6 @@ fn status(served: &Served, listeners: &[ListenerMoment]) -> DiskStatus {
         }
     }
     let insight = super::usage::insight(served);
-    let problems = problems(served);
     DiskStatus {
         name: disk.name().to_owned(),
         vm: disk.vm().to_owned(),
@@ -161,13 +165,6 @@ fn status(served: &Served, listeners: &[ListenerMoment]) -> DiskStatus {
         refused: disk.counters().refused.load(std::sync::atomic::Ordering::Relaxed),
         problems,
     }
-}
-
-/// What does not work about a disk, a sentence each.
-pub(super) fn problems(served: &Served) -> Vec<String> {
-    let of_store = served.disk.backend().problems().into_iter().map(|problem| problem.to_string());
-    let guest = served.live().server.as_ref().map(vhost_user::Server::status);
-    of_store.chain(guest.and_then(|guest| guest_problem(&guest))).collect()
 }
 
 fn guest_problem(guest: &vhost_user::VhostUserStatus) -> Option<String> {

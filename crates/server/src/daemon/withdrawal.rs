@@ -115,7 +115,15 @@ impl Daemon {
             .iter()
             .filter_map(|listening| listening.exports.withdraw(name))
             .collect();
-        let server = served.live().server.take();
+        let (server, room) = {
+            let mut live = served.live();
+            (live.server.take(), live.watchers.room.clone())
+        };
+        // A guest whose disk is taken away is not to wait for room on it. At the end of the daemon
+        // such writes are left unanswered instead: the next daemon carries them out.
+        if let Some(room) = room.filter(|_| !self.is_stopping()) {
+            room.release();
+        }
         if let Some(server) = server {
             server.shutdown();
         }

@@ -4,12 +4,11 @@ use std::io;
 
 use fathom_block::{Operation, REQUEST_LENGTH_MAX};
 
+use super::super::budget::ALLOWANCE;
 use super::super::channel::is_blocked;
 use super::super::wire::{Mode, RequestHeader, command, error, flag};
 use super::{Ending, Partial, Phase, Refused, Slot, Transmission, answered, charge};
 
-/// The bytes that one connection may have in flight.
-const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
 /// The requests that one connection may have in flight.
 const IN_FLIGHT_MAX: usize = 1024;
 /// A payload that is refused is read and dropped up to this length; a longer one is taken for an
@@ -30,7 +29,20 @@ impl Transmission {
 
     fn has_room(&self, bytes: u64) -> bool {
         self.in_flight < IN_FLIGHT_MAX
-            && (self.in_flight == 0 || self.in_flight_bytes + bytes <= IN_FLIGHT_BYTES_MAX)
+            && (self.in_flight == 0 || self.in_flight_bytes + bytes <= self.budget.client())
+    }
+
+    /// Takes from the budget what `bytes` more in flight need. False where it is spent: the thread
+    /// is woken once there may be more.
+    fn borrow(&mut self, bytes: u64) -> bool {
+        let needed = (self.in_flight_bytes + bytes).saturating_sub(ALLOWANCE);
+        let missing = needed.saturating_sub(self.borrowed);
+        if missing > 0 && !self.budget.take(missing, self.export.borrowed(), &self.control) {
+            self.hungry = true;
+            return false;
+        }
+        self.borrowed += missing;
+        true
     }
 
     /// Takes what the socket has. True when there was something.
@@ -117,9 +129,14 @@ impl Transmission {
                 self.unparsed = true;
                 break;
             }
+            if !self.borrow(charge(&header)) {
+                break;
+            }
             submitted += 1;
             self.begin += self.mode.request_length();
             self.begin_request(&header);
+            // One that was refused needs nothing.
+            self.repay();
         }
         if self.begin == self.end {
             self.begin = 0;
@@ -186,6 +203,7 @@ impl Transmission {
             self.stack.submit(request, &mut self.reactor);
         } else {
             self.partial = Some(Partial { slot, request, filled: count });
+            self.moved_ns = self.stack.now_ns();
         }
     }
 
@@ -262,5 +280,6 @@ impl Transmission {
         self.free.push(index);
         self.in_flight -= 1;
         self.in_flight_bytes -= self.slots[index as usize].charged;
+        self.repay();
     }
 }

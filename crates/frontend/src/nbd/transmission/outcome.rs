@@ -37,6 +37,7 @@ impl Transmission {
             self.in_flight -= 1;
             self.in_flight_bytes -= charged;
             self.stack.recycle(request);
+            self.repay();
             return;
         }
         match outcome {
@@ -82,8 +83,16 @@ impl Transmission {
             *in_flight_bytes -= charged;
             *answered += 1;
         });
+        self.repay();
         match result {
-            Ok(everything) => self.blocked = !everything,
+            Ok(everything) => {
+                if !everything && (!self.blocked_before || self.answered > before) {
+                    // Another reply is under way now.
+                    self.moved_ns = self.stack.now_ns();
+                }
+                self.blocked_before = !everything;
+                self.blocked = !everything;
+            }
             Err(error) => self.lose(Ending::Lost(error)),
         }
         let progress = self.answered > before;

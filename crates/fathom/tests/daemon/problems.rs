@@ -1,0 +1,169 @@
+//! States in which something does not work: shown everywhere, logged once when they begin and once
+//! when they end.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use fathom_control::ProblemKind;
+
+use crate::nbd::Nbd;
+use crate::process::{Daemon, command, image};
+
+/// A write's length, in bytes.
+const LENGTH: usize = 64 << 10;
+/// The error for which NBD has the number 28.
+const NO_SPACE: u32 = 28;
+
+/// A small file system in memory.
+struct Small {
+    folder: tempfile::TempDir,
+}
+
+impl Small {
+    /// `None`, with a word about it, where this host cannot mount one.
+    fn mount(size: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let option = format!("size={size}");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &option, "tmpfs"])
+            .arg(folder.path())
+            .status();
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(Self { folder });
+        }
+        eprintln!("SKIPPED: this needs the right to mount a file system");
+        None
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.folder.path()).status();
+    }
+}
+
+fn kinds(daemon: &Daemon, disk: &str) -> Vec<ProblemKind> {
+    daemon.client().disk(disk).unwrap().problems.iter().map(|problem| problem.kind).collect()
+}
+
+/// The lines of the log that contain both texts.
+fn lines(daemon: &Daemon, disk: &str, text: &str) -> usize {
+    let log = daemon.log();
+    log.lines().filter(|line| line.contains(&format!(" {disk}: ")) && line.contains(text)).count()
+}
+
+fn serve(path: &Path, more: &str) -> Daemon {
+    let text = format!(
+        "[[disk]]\nname = \"a\"\nimage = \"{}\"\n{more}[[nbd]]\naddress = \"unix:nbd.sock\"\n",
+        path.display()
+    );
+    Daemon::start(&text)
+}
+
+#[test]
+fn a_full_file_system_stops_writes_until_there_is_room() {
+    let Some(small) = Small::mount("1200K") else { return };
+    image(small.folder.path(), "a.img", 8 << 20);
+    std::fs::write(small.path("ballast"), vec![1; 512 << 10]).unwrap();
+    let daemon = serve(&small.path("a.img"), "when_full = \"wait\"\n");
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    for cookie in 0..16 {
+        let block = vec![cookie as u8; LENGTH];
+        assert!(nbd.send(1, cookie, cookie * LENGTH as u64, LENGTH as u32, &block));
+    }
+    daemon.until("writes to wait", || kinds(&daemon, "a") == [ProblemKind::WaitingForRoom]);
+    let metrics = daemon.client().metrics().unwrap();
+    let line = "fathom_disk_problem{disk=\"a\",vm=\"\",kind=\"waiting-for-room\"} 1";
+    assert!(metrics.contains(line), "{metrics}");
+    assert!(metrics.contains("fathom_disk_problems{disk=\"a\",vm=\"\"} 1"), "{metrics}");
+    let statistics = daemon.client().statistics().unwrap();
+    assert_eq!(statistics.disks[0].problems[0].kind, ProblemKind::WaitingForRoom);
+    let control = daemon.path("control.sock");
+    let output = |arguments: &[&str]| {
+        let mut command = command(small.folder.path());
+        let output = command.args(arguments).arg("--control").arg(&control).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert!(output(&["disk", "info", "a"]).contains("waiting-for-room"));
+    assert!(output(&["doctor"]).contains("wait for room"));
+    let top = output(&["top", "--plain", "--count", "1", "--interval", "100ms"]);
+    assert!(top.contains("! waiting-for-room"), "{top}");
+    // What needs no room goes on.
+    let mut other = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(other.read(0, 512).len(), 512);
+    std::fs::remove_file(small.path("ballast")).unwrap();
+    let mut answered = Vec::new();
+    for _ in 0..16 {
+        let (cookie, error) = nbd.reply().unwrap();
+        assert_eq!(error, 0, "write {cookie}");
+        answered.push(cookie);
+    }
+    answered.sort_unstable();
+    assert_eq!(answered, (0..16).collect::<Vec<u64>>());
+    for cookie in 0..16 {
+        let found = other.read(cookie * LENGTH as u64, LENGTH as u32);
+        assert!(found.iter().all(|byte| *byte == cookie as u8), "write {cookie} is not there");
+    }
+    daemon.until("the problem to end", || kinds(&daemon, "a").is_empty());
+    assert_eq!(lines(&daemon, "a", "problem waiting-for-room"), 1, "{}", daemon.log());
+    assert_eq!(lines(&daemon, "a", "problem over: waiting-for-room"), 1, "{}", daemon.log());
+    drop((nbd, other));
+    daemon.end();
+}
+
+#[test]
+fn a_disk_without_room_is_shown_and_can_be_removed() {
+    let Some(small) = Small::mount("256K") else { return };
+    image(small.folder.path(), "a.img", 8 << 20);
+    let daemon = serve(&small.path("a.img"), "");
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    for cookie in 0..8 {
+        let block = vec![1; LENGTH];
+        assert!(nbd.send(1, cookie, cookie * LENGTH as u64, LENGTH as u32, &block));
+    }
+    let errors: Vec<u32> = (0..8).map(|_| nbd.reply().unwrap().1).collect();
+    assert!(errors.contains(&NO_SPACE) && errors.iter().all(|e| [0, NO_SPACE].contains(e)));
+    // Nobody has asked: the failure itself is what is noticed.
+    daemon.until("the problem to be logged", || lines(&daemon, "a", "problem full") == 1);
+    let problem = daemon.client().disk("a").unwrap().problems.remove(0);
+    assert_eq!(problem.kind, ProblemKind::Full);
+    assert!(problem.remedy.contains("when_full"), "{problem:?}");
+    daemon.client().remove_disk("a", true).unwrap();
+    drop(nbd);
+    daemon.end();
+
+    // The same where writes wait: they fail when the disk is removed.
+    let daemon = serve(&small.path("a.img"), "when_full = \"wait\"\n");
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert!(nbd.send(1, 9, 4 << 20, LENGTH as u32, &vec![1; LENGTH]));
+    daemon.until("writes to wait", || kinds(&daemon, "a") == [ProblemKind::WaitingForRoom]);
+    daemon.client().remove_disk("a", true).unwrap();
+    assert_eq!(nbd.reply(), Some((9, NO_SPACE)));
+    daemon.end();
+}
+
+#[test]
+fn an_image_that_is_cut_or_deleted_is_a_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    image(folder.path(), "a.img", 1 << 20);
+    let path = folder.path().join("a.img");
+    let daemon = serve(&path, "");
+    assert_eq!(kinds(&daemon, "a"), []);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(1 << 19).unwrap();
+    daemon.until("the cut to be seen", || kinds(&daemon, "a") == [ProblemKind::CutShort]);
+    file.set_len(1 << 20).unwrap();
+    daemon.until("the cut to be mended", || kinds(&daemon, "a").is_empty());
+    assert_eq!(lines(&daemon, "a", "problem cut-short"), 1, "{}", daemon.log());
+    assert_eq!(lines(&daemon, "a", "problem over: cut-short"), 1, "{}", daemon.log());
+    std::fs::remove_file(&path).unwrap();
+    daemon.until("the deletion to be seen", || kinds(&daemon, "a") == [ProblemKind::Deleted]);
+    // While something is wrong, the watch looks by itself, and says it once.
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(lines(&daemon, "a", "problem deleted"), 1, "{}", daemon.log());
+}

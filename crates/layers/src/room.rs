@@ -1,0 +1,127 @@
+//! Writes that wait for room instead of failing.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use fathom_block::{
+    Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, Outcome, Request,
+};
+
+/// How often a request that waits is tried again, in nanoseconds.
+const RETRY_NS: u64 = 1_000_000_000;
+
+/// What is called when requests begin or cease to wait.
+type Watcher = Box<dyn Fn() + Send + Sync>;
+
+/// What the queues of one disk share.
+#[derive(Default)]
+struct Shared {
+    /// Requests that wait now.
+    waiting: AtomicU64,
+    /// Nobody waits any more.
+    released: AtomicBool,
+    watcher: OnceLock<Watcher>,
+}
+
+/// A layer that keeps requests for which the storage has no room, and tries them again until there
+/// is some. The guest sees a slow disk rather than an error, as under a virtual machine monitor
+/// with `werror=enospc`; what needs no room goes on.
+///
+/// It belongs next to the back end, so that the layers above see one request.
+#[derive(Clone, Default)]
+pub struct WaitForRoom {
+    shared: Arc<Shared>,
+}
+
+impl WaitForRoom {
+    /// A layer in which nothing waits yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Has `watcher` called, on the thread of a queue, when the first request begins to wait and
+    /// when the last one ceases to. It must not block. Only the first watcher is kept.
+    pub fn watch(&self, watcher: impl Fn() + Send + Sync + 'static) {
+        let _ = self.shared.watcher.set(Box::new(watcher));
+    }
+
+    /// The requests that wait now.
+    pub fn waiting(&self) -> u64 {
+        self.shared.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Lets requests that wait fail, and those to come: the disk is to be removed.
+    pub fn release(&self) {
+        self.shared.released.store(true, Ordering::Release);
+    }
+}
+
+impl Shared {
+    fn call(&self) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher();
+        }
+    }
+}
+
+impl Layer for WaitForRoom {
+    fn name(&self) -> &'static str {
+        "wait-for-room"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn open_queue(&self, _queue: u64) -> LayerPart {
+        LayerPart::queue(RoomQueue { shared: Arc::clone(&self.shared) })
+    }
+}
+
+struct RoomQueue {
+    shared: Arc<Shared>,
+}
+
+/// The word of a request that waits, or has waited.
+const WAITED: u64 = 1;
+
+impl RoomQueue {
+    fn finish(&self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        if std::mem::take(next.word(&mut request)) == WAITED
+            && self.shared.waiting.fetch_sub(1, Ordering::Relaxed) == 1
+        {
+            self.shared.call();
+        }
+        next.complete(request, outcome);
+    }
+}
+
+impl LayerQueue for RoomQueue {
+    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        next.submit(request);
+    }
+
+    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let waits = outcome == Err(ErrorKind::NoSpace)
+            && request.operation.modifies()
+            && !self.shared.released.load(Ordering::Acquire);
+        if !waits {
+            return self.finish(request, outcome, next);
+        }
+        if std::mem::replace(next.word(&mut request), WAITED) != WAITED
+            && self.shared.waiting.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            self.shared.call();
+        }
+        let deadline_ns = next.now_ns().saturating_add(RETRY_NS);
+        next.hold(request, Some(outcome), deadline_ns);
+    }
+
+    fn resume(&mut self, request: Box<Request>, outcome: Option<Outcome>, next: &mut Crossing<'_>) {
+        if self.shared.released.load(Ordering::Acquire) {
+            self.finish(request, outcome.unwrap_or(Err(ErrorKind::NoSpace)), next);
+        } else {
+            next.submit(request);
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! What does not work now: found, compared with what was known, logged once at its beginning and
+//! once at its end.
+//!
+//! Nobody looks while nothing is asked and nothing fails: the first failure of a request wakes the
+//! watch, which looks again every few seconds until all is well. Image files are looked at by a
+//! thread of their own, because a file system that hangs would keep whoever asks it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fathom_block::{BackendProblem, FailureCounts};
+use fathom_control::{MonitorStatus, Problem, ProblemKind, WhenFull};
+use tokio::sync::Notify;
+
+use super::{Daemon, Served, unix_time_ns};
+
+/// How often the watch looks while something is wrong.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// How often it looks at most, however many requests fail.
+const LOOK_INTERVAL_MIN: Duration = Duration::from_millis(500);
+/// How long whoever asks waits for the image files to be looked at.
+const INSPECTION_WAIT_MAX: Duration = Duration::from_millis(200);
+/// A look at an image that takes longer means that its file system does not answer.
+const INSPECTION_TIME_MAX: Duration = Duration::from_secs(5);
+/// Requests in flight of which none comes back for this long mean the same.
+const STALL_TIME_MAX: Duration = Duration::from_secs(10);
+/// A removal that takes longer is a problem.
+const REMOVAL_TIME_MAX: Duration = Duration::from_secs(5);
+/// Failures are a problem for this long after the last of them.
+const FAILURES_TIME: Duration = Duration::from_secs(30);
+/// A link that is away for this long is a problem, so that a restart of the centre is none.
+const LINK_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// The problems of the whole daemon.
+#[derive(Default)]
+pub(crate) struct Problems {
+    known: Mutex<Vec<Known>>,
+    /// Since when the link to the centre does not run, as the watch saw it.
+    link_away: Mutex<Option<Instant>>,
+    wake: Arc<Notify>,
+}
+
+/// A problem that has been logged.
+struct Known {
+    disk: Option<String>,
+    problem: Problem,
+}
+
+/// A problem as it is found: its kind, message and remedy.
+struct Found(ProblemKind, String, String);
+
+/// What is remembered of a disk between two looks.
+#[derive(Default)]
+pub(super) struct Health {
+    /// Since when its image is being looked at.
+    inspecting: Option<Instant>,
+    counts: FailureCounts,
+    no_space_at: Option<Instant>,
+    io_at: Option<Instant>,
+    /// Requests completed, and since when it is so many with others in flight.
+    completed: u64,
+    stalled: Option<Instant>,
+}
+
+impl Problems {
+    fn known(&self) -> MutexGuard<'_, Vec<Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The problems of the disk called `name`, or those of no single disk.
+    pub(super) fn of(&self, name: Option<&str>) -> Vec<Problem> {
+        let known = self.known();
+        let mine = known.iter().filter(|known| known.disk.as_deref() == name);
+        mine.map(|known| known.problem.clone()).collect()
+    }
+
+    /// Holds what is wrong now against what was known, and logs the difference.
+    fn compare(&self, found: Vec<(Option<String>, Found)>) {
+        let mut known = self.known();
+        known.retain(|old| {
+            let stays =
+                found.iter().any(|(disk, new)| *disk == old.disk && new.0 == old.problem.kind);
+            if !stays {
+                let kind = old.problem.kind.name();
+                if let Some(disk) = &old.disk {
+                    tracing::info!(disk = disk.as_str(), "problem over: {kind}");
+                } else {
+                    tracing::info!("problem over: {kind}");
+                }
+            }
+            stays
+        });
+        for (disk, Found(kind, message, remedy)) in found {
+            let same = |old: &&mut Known| old.disk == disk && old.problem.kind == kind;
+            if let Some(old) = known.iter_mut().find(same) {
+                old.problem.message = message;
+                old.problem.remedy = remedy;
+                continue;
+            }
+            if let ProblemKind::WritesLost | ProblemKind::LossNotRecorded = kind {
+                // The back end has said so, at the moment at which it happened.
+                let since_unix_time_ns = unix_time_ns();
+                let problem = Problem { kind, message, remedy, since_unix_time_ns };
+                known.push(Known { disk, problem });
+                continue;
+            }
+            let name = kind.name();
+            let advice = if remedy.is_empty() { String::new() } else { format!(": {remedy}") };
+            if let Some(disk) = &disk {
+                tracing::error!(disk = disk.as_str(), "problem {name}: {message}{advice}");
+            } else {
+                tracing::error!("problem {name}: {message}{advice}");
+            }
+            let since_unix_time_ns = unix_time_ns();
+            let problem = Problem { kind, message, remedy, since_unix_time_ns };
+            known.push(Known { disk, problem });
+        }
+    }
+}
+
+impl Daemon {
+    /// Looks whenever something has failed, and every few seconds while something is wrong.
+    pub(crate) async fn watch_problems(self: Arc<Self>) {
+        loop {
+            // The link to a centre is no disk's: nothing wakes the watch when it fails.
+            let idle = self.problems.known().is_empty() && self.monitor_options().is_none();
+            let woken = self.problems.wake.notified();
+            if idle {
+                woken.await;
+            } else {
+                let _ = tokio::time::timeout(LOOK_INTERVAL, woken).await;
+            }
+            self.look().await;
+            tokio::time::sleep(LOOK_INTERVAL_MIN).await;
+        }
+    }
+
+    /// Has the watch look at a disk when its requests fail.
+    pub(super) fn watch_disk(&self, served: &Served) {
+        let wake = Arc::clone(&self.problems.wake);
+        served.disk.failures().watch(move || wake.notify_one());
+    }
+
+    /// Finds out what is wrong now. Whoever asks afterwards gets it.
+    pub(crate) async fn look(&self) {
+        let has_image = |served: &Arc<Served>| served.live().definition.image.is_some();
+        let images: Vec<_> = self.served().into_iter().filter(has_image).collect();
+        if !images.is_empty() {
+            let (sender, looked) = tokio::sync::oneshot::channel();
+            let look = move || {
+                for served in images {
+                    // One that hangs keeps this thread; the next look passes it over.
+                    if served.begin_inspection() {
+                        served.disk.backend().inspect();
+                        served.health().inspecting = None;
+                    }
+                }
+                let _ = sender.send(());
+            };
+            if std::thread::Builder::new().name("inspect".into()).spawn(look).is_ok() {
+                let _ = tokio::time::timeout(INSPECTION_WAIT_MAX, looked).await;
+            }
+        }
+        let mut found: Vec<(Option<String>, Found)> = Vec::new();
+        for served in self.served() {
+            let name = served.disk.name();
+            found.extend(of_disk(&served).into_iter().map(|one| (Some(name.to_owned()), one)));
+        }
+        found.extend(self.of_daemon().into_iter().map(|one| (None, one)));
+        self.problems.compare(found);
+    }
+
+    /// The problems of the disk called `name`, as the last look found them.
+    pub(super) fn problems_of(&self, name: &str) -> Vec<Problem> {
+        self.problems.of(Some(name))
+    }
+
+    fn of_daemon(&self) -> Vec<Found> {
+        let mut found = Vec::new();
+        let threads = crate::run::failed_threads();
+        if threads > 0 {
+            let message = format!("{threads} threads of the daemon have failed by a bug");
+            let remedy = "see the log, report it, and restart the daemon when it suits".to_owned();
+            found.push(Found(ProblemKind::ThreadFailed, message, remedy));
+        }
+        for listening in self.listening() {
+            if listening.listener().is_none() && !self.is_stopping() {
+                let message = format!("the listener at {} is closed", listening.address());
+                found.push(Found(ProblemKind::ListenerClosed, message, String::new()));
+            }
+        }
+        if let Some(status) = self.monitor_status() {
+            let mut away = self.problems.link_away.lock().unwrap_or_else(PoisonError::into_inner);
+            let fails = status.state == "away" || status.problem.is_some() && status.fragments == 0;
+            if !fails {
+                *away = None;
+            } else if away.get_or_insert_with(Instant::now).elapsed() >= LINK_TIME_MAX {
+                found.push(link(&status));
+            }
+        }
+        found
+    }
+}
+
+fn link(status: &MonitorStatus) -> Found {
+    let reason = status.problem.as_deref().unwrap_or("no connection has been made yet");
+    let message = format!("the centre at {} gets no events: {reason}", status.address);
+    let remedy = "start the centre, or correct [monitor]; `fathom monitor --status` shows the link";
+    Found(ProblemKind::MonitorLink, message, remedy.to_owned())
+}
+
+impl Served {
+    pub(super) fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the disk's image is to be looked at by whoever asks: nobody else does.
+    fn begin_inspection(&self) -> bool {
+        let mut health = self.health();
+        if health.inspecting.is_some() {
+            return false;
+        }
+        health.inspecting = Some(Instant::now());
+        true
+    }
+}
+
+/// What is wrong with a disk. Asks no file system.
+fn of_disk(served: &Served) -> Vec<Found> {
+    let disk = &served.disk;
+    let (definition, tap, room, guest) = {
+        let live = served.live();
+        let guest = live.server.as_ref().map(fathom_frontend::vhost_user::Server::status);
+        (live.definition.clone(), live.watchers.tap.clone(), live.watchers.room.clone(), guest)
+    };
+    let image = definition.image.as_deref().map(|path| path.display().to_string());
+    let image = image.unwrap_or_else(|| disk.backend().name().to_owned());
+    let mut found: Vec<Found> = disk.backend().problems().iter().map(of_backend).collect();
+    let spoilt = !found.is_empty();
+    let now = Instant::now();
+    let mut health = served.health();
+
+    let counts = disk.failures().look();
+    let waiting = room.map_or(0, |room| room.waiting());
+    if counts.no_space > health.counts.no_space {
+        health.no_space_at = Some(now);
+    }
+    if spoilt {
+        // The errors have a name.
+        health.io_at = None;
+    } else if counts.io > health.counts.io {
+        health.io_at = Some(now);
+    }
+    health.counts = counts;
+    let lately = |at: Option<Instant>| at.is_some_and(|at| now - at < FAILURES_TIME);
+    if waiting > 0 {
+        let message = format!("the file system of {image} is full: {waiting} writes wait for room");
+        let remedy = "make room: the writes go on by themselves".to_owned();
+        found.push(Found(ProblemKind::WaitingForRoom, message, remedy));
+    } else if lately(health.no_space_at) {
+        let message = format!("writes fail: the file system of {image} is full");
+        let choice = match definition.when_full {
+            WhenFull::Wait => "",
+            WhenFull::Fail => "; with `when_full = \"wait\"` they would wait for it",
+        };
+        found.push(Found(ProblemKind::Full, message, format!("make room{choice}")));
+    }
+    if lately(health.io_at) {
+        let message = format!("requests fail with I/O errors from {image}");
+        let remedy = "see the kernel's log for what is beneath".to_owned();
+        found.push(Found(ProblemKind::IoErrors, message, remedy));
+    }
+
+    let silent = health.inspecting.is_some_and(|since| now - since > INSPECTION_TIME_MAX);
+    let stalled = tap.is_some_and(|tap| {
+        let snapshot = tap.snapshot(fathom_block::Clock::System.now_ns());
+        let operations = fathom_block::Operation::ALL.into_iter();
+        let completed = operations
+            .map(|operation| snapshot.operation(operation))
+            .map(|operation| operation.count() + operation.failed())
+            .sum();
+        if snapshot.in_flight == 0 || completed != health.completed || waiting > 0 {
+            health.stalled = None;
+        }
+        health.completed = completed;
+        snapshot.in_flight > 0
+            && waiting == 0
+            && now - *health.stalled.get_or_insert(now) > STALL_TIME_MAX
+    });
+    drop(health);
+    if silent || stalled {
+        let message = format!("{image} does not answer: requests in flight do not come back");
+        let remedy = "see whether the file system or the device beneath hangs".to_owned();
+        found.push(Found(ProblemKind::NotAnswering, message, remedy));
+    }
+    if served.withdrawal().is_some_and(|withdrawal| withdrawal.age() > REMOVAL_TIME_MAX) {
+        let message = "it is being removed, but its requests in flight do not come back".to_owned();
+        let remedy = "it is removed as soon as they do".to_owned();
+        found.push(Found(ProblemKind::Leaving, message, remedy));
+    }
+    if let Some(guest) = guest {
+        if guest.panics > 0 {
+            let message = format!("{} of its queue threads failed by a bug", guest.panics);
+            let remedy = "see the log, and restart the guest".to_owned();
+            found.push(Found(ProblemKind::QueueFailed, message, remedy));
+        }
+        if let Some(refusal) = guest.refusal {
+            found.push(Found(ProblemKind::VmmRefused, refusal.message, refusal.remedy));
+        }
+    }
+    found
+}
+
+fn of_backend(problem: &BackendProblem) -> Found {
+    let kind = match problem {
+        BackendProblem::WritesLost { .. } => ProblemKind::WritesLost,
+        BackendProblem::LossNotRecorded => ProblemKind::LossNotRecorded,
+        BackendProblem::Deleted { .. } => ProblemKind::Deleted,
+        BackendProblem::CutShort { .. } => ProblemKind::CutShort,
+    };
+    Found(kind, problem.to_string(), String::new())
+}
