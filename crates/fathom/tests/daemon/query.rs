@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -239,4 +239,62 @@ fn a_query_that_holds_too_much_ends_with_an_error() {
     assert!(said.starts_with("error: ") && said.contains("more than 99"), "{said}");
     assert_eq!(replayed(&["--limit-held", "0"]).0, Some(2));
     daemon.end();
+}
+
+/// What `fathom query` makes of events, from a file or from standard input: how it ended, what it
+/// printed and what it said.
+fn replayed(text: &str, events: &str, arguments: &[&str], is_pipe: bool) -> (i32, String, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("events.csv");
+    std::fs::write(&file, events).unwrap();
+    let mut child = command(directory.path())
+        .args(["query", text, "--csv", "--replay", if is_pipe { "-" } else { "events.csv" }])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    if is_pipe {
+        let _ = input.write_all(events.as_bytes());
+    }
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_replay_loses_nothing_of_a_file_and_says_what_it_loses_of_a_pipe() {
+    // A row comes ten seconds too late, behind as many as a reader gives at once.
+    let mut events = "BlktapTS,Size\n".to_owned();
+    for number in 0..10_000_u64 {
+        let late = if number == 4999 { 10_000_000_000 } else { 0 };
+        let time = 20_000_000_000 + number * 1_000_000 - late;
+        events += &format!("{time},8\n");
+    }
+    let count = "select count(*) as n from IOstream";
+    let (status, printed, said) = replayed(count, &events, &[], false);
+    assert_eq!((status, &printed[..], &said[..]), (0, "n\n10000\n", ""));
+    let (status, printed, said) = replayed(count, &events, &[], true);
+    assert_eq!((status, &printed[..]), (1, "n\n9999\n"), "{said}");
+    assert!(said.contains("1 event came too late"), "{said}");
+    assert!(said.contains("--limit-lateness 9999ms") && said.contains("give a file"), "{said}");
+    for limit in ["1h", "11s", "0.5 hours"] {
+        let (status, printed, said) = replayed(count, &events, &["--limit-lateness", limit], true);
+        assert_eq!((status, &printed[..], &said[..]), (0, "n\n10000\n", ""), "{limit}");
+    }
+    // What was asked for is no failure, but it is reported.
+    let (status, printed, said) = replayed(count, &events, &["--limit-lateness", "0"], false);
+    assert_eq!((status, &printed[..]), (0, "n\n9999\n"), "{said}");
+    assert!(said.contains("1 event came too late"), "{said}");
+}
+
+#[test]
+fn a_query_that_cannot_be_meant_is_carried_out_with_a_warning() {
+    let odd = "select Size from IOstream where Type = 'X'";
+    let (status, printed, said) = replayed(odd, "BlktapTS,Type,Size\n1,Q,8\n", &[], false);
+    assert_eq!((status, &printed[..]), (0, "Size\n"), "{said}");
+    assert!(said.starts_with("warning: ") && said.contains("`Type` is never 'X'"), "{said}");
 }
