@@ -1,6 +1,7 @@
 //! Live queries: `fathom query` over the events of a daemon's disks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::process::{Child, ExitStatus, Stdio};
@@ -272,7 +273,7 @@ fn a_replay_loses_nothing_of_a_file_and_says_what_it_loses_of_a_pipe() {
     for number in 0..10_000_u64 {
         let late = if number == 4999 { 10_000_000_000 } else { 0 };
         let time = 20_000_000_000 + number * 1_000_000 - late;
-        events += &format!("{time},8\n");
+        writeln!(events, "{time},8").unwrap();
     }
     let count = "select count(*) as n from IOstream";
     let (status, printed, said) = replayed(count, &events, &[], false);
