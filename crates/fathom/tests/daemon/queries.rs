@@ -309,7 +309,7 @@ fn commands_change_disks_and_failures_are_told() {
             &at(2, ""),
             "{ command = \"PATCH /v1/disks/a\", body = { capacity = 512 } }",
         ),
-        query("remove", &at(3, ""), "{ command = \"DELETE /v1/disks/{vdisk}\" }"),
+        query("remove", &at(3, ""), "{ command = \"DELETE /v1/disks/{vdisk}?force=true\" }"),
         query(
             "add",
             &at(4, ", 'c' as new, 1048576 as size"),
@@ -337,7 +337,7 @@ fn commands_change_disks_and_failures_are_told() {
     spaced.write(3 * 512, &[1; 512]);
     daemon.until("a disk is removed", || capacity("a name").is_none());
     daemon.until("it is counted", || status(&daemon, "remove").acted == 1);
-    assert!(daemon.log().contains("query remove: did DELETE /v1/disks/a%20name\n"));
+    assert!(daemon.log().contains("query remove: did DELETE /v1/disks/a%20name?force=true\n"));
     assert_eq!(client.disks().unwrap().disks.len(), 3);
     daemon.end();
 }
