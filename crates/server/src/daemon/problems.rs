@@ -1,9 +1,10 @@
 //! What does not work now: found, compared with what was known, logged once at its beginning and
 //! once at its end.
 //!
-//! Nobody looks while nothing is asked and nothing fails: the first failure of a request wakes the
-//! watch, which looks again every few seconds until all is well. Image files are looked at by a
-//! thread of their own, because a file system that hangs would keep whoever asks it.
+//! The first failure of a request wakes the watch, which looks again every few seconds until all is
+//! well. While nothing fails it looks once a minute, because a deleted image fails no request. A
+//! thread of its own looks at image files, because a file system that hangs would keep whoever asks
+//! it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +17,8 @@ use super::{Daemon, Served, unix_time_ns};
 
 /// How often the watch looks while something is wrong.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// How often it looks while nothing is wrong.
+const LOOK_INTERVAL_SOUND: Duration = Duration::from_secs(60);
 /// How often it looks at most, however many requests fail.
 const LOOK_INTERVAL_MIN: Duration = Duration::from_millis(500);
 /// How long whoever asks waits for the image files to be looked at.
@@ -119,17 +122,14 @@ impl Problems {
 }
 
 impl Daemon {
-    /// Looks whenever something has failed, and every few seconds while something is wrong.
+    /// Looks whenever something has failed, every few seconds while something is wrong, and once a
+    /// minute otherwise.
     pub(crate) async fn watch_problems(self: Arc<Self>) {
         loop {
             // The link to a centre is no disk's: nothing wakes the watch when it fails.
-            let idle = self.problems.known().is_empty() && self.monitor_options().is_none();
-            let woken = self.problems.wake.notified();
-            if idle {
-                woken.await;
-            } else {
-                let _ = tokio::time::timeout(LOOK_INTERVAL, woken).await;
-            }
+            let sound = self.problems.known().is_empty() && self.monitor_options().is_none();
+            let interval = if sound { LOOK_INTERVAL_SOUND } else { LOOK_INTERVAL };
+            let _ = tokio::time::timeout(interval, self.problems.wake.notified()).await;
             self.look().await;
             tokio::time::sleep(LOOK_INTERVAL_MIN).await;
         }
