@@ -7,7 +7,7 @@ use fathom_control::{ClientError, ErrorCode};
 use fathom_sim::{DEVICE_BLOCK, FaultyDevice};
 
 use crate::nbd::Nbd;
-use crate::process::Daemon;
+use crate::process::{Daemon, disk_over_nbd};
 
 const FLUSH: u16 = 3;
 const IO_ERROR: u32 = 5;
@@ -31,10 +31,7 @@ fn lost_writes_are_nobodys_success_until_the_operator_says_so() {
     let Some(device) = FaultyDevice::new() else { return };
     let image = device.image("a.img", 64);
     device.break_block(&image, BAD);
-    let text = format!(
-        "[[disk]]\nname = \"a\"\nimage = \"{}\"\n[[nbd]]\naddress = \"unix:nbd.sock\"\n",
-        image.display()
-    );
+    let text = disk_over_nbd(&image, "");
     let daemon = Daemon::start(&text);
     let connect = |daemon: &Daemon| Nbd::connect(&daemon.path("nbd.sock"), "a");
     let mut clients: Vec<Nbd> = (0..4).map(|_| connect(&daemon)).collect();
@@ -102,10 +99,7 @@ fn the_last_flush_of_a_daemon_hides_no_loss() {
     let Some(device) = FaultyDevice::new() else { return };
     let image = device.image("a.img", 64);
     device.break_block(&image, BAD);
-    let text = format!(
-        "[[disk]]\nname = \"a\"\nimage = \"{}\"\n[[nbd]]\naddress = \"unix:nbd.sock\"\n",
-        image.display()
-    );
+    let text = disk_over_nbd(&image, "");
     let daemon = Daemon::start(&text);
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!(write(&mut nbd, BAD, false), 0, "into the cache");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fathom_control::ProblemKind;
 
 use crate::nbd::Nbd;
-use crate::process::{Daemon, command, image};
+use crate::process::{Daemon, command, disk_over_nbd, image};
 
 /// A write's length, in bytes.
 const LENGTH: usize = 64 << 10;
@@ -58,11 +58,7 @@ fn lines(daemon: &Daemon, disk: &str, text: &str) -> usize {
 }
 
 fn serve(path: &Path, more: &str) -> Daemon {
-    let text = format!(
-        "[[disk]]\nname = \"a\"\nimage = \"{}\"\n{more}[[nbd]]\naddress = \"unix:nbd.sock\"\n",
-        path.display()
-    );
-    Daemon::start(&text)
+    Daemon::start(&disk_over_nbd(path, more))
 }
 
 #[test]

@@ -131,6 +131,15 @@ pub fn command(folder: &Path) -> Command {
     command
 }
 
+/// The configuration of one disk called "a" over `image`, with the lines `more` of its own, which
+/// is served over NBD at `nbd.sock`.
+pub fn disk_over_nbd(image: &Path, more: &str) -> String {
+    format!(
+        "[[disk]]\nname = \"a\"\nimage = \"{}\"\n{more}[[nbd]]\naddress = \"unix:nbd.sock\"\n",
+        image.display()
+    )
+}
+
 /// An image of zeroes.
 pub fn image(folder: &Path, name: &str, size: u64) {
     File::create(folder.join(name)).unwrap().set_len(size).unwrap();
