@@ -42,6 +42,8 @@ pub enum ProblemKind {
     QueueFailed,
     /// The last VMM that connected could not be served.
     VmmRefused,
+    /// A guest uses its disk, but nothing that it writes to its memory arrives at the daemon.
+    MemoryNotShared,
     /// A listener is closed.
     ListenerClosed,
     /// There is no link to the centre of `[monitor]`, or the centre's queries do not run.
@@ -68,6 +70,7 @@ impl ProblemKind {
             Self::Leaving => "leaving",
             Self::QueueFailed => "queue-failed",
             Self::VmmRefused => "vmm-refused",
+            Self::MemoryNotShared => "memory-not-shared",
             Self::ListenerClosed => "listener-closed",
             Self::MonitorLink => "monitor-link",
             Self::ThreadFailed => "thread-failed",

@@ -2,9 +2,24 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use fathom_block::{GuestAddress, Mapping, MemoryOwner};
+
+/// A page that is looked at, in bytes.
+const BLANK_PAGE: u64 = 4096;
+const ZEROES: [u8; BLANK_PAGE as usize] = [0; BLANK_PAGE as usize];
+/// About as many pages are looked at, besides those that are looked at densely.
+const BLANK_PAGES_MAX: u64 = 16_384;
+/// How far memory is looked at densely, in bytes.
+const BLANK_DENSE: u64 = 1 << 20;
+/// How long the look at a memory may take. Files on slow disks are not looked at to the end.
+const BLANK_TIME_MAX: Duration = Duration::from_secs(1);
+/// The most bytes other than zero in memory of which a guest shows nothing: the flags that the
+/// daemon itself writes into rings.
+const MARKS_MAX: usize = 512;
 
 /// The memory that any VMM may announce, in bytes.
 const ANNOUNCED_MIN: u64 = 1 << 40;
@@ -82,6 +97,40 @@ impl Memory {
             let end = region.layout.file_offset + region.layout.length;
             region.file.metadata().is_ok_and(|metadata| metadata.len() < end)
         })
+    }
+
+    /// Whether nothing of a running guest is here: next to no byte differs from zero, of all in
+    /// small memories, else around `near`, at the beginning of each region, and in pages spread over
+    /// the rest. False where that cannot be told.
+    ///
+    /// It reads the files, because a look through the mapping would allocate the pages that are
+    /// looked at.
+    pub(super) fn is_blank(&self, near: GuestAddress) -> bool {
+        let begun = Instant::now();
+        let stride = (self.length() / BLANK_PAGES_MAX).next_multiple_of(BLANK_PAGE).max(BLANK_PAGE);
+        let mut page = [0; BLANK_PAGE as usize];
+        let mut marks = 0;
+        for region in &self.regions {
+            let RegionLayout { guest_address, length, file_offset, .. } = region.layout;
+            let mut offset = 0;
+            while offset < length {
+                let count = (length - offset).min(BLANK_PAGE);
+                let part = &mut page[..count as usize];
+                if region.file.read_exact_at(part, file_offset + offset).is_err() {
+                    return false;
+                }
+                if *part != ZEROES[..part.len()] {
+                    marks += part.iter().filter(|byte| **byte != 0).count();
+                }
+                if marks > MARKS_MAX || begun.elapsed() > BLANK_TIME_MAX {
+                    return false;
+                }
+                let dense =
+                    offset < BLANK_DENSE || (guest_address + offset).abs_diff(near.0) < BLANK_DENSE;
+                offset += if dense { BLANK_PAGE } else { stride };
+            }
+        }
+        true
     }
 
     /// The regions, by address.
@@ -220,6 +269,34 @@ pub(super) mod tests {
         let layout = RegionLayout { guest_address: 0, length, user_address, file_offset: 0 };
         memory.add(layout, file).unwrap();
         memory
+    }
+
+    #[test]
+    fn memory_is_blank_where_nothing_of_a_guest_is() {
+        let near = GuestAddress(40 << 20);
+        // Larger than what is looked at page by page.
+        let length = 4 * BLANK_PAGES_MAX * BLANK_PAGE;
+        let memory = memory(length, 0);
+        assert!(memory.is_blank(near));
+        let write = |address, bytes: &[u8]| {
+            let place = memory.translate(GuestAddress(address), bytes.len() as u64).unwrap();
+            // SAFETY: the place is mapped for so many bytes, and nobody else uses it.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+        };
+        // What the daemon itself writes into rings.
+        write(near.0 + 0x1000, &[1]);
+        write(near.0 + 0x3000, &[1]);
+        assert!(memory.is_blank(near));
+        let data = [1; 2 * MARKS_MAX];
+        for (address, length) in [(0, 4096), (near.0 - 0x7000, 4096), (length / 2, 64 << 10)] {
+            write(address, &data.repeat(length / data.len()));
+            assert!(!memory.is_blank(near), "{address:#x}");
+            write(address, &vec![0; length]);
+            assert!(memory.is_blank(near), "{address:#x}");
+        }
+        // Elsewhere it is not dense: a page between two that are looked at is overlooked.
+        write(length / 2 + BLANK_PAGE, &data);
+        assert!(memory.is_blank(near));
     }
 
     #[test]

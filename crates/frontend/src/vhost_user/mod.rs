@@ -25,6 +25,7 @@ mod refusal;
 mod request;
 mod ring;
 mod session;
+mod sight;
 mod status;
 mod turn;
 mod worker;
@@ -216,6 +217,7 @@ impl Server {
             status.memory = live.memory.length();
             status.inflight = live.inflight;
             status.logging = live.logging;
+            status.blind = live.sight.is_blind();
         }
         let mut refusal = self.shared.refusal();
         if status.running_queues > 0 {

@@ -20,6 +20,15 @@ pub struct Refusal {
     pub is_protocol_error: bool,
 }
 
+impl Refusal {
+    /// Of a guest that is served, but whose VMM has mapped the memory that it hands over privately.
+    pub fn of_private_memory() -> Self {
+        let message = "the guest's memory is not shared with the daemon: it uses its disk, but \
+                       nothing that it writes to its memory arrives";
+        Self { message: message.into(), remedy: SHARE.into(), is_protocol_error: false }
+    }
+}
+
 /// What `error` of the protocol library, or of the session, means.
 pub(super) fn refusal(error: &Error) -> Refusal {
     let of_host = |message: String, remedy: &str| Refusal {

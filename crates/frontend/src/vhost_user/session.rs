@@ -28,6 +28,7 @@ use super::mailbox::{Restacker, WorkerHandle};
 use super::memory::{Memory, RegionLayout};
 use super::observer::GuestObserver;
 use super::ring::{RING_SIZE_MAX, Ring, RingAddresses, RingError};
+use super::sight::Sight;
 use super::status::Counters;
 use super::turn::Turn;
 use super::worker::WorkerStart;
@@ -50,6 +51,8 @@ pub(super) struct Live {
     pub protocol_features: u64,
     pub inflight: bool,
     pub logging: bool,
+    /// Whether what the guest writes is seen.
+    pub sight: Arc<Sight>,
 }
 
 impl Live {
@@ -225,6 +228,7 @@ impl Session {
             self.observer.started(self.number, &self.memory);
         }
         let layers_version = self.disk.layers_version();
+        let sight = Arc::clone(&self.live().sight);
         let started = WorkerHandle::start(WorkerStart {
             disk: Arc::clone(&self.disk),
             index: index as u16,
@@ -236,6 +240,7 @@ impl Session {
             log,
             inflight,
             spin_ns: self.options.spin_ns,
+            sight,
             counters: Arc::clone(&self.counters),
         });
         let worker = match started {

@@ -57,6 +57,9 @@ pub struct VhostUserStatus {
     /// Connections that ended because shared memory could not be accessed any more: its file was
     /// cut short, there was no room for a page, or the hardware lost one.
     pub lost: u64,
+    /// Whether the guest kicks its queues, but nothing of what it writes arrives here: its memory
+    /// is mapped privately by the VMM.
+    pub blind: bool,
     /// Why the last VMM could not be served; `None` once one is.
     pub refusal: Option<Refusal>,
 }

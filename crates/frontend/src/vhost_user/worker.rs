@@ -26,6 +26,7 @@ use super::mailbox::{Mail, Mailbox};
 use super::memory::Memory;
 use super::request::{self, Parsed, Segment};
 use super::ring::Ring;
+use super::sight::{Lookout, Sight};
 use super::status::Counters;
 use crate::spin::{Spin, preemptions};
 
@@ -59,6 +60,7 @@ pub(super) struct WorkerStart {
     pub inflight: Option<QueueInflight>,
     /// How long to watch the ring before sleeping, at the longest, in nanoseconds.
     pub spin_ns: u64,
+    pub sight: Arc<Sight>,
     pub counters: Arc<Counters>,
 }
 
@@ -87,6 +89,7 @@ pub(super) struct Worker {
     inflight: Option<QueueInflight>,
     counters: Arc<Counters>,
     spin: Spin,
+    lookout: Lookout,
     mailbox: Arc<Mailbox>,
     reactor: Reactor,
     owner: Owner,
@@ -140,6 +143,7 @@ impl Worker {
             inflight: start.inflight,
             counters: start.counters,
             spin: Spin::new(start.spin_ns),
+            lookout: Lookout::new(start.sight),
             mailbox,
             reactor,
             owner,
@@ -218,6 +222,7 @@ impl Worker {
             }
             self.heads.clear();
         } else if self.ring.has_available() {
+            self.lookout.see();
             self.heads.clear();
             if let Err(error) = self.ring.take(BATCH, &mut self.heads) {
                 self.break_ring(error.name());
@@ -444,6 +449,7 @@ impl Worker {
     fn signal(&mut self, event: &Event) {
         if event.token == TOKEN_KICK {
             event::take(&self.kick);
+            self.lookout.kicked(self.stack.now_ns());
             if !event.more {
                 self.reactor.watch_always(self.owner, TOKEN_KICK, self.kick.as_fd());
             }
@@ -588,7 +594,12 @@ impl Worker {
         }
         let serving = self.is_serving() && (!self.careful || self.recovered.is_empty());
         let start_ns = self.stack.now_ns();
+        if self.lookout.deadline_ns() <= start_ns && self.lookout.look(&self.ring) {
+            // Whoever watches over the disk shows it.
+            self.disk.failures().call();
+        }
         let deadline_ns = self.stack.deadline_ns().unwrap_or(u64::MAX);
+        let deadline_ns = deadline_ns.min(self.lookout.deadline_ns());
         let watch_ns = self.spin.limit_ns(start_ns).min(deadline_ns.saturating_sub(start_ns));
         let mut now_ns = start_ns;
         while now_ns - start_ns < watch_ns {

@@ -10,6 +10,7 @@ mod lost_writes;
 mod observer;
 mod protocol;
 mod requests;
+mod sight;
 
 use std::path::PathBuf;
 use std::sync::Arc;

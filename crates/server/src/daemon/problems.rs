@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use fathom_block::{BackendProblem, FailureCounts};
 use fathom_control::{MonitorStatus, Problem, ProblemKind, WhenFull};
+use fathom_frontend::vhost_user::{Refusal, Server};
 use tokio::sync::Notify;
 
 use super::{Daemon, Served, unix_time_ns};
@@ -230,7 +231,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
     let disk = &served.disk;
     let (definition, tap, room, guest) = {
         let live = served.live();
-        let guest = live.server.as_ref().map(fathom_frontend::vhost_user::Server::status);
+        let guest = live.server.as_ref().map(Server::status);
         (live.definition.clone(), live.watchers.tap.clone(), live.watchers.room.clone(), guest)
     };
     let image = definition.image.as_deref().map(|path| path.display().to_string());
@@ -303,6 +304,10 @@ fn of_disk(served: &Served) -> Vec<Found> {
             let message = format!("{} of its queue threads failed by a bug", guest.panics);
             let remedy = "see the log, and restart the guest".to_owned();
             found.push(Found(ProblemKind::QueueFailed, message, remedy));
+        }
+        if guest.blind {
+            let Refusal { message, remedy, .. } = Refusal::of_private_memory();
+            found.push(Found(ProblemKind::MemoryNotShared, message, remedy));
         }
         if let Some(refusal) = guest.refusal {
             found.push(Found(ProblemKind::VmmRefused, refusal.message, refusal.remedy));
