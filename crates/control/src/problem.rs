@@ -12,6 +12,9 @@ pub struct Problem {
     /// What to do next; may be empty.
     #[serde(default)]
     pub remedy: String,
+    /// The disk of which the daemon itself has this problem, because it does not serve it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
     /// Since when it is known, in nanoseconds since 1970.
     pub since_unix_time_ns: u64,
 }
@@ -44,6 +47,8 @@ pub enum ProblemKind {
     VmmRefused,
     /// A guest uses its disk, but nothing that it writes to its memory arrives at the daemon.
     MemoryNotShared,
+    /// A disk of the configuration is not served.
+    NotServed,
     /// A listener is closed.
     ListenerClosed,
     /// There is no link to the centre of `[monitor]`, or the centre's queries do not run.
@@ -71,6 +76,7 @@ impl ProblemKind {
             Self::QueueFailed => "queue-failed",
             Self::VmmRefused => "vmm-refused",
             Self::MemoryNotShared => "memory-not-shared",
+            Self::NotServed => "not-served",
             Self::ListenerClosed => "listener-closed",
             Self::MonitorLink => "monitor-link",
             Self::ThreadFailed => "thread-failed",

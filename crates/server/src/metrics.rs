@@ -8,7 +8,7 @@ use std::fmt::{Display, Write as _};
 
 use fathom_control::{
     DaemonInfo, DiskList, DiskStatistics, DiskStatus, FrontendStatus, ListenerStatus,
-    MonitorStatus, OperationStatistics, Statistics, VhostUserStatus,
+    MonitorStatus, OperationStatistics, Problem, Statistics, VhostUserStatus,
 };
 
 use crate::daemon::DiskGroups;
@@ -59,7 +59,7 @@ pub(crate) fn text(
     let mut page = Page::default();
     of_daemon(&mut page, info);
     of_process(&mut page, info);
-    of_disks(&mut page, disks, statistics);
+    of_disks(&mut page, info, disks, statistics);
     of_operations(&mut page, statistics);
     of_guests(&mut page, disks);
     usage::of_insight(&mut page, disks);
@@ -80,7 +80,7 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
     page.sample("fathom_disks", &[], info.disks);
     let problems = "fathom_problem";
     page.family(problems, "gauge", "A problem of the daemon as a whole, by kind; always 1.");
-    for problem in &info.problems {
+    for problem in info.problems.iter().filter(|problem| problem.disk.is_none()) {
         page.sample(problems, &[("kind", problem.kind.name())], 1);
     }
     let failed = "fathom_failed_threads_total";
@@ -139,19 +139,29 @@ fn cpu_seconds() -> Option<f64> {
     (result == 0).then(|| time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
 }
 
-fn of_disks(page: &mut Page, disks: &DiskList, statistics: &Statistics) {
-    let families: [Family<'_, DiskStatus>; 2] = [
-        ("fathom_disk_read_only", "gauge", "Whether the disk refuses writes.", |d| {
+fn of_disks(page: &mut Page, info: &DaemonInfo, disks: &DiskList, statistics: &Statistics) {
+    let families: [Family<'_, DiskStatus>; 1] =
+        [("fathom_disk_read_only", "gauge", "Whether the disk refuses writes.", |d| {
             u64::from(d.read_only)
-        }),
-        ("fathom_disk_problems", "gauge", "What does not work about the disk, counted.", |d| {
-            d.problems.len() as u64
-        }),
-    ];
+        })];
     let disks = disks.disks.iter();
     page.families(&families, &disks.clone().map(|disk| (disk_labels(&disk.name, &disk.vm), disk)));
+    let problems = "fathom_disk_problems";
+    page.family(problems, "gauge", "What does not work about the disk, counted.");
+    for disk in disks.clone() {
+        page.sample(problems, &disk_labels(&disk.name, &disk.vm), disk.problems.len());
+    }
+    let unserved = |problem: &Problem| problem.disk.clone().map(|name| (name, problem.kind.name()));
+    let unserved: Vec<_> = info.problems.iter().filter_map(unserved).collect();
+    for (name, _) in &unserved {
+        page.sample(problems, &disk_labels(name, ""), 1);
+    }
     let kinds = "fathom_disk_problem";
     page.family(kinds, "gauge", "A problem that the disk has now, by kind; always 1.");
+    for (name, kind) in &unserved {
+        let [name, vm] = disk_labels(name, "");
+        page.sample(kinds, &[name, vm, ("kind", kind)], 1);
+    }
     for disk in disks {
         for problem in &disk.problems {
             let [name, vm] = disk_labels(&disk.name, &disk.vm);

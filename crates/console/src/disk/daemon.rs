@@ -10,7 +10,7 @@ use crate::{
     failure::{Failure, Outcome},
     output::{
         self,
-        style::Style,
+        style::{self, Style},
         table::{Column, Table},
     },
 };
@@ -93,14 +93,23 @@ fn agreed(reason: &str) -> bool {
 }
 
 pub(super) fn list(options: &ListOptions) -> Outcome {
-    let list = options.control.client().disks()?;
+    let client = options.control.client();
+    let list = client.disks()?;
     if options.format.json {
         return output::json(&list);
     }
+    let style = Style::stdout();
     if list.disks.is_empty() {
-        return output::text_line("The daemon serves no disk. `fathom disk add` adds one.");
+        output::text_line("The daemon serves no disk. `fathom disk add` adds one.")?;
+    } else {
+        output::text_line(&table(&list.disks).render(output::width(), style))?;
     }
-    output::text_line(&table(&list.disks).render(output::width(), Style::stdout()))
+    for problem in client.daemon()?.problems.iter().filter(|problem| problem.disk.is_some()) {
+        let mark = style.paint(style::BAD, "!");
+        output::text_line(&format!("{mark} {}: {}", problem.kind.name(), problem.message))?;
+        output::text_line(&format!("  → {}", problem.remedy))?;
+    }
+    Ok(())
 }
 
 fn table(disks: &[DiskStatus]) -> Table {

@@ -194,7 +194,10 @@ fn daemon(control: &ControlOptions) -> (Vec<Finding>, Vec<DiskStatus>) {
                 daemon.process_id
             );
             let mut findings = vec![Finding::ok("daemon", text)];
-            findings.extend(daemon.problems.iter().map(|problem| finding("daemon", problem)));
+            findings.extend(daemon.problems.iter().map(|problem| match &problem.disk {
+                Some(disk) => finding(&format!("disk {disk}"), problem),
+                None => finding("daemon", problem),
+            }));
             (findings, disks)
         }
         Err(error @ ClientError::Unreachable { .. }) if !control.is_named() => {

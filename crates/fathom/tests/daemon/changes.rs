@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use fathom_control::{
     BackendDefinition, Bytes, ClientError, DelayDefinition, DiskChange, DiskDefinition, ErrorBody,
-    ErrorCode, FrontendStatus, ImageFormat, LayerDefinition, Nanoseconds, VhostUserDefinition,
+    ErrorCode, FrontendStatus, ImageFormat, LayerDefinition, Nanoseconds, ProblemKind,
+    VhostUserDefinition,
 };
 
 use crate::nbd::Nbd;
@@ -46,6 +47,31 @@ fn an_image_of_another_format_is_served_only_as_a_raw_one() {
     let client = daemon.client();
     let names = || client.disks().unwrap().disks.into_iter().map(|d| d.name).collect::<Vec<_>>();
     assert_eq!(names(), ["b"]);
+    // It is a problem until it is served.
+    let problem = || client.daemon().unwrap().problems.into_iter().next();
+    let left_out = problem().expect("a problem");
+    assert_eq!((left_out.kind, left_out.disk.as_deref()), (ProblemKind::NotServed, Some("a")));
+    assert!(left_out.remedy.contains("format = \"raw\""), "{left_out:?}");
+    let logged = |text: &str| daemon.log().lines().filter(|line| line.contains(text)).count();
+    daemon.until("it to be logged", || logged(" a: problem not-served: ") == 1);
+    let metrics = client.metrics().unwrap();
+    for line in [
+        "fathom_disk_problems{disk=\"a\",vm=\"\"} 1",
+        "fathom_disk_problem{disk=\"a\",vm=\"\",kind=\"not-served\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    let control = daemon.path("control.sock");
+    let output = |arguments: &[&str]| {
+        let mut command = command(&std::env::temp_dir());
+        let output = command.args(arguments).arg("--control").arg(&control).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    assert!(output(&["disk", "list"]).contains("not-served"), "{}", output(&["disk", "list"]));
+    assert!(output(&["disk", "info", "a"]).contains("qcow2"));
+    let doctor = output(&["doctor"]);
+    assert!(doctor.contains("disk a") && doctor.contains("qcow2"), "{doctor}");
     let report = client.reload().unwrap();
     assert!(report.refused.len() == 1 && report.refused[0].contains("format = \"raw\""));
     let mut definition = DiskDefinition {
@@ -61,6 +87,9 @@ fn an_image_of_another_format_is_served_only_as_a_raw_one() {
     std::fs::write(daemon.path("f.toml"), format!("{text}format = \"raw\"\n")).unwrap();
     assert_eq!(client.reload().unwrap().refused, [""; 0]);
     assert_eq!(names(), ["a", "b"]);
+    assert_eq!(problem(), None);
+    daemon.until("its end to be logged", || logged(" a: problem over: not-served") == 1);
+    assert_eq!(logged("problem not-served"), 1, "{}", daemon.log());
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!(nbd.read(0, 8), content[..8]);
     // A guest that writes such bytes to its disk goes on having it.

@@ -31,6 +31,17 @@ impl Daemon {
         self.disk_status(&name)
     }
 
+    /// Serves a disk of the configuration. One that cannot be served is a problem until it is, or
+    /// until the configuration has it no more.
+    pub(super) fn serve_configured(&self, definition: &DiskDefinition) -> Result<(), ErrorBody> {
+        self.serve_disk(definition.clone(), Some(definition.clone())).inspect_err(|refused| {
+            self.with_state(|state| {
+                state.left_out.insert(definition.name.clone(), refused.clone())
+            });
+            self.wake_watch();
+        })
+    }
+
     /// Opens a disk and offers it to guests and clients. Whoever calls has checked it by itself;
     /// here it is held against what is served already.
     pub(super) fn serve_disk(
@@ -78,6 +89,7 @@ impl Daemon {
             if self.is_stopping() {
                 return true;
             }
+            state.left_out.remove(&name);
             state.disks.insert(name, Arc::clone(&served));
             false
         });

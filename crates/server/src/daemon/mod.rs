@@ -79,6 +79,8 @@ struct State {
     disks: BTreeMap<String, Arc<Served>>,
     /// What disks occupy that are being opened.
     opening: Vec<Claims>,
+    /// Disks of the configuration that could not be served, and why.
+    left_out: BTreeMap<String, ErrorBody>,
     listeners: Vec<Arc<Listening>>,
 }
 
@@ -175,8 +177,7 @@ impl Daemon {
         });
         let (mut refusals, mut left_out) = (Vec::new(), Vec::new());
         for disk in &configuration.disks {
-            let configured = Some(disk.definition.clone());
-            match daemon.serve_disk(disk.definition.clone(), configured) {
+            match daemon.serve_configured(&disk.definition) {
                 Ok(()) => {}
                 // A guest can write what another format begins with: that must not keep the disks
                 // of others from being served.
@@ -186,9 +187,6 @@ impl Daemon {
         }
         if left_out.len() == configuration.disks.len() {
             refusals.append(&mut left_out);
-        }
-        for refused in &left_out {
-            tracing::error!("{refused}");
         }
         for listener in &configuration.listeners {
             if let Err(refused) = daemon.serve_listener(&listener.definition) {
@@ -248,6 +246,10 @@ impl Daemon {
     fn find(&self, name: &str) -> Result<Arc<Served>, ErrorBody> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.disks.get(name).cloned().ok_or_else(|| {
+            if let Some(reason) = state.left_out.get(name) {
+                let message = format!("the disk {name:?} is not served: {}", reason.message);
+                return refusal(ErrorCode::NotFound, message, reason.remedy.clone());
+            }
             let remedy = if state.disks.is_empty() {
                 "this daemon serves no disk".to_owned()
             } else {

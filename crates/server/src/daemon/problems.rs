@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::{BackendProblem, FailureCounts};
-use fathom_control::{MonitorStatus, Problem, ProblemKind, WhenFull};
+use fathom_control::{ErrorBody, MonitorStatus, Problem, ProblemKind, WhenFull};
 use fathom_frontend::vhost_user::{Refusal, Server};
 use tokio::sync::Notify;
 
@@ -71,10 +71,13 @@ impl Problems {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The problems of the disk called `name`, or those of no single disk.
+    /// The problems of the disk called `name`, or those of no disk that is served.
     pub(super) fn of(&self, name: Option<&str>) -> Vec<Problem> {
         let known = self.known();
-        let mine = known.iter().filter(|known| known.disk.as_deref() == name);
+        let mine = known.iter().filter(|known| match known.problem.disk {
+            Some(_) => name.is_none(),
+            None => known.disk.as_deref() == name,
+        });
         mine.map(|known| known.problem.clone()).collect()
     }
 
@@ -95,6 +98,7 @@ impl Problems {
             stays
         });
         for (disk, Found(kind, message, remedy)) in found {
+            let unserved = disk.clone().filter(|_| kind == ProblemKind::NotServed);
             let same = |old: &&mut Known| old.disk == disk && old.problem.kind == kind;
             if let Some(old) = known.iter_mut().find(same) {
                 old.problem.message = message;
@@ -104,7 +108,7 @@ impl Problems {
             if let ProblemKind::WritesLost | ProblemKind::LossNotRecorded = kind {
                 // The back end has said so, at the moment at which it happened.
                 let since_unix_time_ns = unix_time_ns();
-                let problem = Problem { kind, message, remedy, since_unix_time_ns };
+                let problem = Problem { kind, message, remedy, disk: None, since_unix_time_ns };
                 known.push(Known { disk, problem });
                 continue;
             }
@@ -116,7 +120,7 @@ impl Problems {
                 tracing::error!("problem {name}: {message}{advice}");
             }
             let since_unix_time_ns = unix_time_ns();
-            let problem = Problem { kind, message, remedy, since_unix_time_ns };
+            let problem = Problem { kind, message, remedy, disk: unserved, since_unix_time_ns };
             known.push(Known { disk, problem });
         }
     }
@@ -134,6 +138,11 @@ impl Daemon {
             self.look().await;
             tokio::time::sleep(LOOK_INTERVAL_MIN).await;
         }
+    }
+
+    /// Has the watch look soon.
+    pub(super) fn wake_watch(&self) {
+        self.problems.wake.notify_one();
     }
 
     /// Has the watch look at a disk when its requests fail.
@@ -167,6 +176,12 @@ impl Daemon {
             let name = served.disk.name();
             found.extend(of_disk(&served).into_iter().map(|one| (Some(name.to_owned()), one)));
         }
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        found.extend(state.left_out.iter().map(|(name, ErrorBody { message, remedy, .. })| {
+            let found = Found(ProblemKind::NotServed, message.clone(), remedy.clone());
+            (Some(name.clone()), found)
+        }));
+        drop(state);
         found.extend(self.of_daemon().into_iter().map(|one| (None, one)));
         self.problems.compare(found);
     }

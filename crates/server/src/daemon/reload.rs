@@ -82,11 +82,12 @@ impl Daemon {
 
     fn reload_removals(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
         let mut leaving = Vec::new();
+        let stays = |name: &str| new.disks.iter().any(|disk| disk.definition.name == name);
+        self.with_state(|state| state.left_out.retain(|name, _| stays(name)));
         for served in self.served() {
             let name = served.disk.name();
-            let stays = new.disks.iter().any(|disk| disk.definition.name == name);
             // Disks that were added by request are none of the file's business.
-            if stays || served.live().configured.is_none() {
+            if stays(name) || served.live().configured.is_none() {
                 continue;
             }
             match self.change(name) {
@@ -134,7 +135,7 @@ impl Daemon {
                 }
             };
             let Ok(served) = self.find(name) else {
-                match self.serve_disk(definition.clone(), Some(definition.clone())) {
+                match self.serve_configured(definition) {
                     Ok(()) => report.changed.push(format!("the disk {name:?} was added")),
                     Err(refused) => report.refused.push(refused.to_string()),
                 }
