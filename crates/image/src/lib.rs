@@ -2,10 +2,13 @@
 //! need to know them.
 //!
 //! - `format`: which formats are not raw, by their magic numbers.
+//! - `record`: what a later daemon has to know of writes that were lost.
 //! - `lock`: the lock that keeps a second user away, and what the kernel says of other writers.
 
 mod format;
 mod lock;
+mod record;
 
 pub use format::{FOREIGN_HEAD_LENGTH, ForeignFormat};
 pub use lock::{Access, LockError, Writers, is_locked, lock, try_lock, writers};
+pub use record::{Loss, LossRecord};

@@ -30,8 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fathom_block::BackendProblem;
-
-use super::record::LossRecord;
+use fathom_image::LossRecord;
 
 /// A place behind every file's end: asked about it, the kernel has no page to wait for.
 const BEHIND_ALL: libc::off64_t = 1 << 62;
@@ -73,7 +72,7 @@ impl Durability {
             unrecorded: AtomicBool::new(false),
         };
         if watched {
-            let recorded = durability.record.read(file);
+            let recorded = durability.record.read(file).map(|loss| loss.errno);
             let mut sentinel = durability.sentinel();
             // A report that no daemon has taken: the last one was killed before it asked.
             let unseen = sentinel.as_ref().and_then(report_of);

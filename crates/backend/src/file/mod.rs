@@ -2,15 +2,14 @@
 //!
 //! - `open`: what is opened, what it can do, the lock that keeps a second writer away.
 //! - `queue`: requests in flight; `slot`: one of them.
-//! - `durability`: whether a success of the kernel's may be believed; `record`: what a later
-//!   daemon has to know of it.
+//! - `durability`: whether a success of the kernel's may be believed; what a later daemon has to
+//!   know of it is recorded by `fathom_image`.
 //! - `drain`: what a cut of the file waits for.
 
 mod drain;
 mod durability;
 mod open;
 mod queue;
-mod record;
 mod slot;
 
 use std::fs::File;

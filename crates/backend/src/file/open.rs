@@ -10,11 +10,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use fathom_block::{Capabilities, Geometry, SECTOR_SIZE};
-use fathom_image::{Access, ForeignFormat, LockError};
+use fathom_image::{Access, ForeignFormat, LockError, LossRecord};
 
 use super::drain::Drain;
 use super::durability::Durability;
-use super::record::LossRecord;
 use super::{FileKind, NOT_CUT, Shared};
 
 /// How often an image may be replaced while it is opened.
@@ -194,7 +193,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         extents: kind != FileKind::Device,
         rotational: false,
     };
-    let record = LossRecord::new(&file, path, options.records.as_deref()).map_err(failed)?;
+    let record = LossRecord::new(&file, path, options.records.as_slice()).map_err(failed)?;
     let watched = capabilities.write && kind != FileKind::InMemory;
     let durability = Durability::open(&file, record, &options.disk, watched).map_err(failed)?;
     Ok(Shared {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use fathom_control::{Bytes, FrontendStatus, Nanoseconds};
+use fathom_control::{Bytes, FrontendStatus, ImageFormat, Nanoseconds};
 
 use crate::{
     connection::ControlOptions,
@@ -45,6 +45,9 @@ pub struct BenchOptions {
     /// Serve this image for the measurement
     #[arg(long, value_name = "PATH", conflicts_with = "disk")]
     image: Option<PathBuf>,
+    /// Serve the image's bytes as they are (raw), even if they look like another format
+    #[arg(long = "format", value_name = "FORMAT", requires = "image")]
+    image_format: Option<ImageFormat>,
     /// Bypass the host's page cache for the image
     #[arg(long, requires = "image")]
     direct: bool,

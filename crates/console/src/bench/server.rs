@@ -33,7 +33,7 @@ impl Subject {
     pub fn start(image: &Path, options: &BenchOptions) -> Outcome<Self> {
         let mut embedded = Embedded::new("bench");
         let disk = embedded.add(ServedImage {
-            format: None,
+            format: options.image_format,
             image: image.to_owned(),
             queues: options.queues,
             read_only: !options.write,

@@ -1,8 +1,11 @@
 //! `fathom disk info`: an image, or a disk of the running daemon.
-use std::path::Path;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use fathom_control::{Bytes, DiskStatus, FrontendStatus};
-use fathom_image::ForeignFormat;
+use fathom_image::{ForeignFormat, LossRecord};
 use serde::Serialize;
 
 use super::{
@@ -12,7 +15,7 @@ use super::{
     is_path, partitions, signatures,
 };
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{Failure, Outcome, reason},
     output::{
         self,
         sheet::Sheet,
@@ -22,9 +25,12 @@ use crate::{
     usage::insight,
 };
 
+/// The state folder of the service in `packaging/`.
+const SERVICE_STATE: &str = "/var/lib/fathom";
+
 pub(super) fn run(options: &InfoOptions) -> Outcome {
     if is_path(&options.disk) {
-        return show_image(Path::new(&options.disk), options.format.json);
+        return show_image(Path::new(&options.disk), options);
     }
     let status = options.control.client().disk(&options.disk).map_err(|error| {
         let unreachable = matches!(error, fathom_control::ClientError::Unreachable { .. });
@@ -64,9 +70,33 @@ struct ImageInfo<'a> {
     locked: Option<bool>,
     partition_table: Option<partitions::Table>,
     holders: Vec<Holder>,
+    /// What a daemon has recorded of acknowledged writes that may be lost.
+    writes_lost: Option<WritesLost>,
 }
 
-fn show_image(path: &Path, json: bool) -> Outcome {
+/// A record of lost writes.
+#[derive(Serialize)]
+struct WritesLost {
+    errno: i32,
+    /// What the kernel said when they were lost.
+    error: String,
+    /// The file that holds the record; absent where it is an attribute of the image.
+    recorded_in: Option<PathBuf>,
+}
+
+impl WritesLost {
+    /// What is recorded of an image, where a daemon records it.
+    fn of(image: &Image, control: &Path) -> Option<Self> {
+        let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
+        let of_daemons = [state, control.parent().map(Path::to_owned), Some(SERVICE_STATE.into())];
+        let folders: Vec<PathBuf> = of_daemons.into_iter().flatten().collect();
+        let loss = LossRecord::new(&image.file, &image.path, &folders).ok()?.read(&image.file)?;
+        let error = reason(&io::Error::from_raw_os_error(loss.errno));
+        Some(Self { errno: loss.errno, error, recorded_in: loss.file })
+    }
+}
+
+fn show_image(path: &Path, options: &InfoOptions) -> Outcome {
     let image = Image::open(path)?;
     let (holes, holes_bytes) = image.holes();
     let failed = |error| Failure::io("read", path, &error);
@@ -94,8 +124,9 @@ fn show_image(path: &Path, json: bool) -> Outcome {
         locked: fathom_image::is_locked(&image.file),
         partition_table: partitions::read(&image.file, image.size).map_err(failed)?,
         holders: holders::of(path),
+        writes_lost: WritesLost::of(&image, &options.control.socket()),
     };
-    if json {
+    if options.format.json {
         return output::json(&info);
     }
     output::text_line(&info.text())
@@ -132,6 +163,20 @@ impl ImageInfo<'_> {
             }
             _ if self.holders.is_empty() => sheet.fact("held by", "nobody"),
             _ => {}
+        }
+        if let Some(lost) = &self.writes_lost {
+            let place = lost
+                .recorded_in
+                .as_ref()
+                .map_or_else(String::new, |file| format!(" (recorded in {})", file.display()));
+            sheet.fact(
+                "problem",
+                format!(
+                    "writes-lost: acknowledged writes may be lost, the host said: {}{place}; a \
+                     daemon serves it for reading only, until `fathom disk recover`",
+                    lost.error
+                ),
+            );
         }
         let mut text = sheet.render(output::width(), style);
         if let Some(name) = self.content.as_ref().filter(|_| self.foreign) {

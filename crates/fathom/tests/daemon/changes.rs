@@ -33,6 +33,16 @@ fn an_image_of_another_format_is_served_only_as_a_raw_one() {
         .unwrap();
     let stderr = String::from_utf8_lossy(&served.stderr);
     assert!(served.status.code() == Some(2) && stderr.contains("--format raw"), "{stderr}");
+    // `bench` serves images, too.
+    let bench = |more: &[&str]| {
+        let common = ["bench", "--image", "a.img", "--depth", "1", "-t", "20ms", "--warmup", "1ms"];
+        command(folder.path()).args(common).args(more).output().unwrap()
+    };
+    let refused_image = bench(&[]);
+    let stderr = String::from_utf8_lossy(&refused_image.stderr);
+    assert!(!refused_image.status.success() && stderr.contains("--format raw"), "{stderr}");
+    let measured = bench(&["--format", "raw"]);
+    assert!(measured.status.success(), "{}", String::from_utf8_lossy(&measured.stderr));
     let text = "[[nbd]]\naddress = \"unix:nbd.sock\"\n[[disk]]\nname = \"b\"\nimage = \"b.img\"\n\
                 [[disk]]\nname = \"a\"\nimage = \"a.img\"\n";
     std::fs::write(folder.path().join("f.toml"), text).unwrap();

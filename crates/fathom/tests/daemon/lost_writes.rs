@@ -1,13 +1,14 @@
 //! Writes that the kernel could not keep, through the whole daemon: nobody is told that they are
 //! durable, not even by the next daemon.
 
+use std::path::Path;
 use std::sync::Barrier;
 
 use fathom_control::{ClientError, ErrorCode};
 use fathom_sim::{DEVICE_BLOCK, FaultyDevice};
 
 use crate::nbd::Nbd;
-use crate::process::{Daemon, disk_over_nbd};
+use crate::process::{Daemon, command, disk_over_nbd};
 
 const FLUSH: u16 = 3;
 const IO_ERROR: u32 = 5;
@@ -24,6 +25,14 @@ fn write(nbd: &mut Nbd, block: u64, durable: bool) -> u32 {
     let flags = u16::from(durable);
     assert!(nbd.send_with(flags, 1, 7, block * DEVICE_BLOCK, DEVICE_BLOCK as u32, &data));
     nbd.reply().expect("an answer").1
+}
+
+/// What `fathom disk info` says of an image.
+fn info(image: &Path, more: &[&str]) -> String {
+    let mut command = command(&std::env::temp_dir());
+    let output = command.args(["disk", "info"]).arg(image).args(more).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]
@@ -69,6 +78,11 @@ fn lost_writes_are_nobodys_success_until_the_operator_says_so() {
     daemon.signal(libc::SIGTERM);
     let (status, folder) = daemon.wait();
     assert_eq!(status.code(), Some(1), "the end was not clean");
+    // Of an image that nobody serves, the record is shown, too.
+    let told = info(&image, &[]);
+    assert!(told.contains("writes-lost") && told.contains("No space left on device"), "{told}");
+    let json: serde_json::Value = serde_json::from_str(&info(&image, &["--json"])).unwrap();
+    assert_eq!(json["writes_lost"]["errno"], libc::ENOSPC, "{json}");
     let daemon = Daemon::start_in(folder, &text);
     let mut nbd = connect(&daemon);
     assert_eq!(flush(&mut nbd), IO_ERROR, "the next daemon knows");
@@ -85,6 +99,7 @@ fn lost_writes_are_nobodys_success_until_the_operator_says_so() {
     }
     assert_eq!((write(&mut nbd, BAD, false), flush(&mut nbd)), (0, 0));
     assert_eq!(daemon.client().disk("a").unwrap().problems, []);
+    assert!(!info(&image, &[]).contains("writes-lost"));
     drop(nbd);
     let daemon = Daemon::start_in(daemon.end(), &text);
     let mut nbd = connect(&daemon);

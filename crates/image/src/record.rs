@@ -22,8 +22,17 @@ const SUFFIX: &str = ".fathom-writes-lost";
 /// The longest record that is read, in bytes.
 const LENGTH_MAX: usize = 256;
 
+/// What is recorded of lost writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// What the kernel said when they were lost.
+    pub errno: i32,
+    /// The file that holds the record; `None` for the image's own extended attribute.
+    pub file: Option<PathBuf>,
+}
+
 /// Where the lost writes of one image or device are recorded.
-pub(super) struct LossRecord {
+pub struct LossRecord {
     /// Whether the file itself can carry the record.
     attribute: bool,
     /// Files that can, the preferred one first.
@@ -33,8 +42,11 @@ pub(super) struct LossRecord {
 }
 
 impl LossRecord {
-    /// The places for `file`, which was opened at `path`. `folder` is the daemon's own.
-    pub(super) fn new(file: &File, path: &Path, folder: Option<&Path>) -> io::Result<Self> {
+    /// The places for `file`, which was opened at `path`. `folders` are those of daemons.
+    ///
+    /// # Errors
+    /// When nothing can be asked about the file.
+    pub fn new(file: &File, path: &Path, folders: &[PathBuf]) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let device = metadata.file_type().is_block_device();
         let (identity, name) = if device {
@@ -54,21 +66,25 @@ impl LossRecord {
             beside.push(SUFFIX);
             files.push(beside.into());
         }
-        files.extend(folder.map(|folder| folder.join(format!("{name}{SUFFIX}"))));
+        files.extend(folders.iter().map(|folder| folder.join(format!("{name}{SUFFIX}"))));
         Ok(Self { attribute: !device, files, identity })
     }
 
-    /// The `errno` that was recorded, if one was.
-    pub(super) fn read(&self, file: &File) -> Option<i32> {
-        self.read_attribute(file)
-            .or_else(|| self.files.iter().find_map(|path| self.read_file(path)))
+    /// What was recorded, if anything was.
+    pub fn read(&self, file: &File) -> Option<Loss> {
+        if let Some(errno) = self.read_attribute(file) {
+            return Some(Loss { errno, file: None });
+        }
+        let of =
+            |path: &PathBuf| Some(Loss { errno: self.read_file(path)?, file: Some(path.clone()) });
+        self.files.iter().find_map(of)
     }
 
     /// Records `errno` in the first place that takes it.
     ///
     /// # Errors
     /// What the last place said, when none takes it.
-    pub(super) fn write(&self, file: &File, errno: i32) -> io::Result<()> {
+    pub fn write(&self, file: &File, errno: i32) -> io::Result<()> {
         let text = format!("{errno} {}", self.identity);
         let mut last = io::Error::from(io::ErrorKind::Unsupported);
         if self.attribute {
@@ -90,7 +106,7 @@ impl LossRecord {
     ///
     /// # Errors
     /// When it cannot be removed: the next daemon would find it.
-    pub(super) fn clear(&self, file: &File) -> io::Result<()> {
+    pub fn clear(&self, file: &File) -> io::Result<()> {
         if self.read_attribute(file).is_some() {
             // SAFETY: a system call on our own descriptor with a C string.
             if unsafe { libc::fremovexattr(file.as_raw_fd(), ATTRIBUTE.as_ptr()) } != 0 {
