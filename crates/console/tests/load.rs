@@ -121,7 +121,7 @@ fn what_was_written_is_read_back() {
         assert_eq!(report.errors, 0);
     }
     let many = LoadOptions { queues: 3, ..server.options() };
-    assert!(load(&many).expect_err("two queues").to_string().contains("offers 2 queue(s)"));
+    assert!(load(&many).expect_err("two queues").to_string().contains("offers 2 queues"));
     for options in [
         LoadOptions { depth: 0, ..server.options() },
         LoadOptions { block_size: 1000, ..server.options() },

@@ -69,7 +69,7 @@ pub use problem::{Problem, ProblemKind};
 pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use stream::AnswerStream;
-pub use units::{Bytes, Nanoseconds, UnitError, parse_bytes, parse_nanoseconds};
+pub use units::{Bytes, Nanoseconds, UnitError, count, parse_bytes, parse_nanoseconds};
 pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
 
 /// The version of the interface, and the first part of its paths.

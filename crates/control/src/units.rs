@@ -24,6 +24,12 @@ impl fmt::Display for UnitError {
 
 impl std::error::Error for UnitError {}
 
+/// A number of things, in words: `1 disk`, `2 disks`. For nouns whose plural ends in an `s`.
+pub fn count<N: Copy + fmt::Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
+    let plural = if number == N::from(1) { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
 /// Reads a size: digits, perhaps a fraction, and a unit of 1024 (`K`, `M`, `G`, `T`, `P`, each
 /// also as `KiB`…), or none for bytes.
 ///
@@ -174,6 +180,13 @@ impl fmt::Display for Nanoseconds {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_thing_has_no_plural() {
+        assert_eq!(count(0_u64, "queue"), "0 queues");
+        assert_eq!(count(1_usize, "queue"), "1 queue");
+        assert_eq!(count(2_u16, "NBD client"), "2 NBD clients");
+    }
 
     #[test]
     fn sizes_and_times_are_read_as_people_write_them() {

@@ -198,8 +198,8 @@ pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
             }
             println!(
                 "sound: {}, {}",
-                count(configuration.disks.len(), "disk"),
-                count(configuration.listeners.len(), "NBD listener")
+                fathom_control::count(configuration.disks.len(), "disk"),
+                fathom_control::count(configuration.listeners.len(), "NBD listener")
             );
             ExitCode::SUCCESS
         }
@@ -209,11 +209,6 @@ pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
             ExitCode::from(WRONG)
         }
     }
-}
-
-/// A number of things, in words: `1 disk`, `2 disks`.
-pub(crate) fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 impl Serve {

@@ -147,7 +147,7 @@ async fn serve(
         "ready in {}.{:03} ms: {}, control socket {}",
         took_us / 1000,
         took_us % 1000,
-        crate::command::count(configuration.disks.len(), "disk"),
+        fathom_control::count(configuration.disks.len(), "disk"),
         options.control.display()
     );
     tokio::spawn(Arc::clone(&daemon).watch_problems());

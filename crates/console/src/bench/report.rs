@@ -230,8 +230,9 @@ impl Report {
         let verified: u64 = self.measurements.iter().map(|m| m.report.blocks_verified).sum();
         if verified > 0 && self.wrong() == 0 {
             text += &format!(
-                "\n{} {verified} blocks read back and compared",
-                Style::stdout().paint(style::GOOD, "✓")
+                "\n{} {} read back and compared",
+                Style::stdout().paint(style::GOOD, "✓"),
+                fathom_control::count(verified, "block")
             );
         }
         text
@@ -250,7 +251,11 @@ impl Report {
         }
         let first = self.measurements.iter().find_map(|m| m.report.block_wrong_first);
         let place = first.map_or_else(String::new, |block| format!(", the first is block {block}"));
-        Err(Failure::new(format!("{errors} requests failed, {wrong} blocks were wrong{place}")))
+        let (errors, wrong) = (
+            fathom_control::count(errors, "failed request"),
+            fathom_control::count(wrong, "wrong block"),
+        );
+        Err(Failure::new(format!("{errors}, {wrong}{place}")))
     }
 }
 

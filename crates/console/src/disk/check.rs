@@ -1,7 +1,7 @@
 //! `fathom disk check`: reads all of an image.
 use std::{io, os::fd::AsRawFd, os::unix::fs::FileExt, path::Path};
 
-use fathom_control::Bytes;
+use fathom_control::{Bytes, count};
 use fathom_image::ForeignFormat;
 use serde::Serialize;
 
@@ -176,7 +176,8 @@ impl Checked<'_> {
             return Ok(());
         }
         debug_assert_eq!(FAILED, 1);
-        let failure = Failure::new(format!("{}: {found} problem(s) found", self.path.display()));
+        let found = count(found, "problem");
+        let failure = Failure::new(format!("{}: {found} found", self.path.display()));
         Err(if self.unreadable.is_empty() {
             failure
         } else {

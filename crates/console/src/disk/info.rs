@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fathom_control::{Bytes, DiskStatus, FrontendStatus};
+use fathom_control::{Bytes, DiskStatus, FrontendStatus, count};
 use fathom_image::{ForeignFormat, LossRecord};
 use serde::Serialize;
 
@@ -199,7 +199,8 @@ impl ImageInfo<'_> {
     fn content(&self) -> String {
         match (&self.partition_table, &self.content) {
             (Some(table), _) => {
-                format!("{} partition table, {} partition(s)", table.kind, table.partitions.len())
+                let partitions = count(table.partitions.len(), "partition");
+                format!("{} partition table, {partitions}", table.kind)
             }
             (None, Some(name)) => name.clone(),
             (None, None) if !self.block_device && self.allocated_bytes == 0 => "empty".into(),
@@ -271,7 +272,7 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
     }
     sheet.fact("insight", insight::long(&status.insight));
     if status.refused > 0 {
-        sheet.fact("refused", format!("{} requests", status.refused));
+        sheet.fact("refused", count(status.refused, "request"));
     }
     for problem in &status.problems {
         let mut text = format!("{}: {}", problem.kind.name(), problem.message);
@@ -289,16 +290,16 @@ fn frontend_text(frontend: &FrontendStatus) -> (&'static str, String) {
             let mut text = status.socket.clone();
             if status.connected {
                 text += &format!(
-                    ", guest connected, {} of {} queues in use, {} of memory",
+                    ", guest connected, {} of {} in use, {} of memory",
                     status.queues_active,
-                    status.queues_max,
+                    count(status.queues_max, "queue"),
                     Bytes(status.guest_memory_bytes)
                 );
             } else {
-                text += &format!(", no guest, {} queue(s)", status.queues_max);
+                text += &format!(", no guest, {}", count(status.queues_max, "queue"));
             }
             if status.refused > 0 {
-                text += &format!(", {} malformed requests refused", status.refused);
+                text += &format!(", {} refused", count(status.refused, "malformed request"));
             }
             if let Some(problem) = &status.problem {
                 text += &format!("; {problem}");
@@ -308,8 +309,10 @@ fn frontend_text(frontend: &FrontendStatus) -> (&'static str, String) {
         FrontendStatus::Nbd(status) => (
             "NBD",
             format!(
-                "{} as {:?}, {} connection(s)",
-                status.address, status.export, status.connections
+                "{} as {:?}, {}",
+                status.address,
+                status.export,
+                count(status.connections, "connection")
             ),
         ),
     }

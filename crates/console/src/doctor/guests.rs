@@ -1,5 +1,5 @@
 //! Whether the daemon's guests are understood.
-use fathom_control::{DiskStatus, GuestInfo, InsightState};
+use fathom_control::{DiskStatus, GuestInfo, InsightState, count};
 
 use super::Finding;
 use crate::{connection::ControlOptions, output::short_number, usage::insight};
@@ -65,10 +65,10 @@ fn counts(guest: &GuestInfo) -> String {
         kernels => format!(", {kernels} kernels since it was connected"),
     };
     format!(
-        "{}, found in {} ms, {} modules, {} requests, {missed}{kernels}",
+        "{}, found in {} ms, {}, {} requests, {missed}{kernels}",
         insight::short(status),
         status.search_ns / 1_000_000,
-        status.modules,
+        count(status.modules, "module"),
         short_number(status.requests as f64)
     )
 }

@@ -7,7 +7,7 @@ mod storage;
 use std::path::PathBuf;
 
 use clap::Args;
-use fathom_control::{Bytes, ClientError, DiskStatus, Problem};
+use fathom_control::{Bytes, ClientError, DiskStatus, Problem, count};
 use serde::Serialize;
 
 use crate::{
@@ -120,15 +120,15 @@ pub fn run(options: &DoctorOptions) -> Outcome<u8> {
     for path in &paths {
         findings.extend(storage::findings(path));
     }
-    let count = |state| findings.iter().filter(|finding| finding.state == state).count();
-    let (failed, warnings) = (count(State::Fail), count(State::Warn));
+    let number = |state| findings.iter().filter(|finding| finding.state == state).count();
+    let (failed, warnings) = (number(State::Fail), number(State::Warn));
     if options.format.json {
         output::json(&Report { failed, warnings, findings: &findings })?;
     } else {
         output::text_line(&text(&findings, output::width(), Style::stdout()))?;
         let verdict = match (failed, warnings) {
             (0, 0) => "Everything works.".to_owned(),
-            (0, _) => format!("Fathom works here; {} could be better.", plural(warnings, "thing")),
+            (0, _) => format!("Fathom works here; {} could be better.", count(warnings, "thing")),
             (1, _) => format!("1 thing does not work, {warnings} could be better."),
             _ => format!("{failed} things do not work, {warnings} could be better."),
         };
@@ -175,11 +175,6 @@ fn text(findings: &[Finding], width: Option<usize>, style: Style) -> String {
     lines.join("\n")
 }
 
-/// A number of things, in words: `1 disk`, `2 disks`.
-fn plural(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
-}
-
 /// Whether a daemon answers, and its disks.
 fn daemon(control: &ControlOptions) -> (Vec<Finding>, Vec<DiskStatus>) {
     let client = control.client();
@@ -190,7 +185,7 @@ fn daemon(control: &ControlOptions) -> (Vec<Finding>, Vec<DiskStatus>) {
             let text = format!(
                 "version {} serves {}, process {}, at {socket}",
                 daemon.version,
-                plural(disks.len(), "disk"),
+                count(disks.len(), "disk"),
                 daemon.process_id
             );
             let mut findings = vec![Finding::ok("daemon", text)];

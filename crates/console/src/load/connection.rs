@@ -66,7 +66,8 @@ impl Connection {
         let queues_max = virtio_blk_max_queues(&*transport).map_err(failed)?;
         if options.queues == 0 || usize::from(options.queues) > queues_max {
             return Err(LoadError::Option(format!(
-                "the disk offers {queues_max} queue(s), {} asked for",
+                "the disk offers {}, {} asked for",
+                fathom_control::count(queues_max, "queue"),
                 options.queues
             )));
         }

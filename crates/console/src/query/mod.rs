@@ -12,7 +12,7 @@ use std::{
 };
 
 use clap::{Args, ValueEnum, value_parser};
-use fathom_control::Nanoseconds;
+use fathom_control::{Nanoseconds, count};
 use fathom_cql::Value;
 use fathom_monitor::{
     HELD_MAX, QueryError, ReplayRequest, ReplaySummary,
@@ -276,7 +276,7 @@ pub fn tell_read(report: &ReadReport) {
         bad => eprintln!("{bad} lines made no sense and were passed over"),
     }
     if report.dropped > 0 {
-        eprintln!("{} events are missing in the recording", report.dropped);
+        eprintln!("the recording lacks {}", count(report.dropped, "event"));
     }
 }
 

@@ -2,7 +2,7 @@
 use std::{thread, time::Duration};
 
 use clap::Args;
-use fathom_control::{Client, DiskUsage, GuestInfo, Nanoseconds};
+use fathom_control::{Client, DiskUsage, GuestInfo, Nanoseconds, count};
 use serde::Serialize;
 
 use super::{
@@ -134,7 +134,8 @@ pub fn run(options: &FilesOptions) -> Outcome {
     }
     output::text_line(&format!("\n{}", plain::shares(&kinds, width)))?;
     if disk.dropped > 0 {
-        let text = format!("\nThe daemon had no time for {} parts of requests.", disk.dropped);
+        let parts = count(disk.dropped, "part");
+        let text = format!("\nThe daemon had no time for {parts} of requests.");
         output::text_line(&text)?;
     }
     Ok(())

@@ -1,5 +1,5 @@
 //! A request in words that an operator understands.
-use fathom_control::{Bytes, FactsStatus, SlowRequest};
+use fathom_control::{Bytes, FactsStatus, SlowRequest, count};
 
 use super::{describe, group::container_name};
 use crate::output::{latency, text::clean};
@@ -39,7 +39,7 @@ fn deed(request: &SlowRequest) -> String {
     let size = Bytes(request.length);
     let several = match request.parts.len() as u64 + request.parts_left_out {
         0 | 1 => String::new(),
-        parts => format!(" and {} other place(s)", parts - 1),
+        parts => format!(" and {}", count(parts - 1, "other place")),
     };
     let object = object(&request.facts) + &several;
     let mut text = match request.operation.as_str() {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::{BackendProblem, FailureCounts};
-use fathom_control::{ErrorBody, MonitorStatus, Problem, ProblemKind, WhenFull};
+use fathom_control::{ErrorBody, MonitorStatus, Problem, ProblemKind, WhenFull, count};
 use fathom_frontend::vhost_user::{Refusal, Server};
 use tokio::sync::Notify;
 
@@ -195,7 +195,7 @@ impl Daemon {
         let mut found = Vec::new();
         let threads = crate::run::failed_threads();
         if threads > 0 {
-            let message = format!("{threads} threads of the daemon have failed by a bug");
+            let message = format!("the daemon has lost {} by a bug", count(threads, "thread"));
             let remedy = "see the log, report it, and restart the daemon when it suits".to_owned();
             found.push(Found(ProblemKind::ThreadFailed, message, remedy));
         }
@@ -270,7 +270,10 @@ fn of_disk(served: &Served) -> Vec<Found> {
     health.counts = counts;
     let lately = |at: Option<Instant>| at.is_some_and(|at| now - at < FAILURES_TIME);
     if waiting > 0 {
-        let message = format!("the file system of {image} is full: {waiting} writes wait for room");
+        let message = format!(
+            "the file system of {image} is full, and writes wait for room: {}",
+            count(waiting, "write")
+        );
         let remedy = "make room: the writes go on by themselves".to_owned();
         found.push(Found(ProblemKind::WaitingForRoom, message, remedy));
     } else if lately(health.no_space_at) {
@@ -316,7 +319,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
     }
     if let Some(guest) = guest {
         if guest.panics > 0 {
-            let message = format!("{} of its queue threads failed by a bug", guest.panics);
+            let message = format!("it has lost {} by a bug", count(guest.panics, "queue thread"));
             let remedy = "see the log, and restart the guest".to_owned();
             found.push(Found(ProblemKind::QueueFailed, message, remedy));
         }

@@ -7,7 +7,7 @@ use fathom_control::{
     BackendDefinition, BackendStatus, CapabilitiesStatus, DaemonInfo, DaemonState, DiskList,
     DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, LayerDefinition, LayerStatus,
     ListenerStatus, NbdStatus, Problem, TlsDefinition, VERSION, VhostUserDefinition,
-    VhostUserStatus,
+    VhostUserStatus, count,
 };
 use fathom_frontend::{nbd, vhost_user};
 
@@ -169,7 +169,8 @@ fn status(served: &Served, listeners: &[ListenerMoment], problems: Vec<Problem>)
 
 fn guest_problem(guest: &vhost_user::VhostUserStatus) -> Option<String> {
     (guest.panics > 0).then(|| {
-        format!("{} of its queue threads failed: see the log, and restart the guest", guest.panics)
+        let lost = count(guest.panics, "queue thread");
+        format!("it has lost {lost} by a bug: see the log, and restart the guest")
     })
 }
 
