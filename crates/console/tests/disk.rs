@@ -5,13 +5,18 @@ use std::{
     fs,
     os::fd::AsRawFd,
     os::unix::fs::{FileExt, MetadataExt},
+    os::unix::process::ExitStatusExt,
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
     thread,
+    time::{Duration, Instant},
 };
 
-use common::{has, run};
+use common::{console, has, run};
 use serde_json::Value;
+
+/// How long anything may take before a test fails.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn json(directory: &Path, arguments: &[&str]) -> Value {
     let (status, stdout, stderr) = run(directory, arguments);
@@ -204,6 +209,57 @@ fn an_import_reads_no_file_that_the_image_names() {
 }
 
 #[test]
+fn an_import_that_is_ended_leaves_nothing_behind() {
+    if !has("qemu-img") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    fs::write(directory.join("new.img.other.part"), "of somebody else").expect("it is written");
+    // A source that takes minutes to read.
+    let source = "json:{\"driver\":\"raw\",\"file\":{\"driver\":\"null-co\",\"size\":1073741824,\
+                  \"latency-ns\":200000000}}";
+    let names = || {
+        let entries = fs::read_dir(directory).expect("it reads");
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+        entries.map(name).collect::<Vec<_>>()
+    };
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let mut child = console()
+            .current_dir(directory)
+            .args(["disk", "import", source, "new.img"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        let begun = Instant::now();
+        while names().len() < 2 || children(child.id()).is_empty() {
+            assert!(begun.elapsed() < PATIENCE, "qemu-img does not begin");
+            assert_eq!(child.try_wait().expect("a child"), None, "it ended by itself");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let readers = children(child.id());
+        // SAFETY: the child has not been waited for.
+        assert_eq!(unsafe { libc::kill(child.id().cast_signed(), signal) }, 0);
+        let status = child.wait().expect("it ends");
+        assert_eq!(status.signal(), Some(signal));
+        assert_eq!(names(), ["new.img.other.part"]);
+        let begun = Instant::now();
+        while readers.iter().any(|id| Path::new(&format!("/proc/{id}/exe")).exists()) {
+            assert!(begun.elapsed() < PATIENCE, "qemu-img goes on");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// The processes that a process has started.
+fn children(id: u32) -> Vec<String> {
+    let path = format!("/proc/{id}/task/{id}/children");
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
 fn an_import_touches_no_file_of_others() {
     if !has("qemu-img") {
         return;
@@ -269,7 +325,7 @@ fn checks_find_what_is_wrong() {
     file.write_all_at(&sector, 0).expect("it is written");
     let (status, stdout, stderr) = run(directory, &["disk", "check", "good.img"]);
     assert!(status == 1 && stdout.contains("partition 1 ends"), "{stdout}");
-    assert!(stderr.contains("1 problem(s)"), "{stderr}");
+    assert!(stderr.contains("1 problem found"), "{stderr}");
     let (status, _, stderr) = run(directory, &["disk", "check", "nowhere.img"]);
     assert!(status == 1 && stderr.contains("fathom disk create"), "{stderr}");
 }

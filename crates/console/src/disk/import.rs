@@ -13,11 +13,13 @@ use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use super::{
-    ImportOptions, claim::Claim, create::sync_directory, exact, image::file_system, references,
+    ImportOptions, claim::Claim, create::sync_directory, exact, image::file_system,
+    interrupted::Interrupted, references,
 };
 use crate::{
     failure::{Failure, Outcome},
     output::{self, progress::Progress},
+    vm::spawn_bound,
 };
 
 /// What `qemu-img info` says of an image.
@@ -93,9 +95,16 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
         }
     }
     let failed = |error: &io::Error| Failure::io("write", target, error);
-    let part = part(target, source.virtual_size).map_err(|error| failed(&error))?;
+    let interrupted = Interrupted::watch().map_err(|error| failed(&error))?;
+    let part = {
+        // No signal ends this between the part's making and its being noted.
+        let mut removed = interrupted.part();
+        let part = part(target, source.virtual_size).map_err(|error| failed(&error))?;
+        *removed = Some(part.path().to_owned());
+        part
+    };
     convert(options, &source, part.path())?;
-    finish(part, target, options.force).map_err(|error| failed(&error))?;
+    finish(part, target, options.force, &interrupted).map_err(|error| failed(&error))?;
     let metadata = fs::metadata(target).map_err(|error| Failure::io("read", target, &error))?;
     let allocated = std::os::unix::fs::MetadataExt::blocks(&metadata) * 512;
     if options.format.json {
@@ -233,13 +242,9 @@ fn convert(options: &ImportOptions, source: &QemuImage, part: &Path) -> Outcome 
     arguments.push("--".into());
     arguments.push((&options.source).into());
     arguments.push(part.into());
-    let mut child = Command::new("qemu-img")
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| absent(&error))?;
+    let mut command = Command::new("qemu-img");
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = spawn_bound(&mut command).map_err(|error| absent(&error))?;
     let label = format!("Importing {}", options.source);
     let mut progress = Progress::new(label, source.virtual_size).silent(options.format.json);
     let mut text = Vec::new();
@@ -275,13 +280,22 @@ pub fn parse_progress(text: &[u8]) -> Option<f64> {
 }
 
 /// Makes the data durable, then the name.
-fn finish(part: NamedTempFile, target: &Path, replace: bool) -> io::Result<()> {
+fn finish(
+    part: NamedTempFile,
+    target: &Path,
+    replace: bool,
+    interrupted: &Interrupted,
+) -> io::Result<()> {
     part.as_file().sync_all()?;
+    // No signal ends this between the new name and the part's being forgotten.
+    let mut removed = interrupted.part();
     if replace {
         part.persist(target)?;
     } else {
         part.persist_noclobber(target)?;
     }
+    *removed = None;
+    drop(removed);
     sync_directory(target)
 }
 

@@ -8,6 +8,7 @@ mod holders;
 mod image;
 mod import;
 mod info;
+mod interrupted;
 mod partitions;
 mod references;
 mod resize;
