@@ -8,11 +8,17 @@
 //! A bit for each [`CHUNK`] says whether it may hold data. A write copies first and sets the bit
 //! afterwards; a discard clears the bit first and drops the memory afterwards. Whichever way the
 //! two meet, a clear bit means zeroes.
+//!
+//! A shrink lowers the capacity, waits until each queue has ended the request that it was carrying
+//! out, and only then drops the memory behind the new end: a copy under way would bring its bytes
+//! back, and they would be there when the disk grows again. Each queue counts its requests where the
+//! shrink sees it, and looks at the capacity once it is counted; so one of the two sees the other.
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use fathom_block::{
     Allocation, Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind,
@@ -27,6 +33,12 @@ const PAGE: u64 = 4096;
 /// Room for growth that is asked for beyond the capacity, in bytes.
 const GROWTH: u64 = 256 << 30;
 
+/// How long a shrink waits for requests that are being carried out. A copy can take long where the
+/// guest's memory has to be fetched first.
+const SHRINK_TIME_MAX: Duration = Duration::from_secs(20);
+/// How often it looks.
+const SHRINK_LOOK: Duration = Duration::from_micros(100);
+
 /// A disk whose bytes live in the daemon's memory and end with it.
 pub struct Memory {
     shared: Arc<Shared>,
@@ -39,6 +51,8 @@ struct Shared {
     capacity: AtomicU64,
     /// A bit for each chunk of the mapping.
     written: Box<[AtomicU64]>,
+    /// For each queue, how often it has begun or ended a request: odd while it carries one out.
+    queues: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
 // SAFETY: the mapping is reached only by copies through raw pointers within checked bounds, never
@@ -60,7 +74,8 @@ impl Memory {
         };
         let words = mapped.div_ceil(CHUNK * 64) as usize;
         let written = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let shared = Shared { base, mapped, capacity: AtomicU64::new(capacity), written };
+        let capacity = AtomicU64::new(capacity);
+        let shared = Shared { base, mapped, capacity, written, queues: Mutex::default() };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -100,6 +115,28 @@ impl Drop for Shared {
 }
 
 impl Shared {
+    fn queues(&self) -> MutexGuard<'_, Vec<Arc<AtomicU64>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until each queue has ended what it is carrying out now. False where one has not in
+    /// time.
+    fn settle(&self) -> bool {
+        let end = Instant::now() + SHRINK_TIME_MAX;
+        // Those that come later see the capacity that holds now.
+        let queues = self.queues().clone();
+        queues.iter().all(|queue| {
+            let before = queue.load(Ordering::Acquire);
+            while before % 2 == 1 && queue.load(Ordering::Acquire) == before {
+                if Instant::now() > end {
+                    return false;
+                }
+                std::thread::sleep(SHRINK_LOOK);
+            }
+            true
+        })
+    }
+
     /// Copies between the disk and the request's buffers. Fails where memory of the guest was lost:
     /// zeroes are in place of its bytes then.
     fn transfer(&self, request: &Request, write: bool) -> Outcome {
@@ -196,7 +233,10 @@ impl Backend for Memory {
     }
 
     fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-        Ok(Box::new(MemoryQueue { shared: Arc::clone(&self.shared) }))
+        let shared = Arc::clone(&self.shared);
+        let count = Arc::new(AtomicU64::new(0));
+        shared.queues().push(Arc::clone(&count));
+        Ok(Box::new(MemoryQueue { shared, count }))
     }
 
     fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
@@ -205,6 +245,12 @@ impl Backend for Memory {
         }
         let before = self.shared.capacity.swap(capacity, Ordering::Relaxed);
         if capacity < before {
+            // The capacity before the counts: see the module.
+            fence(Ordering::SeqCst);
+            if !self.shared.settle() {
+                self.shared.capacity.store(before, Ordering::Relaxed);
+                return Err(ErrorKind::Io);
+            }
             self.shared.zero(capacity, before - capacity);
         }
         Ok(())
@@ -223,27 +269,52 @@ impl Backend for Memory {
 
 struct MemoryQueue {
     shared: Arc<Shared>,
+    /// See [`Shared::queues`]; nobody else writes it.
+    count: Arc<AtomicU64>,
 }
 
-impl BackendQueue for MemoryQueue {
-    fn submit(&mut self, mut request: Box<Request>, context: &mut BackendContext<'_>) {
+impl Drop for MemoryQueue {
+    fn drop(&mut self) {
+        self.shared.queues().retain(|other| !Arc::ptr_eq(other, &self.count));
+    }
+}
+
+impl MemoryQueue {
+    fn carry_out(&self, request: &mut Request) -> Outcome {
         let (offset, length) = (request.offset, request.length);
+        // The crossing has looked at the capacity; a shrink may have begun since.
+        let capacity = self.shared.capacity.load(Ordering::Relaxed);
+        if request.operation.has_range() && request.end().is_none_or(|end| end > capacity) {
+            return Err(ErrorKind::OutOfRange);
+        }
         match request.operation {
             Operation::Read | Operation::Write => {
                 let write = request.operation == Operation::Write;
-                let outcome = self.shared.transfer(&request, write);
+                let outcome = self.shared.transfer(request, write);
                 if write {
                     self.shared.mark_written(offset, length);
                 }
-                return context.complete(request, outcome);
+                return outcome;
             }
             Operation::Discard | Operation::WriteZeroes => self.shared.zero(offset, length),
-            Operation::Extents => self.shared.extents(&mut request),
+            Operation::Extents => self.shared.extents(request),
             // Nothing outlives the daemon, so nothing is left to be made durable; the serial is
             // answered above.
             Operation::Flush | Operation::GetId => {}
         }
-        context.complete(request, Ok(()));
+        Ok(())
+    }
+}
+
+impl BackendQueue for MemoryQueue {
+    fn submit(&mut self, mut request: Box<Request>, context: &mut BackendContext<'_>) {
+        let count = self.count.load(Ordering::Relaxed);
+        self.count.store(count + 1, Ordering::Relaxed);
+        // The count before the capacity: see the module.
+        fence(Ordering::SeqCst);
+        let outcome = self.carry_out(&mut request);
+        self.count.store(count + 2, Ordering::Release);
+        context.complete(request, outcome);
     }
 
     fn event(&mut self, _event: &Event, _context: &mut BackendContext<'_>) {}

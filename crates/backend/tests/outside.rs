@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use fathom_backend::{FileBackend, FileOptions};
-use fathom_block::{BackendProblem, Disk, ErrorKind};
+use fathom_backend::{FileBackend, FileOptions, Memory};
+use fathom_block::{Backend, BackendProblem, Disk, ErrorKind};
 
 use queue::{BLOCK, Queue};
 
@@ -81,6 +81,62 @@ fn writes_under_way_do_not_undo_a_shrink() {
         ended.store(true, Ordering::Relaxed);
     });
     assert!(disk.backend().problems().is_empty());
+}
+
+#[test]
+fn a_memory_disk_that_grows_again_reads_as_zeroes() {
+    const LARGE: u64 = 64 << 20;
+    const LENGTH: u64 = 1 << 20;
+    let backend: Arc<dyn Backend> = Arc::new(Memory::new(LARGE));
+    let disk = support::disk(Vec::new(), Arc::clone(&backend));
+    // Whoever looks through this one is not refused when the disk has shrunk.
+    let view = support::disk(Vec::new(), Arc::clone(&backend));
+    let ended = AtomicBool::new(false);
+    let (written, refused) = ([const { AtomicU64::new(0) }; 2], [const { AtomicU64::new(0) }; 2]);
+    std::thread::scope(|scope| {
+        for part in 0..2 {
+            let (disk, ended, written, refused) = (&disk, &ended, &written[part], &refused[part]);
+            scope.spawn(move || {
+                let mut queue = Queue::open(disk);
+                // The last pieces, which come and go.
+                let offset = LARGE - (part as u64 + 1) * LENGTH;
+                while !ended.load(Ordering::Relaxed) {
+                    queue.begin_write(offset, LENGTH, 7, false, 0);
+                    match queue.finish()[0].1 {
+                        Ok(()) => written.fetch_add(1, Ordering::Relaxed),
+                        Err(ErrorKind::OutOfRange) => refused.fetch_add(1, Ordering::Relaxed),
+                        Err(error) => panic!("{error}"),
+                    };
+                }
+            });
+        }
+        let begun = Instant::now();
+        let more = |counts: &[AtomicU64; 2]| {
+            let before = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+            while counts.iter().zip(before).any(|(now, old)| now.load(Ordering::Relaxed) == old) {
+                assert!(begun.elapsed() < Duration::from_secs(120), "a writer stands still");
+                std::thread::yield_now();
+            }
+        };
+        let mut queue = Queue::open(&view);
+        let mut round = 0;
+        while round < 200 {
+            more(&written);
+            disk.resize(LARGE / 2).unwrap();
+            // Nothing of before is under way any more.
+            more(&refused);
+            backend.resize(LARGE).unwrap();
+            let found = queue.read(LARGE - 2 * LENGTH, 2 * LENGTH, 0).unwrap();
+            let old = found.iter().filter(|byte| **byte != 0).count();
+            if old > 0 {
+                ended.store(true, Ordering::Relaxed);
+            }
+            assert_eq!(old, 0, "bytes of a write before the shrink in round {round}");
+            disk.resize(LARGE).unwrap();
+            round += 1;
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]
