@@ -465,3 +465,20 @@ fn a_query_that_holds_too_much_is_ended_and_the_others_go_on() {
     assert!(!daemon.log().contains("panicked"), "{}", daemon.log());
     daemon.end();
 }
+
+#[test]
+fn what_is_odd_in_a_kept_query_is_logged_once() {
+    let odd = query("odd", "select VDisk from IOstream where Type = 'X'", "{ log = \"info\" }");
+    let sound = query("sound", "select VDisk from IOstream", "{ log = \"info\" }");
+    let daemon = Daemon::start(&[DISKS, &odd, &sound].concat());
+    let lines = |text: &str| daemon.log().lines().filter(|line| line.contains(text)).count();
+    let said = "warning query odd: line 1, column 34: ";
+    assert_eq!(lines(said), 1, "{}", daemon.log());
+    assert_eq!(lines("query sound: "), 0, "{}", daemon.log());
+    // One that goes on is not told of again.
+    let more = query("more", "select VDisk from IOstream", "{ log = \"info\" }");
+    std::fs::write(daemon.path("f.toml"), [DISKS, &odd, &sound, &more].concat()).unwrap();
+    assert_eq!(daemon.client().reload().unwrap().changed, ["the query \"more\" was added"]);
+    assert_eq!(lines(said), 1, "{}", daemon.log());
+    daemon.end();
+}

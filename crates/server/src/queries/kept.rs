@@ -99,6 +99,18 @@ impl Kept {
         Ok(Self { definition: definition.clone(), prepared, counts, action })
     }
 
+    /// Logs what is odd in it.
+    pub fn warn(&self) {
+        let (name, text) = (&self.definition.name, &self.definition.text);
+        for remark in self.prepared.script.queries().iter().flat_map(|plan| &plan.warnings) {
+            // Without the excerpt: an event of the log is one line.
+            let place = remark.render(text);
+            let place = place.lines().next().unwrap_or_default();
+            let help = remark.render_help().map_or_else(String::new, |help| format!("; {help}"));
+            tracing::warn!("query {name}: {place}{help}");
+        }
+    }
+
     /// Does what is to be done about changes of the result.
     pub fn take(&self, changes: &[Change]) {
         let (mut came, mut gone) = (0_u64, 0_u64);

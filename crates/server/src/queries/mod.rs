@@ -90,6 +90,7 @@ impl Queries {
             }
             match Kept::new(definition, &client) {
                 Ok(kept) => {
+                    kept.warn();
                     next.push(Arc::new(kept));
                     let how = match (old, same) {
                         (None, _) => "added",
