@@ -143,6 +143,43 @@ impl FaultyDevice {
         std::fs::remove_file(self.filler()).expect("a filler");
     }
 
+    /// Has the second half of the device fail to be read, with `EIO`: the file beneath is cut.
+    ///
+    /// # Panics
+    /// When the file cannot be cut.
+    pub fn cut(&self) {
+        self.set_length(DEVICE_SIZE / 2);
+    }
+
+    /// Gives the device its second half back, as zeroes.
+    ///
+    /// # Panics
+    /// When the file cannot be made longer.
+    pub fn restore(&self) {
+        self.set_length(DEVICE_SIZE);
+    }
+
+    fn set_length(&self, length: u64) {
+        let file = OpenOptions::new().write(true).open(self.device_file()).expect("a device");
+        file.set_len(length).expect("another length");
+    }
+
+    /// Has every write to the file system wait, until it thaws.
+    ///
+    /// # Panics
+    /// When it cannot be frozen.
+    pub fn freeze(&self) {
+        run(Command::new("fsfreeze").arg("--freeze").arg(self.mount())).expect("a frozen mount");
+    }
+
+    /// Lets the writes go on.
+    ///
+    /// # Panics
+    /// When it is not frozen.
+    pub fn thaw(&self) {
+        run(Command::new("fsfreeze").arg("--unfreeze").arg(self.mount())).expect("a thawed mount");
+    }
+
     /// Has the kernel write back all that is dirty, and takes no report of what fails.
     pub fn write_back(&self) {
         // `syncfs` has reports of its own; those of the files stay where they are.
@@ -175,6 +212,8 @@ impl FaultyDevice {
 impl Drop for FaultyDevice {
     fn drop(&mut self) {
         if self.mounted {
+            // After a test that failed while it was frozen, whose writers could not end otherwise.
+            let _ = run(Command::new("fsfreeze").arg("--unfreeze").arg(self.mount()));
             let _ = run(Command::new("umount").arg("--lazy").arg(self.mount()));
         }
         if let Some(device) = &self.device {

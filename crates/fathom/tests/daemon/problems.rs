@@ -1,11 +1,13 @@
 //! States in which something does not work: shown everywhere, logged once when they begin and once
 //! when they end.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use fathom_control::ProblemKind;
+use fathom_sim::FaultyDevice;
 
 use crate::nbd::Nbd;
 use crate::process::{Daemon, command, disk_over_nbd, image};
@@ -167,4 +169,107 @@ fn an_image_that_is_cut_or_deleted_is_a_problem() {
     // While something is wrong, the watch looks by itself, and says it once.
     std::thread::sleep(Duration::from_secs(6));
     assert_eq!(lines(&daemon, "a", "problem deleted"), 1, "{}", daemon.log());
+}
+
+/// Waits for longer than a daemon's test otherwise does: some problems are over only after a while.
+fn until_at_last(daemon: &Daemon, what: &str, mut found: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !found() {
+        assert!(begun.elapsed() < Duration::from_secs(90), "never: {what}\n{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_read_is_a_problem_until_it_can() {
+    const IO_ERROR: u32 = 5;
+    let Some(mut device) = FaultyDevice::new() else { return };
+    device.unmount();
+    let daemon = serve(&device.path(), "direct = true\n");
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let offset = (20 << 20) + 4096;
+    assert_eq!(nbd.read(offset, 4096).len(), 4096);
+    device.cut();
+    let mut read = |cookie| {
+        assert!(nbd.send(0, cookie, offset, 4096, &[]));
+        nbd.reply()
+    };
+    assert_eq!(read(1), Some((1, IO_ERROR)));
+    // Nobody has asked: the failure itself is what is noticed.
+    daemon.until("the problem to be logged", || lines(&daemon, "a", "problem io-errors") == 1);
+    let problem = daemon.client().disk("a").unwrap().problems.remove(0);
+    assert_eq!(problem.kind, ProblemKind::IoErrors);
+    assert!(problem.message.contains(&device.path().display().to_string()), "{problem:?}");
+    let metrics = daemon.client().metrics().unwrap();
+    let line = "fathom_disk_problem{disk=\"a\",vm=\"\",kind=\"io-errors\"} 1";
+    assert!(metrics.contains(line), "{metrics}");
+    assert_eq!(read(2), Some((2, IO_ERROR)));
+    device.restore();
+    drop(nbd);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(nbd.read(offset, 4096).len(), 4096);
+    until_at_last(&daemon, "the problem to end", || kinds(&daemon, "a").is_empty());
+    assert_eq!(lines(&daemon, "a", "problem io-errors"), 1, "{}", daemon.log());
+    assert_eq!(lines(&daemon, "a", "problem over: io-errors"), 1, "{}", daemon.log());
+    drop(nbd);
+    daemon.end();
+}
+
+#[test]
+fn storage_that_hangs_is_a_problem_until_it_answers() {
+    let Some(device) = FaultyDevice::new() else { return };
+    let path = device.image("a.img", 64);
+    let daemon = serve(&path, "");
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    nbd.write(0, &[1; 4096]);
+    device.freeze();
+    assert!(nbd.send(1, 7, 8192, 4096, &[2; 4096]));
+    let begun = Instant::now();
+    let hangs = || kinds(&daemon, "a") == [ProblemKind::NotAnswering];
+    daemon.until("the storage to be found hanging", hangs);
+    // A slow disk is none that hangs.
+    assert!(begun.elapsed() > Duration::from_secs(9), "{:?}", begun.elapsed());
+    let problem = daemon.client().disk("a").unwrap().problems.remove(0);
+    assert!(problem.message.contains(&path.display().to_string()), "{problem:?}");
+    device.thaw();
+    assert_eq!(nbd.reply(), Some((7, 0)));
+    daemon.until("the problem to end", || kinds(&daemon, "a").is_empty());
+    assert_eq!(lines(&daemon, "a", "problem not-answering"), 1, "{}", daemon.log());
+    assert_eq!(lines(&daemon, "a", "problem over: not-answering"), 1, "{}", daemon.log());
+    drop(nbd);
+    daemon.end();
+}
+
+#[test]
+fn a_link_without_a_centre_is_a_problem_of_the_daemon() {
+    // A port of the host's choice, where nobody listens once it is given back.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let daemon = Daemon::start(&format!(
+        "[[disk]]\nname = \"a\"\nmemory = \"1M\"\n[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+         [monitor]\naddress = \"{address}\"\nplain_allowed = true\n"
+    ));
+    let problems = || daemon.client().daemon().unwrap().problems;
+    let begun = Instant::now();
+    daemon.until("the link to be missed", || !problems().is_empty());
+    assert!(begun.elapsed() > Duration::from_secs(9), "{:?}", begun.elapsed());
+    let problem = problems().remove(0);
+    assert_eq!((problem.kind, problem.disk), (ProblemKind::MonitorLink, None));
+    assert!(problem.message.contains(&address), "{}", problem.message);
+    let metrics = daemon.client().metrics().unwrap();
+    assert!(metrics.contains("fathom_problem{kind=\"monitor-link\"} 1"), "{metrics}");
+    assert_eq!(kinds(&daemon, "a"), [], "it is no disk's");
+    let logged = |text: &str| daemon.log().lines().filter(|line| line.contains(text)).count();
+    assert_eq!(logged("problem monitor-link"), 1, "{}", daemon.log());
+
+    let mut centre = command(&std::env::temp_dir())
+        .args(["monitor", "--listen", &address, "--plain", "select VDisk from IOstream"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    until_at_last(&daemon, "the link to run", || problems().is_empty());
+    assert_eq!(logged("problem over: monitor-link"), 1, "{}", daemon.log());
+    centre.kill().unwrap();
+    centre.wait().unwrap();
+    daemon.end();
 }
