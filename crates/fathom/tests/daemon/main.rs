@@ -3,6 +3,7 @@
 mod bounds;
 mod changes;
 mod events;
+mod giants;
 mod lost_writes;
 mod monitor;
 mod nbd;
