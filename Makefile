@@ -28,6 +28,7 @@ run:
 	@scripts/run $(FOR)
 
 pictures:
+	@scripts/install pictures
 	@$(CARGO) build --release --quiet
 	@scripts/guest
 	@scripts/pictures

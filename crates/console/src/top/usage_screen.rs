@@ -3,7 +3,7 @@ use fathom_control::{InsightState, UsageCount};
 use ratatui::{
     Frame,
     layout::Rect,
-    style::Color,
+    style::{Color, Style},
     text::{Line, Span},
     widgets::Paragraph,
 };
@@ -162,12 +162,15 @@ fn table(
         let is_idle = entry.is_some_and(|entry| entry.requests() == 0);
         let mut spans = Vec::new();
         for (position, (at, cell)) in cells.into_iter().enumerate() {
-            if position > 0 {
-                spans.push(Span::raw("  "));
-            }
             let column = columns.get(at);
+            // The bar keeps its colours: reversed, a whole one would look like none.
+            let is_marked = is_selected && column.is_some();
+            if position > 0 {
+                let gap = if is_marked { theme.selected() } else { Style::new() };
+                spans.push(Span::styled("  ", gap));
+            }
             let style = match (entry, column.map(|column| column.look)) {
-                _ if is_selected => theme.selected(),
+                _ if is_marked => theme.selected(),
                 (None, _) if number > 0 => theme.bold(),
                 (None, _) if column.is_some_and(|column| follows(order, column.order)) => {
                     theme.bold()
@@ -175,12 +178,11 @@ fn table(
                 (None, _) | (Some(_), Some(Look::Aside)) => theme.dim(),
                 (Some(_), Some(Look::Owner) | None) => theme.colour(Color::Cyan),
                 (Some(_), Some(_)) if is_idle => theme.dim(),
-                (Some(_), Some(_)) => ratatui::style::Style::new(),
+                (Some(_), Some(_)) => Style::new(),
             };
             spans.push(Span::styled(cell, style));
         }
-        let line = Line::from(spans);
-        lines.push(if is_selected { line.style(theme.selected()) } else { line });
+        lines.push(Line::from(spans));
     }
     lines
 }
