@@ -2,9 +2,12 @@
 
 use crate::completion::{Completion, Meaning};
 use crate::kernel::Kernel;
+use crate::vmcoreinfo::PAGE;
 
 /// A bio goes through no more layers of devices.
 const STACKED_MAX: usize = 16;
+/// A bio has no more pages than are looked at one by one.
+const PAGES_MAX: usize = 1024;
 
 /// A `struct bio`, copied.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +71,12 @@ impl Kernel {
                 Completion::Chain => Some(bio.private),
                 Completion::BcacheRequest => {
                     let search = bio.private.wrapping_sub(layout.bcache_search_closure?);
-                    self.pointer(search.wrapping_add(layout.bcache_search_original?))
+                    let original =
+                        self.pointer(search.wrapping_add(layout.bcache_search_original?))?;
+                    // What was not in the cache is read into pages of bcache's own.
+                    let vectors = |bio: u64| self.pointer(bio.wrapping_add(layout.bio_vectors));
+                    copied |= vectors(original)? != vectors(bio.address)?;
+                    Some(original)
                 }
                 Completion::BcacheInsert => self.bcache_inserted(&bio),
                 Completion::BcacheDetached => {
@@ -153,9 +161,51 @@ impl Kernel {
     /// The first page of a bio, as the address of its `struct page`.
     pub(crate) fn first_page(&self, bio: &Bio) -> Option<u64> {
         let layout = &self.layout;
+        self.pointer(self.vector(bio)?.wrapping_add(layout.vector_page))
+    }
+
+    /// The address of a bio's first piece of memory.
+    fn vector(&self, bio: &Bio) -> Option<u64> {
+        let layout = &self.layout;
         let vectors = self.pointer(bio.address.wrapping_add(layout.bio_vectors))?;
         let index = self.u32(bio.address.wrapping_add(layout.bio_vector_index))?;
-        let offset = u64::from(index.min(256)) * layout.vector_size + layout.vector_page;
-        self.pointer(vectors.wrapping_add(offset))
+        Some(vectors.wrapping_add(u64::from(index.min(256)) * layout.vector_size))
+    }
+
+    /// Whether something holds for all pages of a bio, which are given as the addresses of their
+    /// `struct page`s. `None` where they cannot all be looked at.
+    pub(crate) fn all_pages(&self, bio: &Bio, mut holds: impl FnMut(u64) -> bool) -> Option<bool> {
+        let layout = &self.layout;
+        let number = |address: u64, place: Option<u64>| {
+            Some(u64::from(self.u32(address.wrapping_add(place?))?))
+        };
+        let mut vector = self.vector(bio)?;
+        let mut done = number(bio.address, layout.bio_vector_done)?;
+        let (mut left, mut pages) = (bio.size, 0);
+        if left == 0 {
+            return None;
+        }
+        while left > 0 {
+            let page = self.pointer(vector.wrapping_add(layout.vector_page))?;
+            let length = number(vector, layout.vector_length)?.checked_sub(done)?;
+            let start = number(vector, layout.vector_offset)? + done;
+            let length = length.min(left);
+            if length == 0 {
+                return None;
+            }
+            for place in start / PAGE..(start + length).div_ceil(PAGE) {
+                pages += 1;
+                if pages > PAGES_MAX {
+                    return None;
+                }
+                if !holds(page.wrapping_add(place.wrapping_mul(layout.page_size))) {
+                    return Some(false);
+                }
+            }
+            left -= length;
+            done = 0;
+            vector = vector.wrapping_add(layout.vector_size);
+        }
+        Some(true)
     }
 }

@@ -110,6 +110,9 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("lbmIODone", Completion::Kind(Kind::Journal)),
     ("metapage_read_end_io", Completion::Kind(Kind::Metadata)),
     ("metapage_write_end_io", Completion::Kind(Kind::Metadata)),
+    // ReiserFS: content that has to be on the disk before the journal, and what the journal holds.
+    ("reiserfs_end_ordered_io", Completion::OfBuffer(None)),
+    ("reiserfs_end_buffer_io_sync", Completion::OfBuffer(None)),
     // NILFS2: segments, of the page cache of files and of its own structures.
     ("nilfs_end_bio_write", Completion::Pages),
     // Btrfs.

@@ -54,8 +54,8 @@ pub(crate) enum Nature {
 /// A file system that is mounted from a block device, and how its journal is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mounted {
-    /// The address of the buffer that holds the super block of jbd2's journal, or 0.
-    pub journal_buffer: u64,
+    /// The address of ext4's super block, which leads to the buffer that holds its journal's; or 0.
+    pub journal_buffer_of: u64,
     /// Whether jbd2 marks its own blocks among the file system's buffers.
     pub has_journal_blocks: bool,
     /// The address of the super block, where its own structures say in which part of the device
@@ -88,6 +88,11 @@ struct Entry {
     /// the one before.
     hash: u64,
     is_unlinked: bool,
+    /// Of a block device: the address of its holder, or 0.
+    holder_place: u64,
+    /// Who held the block device, which a mount and an unmount change; of a file, the block device
+    /// that its file system is on.
+    holder: u64,
     read_ns: u64,
     inode: Inode,
 }
@@ -96,11 +101,16 @@ struct Entry {
 #[derive(Clone, Copy, Default)]
 struct System {
     address: u64,
+    /// The address of its type, and the beginning of the text that names its device: another file
+    /// system may be mounted in the same place of memory.
+    type_address: u64,
+    device_text: u64,
     type_name: Name,
     device: Name,
     family: Family,
+    /// Of its family, whether it is ext4, which keeps other things than ext2 where its journal is.
+    is_ext4: bool,
     block_device: u64,
-    journal_buffer: u64,
     read_ns: u64,
 }
 
@@ -170,7 +180,12 @@ impl FileCache {
             && entry.generation == generation
             && now_ns.saturating_sub(entry.read_ns) < FRESH_NS
             && first.wrapping_sub(if first == 0 { 0 } else { layout.dentry_alias }) == entry.dentry
-            && is_same_name(kernel, entry);
+            && is_same_name(kernel, entry)
+            && match entry.holder_place {
+                // Another file system may have taken the super block's place.
+                0 => kernel.u64(super_block.wrapping_add(layout.sb_device)),
+                place => kernel.u64(place),
+            } == Some(entry.holder);
         if same {
             let mut inode = entry.inode;
             if inode.nature == Nature::File || inode.nature == Nature::Directory {
@@ -199,6 +214,13 @@ impl FileCache {
         };
         let device_super = kernel.places.device_super.and_then(|place| kernel.u64(place));
         if device_super == Some(super_block) {
+            // First the holder: whoever takes it meanwhile makes what is read below old.
+            if let Some(place) = layout.block_device_holder {
+                if let Some(device) = device_of(kernel, address) {
+                    entry.holder_place = device.wrapping_add(place);
+                    entry.holder = kernel.u64(entry.holder_place)?;
+                }
+            }
             entry.inode = self.device(kernel, names, address, now_ns)?;
             return Some(entry);
         }
@@ -209,7 +231,10 @@ impl FileCache {
             // Nodes and what the segments' tables are in.
             Family::F2fs => number == 1 || number == 2,
             Family::Ext => number < EXT_FIRST_INODE && number != 2,
-            Family::Nilfs => number < NILFS_FIRST_INODE && number != 2,
+            // The nodes of a file's tree are in an inode of their own with the file's number.
+            Family::Nilfs => {
+                number < NILFS_FIRST_INODE && number != 2 || Self::is_inaccessible(kernel, address)
+            }
             Family::Ntfs => number < NTFS_FIRST_INODE && number != 5,
             // What nobody can open holds compressed content.
             Family::Erofs => false,
@@ -253,6 +278,7 @@ impl FileCache {
                 }
             }
         }
+        entry.holder = system.block_device;
         entry.inode = Inode { nature, device: system.block_device, facts };
         Some(entry)
     }
@@ -279,10 +305,7 @@ impl FileCache {
         now_ns: u64,
     ) -> Option<Inode> {
         let layout = &kernel.layout;
-        let bdev = layout
-            .block_device_inode
-            .zip(layout.block_device_of)
-            .map(|(inode, bdev)| address.wrapping_sub(inode).wrapping_add(bdev));
+        let bdev = device_of(kernel, address);
         let mounted = match bdev {
             Some(bdev) => super_block_of(kernel, bdev, &mut self.steps)?,
             None => 0,
@@ -290,10 +313,11 @@ impl FileCache {
         if mounted != 0 {
             let system = self.system(kernel, names, mounted, now_ns)?;
             let (file_system, device) = (system.type_name, system.device);
+            let has_buffer = system.family == Family::Ext && system.is_ext4;
             let has_range = system.family == Family::Reiserfs;
             return Some(Inode {
                 nature: Nature::Mounted(Mounted {
-                    journal_buffer: system.journal_buffer,
+                    journal_buffer_of: if has_buffer { mounted } else { 0 },
                     has_journal_blocks: matches!(system.family, Family::Ext | Family::Ocfs),
                     journal_range_of: if has_range { mounted } else { 0 },
                 }),
@@ -326,7 +350,13 @@ impl FileCache {
     ) -> Option<System> {
         let known = self.systems.iter().position(|system| system.address == address);
         if let Some(system) = known.map(|place| self.systems[place]) {
-            if now_ns.saturating_sub(system.read_ns) < FRESH_NS {
+            let layout = &kernel.layout;
+            let word = |place: u64| kernel.u64(address.wrapping_add(place));
+            if now_ns.saturating_sub(system.read_ns) < FRESH_NS
+                && word(layout.sb_type) == Some(system.type_address)
+                && word(layout.sb_device) == Some(system.block_device)
+                && word(layout.sb_name) == Some(system.device_text)
+            {
                 return Some(system);
             }
         }
@@ -341,6 +371,12 @@ impl FileCache {
         }
         Some(system)
     }
+}
+
+/// The `block_device` of the inode at an address, which is a block device's.
+fn device_of(kernel: &Kernel, address: u64) -> Option<u64> {
+    let (inode, device) = kernel.layout.block_device_inode.zip(kernel.layout.block_device_of)?;
+    Some(address.wrapping_sub(inode).wrapping_add(device))
 }
 
 /// Whether an inode's first name is still the one that was read.
@@ -384,23 +420,29 @@ fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Opt
         _ => Family::Other,
     };
     let device = kernel.text(address.wrapping_add(layout.sb_name), 32)?;
-    let journal_buffer = || {
-        let private = kernel.pointer(address.wrapping_add(layout.sb_private?))?;
-        let journal = kernel.pointer(private.wrapping_add(layout.ext4_journal?))?;
-        kernel.pointer(journal.wrapping_add(layout.journal_superblock?))
-    };
     Some(System {
         address,
+        type_address: kind,
+        device_text: kernel.u64(address.wrapping_add(layout.sb_name))?,
         type_name: names.number(&name),
         device: names.number(&device),
         family,
+        is_ext4: name == "ext4",
         block_device: kernel.u64(address.wrapping_add(layout.sb_device))?,
-        journal_buffer: if name == "ext4" { journal_buffer().unwrap_or(0) } else { 0 },
         read_ns: now_ns,
     })
 }
 
 impl Kernel {
+    /// The address of the buffer that holds the super block of the journal of the ext4 whose super
+    /// block is at an address.
+    pub(crate) fn journal_buffer(&self, super_block: u64) -> Option<u64> {
+        let layout = &self.layout;
+        let private = self.pointer(super_block.wrapping_add(layout.sb_private?))?;
+        let journal = self.pointer(private.wrapping_add(layout.ext4_journal?))?;
+        self.pointer(journal.wrapping_add(layout.journal_superblock?))
+    }
+
     /// Whether a sector of the disk is in the journal of the file system with a super block, which
     /// is mounted from a block device of that disk.
     pub(crate) fn is_in_journal(&self, super_block: u64, device: u64, sector: u64) -> bool {

@@ -136,6 +136,9 @@ layout! {
         inode_write_hint: "inode" "i_write_hint";
         bio_group: "bio" "bi_blkg";
         bio_device: "bio" "bi_bdev";
+        bio_vector_done: "bio" "bi_iter.bi_bvec_done";
+        vector_length: "bio_vec" "bv_len";
+        vector_offset: "bio_vec" "bv_offset";
         blkg_blkcg: "blkcg_gq" "blkcg";
         blkcg_state: "blkcg" "css";
         memcg_css: "mem_cgroup" "css";
@@ -185,6 +188,7 @@ layout! {
         block_device_of: "bdev_inode" "bdev";
         block_device_disk: "block_device" "bd_disk";
         block_device_start: "block_device" "bd_start_sect";
+        block_device_holder: "block_device" "bd_holder";
         disk_device: "gendisk" "part0";
         dentry_inode: "dentry" "d_inode";
         journal_superblock: "journal_s" "j_sb_buffer";

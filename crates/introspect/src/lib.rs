@@ -26,6 +26,7 @@ mod memory;
 mod modules;
 mod pages;
 mod paging;
+mod pieces;
 mod resolver;
 mod survey;
 #[cfg(any(test, feature = "synthetic"))]

@@ -11,11 +11,11 @@ use crate::groups::{Group, GroupCache};
 use crate::guest::{Counts, Guest, NEWS_MODULES, NEWS_SUSPECT, NEWS_WANTED};
 use crate::kernel::Kernel;
 use crate::pages::{Page, PageCache, Transfer};
+use crate::pieces::Pieces;
 
-/// A request has no more bios than are looked at; what is left over is unknown.
-const BIOS_MAX: usize = 512;
-/// A request has no more pieces of memory than are looked at.
-const PIECES_MAX: usize = 2048;
+/// A request has no more bios than are looked at: 254 pages of buffers of 512 bytes have 2,032. What
+/// is left over is unknown.
+const BIOS_MAX: usize = 2048;
 /// So many requests in a row that do not lie in the kernel's structures make it doubtful.
 const MISMATCHES_MAX: u32 = 8;
 /// Completions that nobody knows, remembered so that modules are read again once for each.
@@ -202,7 +202,7 @@ impl Resolver {
             }
         }
         insight.flags = kernel.request_flags(flags);
-        let mut pieces = Pieces { inner: pages, left: None, count: 0 };
+        let mut pieces = Pieces::new(pages);
         let (mut sector, mut left) = (view.sector, view.length);
         for _ in 0..BIOS_MAX {
             if left == 0 || bio == 0 {
@@ -323,7 +323,10 @@ impl Resolver {
                         Verdict::All(sure(kind))
                     }
                     Some(Meaning::Completion(Completion::OfBuffer(None))) => Verdict::Each(each),
-                    _ => Verdict::Each(Each { doubt: doubt(false), ..each }),
+                    _ => {
+                        self.stranger(end.unwrap_or(0));
+                        Verdict::Each(Each { doubt: doubt(false), ..each })
+                    }
                 }
             }
             Completion::IomapDirect | Completion::IomapSimple | Completion::Direct => {
@@ -363,11 +366,24 @@ impl Resolver {
             Verdict::First if copied => kernel
                 .first_page(&bio)
                 .map_or(Verdict::Each(each), |page| Verdict::Page(page, each)),
-            Verdict::Each(each) if copied => kernel
-                .first_page(&bio)
+            Verdict::Each(each) if copied => self
+                .only_page(kernel, &bio)
                 .map_or(Verdict::Each(each), |page| Verdict::Page(page, each)),
             verdict => verdict,
         }
+    }
+
+    /// A page of a bio that speaks for all of its pages: they are of one inode.
+    fn only_page(&mut self, kernel: &Kernel, bio: &Bio) -> Option<u64> {
+        let first = kernel.first_page(bio)?;
+        let pages = &mut self.caches.pages;
+        let mut inode_of = |page| match pages.page(kernel, page) {
+            Some(Page::Cached { inode, .. }) => Some(inode),
+            _ => None,
+        };
+        let inode = inode_of(first)?;
+        let is_one = kernel.all_pages(bio, |page| inode_of(page) == Some(inode));
+        (is_one == Some(true)).then_some(first)
     }
 
     /// Btrfs embeds its bios in what tells the inode.
@@ -505,6 +521,12 @@ impl Resolver {
             };
             return Facts { kind, source, confidence: Confidence::Likely, ..Facts::default() };
         };
+        if let Nature::Mounted(Mounted { journal_range_of: mounted @ 1.., .. }) = found.nature {
+            // A module that was loaded since knows where its journal is.
+            if kernel.layout.reiserfs_super.is_none() {
+                self.stranger(mounted);
+            }
+        }
         let mut facts = found.facts;
         facts.kind = match found.nature {
             Nature::File => Kind::Data,
@@ -525,6 +547,7 @@ impl Resolver {
             && (group.is_root || !group.name.is_some())
         {
             let place = kernel.layout.memcg_css.map(|css| memory_group.wrapping_add(css));
+            let names = self.guest.names();
             let group =
                 place.and_then(|state| self.caches.groups.group(kernel, names, state, now_ns));
             facts.cgroup = group.unwrap_or_default().name;
@@ -561,41 +584,9 @@ fn is_journals(kernel: &Kernel, mounted: Mounted, device: u64, each: Each) -> bo
     if each.buffer == 0 {
         return false;
     }
-    mounted.journal_buffer == each.buffer
+    mounted.journal_buffer_of != 0
+        && kernel.journal_buffer(mounted.journal_buffer_of) == Some(each.buffer)
         || mounted.has_journal_blocks && kernel.is_journals(each.buffer)
         || mounted.journal_range_of != 0
             && kernel.is_in_journal(mounted.journal_range_of, device, each.sector)
-}
-
-/// The pieces of memory of a request, cut where bios end.
-struct Pieces<I> {
-    inner: I,
-    left: Option<(u64, u64)>,
-    count: usize,
-}
-
-impl<I: Iterator<Item = (u64, u64)>> Pieces<I> {
-    /// The next piece, at most `length_max` of it.
-    fn next(&mut self, length_max: u64) -> Option<(u64, u64)> {
-        let (address, length) = match self.left.take() {
-            Some(left) => left,
-            None if self.count < PIECES_MAX => {
-                self.count += 1;
-                self.inner.next().filter(|(_, length)| *length > 0)?
-            }
-            None => return None,
-        };
-        let count = length.min(length_max);
-        if count < length {
-            self.left = Some((address.wrapping_add(count), length - count));
-        }
-        Some((address, count))
-    }
-
-    fn skip(&mut self, mut length: u64) {
-        while length > 0 {
-            let Some((_, count)) = self.next(length) else { break };
-            length -= count;
-        }
-    }
 }

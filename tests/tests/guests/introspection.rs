@@ -1,75 +1,22 @@
 //! What the daemon says of a guest's requests, from the guest's memory alone, is so: held against
 //! what the guest's own tools say lies at the place of each request.
 
-use std::io::{Read, Seek, SeekFrom};
+use fathom_tests::{Comparison, Result, Truth};
 
-use fathom_tests::{
-    Assets, Classified, Comparison, Daemon, Disk, Error, Guest, Result, Served, Truth,
-};
-
-/// A guest with one classified disk, `/dev/vdb`, whose requests are logged.
-struct Scene {
-    daemon: Daemon,
-    guest: Guest,
-    /// What was found wrong so far.
-    problems: Vec<String>,
-}
-
-/// What is written and read past the page cache.
-const DIRECT: &[&str] = &["/direct/", "/upper/direct/"];
+use crate::scene::Scene;
 
 impl Scene {
-    /// Boots a kernel of `scripts/guest-kernel`; `None` where it cannot be had.
-    fn start(kernel: &str, mib: u64) -> Result<Option<Self>> {
-        let assets = Assets::get()?;
-        let Some(kernel) = assets.kernel(kernel)? else { return Ok(None) };
-        let daemon = Daemon::serve(&[Served::sparse("disk", mib)
-            .with("classify = true")
-            .with("layers = [{ kind = 'log', file = 'requests', lines_per_second_max = 0 }]")])?;
-        let guest = Guest::builder()
-            .kernel(kernel)
-            .root(Disk::snapshot_of(&assets.root))
-            .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2))
-            .start()?;
-        Ok(Some(Self { daemon, guest, problems: Vec::new() }))
-    }
-
     /// Makes and mounts a file system.
     fn mount(&self, make: &str) -> Result<()> {
         self.prepare(&format!("{make} /dev/vdb; mount /dev/vdb /mnt"))
     }
 
-    /// Runs a script that has much to say.
-    fn prepare(&self, script: &str) -> Result<()> {
-        let script = format!(
-            "export DM_DISABLE_UDEV=1
-            sh -e > /run/made 2>&1 << 'END' || {{ cat /run/made; exit 1; }}\n{script}\nEND\nsync"
-        );
-        self.guest.check(&script).map(drop)
-    }
-
-    /// The requests of a script that runs in the guest.
-    fn requests(&self, script: &str) -> Result<Vec<Classified>> {
-        let path = self.daemon.path("requests");
-        let start = std::fs::metadata(&path)?.len();
-        self.guest.check(script)?;
-        let mut file = std::fs::File::open(path)?;
-        file.seek(SeekFrom::Start(start))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        Classified::parse_log(&String::from_utf8_lossy(&bytes))
-    }
-
     /// Runs a script between two snapshots, notes what was said wrongly of its requests, and gives
-    /// the second snapshot. `of` is what [`Truth::of`] asks for.
-    fn compare(&mut self, name: &str, script: &str, before: &Truth, of: &str) -> Result<Truth> {
-        let requests = self.requests(script)?;
-        let after = Truth::of(&self.guest, of)?;
-        let comparison = Comparison::of(&requests, before, &after, DIRECT);
-        println!("{} {name}\n{comparison}", after.filesystem);
-        let checks = [comparison.check(), comparison.check_groups(before, &after, 1 << 16)];
-        let failed = checks.into_iter().filter_map(Result::err);
-        self.problems.extend(failed.map(|error| format!("{name}: {error}")));
+    /// the second snapshot.
+    fn phase(&mut self, name: &str, script: &str, before: &Truth, of: &str) -> Result<Truth> {
+        let (comparison, after) = self.compare(name, script, before, of)?;
+        self.note(name, comparison.check());
+        self.note(name, comparison.check_groups(before, &after, 1 << 16));
         Ok(after)
     }
 
@@ -78,7 +25,7 @@ impl Scene {
         let mut truth = Truth::of(&self.guest, "/mnt")?;
         for name in ["write", "cold", "change", "remove", "cold"] {
             let script = format!("/usr/lib/fathom/phases {folder} {name}");
-            truth = self.compare(name, &script, &truth, "/mnt")?;
+            truth = self.phase(name, &script, &truth, "/mnt")?;
         }
         Ok(())
     }
@@ -119,19 +66,9 @@ impl Scene {
         ] {
             let comparison = Comparison::of(&self.requests(script)?, &nothing, &nothing, &[]);
             println!("{name}\n{comparison}");
-            self.problems.extend(comparison.check().err().map(|error| format!("{name}: {error}")));
+            self.note(name, comparison.check());
         }
         Ok(())
-    }
-
-    /// Fails when anything was wrong.
-    fn end(self) -> Result<()> {
-        if !self.problems.is_empty() {
-            return Err(Error::new(self.problems.join("\n")));
-        }
-        self.guest.check_console()?;
-        self.daemon.check("disk")?;
-        self.guest.shutdown()
     }
 }
 
@@ -242,7 +179,7 @@ fn swap_partition_and_file() -> Result<()> {
     scene.prepare("mkswap /dev/vdb; swapon /dev/vdb")?;
     let whole = "--swap /dev/vdb";
     let before = Truth::of(&scene.guest, whole)?;
-    scene.compare("swap partition", swap, &before, whole)?;
+    scene.phase("swap partition", swap, &before, whole)?;
     scene.prepare("swapoff /dev/vdb")?;
     scene.mount("mkfs.ext4 -F")?;
     scene.prepare(
@@ -250,7 +187,7 @@ fn swap_partition_and_file() -> Result<()> {
         chmod 600 /mnt/swapfile; mkswap /mnt/swapfile; swapon /mnt/swapfile",
     )?;
     let before = Truth::of(&scene.guest, "/mnt")?;
-    scene.compare("swap file", swap, &before, "/mnt")?;
+    scene.phase("swap file", swap, &before, "/mnt")?;
     scene.prepare("swapoff /mnt/swapfile")?;
     scene.end()
 }

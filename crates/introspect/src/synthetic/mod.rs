@@ -11,6 +11,7 @@ mod mutation;
 mod objects;
 pub(crate) mod reads;
 mod scene;
+mod stage;
 mod store;
 mod symbols;
 mod types;

@@ -6,7 +6,8 @@ use fathom_insight::{Confidence, Kind, Source};
 use super::PAGE;
 use super::answer::Told;
 use super::builder::Builder;
-use super::objects::{DIRECTORY, Group, REGULAR};
+use super::objects::{DIRECTORY, REGULAR};
+use super::stage::{Bio, Stage};
 use crate::resolver::RequestView;
 
 /// A request on its way.
@@ -37,28 +38,6 @@ pub(crate) struct Scene {
     pub cached: Vec<(String, u64)>,
 }
 
-/// A bio to be.
-#[derive(Clone, Copy, Default)]
-struct Bio {
-    /// Where; 0 is anywhere.
-    address: u64,
-    end: &'static str,
-    private: u64,
-    /// The list of its pieces of memory, for layers that copy.
-    vectors: u64,
-    size: u64,
-    group: Option<Group>,
-    /// The `block_device` that it is for.
-    device: u64,
-}
-
-struct Stage<'b, 's> {
-    builder: &'b mut Builder<'s>,
-    queue: u64,
-    sector: u64,
-    requests: Vec<Request>,
-}
-
 /// A name that is as long as names can be.
 const LONG: &str = concat!(
     "0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-",
@@ -69,121 +48,6 @@ const LONG: &str = concat!(
 /// Two requests of their own mark: metadata with priority, and memory that is swapped.
 const META: u32 = 1 << 12 | 1 << 13;
 const SWAP: u32 = 1 << 23;
-
-impl Stage<'_, '_> {
-    /// Fills in a bio of the next request. Returns its address.
-    fn bio(&mut self, bio: &Bio, sector: u64, next: u64) -> u64 {
-        let builder = &mut *self.builder;
-        let address = if bio.address == 0 { builder.make("bio") } else { bio.address };
-        let end = builder.function(bio.end);
-        builder.set(address, "bio.bi_next", next);
-        builder.set(address, "bio.bi_iter.bi_sector", sector);
-        builder.set_u32(address, "bio.bi_iter.bi_size", bio.size as u32);
-        builder.set(address, "bio.bi_end_io", end);
-        builder.set(address, "bio.bi_private", bio.private);
-        builder.set(address, "bio.bi_blkg", bio.group.map_or(0, |group| group.block));
-        builder.set(address, "bio.bi_io_vec", bio.vectors);
-        builder.set(address, "bio.bi_bdev", bio.device);
-        address
-    }
-
-    /// A bio that a layer above has made, to be found behind the one that is submitted.
-    fn above(&mut self, bio: &Bio) -> u64 {
-        // Elsewhere on another device.
-        self.bio(bio, 77_777, 0)
-    }
-
-    /// A list of pieces of memory.
-    fn vectors(&mut self, pages: &[u64]) -> u64 {
-        let builder = &mut *self.builder;
-        let room = builder.room(16 * pages.len() as u64, 64);
-        let vectors = builder.direct(room);
-        for (index, page) in pages.iter().enumerate() {
-            let (vector, page) = (vectors + 16 * index as u64, builder.page(*page));
-            builder.set(vector, "bio_vec.bv_page", page);
-            builder.set_u32(vector, "bio_vec.bv_len", PAGE as u32);
-        }
-        vectors
-    }
-
-    /// Submits a request of these bios.
-    fn submit(
-        &mut self,
-        name: &'static str,
-        flags: u32,
-        bios: &[Bio],
-        pieces: &[(u64, u64)],
-        truth: &[Told],
-    ) {
-        let length = bios.iter().map(|bio| bio.size).sum();
-        let first = self.sector;
-        let mut sector = first + length / 512;
-        let mut next = 0;
-        for bio in bios.iter().rev() {
-            sector -= bio.size / 512;
-            next = self.bio(bio, sector, next);
-        }
-        let builder = &mut *self.builder;
-        // The driver's part is behind it, and begins with the header.
-        let room = builder.room(builder.types.size("request") + 64, 64);
-        let request = builder.direct(room);
-        builder.set(request, "request.q", self.queue);
-        builder.set_u32(request, "request.cmd_flags", flags | 1);
-        builder.set_u32(request, "request.__data_len", length as u32);
-        builder.set(request, "request.__sector", first);
-        builder.set(request, "request.bio", next);
-        let header = room + builder.types.size("request");
-        builder.store.write(header, &1_u32.to_le_bytes());
-        builder.store.write_u64(header + 8, first);
-        self.sector += 10_000;
-        let view = RequestView {
-            header,
-            sector: first,
-            length,
-            carries_data: !pieces.is_empty(),
-            is_write: true,
-            now_ns: 0,
-        };
-        let mut truth = truth.to_vec();
-        if let [only] = &mut truth[..] {
-            only.length = length;
-        }
-        self.requests.push(Request { name, view, pieces: pieces.to_vec(), truth });
-    }
-
-    /// Submits a request of one bio and one page.
-    fn one(&mut self, name: &'static str, bio: Bio, page: u64, truth: &Told) {
-        let bio = Bio { size: PAGE, ..bio };
-        self.submit(name, 0, &[bio], &[(page, PAGE)], std::slice::from_ref(truth));
-    }
-
-    /// A structure with one pointer in it.
-    fn holder(&mut self, structure: &'static str, member: &'static str, target: u64) -> u64 {
-        let holder = self.builder.make(structure);
-        self.builder.set(holder, member, target);
-        holder
-    }
-
-    /// A bio of a buffer with a completion: its own, or from 7.2 on that of the bio.
-    fn of_buffer(&mut self, end: &'static str, bio: Bio) -> Bio {
-        let buffer = self.builder.make("buffer_head");
-        self.with_buffer(buffer, end, bio)
-    }
-
-    fn with_buffer(&mut self, buffer: u64, end: &'static str, bio: Bio) -> Bio {
-        if self.builder.shape.seven {
-            let end = match end {
-                "end_buffer_write_sync" => "bh_end_write",
-                "end_buffer_async_write" => "bh_end_async_write",
-                other => other,
-            };
-            return Bio { end, private: buffer, ..bio };
-        }
-        let end = self.builder.function(end);
-        self.builder.set(buffer, "buffer_head.b_end_io", end);
-        Bio { end: "end_bio_bh_io_sync", private: buffer, ..bio }
-    }
-}
 
 /// Builds it all.
 pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
@@ -589,6 +453,20 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     stage.one("btrfs stripe", copy, page, &data_told);
     let told = with(&sure(Kind::Metadata, Source::Bio), "/");
     stage.one("btrfs super", Bio { end: "btrfs_end_super_write", ..in_root }, private, &told);
+
+    // Copies of pages that may be of several files: all of them are looked at.
+    let told = with(&unknown, "/batch/job");
+    for (name, first, told) in [
+        ("dm-crypt of a file", more[0], &outbox_told),
+        ("dm-crypt of two files", inbox_page, &told),
+    ] {
+        let vectors = stage.vectors(&[first, more[1]]);
+        let size = 2 * PAGE;
+        let original = stage.above(&Bio { end: "f2fs_write_end_io", vectors, size, ..in_job });
+        let crypt = stage.holder("dm_crypt_io", "dm_crypt_io.base_bio", original);
+        let crypt = Bio { end: "crypt_endio", private: crypt, size, ..in_job };
+        stage.submit(name, 0, &[crypt], &[(private, size)], std::slice::from_ref(told));
+    }
 
     // Without data, and cut short.
     let discard = Bio { size: 1 << 20, ..in_job };

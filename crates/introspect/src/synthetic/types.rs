@@ -32,7 +32,7 @@ pub(crate) const COMMON: &str = "
     dio 704: inode 8 *inode, waiter 40 *task_struct, is_async 60
     -blkdev_union 8: iocb 0 *kiocb, waiter 0 *task_struct
     blkdev_dio 208: - 0 -blkdev_union, size 8, bio 64 bio
-    block_device 320: bd_start_sect 0, bd_disk 24 *gendisk
+    block_device 320: bd_start_sect 0, bd_disk 24 *gendisk, bd_holder 48
     bdev_inode 960: bdev 0 block_device, vfs_inode 320 inode
     journal_s 256: j_sb_buffer 24 *buffer_head
     ext4_sb_info 512: s_desc_size 0, s_journal 200 *journal_s

@@ -1,7 +1,7 @@
 //! A queue that has met a file, a group or a page before asks again what it is now: all of this
 //! happens within a moment, in which nothing that was read is old.
 
-use fathom_insight::{ClassTable, Insight};
+use fathom_insight::{ClassTable, Insight, Kind};
 
 use super::Miniature;
 use crate::resolver::{RequestView, Resolver};
@@ -112,4 +112,30 @@ fn whatever_changes_is_seen_at_once() {
     queue.set(own_bio + layout.bio_private, queue.get(journals + layout.bio_private));
     let told = queue.told("data");
     assert_eq!((told.kind, told.inode), (queue.told("journal").kind, 0));
+}
+
+#[test]
+fn a_device_that_is_mounted_or_not_any_more_is_seen_at_once() {
+    let mut queue = Queue::new();
+    let kernel = queue.resolver.guest().kernel().unwrap();
+    let layout = &kernel.layout;
+    let page = kernel.page_of(queue.guest.linux.request("metadata").pieces[0].0);
+    let page = kernel.space.walk(&kernel.memory, page).unwrap();
+    let inode = kernel.memory.u64(page + layout.page_mapping).unwrap() - layout.inode_data;
+    let device = inode - layout.block_device_inode.unwrap() + layout.block_device_of.unwrap();
+    let file = kernel.page_of(queue.guest.linux.request("data").pieces[0].0);
+    let file = kernel.space.walk(&kernel.memory, file).unwrap();
+    let mapping = kernel.memory.u64(file + layout.page_mapping).unwrap();
+    let super_block = queue.get(mapping - layout.inode_data + layout.inode_sb);
+    let holder = device + layout.block_device_holder.unwrap();
+
+    let mounted = queue.told("metadata");
+    assert_eq!((mounted.kind, mounted.file_system.as_str()), (Kind::Metadata, "ext4"));
+    queue.set(super_block + layout.sb_device, 0);
+    queue.set(holder, queue.guest.linux.shape.direct + 0x5000);
+    let free = queue.told("metadata");
+    assert_eq!((free.kind, free.file_system.as_str()), (Kind::Device, ""));
+    queue.set(super_block + layout.sb_device, device);
+    queue.set(holder, super_block);
+    assert_eq!(queue.told("metadata"), mounted);
 }

@@ -1,0 +1,297 @@
+//! Layers of devices that copy blocks or put them elsewhere, where nobody says which block is where:
+//! each block of each file begins with the file's path, so the disk itself says what is right.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use fathom_tests::{Classified, Comparison, Error, Kind, Result, Truth};
+
+use crate::scene::{DIRECT, Scene, kernel};
+
+/// `label PATH COUNT`: as many blocks of the file, on standard output.
+const LABEL: &str = r#"label() { awk -v path="$1" -v count="$2" 'BEGIN {
+        for (i = 0; i < count; i++) printf "%-4095s\n", "block of " path " " i
+    }'; }
+    cold() {
+        for file; do dd if="$file" iflag=nocache count=0 status=none; done
+        echo 3 > /proc/sys/vm/drop_caches; cat "$@" > /dev/null
+    }
+    "#;
+const BLOCK: u64 = 4096;
+
+/// Bytes by operation, kind and path.
+type Moved = BTreeMap<(String, Kind, Option<String>), u64>;
+
+/// The path that a block of the disk begins with.
+fn label(image: &File, place: u64) -> Result<Option<String>> {
+    let mut bytes = [0; 64];
+    image.read_exact_at(&mut bytes, place)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let words: Vec<&str> = text.split(' ').collect();
+    Ok(match words[..] {
+        ["block", "of", path, ..] => Some(path.to_owned()),
+        _ => None,
+    })
+}
+
+impl Scene {
+    /// Counts what was said of requests, and notes where a block was said to be of another file
+    /// than the one whose path it begins with, or of none.
+    fn check_labels(&mut self, name: &str, requests: &[Classified]) -> Result<Moved> {
+        let image = File::open(self.daemon.path("disk.img"))?;
+        // The last request that changed a block: the image has what that one wrote.
+        let mut changed = HashMap::new();
+        for (number, request) in requests.iter().enumerate() {
+            if request.operation != "read" {
+                let end = request.offset + request.length;
+                changed.extend((request.offset / BLOCK..end.div_ceil(BLOCK)).map(|b| (b, number)));
+            }
+        }
+        let mut moved = Moved::new();
+        let (mut seen, mut wrong) = (0, Vec::new());
+        for (number, request) in requests.iter().enumerate() {
+            for part in &request.parts {
+                let key = (request.operation.clone(), part.kind, part.path.clone());
+                *moved.entry(key).or_default() += part.length;
+                let end = (part.offset + part.length) / BLOCK;
+                for block in part.offset.div_ceil(BLOCK)..end {
+                    if changed.get(&block).is_some_and(|last| *last > number) {
+                        continue;
+                    }
+                    let label = label(&image, block * BLOCK)?;
+                    let right = match part.kind {
+                        Kind::Data | Kind::Direct => label.is_some() && label == part.path,
+                        Kind::Unknown | Kind::Device => part.path.is_none(),
+                        _ => label.is_none() && part.path.is_none(),
+                    };
+                    seen += u64::from(part.path.is_some());
+                    if !right {
+                        let what = &request.operation;
+                        wrong.push(format!("{what} at {}: {label:?} was {part:?}", block * BLOCK));
+                    }
+                }
+            }
+        }
+        println!("{name}: {seen} blocks with a path, {} wrong", wrong.len());
+        for ((operation, kind, path), length) in &moved {
+            println!("  {:8} KiB {operation} {kind:?} {path:?}", length / 1024);
+        }
+        let examples = wrong.iter().take(8).cloned().collect::<Vec<_>>().join("\n");
+        self.note(name, if wrong.is_empty() { Ok(()) } else { Err(Error::new(examples)) });
+        Ok(moved)
+    }
+
+    /// Notes where a file was not said to be moved as often as it was.
+    fn expect(&mut self, name: &str, moved: &Moved, expected: &[(&str, Kind, &str, u64)]) {
+        for (operation, kind, path, blocks) in expected {
+            let key = ((*operation).to_owned(), *kind, Some((*path).to_owned()));
+            let found = moved.get(&key).copied().unwrap_or(0);
+            if found != blocks * BLOCK {
+                let said = format!("{operation} {path}: {found} of {} bytes", blocks * BLOCK);
+                self.note(name, Err(Error::new(said)));
+            }
+        }
+    }
+
+    /// Notes what is unknown of these operations.
+    fn expect_known(&mut self, name: &str, moved: &Moved, operations: &[&str]) {
+        for operation in operations {
+            let key = ((*operation).to_owned(), Kind::Unknown, None);
+            let unknown = moved.get(&key).unwrap_or(&0);
+            if *unknown > 0 {
+                let said = format!("{operation}: {unknown} bytes are unknown");
+                self.note(name, Err(Error::new(said)));
+            }
+        }
+    }
+
+    /// Runs a script that may use [`LABEL`], and checks its requests.
+    fn labelled(&mut self, name: &str, script: &str) -> Result<(Vec<Classified>, Moved)> {
+        let requests = self.requests(&format!("{LABEL}{script}"))?;
+        let moved = self.check_labels(name, &requests)?;
+        Ok((requests, moved))
+    }
+}
+
+/// With a snapshot, whose shared blocks are copied before they are written.
+#[test]
+fn a_thin_volume() -> Result<()> {
+    let Some(mut scene) = Scene::start(&kernel(), 300)? else { return Ok(()) };
+    if !scene.has("thin volumes", "dm-mod dm-thin-pool", "dmsetup")? {
+        return scene.end();
+    }
+    scene.prepare(
+        "size=$(blockdev --getsz $disk)
+        dmsetup create meta --table \"0 16384 linear $disk 0\"
+        dmsetup create data --table \"0 $((size - 16384)) linear $disk 16384\"
+        dd if=/dev/zero of=/dev/mapper/meta bs=4k count=1 status=none
+        dmsetup create pool --table \"0 $((size - 16384)) thin-pool /dev/mapper/meta /dev/mapper/data 128 0\"
+        dmsetup message /dev/mapper/pool 0 'create_thin 0'
+        dmsetup create thin --table '0 524288 thin /dev/mapper/pool 0'
+        mkfs.ext4 -q -b 4096 -E lazy_itable_init=0,nodiscard /dev/mapper/thin; mount /dev/mapper/thin /mnt",
+    )?;
+    let (_, moved) = scene.labelled(
+        "thin",
+        "label /large 2000 > /mnt/large; sync
+        label /past 512 | dd of=/mnt/past bs=64k iflag=fullblock oflag=direct status=none; sync
+        cold /mnt/large /mnt/past",
+    )?;
+    scene.expect(
+        "thin",
+        &moved,
+        &[
+            ("write", Kind::Data, "/large", 2000),
+            ("read", Kind::Data, "/large", 2000),
+            ("write", Kind::Direct, "/past", 512),
+            ("read", Kind::Data, "/past", 512),
+        ],
+    );
+    scene.expect_known("thin", &moved, &["read", "write"]);
+    scene.prepare(
+        "dmsetup suspend thin; dmsetup message /dev/mapper/pool 0 'create_snap 1 0'
+        dmsetup resume thin",
+    )?;
+    let (_, moved) = scene.labelled(
+        "thin, with a snapshot",
+        "label /large 500 | dd of=/mnt/large bs=20k seek=3 conv=notrunc iflag=fullblock status=none
+        sync; cold /mnt/large",
+    )?;
+    scene.expect(
+        "thin, with a snapshot",
+        &moved,
+        &[("write", Kind::Data, "/large", 500), ("read", Kind::Data, "/large", 2000)],
+    );
+    scene.expect_known("thin, with a snapshot", &moved, &["read", "write"]);
+    scene.end()
+}
+
+#[test]
+fn a_snapshot_and_its_origin() -> Result<()> {
+    let Some(mut scene) = Scene::start(&kernel(), 300)? else { return Ok(()) };
+    if !scene.has("snapshots", "dm-mod dm-snapshot", "dmsetup")? {
+        return scene.end();
+    }
+    scene.prepare(
+        "dmsetup create base --table \"0 262144 linear $disk 2048\"
+        dmsetup create changes --table \"0 131072 linear $disk 270336\"
+        dmsetup create origin --table '0 262144 snapshot-origin /dev/mapper/base'
+        mkfs.ext4 -q -b 4096 -E lazy_itable_init=0,nodiscard /dev/mapper/origin
+        mount /dev/mapper/origin /mnt",
+    )?;
+    let write = "label /kept 1000 > /mnt/kept; label /changed 1000 > /mnt/changed; sync";
+    let before = Truth::of(&scene.guest, "/mnt")?;
+    let (requests, moved) = scene.labelled("origin", write)?;
+    let after = Truth::of(&scene.guest, "/mnt")?;
+    scene.note("origin", Comparison::of(&requests, &before, &after, DIRECT).check());
+    scene.expect("origin", &moved, &[("write", Kind::Data, "/changed", 1000)]);
+    scene.expect_known("origin", &moved, &["read", "write"]);
+    scene.prepare(
+        "umount /mnt; dmsetup suspend origin
+        dmsetup create snapshot --table '0 262144 snapshot /dev/mapper/base /dev/mapper/changes P 16'
+        dmsetup resume origin
+        mkdir -p /run/snapshot; mount /dev/mapper/origin /mnt
+        mount /dev/mapper/snapshot /run/snapshot",
+    )?;
+    // What the origin has no longer is copied first.
+    let (_, moved) = scene.labelled(
+        "origin with a snapshot",
+        "label /changed 500 | dd of=/mnt/changed bs=20k seek=3 conv=notrunc iflag=fullblock status=none
+        sync; cold /mnt/kept /mnt/changed",
+    )?;
+    scene.expect(
+        "origin with a snapshot",
+        &moved,
+        &[
+            ("write", Kind::Data, "/changed", 500),
+            ("read", Kind::Data, "/changed", 1000),
+            ("read", Kind::Data, "/kept", 1000),
+        ],
+    );
+    scene.expect_known("origin with a snapshot", &moved, &["read", "write"]);
+    let (_, moved) = scene.labelled(
+        "snapshot",
+        "cold /run/snapshot/changed /run/snapshot/kept
+        label /kept 300 | dd of=/run/snapshot/kept bs=20k seek=3 conv=notrunc iflag=fullblock status=none
+        label /new 700 > /run/snapshot/new; sync; cold /run/snapshot/new",
+    )?;
+    scene.expect(
+        "snapshot",
+        &moved,
+        &[
+            ("read", Kind::Data, "/changed", 1000),
+            ("read", Kind::Data, "/kept", 1000),
+            ("write", Kind::Data, "/kept", 300),
+            ("write", Kind::Data, "/new", 700),
+            ("read", Kind::Data, "/new", 700),
+        ],
+    );
+    scene.expect_known("snapshot", &moved, &["read", "write"]);
+    scene.end()
+}
+
+/// With the cache on the same disk, behind the device that it is for.
+#[test]
+fn bcache() -> Result<()> {
+    let Some(mut scene) = Scene::start(&kernel(), 1224)? else { return Ok(()) };
+    if !scene.has("bcache", "dm-mod bcache", "dmsetup make-bcache")? {
+        return scene.end();
+    }
+    // 200 MiB, and enough for a cache's buckets.
+    scene.prepare(
+        "dmsetup create back --table \"0 409600 linear $disk 0\"
+        dmsetup create cache --table \"0 2097152 linear $disk 409600\"
+        make-bcache -B /dev/mapper/back -C /dev/mapper/cache
+        for device in back cache; do echo /dev/mapper/$device > /sys/fs/bcache/register; done
+        for tenth in $(seq 100); do [ -e /sys/block/bcache0/bcache/cache ] && break; sleep 0.1; done
+        echo 0 > /sys/block/bcache0/bcache/sequential_cutoff
+        # Slow as the disk is here.
+        for what in read write; do
+            for set in /sys/fs/bcache/*-*; do echo 0 > $set/congested_${what}_threshold_us; done
+        done
+        mkfs.ext4 -q -b 4096 -E lazy_itable_init=0,nodiscard /dev/bcache0; mount /dev/bcache0 /mnt",
+    )?;
+    let before = Truth::of(&scene.guest, "/mnt")?;
+    let (requests, moved) =
+        scene.labelled("through", "label /through 1000 > /mnt/through; sync; cold /mnt/through")?;
+    let after = Truth::of(&scene.guest, "/mnt")?;
+    let is_backing = |request: &&Classified| request.offset < 409_600 * 512;
+    let backing: Vec<Classified> = requests.iter().filter(is_backing).cloned().collect();
+    let comparison = Comparison::of(&backing, &before, &after, DIRECT);
+    println!("{comparison}");
+    scene.note("through", comparison.check());
+    // The device is checked above. The cache gets as much as it has room for at the moment, and what
+    // is read from the device besides: nobody says any more what that is.
+    scene.expect("through", &moved, &[("read", Kind::Data, "/through", 1000)]);
+    scene.expect_known("through", &moved, &["read"]);
+    let (_, moved) = scene.labelled(
+        "around",
+        "echo writearound > /sys/block/bcache0/bcache/cache_mode
+        label /around 1000 > /mnt/around; sync
+        echo writethrough > /sys/block/bcache0/bcache/cache_mode
+        cold /mnt/around; cold /mnt/around",
+    )?;
+    // From the device, and then from the cache, where it has been copied to.
+    scene.expect(
+        "around",
+        &moved,
+        &[("write", Kind::Data, "/around", 1000), ("read", Kind::Data, "/around", 2000)],
+    );
+    scene.expect_known("around", &moved, &["read"]);
+    let (_, moved) = scene.labelled(
+        "back",
+        "echo writeback > /sys/block/bcache0/bcache/cache_mode
+        label /back 1000 > /mnt/back; sync; cold /mnt/back
+        cd /sys/block/bcache0/bcache; echo 0 > writeback_percent; echo 0 > writeback_delay
+        echo writethrough > cache_mode
+        for tenth in $(seq 200); do [ $(cat state) = clean ] && break; sleep 0.1; done
+        cat state; [ $(cat state) = clean ]",
+    )?;
+    scene.expect(
+        "back",
+        &moved,
+        &[("write", Kind::Data, "/back", 1000), ("read", Kind::Data, "/back", 1000)],
+    );
+    scene.expect_known("back", &moved, &["read", "write"]);
+    scene.end()
+}

@@ -1,0 +1,110 @@
+//! A guest with one classified disk whose requests are logged, to be held against the truth.
+
+use std::io::{Read, Seek, SeekFrom};
+
+use fathom_tests::{
+    Assets, Classified, Comparison, Daemon, Disk, Error, Guest, Result, Served, Truth,
+};
+
+/// What is written and read past the page cache.
+pub(crate) const DIRECT: &[&str] = &["/direct/", "/upper/direct/"];
+
+/// The kernel with all modules; with `FATHOM_PLAIN_KERNEL` another of `scripts/guest-kernel`, such
+/// as `plain-in-bookworm-backports`.
+pub(crate) fn kernel() -> String {
+    std::env::var("FATHOM_PLAIN_KERNEL").unwrap_or_else(|_| "plain".to_owned())
+}
+
+/// A guest with one classified disk, `/dev/vdb`.
+pub(crate) struct Scene {
+    pub daemon: Daemon,
+    pub guest: Guest,
+    /// What was found wrong so far.
+    problems: Vec<String>,
+}
+
+impl Scene {
+    /// Boots a kernel of `scripts/guest-kernel` with a disk of this size; `None` where there is no
+    /// such kernel.
+    pub fn start(kernel: &str, mib: u64) -> Result<Option<Self>> {
+        let assets = Assets::get()?;
+        let Some(kernel) = assets.kernel(kernel)? else { return Ok(None) };
+        let daemon = Daemon::serve(&[Served::sparse("disk", mib)
+            .with("classify = true")
+            .with("layers = [{ kind = 'log', file = 'requests', lines_per_second_max = 0 }]")])?;
+        let guest = Guest::builder()
+            .kernel(kernel)
+            .root(Disk::snapshot_of(&assets.root))
+            .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2))
+            .start()?;
+        Ok(Some(Self { daemon, guest, problems: Vec::new() }))
+    }
+
+    /// Runs a script that has much to say; `$disk` is the disk.
+    pub fn prepare(&self, script: &str) -> Result<()> {
+        let script = format!(
+            "export DM_DISABLE_UDEV=1 disk=/dev/vdb
+            sh -e > /run/made 2>&1 << 'END' || {{ cat /run/made; exit 1; }}\n{script}\nEND\nsync"
+        );
+        self.guest.check(&script).map(drop)
+    }
+
+    /// Whether the guest has these modules, which it loads, and programs. Where not, `name` is left
+    /// out, which is said.
+    pub fn has(&self, name: &str, modules: &str, programs: &str) -> Result<bool> {
+        let missing = self.guest.check(&format!(
+            "for module in {modules}; do modprobe -q $module || echo \"the module $module\"; done
+            for program in {programs}; do
+                command -v $program > /dev/null || echo \"the program $program\"
+            done"
+        ))?;
+        if !missing.is_empty() {
+            let missing = missing.lines().collect::<Vec<_>>().join(", ");
+            println!("Left out: {name}: the guest does not have {missing}");
+        }
+        Ok(missing.is_empty())
+    }
+
+    /// The requests of a script that runs in the guest.
+    pub fn requests(&self, script: &str) -> Result<Vec<Classified>> {
+        let path = self.daemon.path("requests");
+        let start = std::fs::metadata(&path)?.len();
+        self.guest.check(script)?;
+        let mut file = std::fs::File::open(path)?;
+        file.seek(SeekFrom::Start(start))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Classified::parse_log(&String::from_utf8_lossy(&bytes))
+    }
+
+    /// Runs a script between two snapshots of the truth. Gives what was said of its requests, and
+    /// the second snapshot; `of` is what [`Truth::of`] asks for.
+    pub fn compare(
+        &self,
+        name: &str,
+        script: &str,
+        before: &Truth,
+        of: &str,
+    ) -> Result<(Comparison, Truth)> {
+        let requests = self.requests(script)?;
+        let after = Truth::of(&self.guest, of)?;
+        let comparison = Comparison::of(&requests, before, &after, DIRECT);
+        println!("{} {name}\n{comparison}", after.filesystem);
+        Ok((comparison, after))
+    }
+
+    /// Notes what was found wrong.
+    pub fn note(&mut self, name: &str, found: Result<()>) {
+        self.problems.extend(found.err().map(|error| format!("{name}: {error}")));
+    }
+
+    /// Fails when anything was wrong.
+    pub fn end(self) -> Result<()> {
+        if !self.problems.is_empty() {
+            return Err(Error::new(self.problems.join("\n")));
+        }
+        self.guest.check_console()?;
+        self.daemon.check("disk")?;
+        self.guest.shutdown()
+    }
+}
