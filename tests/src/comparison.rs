@@ -66,7 +66,9 @@ impl Comparison {
         for (place, request) in requests.iter().enumerate() {
             let mut parts = parts(request);
             if !has_inodes && request.operation == "read" {
-                parts.iter_mut().for_each(|part| part.inode = None);
+                for part in &mut parts {
+                    part.inode = None;
+                }
             }
             match request.operation.as_str() {
                 "read" => {
