@@ -1,0 +1,138 @@
+//! A request on its way from the ring to the stack.
+
+use std::sync::atomic::Ordering;
+
+use fathom_block::{ErrorKind, GuestAddress, Operation, Request};
+
+use super::{Taken, Worker};
+use crate::vhost_user::chain::Piece;
+use crate::vhost_user::memory::Memory;
+use crate::vhost_user::request::{self, Parsed};
+
+impl Worker {
+    /// One request: from its head to the stack, or straight back.
+    pub(super) fn take(&mut self, head: u16) {
+        if let Err(error) = self.chain.read(&self.ring, head) {
+            return self.refuse(head, error.name());
+        }
+        let parsed = match request::parse(self.ring.memory(), &mut self.chain) {
+            Ok(parsed) => parsed,
+            Err(error) => return self.refuse(head, error.name()),
+        };
+        self.taken[usize::from(head)] = Taken {
+            left: 1,
+            outcome: Ok(()),
+            written: 0,
+            status: parsed.status,
+            status_address: parsed.status_address,
+        };
+        match parsed.operation {
+            Some(Operation::Read | Operation::Write | Operation::GetId) => {
+                self.transfer(head, &parsed);
+            }
+            Some(Operation::Flush) => {
+                let mut request = self.stack.request();
+                request.operation = Operation::Flush;
+                self.submit(head, request, &parsed);
+            }
+            Some(operation @ (Operation::Discard | Operation::WriteZeroes)) => {
+                self.submit_segments(head, operation, &parsed);
+            }
+            Some(Operation::Extents) | None => self.finish(head, Err(ErrorKind::Unsupported)),
+        }
+    }
+
+    /// A request whose data is in the chain.
+    fn transfer(&mut self, head: u16, parsed: &Parsed) {
+        let operation = parsed.operation.unwrap_or_default();
+        let mut request = self.stack.request();
+        request.operation = operation;
+        if operation != Operation::GetId {
+            request.offset = parsed.offset;
+            request.length = parsed.data_length;
+        }
+        request.flags.force_unit_access = operation == Operation::Write && !self.write_back;
+        let fills = operation != Operation::Write;
+        let pieces = if fills { &self.chain.writable } else { &self.chain.readable };
+        for piece in pieces {
+            if !add_piece(self.ring.memory(), &mut request, *piece) {
+                self.stack.recycle(request);
+                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                self.warn(request::RequestError::Data.name());
+                return self.finish(head, Err(ErrorKind::Malformed));
+            }
+        }
+        if fills {
+            self.taken[usize::from(head)].written = parsed.data_length as u32;
+        }
+        self.submit(head, request, parsed);
+    }
+
+    /// A discard or write-zeroes request: one request of ours for each segment.
+    fn submit_segments(&mut self, head: u16, operation: Operation, parsed: &Parsed) {
+        let mut segments = std::mem::take(&mut self.segments);
+        let memory = self.ring.memory();
+        if let Err(error) = request::segments(memory, &mut self.chain, operation, &mut segments) {
+            if error != ErrorKind::Unsupported {
+                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                self.warn(request::RequestError::Payload.name());
+            }
+            self.finish(head, Err(error));
+        } else {
+            let zeroes = operation == Operation::WriteZeroes;
+            self.taken[usize::from(head)].left = segments.len() as u16;
+            for segment in &segments {
+                let mut request = self.stack.request();
+                request.operation = operation;
+                request.offset = segment.offset;
+                request.length = segment.length;
+                request.flags.keep_allocated = zeroes && !segment.unmap;
+                request.flags.force_unit_access = zeroes && !self.write_back;
+                self.submit(head, request, parsed);
+            }
+        }
+        self.segments = segments;
+    }
+
+    fn submit(&mut self, head: u16, mut request: Box<Request>, parsed: &Parsed) {
+        if self.memory_owner.is_lost() {
+            // What was parsed may be zeroes that the guest never wrote. The request stays noted as
+            // in flight, to be repeated.
+            self.stack.recycle(request);
+            self.taken[usize::from(head)].left -= 1;
+            return;
+        }
+        request.header = Some(parsed.header);
+        request.insight.io_priority = parsed.io_priority;
+        request.token = u64::from(head);
+        self.stack.begin(request, &self.reactor);
+    }
+
+    /// Gives back a request that says nothing one could act on.
+    fn refuse(&mut self, head: u16, what: &str) {
+        if self.memory_owner.is_lost() {
+            return;
+        }
+        self.counters.refused.fetch_add(1, Ordering::Relaxed);
+        self.warn(what);
+        self.return_head(head, 0);
+        self.publish();
+    }
+}
+
+/// Adds a piece of guest memory to a request, cut where regions meet. Returns whether all of it
+/// is guest memory.
+fn add_piece(memory: &Memory, request: &mut Request, piece: Piece) -> bool {
+    let (mut address, mut left) = (piece.address, u64::from(piece.length));
+    while left > 0 {
+        let Some((place, count)) = memory.translate_part(address, left) else { return false };
+        // SAFETY: the memory stays mapped while requests are in flight: the ring holds it, it is
+        // replaced only by a command that waits until none is, and a thread that fails leaks it
+        // where the kernel may still use it.
+        unsafe { request.buffers.push(place, count as usize, Some(address)) };
+        left -= count;
+        let Some(next) = address.0.checked_add(count) else { return left == 0 };
+        address = GuestAddress(next);
+    }
+    true
+}
