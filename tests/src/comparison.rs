@@ -207,14 +207,15 @@ impl Comparison {
         })
     }
 
-    /// As [`check`](Self::check), however much could not be judged: of a file system that writes
-    /// everything elsewhere each time.
+    /// As [`check`](Self::check), however much could not be judged, and with another bound on what is
+    /// unknown.
     ///
     /// # Errors
     /// With the table and examples.
-    pub fn check_answers(&self) -> crate::Result<()> {
+    pub fn check_answers(&self, unknown_per_thousand: u64) -> crate::Result<()> {
         let total = self.total();
-        if total.wrong == 0 && total.unknown * 1000 <= total.all() && total.right > 0 {
+        let is_known = total.unknown * 1000 <= total.all() * unknown_per_thousand;
+        if total.wrong == 0 && is_known && total.right > 0 {
             return Ok(());
         }
         Err(crate::Error::new(format!("what was said is not what is:\n{self}")))
