@@ -14,9 +14,9 @@ const IN_FLIGHT_MAX: usize = 1024;
 /// A payload that is refused is read and dropped up to this length; a longer one is taken for an
 /// attack, in bytes.
 const REFUSED_PAYLOAD_MAX: u64 = 64 << 20;
-/// The requests that are begun before replies are looked after: small, so that a client takes up
-/// the first replies while the server works on the rest of what it sent.
-const BATCH: usize = 4;
+/// The least number of requests that are begun before replies are looked after: small, so that a
+/// client takes up the first replies while the server works on the rest of what it sent.
+const BATCH_MIN: usize = 4;
 
 impl Transmission {
     /// Whether more may be read from the client now.
@@ -100,6 +100,7 @@ impl Transmission {
     pub(super) fn parse(&mut self) {
         self.unparsed = false;
         let mut submitted = 0;
+        let batch = self.batch();
         while self.partial.is_none() && self.phase == Phase::Open && !self.restack {
             if let Some(refused) = &mut self.refused {
                 let count = refused.left.min((self.end - self.begin) as u64);
@@ -125,7 +126,7 @@ impl Transmission {
             if !self.has_room(charge(&header)) {
                 break;
             }
-            if submitted == BATCH {
+            if submitted == batch {
                 self.unparsed = true;
                 break;
             }
@@ -142,6 +143,19 @@ impl Transmission {
             self.begin = 0;
             self.end = 0;
         }
+    }
+
+    /// How many requests to begin before replies are looked after: half of those that wait.
+    ///
+    /// Where many wait, the server is behind its client, which sleeps until there is a reply. To
+    /// wake it costs as much as several requests, so few replies at a time would keep the server
+    /// behind.
+    fn batch(&self) -> usize {
+        let bytes = &self.input[self.begin..self.end];
+        let Some(first) = RequestHeader::parse(bytes, self.mode) else { return BATCH_MIN };
+        let payload = if first.command == command::WRITE { first.length } else { 0 };
+        let length = payload.saturating_add(self.mode.request_length() as u64);
+        (bytes.len() as u64 / length / 2).max(BATCH_MIN as u64) as usize
     }
 
     fn begin_request(&mut self, header: &RequestHeader) {
