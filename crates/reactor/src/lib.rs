@@ -304,6 +304,11 @@ impl Reactor {
         self.rounds
     }
 
+    /// How many entries wait to be handed to the kernel.
+    pub fn unsubmitted(&self) -> usize {
+        self.unsubmitted
+    }
+
     /// Whether entries wait to be handed to the kernel.
     pub fn has_unsubmitted(&self) -> bool {
         self.unsubmitted > 0

@@ -197,7 +197,21 @@ impl FileQueue {
         // SAFETY: the slot keeps the request's buffers, and the shared file stays open, until the
         // event is seen; the segment list is on the heap and does not move with the slot.
         unsafe { context.reactor().push(self.owner, token as u64, entry) };
+        if self.shared.direct {
+            self.hand_over(context.reactor());
+        }
         0
+    }
+
+    /// Hands what waits to the kernel once it is as much as the disk has to do: a disk with nothing
+    /// to do begins with the first request rather than with the last of a batch, and a busy one gets
+    /// large batches, which cost less.
+    fn hand_over(&self, reactor: &mut Reactor) {
+        let waiting = reactor.unsubmitted();
+        if waiting >= self.pending.count().saturating_sub(waiting) {
+            // A ring that is refused is refused again where the thread's round ends.
+            let _ = reactor.submit();
+        }
     }
 
     fn entry(&self, slot: &Slot) -> squeue::Entry {
