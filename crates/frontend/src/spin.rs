@@ -5,9 +5,17 @@
 //! and falls to nothing after the first long one: an idle connection uses no CPU, and a slow one
 //! next to none. A thread that loses its processor while it looks is in somebody's way: it looks
 //! no more for a while.
+//!
+//! A thread that sleeps measures its own wake-up too, so work that comes soon seems to come late.
+//! After sleeps that were not much longer than a look, one look is tried now and then: more rarely
+//! each time that it is in vain.
 
 /// The first look, in nanoseconds.
 const SPIN_NS_MIN: u64 = 10_000;
+/// Sleeps up to so many times the longest look may be short ones with a slow wake-up.
+const REACH: u64 = 4;
+/// The most sleeps between two looks that are tried.
+const TRIAL_INTERVAL_MAX: u32 = 64;
 /// Two steps of a look that are further apart than this had someone else between them, in
 /// nanoseconds.
 const STEP_NS_MAX: u64 = 25_000;
@@ -21,7 +29,13 @@ const YIELD_NS_MAX: u64 = 1_280_000_000;
 pub(crate) struct Spin {
     /// The longest look; 0 never looks.
     most_ns: u64,
+    /// Sleeps up to this may have been short ones, in nanoseconds.
+    reach_ns: u64,
     limit_ns: u64,
+    /// How many sleeps that may have been short go before the next look that is tried, and how many
+    /// there were.
+    trial_interval: u32,
+    sleeps: u32,
     yield_until_ns: u64,
     /// How long the last way was given, in nanoseconds.
     yield_ns: u64,
@@ -32,7 +46,22 @@ pub(crate) struct Spin {
 impl Spin {
     /// Looks for `most_ns` at the longest; 0 never looks.
     pub fn new(most_ns: u64) -> Self {
-        Self { most_ns, limit_ns: 0, yield_until_ns: 0, yield_ns: 0, preemptions: 0 }
+        Self {
+            most_ns,
+            reach_ns: most_ns * REACH,
+            limit_ns: 0,
+            trial_interval: 1,
+            sleeps: 0,
+            yield_until_ns: 0,
+            yield_ns: 0,
+            preemptions: 0,
+        }
+    }
+
+    /// As [`new`](Self::new), for what takes as long as it does: no look is tried after a sleep that
+    /// was too long.
+    pub fn without_trials(most_ns: u64) -> Self {
+        Self { reach_ns: 0, ..Self::new(most_ns) }
     }
 
     /// How long to look for work before sleeping, in nanoseconds; 0 is not at all.
@@ -62,11 +91,26 @@ impl Spin {
 
     /// Learns that work came `idle_ns` after the thread ran out of it and that it slept meanwhile.
     pub fn slept(&mut self, idle_ns: u64) {
-        if idle_ns > self.most_ns {
-            self.limit_ns = 0;
-        } else {
+        if idle_ns <= self.most_ns {
             self.limit_ns = (self.limit_ns * 2).max(SPIN_NS_MIN).min(self.most_ns);
+            return;
         }
+        self.limit_ns = 0;
+        if idle_ns > self.reach_ns {
+            return;
+        }
+        self.sleeps += 1;
+        if self.sleeps >= self.trial_interval {
+            self.sleeps = 0;
+            self.trial_interval = (self.trial_interval * 2).min(TRIAL_INTERVAL_MAX);
+            self.limit_ns = self.most_ns;
+        }
+    }
+
+    /// Learns that work came while the thread looked.
+    pub fn found(&mut self) {
+        self.trial_interval = 1;
+        self.sleeps = 0;
     }
 }
 
@@ -95,11 +139,36 @@ mod tests {
             spin.slept(25_000);
         }
         assert_eq!(spin.limit_ns(0), MOST_NS);
-        spin.slept(60_000);
+        spin.slept(MOST_NS * REACH + 1);
         assert_eq!(spin.limit_ns(0), 0);
         let mut never = Spin::new(0);
         never.slept(0);
         assert_eq!(never.limit_ns(0), 0);
+    }
+
+    #[test]
+    fn a_look_is_tried_more_and_more_rarely_where_the_wake_up_may_be_what_is_slow() {
+        let mut spin = Spin::new(MOST_NS);
+        let mut looks = 0;
+        for _ in 0..10_000 {
+            spin.slept(2 * MOST_NS);
+            looks += u32::from(spin.limit_ns(0) > 0);
+        }
+        assert!((100..200).contains(&looks), "{looks}");
+        // A look that is not in vain is kept up.
+        while spin.limit_ns(0) == 0 {
+            spin.slept(2 * MOST_NS);
+        }
+        spin.found();
+        assert_eq!(spin.limit_ns(0), MOST_NS);
+        spin.slept(2 * MOST_NS);
+        assert_eq!(spin.limit_ns(0), MOST_NS, "one in vain among many that are not");
+        spin.slept(1_000_000_000);
+        assert_eq!(spin.limit_ns(0), 0);
+        for _ in 0..1000 {
+            spin.slept(MOST_NS * REACH + 1);
+            assert_eq!(spin.limit_ns(0), 0, "nothing is tried for a client that is slow");
+        }
     }
 
     #[test]

@@ -353,6 +353,7 @@ impl Transmission {
                     std::hint::spin_loop();
                 }
                 if self.receive() || self.reactor.is_ready() {
+                    self.spin.found();
                     return Ok(());
                 }
                 let before_ns = now_ns;
