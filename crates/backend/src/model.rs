@@ -12,10 +12,11 @@ mod hdd;
 mod ssd;
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fathom_block::{
-    Capabilities, Crossing, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
+    Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
 
 pub use hdd::HddParameters;
@@ -124,8 +125,8 @@ impl Layer for Model {
         Capabilities { rotational: self.rotational, ..below }
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
-        LayerPart::queue(ModelQueue { state: Arc::clone(&self.state) })
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(ModelQueue { state: Arc::clone(&self.state) }))
     }
 }
 

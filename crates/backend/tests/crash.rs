@@ -2,10 +2,12 @@
 
 mod support;
 
+use std::io;
 use std::sync::Arc;
 
 use fathom_block::{
-    Backend, Capabilities, Crossing, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
+    Backend, Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome,
+    Request,
 };
 use fathom_layers::{Fault, FaultEffect, FaultRule};
 use fathom_sim::{
@@ -132,8 +134,8 @@ impl Layer for Liar {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
-        LayerPart::queue(*self)
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(*self))
     }
 }
 

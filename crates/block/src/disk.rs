@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::failures::Failures;
 use crate::geometry::{Capabilities, Geometry};
 use crate::layer::{LAYERS_MAX, Layer};
+use crate::open::Offer;
 use crate::request::{ErrorKind, SERIAL_LENGTH};
 use crate::stack::{Stack, StackCounters};
 
@@ -43,7 +44,9 @@ pub struct DiskOptions {
 pub struct Disk {
     options: DiskOptions,
     serial: [u8; SERIAL_LENGTH],
+    /// The size that front ends see, and that of the back end.
     capacity: AtomicU64,
+    store_capacity: AtomicU64,
     geometry: Geometry,
     backend: Arc<dyn Backend>,
     layers: RwLock<Vec<Arc<dyn Layer>>>,
@@ -72,19 +75,26 @@ impl Disk {
         for (target, source) in serial.iter_mut().zip(options.serial.bytes()) {
             *target = source;
         }
-        Ok(Arc::new(Self {
+        let store_capacity = backend.capacity();
+        let mut disk = Self {
             options,
             serial,
-            capacity: AtomicU64::new(backend.capacity()),
+            capacity: AtomicU64::new(store_capacity),
+            store_capacity: AtomicU64::new(store_capacity),
             geometry: backend.geometry(),
             backend,
-            layers: RwLock::new(layers),
+            layers: RwLock::default(),
             layers_version: AtomicU64::new(0),
             listeners: Mutex::new(Vec::new()),
             counters: StackCounters::default(),
             failures: Failures::default(),
             queues: AtomicU64::new(0),
-        }))
+        };
+        let top = disk.ladder(&layers)[0];
+        disk.capacity = AtomicU64::new(top.capacity);
+        disk.geometry = top.geometry;
+        disk.layers = RwLock::new(layers);
+        Ok(Arc::new(disk))
     }
 
     /// The disk's name.
@@ -107,6 +117,18 @@ impl Disk {
         self.capacity.load(Ordering::Relaxed)
     }
 
+    /// The size of the back end, in bytes, as the crossings are to honour it.
+    pub(crate) fn store_capacity(&self) -> u64 {
+        self.store_capacity.load(Ordering::Relaxed)
+    }
+
+    /// Takes up the back end's capacity. Whether front ends see another one than before.
+    fn measure(&self, store_capacity: u64) -> bool {
+        self.store_capacity.store(store_capacity, Ordering::Relaxed);
+        let top = self.ladder(&self.layers())[0].capacity;
+        self.capacity.swap(top, Ordering::Relaxed) != top
+    }
+
     /// The sizes that do not change.
     pub fn geometry(&self) -> Geometry {
         self.geometry
@@ -124,7 +146,7 @@ impl Disk {
 
     /// What the disk offers to its front ends.
     pub fn capabilities(&self) -> Capabilities {
-        self.ladder(&self.layers())[0]
+        self.ladder(&self.layers())[0].capabilities
     }
 
     /// What the crossings refused.
@@ -140,30 +162,29 @@ impl Disk {
     /// Opens the disk for one queue, served by the thread that owns `reactor`.
     ///
     /// # Errors
-    /// When the back end cannot open a queue.
+    /// When the back end, a layer, or a further store of a layer cannot open a queue.
     pub fn open_queue(self: &Arc<Self>, reactor: &mut Reactor, clock: Clock) -> io::Result<Stack> {
         let queue = self.queues.fetch_add(1, Ordering::Relaxed);
         let layers = self.layers();
         let backend = self.backend.open_queue(reactor)?;
-        let opened = layers.iter().map(|layer| layer.open_queue(queue)).collect();
-        Ok(Stack::new(Arc::clone(self), queue, opened, backend, self.ladder(&layers), clock))
+        Stack::open(Arc::clone(self), queue, layers, backend, reactor, clock)
     }
 
-    /// Gives the disk another size and tells the front ends.
+    /// Gives the back end another size and tells the front ends. `capacity` is in bytes of the back
+    /// end; layers may show another size.
     ///
     /// # Errors
     /// What the back end says. [`capacity`](Self::capacity) says which size holds then: it may be
     /// the new one, where it could not be made durable.
     pub fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
         let before = self.capacity();
-        if capacity < before {
+        if capacity < self.store_capacity() {
             // First, so that the crossings refuse what reaches behind the new end.
-            self.capacity.store(capacity, Ordering::Relaxed);
+            self.measure(capacity);
         }
         let resized = self.backend.resize(capacity);
-        let after = self.backend.capacity();
-        self.capacity.store(after, Ordering::Relaxed);
-        if resized.is_ok() || after != before {
+        self.measure(self.backend.capacity());
+        if resized.is_ok() || self.capacity() != before {
             self.tell(DiskChange::Resized);
         }
         resized
@@ -173,14 +194,22 @@ impl Disk {
     /// as nothing is in flight.
     ///
     /// # Errors
-    /// [`ErrorKind::TooLong`] when there are more than [`LAYERS_MAX`] layers.
+    /// [`ErrorKind::TooLong`] when there are more than [`LAYERS_MAX`] layers, and
+    /// [`ErrorKind::Unsupported`] when the disk would have another [geometry](Self::geometry), which
+    /// its clients know for good.
     pub fn restack(&self, layers: Vec<Arc<dyn Layer>>) -> Result<(), ErrorKind> {
         if layers.len() > LAYERS_MAX {
             return Err(ErrorKind::TooLong);
         }
+        if self.ladder(&layers)[0].geometry != self.geometry {
+            return Err(ErrorKind::Unsupported);
+        }
         *self.layers.write().expect("no holder of this lock panics") = layers;
         self.layers_version.fetch_add(1, Ordering::SeqCst);
         self.tell(DiskChange::Restacked);
+        if self.measure(self.store_capacity()) {
+            self.tell(DiskChange::Resized);
+        }
         Ok(())
     }
 
@@ -200,14 +229,22 @@ impl Disk {
     }
 
     /// What each level offers to the one above it: the layers from the top, then the back end.
-    fn ladder(&self, layers: &[Arc<dyn Layer>]) -> Vec<Capabilities> {
-        let mut below = self.backend.capabilities();
+    pub(crate) fn ladder(&self, layers: &[Arc<dyn Layer>]) -> Vec<Offer> {
+        let mut below = Offer {
+            capabilities: self.backend.capabilities(),
+            geometry: self.backend.geometry(),
+            capacity: self.store_capacity(),
+        };
         if self.options.read_only {
-            below = below.read_only();
+            below.capabilities = below.capabilities.read_only();
         }
         let mut ladder = vec![below];
         for layer in layers.iter().rev() {
-            below = layer.capabilities(below);
+            below = Offer {
+                capabilities: layer.capabilities(below.capabilities),
+                geometry: layer.geometry(below.geometry),
+                capacity: layer.capacity(below.capacity),
+            };
             ladder.push(below);
         }
         ladder.reverse();

@@ -11,32 +11,42 @@
 //!            Stack::completed ◀── layer 0 ◀── layer 1 ◀── … ◀──┘
 //! ```
 
+mod aside;
 mod backend;
 mod buffer;
 mod clock;
+mod crossing;
 mod disk;
 mod failures;
 mod geometry;
 mod layer;
 mod mapping;
 mod observer;
+mod open;
 mod problem;
 mod request;
+mod split;
 mod stack;
+mod waker;
 
+pub use aside::StoreId;
 pub use backend::{Backend, BackendContext, BackendQueue};
 pub use buffer::{Buffers, GuestAddress};
 pub use clock::Clock;
+pub use crossing::Crossing;
 pub use disk::{ChangeListener, Disk, DiskChange, DiskOptions};
 pub use failures::{FailureCounts, Failures};
 pub use fathom_insight::{Facts, Insight, IoClass, Kind, Part};
 pub use geometry::{Capabilities, Geometry, SECTOR_SIZE};
-pub use layer::{Crossing, LAYERS_MAX, Layer, LayerPart, LayerQueue};
+pub use layer::{LAYERS_MAX, Layer, LayerPart, LayerQueue};
 pub use mapping::{Budget, LossCause, Mapping, MemoryOwner, faults};
 pub use observer::{Observed, Observer, Place};
+pub use open::{Offer, OpenContext};
 pub use problem::BackendProblem;
 pub use request::{
     Allocation, Course, ErrorKind, Extent, Flags, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
     SERIAL_LENGTH,
 };
+pub use split::Split;
 pub use stack::{Stack, StackCounters};
+pub use waker::Waker;

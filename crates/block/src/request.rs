@@ -4,8 +4,11 @@ use std::fmt;
 
 use fathom_insight::{Insight, Part};
 
+use crate::aside::StoreId;
 use crate::buffer::{Buffers, GuestAddress};
+use crate::geometry::Capabilities;
 use crate::layer::LAYERS_MAX;
+use crate::split::Split;
 
 /// The longest read or write, in bytes: 32 MiB, what NBD clients take for granted.
 /// Discards and zeroes carry no data and may be longer.
@@ -243,6 +246,10 @@ pub struct Request {
     pub flags: Flags,
     /// The level that made the request: 0 for the front end, n + 1 for layer n.
     pub(crate) origin: usize,
+    /// The store that it was submitted to; `None` on the way down.
+    pub(crate) store: Option<StoreId>,
+    /// The request of which it is a piece.
+    pub(crate) split: Option<Split>,
     /// Free for whoever made the request: a descriptor index, a client's cookie.
     pub token: u64,
     /// The guest-physical address of the request's own header, where a guest asked.
@@ -271,6 +278,49 @@ impl Request {
     /// The first byte behind the range, or `None` where it does not fit 64 bits.
     pub fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.length)
+    }
+
+    /// The store that did it, where a layer submitted it to one; `None` where the part below did it.
+    pub fn store(&self) -> Option<StoreId> {
+        self.store
+    }
+
+    /// Refuses a request that contradicts itself or asks for more than a part of the stack, or a
+    /// store, offers.
+    pub(crate) fn check(
+        &self,
+        capabilities: &Capabilities,
+        capacity: u64,
+        alignment_mask: u64,
+    ) -> Result<(), ErrorKind> {
+        match self.operation {
+            // Everything can say that all of a range is data.
+            Operation::Extents => {}
+            _ => capabilities.check(self)?,
+        }
+        if self.operation.has_range() {
+            let end = self.end().ok_or(ErrorKind::OutOfRange)?;
+            if end > capacity {
+                return Err(ErrorKind::OutOfRange);
+            }
+            if self.length == 0 {
+                return Err(ErrorKind::Malformed);
+            }
+            if (self.offset | self.length) & alignment_mask != 0 {
+                return Err(ErrorKind::Misaligned);
+            }
+        } else if self.offset != 0 || self.length != 0 {
+            return Err(ErrorKind::Malformed);
+        }
+        if self.operation.carries_data() {
+            if self.length > REQUEST_LENGTH_MAX {
+                return Err(ErrorKind::TooLong);
+            }
+            if self.buffers.length() != self.length {
+                return Err(ErrorKind::Malformed);
+            }
+        }
+        Ok(())
     }
 
     /// Takes over what is known of `whole`, of which this request is the `length` bytes from
@@ -311,6 +361,8 @@ impl Request {
         self.insight.parts.shrink_to(PARTS_KEPT_MAX);
         self.course = Course::default();
         self.extents.clear();
+        self.store = None;
+        self.split = None;
         self.token = 0;
         self.words = [0; LAYERS_MAX];
     }

@@ -7,17 +7,18 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fathom_reactor::{Event, Reactor};
+use fathom_reactor::{Event, Pending, Reactor};
 
+use crate::aside::Aside;
 use crate::backend::{BackendContext, BackendQueue};
 use crate::clock::{Clock, Moment};
+use crate::crossing::{Crossing, Held, Pool, Step, Steps};
 use crate::disk::Disk;
 use crate::geometry::Capabilities;
-use crate::layer::{Crossing, Held, LayerPart, LayerQueue, Pool, Step, Steps};
+use crate::layer::{Layer, LayerPart, LayerQueue};
 use crate::observer::Place;
-use crate::request::{
-    Allocation, ErrorKind, Extent, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
-};
+use crate::open::{Offer, OpenContext};
+use crate::request::{Allocation, ErrorKind, Extent, Operation, Outcome, Request};
 
 /// What a crossing refused, counted for the whole disk.
 #[derive(Debug, Default)]
@@ -33,11 +34,14 @@ pub struct StackCounters {
 /// [`completed`](Self::completed). [`deadline_ns`](Self::deadline_ns) says how long it may sleep.
 pub struct Stack {
     disk: Arc<Disk>,
+    /// The layers, and the part of each in this queue.
+    members: Vec<Arc<dyn Layer>>,
     layers: Vec<LayerPart>,
     backend: Box<dyn BackendQueue>,
     /// What each level offers to the one above: the layers', then the back end's.
-    capabilities: Vec<Capabilities>,
-    alignment_mask: u64,
+    offers: Vec<Offer>,
+    /// The back end's capacity when the offers were made.
+    store_capacity: u64,
     /// The first of the layers above the back end that only look on, or the number of layers.
     tail: usize,
     clock: Clock,
@@ -53,6 +57,11 @@ pub struct Stack {
     holding: Vec<Held>,
     held: BinaryHeap<Held>,
     held_count: u64,
+    aside: Aside,
+    /// What the kernel has of this thread.
+    pending: Pending,
+    /// What takes this stack's place once nothing is under way.
+    successor: Option<Box<Stack>>,
     completed: VecDeque<(Box<Request>, Outcome)>,
     in_flight: usize,
     /// The time of this round by the clock, or 0 where nobody has asked yet.
@@ -62,24 +71,41 @@ pub struct Stack {
 }
 
 impl Stack {
-    pub(crate) fn new(
+    /// Opens `layers` over `backend` for one queue.
+    ///
+    /// # Errors
+    /// When a layer cannot be opened, or a store of its.
+    pub(crate) fn open(
         disk: Arc<Disk>,
         queue: u64,
-        layers: Vec<LayerPart>,
+        members: Vec<Arc<dyn Layer>>,
         backend: Box<dyn BackendQueue>,
-        capabilities: Vec<Capabilities>,
+        reactor: &mut Reactor,
         clock: Clock,
-    ) -> Self {
-        debug_assert_eq!(capabilities.len(), layers.len() + 1);
-        let alignment_mask = u64::from(disk.geometry().alignment) - 1;
+    ) -> io::Result<Self> {
+        let offers = disk.ladder(&members);
+        let mut aside = Aside::default();
+        let mut layers = Vec::with_capacity(members.len());
+        for (level, layer) in members.iter().enumerate() {
+            let mut context = OpenContext {
+                queue,
+                level,
+                below: offers[level + 1],
+                clock: &clock,
+                reactor,
+                aside: &mut aside,
+            };
+            layers.push(layer.open_queue(&mut context)?);
+        }
         let takes = |layer: &LayerPart| matches!(layer, LayerPart::Queue(_));
         let tail = layers.iter().rposition(takes).map_or(0, |last| last + 1);
-        Self {
+        Ok(Self {
+            store_capacity: offers[members.len()].capacity,
             disk,
+            members,
             layers,
             backend,
-            capabilities,
-            alignment_mask,
+            offers,
             tail,
             clock,
             pool: Pool::new(queue),
@@ -89,11 +115,14 @@ impl Stack {
             holding: Vec::new(),
             held: BinaryHeap::new(),
             held_count: 0,
+            aside,
+            pending: reactor.pending(),
+            successor: None,
             completed: VecDeque::new(),
             in_flight: 0,
             round_ns: Cell::new(0),
             rounds: 0,
-        }
+        })
     }
 
     /// The disk that this stack belongs to.
@@ -103,7 +132,7 @@ impl Stack {
 
     /// What the disk offers to its front end.
     pub fn capabilities(&self) -> Capabilities {
-        self.capabilities[0]
+        self.offers[0].capabilities
     }
 
     /// A blank request for the front end to fill in.
@@ -127,6 +156,7 @@ impl Stack {
     /// [`settle`](Self::settle).
     pub fn begin(&mut self, mut request: Box<Request>, reactor: &Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
+        debug_assert!(!self.is_closing(), "a queue that closes takes no requests");
         request.course.ahead = u32::try_from(self.in_flight).unwrap_or(u32::MAX);
         self.in_flight += 1;
         self.look_at_round(reactor);
@@ -153,10 +183,20 @@ impl Stack {
         let mut context =
             BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
         self.backend.event(event, &mut context);
+        if self.aside.has_stores() {
+            self.aside.event(event, reactor, &self.clock);
+        }
+        let woken = self.aside.alarm.as_ref().map_or(0, |alarm| alarm.take(event, reactor));
+        self.advance_layers(woken);
         self.run(reactor);
+        if let Some(successor) = &mut self.successor {
+            successor.event(event, reactor);
+            self.succeed(reactor);
+        }
     }
 
-    /// Resumes held requests that are due and lets the back end make its round.
+    /// Resumes held requests that are due, lets layers that asked for it make their round, and the
+    /// back end and further stores make theirs.
     pub fn advance(&mut self, reactor: &mut Reactor) {
         self.round_ns.set(0);
         if !self.held.is_empty() {
@@ -170,11 +210,67 @@ impl Stack {
                 self.run(reactor);
             }
         }
+        if self.aside.wakes.next_ns() != u64::MAX {
+            let now_ns = self.clock.now_ns();
+            if self.aside.wakes.next_ns() <= now_ns {
+                let due = self.aside.wakes.take_due(now_ns);
+                self.advance_layers(due);
+            }
+        }
         let mut context =
             BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
         self.backend.advance(&mut context);
+        if self.aside.has_stores() {
+            self.aside.advance(reactor, &self.clock);
+        }
         self.run(reactor);
         self.round_ns.set(0);
+        if self.successor.is_some() {
+            self.succeed(reactor);
+        }
+    }
+
+    /// Lets the layers at `levels`, bits, make their round.
+    fn advance_layers(&mut self, mut levels: u32) {
+        while levels != 0 {
+            let level = levels.trailing_zeros() as usize;
+            levels &= levels - 1;
+            if let Some((layer, mut crossing)) = self.layer(level) {
+                layer.advance(&mut crossing);
+            }
+        }
+    }
+
+    /// Has `successor` take this stack's place as soon as nothing is under way in this one: its
+    /// layers finish what they have begun. Nothing of the owner's may be under way, and nothing may
+    /// be submitted while the stack [is closing](Self::is_closing).
+    pub fn replace(&mut self, successor: Self, reactor: &mut Reactor) {
+        debug_assert_eq!(self.in_flight, 0, "a front end drains its queue first");
+        self.successor = Some(Box::new(successor));
+        for level in 0..self.layers.len() {
+            if let Some((layer, mut crossing)) = self.layer(level) {
+                layer.close(&mut crossing);
+            }
+        }
+        self.run(reactor);
+        self.succeed(reactor);
+    }
+
+    /// Whether another stack is about to take this one's place.
+    pub fn is_closing(&self) -> bool {
+        self.successor.is_some()
+    }
+
+    /// Lets the successor in, if there is one and nothing is under way any more.
+    fn succeed(&mut self, reactor: &mut Reactor) {
+        if !self.is_drained() {
+            return;
+        }
+        let Some(successor) = self.successor.take() else { return };
+        let predecessor = std::mem::replace(self, *successor);
+        if let Some(alarm) = &predecessor.aside.alarm {
+            alarm.close(reactor);
+        }
     }
 
     /// Forgets the time of the round when another has begun.
@@ -187,7 +283,9 @@ impl Stack {
 
     /// When [`advance`](Self::advance) must be called at the latest, by the stack's clock.
     pub fn deadline_ns(&self) -> Option<u64> {
-        self.held.peek().map(|held| held.deadline_ns)
+        let held_ns = self.held.peek().map_or(u64::MAX, |held| held.deadline_ns);
+        let deadline_ns = held_ns.min(self.aside.wakes.next_ns());
+        (deadline_ns != u64::MAX).then_some(deadline_ns)
     }
 
     /// The time by the stack's clock, in nanoseconds.
@@ -215,6 +313,17 @@ impl Stack {
         self.in_flight
     }
 
+    /// How many requests of layers' own are under way: background work, and parts of requests that
+    /// were submitted.
+    pub fn in_flight_of_layers(&self) -> usize {
+        self.pool.own()
+    }
+
+    /// Whether nothing is under way, neither of the owner's nor of the layers'.
+    pub fn is_drained(&self) -> bool {
+        self.in_flight == 0 && self.pool.own() == 0
+    }
+
     /// The layer at `level`, and what it can reach; `None` for one that looks on.
     fn layer(&mut self, level: usize) -> Option<(&mut dyn LayerQueue, Crossing<'_>)> {
         let crossing = Crossing {
@@ -222,6 +331,7 @@ impl Stack {
             steps: &mut self.steps,
             held: &mut self.holding,
             pool: &mut self.pool,
+            aside: &mut self.aside,
             moment: Moment { clock: &self.clock, round_ns: &self.round_ns },
         };
         match &mut self.layers[level] {
@@ -235,7 +345,11 @@ impl Stack {
         loop {
             self.take_steps();
             self.send(reactor);
-            if self.finished.is_empty() {
+            if self.aside.is_busy() {
+                let refused = self.aside.send(reactor, &self.clock);
+                self.disk.counters().refused.fetch_add(refused, Ordering::Relaxed);
+                self.come_back();
+            } else if self.finished.is_empty() {
                 break;
             }
             self.rise();
@@ -271,12 +385,33 @@ impl Stack {
         self.finished = finished;
     }
 
+    /// Lets the layers have what their further stores are done with.
+    fn come_back(&mut self) {
+        let mut finished = self.aside.finished();
+        for (request, outcome) in finished.drain(..) {
+            if let Some(split) = request.split {
+                self.aside.splits.note(split, outcome);
+            }
+            let level = self.aside.level(&request).unwrap_or_default();
+            if let Some((layer, mut crossing)) = self.layer(level) {
+                layer.returned(request, outcome, &mut crossing);
+            }
+            self.take_steps();
+        }
+        self.aside.reuse(finished);
+    }
+
     /// Takes the steps of the layers until none is left.
     fn take_steps(&mut self) {
         while let Some(step) = self.steps.pop() {
             match step {
                 Step::Down { level, request } => self.down(level, request),
                 Step::Up { level, request, outcome } => self.up(level, request, outcome),
+                Step::Gathered { level, parent, outcome } => {
+                    if let Some((layer, mut crossing)) = self.layer(level) {
+                        layer.gathered(parent, outcome, &mut crossing);
+                    }
+                }
             }
         }
     }
@@ -291,7 +426,7 @@ impl Stack {
             let LayerPart::Observer(observer) = layer else { continue };
             observer.down(&mut self.sending, Place { level, moment });
         }
-        let knows_extents = self.capabilities[self.layers.len()].extents;
+        let knows_extents = self.offers[self.layers.len()].capabilities.extents;
         let mut context =
             BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
         for mut request in self.sending.drain(..) {
@@ -338,6 +473,9 @@ impl Stack {
 
     /// The crossing upward: to the maker of the request, or to the layer above `level`.
     fn up(&mut self, level: usize, request: Box<Request>, outcome: Outcome) {
+        if let Some(split) = request.split {
+            self.aside.splits.note(split, outcome);
+        }
         let mut done = (request, outcome);
         for above in (0..level).rev() {
             let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
@@ -356,35 +494,37 @@ impl Stack {
         self.completed.push_back(done);
     }
 
-    fn check(&self, level: usize, request: &Request) -> Result<(), ErrorKind> {
-        let capabilities = &self.capabilities[level];
-        match request.operation {
-            // Everything can say that all of a range is data.
-            Operation::Extents => {}
-            _ => capabilities.check(request)?,
+    /// Whether `level` may be asked for `request`.
+    fn check(&mut self, level: usize, request: &Request) -> Result<(), ErrorKind> {
+        let store_capacity = self.disk.store_capacity();
+        if store_capacity != self.store_capacity {
+            self.store_capacity = store_capacity;
+            self.measure();
         }
-        if request.operation.has_range() {
-            let end = request.end().ok_or(ErrorKind::OutOfRange)?;
-            if end > self.disk.capacity() {
-                return Err(ErrorKind::OutOfRange);
-            }
-            if request.length == 0 {
-                return Err(ErrorKind::Malformed);
-            }
-            if (request.offset | request.length) & self.alignment_mask != 0 {
-                return Err(ErrorKind::Misaligned);
-            }
-        } else if request.offset != 0 || request.length != 0 {
-            return Err(ErrorKind::Malformed);
+        let offer = &self.offers[level];
+        let alignment_mask = u64::from(offer.geometry.alignment) - 1;
+        request.check(&offer.capabilities, offer.capacity, alignment_mask)
+    }
+
+    /// Takes up the capacity of the store.
+    #[cold]
+    fn measure(&mut self) {
+        let mut capacity = self.store_capacity;
+        self.offers[self.members.len()].capacity = capacity;
+        let levels = self.members.len();
+        for (offer, layer) in self.offers[..levels].iter_mut().zip(&self.members).rev() {
+            capacity = layer.capacity(capacity);
+            offer.capacity = capacity;
         }
-        if request.operation.carries_data() {
-            if request.length > REQUEST_LENGTH_MAX {
-                return Err(ErrorKind::TooLong);
-            }
-            if request.buffers.length() != request.length {
-                return Err(ErrorKind::Malformed);
-            }
+    }
+}
+
+impl Drop for Stack {
+    /// The memory of what is split over requests that the kernel still works on must stay, as that
+    /// of requests themselves does.
+    fn drop(&mut self) {
+        if self.pending.count() > 0 {
+            self.aside.splits.leak();
         }
-        Ok(())
     }
 }

@@ -3,12 +3,13 @@
 mod support;
 
 use std::cell::Cell;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use fathom_block::{
     Capabilities, Clock, Crossing, Disk, DiskOptions, ErrorKind, LAYERS_MAX, Layer, LayerPart,
-    LayerQueue, Operation, Outcome, Request, SERIAL_LENGTH,
+    LayerQueue, OpenContext, Operation, Outcome, Request, SERIAL_LENGTH,
 };
 use fathom_reactor::Reactor;
 
@@ -357,8 +358,8 @@ impl Layer for Watch {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
-        LayerPart::queue(Self(self.0.clone()))
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(Self(self.0.clone())))
     }
 }
 

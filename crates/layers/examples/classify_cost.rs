@@ -7,11 +7,12 @@
 
 mod support;
 
+use std::io;
 use std::sync::Arc;
 
 use fathom_block::{
-    Capabilities, Crossing, Facts, GuestAddress, Kind, Layer, LayerPart, LayerQueue, Outcome, Part,
-    Request,
+    Capabilities, Crossing, Facts, GuestAddress, Kind, Layer, LayerPart, LayerQueue, OpenContext,
+    Outcome, Part, Request,
 };
 use fathom_insight::ClassTable;
 use fathom_layers::classify::UsageOptions;
@@ -49,8 +50,8 @@ impl Layer for Oracle {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
-        LayerPart::queue(*self)
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(*self))
     }
 }
 

@@ -1,10 +1,11 @@
 //! A slower disk.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::{
-    Capabilities, Crossing, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
+    Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
 
 use crate::generator;
@@ -81,9 +82,9 @@ impl Layer for Delay {
         below
     }
 
-    fn open_queue(&self, queue: u64) -> LayerPart {
-        let random = generator(self.seed, queue);
-        LayerPart::queue(DelayQueue { times: Arc::clone(&self.times), random })
+    fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        let random = generator(self.seed, context.queue());
+        Ok(LayerPart::queue(DelayQueue { times: Arc::clone(&self.times), random }))
     }
 }
 

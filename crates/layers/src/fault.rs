@@ -9,13 +9,14 @@
 //! cable in mid-write.
 
 use std::collections::HashMap;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fathom_block::{
-    Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
-    SECTOR_SIZE,
+    Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, OpenContext, Operation,
+    Outcome, Request, SECTOR_SIZE,
 };
 
 use crate::generator;
@@ -142,13 +143,13 @@ impl Layer for Fault {
         below
     }
 
-    fn open_queue(&self, queue: u64) -> LayerPart {
-        LayerPart::queue(FaultQueue {
+    fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(FaultQueue {
             shared: Arc::clone(&self.shared),
-            random: generator(self.seed, queue),
+            random: generator(self.seed, context.queue()),
             partial: HashMap::new(),
             partial_count: 0,
-        })
+        }))
     }
 }
 

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use fathom_block::{Capabilities, Facts, Layer, LayerPart, Observer, Outcome, Place, Request};
+use fathom_block::{
+    Capabilities, Facts, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
+};
 use fathom_insight::Names;
 
 /// Where lines go. Called by the queue's thread: it must not block for long.
@@ -127,11 +129,11 @@ impl Layer for Log {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
-        LayerPart::observer(LogQueue {
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::observer(LogQueue {
             shared: Arc::clone(&self.shared),
             prefix: Arc::clone(&self.prefix),
-        })
+        }))
     }
 }
 

@@ -1,6 +1,9 @@
 //! The do-nothing layer.
 
-use fathom_block::{Capabilities, Crossing, Layer, LayerPart, LayerQueue, Outcome, Request};
+use fathom_block::{
+    Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Outcome, Request,
+};
+use std::io;
 
 /// A layer that hands everything on, for measuring what a crossing costs and as a first page for
 /// whoever writes a layer.
@@ -16,8 +19,8 @@ impl Layer for Passthrough {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
-        LayerPart::queue(Self)
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(Self))
     }
 }
 

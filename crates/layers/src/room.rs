@@ -1,10 +1,11 @@
 //! Writes that wait for room instead of failing.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fathom_block::{
-    Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, Outcome, Request,
+    Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, OpenContext, Outcome, Request,
 };
 
 /// How often a request that waits is tried again, in nanoseconds.
@@ -73,8 +74,8 @@ impl Layer for WaitForRoom {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
-        LayerPart::queue(RoomQueue { shared: Arc::clone(&self.shared) })
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(RoomQueue { shared: Arc::clone(&self.shared) }))
     }
 }
 

@@ -2,11 +2,12 @@
 
 mod support;
 
+use std::io;
 use std::sync::{Arc, Mutex};
 
 use fathom_block::{
     Capabilities, Crossing, Facts, GuestAddress, Insight, Kind, Layer, LayerPart, LayerQueue,
-    Operation, Outcome, Request,
+    OpenContext, Operation, Outcome, Request,
 };
 use fathom_insight::{ClassTable, Names, RequestFlags, Source};
 use fathom_introspect::{Guest, GuestMemory, Region};
@@ -48,8 +49,8 @@ impl Layer for Told {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
-        LayerPart::queue(Self(Arc::clone(&self.0)))
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(Self(Arc::clone(&self.0))))
     }
 }
 

@@ -202,6 +202,15 @@ impl Reactor {
         unsafe { self.enqueue(NOBODY, 0, entry) };
     }
 
+    /// Ends a [watch](Self::watch_always) of `owner` under `token`. Events of it that are under way
+    /// still arrive.
+    pub fn unwatch(&mut self, owner: Owner, token: u64) {
+        let mark = owner.0 | NAMES_NOTHING;
+        let data = (u64::from(mark) << TOKEN_BITS) | (token & TOKEN_MASK);
+        // SAFETY: a cancellation names no memory.
+        unsafe { self.enqueue(NOBODY, 0, opcode::PollRemove::new(data).build()) };
+    }
+
     /// Cancels everything and waits until nothing that names memory is under way, for `limit` at
     /// the longest. Returns whether that is so. Events are dropped: this is for an end in disorder.
     pub fn drain(&mut self, limit: Duration) -> bool {

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use fathom_block::{
     Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, Clock, Crossing, Disk,
-    DiskOptions, ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Observer, Operation, Outcome,
-    Place, Request, Stack,
+    DiskOptions, ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Observer, OpenContext,
+    Operation, Outcome, Place, Request, Stack,
 };
 use fathom_reactor::{Event, Reactor};
 
@@ -64,17 +64,17 @@ impl Layer for Probe {
         (self.capabilities)(below)
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
         let record = self.record.clone();
         if self.manner == Manner::Watch {
-            return LayerPart::observer(Watcher { name: self.name, record });
+            return Ok(LayerPart::observer(Watcher { name: self.name, record }));
         }
-        LayerPart::queue(ProbeQueue {
+        Ok(LayerPart::queue(ProbeQueue {
             name: self.name,
             manner: self.manner,
             record,
             parked: Vec::new(),
-        })
+        }))
     }
 }
 

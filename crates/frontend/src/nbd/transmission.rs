@@ -134,6 +134,8 @@ pub struct Transmission {
     phase: Phase,
     ending: Option<Ending>,
     restack: bool,
+    /// Another stack is about to take the place of this one; requests wait for it.
+    closing: bool,
     /// The client asked to leave, so nothing of it can still be on its way.
     bidden: bool,
     readable_watched: bool,
@@ -198,6 +200,7 @@ impl Transmission {
             phase: Phase::Open,
             ending: None,
             restack: false,
+            closing: false,
             bidden: false,
             readable_watched: false,
             writable_watched: false,
@@ -247,7 +250,12 @@ impl Transmission {
             if self.restack && self.stack.in_flight() == 0 {
                 self.restack = false;
                 let disk = Arc::clone(self.export.disk());
-                self.stack = disk.open_queue(&mut self.reactor, Clock::System)?;
+                let stack = disk.open_queue(&mut self.reactor, Clock::System)?;
+                self.stack.replace(stack, &mut self.reactor);
+                self.closing = true;
+            }
+            if self.closing && !self.stack.is_closing() {
+                self.closing = false;
                 self.unparsed = true;
                 continue;
             }

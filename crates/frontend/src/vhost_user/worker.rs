@@ -252,7 +252,11 @@ impl Worker {
 
     /// Whether requests are taken.
     fn is_serving(&self) -> bool {
-        self.enabled && !self.draining && !self.broken && !self.memory_owner.is_lost()
+        self.enabled
+            && !self.draining
+            && !self.broken
+            && !self.stack.is_closing()
+            && !self.memory_owner.is_lost()
     }
 
     /// Carries out once more what an earlier daemon had taken.
@@ -472,7 +476,7 @@ impl Worker {
     /// Opens the disk anew, with the layers that it has now. Nothing is in flight.
     pub(super) fn restack(&mut self) {
         match self.disk.open_queue(&mut self.reactor, Clock::System) {
-            Ok(stack) => self.stack = stack,
+            Ok(stack) => self.stack.replace(stack, &mut self.reactor),
             Err(error) => {
                 tracing::error!(disk = self.disk.name(), %error, "the layers stay as they were");
             }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::HashMap;
+use std::io;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -13,8 +14,8 @@ use std::time::Duration;
 
 use fathom_backend::Memory;
 use fathom_block::{
-    Capabilities, Crossing, Disk, DiskOptions, Layer, LayerPart, LayerQueue, Operation, Outcome,
-    Request,
+    Capabilities, Crossing, Disk, DiskOptions, Layer, LayerPart, LayerQueue, OpenContext,
+    Operation, Outcome, Request,
 };
 use fathom_frontend::nbd::{Address, Exports, Listener, ListenerOptions};
 use tempfile::TempDir;
@@ -119,8 +120,8 @@ impl Layer for Probe {
         Capabilities { force_unit_access: self.force_unit_access, ..below }
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
-        LayerPart::queue(ProbeQueue(self.delay_ns, Arc::clone(&self.counts)))
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(ProbeQueue(self.delay_ns, Arc::clone(&self.counts))))
     }
 }
 

@@ -3,6 +3,7 @@
 //! the same process is served on, and the server ends when it is asked to.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
-    Capabilities, Crossing, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
+    Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -232,10 +233,10 @@ impl Layer for Slow {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
         *self.opened.lock().unwrap() += 1;
         std::thread::sleep(self.opening);
-        LayerPart::queue(Self { seen: Arc::clone(&self.seen), ..Self::default() })
+        Ok(LayerPart::queue(Self { seen: Arc::clone(&self.seen), ..Self::default() }))
     }
 }
 

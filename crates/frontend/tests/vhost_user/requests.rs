@@ -1,9 +1,10 @@
 //! What a well-behaved guest may ask.
 
+use std::io;
 use std::sync::{Arc, Mutex};
 
 use fathom_block::{
-    Capabilities, Crossing, Layer, LayerPart, LayerQueue, Operation, Outcome, Request,
+    Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
 
 use crate::client::{
@@ -150,8 +151,8 @@ impl Layer for Recorder {
         below
     }
 
-    fn open_queue(&self, _queue: u64) -> LayerPart {
-        LayerPart::queue(Self(Arc::clone(&self.0)))
+    fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(Self(Arc::clone(&self.0))))
     }
 }
 

@@ -14,13 +14,14 @@ mod slow;
 mod table;
 mod usage;
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_block::{
-    Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, Outcome, Place, Request,
-    SECTOR_SIZE,
+    Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, OpenContext, Outcome, Place,
+    Request, SECTOR_SIZE,
 };
 use fathom_insight::{ClassTable, Names};
 use fathom_introspect::{RequestView, Resolver};
@@ -110,15 +111,15 @@ impl Layer for Classify {
         below
     }
 
-    fn open_queue(&self, queue: u64) -> LayerPart {
+    fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
         let table = self.shared.table.lock().unwrap_or_else(PoisonError::into_inner);
-        LayerPart::observer(ClassifyQueue {
+        Ok(LayerPart::observer(ClassifyQueue {
             table: Arc::clone(&table),
             shared: Arc::clone(&self.shared),
-            usage: UsageQueue::open(Arc::clone(&self.shared.usage), queue),
+            usage: UsageQueue::open(Arc::clone(&self.shared.usage), context.queue()),
             resolver: None,
             generation: 0,
-        })
+        }))
     }
 }
 

@@ -15,10 +15,13 @@ mod event;
 mod ring;
 mod snapshot;
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use fathom_block::{Capabilities, Layer, LayerPart, Observer, Outcome, Place, Request};
+use fathom_block::{
+    Capabilities, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
+};
 
 pub use counters::{SIZE_CLASSES, size_class, size_class_length_max};
 pub use event::{
@@ -176,10 +179,10 @@ impl Layer for Tap {
         below
     }
 
-    fn open_queue(&self, queue: u64) -> LayerPart {
-        let shard = Arc::new(Shard { queue, ..Shard::default() });
+    fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        let shard = Arc::new(Shard { queue: context.queue(), ..Shard::default() });
         self.shared.shards().open.push(Arc::clone(&shard));
-        LayerPart::observer(TapQueue { shared: Arc::clone(&self.shared), shard })
+        Ok(LayerPart::observer(TapQueue { shared: Arc::clone(&self.shared), shard }))
     }
 }
 

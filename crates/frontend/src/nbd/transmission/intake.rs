@@ -23,6 +23,7 @@ impl Transmission {
     pub(super) fn wants_input(&self) -> bool {
         self.phase == Phase::Open
             && !self.restack
+            && !self.stack.is_closing()
             && self.has_room(0)
             && self.end - self.begin < self.input.len()
     }
@@ -101,7 +102,11 @@ impl Transmission {
         self.unparsed = false;
         let mut submitted = 0;
         let batch = self.batch();
-        while self.partial.is_none() && self.phase == Phase::Open && !self.restack {
+        while self.partial.is_none()
+            && self.phase == Phase::Open
+            && !self.restack
+            && !self.stack.is_closing()
+        {
             if let Some(refused) = &mut self.refused {
                 let count = refused.left.min((self.end - self.begin) as u64);
                 refused.left -= count;

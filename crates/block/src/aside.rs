@@ -1,0 +1,162 @@
+//! What layers have beside the way down: further stores, splits, times and wakers.
+
+use std::io;
+use std::sync::Arc;
+
+use fathom_reactor::{Event, Reactor};
+
+use crate::backend::{Backend, BackendContext, BackendQueue};
+use crate::clock::Clock;
+use crate::layer::LAYERS_MAX;
+use crate::request::{ErrorKind, Outcome, Request};
+use crate::split::Splits;
+use crate::waker::Alarm;
+
+/// A further store of a layer's part in one queue, as
+/// [`OpenContext::open_store`](crate::OpenContext::open_store) gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreId(u16);
+
+/// A further store, opened for one queue.
+struct Store {
+    /// The layer that it belongs to.
+    level: usize,
+    backend: Arc<dyn Backend>,
+    queue: Box<dyn BackendQueue>,
+}
+
+/// When layers want their round.
+pub(crate) struct Wakes {
+    times_ns: [u64; LAYERS_MAX],
+    next_ns: u64,
+}
+
+impl Default for Wakes {
+    fn default() -> Self {
+        Self { times_ns: [u64::MAX; LAYERS_MAX], next_ns: u64::MAX }
+    }
+}
+
+impl Wakes {
+    pub(crate) fn set(&mut self, level: usize, deadline_ns: u64) {
+        self.times_ns[level] = self.times_ns[level].min(deadline_ns);
+        self.next_ns = self.next_ns.min(deadline_ns);
+    }
+
+    /// The earliest time, in nanoseconds; `u64::MAX` is never.
+    pub(crate) fn next_ns(&self) -> u64 {
+        self.next_ns
+    }
+
+    /// The levels whose time has come, as bits. They are not due again.
+    pub(crate) fn take_due(&mut self, now_ns: u64) -> u32 {
+        let mut due = 0;
+        self.next_ns = u64::MAX;
+        for (level, time_ns) in self.times_ns.iter_mut().enumerate() {
+            if *time_ns <= now_ns {
+                *time_ns = u64::MAX;
+                due |= 1 << level;
+            }
+            self.next_ns = self.next_ns.min(*time_ns);
+        }
+        due
+    }
+}
+
+/// See the module. Most queues use none of it: it costs them a look at three lengths.
+#[derive(Default)]
+pub(crate) struct Aside {
+    stores: Vec<Store>,
+    /// What layers submitted to their stores and no store has seen yet.
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    pub(crate) sending: Vec<Box<Request>>,
+    /// What stores have given back and no layer has seen yet.
+    finished: Vec<(Box<Request>, Outcome)>,
+    pub(crate) splits: Splits,
+    pub(crate) wakes: Wakes,
+    pub(crate) alarm: Option<Alarm>,
+}
+
+impl Aside {
+    /// Opens `backend` as a further store of the layer at `level`.
+    pub(crate) fn open(
+        &mut self,
+        level: usize,
+        backend: &Arc<dyn Backend>,
+        reactor: &mut Reactor,
+    ) -> io::Result<StoreId> {
+        let id = u16::try_from(self.stores.len()).map_err(io::Error::other)?;
+        let queue = backend.open_queue(reactor)?;
+        self.stores.push(Store { level, backend: Arc::clone(backend), queue });
+        Ok(StoreId(id))
+    }
+
+    /// Whether requests wait to be sent to a store, or to be handed to their layer.
+    #[inline]
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.sending.is_empty() || !self.finished.is_empty()
+    }
+
+    /// Whether there are stores.
+    #[inline]
+    pub(crate) fn has_stores(&self) -> bool {
+        !self.stores.is_empty()
+    }
+
+    /// Lets the stores have what was submitted to them. Returns how many requests were refused.
+    pub(crate) fn send(&mut self, reactor: &mut Reactor, clock: &Clock) -> u64 {
+        let mut refused = 0;
+        let mut sending = std::mem::take(&mut self.sending);
+        for request in sending.drain(..) {
+            let id = request.store.map_or(usize::MAX, |store| usize::from(store.0));
+            let checked = self.stores.get(id).ok_or(ErrorKind::Unsupported).and_then(|store| {
+                let backend = &store.backend;
+                let alignment = u64::from(backend.geometry().alignment);
+                request.check(&backend.capabilities(), backend.capacity(), alignment - 1)
+            });
+            if let Err(error) = checked {
+                refused += 1;
+                self.finished.push((request, Err(error)));
+                continue;
+            }
+            let mut context = BackendContext { reactor, clock, completed: &mut self.finished };
+            self.stores[id].queue.submit(request, &mut context);
+        }
+        self.sending = sending;
+        refused
+    }
+
+    /// Lets the stores have an event of the reactor.
+    pub(crate) fn event(&mut self, event: &Event, reactor: &mut Reactor, clock: &Clock) {
+        for store in &mut self.stores {
+            let mut context = BackendContext { reactor, clock, completed: &mut self.finished };
+            store.queue.event(event, &mut context);
+        }
+    }
+
+    /// Lets the stores make their round.
+    pub(crate) fn advance(&mut self, reactor: &mut Reactor, clock: &Clock) {
+        for store in &mut self.stores {
+            let mut context = BackendContext { reactor, clock, completed: &mut self.finished };
+            store.queue.advance(&mut context);
+        }
+    }
+
+    /// The next request that a store is done with, and the level of the layer that made it.
+    pub(crate) fn finished(&mut self) -> Vec<(Box<Request>, Outcome)> {
+        std::mem::take(&mut self.finished)
+    }
+
+    /// Gives the memory of [`finished`](Self::finished) back.
+    pub(crate) fn reuse(&mut self, mut empty: Vec<(Box<Request>, Outcome)>) {
+        if self.finished.is_empty() {
+            empty.clear();
+            self.finished = empty;
+        }
+    }
+
+    /// The level of the layer whose store did `request`.
+    pub(crate) fn level(&self, request: &Request) -> Option<usize> {
+        Some(self.stores.get(usize::from(request.store?.0))?.level)
+    }
+}

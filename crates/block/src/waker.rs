@@ -1,0 +1,86 @@
+//! Waking a layer's part from another thread.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use fathom_reactor::{Event, Owner, Reactor};
+
+/// The token of the alarm's watch.
+const TOKEN: u64 = 0;
+
+#[derive(Debug)]
+struct Shared {
+    /// An event descriptor: readable while somebody was woken.
+    event: File,
+    /// The levels that are to be woken, as bits.
+    levels: AtomicU32,
+}
+
+/// Wakes a layer's part in one queue, from any thread: its thread calls
+/// [`advance`](crate::LayerQueue::advance) soon, also where it sleeps. Several uses before that are
+/// one. A waker whose queue is closed does nothing.
+#[derive(Clone, Debug)]
+pub struct Waker {
+    shared: Arc<Shared>,
+    level: u32,
+}
+
+impl Waker {
+    /// Wakes the layer's part. Never blocks.
+    pub fn wake(&self) {
+        // Only who wakes first has to disturb the thread.
+        if self.shared.levels.fetch_or(1 << self.level, Ordering::AcqRel) == 0 {
+            // The one error is a full counter, which wakes as well.
+            let _ = (&self.shared.event).write(&1_u64.to_ne_bytes());
+        }
+    }
+}
+
+/// The wakers' end in one queue's thread.
+pub(crate) struct Alarm {
+    owner: Owner,
+    shared: Arc<Shared>,
+}
+
+impl Alarm {
+    /// Opens one and has the reactor watch it.
+    pub(crate) fn open(reactor: &mut Reactor) -> io::Result<Self> {
+        // SAFETY: the call takes no memory.
+        let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let event = File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        let shared = Arc::new(Shared { event, levels: AtomicU32::new(0) });
+        let owner = reactor.register();
+        reactor.watch_always(owner, TOKEN, shared.event.as_fd());
+        Ok(Self { owner, shared })
+    }
+
+    /// A waker of the layer at `level`.
+    pub(crate) fn waker(&self, level: usize) -> Waker {
+        Waker { shared: Arc::clone(&self.shared), level: level as u32 }
+    }
+
+    /// The levels that were woken, as bits, where `event` is of this alarm.
+    pub(crate) fn take(&self, event: &Event, reactor: &mut Reactor) -> u32 {
+        if event.owner != self.owner {
+            return 0;
+        }
+        // First the descriptor, then the levels: who wakes in between is seen now or disturbs again.
+        let _ = (&self.shared.event).read(&mut [0; 8]);
+        if !event.more {
+            reactor.watch_always(self.owner, TOKEN, self.shared.event.as_fd());
+        }
+        self.shared.levels.swap(0, Ordering::AcqRel)
+    }
+
+    /// Ends the watch.
+    pub(crate) fn close(&self, reactor: &mut Reactor) {
+        reactor.unwatch(self.owner, TOKEN);
+    }
+}
