@@ -1,0 +1,433 @@
+//! Layers with a state of their own: further stores, split requests, background work, and requests
+//! that wait for another queue.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use fathom_backend::Memory;
+use fathom_block::{
+    Backend, Capabilities, Clock, Crossing, Disk, DiskOptions, ErrorKind, Geometry, Layer,
+    LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request, Stack, StoreId, Waker,
+};
+use fathom_reactor::Reactor;
+use fathom_sim::{
+    Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
+};
+
+const CAPACITY: u64 = 256 << 10;
+/// The token of the background's requests.
+const LOOK: u64 = 1;
+/// How often the background looks at the copy, in nanoseconds.
+const LOOK_NS: u64 = 5_000;
+
+/// What the queues of a mirror share. The lock is held for a look at a list.
+#[derive(Default)]
+struct Shared {
+    /// The ranges that are being changed, and who waits for one of them to be free.
+    changing: Mutex<(Vec<(u64, u64)>, Vec<Waker>)>,
+    looks: AtomicU64,
+    parked: AtomicU64,
+}
+
+/// Keeps a copy of the disk in a further store: what changes goes to both, what is read comes from
+/// either, in pieces. Changes of one block, from whichever queue, are made one after the other.
+struct Mirror {
+    copy: Arc<dyn Backend>,
+    shared: Arc<Shared>,
+    seed: u64,
+}
+
+impl Mirror {
+    fn over(copy: Arc<dyn Backend>, seed: u64) -> (Arc<dyn Layer>, Arc<Shared>) {
+        let shared = Arc::new(Shared::default());
+        (Arc::new(Self { copy, shared: Arc::clone(&shared), seed }), shared)
+    }
+}
+
+impl Layer for Mirror {
+    fn name(&self) -> &'static str {
+        "mirror"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Ok(LayerPart::queue(MirrorQueue {
+            copy: context.open_store(&self.copy)?,
+            waker: context.waker()?,
+            shared: Arc::clone(&self.shared),
+            random: fastrand::Rng::with_seed(self.seed + context.queue()),
+            parked: VecDeque::new(),
+            looking: false,
+            closed: false,
+        }))
+    }
+}
+
+struct MirrorQueue {
+    copy: StoreId,
+    waker: Waker,
+    shared: Arc<Shared>,
+    random: fastrand::Rng,
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    parked: VecDeque<Box<Request>>,
+    looking: bool,
+    closed: bool,
+}
+
+impl MirrorQueue {
+    /// Changes both copies, or lets the request wait for another change of the same blocks.
+    fn change(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        let range = (request.offset, request.offset + request.length);
+        let overlaps = |other: &(u64, u64)| other.0 < range.1 && range.0 < other.1;
+        let mut changing = self.shared.changing.lock().unwrap();
+        if changing.0.iter().any(overlaps) {
+            changing.1.push(self.waker.clone());
+            drop(changing);
+            self.shared.parked.fetch_add(1, Ordering::Relaxed);
+            return self.parked.push_back(request);
+        }
+        changing.0.push(range);
+        drop(changing);
+        self.both(request, next);
+    }
+
+    fn both(&self, request: Box<Request>, next: &mut Crossing<'_>) {
+        let length = request.length;
+        let split = next.split(request);
+        let piece = next.piece(split, 0, length);
+        next.submit(piece);
+        let piece = next.piece(split, 0, length);
+        next.submit_to(self.copy, piece);
+        next.join(split);
+    }
+
+    fn read(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        let sectors = request.length / 512;
+        let split = next.split(request);
+        let mut from = 0;
+        while from < sectors {
+            let count = self.random.u64(1..=sectors - from);
+            let piece = next.piece(split, from * 512, count * 512);
+            if self.random.bool() {
+                next.submit(piece);
+            } else {
+                next.submit_to(self.copy, piece);
+            }
+            from += count;
+        }
+        next.join(split);
+    }
+}
+
+impl LayerQueue for MirrorQueue {
+    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        if !self.looking && !self.closed {
+            let deadline_ns = next.now_ns() + LOOK_NS;
+            next.wake_at(deadline_ns);
+        }
+        match request.operation {
+            Operation::Read => self.read(request, next),
+            Operation::Write | Operation::WriteZeroes | Operation::Discard => {
+                self.change(request, next);
+            }
+            Operation::Flush => self.both(request, next),
+            Operation::GetId | Operation::Extents => next.submit(request),
+        }
+    }
+
+    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        next.complete(request, outcome);
+    }
+
+    fn returned(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        if request.token == LOOK {
+            assert_eq!((request.store(), outcome), (Some(self.copy), Ok(())));
+            self.shared.looks.fetch_add(1, Ordering::Relaxed);
+            self.looking = false;
+        }
+        next.recycle(request);
+    }
+
+    fn gathered(&mut self, parent: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        if parent.operation.modifies() {
+            let range = (parent.offset, parent.offset + parent.length);
+            let mut changing = self.shared.changing.lock().unwrap();
+            let at = changing.0.iter().position(|other| *other == range).unwrap();
+            changing.0.swap_remove(at);
+            changing.1.drain(..).for_each(|waker| waker.wake());
+        }
+        next.complete(parent, outcome);
+    }
+
+    fn advance(&mut self, next: &mut Crossing<'_>) {
+        for _ in 0..self.parked.len() {
+            let Some(request) = self.parked.pop_front() else { break };
+            self.change(request, next);
+        }
+        if !self.looking && !self.closed {
+            self.looking = true;
+            let mut look = next.request();
+            look.operation = Operation::Read;
+            look.length = 512;
+            look.token = LOOK;
+            look.buffers.allocate(512);
+            next.submit_to(self.copy, look);
+        }
+    }
+
+    fn close(&mut self, _next: &mut Crossing<'_>) {
+        self.closed = true;
+    }
+}
+
+fn store(options: SimOptions, seed: u64) -> Arc<SimBackend> {
+    Arc::new(SimBackend::new(options, seed))
+}
+
+fn disk(layers: Vec<Arc<dyn Layer>>, home: Arc<dyn Backend>) -> Arc<Disk> {
+    Disk::new(DiskOptions::default(), layers, home).unwrap()
+}
+
+#[test]
+fn a_mirror_holds_the_same_twice_whatever_meets_on_a_block() {
+    let mut parked = 0;
+    let mut looks = 0;
+    each_seed(150, |seed| {
+        let home = store(SimOptions::new(CAPACITY), seed);
+        let copy = store(SimOptions::new(CAPACITY), seed + 1_000_000);
+        let (mirror, shared) = Mirror::over(Arc::clone(&copy) as _, seed);
+        let disk = disk(vec![mirror], Arc::clone(&home) as _);
+        let options = HarnessOptions { queues: 3, ..HarnessOptions::default() };
+        let mut harness = Harness::new(&disk, &options, seed);
+        let mut workload = Workload::new(WorkloadOptions::new(CAPACITY), seed);
+        harness.run(&mut workload, 300, |_| {});
+        harness.verify(CAPACITY);
+        assert!(home.image() == copy.image(), "the copies differ");
+        parked += shared.parked.load(Ordering::Relaxed);
+        looks += shared.looks.load(Ordering::Relaxed);
+    });
+    assert!(parked > 100 && looks > 100, "{parked} requests waited, {looks} looks");
+}
+
+#[test]
+fn an_error_of_either_copy_is_the_requests() {
+    let mut failed = 0;
+    each_seed(50, |seed| {
+        let mut options = SimOptions::new(CAPACITY);
+        options.write_error_rate = 0.05;
+        options.flush_error_rate = 0.05;
+        let home = store(SimOptions::new(CAPACITY), seed);
+        let copy = store(options, seed);
+        let (mirror, _) = Mirror::over(copy, seed);
+        let disk = disk(vec![mirror], home);
+        let mut harness = Harness::new(&disk, &HarnessOptions::default(), seed);
+        harness.allow_errors();
+        let mut workload = Workload::new(WorkloadOptions::new(CAPACITY), seed);
+        // What a torn change left on one copy only is nobody's to judge: only outcomes are.
+        for _ in 0..100 {
+            let action = workload.next().unwrap();
+            if action.operation != Operation::Read {
+                harness.submit(0, &action);
+            }
+        }
+        harness.drain(|_| {});
+        failed += harness.statistics().failed;
+    });
+    assert!(failed > 50, "{failed} failures");
+}
+
+/// A stack with its reactor and a clock that runs.
+struct Queue {
+    reactor: Reactor,
+    stack: Stack,
+}
+
+impl Queue {
+    fn open(disk: &Arc<Disk>) -> Self {
+        let mut reactor = Reactor::new(8).unwrap();
+        let stack = disk.open_queue(&mut reactor, Clock::System).unwrap();
+        Self { reactor, stack }
+    }
+
+    /// One round, which sleeps for at most `limit` where nothing is there.
+    fn round(&mut self, limit: Duration) {
+        let mut events = Vec::new();
+        self.reactor.wait(Some(limit)).unwrap();
+        self.reactor.collect(&mut events).unwrap();
+        for event in &events {
+            self.stack.event(event, &mut self.reactor);
+        }
+        self.stack.advance(&mut self.reactor);
+    }
+
+    fn outcome_of(&mut self, operation: Operation, offset: u64, length: u64) -> Outcome {
+        let mut request = self.stack.request();
+        (request.operation, request.offset, request.length) = (operation, offset, length);
+        if operation.carries_data() {
+            request.buffers.allocate(length as usize);
+        }
+        self.stack.submit(request, &mut self.reactor);
+        loop {
+            if let Some((request, outcome)) = self.stack.completed() {
+                self.stack.recycle(request);
+                return outcome;
+            }
+            self.round(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_queue_is_replaced_when_the_background_is_done_and_not_before() {
+    let home: Arc<dyn Backend> = Arc::new(Memory::new(CAPACITY));
+    let copy = store(SimOptions { rounds_max: 8, ..SimOptions::new(CAPACITY) }, 1);
+    let (mirror, shared) = Mirror::over(copy, 1);
+    let disk = disk(vec![mirror], home);
+    let mut queue = Queue::open(&disk);
+    let mut waited = 0;
+    for round in 0..200 {
+        // A look may be done in the round in which it begins.
+        while queue.stack.in_flight_of_layers() == 0 {
+            assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Ok(()));
+            queue.round(Duration::from_micros(10));
+        }
+        assert!(!queue.stack.is_drained());
+        let successor = disk.open_queue(&mut queue.reactor, Clock::System).unwrap();
+        queue.stack.replace(successor, &mut queue.reactor);
+        while queue.stack.is_closing() {
+            assert!(queue.stack.in_flight_of_layers() > 0);
+            waited += 1;
+            queue.stack.advance(&mut queue.reactor);
+        }
+        assert!(queue.stack.is_drained(), "round {round}: the new queue has begun nothing");
+    }
+    assert!(waited > 200 && shared.looks.load(Ordering::Relaxed) >= 200);
+}
+
+/// Counts its rounds, and shows less than there is, in larger blocks.
+#[derive(Default)]
+struct Smaller {
+    waker: Mutex<Option<Waker>>,
+    rounds: Arc<AtomicU64>,
+    broken: AtomicBool,
+    block_size: u32,
+}
+
+const HIDDEN: u64 = 64 << 10;
+
+impl Layer for Smaller {
+    fn name(&self) -> &'static str {
+        "smaller"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn geometry(&self, below: Geometry) -> Geometry {
+        Geometry { alignment: self.block_size, block_size: self.block_size, ..below }
+    }
+
+    fn capacity(&self, below: u64) -> u64 {
+        below - HIDDEN
+    }
+
+    fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(io::Error::other("broken"));
+        }
+        *self.waker.lock().unwrap() = Some(context.waker()?);
+        let end = context.below().capacity;
+        Ok(LayerPart::queue(SmallerQueue { rounds: Arc::clone(&self.rounds), end }))
+    }
+}
+
+struct SmallerQueue {
+    rounds: Arc<AtomicU64>,
+    end: u64,
+}
+
+impl LayerQueue for SmallerQueue {
+    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        // What it hides is its own: a small write there is no concern of the block size above.
+        let mut own = next.request();
+        own.operation = Operation::Write;
+        (own.offset, own.length) = (self.end - 512, 512);
+        own.buffers.allocate(512);
+        next.submit(own);
+        next.submit(request);
+    }
+
+    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        next.complete(request, outcome);
+    }
+
+    fn returned(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        assert_eq!(outcome, Ok(()));
+        next.recycle(request);
+    }
+
+    fn advance(&mut self, _next: &mut Crossing<'_>) {
+        self.rounds.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn sizes_are_a_ladder() {
+    let home: Arc<dyn Backend> = Arc::new(Memory::new(CAPACITY));
+    let layer = Arc::new(Smaller { block_size: 4096, ..Smaller::default() });
+    let disk = disk(vec![Arc::clone(&layer) as _], home);
+    assert_eq!((disk.capacity(), disk.geometry().block_size), (CAPACITY - HIDDEN, 4096));
+    let mut queue = Queue::open(&disk);
+    let top = disk.capacity();
+    assert_eq!(queue.outcome_of(Operation::Write, top - 4096, 4096), Ok(()));
+    assert_eq!(queue.outcome_of(Operation::Write, top, 4096), Err(ErrorKind::OutOfRange));
+    assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Err(ErrorKind::Misaligned));
+    // The size of the store changes: that of the disk follows, in queues that are open too.
+    disk.resize(2 * CAPACITY).unwrap();
+    assert_eq!(disk.capacity(), 2 * CAPACITY - HIDDEN);
+    assert_eq!(queue.outcome_of(Operation::Read, top, 4096), Ok(()));
+    // Clients know the block size for good.
+    let other = Arc::new(Smaller { block_size: 512, ..Smaller::default() });
+    assert_eq!(disk.restack(vec![other]), Err(ErrorKind::Unsupported));
+    assert_eq!(queue.outcome_of(Operation::Read, 0, 4096), Ok(()));
+    layer.broken.store(true, Ordering::Relaxed);
+    let error = disk.open_queue(&mut queue.reactor, Clock::System).err().unwrap();
+    assert_eq!(error.to_string(), "broken");
+}
+
+#[test]
+fn a_waker_wakes_a_thread_that_sleeps_and_only_that_layer() {
+    let home: Arc<dyn Backend> = Arc::new(Memory::new(CAPACITY));
+    let upper = Arc::new(Smaller { block_size: 512, ..Smaller::default() });
+    let lower = Arc::new(Smaller { block_size: 512, ..Smaller::default() });
+    let disk = disk(vec![Arc::clone(&upper) as _, Arc::clone(&lower) as _], home);
+    let mut queue = Queue::open(&disk);
+    let rounds = || (upper.rounds.load(Ordering::Relaxed), lower.rounds.load(Ordering::Relaxed));
+    for time in 1..=20 {
+        let waker = lower.waker.lock().unwrap().clone().unwrap();
+        let thread = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(2));
+            // Several are one, or one more where the thread is awake in between.
+            (0..3).for_each(|_| waker.wake());
+        });
+        while rounds().1 < time {
+            queue.round(Duration::from_secs(10));
+        }
+        thread.join().unwrap();
+        queue.round(Duration::ZERO);
+        lower.rounds.store(time, Ordering::Relaxed);
+    }
+    assert_eq!(rounds().0, 0);
+    // One whose queue is gone does nothing.
+    let waker = lower.waker.lock().unwrap().clone().unwrap();
+    drop(queue);
+    waker.wake();
+}
