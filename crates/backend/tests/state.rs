@@ -24,11 +24,18 @@ const LOOK: u64 = 1;
 /// How often the background looks at the copy, in nanoseconds.
 const LOOK_NS: u64 = 5_000;
 
+#[derive(Default)]
+struct Changing {
+    /// Where the ranges that are being changed begin and end.
+    ranges: Vec<(u64, u64)>,
+    /// Who waits for one of them to be free.
+    waiting: Vec<Waker>,
+}
+
 /// What the queues of a mirror share. The lock is held for a look at a list.
 #[derive(Default)]
 struct Shared {
-    /// The ranges that are being changed, and who waits for one of them to be free.
-    changing: Mutex<(Vec<(u64, u64)>, Vec<Waker>)>,
+    changing: Mutex<Changing>,
     looks: AtomicU64,
     parked: AtomicU64,
 }
@@ -75,7 +82,6 @@ struct MirrorQueue {
     waker: Waker,
     shared: Arc<Shared>,
     random: fastrand::Rng,
-    #[expect(clippy::vec_box, reason = "a request travels in its box")]
     parked: VecDeque<Box<Request>>,
     looking: bool,
     closed: bool,
@@ -87,13 +93,13 @@ impl MirrorQueue {
         let range = (request.offset, request.offset + request.length);
         let overlaps = |other: &(u64, u64)| other.0 < range.1 && range.0 < other.1;
         let mut changing = self.shared.changing.lock().unwrap();
-        if changing.0.iter().any(overlaps) {
-            changing.1.push(self.waker.clone());
+        if changing.ranges.iter().any(overlaps) {
+            changing.waiting.push(self.waker.clone());
             drop(changing);
             self.shared.parked.fetch_add(1, Ordering::Relaxed);
             return self.parked.push_back(request);
         }
-        changing.0.push(range);
+        changing.ranges.push(range);
         drop(changing);
         self.both(request, next);
     }
@@ -159,9 +165,9 @@ impl LayerQueue for MirrorQueue {
         if parent.operation.modifies() {
             let range = (parent.offset, parent.offset + parent.length);
             let mut changing = self.shared.changing.lock().unwrap();
-            let at = changing.0.iter().position(|other| *other == range).unwrap();
-            changing.0.swap_remove(at);
-            changing.1.drain(..).for_each(|waker| waker.wake());
+            let at = changing.ranges.iter().position(|other| *other == range).unwrap();
+            changing.ranges.swap_remove(at);
+            changing.waiting.drain(..).for_each(|waker| waker.wake());
         }
         next.complete(parent, outcome);
     }
