@@ -409,6 +409,88 @@ fn sizes_are_a_ladder() {
     assert_eq!(error.to_string(), "broken");
 }
 
+/// Asks its store for what it must not have.
+struct Overreach {
+    store: Arc<dyn Backend>,
+    outcomes: Arc<Mutex<Vec<Outcome>>>,
+}
+
+impl Layer for Overreach {
+    fn name(&self) -> &'static str {
+        "overreach"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        let store = context.open_store(&self.store)?;
+        Ok(LayerPart::queue(OverreachQueue { store, outcomes: Arc::clone(&self.outcomes) }))
+    }
+}
+
+struct OverreachQueue {
+    store: StoreId,
+    outcomes: Arc<Mutex<Vec<Outcome>>>,
+}
+
+impl LayerQueue for OverreachQueue {
+    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        for (operation, offset, length, memory) in [
+            (Operation::Read, CAPACITY, 512, 512),
+            (Operation::Read, u64::MAX - 511, 512, 512),
+            (Operation::Write, 0, 512, 511),
+            (Operation::Write, 1, 512, 512),
+            (Operation::Discard, 0, 0, 0),
+            (Operation::Flush, 512, 0, 0),
+            (Operation::GetId, 0, 0, 20),
+            (Operation::Read, 0, 512, 512),
+        ] {
+            let mut own = next.request();
+            (own.operation, own.offset, own.length) = (operation, offset, length);
+            own.buffers.allocate(memory);
+            next.submit_to(self.store, own);
+        }
+        next.submit(request);
+    }
+
+    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        next.complete(request, outcome);
+    }
+
+    fn returned(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        self.outcomes.lock().unwrap().push(outcome);
+        next.recycle(request);
+    }
+}
+
+#[test]
+fn a_store_is_asked_for_nothing_that_it_does_not_offer() {
+    let home: Arc<dyn Backend> = Arc::new(Memory::new(CAPACITY));
+    let options = SimOptions { rounds_max: 0, ..SimOptions::new(CAPACITY) };
+    let outcomes = Arc::new(Mutex::new(Vec::new()));
+    let layer = Overreach { store: store(options, 1), outcomes: Arc::clone(&outcomes) };
+    let disk = disk(vec![Arc::new(layer)], home);
+    let mut queue = Queue::open(&disk);
+    assert_eq!(queue.outcome_of(Operation::Read, 0, 512), Ok(()));
+    let expected = [
+        Err(ErrorKind::OutOfRange),
+        Err(ErrorKind::OutOfRange),
+        Err(ErrorKind::Malformed),
+        Err(ErrorKind::Misaligned),
+        Err(ErrorKind::Malformed),
+        Err(ErrorKind::Malformed),
+        Err(ErrorKind::Unsupported),
+        Ok(()),
+    ];
+    while !queue.stack.is_drained() {
+        queue.round(Duration::from_millis(1));
+    }
+    assert_eq!(*outcomes.lock().unwrap(), expected);
+    assert_eq!(disk.counters().refused.load(Ordering::Relaxed), 7);
+}
+
 #[test]
 fn a_waker_wakes_a_thread_that_sleeps_and_only_that_layer() {
     let home: Arc<dyn Backend> = Arc::new(Memory::new(CAPACITY));

@@ -8,7 +8,7 @@ use fathom_reactor::{Event, Reactor};
 use crate::backend::{Backend, BackendContext, BackendQueue};
 use crate::clock::Clock;
 use crate::layer::LAYERS_MAX;
-use crate::request::{ErrorKind, Outcome, Request};
+use crate::request::{ErrorKind, Operation, Outcome, Request};
 use crate::split::Splits;
 use crate::waker::Alarm;
 
@@ -110,9 +110,17 @@ impl Aside {
         for request in sending.drain(..) {
             let id = request.store.map_or(usize::MAX, |store| usize::from(store.0));
             let checked = self.stores.get(id).ok_or(ErrorKind::Unsupported).and_then(|store| {
-                let backend = &store.backend;
+                let (backend, capabilities) = (&store.backend, store.backend.capabilities());
+                match request.operation {
+                    // What the way down answers for a back end nobody answers here.
+                    Operation::GetId => return Err(ErrorKind::Unsupported),
+                    Operation::Extents if !capabilities.extents => {
+                        return Err(ErrorKind::Unsupported);
+                    }
+                    _ => {}
+                }
                 let alignment = u64::from(backend.geometry().alignment);
-                request.check(&backend.capabilities(), backend.capacity(), alignment - 1)
+                request.check(&capabilities, backend.capacity(), alignment - 1)
             });
             if let Err(error) = checked {
                 refused += 1;
@@ -142,7 +150,7 @@ impl Aside {
         }
     }
 
-    /// The next request that a store is done with, and the level of the layer that made it.
+    /// The requests that the stores are done with.
     pub(crate) fn finished(&mut self) -> Vec<(Box<Request>, Outcome)> {
         std::mem::take(&mut self.finished)
     }

@@ -246,7 +246,9 @@ impl Stack {
     /// be submitted while the stack [is closing](Self::is_closing).
     pub fn replace(&mut self, successor: Self, reactor: &mut Reactor) {
         debug_assert_eq!(self.in_flight, 0, "a front end drains its queue first");
-        self.successor = Some(Box::new(successor));
+        if let Some(earlier) = self.successor.replace(Box::new(successor)) {
+            earlier.end(reactor);
+        }
         for level in 0..self.layers.len() {
             if let Some((layer, mut crossing)) = self.layer(level) {
                 layer.close(&mut crossing);
@@ -267,8 +269,12 @@ impl Stack {
             return;
         }
         let Some(successor) = self.successor.take() else { return };
-        let predecessor = std::mem::replace(self, *successor);
-        if let Some(alarm) = &predecessor.aside.alarm {
+        std::mem::replace(self, *successor).end(reactor);
+    }
+
+    /// Ends a queue in which nothing is under way, while its thread goes on.
+    fn end(self, reactor: &mut Reactor) {
+        if let Some(alarm) = &self.aside.alarm {
             alarm.close(reactor);
         }
     }
