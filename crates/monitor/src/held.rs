@@ -11,8 +11,12 @@ use std::time::{Duration, Instant};
 use crate::Engine;
 
 /// How much queries may hold where nobody says how much. A row of a window is some 50 bytes, a group
-/// some 500 at most, so that it is half a gigabyte to five.
+/// some 500 at most, and so many bytes of long texts count as one more, so that it is half a gigabyte
+/// to five.
 pub const HELD_MAX: u64 = 10_000_000;
+
+/// So many bytes of long texts count as a row.
+const TEXT_BYTES: usize = 512;
 
 /// How often it is measured at least, while something happens.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -80,7 +84,7 @@ impl HeldLimit {
             return Ok(());
         }
         let beside_held: usize = beside.iter().map(|(_, held)| held).sum();
-        let held = engine.held() + beyond_free(engine) + beside_held;
+        let held = engine.held() + beyond_free(engine) + long_texts(engine) + beside_held;
         self.measured = Instant::now();
         self.note(most, held as u64, events);
         if self.held <= most {
@@ -109,13 +113,19 @@ fn beyond_free(engine: &Engine) -> usize {
     engine.waiting().saturating_sub(WAITING_FREE)
 }
 
+/// The rows that long texts count as.
+fn long_texts(engine: &Engine) -> usize {
+    engine.text_bytes() / TEXT_BYTES
+}
+
 /// Where most of what is held is.
 fn place(engine: &Engine, beside: &[(&str, usize)]) -> String {
     let operators =
         engine.state().map(|state| (format!("the operator `{}`", state.operator), state.rows));
     let waiting = ("events whose instant is not over".to_owned(), beyond_free(engine));
     let beside = beside.iter().map(|&(name, held)| (name.to_owned(), held));
-    let all = operators.chain([waiting]).chain(beside);
+    let texts = ("long texts".to_owned(), long_texts(engine));
+    let all = operators.chain([waiting, texts]).chain(beside);
     all.max_by_key(|(_, held)| *held).map(|(name, _)| name).unwrap_or_default()
 }
 
@@ -176,6 +186,39 @@ mod tests {
         let too_much = too_much.unwrap();
         assert!(too_much.held < MOST + MOST / 4, "{too_much:?} after {events}");
         assert!(too_much.place.contains("distinct"), "{too_much:?}");
+    }
+
+    #[test]
+    fn long_texts_count_by_their_bytes() {
+        let text = "select Path, count(*) from IOstream [range 1 hour] group by Path";
+        let (mut engine, source, columns) = engine(text);
+        let mut limit = HeldLimit::new(Some(MOST));
+        let mut pushed = 0;
+        let too_much = loop {
+            pushed += 1;
+            let path: Arc<str> = format!("{pushed:08192}").into();
+            engine.push(source, pushed, &vec![Value::Text(path); columns]);
+            engine.advance(pushed + 1, &mut |_| {});
+            if let Err(too_much) = limit.check(&engine, &[]) {
+                break too_much;
+            }
+            assert!(pushed < MOST / 8, "{} bytes are too much", engine.text_bytes());
+        };
+        assert_eq!(too_much.place, "long texts");
+        assert!(engine.text_bytes() < MOST as usize * TEXT_BYTES * 5 / 4);
+        // The same text in many rows is there once, and gone with the window, but for what an
+        // operator has met last.
+        let (mut engine, source, columns) = self::engine(text);
+        for time in 1..=1000 {
+            let path: Arc<str> = format!("{:08192}", time / 100).into();
+            for _ in 0..3 {
+                engine.push(source, time, &vec![Value::Text(Arc::clone(&path)); columns]);
+            }
+        }
+        engine.advance(2000, &mut |_| {});
+        assert_eq!(engine.text_bytes(), 1000 * 8192);
+        engine.advance(3_700_000_000_000, &mut |_| {});
+        assert!(engine.text_bytes() <= 2 * 8192, "{}", engine.text_bytes());
     }
 
     #[test]

@@ -30,10 +30,12 @@ mod select;
 mod sets;
 mod state;
 mod tallies;
+mod texts;
 mod turns;
 mod vector;
 mod windows;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -57,6 +59,7 @@ use exchange::Member;
 use input::Staged;
 use results::{Results, Teller};
 use run::Epoch;
+use texts::Texts;
 use turns::Turns;
 
 pub use results::Delta;
@@ -106,6 +109,8 @@ pub(crate) fn conditions(plans: &[Plan], source: usize) -> Option<Vec<Condition>
 pub struct Engine {
     worker: Worker<Allocator>,
     staged: Vec<Staged>,
+    /// The long texts of all that has come.
+    texts: RefCell<Texts>,
     flows: Vec<Flow>,
     results: Results,
     /// The queries whose result is that of each output; none, where all were removed.
@@ -171,6 +176,7 @@ impl Engine {
         let mut engine = Self {
             worker,
             staged: (0..sources).map(|_| Staged::default()).collect(),
+            texts: RefCell::default(),
             flows: Vec::new(),
             results: Results::default(),
             queries: Vec::new(),
@@ -271,6 +277,7 @@ impl Engine {
     pub fn push(&mut self, source: usize, time_ns: u64, row: &[Value]) {
         if let Some(staged) = self.staged(source, time_ns) {
             staged.push(time_ns, 1, row);
+            self.texts.get_mut().note(row);
         }
     }
 
@@ -288,6 +295,9 @@ impl Engine {
         } else if let Some(staged) = self.staged.get_mut(source) {
             self.statistics.events += times_ns.len() as u64;
             self.latest_ns = times_ns.iter().copied().fold(self.latest_ns, u64::max);
+            for column in &columns {
+                self.texts.get_mut().note_column(column);
+            }
             staged.push_columns(times_ns, columns);
         }
     }
@@ -302,6 +312,7 @@ impl Engine {
     pub fn change(&mut self, source: usize, time_ns: u64, row: &[Value], count: i64) {
         if let Some(staged) = self.staged(source, time_ns) {
             staged.change(time_ns, count, row);
+            self.texts.get_mut().note(row);
         }
     }
 
@@ -427,6 +438,12 @@ impl Engine {
     /// some states.
     pub fn held(&self) -> usize {
         self.state().map(|state| state.rows).sum()
+    }
+
+    /// The bytes of long texts that have come and are still held, also where they wait or have
+    /// become results. Each counts once. To find out takes time with their number.
+    pub fn text_bytes(&self) -> usize {
+        self.texts.borrow_mut().bytes()
     }
 
     /// How many events wait for their instants to be over.

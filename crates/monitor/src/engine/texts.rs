@@ -1,0 +1,113 @@
+//! The bytes of long texts that are held, wherever they are.
+//!
+//! What is held is counted in rows, groups and values, of which each has a moderate size as long as
+//! its texts do. A host may send longer ones. Operators share texts, so each is counted once, from
+//! when it comes until nobody has it any more. Texts that functions of a query make are not counted.
+
+use std::sync::{Arc, Weak};
+
+use fathom_cql::Value;
+use hashbrown::HashMap;
+
+use crate::columns::Column;
+
+/// A text counts by itself from this length on, in bytes.
+const LONG: usize = 256;
+/// Texts that may be gone and still be noted, beside as many as are there.
+const GONE_MAX: usize = 1024;
+
+/// The long texts that have come and are still there.
+#[derive(Debug, Default)]
+pub(super) struct Texts {
+    /// By their addresses, which no other text can get as long as they are noted.
+    known: HashMap<usize, Weak<str>>,
+    /// How many were there when it was last looked.
+    there: usize,
+}
+
+impl Texts {
+    /// Values come.
+    pub(super) fn note(&mut self, values: &[Value]) {
+        for value in values {
+            match value {
+                Value::Text(text) if text.len() >= LONG => self.add(text),
+                _ => {}
+            }
+        }
+    }
+
+    /// The values of a column come.
+    pub(super) fn note_column(&mut self, column: &Column) {
+        match column {
+            Column::Values(values) => self.note(values),
+            Column::Indexed(of, _) => self.note_column(of),
+            Column::Integers(_) | Column::Nulls(_) => {}
+        }
+    }
+
+    #[cold]
+    fn add(&mut self, text: &Arc<str>) {
+        self.known.entry(address(text)).or_insert_with(|| Arc::downgrade(text));
+        if self.known.len() > 2 * self.there + GONE_MAX {
+            self.forget();
+        }
+    }
+
+    /// Forgets those that nobody has any more. Their memory is given back then, and not before.
+    fn forget(&mut self) {
+        self.known.retain(|_, text| text.strong_count() > 0);
+        self.there = self.known.len();
+    }
+
+    /// The bytes of all that are there. Takes time with their number.
+    pub(super) fn bytes(&mut self) -> usize {
+        self.forget();
+        self.known.values().filter_map(Weak::upgrade).map(|text| text.len()).sum()
+    }
+}
+
+fn address(text: &Arc<str>) -> usize {
+    Arc::as_ptr(text).cast::<u8>() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    fn long(number: usize) -> Arc<str> {
+        format!("{number:01000}").into()
+    }
+
+    #[test]
+    fn a_text_counts_once_and_for_as_long_as_it_is_there() {
+        let mut texts = Texts::default();
+        let text = long(1);
+        for _ in 0..3 {
+            texts.note(&[Value::Text(Arc::clone(&text))]);
+        }
+        texts.note(&[Value::Text("short".into()), Value::Integer(7)]);
+        let other: Rc<Column> = Rc::new([long(2), long(3)].map(Value::Text).into_iter().collect());
+        texts.note_column(&Column::Indexed(Rc::clone(&other), Rc::new(vec![0, 1, 1, 0])));
+        assert_eq!(texts.bytes(), 3000);
+        drop(other);
+        assert_eq!(texts.bytes(), 1000);
+        drop(text);
+        assert_eq!(texts.bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten_without_being_asked_for() {
+        let mut texts = Texts::default();
+        let kept: Vec<Arc<str>> = (0..100).map(long).collect();
+        for text in &kept {
+            texts.note(&[Value::Text(Arc::clone(text))]);
+        }
+        for number in 0..50_000 {
+            texts.note(&[Value::Text(long(number))]);
+            assert!(texts.known.len() <= 2 * (kept.len() + 1) + GONE_MAX);
+        }
+        assert_eq!(texts.bytes(), 100_000);
+    }
+}
