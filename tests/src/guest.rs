@@ -141,9 +141,12 @@ impl Guest {
         }
     }
 
-    /// What the programs in the guest wait for, in words.
+    /// What the disks of the guest have under way, and what its programs wait for, in words.
     fn processes(&self) -> String {
-        let script = "for process in /proc/[0-9]*; do
+        let script = "for disk in /sys/block/vd*; do
+            echo \"  ${disk##*/}: $(cat $disk/inflight) reads and writes in flight; $(cat $disk/stat)\"
+        done
+        for process in /proc/[0-9]*; do
             command=$(tr '\\0' ' ' < $process/cmdline)
             [ \"$command\" ] || continue
             echo \"  $(sed -n 's/^State:.//p' $process/status) $command\"
