@@ -151,6 +151,39 @@ def recording():
     seed("recording", "empty", b"\x00" + header())
 
 
+def wal():
+    # The first byte: whether checksums are set right (an odd one).
+    def superblock(number, position, sequence):
+        numbers = struct.pack("<6Q", number, 3, 16 * 512, position, sequence, 1)
+        text = b"\x8eFATHWAL" + struct.pack("<II", 1, 512) + bytes(range(16)) + numbers
+        text += struct.pack("<HH", 4, 6) + bytes(20) + b"disk".ljust(128, b"\0") + b"/image"
+        return text.ljust(508, b"\0") + struct.pack("<I", crc32c(text.ljust(508, b"\0"))) + bytes(3584)
+
+    def record(epoch, sequence, position, *entries):
+        text = bytes(range(8)) + struct.pack("<3Q", epoch, sequence, position)
+        length, data = 512, b""
+        packed = b""
+        for kind, flags, offset, size in entries:
+            content = bytes([sequence]) * (size if kind == 1 else 0)
+            data += content
+            length += len(content)
+            packed += struct.pack("<BBHIQQ8x", kind, flags, 0, crc32c(content) if content else 0,
+                                  offset, size)
+        text += struct.pack("<QH14x", length, len(entries)) + packed
+        block = text.ljust(504, b"\0")
+        return b"WREC" + struct.pack("<I", crc32c(b"WREC" + block)) + block + data
+
+    # The last record did not fit the end of the lap.
+    ring = (record(3, 9, 16 * 512, (1, 0, 512, 512), (2, 1, 4096, 1 << 40))
+            + record(3, 10, 18 * 512)).ljust(10 * 512, b"\0")
+    ring += record(1, 7, 10 * 512, (1, 0, 0, 1024), (3, 0, 512, 512))
+    ring += record(2, 8, 13 * 512, (2, 0, 0, 512), (1, 0, 8192, 512))
+    whole = superblock(6, 10 * 512, 7) + superblock(5, 0, 1) + ring.ljust(16 * 512, b"\0")
+    seed("wal", "whole", b"\x00" + whole)
+    seed("wal", "mended", b"\x01" + whole)
+    seed("wal", "torn", b"\x00" + whole[:-2048] + bytes(2048))
+
+
 def nbd_negotiation():
     def counted(text):
         return struct.pack(">I", len(text)) + text
@@ -294,3 +327,4 @@ link()
 nbd_negotiation()
 recording()
 virtio_request()
+wal()

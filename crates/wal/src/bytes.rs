@@ -1,0 +1,26 @@
+//! Little-endian numbers in a block. Places are constants within a block whose length is checked.
+
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array(bytes, at))
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array(bytes, at))
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array(bytes, at))
+}
+
+/// The bytes at `at`; zeroes where there are none, which no checksum that was verified allows.
+pub(crate) fn array<const LENGTH: usize>(bytes: &[u8], at: usize) -> [u8; LENGTH] {
+    let mut array = [0; LENGTH];
+    if let Some(source) = bytes.get(at..at + LENGTH) {
+        array.copy_from_slice(source);
+    }
+    array
+}
+
+pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
+}

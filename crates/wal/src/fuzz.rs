@@ -1,0 +1,62 @@
+//! Any bytes as a log: for the fuzzer, and for the tests with seeded inputs.
+
+use crate::bytes::put;
+use crate::record::header_checksum;
+use crate::{Log, RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, select};
+
+/// Reads `data` as a log volume, and panics when the reader breaks a promise. With a first byte
+/// that is odd the checksums of superblocks and headers are mended first, so that what is behind
+/// them is met.
+pub fn fuzz_log(data: &[u8]) {
+    let Some((how, data)) = data.split_first() else { return };
+    let mut region = data.to_vec();
+    let block = SUPERBLOCK_LENGTH;
+    region.resize(region.len().max(RING_OFFSET as usize), 0);
+    if how & 1 == 1 {
+        for start in [0, block] {
+            if region[start..start + 8].iter().any(|byte| *byte != 0) {
+                let checksum = crc32c::crc32c(&region[start..start + 508]);
+                put(&mut region, start + 508, &checksum.to_le_bytes());
+            }
+        }
+    }
+    let Ok(superblock) = select(&region[..block], &region[block..2 * block]) else { return };
+    // Who uses the scanner compares the length with the volume's.
+    if RING_OFFSET + superblock.ring_length > region.len() as u64 {
+        return;
+    }
+    let mut scanner = Scanner::new(&superblock);
+    let mut log = Log::new(superblock.clone());
+    let mut steps = 0;
+    let mut bytes = Vec::new();
+    while let Some((offset, length)) = scanner.want() {
+        steps += 1;
+        let blocks = superblock.ring_length / u64::from(superblock.block_size);
+        assert!(steps <= 2 * blocks + 4, "a scan reads each block twice at most");
+        let end = offset + length as u64;
+        assert!(offset >= RING_OFFSET && end <= RING_OFFSET + superblock.ring_length);
+        bytes.clear();
+        bytes.extend_from_slice(&region[offset as usize..end as usize]);
+        if how & 1 == 1 && length == superblock.block_size as usize {
+            let checksum = header_checksum(&bytes);
+            put(&mut bytes, 4, &checksum.to_le_bytes());
+        }
+        if let Some(found) = scanner.give(&bytes) {
+            assert_eq!(found.bytes.len() as u64, found.record.length);
+            log.recover(&found);
+        }
+    }
+    let end = scanner.end().expect("a scan that wants nothing has ended");
+    assert!(log.used() <= superblock.ring_length && log.is_settled());
+    assert_eq!(log.durable(), end.sequence);
+    log.resume(&end);
+    log.checkpointed();
+    while let Some(round) = log.round(1 << 16) {
+        for pair in round.segments.windows(2) {
+            assert!(pair[0].offset + pair[0].length <= pair[1].offset);
+        }
+        log.home(round.last);
+        log.checkpointed();
+    }
+    assert!(log.is_empty() && log.map().is_empty());
+}

@@ -1,0 +1,132 @@
+//! Which bytes of the disk are newer in the log than at home, and where.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Where the newest content of a range is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In the ring, from this position on.
+    Ring(u64),
+    /// It reads as zeroes.
+    Zeroes {
+        /// It keeps its room beneath.
+        keep_allocated: bool,
+    },
+    /// It reads as zeroes, and gives its room back.
+    Discard,
+}
+
+impl Source {
+    /// The same for what begins `count` bytes later.
+    fn skip(self, count: u64) -> Self {
+        match self {
+            Self::Ring(position) => Self::Ring(position + count),
+            other => other,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    end: u64,
+    sequence: u64,
+    source: Source,
+}
+
+/// A range of the disk, all of it in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it begins, in bytes of the disk.
+    pub offset: u64,
+    /// How long it is, in bytes; never 0.
+    pub length: u64,
+    /// Where its newest content is; `None` at home.
+    pub source: Option<Source>,
+    /// The sequence of the record that it comes from; 0 at home.
+    pub sequence: u64,
+}
+
+/// See the module. Ranges do not overlap: a later one takes the place of what was there.
+#[derive(Debug, Default)]
+pub struct Map {
+    places: BTreeMap<u64, Place>,
+}
+
+impl Map {
+    /// The content of `range` is from now on that of record `sequence`, at `source`.
+    pub fn insert(&mut self, range: Range<u64>, sequence: u64, source: Source) {
+        self.cut(&range);
+        self.places.insert(range.start, Place { end: range.end, sequence, source });
+    }
+
+    /// Forgets `range`.
+    pub fn cut(&mut self, range: &Range<u64>) {
+        if let Some((&start, &place)) = self.places.range(..range.start).next_back() {
+            if place.end > range.start {
+                self.places.insert(start, Place { end: range.start, ..place });
+                if place.end > range.end {
+                    let source = place.source.skip(range.end - start);
+                    self.places.insert(range.end, Place { source, ..place });
+                }
+            }
+        }
+        while let Some((&start, &place)) = self.places.range(range.clone()).next() {
+            self.places.remove(&start);
+            if place.end > range.end {
+                let source = place.source.skip(range.end - start);
+                self.places.insert(range.end, Place { source, ..place });
+            }
+        }
+    }
+
+    /// Calls `visit` with the parts of `range`, in order.
+    pub fn segments(&self, range: Range<u64>, mut visit: impl FnMut(Segment)) {
+        let before = self.places.range(..=range.start).next_back().map(|(start, _)| *start);
+        let mut offset = range.start;
+        for (&start, place) in self.places.range(before.unwrap_or(range.start)..range.end) {
+            if place.end <= offset {
+                continue;
+            }
+            if start > offset {
+                visit(Segment { offset, length: start - offset, source: None, sequence: 0 });
+                offset = start;
+            }
+            let length = place.end.min(range.end) - offset;
+            let source = Some(place.source.skip(offset - start));
+            visit(Segment { offset, length, source, sequence: place.sequence });
+            offset += length;
+        }
+        if offset < range.end {
+            let length = range.end - offset;
+            visit(Segment { offset, length, source: None, sequence: 0 });
+        }
+    }
+
+    /// The parts that come of records up to `sequence`, in order of the disk.
+    pub fn until(&self, sequence: u64) -> impl Iterator<Item = Segment> {
+        self.places.iter().filter(move |(_, place)| place.sequence <= sequence).map(
+            |(&offset, place)| Segment {
+                offset,
+                length: place.end - offset,
+                source: Some(place.source),
+                sequence: place.sequence,
+            },
+        )
+    }
+
+    /// Forgets what comes of records up to `sequence`.
+    pub fn forget(&mut self, sequence: u64) {
+        self.places.retain(|_, place| place.sequence > sequence);
+    }
+
+    /// How many parts there are.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether everything is at home.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+}

@@ -1,0 +1,245 @@
+//! What is written to the ring at one go: a header of one block, and the data of its entries, each
+//! from the start of a block on.
+
+use std::fmt;
+
+use crate::bytes::{array, put, u16_at, u32_at, u64_at};
+use crate::superblock::{POSITION_MAX, Superblock};
+
+/// The smallest block of a log, in bytes.
+pub const BLOCK_SIZE_MIN: u32 = 512;
+/// The largest.
+pub const BLOCK_SIZE_MAX: u32 = 4096;
+/// The most data of a record, in bytes.
+pub const DATA_LENGTH_MAX: u64 = 1 << 20;
+const MAGIC: [u8; 4] = *b"WREC";
+const CHECKSUM_AT: usize = 4;
+const ENTRIES_AT: usize = 64;
+const ENTRY_LENGTH: usize = 32;
+const KEEP_ALLOCATED: u8 = 1;
+
+/// The most entries of a record, where blocks have `block_size` bytes.
+pub fn entries_max(block_size: u32) -> usize {
+    (block_size as usize - ENTRIES_AT) / ENTRY_LENGTH
+}
+
+/// What an entry does to its range of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// It holds the entry's data afterwards.
+    Data {
+        /// The data's CRC-32C.
+        checksum: u32,
+    },
+    /// It reads as zeroes afterwards.
+    Zeroes {
+        /// It keeps its room beneath.
+        keep_allocated: bool,
+    },
+    /// It is of no use any more, and reads as zeroes.
+    Discard,
+}
+
+/// A change of one range of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Where the range begins, in bytes.
+    pub offset: u64,
+    /// How long it is, in bytes; never 0.
+    pub length: u64,
+    /// What becomes of it.
+    pub kind: EntryKind,
+}
+
+impl Entry {
+    /// The bytes that the entry's data take in the log.
+    pub fn data_length(&self, block_size: u32) -> u64 {
+        match self.kind {
+            EntryKind::Data { .. } => self.length.next_multiple_of(u64::from(block_size)),
+            EntryKind::Zeroes { .. } | EntryKind::Discard => 0,
+        }
+    }
+}
+
+/// A record's header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The opening in which it was written.
+    pub epoch: u64,
+    /// Counts the records, without a gap.
+    pub sequence: u64,
+    /// Where it begins in the ring, counted on from lap to lap.
+    pub position: u64,
+    /// How long it is, in bytes, its header included.
+    pub length: u64,
+    /// The changes, in order.
+    pub entries: Vec<Entry>,
+}
+
+/// Why there is no record in a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordError {
+    /// No header of this log: nothing has been written here, or only in part.
+    Missing,
+    /// A header, but of an earlier lap or opening.
+    Stale,
+    /// The header's checksum is wrong.
+    TornHeader,
+    /// The checksum of an entry's data is wrong.
+    TornData,
+    /// The header contradicts itself, although its checksum is right.
+    Malformed,
+}
+
+impl fmt::Display for RecordError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Missing => "nothing was written there",
+            Self::Stale => "an earlier record is there",
+            Self::TornHeader => "the header is torn",
+            Self::TornData => "the data are torn",
+            Self::Malformed => "the header contradicts itself",
+        })
+    }
+}
+
+impl std::error::Error for RecordError {}
+
+/// The place that a record must have to be the next one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expected {
+    pub(crate) position: u64,
+    pub(crate) sequence: u64,
+    /// The lowest and the highest epoch.
+    pub(crate) epochs: (u64, u64),
+    /// What is left of the ring from the position on, in bytes, the lap's end and the tail
+    /// considered.
+    pub(crate) room: u64,
+}
+
+/// Writes the header of a record into its first block: `entries` at `position`, `length` bytes in
+/// all. The data of the entries stand behind it already, or are to be written too.
+///
+/// # Panics
+/// Where `block` is no block of the log, or the entries are too many.
+pub fn finish(block: &mut [u8], superblock: &Superblock, record: &Record) {
+    assert_eq!(block.len(), superblock.block_size as usize, "a header has a block of its own");
+    assert!(record.entries.len() <= entries_max(superblock.block_size), "entries fit the header");
+    block.fill(0);
+    put(block, 0, &MAGIC);
+    put(block, 8, &superblock.log[..8]);
+    put(block, 16, &record.epoch.to_le_bytes());
+    put(block, 24, &record.sequence.to_le_bytes());
+    put(block, 32, &record.position.to_le_bytes());
+    put(block, 40, &record.length.to_le_bytes());
+    put(block, 48, &(record.entries.len() as u16).to_le_bytes());
+    for (index, entry) in record.entries.iter().enumerate() {
+        let at = ENTRIES_AT + index * ENTRY_LENGTH;
+        let (kind, flags, checksum) = match entry.kind {
+            EntryKind::Data { checksum } => (1, 0, checksum),
+            EntryKind::Zeroes { keep_allocated: true } => (2, KEEP_ALLOCATED, 0),
+            EntryKind::Zeroes { keep_allocated: false } => (2, 0, 0),
+            EntryKind::Discard => (3, 0, 0),
+        };
+        put(block, at, &[kind, flags]);
+        put(block, at + 4, &checksum.to_le_bytes());
+        put(block, at + 8, &entry.offset.to_le_bytes());
+        put(block, at + 16, &entry.length.to_le_bytes());
+    }
+    let checksum = header_checksum(block);
+    put(block, CHECKSUM_AT, &checksum.to_le_bytes());
+}
+
+/// Over all of the block but the checksum itself.
+pub(crate) fn header_checksum(block: &[u8]) -> u32 {
+    let checksum = crc32c::crc32c(&block[..CHECKSUM_AT]);
+    crc32c::crc32c_append(checksum, &block[CHECKSUM_AT + 4..])
+}
+
+impl Record {
+    /// Reads the header in `block`, which must be the `expected` one's.
+    pub(crate) fn decode(
+        block: &[u8],
+        superblock: &Superblock,
+        expected: Expected,
+    ) -> Result<Self, RecordError> {
+        let block_size = superblock.block_size;
+        if block.len() != block_size as usize
+            || array::<4>(block, 0) != MAGIC
+            || block[8..16] != superblock.log[..8]
+        {
+            return Err(RecordError::Missing);
+        }
+        if u32_at(block, CHECKSUM_AT) != header_checksum(block) {
+            return Err(RecordError::TornHeader);
+        }
+        let (epoch, sequence, position) = (u64_at(block, 16), u64_at(block, 24), u64_at(block, 32));
+        let (earliest, latest) = expected.epochs;
+        if (sequence, position) != (expected.sequence, expected.position)
+            || !(earliest..=latest).contains(&epoch)
+        {
+            return Err(RecordError::Stale);
+        }
+        let count = usize::from(u16_at(block, 48));
+        let length = u64_at(block, 40);
+        if count > entries_max(block_size)
+            || length < u64::from(block_size)
+            || length > expected.room.min(u64::from(block_size) + DATA_LENGTH_MAX)
+            || length % u64::from(block_size) != 0
+        {
+            return Err(RecordError::Malformed);
+        }
+        let mut entries = Vec::with_capacity(count);
+        let mut data = 0_u64;
+        for index in 0..count {
+            let at = ENTRIES_AT + index * ENTRY_LENGTH;
+            let kind = match (block[at], block[at + 1]) {
+                (1, 0) => EntryKind::Data { checksum: u32_at(block, at + 4) },
+                (2, 0) => EntryKind::Zeroes { keep_allocated: false },
+                (2, KEEP_ALLOCATED) => EntryKind::Zeroes { keep_allocated: true },
+                (3, 0) => EntryKind::Discard,
+                _ => return Err(RecordError::Malformed),
+            };
+            let entry =
+                Entry { offset: u64_at(block, at + 8), length: u64_at(block, at + 16), kind };
+            let end = entry.offset.checked_add(entry.length);
+            if entry.length == 0 || end.is_none_or(|end| end > POSITION_MAX) {
+                return Err(RecordError::Malformed);
+            }
+            data += entry.data_length(block_size);
+            if data > length - u64::from(block_size) {
+                return Err(RecordError::Malformed);
+            }
+            entries.push(entry);
+        }
+        Ok(Self { epoch, sequence, position, length, entries })
+    }
+
+    /// The first position behind the record.
+    pub fn end(&self) -> u64 {
+        self.position + self.length
+    }
+
+    /// Each entry, and the position in the ring where its data begin.
+    pub fn places(&self, block_size: u32) -> impl Iterator<Item = (&Entry, u64)> {
+        let mut position = self.position + u64::from(block_size);
+        self.entries.iter().map(move |entry| {
+            let place = position;
+            position += entry.data_length(block_size);
+            (entry, place)
+        })
+    }
+
+    /// Compares the data in `bytes`, all of the record, with their checksums.
+    pub(crate) fn verify(&self, bytes: &[u8], block_size: u32) -> Result<(), RecordError> {
+        for (entry, position) in self.places(block_size) {
+            let EntryKind::Data { checksum } = entry.kind else { continue };
+            let start = (position - self.position) as usize;
+            let data = bytes.get(start..start + entry.length as usize);
+            if data.is_none_or(|data| crc32c::crc32c(data) != checksum) {
+                return Err(RecordError::TornData);
+            }
+        }
+        Ok(())
+    }
+}

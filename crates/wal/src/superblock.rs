@@ -1,0 +1,294 @@
+//! Whose log it is, and from where on it counts.
+//!
+//! There are two copies, which are written in turn: while one is being written, the other holds.
+//! All of a superblock that counts lies in its first 512 bytes, a sector.
+
+use std::fmt;
+
+use crate::bytes::{array, put, u16_at, u32_at, u64_at};
+use crate::record::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN};
+
+/// The bytes that a superblock takes in the log volume.
+pub const SUPERBLOCK_LENGTH: usize = 4096;
+/// The bytes of it that count.
+const USED: usize = 512;
+const MAGIC: [u8; 8] = *b"\x8eFATHWAL";
+const VERSION: u32 = 1;
+/// The longest name of a disk, in bytes.
+pub const NAME_LENGTH_MAX: usize = 128;
+/// The longest name of a disk's store, in bytes. Of a longer one the end is kept.
+pub const HOME_LENGTH_MAX: usize = 256;
+const NAME_AT: usize = 104;
+const HOME_AT: usize = NAME_AT + NAME_LENGTH_MAX;
+const CHECKSUM_AT: usize = USED - 4;
+/// No ring is longer, in bytes, and no position in it is behind [`POSITION_MAX`].
+const RING_LENGTH_MAX: u64 = 1 << 48;
+pub(crate) const POSITION_MAX: u64 = 1 << 62;
+
+/// Which disk a log belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The disk's name.
+    pub name: String,
+    /// What names the store that the log's writes go to, for example an image's path.
+    pub home: String,
+}
+
+impl Owner {
+    /// The disk `name` whose store is `home`.
+    ///
+    /// # Errors
+    /// Where the name is longer than [`NAME_LENGTH_MAX`].
+    pub fn new(name: &str, home: &str) -> Result<Self, SuperblockError> {
+        if name.len() > NAME_LENGTH_MAX {
+            return Err(SuperblockError::Name);
+        }
+        let mut start = home.len().saturating_sub(HOME_LENGTH_MAX);
+        while !home.is_char_boundary(start) {
+            start += 1;
+        }
+        Ok(Self { name: name.to_owned(), home: home[start..].to_owned() })
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The log's own identity, drawn when it was made.
+    pub log: [u8; 16],
+    /// Which disk it belongs to.
+    pub owner: Owner,
+    /// What records and their data are multiples of, in bytes.
+    pub block_size: u32,
+    /// The length of the ring, in bytes: a multiple of the block size.
+    pub ring_length: u64,
+    /// Counts the superblocks that were written: the higher one holds.
+    pub number: u64,
+    /// Counts the openings. Records carry the epoch in which they were written.
+    pub epoch: u64,
+    /// The position of the first record that counts.
+    pub tail_position: u64,
+    /// Its sequence.
+    pub tail_sequence: u64,
+    /// The lowest epoch that it may have.
+    pub tail_epoch: u64,
+}
+
+/// Why a superblock cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SuperblockError {
+    /// There is none yet: zeroes, or the making of a log was interrupted.
+    Blank,
+    /// There is something else.
+    Foreign,
+    /// It was written by a later version, which is named.
+    Newer(u32),
+    /// Both copies are damaged.
+    Damaged,
+    /// The disk's name is too long.
+    Name,
+}
+
+impl fmt::Display for SuperblockError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Blank => formatter.write_str("there is no log yet"),
+            Self::Foreign => formatter.write_str("there is something else than a log"),
+            Self::Newer(version) => write!(
+                formatter,
+                "the log has format {version}, and this program knows formats up to {VERSION}"
+            ),
+            Self::Damaged => formatter.write_str("both superblocks of the log are damaged"),
+            Self::Name => {
+                write!(formatter, "the disk's name is longer than {NAME_LENGTH_MAX} bytes")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SuperblockError {}
+
+impl Superblock {
+    /// The superblock's bytes.
+    ///
+    /// # Panics
+    /// Where the owner was not made by [`Owner::new`].
+    pub fn encode(&self) -> [u8; SUPERBLOCK_LENGTH] {
+        let mut bytes = [0; SUPERBLOCK_LENGTH];
+        put(&mut bytes, 0, &MAGIC);
+        put(&mut bytes, 8, &VERSION.to_le_bytes());
+        put(&mut bytes, 12, &self.block_size.to_le_bytes());
+        put(&mut bytes, 16, &self.log);
+        for (index, value) in [
+            self.number,
+            self.epoch,
+            self.ring_length,
+            self.tail_position,
+            self.tail_sequence,
+            self.tail_epoch,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            put(&mut bytes, 32 + 8 * index, &value.to_le_bytes());
+        }
+        let (name, home) = (self.owner.name.as_bytes(), self.owner.home.as_bytes());
+        assert!(name.len() <= NAME_LENGTH_MAX && home.len() <= HOME_LENGTH_MAX);
+        put(&mut bytes, 80, &(name.len() as u16).to_le_bytes());
+        put(&mut bytes, 82, &(home.len() as u16).to_le_bytes());
+        put(&mut bytes, NAME_AT, name);
+        put(&mut bytes, HOME_AT, home);
+        let checksum = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
+        put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a superblock.
+    fn decode(bytes: &[u8]) -> Result<Self, SuperblockError> {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Err(SuperblockError::Blank);
+        }
+        if bytes.len() < USED || bytes[..8] != MAGIC {
+            return Err(SuperblockError::Foreign);
+        }
+        if u32_at(bytes, CHECKSUM_AT) != crc32c::crc32c(&bytes[..CHECKSUM_AT]) {
+            return Err(SuperblockError::Damaged);
+        }
+        // Every version has its magic, version and checksum here.
+        let version = u32_at(bytes, 8);
+        if version > VERSION {
+            return Err(SuperblockError::Newer(version));
+        }
+        let text = |at: usize, length: u16, limit: usize| {
+            let text = bytes.get(at..at + usize::from(length).min(limit))?;
+            (usize::from(length) <= limit).then_some(())?;
+            String::from_utf8(text.to_vec()).ok()
+        };
+        let name = text(NAME_AT, u16_at(bytes, 80), NAME_LENGTH_MAX);
+        let home = text(HOME_AT, u16_at(bytes, 82), HOME_LENGTH_MAX);
+        let (Some(name), Some(home)) = (name, home) else { return Err(SuperblockError::Damaged) };
+        let superblock = Self {
+            log: array(bytes, 16),
+            owner: Owner { name, home },
+            block_size: u32_at(bytes, 12),
+            number: u64_at(bytes, 32),
+            epoch: u64_at(bytes, 40),
+            ring_length: u64_at(bytes, 48),
+            tail_position: u64_at(bytes, 56),
+            tail_sequence: u64_at(bytes, 64),
+            tail_epoch: u64_at(bytes, 72),
+        };
+        if version == 0 || !superblock.is_sane() {
+            return Err(SuperblockError::Damaged);
+        }
+        Ok(superblock)
+    }
+
+    /// Whether nothing that is computed from it can overflow or leave the ring.
+    pub(crate) fn is_sane(&self) -> bool {
+        let block = u64::from(self.block_size);
+        self.block_size.is_power_of_two()
+            && (BLOCK_SIZE_MIN..=BLOCK_SIZE_MAX).contains(&self.block_size)
+            && (block..=RING_LENGTH_MAX).contains(&self.ring_length)
+            && self.ring_length % block == 0
+            && self.tail_position % block == 0
+            && self.tail_position <= POSITION_MAX
+            && self.tail_sequence <= POSITION_MAX
+            && self.tail_epoch <= self.epoch
+            && self.epoch < POSITION_MAX
+            && self.number < POSITION_MAX
+    }
+
+    /// Where the superblock goes, in bytes from the start of the region.
+    pub fn offset(&self) -> u64 {
+        (self.number & 1) * SUPERBLOCK_LENGTH as u64
+    }
+}
+
+/// The superblock that holds, out of the two copies.
+///
+/// # Errors
+/// Where none can be used. [`SuperblockError::Blank`] says that a log may be made here.
+pub fn select(first: &[u8], second: &[u8]) -> Result<Superblock, SuperblockError> {
+    use SuperblockError::{Blank, Damaged, Foreign, Newer};
+    match (Superblock::decode(first), Superblock::decode(second)) {
+        (Ok(one), Ok(other)) if one.log != other.log => Err(Damaged),
+        (Ok(one), Ok(other)) => Ok(if one.number > other.number { one } else { other }),
+        // A log that a later version has opened is that version's, whatever the other copy says.
+        (Err(Newer(version)), _) | (_, Err(Newer(version))) => Err(Newer(version)),
+        // The second copy is written when the first one is durable: a log is made once both are.
+        (Ok(_) | Err(Blank | Damaged), Err(Blank)) => Err(Blank),
+        (Ok(one), Err(Damaged | Foreign)) | (Err(Damaged | Foreign), Ok(one)) => Ok(one),
+        (Err(Damaged), _) | (_, Err(Damaged)) | (Err(Blank), Ok(_)) => Err(Damaged),
+        _ => Err(Foreign),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn superblock() -> Superblock {
+        Superblock {
+            log: *b"0123456789abcdef",
+            owner: Owner::new("data", "/images/data.raw").unwrap(),
+            block_size: 512,
+            ring_length: 64 << 10,
+            number: 6,
+            epoch: 3,
+            tail_position: 512,
+            tail_sequence: 1,
+            tail_epoch: 2,
+        }
+    }
+
+    #[test]
+    fn a_superblock_comes_back_and_any_other_bit_is_noticed() {
+        let superblock = superblock();
+        let bytes = superblock.encode();
+        assert_eq!(Superblock::decode(&bytes), Ok(superblock));
+        for bit in 0..USED * 8 {
+            let mut other = bytes;
+            other[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::decode(&other).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_newer_copy_holds_and_a_torn_one_does_not() {
+        let blank = [0; SUPERBLOCK_LENGTH];
+        let older = superblock();
+        let newer = Superblock { number: 7, epoch: 4, ..older.clone() };
+        assert_eq!((older.offset(), newer.offset()), (0, 4096));
+        let (old, new) = (older.encode(), newer.encode());
+        assert_eq!(select(&old, &new), Ok(newer.clone()));
+        let mut torn = new;
+        torn[300..].fill(0);
+        assert_eq!(select(&old, &torn), Ok(older.clone()));
+        assert_eq!(select(&torn, &torn), Err(SuperblockError::Damaged));
+        // The making was interrupted, in whatever way.
+        for first in [blank, old, torn] {
+            assert_eq!(select(&first, &blank), Err(SuperblockError::Blank));
+        }
+        assert_eq!(select(&blank, &new), Err(SuperblockError::Damaged));
+        let mut other = blank;
+        other[1080] = 0x53;
+        assert_eq!(select(&other, &blank), Err(SuperblockError::Foreign));
+        let mut later = new;
+        later[8] = 2;
+        let checksum = crc32c::crc32c(&later[..CHECKSUM_AT]);
+        put(&mut later, CHECKSUM_AT, &checksum.to_le_bytes());
+        assert_eq!(select(&old, &later), Err(SuperblockError::Newer(2)));
+        let another = Superblock { log: [1; 16], ..older };
+        assert_eq!(select(&another.encode(), &new), Err(SuperblockError::Damaged));
+    }
+
+    #[test]
+    fn long_names_are_refused_and_of_long_stores_the_end_is_kept() {
+        assert_eq!(Owner::new(&"a".repeat(129), ""), Err(SuperblockError::Name));
+        let owner = Owner::new(&"a".repeat(128), &"\u{e4}".repeat(200)).unwrap();
+        assert_eq!(owner.home.len(), 256);
+        let superblock = Superblock { owner, ..superblock() };
+        assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+    }
+}

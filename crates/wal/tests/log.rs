@@ -1,0 +1,418 @@
+//! The log over a region in memory that loses and tears what was not flushed, by seed: what a scan
+//! finds is what was durable, and perhaps more, in order; nothing stale is ever taken for new.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fathom_wal::{
+    Entry, EntryKind, Full, Log, Owner, RING_OFFSET, RecordError, Reservation, SUPERBLOCK_LENGTH,
+    ScanEnd, Scanner, Source, Superblock, finish, fuzz_log, select,
+};
+
+const SECTOR: usize = 512;
+/// The disk, in bytes.
+const CAPACITY: u64 = 16 << 10;
+
+/// A store with a volatile cache.
+struct Region {
+    durable: Vec<u8>,
+    visible: Vec<u8>,
+    /// Sectors that were written since the last flush, and what they held meanwhile.
+    versions: BTreeMap<usize, Vec<Vec<u8>>>,
+}
+
+impl Region {
+    fn new(length: u64) -> Self {
+        let bytes = vec![0; length as usize];
+        Self { durable: bytes.clone(), visible: bytes, versions: BTreeMap::new() }
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        self.visible[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        for (index, sector) in bytes.chunks(SECTOR).enumerate() {
+            let at = offset as usize / SECTOR + index;
+            self.versions.entry(at).or_default().push(sector.to_vec());
+        }
+    }
+
+    fn flush(&mut self) {
+        self.durable.clone_from(&self.visible);
+        self.versions.clear();
+    }
+
+    fn crash(&mut self, random: &mut fastrand::Rng) {
+        for (sector, versions) in std::mem::take(&mut self.versions) {
+            if let Some(bytes) = versions.get(random.usize(0..=versions.len())) {
+                self.durable[sector * SECTOR..][..SECTOR].copy_from_slice(bytes);
+            }
+        }
+        self.visible.clone_from(&self.durable);
+    }
+
+    fn make(&mut self, block_size: u32) {
+        let mut superblock = Superblock {
+            log: *b"a log of a test.",
+            owner: Owner::new("disk", "image").unwrap(),
+            block_size,
+            ring_length: self.visible.len() as u64 - RING_OFFSET,
+            number: 0,
+            epoch: 0,
+            tail_position: 0,
+            tail_sequence: 0,
+            tail_epoch: 0,
+        };
+        for number in 0..2 {
+            superblock.number = number;
+            self.write(superblock.offset(), &superblock.encode());
+            self.flush();
+        }
+    }
+
+    /// Recovers the log, and gives the entries that were found, by sequence, with their data.
+    fn open(&mut self) -> (Log, Vec<(Entry, Vec<u8>)>, ScanEnd) {
+        let (first, second) = self.visible.split_at(SUPERBLOCK_LENGTH);
+        let superblock = select(first, &second[..SUPERBLOCK_LENGTH]).unwrap();
+        let mut scanner = Scanner::new(&superblock);
+        let mut log = Log::new(superblock.clone());
+        let mut entries = Vec::new();
+        while let Some((offset, length)) = scanner.want() {
+            let bytes = &self.visible[offset as usize..][..length];
+            if let Some(found) = scanner.give(bytes) {
+                for (entry, place) in found.record.places(superblock.block_size) {
+                    let start = (place - found.record.position) as usize;
+                    let data = match entry.kind {
+                        EntryKind::Data { .. } => &found.bytes[start..][..entry.length as usize],
+                        EntryKind::Zeroes { .. } | EntryKind::Discard => &[],
+                    };
+                    entries.push((*entry, data.to_vec()));
+                }
+                log.recover(&found);
+            }
+        }
+        let end = scanner.end().unwrap();
+        let checkpoint = log.resume(&end);
+        self.write(checkpoint.offset, &*checkpoint.bytes);
+        self.flush();
+        log.checkpointed();
+        (log, entries, end)
+    }
+}
+
+fn data(content: u64, length: u64) -> Vec<u8> {
+    let mut bytes = vec![0; length as usize];
+    fastrand::Rng::with_seed(content).fill(&mut bytes);
+    bytes
+}
+
+fn apply(disk: &mut [u8], entry: &Entry, data: &[u8]) {
+    let range = &mut disk[entry.offset as usize..][..entry.length as usize];
+    match entry.kind {
+        EntryKind::Data { .. } => range.copy_from_slice(data),
+        EntryKind::Zeroes { .. } | EntryKind::Discard => range.fill(0),
+    }
+}
+
+fn encode(log: &Log, reservation: &Reservation, data: &[Vec<u8>]) -> Vec<u8> {
+    let block_size = log.superblock().block_size;
+    let record = &reservation.record;
+    let mut bytes = vec![0; record.length as usize];
+    finish(&mut bytes[..block_size as usize], log.superblock(), record);
+    for ((_, place), data) in record.places(block_size).zip(data) {
+        bytes[(place - record.position) as usize..][..data.len()].copy_from_slice(data);
+    }
+    bytes
+}
+
+/// One life after another, each of which begins with what the crash before left.
+#[expect(clippy::too_many_lines, reason = "one life from its start to its crash")]
+fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let block_size = if random.bool() { 512 } else { 1024 };
+    let mut region = Region::new(RING_OFFSET + 24 * 1024);
+    region.make(block_size);
+    // Home is written through: what was brought there is durable. The order of its own flush is
+    // the layer's.
+    let mut home = vec![0; CAPACITY as usize];
+    // All that was ever reserved since the last recovery, and how much of it must be found.
+    let mut history: Vec<(Vec<Entry>, Vec<Vec<u8>>)> = Vec::new();
+    let mut base = home.clone();
+    let (mut found_more, mut laps, mut reasons) = (0, 0, BTreeSet::new());
+    let mut content = seed << 32;
+    for _life in 0..8 {
+        let (mut log, entries, end) = region.open();
+        reasons.insert(match end.reason {
+            RecordError::Missing => "missing",
+            RecordError::Stale => "stale",
+            RecordError::TornHeader => "torn header",
+            RecordError::TornData => "torn data",
+            RecordError::Malformed => panic!("nobody wrote such a thing"),
+        });
+        let mut disk = home.clone();
+        for (entry, data) in &entries {
+            apply(&mut disk, entry, data);
+        }
+        // What was found is a prefix of what was written, and not less than was durable.
+        let mut expected = base.clone();
+        let mut matched = (expected == disk).then_some(0);
+        for (index, (entries, data)) in history.iter().enumerate() {
+            for (entry, data) in entries.iter().zip(data) {
+                apply(&mut expected, entry, data);
+            }
+            if expected == disk {
+                matched = Some(index + 1);
+            }
+        }
+        let count = matched.expect("what was found is a prefix of what was written");
+        found_more += usize::from(count > 0);
+        base.clone_from(&disk);
+        history.clear();
+        let mut flushes = 0;
+        let mut waiting: Vec<(Reservation, Vec<Vec<u8>>)> = Vec::new();
+        let mut pins = Vec::new();
+        let mut durable_disk = disk.clone();
+        let mut applied = 0;
+        let first = log.durable();
+        for _step in 0..random.usize(0..120) {
+            match random.u8(0..12) {
+                0..=4 => {
+                    let mut entries = Vec::new();
+                    let mut contents = Vec::new();
+                    for _ in 0..random.usize(1..4) {
+                        let offset = random.u64(0..24) * 512;
+                        let length = random.u64(1..=6) * 512;
+                        content += 1;
+                        let bytes = data(content, length);
+                        let (kind, bytes) = match random.u8(0..6) {
+                            0 => (EntryKind::Discard, Vec::new()),
+                            1 => (EntryKind::Zeroes { keep_allocated: true }, Vec::new()),
+                            _ => (EntryKind::Data { checksum: crc32c::crc32c(&bytes) }, bytes),
+                        };
+                        entries.push(Entry { offset, length, kind });
+                        contents.push(bytes);
+                    }
+                    match log.reserve(entries.clone()) {
+                        Ok(reservation) => {
+                            history.push((entries, contents.clone()));
+                            waiting.push((reservation, contents));
+                        }
+                        Err(Full) => assert!(log.used() > 4096, "a log that is empty is not full"),
+                    }
+                }
+                5..=7 if !waiting.is_empty() => {
+                    let (reservation, data) = waiting.swap_remove(random.usize(0..waiting.len()));
+                    let bytes = encode(&log, &reservation, &data);
+                    region.write(reservation.offset, &bytes);
+                    log.written(reservation.record.sequence, flushes + 1);
+                }
+                8 | 9 => {
+                    region.flush();
+                    flushes += 1;
+                    // What is written while the flush is on its way back waits for the next one.
+                    if random.bool() && !waiting.is_empty() {
+                        let (reservation, data) = waiting.pop().unwrap();
+                        region.write(reservation.offset, &encode(&log, &reservation, &data));
+                        log.written(reservation.record.sequence, flushes + 1);
+                    }
+                    log.flushed(flushes);
+                    let durable = (log.durable() - first) as usize;
+                    while applied < durable {
+                        let (entries, data) = &history[applied];
+                        for (entry, data) in entries.iter().zip(data) {
+                            apply(&mut durable_disk, entry, data);
+                        }
+                        applied += 1;
+                    }
+                }
+                10 => {
+                    let Some(round) = log.round(random.u64(1..8192)) else { continue };
+                    for segment in &round.segments {
+                        let range =
+                            segment.offset as usize..(segment.offset + segment.length) as usize;
+                        match segment.source.unwrap() {
+                            Source::Ring(position) => {
+                                let place = log.place(position) as usize;
+                                let bytes = &region.visible[place..][..range.len()];
+                                home[range].copy_from_slice(bytes);
+                            }
+                            Source::Zeroes { .. } | Source::Discard => home[range].fill(0),
+                        }
+                    }
+                    let checkpoint = log.home(round.last);
+                    region.write(checkpoint.offset, &*checkpoint.bytes);
+                    // Crashes before it is durable, too.
+                    if random.u8(0..4) == 0 {
+                        break;
+                    }
+                    region.flush();
+                    log.checkpointed();
+                    laps = laps.max(log.superblock().tail_position / log.superblock().ring_length);
+                }
+                _ => {
+                    // A reader sees what is durable, for as long as it likes.
+                    let mut parts = Vec::new();
+                    let pin = log.look(0..CAPACITY, |segment| parts.push(segment));
+                    pins.push((pin, parts));
+                    if pins.len() > 2 {
+                        let (pin, parts) = pins.remove(0);
+                        log.unpin(pin);
+                        drop(parts);
+                    }
+                    let (_, parts) = &pins[pins.len() - 1];
+                    for part in parts {
+                        let range = part.offset as usize..(part.offset + part.length) as usize;
+                        let expected = &durable_disk[range.clone()];
+                        match part.source {
+                            None => assert!(home[range] == *expected),
+                            Some(Source::Ring(position)) => {
+                                let place = log.place(position) as usize;
+                                assert!(region.visible[place..][..range.len()] == *expected);
+                            }
+                            Some(_) => assert!(expected.iter().all(|byte| *byte == 0)),
+                        }
+                    }
+                }
+            }
+        }
+        region.crash(&mut random);
+        // What was durable is the least that must be found.
+        base.clone_from(&durable_disk);
+        history.drain(..applied);
+    }
+    (found_more, laps as usize, reasons)
+}
+
+#[test]
+fn what_a_scan_finds_is_what_was_durable_and_perhaps_more_in_order() {
+    let (mut found, mut laps, mut reasons) = (0, 0, BTreeSet::new());
+    for seed in 0..2000 {
+        let result = std::panic::catch_unwind(|| lives(seed));
+        let (more, lap, why) = result.unwrap_or_else(|_| panic!("seed {seed}"));
+        found += more;
+        laps = laps.max(lap);
+        reasons.extend(why);
+    }
+    assert!(found > 1000 && laps >= 2, "{found} records that were not durable, {laps} laps");
+    assert_eq!(reasons.len(), 4, "{reasons:?}");
+}
+
+fn small() -> (Region, Log) {
+    let mut region = Region::new(RING_OFFSET + 16 * 512);
+    region.make(512);
+    let log = region.open().0;
+    (region, log)
+}
+
+fn entry(content: u64) -> (Vec<Entry>, Vec<Vec<u8>>) {
+    let data = data(content, 512);
+    let kind = EntryKind::Data { checksum: crc32c::crc32c(&data) };
+    (vec![Entry { offset: content * 512, length: 512, kind }], vec![data])
+}
+
+/// Records 0 to 3 are written, of which the second is torn; an opening finds one, and writes
+/// another second one. The third of the first opening fits behind it in every way but its epoch.
+#[test]
+fn a_record_behind_a_torn_one_is_never_taken_for_a_new_one() {
+    for moved in [false, true] {
+        let (mut region, mut log) = small();
+        for content in 0..4 {
+            let (entries, data) = entry(content);
+            let reservation = log.reserve(entries).unwrap();
+            let mut bytes = encode(&log, &reservation, &data);
+            if content == 1 {
+                bytes[600] ^= 1;
+            }
+            region.write(reservation.offset, &bytes);
+        }
+        region.flush();
+        let (mut log, entries, end) = region.open();
+        assert_eq!((entries.len(), end.sequence, end.reason), (1, 1, RecordError::TornData));
+        let (entries, data) = entry(9);
+        let reservation = log.reserve(entries).unwrap();
+        region.write(reservation.offset, &encode(&log, &reservation, &data));
+        log.written(1, 1);
+        region.flush();
+        assert!(log.flushed(1));
+        if moved {
+            // With its forerunner gone, the superblock alone knows the epoch.
+            let round = log.round(u64::MAX).unwrap();
+            let checkpoint = log.home(round.last);
+            region.write(checkpoint.offset, &*checkpoint.bytes);
+            region.flush();
+        }
+        let (_, entries, end) = region.open();
+        let offsets: Vec<u64> = entries.iter().map(|(entry, _)| entry.offset).collect();
+        assert_eq!(offsets, if moved { vec![] } else { vec![0, 9 * 512] });
+        assert_eq!((end.sequence, end.reason), (2, RecordError::Stale));
+    }
+}
+
+#[test]
+fn a_place_that_nobody_fills_is_given_out_again() {
+    let (mut region, mut log) = small();
+    let (entries, data) = entry(1);
+    let lost = log.reserve(entries.clone()).unwrap();
+    let next = log.reserve(entries).unwrap();
+    region.write(next.offset, &encode(&log, &next, &data));
+    log.written(1, 1);
+    assert!(!log.flushed(1), "the first one is missing");
+    let void = log.void(lost.record.sequence).unwrap();
+    assert_eq!((void.offset, void.record.length), (lost.offset, lost.record.length));
+    region.write(void.offset, &encode(&log, &void, &[]));
+    log.written(0, 2);
+    assert_eq!(log.void(0), None);
+    assert!(log.flushed(2) && log.is_settled());
+    region.flush();
+    assert_eq!(region.open().1.len(), 1);
+}
+
+#[test]
+fn a_full_log_is_known_before_a_write_begins_and_a_reader_keeps_its_space() {
+    let (_, mut log) = small();
+    let mut count = 0;
+    while log.reserve(entry(1).0).is_ok() {
+        count += 1;
+    }
+    assert_eq!((count, log.used()), (8, 16 * 512));
+    for sequence in 0..8 {
+        log.written(sequence, 1);
+    }
+    log.flushed(1);
+    let pin = log.look(0..CAPACITY, |_| ());
+    let round = log.round(u64::MAX).unwrap();
+    assert_eq!((round.last, round.segments.len()), (7, 1));
+    log.home(round.last);
+    assert_eq!((log.round(u64::MAX), log.reserve(entry(1).0)), (None, Err(Full)));
+    log.checkpointed();
+    assert_eq!(log.reserve(entry(1).0), Err(Full), "somebody reads there");
+    log.unpin(pin);
+    assert!(log.is_empty() && log.reserve(entry(1).0).is_ok());
+}
+
+#[test]
+fn any_bytes_are_taken_for_what_they_are() {
+    let (mut region, mut log) = small();
+    for content in 0..6 {
+        let (entries, data) = entry(content);
+        let reservation = log.reserve(entries).unwrap();
+        region.write(reservation.offset, &encode(&log, &reservation, &data));
+    }
+    let whole: Vec<u8> = [&[1], &region.visible[..]].concat();
+    fuzz_log(&whole);
+    for seed in 0..20_000 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut bytes = whole.clone();
+        bytes[0] = random.u8(..);
+        for _ in 0..random.usize(1..8) {
+            // Where something is, mostly.
+            let start = [0, 4096, 8192, 8704][random.usize(0..4)];
+            let at = 1 + start + random.usize(0..128);
+            match random.u8(0..3) {
+                0 => bytes[at] = random.u8(..),
+                1 => bytes[at] ^= 1 << random.u8(0..8),
+                _ => bytes[at..at + 8].copy_from_slice(&random.u64(..).to_le_bytes()),
+            }
+        }
+        bytes.truncate(random.usize(bytes.len() / 2..=bytes.len()));
+        let result = std::panic::catch_unwind(|| fuzz_log(&bytes));
+        assert!(result.is_ok(), "seed {seed}");
+    }
+}
