@@ -17,6 +17,7 @@ use fathom_block::{
 };
 use fathom_reactor::{Event, Reactor};
 
+use crate::record::SimRecord;
 use crate::{SECTOR, SECTOR_BYTES};
 
 /// How a store misbehaves.
@@ -103,6 +104,8 @@ pub struct SimBackend {
     seed: u64,
     state: Arc<Mutex<State>>,
     queues: Mutex<u64>,
+    /// The record of all stores of the disk, and this one's number there.
+    record: Option<(SimRecord, usize)>,
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -137,7 +140,13 @@ impl SimBackend {
             base: if options.journal { image } else { Vec::new() },
             journal: Vec::new(),
         };
-        Self { options, seed, state: Arc::new(Mutex::new(state)), queues: Mutex::new(0) }
+        let state = Arc::new(Mutex::new(state));
+        Self { options, seed, state, queues: Mutex::new(0), record: None }
+    }
+
+    /// The same, as store `number` of `record`.
+    pub(crate) fn recorded(self, record: SimRecord, number: usize) -> Self {
+        Self { record: Some((record, number)), ..self }
     }
 
     /// What a crash at this moment leaves, by `seed`. The store itself goes on.
@@ -222,6 +231,7 @@ impl Backend for SimBackend {
             state: Arc::clone(&self.state),
             random: fastrand::Rng::with_seed(seed),
             pending: Vec::new(),
+            record: self.record.clone(),
         }))
     }
 
@@ -258,6 +268,7 @@ struct SimQueue {
     state: Arc<Mutex<State>>,
     random: fastrand::Rng,
     pending: Vec<Pending>,
+    record: Option<(SimRecord, usize)>,
 }
 
 impl State {
@@ -348,23 +359,36 @@ impl SimQueue {
         let taken = request.operation == Operation::Write || request.flags.keep_allocated;
         state.allocate(first, data.len() / SECTOR_BYTES, taken, self.options.room)?;
         let durable = request.flags.force_unit_access && !failed;
+        let mut torn = Vec::new();
         for (index, bytes) in data.chunks(SECTOR_BYTES).enumerate() {
             if failed && self.random.bool() {
                 continue;
             }
             state.put(first + index, bytes, pending.number, durable);
-            if failed && self.options.journal {
+            if failed {
                 let offset = offset + index as u64 * SECTOR;
-                state.journal.push(JournalEntry::Write { offset, data: bytes.to_vec() });
+                torn.push(JournalEntry::Write { offset, data: bytes.to_vec() });
             }
         }
+        drop(state);
         if failed {
+            for entry in torn {
+                self.note(entry);
+            }
             return Err(ErrorKind::Io);
         }
-        if self.options.journal {
-            state.journal.push(JournalEntry::Write { offset, data });
-        }
+        self.note(JournalEntry::Write { offset, data });
         Ok(())
+    }
+
+    /// Remembers what has taken effect, for whoever wants to know.
+    fn note(&self, entry: JournalEntry) {
+        if self.options.journal {
+            lock(&self.state).journal.push(entry.clone());
+        }
+        if let Some((record, number)) = &self.record {
+            record.note(*number, entry);
+        }
     }
 
     fn effect(&mut self, pending: &mut Pending) {
@@ -383,11 +407,8 @@ impl SimQueue {
             }
             Operation::Flush if self.fails(self.options.flush_error_rate) => Err(ErrorKind::Io),
             Operation::Flush => {
-                let mut state = lock(&self.state);
-                state.flush(pending.completions_before);
-                if self.options.journal {
-                    state.journal.push(JournalEntry::Flush);
-                }
+                lock(&self.state).flush(pending.completions_before);
+                self.note(JournalEntry::Flush);
                 Ok(())
             }
             Operation::Extents => {

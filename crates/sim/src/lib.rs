@@ -2,6 +2,7 @@
 //!
 //! - [`SimBackend`]: a store with a volatile cache that completes late and out of order, tears
 //!   writes, loses what was not flushed, fails and runs full, all by seed.
+//! - [`SimRecord`]: several such stores, which crash at one instant.
 //! - [`ModelDisk`]: what every sector may legally hold, now and after a crash.
 //! - [`Workload`]: requests by seed.
 //! - [`Harness`]: drives the queues of any disk with a workload and compares with the model.
@@ -15,6 +16,7 @@ mod backend;
 mod device;
 mod harness;
 mod model;
+mod record;
 mod seed;
 mod workload;
 
@@ -22,6 +24,7 @@ pub use backend::{JournalEntry, SimBackend, SimOptions};
 pub use device::{DEVICE_BLOCK, FaultyDevice};
 pub use harness::{Harness, HarnessOptions, Statistics};
 pub use model::{ModelDisk, Violation};
+pub use record::{Images, SimRecord};
 pub use seed::each_seed;
 pub use workload::{Action, Workload, WorkloadOptions, pattern};
 

@@ -1,0 +1,153 @@
+//! One record of all that takes effect in the stores of a disk, so that a crash point is one instant
+//! for all of them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::backend::{JournalEntry, SimBackend, SimOptions};
+
+/// Everything that a disk uses to keep its bytes, in the order in which the stores joined.
+pub type Images = Vec<Vec<u8>>;
+
+struct Effect {
+    store: usize,
+    entry: JournalEntry,
+}
+
+struct State {
+    /// Each of them notes in this record what takes effect.
+    stores: Vec<Weak<SimBackend>>,
+    bases: Images,
+    effects: Vec<Effect>,
+    random: fastrand::Rng,
+    crash_rate: f64,
+    crashes: Vec<Images>,
+}
+
+/// See the module. The queues of the disk are driven by one thread: an instant is what lies between
+/// two effects, of the guest's requests and of the layers' own alike.
+#[derive(Clone)]
+pub struct SimRecord {
+    state: Arc<Mutex<State>>,
+}
+
+impl SimRecord {
+    /// A record without stores. After each effect of any of them all may crash, with the
+    /// probability `crash_rate`.
+    pub fn new(seed: u64, crash_rate: f64) -> Self {
+        let state = State {
+            stores: Vec::new(),
+            bases: Vec::new(),
+            effects: Vec::new(),
+            random: fastrand::Rng::with_seed(seed),
+            crash_rate,
+            crashes: Vec::new(),
+        };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A further store, which holds `image`, durable.
+    pub fn store(&self, options: SimOptions, seed: u64, image: Vec<u8>) -> Arc<SimBackend> {
+        let mut state = self.lock();
+        let number = state.stores.len();
+        state.bases.push(image.clone());
+        let store = SimBackend::with_image(options, seed, image);
+        let store = Arc::new(store.recorded(self.clone(), number));
+        state.stores.push(Arc::downgrade(&store));
+        store
+    }
+
+    /// Something has taken effect in store `number`.
+    pub(crate) fn note(&self, number: usize, entry: JournalEntry) {
+        let mut state = self.lock();
+        state.effects.push(Effect { store: number, entry });
+        if state.random.f64() < state.crash_rate {
+            let images = state.crash();
+            state.crashes.push(images);
+        }
+    }
+
+    /// What a crash of all stores at this moment leaves. The stores themselves go on.
+    pub fn crash(&self) -> Images {
+        self.lock().crash()
+    }
+
+    /// What the crashes left that came since the last call.
+    pub fn crashes(&self) -> Vec<Images> {
+        std::mem::take(&mut self.lock().crashes)
+    }
+
+    /// How many effects there were, in all stores.
+    pub fn length(&self) -> usize {
+        self.lock().effects.len()
+    }
+
+    /// What the stores hold that let the first `count` effects through and no more.
+    pub fn images_after(&self, count: usize) -> Images {
+        let state = self.lock();
+        let mut images = state.bases.clone();
+        for Effect { store, entry } in state.effects.iter().take(count) {
+            if let JournalEntry::Write { offset, data } = entry {
+                images[*store][*offset as usize..][..data.len()].copy_from_slice(data);
+            }
+        }
+        images
+    }
+}
+
+impl State {
+    fn crash(&mut self) -> Images {
+        let seed = self.random.u64(..);
+        let each = self.stores.iter().zip(seed..);
+        each.map(|(store, seed)| {
+            let store = store.upgrade().expect("the stores live as long as their record");
+            store.crash(seed)
+        })
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fathom_block::{Clock, Disk, DiskOptions, Operation};
+    use fathom_reactor::Reactor;
+
+    use super::*;
+    use crate::SECTOR;
+
+    #[test]
+    fn a_crash_is_one_instant_for_all_stores() {
+        let record = SimRecord::new(1, 1.0);
+        let options = SimOptions { rounds_max: 0, ..SimOptions::new(SECTOR) };
+        let stores: Vec<_> = (0..2)
+            .map(|seed| record.store(options.clone(), seed, vec![0; SECTOR as usize]))
+            .collect();
+        let mut reactor = Reactor::new(8).unwrap();
+        for count in 1..=20_u8 {
+            // Durable in one, then in the other: neither is more than one ahead, in any crash.
+            for store in &stores {
+                let layers = Vec::new();
+                let disk =
+                    Disk::new(DiskOptions::default(), layers, Arc::clone(store) as _).unwrap();
+                let mut stack = disk.open_queue(&mut reactor, Clock::System).unwrap();
+                let mut request = stack.request();
+                (request.operation, request.length) = (Operation::Write, SECTOR);
+                request.flags.force_unit_access = true;
+                request.buffers.allocate(SECTOR as usize);
+                request.buffers.owned_mut().unwrap().fill(count);
+                stack.submit(request, &mut reactor);
+                assert_eq!(stack.completed().unwrap().1, Ok(()));
+            }
+        }
+        let crashes = record.crashes();
+        assert_eq!((crashes.len(), record.length()), (40, 40));
+        for (index, images) in crashes.iter().enumerate() {
+            let counts = [images[0][0], images[1][0]];
+            assert_eq!(counts, [index as u8 / 2 + 1, index.div_ceil(2) as u8]);
+            assert_eq!(*images, record.images_after(index + 1));
+        }
+    }
+}
