@@ -4,6 +4,8 @@
 //! - [`Memory`]: anonymous memory that lives as long as the daemon.
 //! - [`Null`]: keeps nothing and answers at once; the do-nothing back end.
 
+#![allow(unsafe_code)]
+
 mod file;
 mod memory;
 pub mod model;

@@ -1,4 +1,6 @@
 //! Direct I/O into memory that is not aligned: in pieces, within a budget, to the right bytes.
+
+#![allow(unsafe_code)]
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "test code")]
 
 use std::os::unix::fs::FileExt;

@@ -1,5 +1,7 @@
 //! Crash points: whatever a store lets through before it dies, what was flushed is there.
 
+#![allow(unsafe_code)]
+
 mod support;
 
 use std::io;

@@ -1,5 +1,7 @@
 //! The modelled disks take the time that arithmetic says, and keep data as any other disk.
 
+#![allow(unsafe_code)]
+
 mod support;
 
 use std::cell::Cell;

@@ -1,5 +1,7 @@
 //! Files that change length, by the disk's own resize or from outside, while they are served.
 
+#![allow(unsafe_code)]
+
 mod support;
 
 #[path = "support/queue.rs"]

@@ -1,5 +1,7 @@
 //! One seeded suite over every back end, plain and under layers, compared with the plain model.
 
+#![allow(unsafe_code)]
+
 mod support;
 
 use std::sync::Arc;

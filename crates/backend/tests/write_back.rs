@@ -1,6 +1,8 @@
 //! Real write-back errors beneath the real file back end: what could not be written is nobody's
 //! success, whoever took the kernel's one report.
 
+#![allow(unsafe_code)]
+
 mod support;
 
 #[path = "support/queue.rs"]

@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Where a stack's time comes from.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
@@ -18,9 +20,7 @@ impl Clock {
     pub fn now_ns(&self) -> u64 {
         match self {
             Self::System => {
-                let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-                // SAFETY: the call fills the structure it is given and fails for no known clock.
-                unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+                let time = clock_gettime(ClockId::Monotonic);
                 time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
             }
             Self::Simulated(time) => time.get(),

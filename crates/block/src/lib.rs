@@ -11,6 +11,8 @@
 //!            Stack::completed ◀── layer 0 ◀── layer 1 ◀── … ◀──┘
 //! ```
 
+#![allow(unsafe_code)]
+
 mod aside;
 mod backend;
 mod buffer;

@@ -21,6 +21,9 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
+use rustix::fs::SealFlags;
+use rustix::net::Shutdown;
+
 /// The most bytes that all mappings together may have: half of what a process can address, so that
 /// there is always room for everything else.
 const MAPPED_MAX: u64 = 64 << 40;
@@ -95,9 +98,8 @@ impl MemoryOwner {
         let first =
             self.code.compare_exchange(0, code, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if let (true, Some(alarm)) = (first, &self.alarm) {
-            // SAFETY: a system call on a descriptor that the owner keeps; it may be made in a
-            // signal handler (POSIX lists it).
-            unsafe { libc::shutdown(alarm.as_raw_fd(), libc::SHUT_RD) };
+            // It may be made in a signal handler: it is the system call and nothing else.
+            let _ = rustix::net::shutdown(alarm, Shutdown::Read);
         }
     }
 }
@@ -443,47 +445,36 @@ impl Drop for Mapping {
 
 /// The size of the pages that `file` is mapped in, in bytes.
 fn page_size(file: &File) -> io::Result<u64> {
-    // SAFETY: an all-zero structure is a valid value; the call fills it in.
-    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure lives through the call.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let system = rustix::fs::fstatfs(file)?;
     match system.f_type {
         HUGETLBFS => Ok((system.f_bsize as u64).max(4096)),
         FUSE => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "shared memory on FUSE is refused: whoever runs the file system could stop any access",
         )),
-        // SAFETY: a system call without memory.
-        _ => Ok(unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64),
+        _ => Ok(rustix::param::page_size() as u64),
     }
 }
 
 /// Asks that `file` cannot be cut short any more. Files that know no seals, or whose owner allows
 /// no more of them, stay as they are.
 fn seal(file: &File) {
-    // SAFETY: a system call on a descriptor that the caller holds.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals >= 0 && seals & (libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL) == 0 {
-        // SAFETY: as above.
-        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+    let Ok(seals) = rustix::fs::fcntl_get_seals(file) else { return };
+    if !seals.intersects(SealFlags::SHRINK | SealFlags::SEAL) {
+        let _ = rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::FromRawFd;
     use std::os::unix::fs::FileExt;
 
-    fn memory_file(length: u64, flags: libc::c_uint) -> File {
-        // SAFETY: the name is a C string; the descriptor is checked and ours alone.
-        let file = unsafe {
-            let descriptor = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | flags);
-            assert!(descriptor >= 0);
-            File::from_raw_fd(descriptor)
-        };
+    use rustix::fs::MemfdFlags;
+
+    fn memory_file(length: u64, flags: MemfdFlags) -> File {
+        let flags = MemfdFlags::CLOEXEC | flags;
+        let file = File::from(rustix::fs::memfd_create(c"test", flags).unwrap());
         file.set_len(length).unwrap();
         file
     }
@@ -496,7 +487,10 @@ mod tests {
 
     #[test]
     fn a_page_that_is_cut_away_reads_as_zeroes_and_marks_its_owner_alone() {
-        let (file, other) = (memory_file(64 << 10, 0), memory_file(64 << 10, 0));
+        let (file, other) = (
+            memory_file(64 << 10, MemfdFlags::empty()),
+            memory_file(64 << 10, MemfdFlags::empty()),
+        );
         let (owner, neighbour) =
             (Arc::new(MemoryOwner::default()), Arc::new(MemoryOwner::default()));
         let mapping = Mapping::new(&file, 0, 64 << 10, &owner).unwrap();
@@ -517,7 +511,7 @@ mod tests {
 
     #[test]
     fn a_part_that_begins_within_a_page_is_mapped() {
-        let file = memory_file(16 << 10, 0);
+        let file = memory_file(16 << 10, MemfdFlags::empty());
         file.write_all_at(b"part", 5000).unwrap();
         let mapping = Mapping::new(&file, 5000, 4, &Arc::default()).unwrap();
         assert_eq!((read(&mapping, 0), read(&mapping, 3), mapping.length()), (b'p', b't', 4));
@@ -531,7 +525,7 @@ mod tests {
 
     #[test]
     fn a_file_that_can_be_sealed_is() {
-        let file = memory_file(8192, libc::MFD_ALLOW_SEALING);
+        let file = memory_file(8192, MemfdFlags::ALLOW_SEALING);
         let _mapping = Mapping::new(&file, 0, 8192, &Arc::default()).unwrap();
         assert!(file.set_len(4096).is_err());
         file.set_len(16384).unwrap();
@@ -539,7 +533,7 @@ mod tests {
 
     #[test]
     fn mappings_are_left_out_of_core_dumps() {
-        let file = memory_file(8192, 0);
+        let file = memory_file(8192, MemfdFlags::empty());
         let mapping = Mapping::new(&file, 0, 8192, &Arc::default()).unwrap();
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let start = format!("{:x}-", mapping.base() as usize);
@@ -550,7 +544,7 @@ mod tests {
 
     #[test]
     fn a_budget_is_kept_and_given_back() {
-        let file = memory_file(64 << 10, 0);
+        let file = memory_file(64 << 10, MemfdFlags::empty());
         let owner = Arc::new(MemoryOwner::new(None, Some(Arc::new(Budget::new(96 << 10)))));
         let first = Mapping::new(&file, 0, 64 << 10, &owner).unwrap();
         assert!(Mapping::new(&file, 0, 64 << 10, &owner).is_err());
@@ -558,7 +552,7 @@ mod tests {
         drop((first, second));
         assert!(Mapping::new(&file, 0, 64 << 10, &owner).is_ok());
         // A file may claim any length; more than the address space holds is never mapped.
-        let huge = memory_file(1 << 50, 0);
+        let huge = memory_file(1 << 50, MemfdFlags::empty());
         assert!(Mapping::new(&huge, 0, 127 << 40, &Arc::default()).is_err());
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use fathom_reactor::{Event, Owner, Reactor};
+use rustix::event::{EventfdFlags, eventfd};
 
 /// The token of the alarm's watch.
 const TOKEN: u64 = 0;
@@ -48,13 +49,7 @@ pub(crate) struct Alarm {
 impl Alarm {
     /// Opens one and has the reactor watch it.
     pub(crate) fn open(reactor: &mut Reactor) -> io::Result<Self> {
-        // SAFETY: the call takes no memory.
-        let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and nobody else's.
-        let event = File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        let event = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let shared = Arc::new(Shared { event, levels: AtomicU32::new(0) });
         let owner = reactor.register();
         reactor.watch_always(owner, TOKEN, shared.event.as_fd());

@@ -1,5 +1,17 @@
-//! What can be read of other processes.
-use std::{mem::MaybeUninit, time::Duration};
+//! Other processes: what can be read of them, and how they are started.
+
+#![expect(
+    unsafe_code,
+    reason = "the clock of another process, and what is done between fork and exec"
+)]
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::unix::process::CommandExt,
+    process::{Child, Command},
+    time::Duration,
+};
 
 /// A process's CPU time, to the nanosecond.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +51,18 @@ impl CpuClock {
     pub fn process_id(&self) -> i32 {
         self.process_id
     }
+}
+
+/// Starts a program that is asked to end when this one has ended.
+pub fn spawn_bound(command: &mut Command) -> io::Result<Child> {
+    // SAFETY: prctl is all that is called between fork and exec, and it is safe there.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            Ok(())
+        });
+    }
+    command.spawn()
 }
 
 /// A process's name, as `ps` shows it.

@@ -1,4 +1,7 @@
 //! `fathom disk` on images, beside qemu-img.
+
+#![allow(unsafe_code)]
+
 mod common;
 
 use std::{

@@ -1,5 +1,7 @@
 //! Front ends: vhost-user-blk and NBD, the only code that knows the wire.
 
+#![allow(unsafe_code)]
+
 pub mod nbd;
 
 pub mod socket;

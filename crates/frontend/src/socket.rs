@@ -1,16 +1,20 @@
 //! Unix sockets that only their owner can reach.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 /// The mode of every socket.
-const MODE: libc::mode_t = 0o600;
+const MODE: Mode = Mode::from_raw_mode(0o600);
 /// Clients that may wait to be accepted: bursts of all guests of a host at once. The host may
 /// allow fewer (`net.core.somaxconn`).
-const BACKLOG: libc::c_int = 4096;
+const BACKLOG: i32 = 4096;
 
 /// Listens on a Unix socket at `path`, mode 0600 from its first moment. A socket that nobody
 /// listens on any more is replaced.
@@ -31,21 +35,12 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
         }
         std::fs::remove_file(path)?;
     }
-    let socket = new_socket(0)?;
+    let socket = new_socket(SocketFlags::empty())?;
     // On Linux a socket that is bound to a path takes over the mode that it had before, less the
     // umask: so there is no moment at which the path is open to others.
-    // SAFETY: a system call on our own descriptor.
-    if unsafe { libc::fchmod(socket.as_raw_fd(), MODE) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let address = address(path)?;
-    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: the address lives through the call and has the length given.
-    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    // SAFETY: a system call on our own descriptor.
-    if bound != 0 || unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    rustix::fs::fchmod(&socket, MODE)?;
+    rustix::net::bind(&socket, &address(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
     Ok(UnixListener::from(socket))
 }
 
@@ -61,55 +56,44 @@ pub fn is_served(path: &Path) -> bool {
 /// Connects without blocking, and leaves at once. [`io::ErrorKind::WouldBlock`] where the queue of
 /// the socket is full.
 fn connect(path: &Path) -> io::Result<()> {
-    let socket = new_socket(libc::SOCK_NONBLOCK)?;
-    let address = address(path)?;
-    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: the address lives through the call and has the length given.
-    let connected =
-        unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    if connected == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let socket = new_socket(SocketFlags::NONBLOCK)?;
+    Ok(rustix::net::connect(&socket, &address(path)?)?)
 }
 
-fn new_socket(flags: libc::c_int) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags;
-    // SAFETY: a system call without memory; the result is checked below.
-    let descriptor = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-    if descriptor < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and ours alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | flags;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
 /// Sleeps until `listener` has a client or `wake` is signalled, for `limit` at most. False once
 /// `wake` has been signalled.
-pub(crate) fn wait(listener: Option<RawFd>, wake: RawFd, limit: Option<Duration>) -> bool {
-    let entry = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // A negative descriptor is passed over.
-    let mut polls = [entry(wake), entry(listener.unwrap_or(-1))];
-    let limit_ms = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
-    // SAFETY: two entries, as said.
-    unsafe { libc::poll(polls.as_mut_ptr(), 2, limit_ms) };
-    polls[0].revents == 0
+pub(crate) fn wait(
+    listener: Option<BorrowedFd<'_>>,
+    wake: BorrowedFd<'_>,
+    limit: Option<Duration>,
+) -> bool {
+    let entry = |descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN);
+    // Without a listener, the same once more.
+    let mut polls = [entry(wake), entry(listener.unwrap_or(wake))];
+    wait_for(&mut polls, limit);
+    polls[0].revents().is_empty()
 }
 
-fn address(path: &Path) -> io::Result<libc::sockaddr_un> {
-    use std::os::unix::ffi::OsStrExt;
-    // SAFETY: an all-zero sockaddr_un is a valid value of that plain structure.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let bytes = path.as_os_str().as_bytes();
-    // One byte is left for the terminating zero.
-    if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("{}: a socket's path has 1 to 107 bytes", path.display()),
-        ));
-    }
-    for (target, source) in address.sun_path.iter_mut().zip(bytes) {
-        *target = *source as libc::c_char;
-    }
-    Ok(address)
+/// Sleeps until one of `polls` is ready, for `limit` at most, and returns how many are. A signal
+/// ends the sleep.
+pub(crate) fn wait_for(polls: &mut [PollFd<'_>], limit: Option<Duration>) -> usize {
+    // A limit that no clock reaches is none.
+    let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+    poll(polls, limit.as_ref()).unwrap_or(0)
+}
+
+fn address(path: &Path) -> io::Result<SocketAddrUnix> {
+    // One byte is left for the terminating zero. An empty path would be a name of the kernel's.
+    let fits = (1..=107).contains(&path.as_os_str().len());
+    fits.then(|| SocketAddrUnix::new(path).ok()).flatten().ok_or_else(|| {
+        let text = format!("{}: a socket's path has 1 to 107 bytes", path.display());
+        io::Error::new(io::ErrorKind::InvalidInput, text)
+    })
 }
 
 #[cfg(test)]
@@ -143,17 +127,11 @@ mod tests {
         let listener = listen(&path).unwrap();
         assert!(is_served(&path));
         // A process that is stopped: it accepts nobody, and its queue is full.
-        // SAFETY: a system call on our own descriptor.
-        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        rustix::net::listen(&listener, 0).unwrap();
         let mut waiting = Vec::new();
         loop {
-            let socket = new_socket(libc::SOCK_NONBLOCK).unwrap();
-            let address = address(&path).unwrap();
-            let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-            // SAFETY: the address lives through the call and has the length given.
-            let result =
-                unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
-            if result != 0 {
+            let socket = new_socket(SocketFlags::NONBLOCK).unwrap();
+            if rustix::net::connect(&socket, &address(&path).unwrap()).is_err() {
                 break;
             }
             waiting.push(socket);

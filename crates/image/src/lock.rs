@@ -7,6 +7,8 @@
 //! both, in either order; a shared one keeps QEMU from writing. Such locks are seen across users,
 //! containers, and on NFS across hosts.
 
+#![expect(unsafe_code, reason = "locks of open file descriptions and leases")]
+
 use std::fmt;
 use std::fs::File;
 use std::io;

@@ -8,12 +8,16 @@
 //! folder. The record is not synchronised: it has to outlive this process, not the host, because
 //! a guest does not outlive the host either.
 
+#![expect(unsafe_code, reason = "an ioctl")]
+
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{XattrFlags, fsetxattr};
 
 /// The extended attribute.
 const ATTRIBUTE: &CStr = c"user.fathom.writes-lost";
@@ -88,9 +92,9 @@ impl LossRecord {
         let text = format!("{errno} {}", self.identity);
         let mut last = io::Error::from(io::ErrorKind::Unsupported);
         if self.attribute {
-            match set_attribute(file, text.as_bytes()) {
+            match fsetxattr(file, ATTRIBUTE, text.as_bytes(), XattrFlags::empty()) {
                 Ok(()) => return Ok(()),
-                Err(error) => last = error,
+                Err(error) => last = error.into(),
             }
         }
         for path in &self.files {
@@ -108,10 +112,7 @@ impl LossRecord {
     /// When it cannot be removed: the next daemon would find it.
     pub fn clear(&self, file: &File) -> io::Result<()> {
         if self.read_attribute(file).is_some() {
-            // SAFETY: a system call on our own descriptor with a C string.
-            if unsafe { libc::fremovexattr(file.as_raw_fd(), ATTRIBUTE.as_ptr()) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
+            rustix::fs::fremovexattr(file, ATTRIBUTE)?;
         }
         for path in &self.files {
             if self.read_file(path).is_some() {
@@ -126,16 +127,8 @@ impl LossRecord {
             return None;
         }
         let mut text = [0_u8; LENGTH_MAX];
-        // SAFETY: the buffer lives through the call and its length is given.
-        let length = unsafe {
-            libc::fgetxattr(
-                file.as_raw_fd(),
-                ATTRIBUTE.as_ptr(),
-                text.as_mut_ptr().cast(),
-                text.len(),
-            )
-        };
-        let text = text.get(..usize::try_from(length).ok()?)?;
+        let length = rustix::fs::fgetxattr(file, ATTRIBUTE, &mut text).ok()?;
+        let text = text.get(..length)?;
         // An attribute travels with its file, and a copy of the file has lost the same: whose
         // identity it carries does not matter.
         Some(parse(text).map_or(libc::EIO, |(errno, _)| errno))
@@ -160,14 +153,6 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 fn parse(text: &[u8]) -> Option<(i32, &str)> {
     let (errno, identity) = std::str::from_utf8(text).ok()?.split_once(' ')?;
     Some((errno.parse().ok()?, identity))
-}
-
-fn set_attribute(file: &File, text: &[u8]) -> io::Result<()> {
-    // SAFETY: the text lives through the call and its length is given.
-    let result = unsafe {
-        libc::fsetxattr(file.as_raw_fd(), ATTRIBUTE.as_ptr(), text.as_ptr().cast(), text.len(), 0)
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Writes `text` into a new file at `path`, in place of whatever was there.

@@ -9,6 +9,7 @@
 //! Every byte that is read is hostile and may change at any moment: all walks are bounded, all
 //! addresses are checked, and what does not hold together is unknown rather than guessed.
 
+#![allow(unsafe_code)]
 #![warn(missing_docs)]
 
 mod bios;

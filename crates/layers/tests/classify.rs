@@ -1,5 +1,7 @@
 //! What requests mean reaches the layers below, and is accounted for.
 
+#![allow(unsafe_code)]
+
 mod support;
 
 use std::io;

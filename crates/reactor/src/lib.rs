@@ -8,6 +8,7 @@
 //! Each part that submits work registers as an [`Owner`]; the events of its submissions carry its
 //! mark and the token that it chose. The reactor knows nothing about disks.
 
+#![allow(unsafe_code)]
 #![warn(missing_docs)]
 
 use std::collections::VecDeque;

@@ -1,5 +1,7 @@
 //! Sockets that a group may use too: a VMM seldom runs as the daemon's user.
 
+#![expect(unsafe_code, reason = "the C library knows the groups")]
+
 use std::ffi::CString;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, chown};

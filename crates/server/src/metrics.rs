@@ -10,6 +10,7 @@ use fathom_control::{
     DaemonInfo, DiskList, DiskStatistics, DiskStatus, FrontendStatus, ListenerStatus,
     MonitorStatus, OperationStatistics, Problem, Statistics, VhostUserStatus,
 };
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::daemon::DiskGroups;
 
@@ -109,34 +110,22 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
 fn of_process(page: &mut Page, info: &DaemonInfo) {
     page.family("process_start_time_seconds", "gauge", "When the daemon started, since 1970.");
     page.sample("process_start_time_seconds", &[], info.started_unix_time_ns as f64 / 1e9);
-    if let Some(seconds) = cpu_seconds() {
-        page.family("process_cpu_seconds_total", "counter", "Processor time used.");
-        page.sample("process_cpu_seconds_total", &[], seconds);
-    }
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    page.family("process_cpu_seconds_total", "counter", "Processor time used.");
+    let seconds = used.tv_sec as f64 + used.tv_nsec as f64 / 1e9;
+    page.sample("process_cpu_seconds_total", &[], seconds);
     let resident = std::fs::read_to_string("/proc/self/statm")
         .ok()
         .and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok());
     if let Some(pages) = resident {
-        // SAFETY: the call has no preconditions.
-        let page_size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let page_size = rustix::param::page_size() as u64;
         page.family("process_resident_memory_bytes", "gauge", "Memory in use.");
-        page.sample(
-            "process_resident_memory_bytes",
-            &[],
-            pages * u64::try_from(page_size).unwrap_or(0),
-        );
+        page.sample("process_resident_memory_bytes", &[], pages * page_size);
     }
     if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
         page.family("process_open_fds", "gauge", "Descriptors in use.");
         page.sample("process_open_fds", &[], entries.count());
     }
-}
-
-fn cpu_seconds() -> Option<f64> {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call fills the structure that it is given.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
-    (result == 0).then(|| time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
 }
 
 fn of_disks(page: &mut Page, info: &DaemonInfo, disks: &DiskList, statistics: &Statistics) {

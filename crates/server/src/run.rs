@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fathom_control::{ErrorBody, ErrorCode, SOCKET_DEFAULT};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, Semaphore};
 
@@ -53,6 +54,7 @@ pub(crate) fn run(
             runtime.shutdown_background();
             result
         });
+    #[expect(unsafe_code, reason = "an end without ceremony")]
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => {
@@ -351,11 +353,7 @@ pub(crate) fn failed_threads() -> u64 {
 
 /// Allows as many descriptors as the host does: each queue has a ring and each guest its memory.
 fn raise_descriptor_limit() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure lives through the call.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
-        limit.rlim_cur = limit.rlim_max;
-        // SAFETY: as above. Where it fails, the limit is as it was.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
-    }
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    // Where it fails, the limit is as it was.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }

@@ -8,10 +8,12 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
 
 /// The queues of a file.
 #[derive(Default)]
@@ -68,13 +70,7 @@ impl Drain {
     /// # Errors
     /// When there is no descriptor for it.
     pub(super) fn join(&self) -> io::Result<Arc<Member>> {
-        // SAFETY: a system call without memory.
-        let descriptor = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and nobody else's.
-        let wake = unsafe { File::from_raw_fd(descriptor) };
+        let wake = File::from(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
         let mut state = self.state();
         let round = state.round;
         let member = Arc::new(Member { wake, round: AtomicU64::new(round) });

@@ -94,7 +94,7 @@ impl Shared {
 
     /// Gives the file the length `capacity`, in bytes, and the disk the size.
     fn resize_file(&self, capacity: u64) -> Result<(), ErrorKind> {
-        let length = libc::off_t::try_from(capacity).map_err(|_| ErrorKind::OutOfRange)?;
+        i64::try_from(capacity).map_err(|_| ErrorKind::OutOfRange)?;
         let before = self.capacity.load(Ordering::Relaxed);
         if capacity < before {
             // First, so that nothing new is written there.
@@ -105,11 +105,9 @@ impl Shared {
                 return Err(ErrorKind::Io);
             }
         }
-        // SAFETY: a system call on our own descriptor.
-        if unsafe { libc::ftruncate(self.file.as_raw_fd(), length) } != 0 {
-            let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        if let Err(error) = self.file.set_len(capacity) {
             self.capacity.store(before, Ordering::Release);
-            return Err(ErrorKind::from_errno(errno));
+            return Err(ErrorKind::from_errno(error.raw_os_error().unwrap_or(libc::EIO)));
         }
         self.capacity.store(capacity, Ordering::Release);
         // The new size is a promise to the guest: it has to survive a crash. The sync may be the

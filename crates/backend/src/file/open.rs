@@ -3,7 +3,6 @@
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -11,6 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use fathom_block::{Capabilities, Geometry, SECTOR_SIZE};
 use fathom_image::{Access, ForeignFormat, LockError, LossRecord};
+use rustix::fs::{
+    AtFlags, FallocateFlags, SeekFrom, StatxFlags, fallocate, ioctl_blkpbszget, ioctl_blksszget,
+    statx,
+};
 
 use super::drain::Drain;
 use super::durability::Durability;
@@ -180,7 +183,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         return Err(OpenError::Size(path.clone(), capacity, u64::from(block_size)));
     }
     let physical_block_size = match kind {
-        FileKind::Device => device_size(&file, libc::BLKPBSZGET as libc::c_ulong).unwrap_or(4096),
+        FileKind::Device => self::block_size(ioctl_blkpbszget(&file)),
         FileKind::Regular | FileKind::InMemory => 4096,
     };
     let punch = kind == FileKind::Device || !options.read_only && can_punch(&file, capacity);
@@ -242,55 +245,33 @@ fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), OpenError> {
 fn lives_in_memory(file: &File) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
-    // SAFETY: an all-zero statfs is a valid value of that plain structure.
-    let mut status: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure lives through the call.
-    let known = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut status) } == 0;
-    #[allow(clippy::unnecessary_cast, reason = "the type differs between C libraries")]
-    let magic = status.f_type as i64;
-    known && matches!(magic, TMPFS_MAGIC | RAMFS_MAGIC)
+    let status = rustix::fs::fstatfs(file);
+    status.is_ok_and(|status| matches!(status.f_type, TMPFS_MAGIC | RAMFS_MAGIC))
 }
 
 /// The size of a block device, in bytes.
 pub(super) fn device_capacity(file: &File) -> io::Result<u64> {
-    const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
-    let mut size: u64 = 0;
-    // SAFETY: the call writes one u64 to the place it is given.
-    if unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64, &raw mut size) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(size)
+    // Nobody uses the position of the description.
+    Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
 }
 
-/// A block size of a device, in bytes.
-fn device_size(file: &File, request: libc::c_ulong) -> Option<u32> {
-    let mut size: libc::c_uint = 0;
-    // SAFETY: these calls write one int to the place they are given.
-    let known = unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut size) } == 0;
-    known.then_some(size).filter(|size| size.is_power_of_two() && (512..=1 << 20).contains(size))
+/// A block size that a device tells, in bytes; 4096 where it is none.
+fn block_size(told: rustix::io::Result<u32>) -> u32 {
+    let is_one = |size: &u32| size.is_power_of_two() && (512..=1 << 20).contains(size);
+    told.ok().filter(is_one).unwrap_or(4096)
 }
 
 /// What direct I/O must be aligned to, in bytes: offset and length, and memory.
 fn direct_alignment(file: &File, kind: FileKind) -> (u32, usize) {
-    // SAFETY: an all-zero statx is a valid value of that plain structure.
-    let mut status: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is an empty C string and the structure lives through the call.
-    let known = unsafe {
-        libc::statx(
-            file.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            libc::STATX_DIOALIGN,
-            &raw mut status,
-        )
-    } == 0;
-    if known && status.stx_mask & libc::STATX_DIOALIGN != 0 && status.stx_dio_offset_align > 0 {
+    let known = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let is_told = |mask: u32| mask & StatxFlags::DIOALIGN.bits() != 0;
+    if let Some(status) = known.filter(|s| is_told(s.stx_mask) && s.stx_dio_offset_align > 0) {
         let memory = status.stx_dio_mem_align.max(1) as usize;
         return (status.stx_dio_offset_align, memory);
     }
     // Kernels before 6.1 do not say; a device tells its logical block size.
     let least = match kind {
-        FileKind::Device => device_size(file, libc::BLKSSZGET as libc::c_ulong).unwrap_or(4096),
+        FileKind::Device => block_size(ioctl_blksszget(file)),
         FileKind::Regular | FileKind::InMemory => 4096,
     };
     (least, least as usize)
@@ -298,8 +279,6 @@ fn direct_alignment(file: &File, kind: FileKind) -> (u32, usize) {
 
 /// Whether the file system can give room back: tried behind the end, where there is nothing.
 fn can_punch(file: &File, capacity: u64) -> bool {
-    let Ok(offset) = libc::off_t::try_from(capacity.next_multiple_of(4096)) else { return false };
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: a system call on our own descriptor; there is nothing behind the end to lose.
-    unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, 4096) == 0 }
+    let Some(offset) = capacity.checked_next_multiple_of(4096) else { return false };
+    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, 4096).is_ok()
 }

@@ -27,6 +27,8 @@ use fathom_block::{
 };
 use fathom_reactor::{Event, Owner, Pending, Reactor};
 use io_uring::{opcode, squeue, types};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 
 use super::drain::Member;
 use super::durability::Witness;
@@ -293,18 +295,15 @@ impl FileQueue {
     }
 
     fn extents(&self, request: &mut Request) -> Outcome {
-        let file = self.shared.file.as_raw_fd();
+        // Nobody uses the position of the description.
+        let file = &self.shared.file;
         let end = request.offset + request.length;
         let mut offset = request.offset;
         while offset < end && request.extents.len() < EXTENTS_MAX {
-            // SAFETY: system calls on our own descriptor, whose position nobody uses.
-            let data = unsafe { libc::lseek(file, offset as libc::off_t, libc::SEEK_DATA) };
-            let data = match u64::try_from(data) {
+            let data = match seek(file, SeekFrom::Data(offset)) {
                 Ok(data) => data.min(end),
-                Err(_) => match io::Error::last_os_error().raw_os_error() {
-                    Some(libc::ENXIO) => end,
-                    errno => return Err(ErrorKind::from_errno(errno.unwrap_or(libc::EIO))),
-                },
+                Err(Errno::NXIO) => end,
+                Err(error) => return Err(ErrorKind::from_errno(error.raw_os_error())),
             };
             if data > offset {
                 let allocation = Allocation::Hole;
@@ -312,10 +311,9 @@ impl FileQueue {
                 offset = data;
                 continue;
             }
-            // SAFETY: as above.
-            let hole = unsafe { libc::lseek(file, offset as libc::off_t, libc::SEEK_HOLE) };
+            let hole = seek(file, SeekFrom::Hole(offset));
             // The end of data moves while other requests run; what is in doubt is data.
-            let hole = u64::try_from(hole).map_or(end, |hole| hole.clamp(offset + 1, end));
+            let hole = hole.map_or(end, |hole| hole.clamp(offset + 1, end));
             let allocation = Allocation::Data;
             request.extents.push(Extent { offset, length: hole - offset, allocation });
             offset = hole;

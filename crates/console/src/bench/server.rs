@@ -7,10 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::BenchOptions;
 use crate::{
     failure::{Failure, Outcome, reason},
-    vm::{Daemon, Embedded, ServedImage, spawn_bound},
+    process::spawn_bound,
+    vm::{Daemon, Embedded, ServedImage},
 };
 
 /// How long the peer may take to be there.
@@ -109,8 +112,7 @@ impl Peer {
 
     /// Ends it.
     pub fn end(mut self) {
-        // SAFETY: the process is this one's child and not yet waited for.
-        unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
         // It was asked to end; whether well or badly does not matter here.
         let _ = self.child.wait();
     }

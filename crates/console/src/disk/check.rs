@@ -1,8 +1,9 @@
 //! `fathom disk check`: reads all of an image.
-use std::{io, os::fd::AsRawFd, os::unix::fs::FileExt, path::Path};
+use std::{io, os::unix::fs::FileExt, path::Path};
 
 use fathom_control::{Bytes, count};
 use fathom_image::ForeignFormat;
+use rustix::fs::{Advice, fadvise};
 use serde::Serialize;
 
 use super::{CheckOptions, exact, image::Image, partitions};
@@ -75,9 +76,8 @@ pub(super) fn run(options: &CheckOptions) -> Outcome {
 /// Reads every stretch of data.
 fn read_all(image: &Image, silent: bool) -> (u64, Vec<BadRange>) {
     // Advice only: an image that is read once need not push others out of the page cache.
-    for advice in [libc::POSIX_FADV_SEQUENTIAL, libc::POSIX_FADV_NOREUSE] {
-        // SAFETY: a plain system call on an open file.
-        unsafe { libc::posix_fadvise(image.file.as_raw_fd(), 0, 0, advice) };
+    for advice in [Advice::Sequential, Advice::NoReuse] {
+        let _ = fadvise(&image.file, 0, None, advice);
     }
     let label = format!("Reading {}", image.path.display());
     let (_, holes) = image.holes();

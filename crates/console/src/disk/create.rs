@@ -2,10 +2,13 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
-    os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
 
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    io::Errno,
+};
 use serde::Serialize;
 
 use super::{CreateOptions, claim::Claim, exact};
@@ -78,13 +81,10 @@ fn fill(file: &File, size: u64, preallocate: bool, silent: bool) -> io::Result<(
     if !preallocate {
         return Ok(());
     }
-    // SAFETY: a plain system call on an open file.
-    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, size as i64) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    if error.raw_os_error() != Some(libc::EOPNOTSUPP) {
-        return Err(error);
+    match fallocate(file, FallocateFlags::empty(), 0, size) {
+        Ok(()) => return Ok(()),
+        Err(Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error.into()),
     }
     // Some file systems cannot reserve room but by writing.
     let zeroes = vec![0; 1 << 20];

@@ -1,17 +1,14 @@
 //! What can be said of an image without reading all of it.
 use std::{
-    ffi::CString,
     fs::{self, File},
-    io::{self, Seek, SeekFrom},
-    mem::MaybeUninit,
-    os::{
-        fd::AsRawFd,
-        unix::{
-            ffi::OsStrExt,
-            fs::{FileTypeExt, MetadataExt},
-        },
-    },
+    io::{self, Seek},
+    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{SeekFrom, seek},
+    io::Errno,
 };
 
 use crate::failure::{Failure, Outcome};
@@ -50,7 +47,7 @@ impl Image {
         }
         let mut file = File::open(path).map_err(failed)?;
         let (size, allocated) = if is_device {
-            let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
+            let size = file.seek(io::SeekFrom::End(0)).map_err(failed)?;
             (size, size)
         } else {
             (metadata.len(), metadata.blocks() * 512)
@@ -62,25 +59,14 @@ impl Image {
     pub fn for_each_extent(&self, mut visit: impl FnMut(u64, u64)) {
         let mut position = 0;
         while position < self.size {
-            let Some(start) = self.seek(position, libc::SEEK_DATA) else { break };
-            let end = self.seek(start, libc::SEEK_HOLE).unwrap_or(self.size);
+            // A device without holes is all data.
+            let start = match seek(&self.file, SeekFrom::Data(position)) {
+                Err(Errno::NXIO) => break,
+                found => found.unwrap_or(position),
+            };
+            let end = seek(&self.file, SeekFrom::Hole(start)).unwrap_or(self.size);
             visit(start, end.min(self.size));
             position = end.max(start + 1);
-        }
-    }
-
-    /// The next data or hole; `None` if there is none. A device without holes is all data.
-    fn seek(&self, position: u64, what: i32) -> Option<u64> {
-        // SAFETY: a plain system call on an open file.
-        let found = unsafe { libc::lseek(self.file.as_raw_fd(), position as i64, what) };
-        if found >= 0 {
-            return Some(found as u64);
-        }
-        let is_end = io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
-        match what {
-            libc::SEEK_DATA if is_end => None,
-            libc::SEEK_DATA => Some(position),
-            _ => Some(self.size),
         }
     }
 
@@ -106,15 +92,7 @@ pub struct FileSystem {
 
 /// The file system that holds a path, if it can be asked.
 pub fn file_system(path: &Path) -> Option<FileSystem> {
-    let text = CString::new(path.as_os_str().as_bytes()).ok()?;
-    let mut status = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the path is a C string; the result is read only if it was written.
-    let status = unsafe {
-        if libc::statfs(text.as_ptr(), status.as_mut_ptr()) != 0 {
-            return None;
-        }
-        status.assume_init()
-    };
+    let status = rustix::fs::statfs(path).ok()?;
     let mount = mount_of(path);
     let kind = mount.as_ref().map_or_else(|| "unknown".to_owned(), |(_, kind)| kind.clone());
     let block = u64::try_from(status.f_frsize).unwrap_or(0);

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     failure::{Failure, Outcome},
     output::{self, progress::Progress},
-    vm::spawn_bound,
+    process::spawn_bound,
 };
 
 /// What `qemu-img info` says of an image.

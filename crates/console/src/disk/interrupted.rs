@@ -1,19 +1,23 @@
 //! What a command leaves behind when a signal ends it: nothing.
 //!
-//! The signals that ask for an end are blocked, and a thread waits for them. It removes the file that
-//! is being made and ends the process by the same signal, so that a shell sees what happened.
+//! A thread waits for the signals that ask for an end. It removes the file that is being made and
+//! ends the process by the same signal, so that a shell sees what happened.
 
 use std::{
     fs, io,
-    mem::MaybeUninit,
     path::PathBuf,
-    ptr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
 };
 
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+    low_level::emulate_default_handler,
+};
+
 /// What asks for the end.
-const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
 /// The file to be removed when a signal ends the process; whoever holds the lock is not ended.
 #[derive(Clone, Default)]
@@ -26,11 +30,9 @@ impl Interrupted {
     /// When there is no thread for it.
     pub fn watch() -> io::Result<Self> {
         let this = Self::default();
-        let signals = awaited();
-        // SAFETY: the set is one, and nobody asks for the old one.
-        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, ptr::null_mut()) };
+        let signals = Signals::new(awaited())?;
         let watcher = this.clone();
-        thread::Builder::new().name("signals".into()).spawn(move || watcher.wait(&signals))?;
+        thread::Builder::new().name("signals".into()).spawn(move || watcher.wait(signals))?;
         Ok(this)
     }
 
@@ -39,45 +41,23 @@ impl Interrupted {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait(&self, signals: &libc::sigset_t) {
-        let mut signal = 0;
-        // SAFETY: the set is one and the number lives through the call.
-        if unsafe { libc::sigwait(signals, &raw mut signal) } != 0 {
-            return;
-        }
+    fn wait(&self, mut signals: Signals) {
+        let Some(signal) = signals.forever().next() else { return };
         // Kept to the end: nothing gets the target's name any more.
         let part = self.part();
         if let Some(path) = part.as_ref() {
             // The name is one of chance in a folder of the caller's: nobody else's file has it.
             let _ = fs::remove_file(path);
         }
-        // SAFETY: system calls on this process; the signal has its default action then, and this
-        // thread lets it through.
-        unsafe {
-            libc::signal(signal, libc::SIG_DFL);
-            libc::pthread_sigmask(libc::SIG_UNBLOCK, signals, ptr::null_mut());
-            libc::kill(libc::getpid(), signal);
-        }
+        // Does not return: the default of each of them is the end.
+        let _ = emulate_default_handler(signal);
     }
 }
 
 /// The signals that end this process: not those that it was told to ignore, as by `nohup`.
-fn awaited() -> libc::sigset_t {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: the call makes the set an empty one.
-    let mut set = unsafe {
-        libc::sigemptyset(set.as_mut_ptr());
-        set.assume_init()
-    };
-    for signal in SIGNALS {
-        let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: the structures live through the calls; one of zeroes is a valid action.
-        unsafe {
-            libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
-            if action.assume_init().sa_sigaction != libc::SIG_IGN {
-                libc::sigaddset(&raw mut set, signal);
-            }
-        }
-    }
-    set
+fn awaited() -> Vec<i32> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    SIGNALS.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0).collect()
 }

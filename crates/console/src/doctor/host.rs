@@ -1,7 +1,8 @@
 //! The kernel, QEMU and the limits.
-use std::{fs, io, mem::MaybeUninit, process::Command};
+use std::{fs, process::Command};
 
 use fathom_control::Bytes;
+use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::Finding;
 use crate::{
@@ -46,15 +47,9 @@ fn kernel() -> Finding {
 }
 
 fn io_uring() -> Finding {
-    let mut parameters = [0u32; 30];
-    // SAFETY: the kernel writes its answer to the parameters, whose 120 bytes are what it wants.
-    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) };
-    if fd >= 0 {
-        // SAFETY: the descriptor was just opened and is nobody else's.
-        unsafe { libc::close(fd as i32) };
+    let Err(error) = io_uring::IoUring::new(4) else {
         return Finding::ok("io_uring", "works");
-    }
-    let error = io::Error::last_os_error();
+    };
     let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
     match (error.raw_os_error(), disabled.trim()) {
         (Some(libc::EPERM), "1" | "2") => Finding::fail(
@@ -151,44 +146,25 @@ fn qemu_img() -> Finding {
 }
 
 fn limits() -> [Finding; 2] {
-    let files = limit(libc::RLIMIT_NOFILE);
-    let locked = limit(libc::RLIMIT_MEMLOCK);
-    let is_root = {
-        // SAFETY: has neither arguments nor failures.
-        unsafe { libc::geteuid() == 0 }
-    };
-    let files = match files {
-        Some((soft, hard)) if soft < FILES_MIN && hard < FILES_MIN => Finding::warn(
+    // No soft limit is none at all.
+    let files = getrlimit(Resource::Nofile);
+    let files = match (files.current.unwrap_or(u64::MAX), files.maximum) {
+        (soft, Some(hard)) if soft < FILES_MIN && hard < FILES_MIN => Finding::warn(
             "open files",
             format!("at most {hard}"),
             "enough for a few disks; more: LimitNOFILE=65536 in the systemd unit",
         ),
-        Some((_, hard)) if hard == libc::RLIM_INFINITY => Finding::ok("open files", "no limit"),
-        Some((soft, hard)) => Finding::ok("open files", format!("{soft}, can be raised to {hard}")),
-        None => Finding::ok("open files", "limit unknown"),
+        (_, None) => Finding::ok("open files", "no limit"),
+        (soft, Some(hard)) => Finding::ok("open files", format!("{soft}, can be raised to {hard}")),
     };
-    let locked = match locked {
-        Some((soft, _)) if soft < LOCKED_MIN && !is_root => Finding::warn(
+    let locked = match getrlimit(Resource::Memlock).current {
+        Some(soft) if soft < LOCKED_MIN && !geteuid().is_root() => Finding::warn(
             "locked memory",
             format!("at most {}", Bytes(soft)),
             "some kernels count io_uring's buffers: `ulimit -l`, or LimitMEMLOCK= in the unit",
         ),
-        Some((libc::RLIM_INFINITY, _)) => Finding::ok("locked memory", "no limit"),
-        Some((soft, _)) => Finding::ok("locked memory", format!("at most {}", Bytes(soft))),
-        None => Finding::ok("locked memory", "limit unknown"),
+        Some(soft) => Finding::ok("locked memory", format!("at most {}", Bytes(soft))),
+        None => Finding::ok("locked memory", "no limit"),
     };
     [files, locked]
-}
-
-/// The soft and the hard limit.
-fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
-    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
-    // SAFETY: the result goes to a local variable, which is read only if it was written.
-    let limit = unsafe {
-        if libc::getrlimit(resource, limit.as_mut_ptr()) != 0 {
-            return None;
-        }
-        limit.assume_init()
-    };
-    Some((limit.rlim_cur, limit.rlim_max))
 }

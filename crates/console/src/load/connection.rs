@@ -3,11 +3,18 @@ use std::{
     io,
     mem::{self, MaybeUninit},
     ops::Range,
-    os::{fd::RawFd, unix::ffi::OsStrExt},
+    os::{
+        fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd},
+        unix::ffi::OsStrExt,
+    },
     path::Path,
     sync::Arc,
 };
 
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::SocketAddrUnix,
+};
 use virtio_driver::{
     VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
     virtio_blk_max_queues,
@@ -30,7 +37,8 @@ pub struct Connection {
     transport: Box<VirtioBlkTransport>,
     features: VirtioBlkFeatureFlags,
     capacity: u64,
-    socket: Option<RawFd>,
+    /// The connected socket, once more: the driver library keeps its own to itself.
+    socket: Option<OwnedFd>,
 }
 
 impl Connection {
@@ -164,10 +172,11 @@ impl Connection {
     pub fn server(&self) -> Option<CpuClock> {
         let mut credentials = MaybeUninit::<libc::ucred>::uninit();
         let mut length = mem::size_of::<libc::ucred>() as libc::socklen_t;
+        // Not by `rustix`, whose process ids are never 0: that of a server in another namespace is.
         // SAFETY: the option writes a `ucred` of the length given, which is read only then.
         let credentials = unsafe {
             let failed = libc::getsockopt(
-                self.socket?,
+                self.socket.as_ref()?.as_raw_fd(),
                 libc::SOL_SOCKET,
                 libc::SO_PEERCRED,
                 credentials.as_mut_ptr().cast(),
@@ -183,41 +192,34 @@ impl Connection {
 
     /// Whether the server has hung up.
     pub fn is_closed(&self) -> bool {
-        let Some(fd) = self.socket else { return false };
-        let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
-        // SAFETY: one entry, and a time-out of zero.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
-        ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0
+        let Some(socket) = &self.socket else { return false };
+        let mut polls = [PollFd::new(socket, PollFlags::RDHUP)];
+        let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+        poll(&mut polls, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+            && polls[0].revents().intersects(gone)
     }
 }
 
 /// The newest descriptor of this process that is connected to the path. The driver library keeps
 /// its socket to itself; a second connection would not do, as servers serve one at a time.
-fn connected_socket(path: &Path) -> Option<RawFd> {
+fn connected_socket(path: &Path) -> Option<OwnedFd> {
     let entries = std::fs::read_dir("/proc/self/fd").ok()?;
     let mut fds: Vec<RawFd> = entries
         .filter_map(io::Result::ok)
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     fds.sort_unstable_by(|left, right| right.cmp(left));
-    fds.into_iter()
-        .find(|&fd| peer_path(fd).is_some_and(|peer| peer == path.as_os_str().as_bytes()))
+    fds.into_iter().find_map(|fd| {
+        // SAFETY: borrowed for a look that takes a descriptor of our own. One that another thread
+        // closes meanwhile, or that is another file's by then, is refused or told apart by its path.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().ok()?;
+        (peer_path(&socket)? == path.as_os_str().as_bytes()).then_some(socket)
+    })
 }
 
 /// The path of a connected Unix socket's other end.
-fn peer_path(fd: RawFd) -> Option<Vec<u8>> {
-    let mut address = MaybeUninit::<libc::sockaddr_un>::zeroed();
-    let mut length = mem::size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: the address is large enough for a Unix address, and zeroes are a valid one.
-    let address = unsafe {
-        if libc::getpeername(fd, address.as_mut_ptr().cast(), &raw mut length) != 0 {
-            return None;
-        }
-        address.assume_init()
-    };
-    if i32::from(address.sun_family) != libc::AF_UNIX {
-        return None;
-    }
-    let bytes = address.sun_path.iter().map(|&byte| byte as u8);
-    Some(bytes.take_while(|&byte| byte != 0).collect())
+fn peer_path(socket: &OwnedFd) -> Option<Vec<u8>> {
+    let address = rustix::net::getpeername(socket).ok()??;
+    let address = SocketAddrUnix::try_from(address).ok()?;
+    Some(address.path_bytes()?.to_vec())
 }

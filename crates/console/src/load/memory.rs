@@ -2,9 +2,11 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsRawFd, FromRawFd, RawFd},
+    os::fd::{AsRawFd, RawFd},
     ptr::{self, NonNull},
 };
+
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::memory_table::PIECE_UNIT;
 
@@ -23,13 +25,8 @@ unsafe impl Sync for SharedMemory {}
 impl SharedMemory {
     /// Maps at least `length` bytes of zeroes.
     pub fn new(length: usize) -> io::Result<Self> {
-        // SAFETY: the name is a C string and the flags are valid.
-        let fd = unsafe { libc::memfd_create(c"fathom-load".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is open and nobody else's.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let file = File::from(memfd_create(c"fathom-load", MemfdFlags::CLOEXEC)?);
+        let fd = file.as_raw_fd();
         // Whole huge pages at such an address, as servers that map huge pages want it.
         let unit = PIECE_UNIT as usize;
         let length = length.next_multiple_of(unit);

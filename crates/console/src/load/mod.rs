@@ -8,6 +8,11 @@
 //! With [`LoadOptions::verify`] each block written carries its number and generation, every read
 //! of a block written before is compared, and at the end all of them are read back.
 
+#![expect(
+    unsafe_code,
+    reason = "memory that is shared with the server, and the driver library's descriptors"
+)]
+
 mod connection;
 mod memory;
 mod memory_table;

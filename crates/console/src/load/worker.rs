@@ -1,12 +1,13 @@
 //! One queue's thread: keeps its requests under way and times them.
 use std::{
     ops::Range,
-    os::fd::AsRawFd,
+    os::fd::{AsRawFd, BorrowedFd},
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
 
 use hdrhistogram::Histogram;
+use rustix::event::{PollFd, PollFlags, poll};
 use virtio_driver::{EventFd, QueueNotifier, VirtioBlkQueue};
 
 use super::{LoadOptions, Order, Phase, Shared, Waiting, memory::SharedMemory, verify::Ledger};
@@ -18,11 +19,11 @@ const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// Sleeps until the eventfd was signalled, and resets it. A server may have made the descriptor,
 /// which both sides share, non-blocking; so a read alone does not wait.
 fn wait_readable(event: &EventFd) {
-    let mut poll = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, which is a local variable.
-    unsafe { libc::poll(&raw mut poll, 1, -1) };
+    // SAFETY: the descriptor is open as long as the event, which is borrowed.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
+    let mut polls = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
     // Fails only when interrupted, and then the caller looks again.
-    if poll.revents != 0 {
+    if poll(&mut polls, None).is_ok() {
         let _ = event.read();
     }
 }

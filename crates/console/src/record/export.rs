@@ -12,7 +12,7 @@ use fathom_monitor::{
     write::{Form, Printer, PrinterOptions},
 };
 
-use super::{Broken, FileForm, RecordOptions, SIGNALLED, catch_signals, output::Output};
+use super::{Broken, FileForm, RecordOptions, catch_signals, output::Output};
 use crate::{failure::Outcome, query::tell_read};
 
 /// Writes the events of a file in another form.
@@ -57,12 +57,12 @@ fn print(
 
 fn parquet(reader: &mut dyn Reader, header: &Header, output: &mut Output) -> Result<(), Broken> {
     // So that no part of a file stays. The second signal ends it at once.
-    catch_signals(libc::SA_RESETHAND);
+    let signalled = catch_signals(true)?;
     let mut writer = ParquetWriter::new(output.writer(), header, RowGroupLimits::default())?;
     let mut batch = Batch::default();
     loop {
         let more = reader.next_batch(&mut batch)?;
-        if SIGNALLED.load(Ordering::Relaxed) {
+        if signalled.load(Ordering::Relaxed) {
             return Err(Broken::Interrupted);
         }
         if !more {

@@ -18,7 +18,7 @@ use fathom_monitor::{
     },
 };
 
-use super::{Broken, FileForm, RecordOptions, SIGNALLED, catch_signals, output::Output};
+use super::{Broken, FileForm, RecordOptions, catch_signals, output::Output};
 use crate::{
     events::open_event_stream,
     failure::{Failure, Outcome},
@@ -33,14 +33,18 @@ const SHOW_INTERVAL: Duration = Duration::from_millis(200);
 const SHOW_INTERVAL_LINES: Duration = Duration::from_secs(10);
 
 /// Ends the stream when it is time to, from a thread of its own: a disk may do nothing for long.
-fn watch(stream: &AnswerStream, time: Option<Duration>) -> Outcome<Arc<AtomicBool>> {
+fn watch(
+    stream: &AnswerStream,
+    signalled: Arc<AtomicBool>,
+    time: Option<Duration>,
+) -> Outcome<Arc<AtomicBool>> {
     let failed = |error: io::Error| Failure::new(format!("cannot watch the daemon: {error}"));
     let connection = stream.connection().map_err(failed)?;
     let ended = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&ended);
     let begun = Instant::now();
     let due = move || {
-        SIGNALLED.load(Ordering::Relaxed) || time.is_some_and(|time| begun.elapsed() >= time)
+        signalled.load(Ordering::Relaxed) || time.is_some_and(|time| begun.elapsed() >= time)
     };
     let wait = move || {
         while !due() {
@@ -60,9 +64,10 @@ pub fn record(options: &RecordOptions, form: FileForm) -> Outcome {
     let client = options.control.client();
     // First, so that no file is made where there is no daemon.
     let stream = open_event_stream(&client, &options.disks, None)?;
-    catch_signals(0);
+    let failed = |error| Failure::new(format!("cannot watch for signals: {error}"));
+    let signalled = catch_signals(false).map_err(failed)?;
     let time = options.time.map(|time| Duration::from_nanos(time.0));
-    let ended = watch(&stream, time)?;
+    let ended = watch(&stream, signalled, time)?;
     let mut recording = Recording::open("the daemon's stream", stream)?;
     let mut output = Output::create(&options.output, form == FileForm::Parquet, options.force)?;
     let mut progress = Progress::new(options.quiet);

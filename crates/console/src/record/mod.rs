@@ -4,15 +4,18 @@ mod live;
 mod output;
 
 use std::{
-    io, mem,
+    io,
     path::{Path, PathBuf},
-    ptr,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use clap::{Args, ValueEnum};
 use fathom_control::{Bytes, Nanoseconds};
 use fathom_monitor::read::ReadError;
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
 
 use crate::{
     connection::ControlOptions,
@@ -20,23 +23,16 @@ use crate::{
     query::Times,
 };
 
-static SIGNALLED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn on_signal(_: libc::c_int) {
-    SIGNALLED.store(true, Ordering::Relaxed);
-}
-
-/// Has SIGINT and SIGTERM noted in [`SIGNALLED`]; further flags are those of `sigaction`.
-fn catch_signals(flags: libc::c_int) {
-    let handler: extern "C" fn(libc::c_int) = on_signal;
-    // SAFETY: all zeroes are an action, with no signal in its mask.
-    let mut action: libc::sigaction = unsafe { mem::zeroed() };
-    action.sa_sigaction = handler as libc::sighandler_t;
-    action.sa_flags = libc::SA_RESTART | flags;
-    for signal in [libc::SIGTERM, libc::SIGINT] {
-        // SAFETY: the handler does nothing but store to an atomic; the action outlives the call.
-        unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
+/// A flag that SIGINT and SIGTERM set. Where the process is `impatient`, another one ends it.
+fn catch_signals(impatient: bool) -> io::Result<Arc<AtomicBool>> {
+    let signalled = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        if impatient {
+            flag::register_conditional_default(signal, Arc::clone(&signalled))?;
+        }
+        flag::register(signal, Arc::clone(&signalled))?;
     }
+    Ok(signalled)
 }
 
 /// Options of `fathom record`.

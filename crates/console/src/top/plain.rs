@@ -1,4 +1,7 @@
 //! Intervals as lines of text.
+
+#![expect(unsafe_code, reason = "the C library knows the time zone")]
+
 use std::collections::BTreeMap;
 
 use fathom_control::Problem;

@@ -1,11 +1,22 @@
 //! The live view's loop: samples, keys, and the terminal, which is always given back.
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use fathom_control::{Client, Statistics};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
 
 use super::{
     TopOptions,
@@ -20,19 +31,13 @@ use crate::{
 /// How long a signal may go unnoticed.
 const ATTENTION: Duration = Duration::from_millis(200);
 
-static SIGNALLED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn on_signal(_: libc::c_int) {
-    SIGNALLED.store(true, Ordering::Relaxed);
-}
-
 /// Shows the view until the user leaves it.
 pub fn run(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
-    let handler: extern "C" fn(libc::c_int) = on_signal;
     // A hang-up keeps its usual effect: the terminal is gone, there is nothing to give back.
-    for signal in [libc::SIGTERM, libc::SIGINT] {
-        // SAFETY: the handler does nothing but store to an atomic.
-        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    let signalled = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        flag::register(signal, Arc::clone(&signalled))
+            .map_err(|error| Failure::new(format!("cannot watch for signals: {error}")))?;
     }
     let interval = Duration::from_nanos(options.interval.0);
     let mut app = App::new(first, interval, options.sort, options.filter.clone());
@@ -43,7 +48,7 @@ pub fn run(options: &TopOptions, client: &Client, first: Statistics) -> Outcome 
     // Also gives the terminal back should this program panic.
     let mut terminal = ratatui::try_init()
         .map_err(|error| Failure::new(format!("cannot use the terminal: {error}")))?;
-    let outcome = show(&mut terminal, &mut app, client, options);
+    let outcome = show(&mut terminal, &mut app, client, options, &signalled);
     ratatui::restore();
     outcome.map_err(|error| Failure::new(format!("the terminal: {error}")))
 }
@@ -53,6 +58,7 @@ fn show(
     app: &mut App,
     client: &Client,
     options: &TopOptions,
+    signalled: &AtomicBool,
 ) -> std::io::Result<()> {
     let colours = style::allowed();
     let sample_usage = |app: &mut App| {
@@ -68,7 +74,7 @@ fn show(
     let mut sampled = Instant::now();
     let mut samples = 0;
     let mut changed = true;
-    while !app.done && !SIGNALLED.load(Ordering::Relaxed) {
+    while !app.done && !signalled.load(Ordering::Relaxed) {
         if changed {
             terminal.draw(|frame| screen::draw(frame, app, colours))?;
         }
@@ -114,11 +120,15 @@ fn show(
 /// Sleeps until a key is pressed or `limit` has passed. Returns false when the terminal is gone,
 /// which the event library would take for a key that never comes.
 fn wait_for_key(limit: Duration) -> std::io::Result<bool> {
-    let mut input = libc::pollfd { fd: libc::STDIN_FILENO, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one structure, which lives through the call.
-    if unsafe { libc::poll(&raw mut input, 1, limit.as_millis() as libc::c_int) } < 0 {
-        let error = std::io::Error::last_os_error();
-        return if error.kind() == std::io::ErrorKind::Interrupted { Ok(true) } else { Err(error) };
+    let input = std::io::stdin();
+    let mut polls = [PollFd::new(&input, PollFlags::IN)];
+    let limit = Timespec::try_from(limit).unwrap_or_default();
+    match poll(&mut polls, Some(&limit)) {
+        Ok(_) => {
+            let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+            Ok(!polls[0].revents().intersects(gone))
+        }
+        Err(Errno::INTR) => Ok(true),
+        Err(error) => Err(error.into()),
     }
-    Ok(input.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0)
 }

@@ -9,8 +9,9 @@ use std::{
 
 use fathom_control::{Client, DiskDefinition, ImageFormat, VhostUserDefinition};
 
-use super::{absolute, command::Disk, spawn_bound};
+use super::{absolute, command::Disk};
 use crate::failure::{Failure, Outcome, reason};
+use crate::process::spawn_bound;
 
 /// How long the daemon may take to be there, and to end.
 const LIMIT: Duration = Duration::from_secs(10);

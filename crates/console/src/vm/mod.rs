@@ -6,15 +6,19 @@ mod embedded;
 pub mod qemu;
 
 use std::{
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command},
-    sync::atomic::{AtomicI32, Ordering},
 };
 
 use clap::Args;
 use fathom_control::{Bytes, Client, DiskStatus, FrontendStatus, ImageFormat};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+    low_level::emulate_default_handler,
+};
 
 use crate::{
     connection::ControlOptions,
@@ -23,6 +27,7 @@ use crate::{
         self, Format,
         style::{self, Style},
     },
+    process::spawn_bound,
 };
 use accelerator::{Accelerator, Choice};
 use command::{Disk, Machine};
@@ -290,41 +295,26 @@ fn start(machine: &Machine) -> Outcome<u8> {
     let mut child = spawn_bound(&mut command).map_err(|error| {
         Failure::new(format!("{} does not start: {}", words[0], reason(&error)))
     })?;
-    QEMU.store(child.id() as i32, Ordering::Relaxed);
-    let handler: extern "C" fn(libc::c_int) = pass_on;
-    // Ctrl-C is QEMU's: it, or the guest, decides what to make of it.
-    // SAFETY: the handler does nothing but read an atomic and send a signal.
-    unsafe {
-        libc::signal(libc::SIGINT, libc::SIG_IGN);
-        libc::signal(libc::SIGTERM, handler as libc::sighandler_t);
-        libc::signal(libc::SIGHUP, handler as libc::sighandler_t);
-    }
+    pass_signals_on(&child)
+        .map_err(|error| Failure::new(format!("cannot pass signals on: {error}")))?;
     let status = child.wait().map_err(|e| Failure::new(format!("QEMU was lost: {e}")))?;
-    // SAFETY: as above.
-    unsafe {
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            libc::signal(signal, libc::SIG_DFL);
-        }
-    }
     Ok(status.code().map_or(crate::failure::FAILED, |code| code as u8))
 }
 
-/// The QEMU that signals are passed on to.
-static QEMU: AtomicI32 = AtomicI32::new(0);
-
-extern "C" fn pass_on(_: libc::c_int) {
-    // SAFETY: kill may be called in a handler; the child is not waited for before it has ended.
-    unsafe { libc::kill(QEMU.load(Ordering::Relaxed), libc::SIGTERM) };
-}
-
-/// Starts a program that is asked to end when this one has ended.
-pub fn spawn_bound(command: &mut Command) -> std::io::Result<Child> {
-    // SAFETY: prctl is all that is called between fork and exec, and it is safe there.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            Ok(())
-        });
-    }
-    command.spawn()
+/// Has what asks this process to end ask QEMU, for the rest of its life. Ctrl-C is QEMU's own: it,
+/// or the guest, decides what to make of it.
+fn pass_signals_on(qemu: &Child) -> std::io::Result<()> {
+    // By this it is the same process also when it has ended and been waited for.
+    let process = Pid::from_child(qemu);
+    let process = pidfd_open(process, PidfdFlags::empty())?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let pass_on = move || {
+        for signal in signals.forever() {
+            if signal != SIGINT && pidfd_send_signal(&process, Signal::TERM).is_err() {
+                // It has ended, and so will this process.
+                let _ = emulate_default_handler(signal);
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(pass_on).map(drop)
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fathom_control::{Bytes, Client, ClientError, DiskDefinition, ErrorCode};
 
 use crate::nbd::Nbd;
-use crate::process::{Daemon, PATIENCE, command};
+use crate::process::{Daemon, PATIENCE, command, kill};
 
 const TWO: &str = "[[disk]]\nname = \"a\"\nvm = \"web\"\nmemory = \"1M\"\n\
                    [[disk]]\nname = \"b\"\nmemory = \"1M\"\n\
@@ -163,8 +163,7 @@ fn record_ends_in_order_when_it_is_told_to() {
         nbd.write(0, &[1; 512]);
     }
     std::thread::sleep(Duration::from_millis(300));
-    // SAFETY: the process is our child and has not been waited for.
-    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) }, 0);
+    kill(&child, libc::SIGINT);
     assert!(child.wait().unwrap().success());
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();

@@ -10,7 +10,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::RowAccessor;
 
 use crate::nbd::Nbd;
-use crate::process::{Daemon, command};
+use crate::process::{Daemon, command, kill};
 
 const ONE: &str = "[[disk]]\nname = \"a\"\nvm = \"web\"\nmemory = \"1M\"\n\
                    [[nbd]]\naddress = \"unix:nbd.sock\"\n";
@@ -53,8 +53,7 @@ fn record(daemon: &Daemon) -> Child {
 }
 
 fn signal(child: &Child, signal: i32) {
-    // SAFETY: the process is our child and has not been waited for.
-    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, signal) }, 0);
+    kill(child, signal);
 }
 
 fn write(daemon: &Daemon) {

@@ -7,6 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use fathom_control::Client;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// How long anything may take before a test fails.
@@ -81,8 +82,7 @@ impl Daemon {
     }
 
     pub fn signal(&self, signal: i32) {
-        // SAFETY: the process is our child and has not been waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, signal) }, 0);
+        kill(&self.child, signal);
     }
 
     /// Waits for the end.
@@ -143,4 +143,10 @@ pub fn disk_over_nbd(image: &Path, more: &str) -> String {
 /// An image of zeroes.
 pub fn image(folder: &Path, name: &str, size: u64) {
     File::create(folder.join(name)).unwrap().set_len(size).unwrap();
+}
+
+/// Sends a child that has not been waited for a signal.
+pub fn kill(child: &Child, signal: i32) {
+    let signal = Signal::from_named_raw(signal).expect("a signal with a name");
+    kill_process(Pid::from_child(child), signal).expect("the child is there");
 }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::process::kill;
+
 /// A file system with one file, `nbd`, of this size in bytes.
 const SIZE: u64 = 16 << 20;
 /// How long the file system may take to appear.
@@ -72,8 +74,7 @@ impl Stuck {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: the process is our child and has not been waited for.
-        assert_eq!(unsafe { libc::kill(self.server.id() as libc::pid_t, signal) }, 0);
+        kill(&self.server, signal);
     }
 }
 

@@ -1,9 +1,10 @@
 //! A connection's bytes, plain or encrypted, without blocking.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use openssl::ssl::{ErrorCode, Ssl, SslStream};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 
 use super::tls::Tls;
 
@@ -22,29 +23,20 @@ impl Socket {
 
     /// Says that nothing more will be sent.
     pub fn shut(&self) {
-        // SAFETY: the descriptor is open. A peer that has left already is no error here.
-        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_WR) };
+        // A peer that has left already is no error here.
+        let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
     }
 
-    fn receive(&self, segments: &mut [libc::iovec]) -> io::Result<usize> {
-        let mut message = message(segments);
-        // SAFETY: the segments are made from exclusive borrows that live as long as this call.
-        let count =
-            unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
-        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    fn receive(&self, segments: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        Ok(rustix::io::readv(&self.0, segments)?)
     }
 
     fn receive_one(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        // SAFETY: the buffer is borrowed exclusively for the call.
-        let count = unsafe {
-            libc::recv(
-                self.0.as_raw_fd(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                libc::MSG_DONTWAIT,
-            )
-        };
-        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+        Ok(rustix::net::recv(&self.0, buffer, RecvFlags::DONTWAIT)?.0)
+    }
+
+    fn send_one(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::net::send(&self.0, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
     }
 
     /// Sends what the segments name.
@@ -88,10 +80,7 @@ impl Read for Socket {
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut segment =
-            [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
-        // SAFETY: the segment is borrowed for the call.
-        unsafe { self.send(&mut segment) }
+        self.send_one(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -185,7 +174,9 @@ impl Channel {
         match self {
             Self::Closed => Err(io::ErrorKind::NotConnected.into()),
             Self::Plain(socket) if first.is_empty() => socket.receive_one(second),
-            Self::Plain(socket) => socket.receive(&mut [segment(first), segment(second)]),
+            Self::Plain(socket) => {
+                socket.receive(&mut [IoSliceMut::new(first), IoSliceMut::new(second)])
+            }
             Self::Secure(secure) => {
                 let count = secure.receive(first)?;
                 if count < first.len() {
@@ -209,8 +200,21 @@ impl Channel {
             Self::Closed => Err(io::ErrorKind::NotConnected.into()),
             // SAFETY: the caller vouches for the segments.
             Self::Plain(socket) => unsafe { socket.send(segments) },
-            // SAFETY: as above.
-            Self::Secure(secure) => unsafe { secure.send(segments) },
+            Self::Secure(secure) => secure.send(segments.iter().map(|segment| {
+                // SAFETY: as above.
+                unsafe {
+                    std::slice::from_raw_parts(segment.iov_base.cast::<u8>(), segment.iov_len)
+                }
+            })),
+        }
+    }
+
+    /// As [`Self::send`], of bytes that are our own.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Closed => Err(io::ErrorKind::NotConnected.into()),
+            Self::Plain(socket) => socket.send_one(bytes),
+            Self::Secure(secure) => secure.send(std::iter::once(bytes)),
         }
     }
 
@@ -243,14 +247,10 @@ impl Secure {
         Ok(done)
     }
 
-    /// As [`Channel::send`].
-    unsafe fn send(&mut self, segments: &[libc::iovec]) -> io::Result<usize> {
+    /// As [`Channel::send`]. What the parts are made of is read once.
+    fn send<'b>(&mut self, parts: impl Iterator<Item = &'b [u8]>) -> io::Result<usize> {
         let mut taken = 0;
-        for segment in segments {
-            // SAFETY: the caller vouches for the segment.
-            let mut bytes = unsafe {
-                std::slice::from_raw_parts(segment.iov_base.cast::<u8>(), segment.iov_len)
-            };
+        for mut bytes in parts {
             while !bytes.is_empty() {
                 if self.staging.len() == RECORD_LENGTH {
                     match self.drain() {
@@ -283,10 +283,6 @@ impl Secure {
         self.staged_sent = 0;
         Ok(())
     }
-}
-
-fn segment(buffer: &mut [u8]) -> libc::iovec {
-    libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }
 }
 
 /// Whether an error only says that nothing can be done now.

@@ -1,10 +1,12 @@
 //! One connection from its first byte to its last, on a thread of its own.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
 
 use super::budget::Budget;
 use super::channel::{Channel, Socket, is_blocked};
@@ -13,6 +15,7 @@ use super::exports::{Export, Exports};
 use super::negotiation::{Agreement, Negotiation, OPTION_LENGTH_MAX, Security, Step};
 use super::tls::Tls;
 use super::transmission::{Ending, Transmission};
+use crate::socket::wait_for;
 
 /// How much is read at once while negotiating, in bytes.
 const PIECE_LENGTH: usize = 4096;
@@ -173,7 +176,7 @@ impl Handshake<'_> {
             match self.channel.shake_hands(&mut writable) {
                 Ok(()) => break,
                 Err(error) if is_blocked(&error) => {
-                    self.wait(if writable { libc::POLLOUT } else { libc::POLLIN })?;
+                    self.wait(if writable { PollFlags::OUT } else { PollFlags::IN })?;
                 }
                 Err(error) => return Err(Failure::Refused(format!("TLS: {error}"))),
             }
@@ -194,7 +197,7 @@ impl Handshake<'_> {
                     self.input.truncate(length + count);
                     return Ok(());
                 }
-                Err(error) if is_blocked(&error) => self.wait(libc::POLLIN)?,
+                Err(error) if is_blocked(&error) => self.wait(PollFlags::IN)?,
                 // A client that only looked whether someone listens.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset && length == 0 => {
                     return Err(Failure::Left);
@@ -211,14 +214,11 @@ impl Handshake<'_> {
             let result = if bytes.is_empty() {
                 self.channel.flush()
             } else {
-                let base = bytes.as_ptr().cast_mut().cast();
-                let mut segment = [libc::iovec { iov_base: base, iov_len: bytes.len() }];
-                // SAFETY: the segment is borrowed for the call.
-                unsafe { self.channel.send(&mut segment) }.map(|count| sent += count)
+                self.channel.send_bytes(bytes).map(|count| sent += count)
             };
             match result {
                 Ok(()) => {}
-                Err(error) if is_blocked(&error) => self.wait(libc::POLLOUT)?,
+                Err(error) if is_blocked(&error) => self.wait(PollFlags::OUT)?,
                 Err(_) => return Err(Failure::Left),
             }
         }
@@ -227,20 +227,17 @@ impl Handshake<'_> {
     }
 
     /// Sleeps until the socket is ready, someone stops the connection, or its time is over.
-    fn wait(&self, events: libc::c_short) -> Result<(), Failure> {
-        let descriptor = self.channel.descriptor()?.as_raw_fd();
+    fn wait(&self, events: PollFlags) -> Result<(), Failure> {
         let mut polls = [
-            libc::pollfd { fd: descriptor, events, revents: 0 },
-            libc::pollfd { fd: self.control.descriptor(), events: libc::POLLIN, revents: 0 },
+            PollFd::from_borrowed_fd(self.channel.descriptor()?, events),
+            PollFd::from_borrowed_fd(self.control.borrow(), PollFlags::IN),
         ];
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Failure::Refused("too slow in negotiating".into()));
             }
-            let limit = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
-            // SAFETY: two entries, as said.
-            let count = unsafe { libc::poll(polls.as_mut_ptr(), 2, limit) };
+            let count = wait_for(&mut polls, Some(left));
             if self.control.is_stopping() {
                 return Err(Failure::Left);
             }

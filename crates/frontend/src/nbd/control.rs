@@ -1,13 +1,14 @@
 //! What others may tell a connection's thread, and what it tells about itself.
 
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use rustix::event::{EventfdFlags, eventfd};
 
 /// A connection, as seen from outside.
 #[derive(Clone, Debug)]
@@ -37,7 +38,7 @@ pub struct ConnectionStatus {
 /// The part of a connection that other threads can reach.
 #[derive(Debug)]
 pub struct Control {
-    wake: EventFd,
+    wake: File,
     stop: AtomicBool,
     restack: AtomicBool,
     begun: Instant,
@@ -65,7 +66,7 @@ struct Facts {
 impl Control {
     pub(super) fn new(id: u64, peer: String) -> io::Result<Self> {
         Ok(Self {
-            wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?.into(),
             stop: AtomicBool::new(false),
             restack: AtomicBool::new(false),
             begun: Instant::now(),
@@ -94,12 +95,12 @@ impl Control {
     /// Has the thread look around.
     pub(super) fn wake(&self) {
         // Fails only when the counter is full, and then the thread is being woken already.
-        let _ = self.wake.write(1);
+        let _ = (&self.wake).write(&1_u64.to_ne_bytes());
     }
 
     /// Takes back the wake-ups so far.
     pub(super) fn awake(&self) {
-        let _ = self.wake.read();
+        let _ = (&self.wake).read(&mut [0; 8]);
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -111,13 +112,8 @@ impl Control {
         self.restack.load(Ordering::Relaxed) && self.restack.swap(false, Ordering::Acquire)
     }
 
-    pub(super) fn descriptor(&self) -> RawFd {
-        self.wake.as_raw_fd()
-    }
-
     pub(super) fn borrow(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as the event counter, which is borrowed with self.
-        unsafe { BorrowedFd::borrow_raw(self.wake.as_raw_fd()) }
+        self.wake.as_fd()
     }
 
     pub(super) fn id(&self) -> u64 {

@@ -1,10 +1,10 @@
 //! A listener: a socket, the thread that accepts on it, and the threads of its connections.
 
 use std::fmt;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{SocketFlags, accept_with, sockopt};
 
 use super::budget::Budget;
 use super::connection::{self, Counters, Shared};
@@ -20,11 +21,12 @@ use super::control::{ConnectionStatus, Control};
 use super::exports::Exports;
 use super::negotiation::Security;
 use super::tls::Tls;
+use crate::socket::wait;
 
 /// The socket buffer that is asked for, in bytes; the host may give less.
-const SOCKET_BUFFER: i32 = 1 << 20;
+const SOCKET_BUFFER: usize = 1 << 20;
 /// How long the accepting thread pauses when the host has no descriptors left.
-const PAUSE_MS: i32 = 100;
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Where a listener listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +119,7 @@ struct Inner {
     tcp: bool,
     connections_max: usize,
     stop: AtomicBool,
-    wake: EventFd,
+    wake: File,
     /// The connections that are there.
     controls: Mutex<Vec<Arc<Control>>>,
 }
@@ -158,7 +160,7 @@ impl Listener {
             tcp: matches!(options.address, Address::Tcp(_)),
             connections_max: options.connections_max,
             stop: AtomicBool::new(false),
-            wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?.into(),
             controls: Mutex::default(),
         });
         let acceptor = std::thread::Builder::new().name("nbd-accept".into()).spawn({
@@ -200,7 +202,7 @@ impl Listener {
         let Some(acceptor) = self.acceptor.take() else { return };
         self.inner.stop.store(true, Ordering::Release);
         // Fails only when the counter is full, and then the thread is being woken already.
-        let _ = self.inner.wake.write(1);
+        let _ = (&self.inner.wake).write(&1_u64.to_ne_bytes());
         // Before connections are waited for, which may hang with the disk: so the path is free for
         // the next daemon.
         if let (Address::Unix(path), Some(file)) = (&self.address, self.file) {
@@ -228,7 +230,7 @@ impl Inner {
     fn accept_all(self: &Arc<Self>) {
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         let mut next = 0;
-        while self.wait(-1) {
+        while self.wait(None) {
             threads.retain(|thread| !thread.is_finished());
             match self.accept() {
                 Ok((socket, peer)) => {
@@ -258,45 +260,28 @@ impl Inner {
     }
 
     /// Sleeps until a client is there. False when the listener is to end.
-    fn wait(&self, limit_ms: i32) -> bool {
-        let entry = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut polls = [entry(self.socket.as_raw_fd()), entry(self.wake.as_raw_fd())];
-        // SAFETY: two entries, as said.
-        unsafe { libc::poll(polls.as_mut_ptr(), 2, limit_ms) };
+    fn wait(&self, limit: Option<Duration>) -> bool {
+        wait(Some(self.socket.as_fd()), self.wake.as_fd(), limit);
         !self.stop.load(Ordering::Acquire)
     }
 
     /// Sleeps a little without looking at the socket. False when the listener is to end.
     fn pause(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.wake.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, as said.
-        unsafe { libc::poll(&raw mut poll, 1, PAUSE_MS) };
+        wait(None, self.wake.as_fd(), Some(PAUSE));
         !self.stop.load(Ordering::Acquire)
     }
 
     fn accept(&self) -> io::Result<(OwnedFd, String)> {
-        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no address is asked for.
-        let descriptor = unsafe {
-            libc::accept4(
-                self.socket.as_raw_fd(),
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                flags,
-            )
-        };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is fresh and nobody else's.
-        let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = accept_with(&self.socket, flags)?;
+        // Of use where these can be had, and no loss elsewhere.
+        let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
         if !self.tcp {
             let peer = unix_peer(&socket);
             return Ok((socket, peer));
         }
-        set(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
-        set(&socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+        let _ = sockopt::set_tcp_nodelay(&socket, true);
+        let _ = sockopt::set_socket_keepalive(&socket, true);
         let stream = TcpStream::from(socket);
         let peer = stream.peer_addr().map_or_else(|_| "unknown".into(), |peer| peer.to_string());
         Ok((OwnedFd::from(stream), peer))
@@ -357,16 +342,8 @@ fn is_shortage(error: &io::Error) -> bool {
     matches!(code, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
 }
 
-/// Sets an option that is of use where it can be had and no loss elsewhere.
-fn set(socket: &OwnedFd, level: i32, name: i32, value: i32) {
-    let length = std::mem::size_of_val(&value) as libc::socklen_t;
-    // SAFETY: the value is as long as said.
-    unsafe {
-        libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length);
-    }
-}
-
 fn unix_peer(socket: &OwnedFd) -> String {
+    // Not by `rustix`, whose process ids are never 0: that of a client in another namespace is.
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = std::mem::size_of_val(&who) as libc::socklen_t;
     // SAFETY: the structure is as long as said.

@@ -5,12 +5,16 @@
 //! whatever might wait all the same can be [interrupted](interrupt).
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 /// Ends a system call of a thread that waits. The default action of this signal is none.
 const WAKE_SIGNAL: libc::c_int = libc::SIGURG;
@@ -29,9 +33,9 @@ pub(super) fn check(file: &File, what: &str) -> io::Result<()> {
 /// Sets the counter of a kick descriptor back, without waiting.
 pub(super) fn take(kick: &File) {
     let mut count = [0_u8; 8];
-    let part = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
-    // SAFETY: the memory lives through the call. Whether the counter was 0 is of no interest.
-    unsafe { libc::preadv2(kick.as_raw_fd(), &raw const part, 1, -1, libc::RWF_NOWAIT) };
+    // The offset stands for the descriptor's position. Whether the counter was 0 is of no interest.
+    let parts = &mut [IoSliceMut::new(&mut count)];
+    let _ = preadv2(kick, parts, u64::MAX, ReadWriteFlags::NOWAIT);
 }
 
 /// Where a ring's interrupts go.
@@ -46,7 +50,7 @@ impl Call {
     /// Interrupts by way of `file`.
     pub(super) fn new(file: File) -> io::Result<Self> {
         check(&file, "call")?;
-        let nonblocking = flags(&file)? & libc::O_NONBLOCK != 0;
+        let nonblocking = fcntl_getfl(&file)?.contains(OFlags::NONBLOCK);
         Ok(Self { file, nonblocking })
     }
 
@@ -62,28 +66,19 @@ impl Call {
         }
         writing.store(true, Ordering::Relaxed);
         let count = 1_u64.to_ne_bytes();
-        // SAFETY: the memory lives through the call.
-        let result =
-            unsafe { libc::write(self.file.as_raw_fd(), count.as_ptr().cast(), count.len()) };
+        let result = rustix::io::write(&self.file, &count);
         writing.store(false, Ordering::Relaxed);
-        if result < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) {
+        if result == Err(Errno::INTR) {
             // It has waited: the VMM has filled the counter meanwhile, or changed the flags.
             self.nonblocking = false;
         }
     }
 
     fn is_writable(&self) -> bool {
-        let mut poll =
-            libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-        // SAFETY: the structure lives through the call, which does not wait.
-        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 && poll.revents & libc::POLLOUT != 0 }
+        let mut polls = [PollFd::new(&self.file, PollFlags::OUT)];
+        poll(&mut polls, Some(&Timespec::default())) == Ok(1)
+            && polls[0].revents().contains(PollFlags::OUT)
     }
-}
-
-fn flags(file: &File) -> io::Result<libc::c_int> {
-    // SAFETY: a system call on a descriptor that we own.
-    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-    if flags < 0 { Err(io::Error::last_os_error()) } else { Ok(flags) }
 }
 
 extern "C" fn do_nothing(_signal: libc::c_int) {}
@@ -111,17 +106,14 @@ pub(super) fn interrupt(thread: &JoinHandle<()>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::{FromRawFd, OwnedFd};
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    fn event(count: libc::c_uint, flags: libc::c_int) -> File {
-        // SAFETY: the call returns a new descriptor, which is checked and ours alone.
-        unsafe {
-            let descriptor = libc::eventfd(count, flags);
-            assert!(descriptor >= 0);
-            File::from_raw_fd(descriptor)
-        }
+    use rustix::event::{EventfdFlags, eventfd};
+
+    fn event(flags: EventfdFlags) -> File {
+        File::from(eventfd(0, flags).unwrap())
     }
 
     fn fill(file: &File) {
@@ -131,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_is_no_event_descriptor_is_refused() {
-        assert!(Call::new(event(0, 0)).is_ok());
+        assert!(Call::new(event(EventfdFlags::empty())).is_ok());
         let (socket, _other) = UnixStream::pair().unwrap();
         assert!(Call::new(File::from(OwnedFd::from(socket))).is_err());
         assert!(Call::new(File::open("/dev/null").unwrap()).is_err());
@@ -141,8 +133,8 @@ mod tests {
     #[test]
     fn a_full_counter_is_left_alone() {
         let writing = AtomicBool::new(false);
-        for flags in [0, libc::EFD_NONBLOCK] {
-            let file = event(0, flags);
+        for flags in [EventfdFlags::empty(), EventfdFlags::NONBLOCK] {
+            let file = event(flags);
             fill(&file);
             Call::new(file.try_clone().unwrap()).unwrap().signal(&writing);
             take(&file);
@@ -153,7 +145,7 @@ mod tests {
     #[test]
     fn a_write_that_waits_can_be_ended() {
         allow_interrupts();
-        let file = event(0, 0);
+        let file = event(EventfdFlags::empty());
         fill(&file);
         // As if the VMM had filled the counter and changed the flags just now.
         let mut call = Call { file, nonblocking: true };

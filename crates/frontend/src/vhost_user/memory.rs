@@ -29,10 +29,8 @@ const ANNOUNCED_MAX: u64 = 16 << 40;
 /// The most memory that one VMM may announce, in bytes: four times what the host has, because
 /// places for memory to be plugged in count too, within fixed bounds.
 pub(super) static ANNOUNCED: LazyLock<u64> = LazyLock::new(|| {
-    // SAFETY: system calls without memory.
-    let (pages, page) =
-        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-    let host = (pages.max(0) as u64).saturating_mul(page.max(0) as u64);
+    let info = rustix::system::sysinfo();
+    let host = info.totalram.saturating_mul(u64::from(info.mem_unit));
     host.saturating_mul(4).clamp(ANNOUNCED_MIN, ANNOUNCED_MAX)
 });
 

@@ -30,9 +30,10 @@ mod status;
 mod turn;
 mod worker;
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -42,8 +43,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fathom_block::{Budget, Disk, LossCause, MemoryOwner};
+use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::{BackendReqHandler, Error};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 #[doc(hidden)]
 pub use fuzz::fuzz_requests;
@@ -114,7 +115,7 @@ struct Shared {
     ended: AtomicBool,
     /// Wakes the thread that accepts. A connection to the own socket could not do that: the path
     /// may name another socket by then, and a full queue of clients would block it.
-    wake: EventFd,
+    wake: File,
 }
 
 #[derive(Default)]
@@ -170,7 +171,7 @@ impl Server {
             budget: Arc::new(Budget::new(TABLES_MAX * *memory::ANNOUNCED)),
             refusal: Mutex::default(),
             ended: AtomicBool::new(false),
-            wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?.into(),
             options: options.clone(),
         });
         listener.set_nonblocking(true)?;
@@ -248,7 +249,7 @@ impl Server {
         // A session that waits for another's rings holds its lock.
         self.shared.turn.close();
         // Fails only when the counter is full, and then the thread is being woken already.
-        let _ = self.shared.wake.write(1);
+        let _ = (&self.shared.wake).write(&1_u64.to_ne_bytes());
         let _ = thread.join();
         // Before guests are waited for, whose disk may hang: so the path is free for the next
         // daemon.
@@ -317,8 +318,8 @@ impl Shared {
     }
 
     fn accept(self: &Arc<Self>, listener: &UnixListener) {
-        let descriptor = listener.as_raw_fd();
-        while crate::socket::wait(Some(descriptor), self.wake.as_raw_fd(), None) && !self.ended() {
+        let wake = self.wake.as_fd();
+        while crate::socket::wait(Some(listener.as_fd()), wake, None) && !self.ended() {
             let begun = match listener.accept() {
                 Ok((stream, _)) => stream.set_nonblocking(false).and_then(|()| self.begin(stream)),
                 // The client has left already.
@@ -328,7 +329,7 @@ impl Shared {
             if let Err(error) = begun {
                 tracing::error!(disk = self.disk.name(), %error, "cannot accept a VMM");
                 // Out of descriptors or threads, most likely: it may pass.
-                crate::socket::wait(None, self.wake.as_raw_fd(), Some(ACCEPT_PAUSE));
+                crate::socket::wait(None, wake, Some(ACCEPT_PAUSE));
             }
         }
     }
@@ -361,7 +362,9 @@ impl Shared {
         let served = Arc::clone(&session);
         let thread = std::thread::Builder::new().name(format!("vm-{}", self.disk.name())).spawn(
             move || {
-                if catch_unwind(AssertUnwindSafe(|| shared.serve(stream, &served))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| shared.serve(stream, &ending, &served)))
+                    .is_err()
+                {
                     shared.counters.panics.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(disk = shared.disk.name(), "a connection's thread failed");
                     lock(&served).close();
@@ -377,20 +380,20 @@ impl Shared {
         Ok(())
     }
 
-    fn serve(&self, connection: UnixStream, session: &Arc<Mutex<Session>>) {
+    /// Serves `connection`; `again` is the same socket once more.
+    fn serve(&self, connection: UnixStream, again: &UnixStream, session: &Arc<Mutex<Session>>) {
         let (name, vm) = (self.disk.name(), self.disk.vm());
         // One that comes back each second and is let go each time is not worth two lines a second.
-        let again = self.refusal().is_some();
-        if !again {
+        let returning = self.refusal().is_some();
+        if !returning {
             tracing::info!(disk = name, vm, "a VMM has connected");
         }
-        let descriptor = connection.as_raw_fd();
         let memory_owner = Arc::clone(lock(session).memory_owner());
         let mut handler = BackendReqHandler::from_stream(connection, Arc::clone(session));
         while !memory_owner.is_lost() {
             // The protocol library keeps the channel for the daemon's own messages to itself, and
             // has none that says "the configuration changed".
-            match peek::channel(descriptor) {
+            match peek::channel(again) {
                 Ok(Some(channel)) => {
                     lock(session).set_channel(channel);
                 }
@@ -429,7 +432,7 @@ impl Shared {
                 "the VMM is let go: memory that it shares cannot be accessed any more ({cause})"
             );
         }
-        if !again {
+        if !returning {
             tracing::info!(disk = name, vm, "the VMM has gone");
         }
     }

@@ -1,8 +1,11 @@
 //! A look at the next message, to take a copy of a descriptor that it carries.
 
-use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 /// `VHOST_USER_SET_BACKEND_REQ_FD`.
 const SET_BACKEND_REQ_FD: u32 = 21;
@@ -13,56 +16,22 @@ const DESCRIPTORS_MAX: usize = 32;
 
 /// Waits for the next message on `socket` and leaves it there. Returns the channel that it hands
 /// over, if it is of that kind.
-pub(super) fn channel(socket: RawFd) -> io::Result<Option<UnixStream>> {
+pub(super) fn channel(socket: impl AsFd) -> io::Result<Option<UnixStream>> {
     let mut header = [0_u8; HEADER_LENGTH];
-    // SAFETY: both are plain arithmetic on a length.
-    let space = unsafe { libc::CMSG_SPACE((DESCRIPTORS_MAX * size_of::<RawFd>()) as u32) };
-    let mut control = vec![0_u64; (space as usize).div_ceil(8)];
-    let mut part = libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() };
-    // SAFETY: an all-zero msghdr is a valid value of that plain structure.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = space as usize;
-    let flags = libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: the message names memory that lives through the call, with its right lengths.
-    let count = unsafe { libc::recvmsg(socket, &raw mut message, flags) };
-    if count < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let parts = &mut [IoSliceMut::new(&mut header)];
+    let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
+    let message = recvmsg(socket, parts, &mut control, flags)?;
     // A look at a message copies its descriptors: each has to be taken, or it stays open for ever.
-    let mut descriptors = descriptors(&message);
+    let mut descriptors: Vec<OwnedFd> = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            descriptors.extend(rights);
+        }
+    }
     let [a, b, c, d, ..] = header;
     let wanted =
-        count as usize == HEADER_LENGTH && u32::from_ne_bytes([a, b, c, d]) == SET_BACKEND_REQ_FD;
+        message.bytes == HEADER_LENGTH && u32::from_ne_bytes([a, b, c, d]) == SET_BACKEND_REQ_FD;
     Ok(descriptors.pop().filter(|_| wanted && descriptors.is_empty()).map(UnixStream::from))
-}
-
-/// Takes the descriptors that arrived with `message`.
-fn descriptors(message: &libc::msghdr) -> Vec<OwnedFd> {
-    let mut taken = Vec::new();
-    // SAFETY: the message was filled in by the kernel, and its memory is still there.
-    let mut control = unsafe { libc::CMSG_FIRSTHDR(message) };
-    while !control.is_null() {
-        // SAFETY: the kernel wrote a whole header there.
-        let header = unsafe { control.read_unaligned() };
-        if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
-            // SAFETY: plain arithmetic on a length.
-            let empty = unsafe { libc::CMSG_LEN(0) } as usize;
-            let count = (header.cmsg_len as usize).saturating_sub(empty) / size_of::<RawFd>();
-            for index in 0..count {
-                // SAFETY: the data holds `count` descriptors, new in this process and ours alone.
-                let descriptor = unsafe {
-                    let place = libc::CMSG_DATA(control).add(index * size_of::<RawFd>());
-                    let bytes = place.cast::<[u8; size_of::<RawFd>()]>().read();
-                    OwnedFd::from_raw_fd(RawFd::from_ne_bytes(bytes))
-                };
-                taken.push(descriptor);
-            }
-        }
-        // SAFETY: as for the first.
-        control = unsafe { libc::CMSG_NXTHDR(message, control) };
-    }
-    taken
 }

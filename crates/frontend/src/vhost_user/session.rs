@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_block::{Disk, DiskChange, MemoryOwner};
+use rustix::net::{SendFlags, send};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -78,13 +78,9 @@ impl Live {
         message[..4].copy_from_slice(&CONFIG_CHANGE.to_ne_bytes());
         message[4..8].copy_from_slice(&VERSION.to_ne_bytes());
         // A VMM that does not read must not stop the daemon, whatever flags it gives the socket.
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the message lives through the call.
-        let sent = unsafe {
-            libc::send(channel.as_raw_fd(), message.as_ptr().cast(), message.len(), flags)
-        };
-        if sent != message.len() as isize {
-            let error = io::Error::last_os_error();
+        let sent = send(channel, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        if sent != Ok(message.len()) {
+            let error = sent.err().map_or(io::ErrorKind::WriteZero.into(), io::Error::from);
             tracing::warn!(%error, "the VMM cannot be told of the disk's new size");
             self.channel = None;
         }

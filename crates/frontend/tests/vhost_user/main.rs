@@ -1,4 +1,6 @@
 //! The vhost-user-blk front end against a client that speaks the protocol itself.
+
+#![allow(unsafe_code)]
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "test code")]
 
 mod client;

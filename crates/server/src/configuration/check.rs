@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use fathom_block::{SECTOR_SIZE, SERIAL_LENGTH};
 use fathom_control::{BackendDefinition, DiskDefinition, ExportsDefinition};
 use fathom_image::ForeignFormat;
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use super::layers::check_layers;
 use super::problem::{Place, Places, Problems};
@@ -478,11 +479,8 @@ fn foreign_format(image: &Path) -> Option<ForeignFormat> {
 
 /// Whether the file may be opened so. Opens nothing: a device may act on an open.
 fn accessible(path: &Path, write: bool) -> bool {
-    use std::os::unix::ffi::OsStrExt;
-    let mode = if write { libc::R_OK | libc::W_OK } else { libc::R_OK };
-    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: the path is a C string that lives through the call.
-    unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), mode, libc::AT_EACCESS) == 0 }
+    let mode = if write { Access::READ_OK | Access::WRITE_OK } else { Access::READ_OK };
+    accessat(CWD, path, mode, AtFlags::EACCESS).is_ok()
 }
 
 fn check_socket(path: &Path, place: &Place, problems: &mut Problems) {

@@ -1,5 +1,7 @@
 //! A guest's memory, from the terms of the front end to those of introspection.
 
+#![expect(unsafe_code, reason = "it vouches for the memory that it hands on")]
+
 use std::any::Any;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
