@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use fathom_control::{ErrorBody, ErrorCode, SOCKET_DEFAULT};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, Semaphore};
 
@@ -144,7 +145,7 @@ async fn serve(
         return Err(vec![refused]);
     }
     let took_us = daemon.ready();
-    notify("READY=1");
+    notify(&[NotifyState::Ready]);
     tracing::info!(
         "ready in {}.{:03} ms: {}, control socket {}",
         took_us / 1000,
@@ -172,7 +173,7 @@ async fn serve(
             }
         }
     }
-    notify("STOPPING=1");
+    notify(&[NotifyState::Stopping]);
     let stopping = Arc::clone(&daemon);
     let clean = tokio::select! {
         problems = on_own_thread("stop", move || stopping.stop()) => match problems {
@@ -229,7 +230,11 @@ async fn reload_when_asked(daemon: Arc<Daemon>, reloads: Arc<Notify>) {
 }
 
 async fn reload(daemon: &Arc<Daemon>) {
-    notify("RELOADING=1");
+    // With the time, as services of the type `notify-reload` do.
+    match NotifyState::monotonic_usec_now() {
+        Ok(time) => notify(&[NotifyState::Reloading, time]),
+        Err(_) => notify(&[NotifyState::Reloading]),
+    }
     let daemon = Arc::clone(daemon);
     match tokio::task::spawn_blocking(move || daemon.reload()).await {
         Ok(Ok(report)) if report.changed.is_empty() && report.refused.is_empty() => {
@@ -244,7 +249,7 @@ async fn reload(daemon: &Arc<Daemon>) {
         }
         Err(_) => tracing::error!("reload: failed"),
     }
-    notify("READY=1");
+    notify(&[NotifyState::Ready]);
 }
 
 /// The signals that mean something here.

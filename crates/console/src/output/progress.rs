@@ -1,18 +1,22 @@
 //! Progress of what takes longer than a second, on standard error: a bar on a terminal, else a
 //! line now and then.
 use std::{
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     time::{Duration, Instant},
 };
 
 use fathom_control::Bytes;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::{rate, text::shorten};
+use super::rate;
 
 /// Nothing is shown before.
 const PATIENCE: Duration = Duration::from_secs(1);
-const BAR_INTERVAL: Duration = Duration::from_millis(100);
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
+/// How often a bar is drawn, in a second.
+const BARS_PER_SECOND: u8 = 10;
+/// A label, a bar that takes what room there is, and how far it is.
+const TEMPLATE: &str = "{prefix} [{wide_bar}] {msg}";
 
 /// The progress of one piece of work, counted in bytes.
 #[derive(Debug)]
@@ -20,8 +24,11 @@ pub struct Progress {
     label: String,
     total: u64,
     started: Instant,
+    /// When the last line was shown where there is no terminal.
     shown: Option<Instant>,
     terminal: bool,
+    /// What is drawn on a terminal, from when it is worth it on.
+    bar: Option<ProgressBar>,
     silent: bool,
 }
 
@@ -34,6 +41,7 @@ impl Progress {
             started: Instant::now(),
             shown: None,
             terminal: io::stderr().is_terminal(),
+            bar: None,
             silent: false,
         }
     }
@@ -47,34 +55,35 @@ impl Progress {
 
     /// Says how many bytes are done.
     pub fn update(&mut self, done: u64) {
-        let interval = if self.terminal { BAR_INTERVAL } else { LINE_INTERVAL };
-        let due = match self.shown {
-            Some(shown) => shown.elapsed() >= interval,
-            None if self.terminal => self.started.elapsed() >= PATIENCE,
-            None => self.started.elapsed() >= LINE_INTERVAL,
-        };
-        if !due || self.silent {
-            return;
-        }
-        self.shown = Some(Instant::now());
         let elapsed = self.started.elapsed();
-        if self.terminal {
-            let width = ratatui::crossterm::terminal::size().map_or(80, |(columns, _)| columns);
-            let line = bar(&self.label, done, self.total, elapsed, width.into());
-            eprint!("\r\x1b[2K{line}");
-            let _ = io::stderr().flush();
-        } else {
-            eprintln!("{}: {}", self.label, summary(done, self.total, elapsed));
+        if self.silent {
+        } else if !self.terminal {
+            if self.shown.unwrap_or(self.started).elapsed() >= LINE_INTERVAL {
+                self.shown = Some(Instant::now());
+                eprintln!("{}: {}", self.label, summary(done, self.total, elapsed));
+            }
+        } else if elapsed >= PATIENCE {
+            let target = || ProgressDrawTarget::stderr_with_hz(BARS_PER_SECOND);
+            let bar = self.bar.get_or_insert_with(|| bar(&self.label, self.total, target()));
+            bar.set_message(summary(done, self.total, elapsed));
+            bar.set_position(done);
         }
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.terminal && self.shown.is_some() {
-            eprint!("\r\x1b[2K");
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
         }
     }
+}
+
+fn bar(label: &str, total: u64, target: ProgressDrawTarget) -> ProgressBar {
+    let style = ProgressStyle::with_template(TEMPLATE).expect("the template is one");
+    ProgressBar::with_draw_target(Some(total), target)
+        .with_style(style.progress_chars("█·"))
+        .with_prefix(label.to_owned())
 }
 
 fn share(done: u64, total: u64) -> f64 {
@@ -103,32 +112,31 @@ fn time_left(seconds: f64) -> String {
     }
 }
 
-/// One line with a bar that takes what room there is.
-fn bar(label: &str, done: u64, total: u64, elapsed: Duration, width: usize) -> String {
-    let summary = summary(done, total, elapsed);
-    // One column stays free: some terminals wrap when the last is written.
-    let room = width.saturating_sub(label.chars().count() + summary.chars().count() + 5).min(40);
-    if room < 5 {
-        return shorten(&format!("{label} {summary}"), width.saturating_sub(1));
-    }
-    let full = (share(done, total) * room as f64) as usize;
-    format!("{label} [{}{}] {summary}", "█".repeat(full), "·".repeat(room - full))
-}
-
 #[cfg(test)]
 mod tests {
+    use indicatif::InMemoryTerm;
+
     use super::*;
 
     #[test]
     fn bars_fit() {
-        let second = Duration::from_secs(1);
         for width in [20, 40, 80, 200] {
-            let line = bar("Reading", 512 << 20, 1 << 30, second, width);
-            assert!(line.chars().count() < width, "{line}");
+            let terminal = InMemoryTerm::new(4, width);
+            let target = ProgressDrawTarget::term_like(Box::new(terminal.clone()));
+            let bar = bar("Reading", 1 << 30, target);
+            bar.set_message(summary(512 << 20, 1 << 30, Duration::from_secs(1)));
+            bar.set_position(512 << 20);
+            bar.tick();
+            let shown = terminal.contents();
+            assert!(shown.starts_with("Reading ["), "{shown}");
+            if width >= 80 {
+                assert!(shown.contains("█·"), "{shown}");
+                assert!(shown.ends_with("]  50 % of 1 GiB, 512 MiB/s, 1 s left"), "{shown}");
+            }
+            assert!(shown.lines().count() == 1 || width < 80, "{shown}");
+            bar.finish_and_clear();
+            assert_eq!(terminal.contents(), "");
         }
-        let line = bar("Reading", 512 << 20, 1 << 30, second, 80);
-        assert!(line.contains("50 % of 1 GiB, 512 MiB/s, 1 s left"), "{line}");
-        assert!(line.contains("█·"));
         assert_eq!(time_left(75.0), "1:15 min");
     }
 }

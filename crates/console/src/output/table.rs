@@ -1,7 +1,8 @@
 //! Tables that fit the terminal.
 //!
 //! A table that is too wide first loses the columns of the least importance, then shortens its
-//! flexible columns, longest first. Piped, it keeps everything.
+//! flexible columns, longest first. Piped, it keeps everything. Crates for tables wrap or cut cells,
+//! and know no order of importance.
 use unicode_width::UnicodeWidthStr;
 
 use super::{

@@ -55,7 +55,7 @@ impl Daemon {
             }
         };
         let ready = begun.elapsed();
-        assert_eq!(&told[..length], b"READY=1");
+        assert_eq!(&told[..length], b"READY=1\n");
         Self { child, folder, ready }
     }
 
