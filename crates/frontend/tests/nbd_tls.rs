@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fathom_frontend::nbd::{Address, Certificates, Exports, Listener, ListenerOptions, Tls};
+use fathom_frontend::nbd::{Address, Exports, Listener, ListenerOptions};
+use fathom_tls::{Certificates, Tls};
 use nbd_common::*;
 
 /// An authority, a server's certificate and a client's, under the names that clients look for.
@@ -103,7 +104,7 @@ fn certificates_encrypt_and_verify() {
     let directory = tempfile::tempdir().unwrap();
     certificates(directory.path());
     let exports = exports();
-    let tls = Tls::certificates(&Certificates::of_directory(directory.path(), false)).unwrap();
+    let tls = Tls::server(&Certificates::of_directory(directory.path(), false)).unwrap();
     let (listener, port) = serve(&exports, tls);
     // Without TLS nobody gets in, not even to the list.
     let plain = attempt("nbdinfo", &[&format!("nbd://localhost:{port}/disk")]);
@@ -138,7 +139,7 @@ fn certificates_encrypt_and_verify() {
     listener.shutdown();
 
     // The server verifies too: a client of our authority, one of another, and one of none.
-    let tls = Tls::certificates(&Certificates::of_directory(directory.path(), true)).unwrap();
+    let tls = Tls::server(&Certificates::of_directory(directory.path(), true)).unwrap();
     let (listener, port) = serve(&exports, tls);
     let uri = format!("nbds://localhost:{port}/disk?tls-certificates={place}");
     run("nbdinfo", &[&uri]);

@@ -23,6 +23,7 @@ use fathom_insight::ClassTable;
 use fathom_layers::classify::UsageOptions;
 use fathom_layers::{Classify, Delay, DelayTime, Fault, FaultRule, Log, Tap, WaitForRoom, tap};
 use fathom_reactor::Reactor;
+use fathom_tls::{Certificates, Tls};
 
 use crate::configuration::{Address, parse_address};
 use crate::group::admit;
@@ -394,20 +395,20 @@ pub(crate) fn start_listener(
     Ok(listener)
 }
 
-fn make_tls(definition: &TlsDefinition) -> Result<nbd::Tls, ErrorBody> {
+fn make_tls(definition: &TlsDefinition) -> Result<Tls, ErrorBody> {
     let unfit = |error: io::Error| {
         let message = format!("no TLS for NBD: {error}");
         refusal(ErrorCode::Failed, message, "correct what [nbd.tls] names")
     };
     match (&definition.psk, &definition.certificate, &definition.key) {
-        (Some(psk), None, None) => nbd::Tls::shared_keys(psk).map_err(unfit),
+        (Some(psk), None, None) => Tls::shared_keys(psk).map_err(unfit),
         (None, Some(certificate), Some(key)) => {
-            let certificates = nbd::Certificates {
+            let certificates = Certificates {
                 certificate: certificate.clone(),
                 key: key.clone(),
-                client_authority: definition.client_ca.clone(),
+                authority: definition.client_ca.clone(),
             };
-            nbd::Tls::certificates(&certificates).map_err(unfit)
+            Tls::server(&certificates).map_err(unfit)
         }
         _ => Err(refusal(
             ErrorCode::Invalid,

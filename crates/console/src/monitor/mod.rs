@@ -13,9 +13,10 @@ use fathom_cql::Value;
 use fathom_monitor::{
     HELD_MAX,
     cluster::ClusterOptions,
-    link::{Centre, CentreOptions, Tls, TlsFiles},
+    link::{Centre, CentreOptions},
     replay::Script,
 };
+use fathom_tls::{Certificates, Tls};
 
 use crate::{
     failure::{Failure, Outcome, reason},
@@ -107,15 +108,16 @@ pub struct MonitorOptions {
 }
 
 impl MonitorOptions {
-    fn tls_files(&self) -> Option<TlsFiles> {
+    fn tls_files(&self) -> Option<Certificates> {
         let (certificate, key) = (self.certificate.clone()?, self.key.clone()?);
-        Some(TlsFiles { certificate, key, authority: self.authority.clone()? })
+        Some(Certificates { certificate, key, authority: Some(self.authority.clone()?) })
     }
 
     /// TLS with those who connect, and with those that are connected to.
     fn tls(&self) -> Outcome<Option<(Tls, Tls)>> {
         let Some(files) = self.tls_files() else { return Ok(None) };
-        let both = Tls::centre(&files).and_then(|centre| Ok((centre, Tls::host(&files)?)));
+        let both =
+            Tls::mutual_server(&files).and_then(|centre| Ok((centre, Tls::mutual_client(&files)?)));
         both.map(Some).map_err(|error| Failure::new(reason(&error)))
     }
 

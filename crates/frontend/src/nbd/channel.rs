@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use openssl::ssl::{ErrorCode, Ssl, SslStream};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 
-use super::tls::Tls;
+use fathom_tls::Tls;
 
 /// How much is encrypted at once, in bytes: the longest TLS record.
 const RECORD_LENGTH: usize = 16 << 10;

@@ -13,9 +13,9 @@ use super::channel::{Channel, Socket, is_blocked};
 use super::control::Control;
 use super::exports::{Export, Exports};
 use super::negotiation::{Agreement, Negotiation, OPTION_LENGTH_MAX, Security, Step};
-use super::tls::Tls;
 use super::transmission::{Ending, Transmission};
 use crate::socket::wait_for;
+use fathom_tls::Tls;
 
 /// How much is read at once while negotiating, in bytes.
 const PIECE_LENGTH: usize = 4096;

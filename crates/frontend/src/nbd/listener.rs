@@ -20,8 +20,8 @@ use super::connection::{self, Counters, Shared};
 use super::control::{ConnectionStatus, Control};
 use super::exports::Exports;
 use super::negotiation::Security;
-use super::tls::Tls;
 use crate::socket::wait;
+use fathom_tls::Tls;
 
 /// The socket buffer that is asked for, in bytes; the host may give less.
 const SOCKET_BUFFER: usize = 1 << 20;

@@ -20,7 +20,6 @@ mod fuzz;
 mod listener;
 mod negotiation;
 mod reply;
-mod tls;
 mod transmission;
 mod wire;
 
@@ -30,4 +29,3 @@ pub use exports::{Exports, Leaving, NameError};
 #[doc(hidden)]
 pub use fuzz::{fuzz_negotiation, fuzz_requests};
 pub use listener::{Address, Listener, ListenerCounters, ListenerOptions};
-pub use tls::{Certificates, Tls};

@@ -26,7 +26,9 @@ use timely::communication::allocator::zero_copy::initialize::{
     CommsGuard, initialize_networking_from_sockets,
 };
 
-use crate::link::{Channel, Tls, host_of, prepare, reach};
+use fathom_tls::Tls;
+
+use crate::link::{Channel, host_of, prepare, reach};
 use hello::Hello;
 use pump::Fate;
 

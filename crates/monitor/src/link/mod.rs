@@ -14,14 +14,12 @@ pub mod fuzz;
 mod host;
 mod plans;
 mod rows;
-mod tls;
 
 pub(crate) use channel::{Channel, host_of, is_wait, prepare, reach};
 
 pub use centre::{Centre, CentreOptions, CentreStatus, HostState, HostStatus, Refusal, Watch};
 pub use clock::{Measurement, unix_time_ns};
 pub use host::{EventItem, EventSource, Host, HostOptions, LinkState, LinkStatus};
-pub use tls::{Tls, TlsFiles};
 
 /// The most bytes that wait at a host for the centre, unless said otherwise.
 pub const BUFFER_MAX: usize = 8 << 20;

@@ -5,7 +5,8 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use fathom_cql::Value;
-use fathom_monitor::link::{Centre, Host, HostState, LinkState, Tls, Watch, unix_time_ns};
+use fathom_monitor::link::{Centre, Host, HostState, LinkState, Watch, unix_time_ns};
+use fathom_tls::Tls;
 
 use super::support::*;
 
@@ -238,13 +239,13 @@ fn nobody_is_who_he_says_without_a_certificate() {
     let reason = turned_away(options, "for good, not for \"better\"");
     assert!(reason.contains("for good, not for \"better\""), "{reason}");
     // An authority that the centre does not know.
-    let tls = Tls::host(&other.files("evil", &authority)).unwrap();
+    let tls = Tls::mutual_client(&other.files("evil", &authority)).unwrap();
     let mut options = authority.host("evil", &address);
     options.tls = Some(tls);
     let reason = turned_away(options, "");
     assert!(reason.contains("certificate is refused"), "{reason}");
     // A centre that the host does not know, or that is another.
-    let tls = Tls::host(&authority.files("wary", &other)).unwrap();
+    let tls = Tls::mutual_client(&authority.files("wary", &other)).unwrap();
     let mut options = authority.host("wary", &address);
     options.tls = Some(tls);
     turned_away(options, "certificate is refused");

@@ -14,10 +14,11 @@ use fathom_monitor::ResultSink;
 use fathom_monitor::io_stream;
 use fathom_monitor::link::{
     Centre, CentreOptions, CentreStatus, EventItem, EventSource, Host, HostOptions, HostStatus,
-    Tls, TlsFiles, unix_time_ns,
+    unix_time_ns,
 };
 use fathom_monitor::read::{Batch, ReadError, ReadReport, Reader};
 use fathom_monitor::replay::Script;
+use fathom_tls::{Certificates, Tls};
 
 pub const SECOND: i64 = 1_000_000_000;
 /// Nothing here takes so long.
@@ -365,13 +366,13 @@ impl Authority {
     }
 
     /// The files of one who has a certificate with a name, and trusts an authority.
-    pub fn files(&self, name: &str, trusted: &Authority) -> TlsFiles {
+    pub fn files(&self, name: &str, trusted: &Authority) -> Certificates {
         let path = |suffix: &str| self.folder.path().join(format!("{name}.{suffix}"));
         let key = new_key();
         let signed = certificate(name, &key, Some(self));
         std::fs::write(path("pem"), signed.to_pem().unwrap()).unwrap();
         std::fs::write(path("key"), key.private_key_to_pem_pkcs8().unwrap()).unwrap();
-        TlsFiles { certificate: path("pem"), key: path("key"), authority: trusted.path() }
+        Certificates { certificate: path("pem"), key: path("key"), authority: Some(trusted.path()) }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -379,12 +380,12 @@ impl Authority {
     }
 
     pub fn centre(&self) -> Tls {
-        Tls::centre(&self.files("centre", self)).unwrap()
+        Tls::mutual_server(&self.files("centre", self)).unwrap()
     }
 
     /// A host with a certificate of this authority.
     pub fn host(&self, name: &str, address: &str) -> HostOptions {
-        let tls = Tls::host(&self.files(name, self)).unwrap();
+        let tls = Tls::mutual_client(&self.files(name, self)).unwrap();
         let centre_name = Some("centre".to_owned());
         HostOptions { tls: Some(tls), centre_name, ..plain(name, address) }
     }

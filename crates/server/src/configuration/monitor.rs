@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use fathom_monitor::HELD_MAX;
-use fathom_monitor::link::{BUFFER_MAX, TlsFiles};
+use fathom_monitor::link::BUFFER_MAX;
+use fathom_tls::Certificates;
 
 use super::check::{Address, parse_address, plain};
 use super::problem::{Places, Problems};
@@ -39,9 +40,9 @@ pub struct MonitorOptions {
 
 impl MonitorOptions {
     /// The files of TLS; `None` for plain text.
-    pub fn files(&self) -> Option<TlsFiles> {
+    pub fn files(&self) -> Option<Certificates> {
         let (certificate, key) = (self.certificate.clone()?, self.key.clone()?);
-        Some(TlsFiles { certificate, key, authority: self.authority.clone()? })
+        Some(Certificates { certificate, key, authority: Some(self.authority.clone()?) })
     }
 }
 

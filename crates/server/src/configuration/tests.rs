@@ -426,7 +426,7 @@ fn the_monitor_is_read_and_checked() {
     let monitor = load(folder.path(), text).unwrap().monitor.unwrap().definition;
     assert_eq!((monitor.address.as_str(), monitor.buffer_bytes), ("centre:10810", 1 << 20));
     assert_eq!(monitor.held_max, 7);
-    assert_eq!(monitor.files().unwrap().authority, folder.path().join("other.img"));
+    assert_eq!(monitor.files().unwrap().authority, Some(folder.path().join("other.img")));
     let text = "[monitor]\naddress = \"centre:10810\"\nplain_allowed = true\n";
     let monitor = load(folder.path(), text).unwrap().monitor.unwrap().definition;
     assert_eq!((monitor.files(), monitor.buffer_bytes), (None, 8 << 20));

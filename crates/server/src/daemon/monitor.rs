@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fathom_control::{ErrorBody, ErrorCode, MonitorStatus};
-use fathom_monitor::link::{Host, HostOptions, Tls};
+use fathom_monitor::link::{Host, HostOptions};
+use fathom_tls::Tls;
 
 use super::Daemon;
 use crate::configuration::MonitorOptions;
@@ -34,7 +35,8 @@ impl Daemon {
             let remedy = "correct [monitor] in the configuration, or leave it out";
             refusal(ErrorCode::Failed, format!("no link to the centre: {error}"), remedy)
         };
-        let tls = options.files().map(|files| Tls::host(&files)).transpose().map_err(refused)?;
+        let tls =
+            options.files().map(|files| Tls::mutual_client(&files)).transpose().map_err(refused)?;
         let of_certificate = tls.as_ref().and_then(Tls::own_name);
         let name = options.name.clone().or(of_certificate).unwrap_or_else(host_name);
         let mut host = HostOptions::new(&name, &options.address);

@@ -25,7 +25,9 @@ use fathom_cql::{Hosts, Split, split};
 use super::clock::{SteadyClock, nanoseconds};
 use super::plans::{Fragments, is_stream};
 use super::rows::Tuple;
-use super::{Tls, unix_time_ns};
+use fathom_tls::Tls;
+
+use super::unix_time_ns;
 use crate::Engine;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::held::HeldLimit;

@@ -19,7 +19,9 @@ use fathom_cql::catalog::StreamSchema;
 
 use super::channel::Line;
 use super::plans::{Fragments, STACK};
-use super::{BUFFER_MAX, Tls};
+use fathom_tls::Tls;
+
+use super::BUFFER_MAX;
 use crate::read::Batch;
 use crate::{HELD_MAX, give_way};
 use outbox::Outbox;

@@ -1,0 +1,110 @@
+//! Handshakes on sockets with timeouts, and who is on the other side.
+
+use std::io;
+use std::net::{IpAddr, TcpStream};
+use std::time::Instant;
+
+use openssl::nid::Nid;
+use openssl::ssl::{HandshakeError, MidHandshakeSslStream, Ssl, SslStream};
+use openssl::x509::X509Ref;
+
+use super::Tls;
+
+impl Tls {
+    /// Shakes hands with one who connects until `end`, and gives the names of its certificate.
+    /// The socket has timeouts.
+    ///
+    /// # Errors
+    /// When it fails, or is not over in time; the text is for people.
+    pub fn accept(
+        &self,
+        stream: TcpStream,
+        end: Instant,
+    ) -> io::Result<(SslStream<TcpStream>, Vec<String>)> {
+        let ssl = Ssl::new(&self.context)?;
+        let stream = shake_hands(ssl.accept(stream), end)?;
+        let certificate = stream.ssl().peer_certificate();
+        let names = certificate.map(|certificate| names(&certificate)).unwrap_or_default();
+        Ok((stream, names))
+    }
+
+    /// Shakes hands with another, whose certificate is to have this name, until `end`.
+    ///
+    /// # Errors
+    /// See [`accept`](Self::accept).
+    pub fn connect(
+        &self,
+        stream: TcpStream,
+        name: &str,
+        end: Instant,
+    ) -> io::Result<SslStream<TcpStream>> {
+        let mut ssl = Ssl::new(&self.context)?;
+        if let Ok(address) = name.parse() {
+            ssl.param_mut().set_ip(address)?;
+        } else {
+            ssl.set_hostname(name)?;
+            ssl.param_mut().set_host(name)?;
+        }
+        shake_hands(ssl.connect(stream), end)
+    }
+}
+
+type Handshake = Result<SslStream<TcpStream>, HandshakeError<TcpStream>>;
+
+/// Goes on with a handshake, however slow the other side is, but not beyond `end`. The socket has
+/// timeouts.
+fn shake_hands(mut handshake: Handshake, end: Instant) -> io::Result<SslStream<TcpStream>> {
+    loop {
+        match handshake {
+            Ok(stream) => return Ok(stream),
+            Err(HandshakeError::WouldBlock(_)) if Instant::now() >= end => {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the other side did not shake hands in time",
+                ));
+            }
+            Err(HandshakeError::WouldBlock(middle)) => handshake = middle.handshake(),
+            Err(HandshakeError::SetupFailure(error)) => return Err(error.into()),
+            Err(HandshakeError::Failure(middle)) => return Err(failure(&middle)),
+        }
+    }
+}
+
+/// Why a handshake failed, for people.
+fn failure(middle: &MidHandshakeSslStream<TcpStream>) -> io::Error {
+    let verified = middle.ssl().verify_result();
+    let reason = if verified == openssl::x509::X509VerifyResult::OK {
+        match middle.error().ssl_error() {
+            Some(stack) => stack
+                .errors()
+                .last()
+                .map_or_else(String::new, |error| error.reason().unwrap_or("unknown").to_owned()),
+            None => match middle.error().io_error() {
+                Some(error) => error.to_string(),
+                None => "the other side left".into(),
+            },
+        }
+    } else {
+        format!("the other side's certificate is refused: {}", verified.error_string())
+    };
+    io::Error::new(io::ErrorKind::PermissionDenied, format!("no TLS: {reason}"))
+}
+
+/// The names that a certificate is for: those of the DNS, or the common name where it has none,
+/// and then its addresses.
+pub(super) fn names(certificate: &X509Ref) -> Vec<String> {
+    let alternatives = || certificate.subject_alt_names().into_iter().flatten();
+    let mut names: Vec<String> =
+        alternatives().filter_map(|name| name.dnsname().map(str::to_owned)).collect();
+    if names.is_empty() {
+        let common = certificate.subject_name().entries_by_nid(Nid::COMMONNAME);
+        names.extend(common.filter_map(|entry| entry.data().to_string().ok()));
+    }
+    let address = |bytes: &[u8]| match <[u8; 4]>::try_from(bytes) {
+        Ok(bytes) => Some(IpAddr::from(bytes)),
+        Err(_) => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+    };
+    let addresses = alternatives().filter_map(|name| name.ipaddress().and_then(address));
+    names.extend(addresses.map(|address| address.to_string()));
+    names
+}

@@ -1,0 +1,184 @@
+//! TLS by OpenSSL: what servers and clients encrypt with, out of certificates or keys shared
+//! beforehand (PSK) as `GnuTLS` clients speak it. Streams that do not block are the caller's
+//! ([`Tls::context`]); [`Tls::accept`] and [`Tls::connect`] shake hands on sockets with timeouts.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod handshake;
+mod keys;
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use openssl::error::ErrorStack;
+use openssl::ssl::{
+    SslContext, SslContextBuilder, SslFiletype, SslMethod, SslMode, SslOptions,
+    SslSessionCacheMode, SslVerifyMode, SslVersion,
+};
+
+/// Where a side's certificates are, as PEM files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Certificates {
+    /// The own certificate, and behind it the chain up to what the other side knows.
+    pub certificate: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
+    /// The authority that the other side's certificate must be signed by; `None` lets a server's
+    /// clients in without any.
+    pub authority: Option<PathBuf>,
+}
+
+impl Certificates {
+    /// The files of a server's directory, under the names that QEMU and libnbd use:
+    /// `server-cert.pem`, `server-key.pem`, and for `verify_clients` `ca-cert.pem`.
+    pub fn of_directory(directory: &Path, verify_clients: bool) -> Self {
+        Self {
+            certificate: directory.join("server-cert.pem"),
+            key: directory.join("server-key.pem"),
+            authority: verify_clients.then(|| directory.join("ca-cert.pem")),
+        }
+    }
+}
+
+/// How a side encrypts.
+#[derive(Clone)]
+pub struct Tls {
+    context: SslContext,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Tls").field(&self.own_name()).finish()
+    }
+}
+
+impl Tls {
+    /// A server's TLS for clients of any make: 1.2 or newer. Clients need a certificate where an
+    /// authority is named.
+    ///
+    /// # Errors
+    /// When a file cannot be read or does not fit the others; the text names the file.
+    pub fn server(files: &Certificates) -> io::Result<Self> {
+        let mut builder = builder(SslMethod::tls_server(), SslVersion::TLS1_2)?;
+        builder.set_options(SslOptions::CIPHER_SERVER_PREFERENCE);
+        set_files(&mut builder, files)?;
+        Ok(Self { context: builder.build() })
+    }
+
+    /// A server's TLS 1.3 with certificates on both sides.
+    ///
+    /// # Errors
+    /// See [`server`](Self::server); also where no authority is named.
+    pub fn mutual_server(files: &Certificates) -> io::Result<Self> {
+        Self::mutual(SslMethod::tls_server(), files)
+    }
+
+    /// A client's TLS 1.3 with certificates on both sides.
+    ///
+    /// # Errors
+    /// See [`mutual_server`](Self::mutual_server).
+    pub fn mutual_client(files: &Certificates) -> io::Result<Self> {
+        Self::mutual(SslMethod::tls_client(), files)
+    }
+
+    fn mutual(method: SslMethod, files: &Certificates) -> io::Result<Self> {
+        if files.authority.is_none() {
+            let text = "certificates on both sides take an authority";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let mut builder = builder(method, SslVersion::TLS1_3)?;
+        set_files(&mut builder, files)?;
+        Ok(Self { context: builder.build() })
+    }
+
+    /// What streams of the caller's own are made with.
+    pub fn context(&self) -> &SslContext {
+        &self.context
+    }
+
+    /// The first name of the own certificate.
+    pub fn own_name(&self) -> Option<String> {
+        handshake::names(self.context.certificate()?).into_iter().next()
+    }
+}
+
+/// What all kinds of TLS have in common.
+fn builder(method: SslMethod, oldest: SslVersion) -> io::Result<SslContextBuilder> {
+    let mut builder = SslContext::builder(method)?;
+    builder.set_min_proto_version(Some(oldest))?;
+    builder.set_mode(
+        SslMode::AUTO_RETRY
+            | SslMode::ENABLE_PARTIAL_WRITE
+            | SslMode::ACCEPT_MOVING_WRITE_BUFFER
+            | SslMode::RELEASE_BUFFERS,
+    );
+    // A connection lives for long, as a guest does: there is nothing to resume.
+    builder.set_options(SslOptions::NO_TICKET | SslOptions::NO_RENEGOTIATION);
+    builder.set_session_cache_mode(SslSessionCacheMode::OFF);
+    builder.set_num_tickets(0)?;
+    Ok(builder)
+}
+
+/// Takes the files, and has the other side's certificate verified where an authority is named.
+fn set_files(builder: &mut SslContextBuilder, files: &Certificates) -> io::Result<()> {
+    let Certificates { certificate, key, authority } = files;
+    for path in [certificate, key].into_iter().chain(authority) {
+        readable(path)?;
+    }
+    builder
+        .set_certificate_chain_file(certificate)
+        .map_err(|error| unfit(certificate, "certificate", &error))?;
+    builder
+        .set_private_key_file(key, SslFiletype::PEM)
+        .map_err(|error| unfit(key, "private key", &error))?;
+    builder.check_private_key().map_err(|error| unfit(key, "key of this certificate", &error))?;
+    if let Some(authority) = authority {
+        builder
+            .set_ca_file(authority)
+            .map_err(|error| unfit(authority, "certificate authority", &error))?;
+        builder.set_verify(SslVerifyMode::PEER | SslVerifyMode::FAIL_IF_NO_PEER_CERT);
+    }
+    Ok(())
+}
+
+fn readable(path: &Path) -> io::Result<()> {
+    fs::File::open(path).map(drop).map_err(|error| named(path, &error))
+}
+
+/// The error with the file's name before it.
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+fn unfit(path: &Path, what: &str, error: &ErrorStack) -> io::Error {
+    let text = format!("{} is no usable {what}: {error}", path.display());
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_certificate_is_named() {
+        let certificates = Certificates::of_directory(Path::new("/nowhere"), true);
+        for made in [
+            Tls::server(&certificates),
+            Tls::mutual_server(&certificates),
+            Tls::mutual_client(&certificates),
+        ] {
+            let error = made.unwrap_err().to_string();
+            assert!(error.contains("/nowhere/server-cert.pem"), "{error}");
+        }
+    }
+
+    #[test]
+    fn both_sides_need_an_authority() {
+        let certificates = Certificates::of_directory(Path::new("/nowhere"), false);
+        let error = Tls::mutual_client(&certificates).unwrap_err().to_string();
+        assert!(error.contains("authority"), "{error}");
+    }
+}
