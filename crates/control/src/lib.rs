@@ -32,7 +32,6 @@ mod daemon;
 mod definition;
 mod disk;
 mod error;
-mod histogram;
 mod http;
 mod insight;
 mod monitor;
@@ -58,7 +57,7 @@ pub use disk::{
     LayerStatus, NbdStatus, VhostUserStatus,
 };
 pub use error::{ErrorBody, ErrorCode, ErrorReply};
-pub use histogram::Histogram;
+pub use fathom_histogram::Histogram;
 pub use http::escape;
 pub use insight::{
     DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::histogram::Histogram;
+use crate::Histogram;
 use crate::problem::Problem;
 
 /// A sample of all disks, taken at one time.

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::{ErrorKind, Operation, Outcome};
+use fathom_histogram::Cells;
 
 /// The classes of request sizes: class n holds lengths up to 512 · 2ⁿ bytes, the last one also
 /// everything longer.
@@ -35,69 +36,13 @@ fn add(cell: &AtomicU64, value: u64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
 }
 
-/// The bits within a power of two that a bucket resolves: 64 buckets, so the middle of a bucket is
-/// at most 0.8 % off, two significant digits.
-const RESOLUTION_BITS: u32 = 6;
-const RESOLUTION: u64 = 1 << RESOLUTION_BITS;
-/// Longer times, in nanoseconds, count as this: 68 s.
-const LATENCY_MAX_NS: u64 = (1 << 36) - 1;
-const BUCKETS: usize = (36 - RESOLUTION_BITS as usize + 1) << RESOLUTION_BITS;
-
-/// A histogram with a fixed, logarithmic-linear layout, as HDR histograms have it, that one thread
-/// writes while others read.
-#[derive(Debug)]
-pub(super) struct Cells(Box<[AtomicU64]>);
-
-impl Cells {
-    fn new() -> Self {
-        Self((0..BUCKETS).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    fn record(&self, value: u64, count: u64) {
-        add(&self.0[index(value)], count);
-    }
-
-    /// Adds what is there to `histogram`, each bucket as its middle.
-    pub(super) fn add_to(&self, histogram: &mut hdrhistogram::Histogram<u64>) {
-        for (index, cell) in self.0.iter().enumerate() {
-            let count = cell.load(Ordering::Relaxed);
-            if count > 0 {
-                histogram.saturating_record_n(middle(index), count);
-            }
-        }
-    }
-
-    fn merge(&self, other: &Self) {
-        for (target, source) in self.0.iter().zip(&other.0) {
-            add(target, source.load(Ordering::Relaxed));
-        }
-    }
-}
-
-fn index(value: u64) -> usize {
-    let value = value.min(LATENCY_MAX_NS);
-    if value < RESOLUTION {
-        return value as usize;
-    }
-    // What is left of the value has its highest bit where the resolution ends.
-    let shift = value.ilog2() - RESOLUTION_BITS;
-    ((shift as usize) << RESOLUTION_BITS) + (value >> shift) as usize
-}
-
-fn middle(index: usize) -> u64 {
-    if index < RESOLUTION as usize {
-        return index as u64;
-    }
-    let shift = (index >> RESOLUTION_BITS) - 1;
-    let low = (RESOLUTION + (index as u64 & (RESOLUTION - 1))) << shift;
-    low + ((1 << shift) >> 1)
-}
-
 /// What is counted for one operation and one size class.
 #[derive(Debug, Default)]
 pub(super) struct Cell {
     pub(super) count: AtomicU64,
     pub(super) bytes: AtomicU64,
+    /// How long all of them took together, in nanoseconds.
+    pub(super) latency_sum_ns: AtomicU64,
     /// Made when the first request of this kind succeeds.
     pub(super) latency: OnceLock<Cells>,
 }
@@ -143,7 +88,8 @@ impl Counters {
                 add(&cell.count, requests);
                 add(&cell.bytes, length * requests);
                 let latency_ns = now_ns.saturating_sub(start_ns);
-                cell.latency.get_or_init(Cells::new).record(latency_ns, requests);
+                add(&cell.latency_sum_ns, latency_ns.saturating_mul(requests));
+                cell.latency.get_or_init(Cells::default).record(latency_ns, requests);
             }
             Err(error) => add(&self.errors[operation as usize][error as usize], requests),
         }
@@ -176,8 +122,9 @@ impl Counters {
         for (target, source) in self.cells.iter().flatten().zip(other.cells.iter().flatten()) {
             each(&target.count, &source.count);
             each(&target.bytes, &source.bytes);
+            each(&target.latency_sum_ns, &source.latency_sum_ns);
             if let Some(latency) = source.latency.get() {
-                target.latency.get_or_init(Cells::new).merge(latency);
+                target.latency.get_or_init(Cells::default).merge(latency);
             }
         }
         for (target, source) in self.errors.iter().flatten().zip(other.errors.iter().flatten()) {
@@ -197,27 +144,6 @@ mod tests {
         {
             assert_eq!(size_class(length), class, "{length}");
             assert!(class == SIZE_CLASSES - 1 || length <= size_class_length_max(class));
-        }
-    }
-
-    #[test]
-    fn the_middle_of_a_bucket_is_at_most_one_percent_off() {
-        let mut value = 1;
-        while value < LATENCY_MAX_NS {
-            let found = middle(index(value));
-            assert!(found.abs_diff(value) * 100 <= value, "{value} counts as {found}");
-            value += value / 37 + 1;
-        }
-        assert_eq!(index(u64::MAX), BUCKETS - 1);
-    }
-
-    #[test]
-    fn buckets_follow_each_other() {
-        let mut last = 0;
-        for value in 0..100_000 {
-            let now = index(value);
-            assert!(now == last || now == last + 1);
-            last = now;
         }
     }
 }

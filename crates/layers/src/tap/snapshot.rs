@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use fathom_block::{ErrorKind, Operation};
-use hdrhistogram::Histogram;
+use fathom_histogram::Histogram;
 
 use super::counters::{Cell, Counters, ERRORS, OPERATIONS, SIZE_CLASSES};
 
@@ -14,9 +14,10 @@ pub struct SizeSnapshot {
     pub count: u64,
     /// The bytes that they asked for.
     pub bytes: u64,
-    /// How long they took, in nanoseconds, to two significant digits; `None` where there were
-    /// none.
-    pub latency_ns: Option<Histogram<u64>>,
+    /// How long they took together, in nanoseconds.
+    pub latency_sum_ns: u64,
+    /// How long they took, in nanoseconds.
+    pub latency_ns: Histogram,
 }
 
 /// Counts of one operation.
@@ -50,10 +51,10 @@ impl OperationSnapshot {
     }
 
     /// How long requests of all sizes took, in nanoseconds; empty where there were none.
-    pub fn latency_ns(&self) -> Histogram<u64> {
-        let mut all = empty();
-        for latency_ns in self.sizes.iter().filter_map(|size| size.latency_ns.as_ref()) {
-            let _ = all.add(latency_ns);
+    pub fn latency_ns(&self) -> Histogram {
+        let mut all = Histogram::default();
+        for size in &self.sizes {
+            all.merge(&size.latency_ns);
         }
         all
     }
@@ -120,13 +121,8 @@ impl TapSnapshot {
             for (now, before) in now.sizes.iter_mut().zip(&before.sizes) {
                 now.count = now.count.saturating_sub(before.count);
                 now.bytes = now.bytes.saturating_sub(before.bytes);
-                if let (Some(now), Some(before)) = (&mut now.latency_ns, &before.latency_ns) {
-                    // Counts only grow, so every bucket of `before` is in `now`.
-                    let _ = now.subtract(before);
-                }
-                if now.latency_ns.as_ref().is_some_and(Histogram::is_empty) {
-                    now.latency_ns = None;
-                }
+                now.latency_sum_ns = now.latency_sum_ns.saturating_sub(before.latency_sum_ns);
+                now.latency_ns = now.latency_ns.since(&before.latency_ns);
             }
             for (now, before) in now.errors.iter_mut().zip(&before.errors) {
                 *now = now.saturating_sub(*before);
@@ -161,12 +157,8 @@ impl TapSnapshot {
 fn add_cell(size: &mut SizeSnapshot, cell: &Cell) {
     size.count += cell.count.load(Ordering::Relaxed);
     size.bytes += cell.bytes.load(Ordering::Relaxed);
+    size.latency_sum_ns += cell.latency_sum_ns.load(Ordering::Relaxed);
     if let Some(latency) = cell.latency.get() {
-        latency.add_to(size.latency_ns.get_or_insert_with(empty));
+        latency.add_to(&mut size.latency_ns);
     }
-}
-
-/// A histogram with room for what the cells hold.
-fn empty() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 1 << 37, 2).expect("the bounds are in order")
 }

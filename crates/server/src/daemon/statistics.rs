@@ -65,19 +65,13 @@ fn of_operation(operation: Operation, snapshot: &OperationSnapshot) -> Operation
         if size.count == 0 {
             continue;
         }
-        let mut of_size = Histogram::default();
-        for value in size.latency_ns.iter().flat_map(|histogram| histogram.iter_recorded()) {
-            let middle = value.value_iterated_to();
-            let count = value.count_at_value();
-            of_size.record(middle, count);
-            latency_sum_ns = latency_sum_ns.saturating_add(middle.saturating_mul(count));
-        }
-        latency.merge(&of_size);
+        latency_sum_ns = latency_sum_ns.saturating_add(size.latency_sum_ns);
+        latency.merge(&size.latency_ns);
         sizes.push(SizeStatistics {
             length_max_bytes: size_class_length_max(class),
             count: size.count,
             bytes: size.bytes,
-            latency: of_size,
+            latency: size.latency_ns.clone(),
         });
     }
     let errors_by_kind: BTreeMap<String, u64> = ErrorKind::ALL

@@ -2,16 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The bits within a power of two that a bucket resolves: 32 buckets, so at most 3.1 % off.
-const RESOLUTION_BITS: u32 = 5;
-const RESOLUTION: u64 = 1 << RESOLUTION_BITS;
+use super::RESOLUTION;
 
-/// How often values occurred, in buckets of a fixed, logarithmic width.
-///
-/// Values below 32 have a bucket each. Above, each power of two is cut into 32 buckets: the value
-/// `v` with the highest bit `e` lies in bucket `(e - 4) * 32 + ((v >> (e - 5)) & 31)`. The scheme
-/// never changes, so histograms of different times, disks and daemons can be merged, and the
-/// difference of two samples of one growing histogram is the distribution in between.
+/// How often values occurred, in buckets of a fixed, logarithmic width: see the crate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
     /// Buckets that are not empty, as `[index, count]`, in ascending order of index.
@@ -21,12 +14,7 @@ pub struct Histogram {
 impl Histogram {
     /// The bucket that `value` lies in.
     pub fn index(value: u64) -> u32 {
-        if value < RESOLUTION {
-            return value as u32;
-        }
-        let exponent = value.ilog2();
-        let part = (value >> (exponent - RESOLUTION_BITS)) & (RESOLUTION - 1);
-        (exponent - RESOLUTION_BITS + 1) * RESOLUTION as u32 + part as u32
+        super::index(value)
     }
 
     /// The largest value that lies in bucket `index`.
@@ -48,7 +36,7 @@ impl Histogram {
         self.add(Self::index(value), count);
     }
 
-    fn add(&mut self, index: u32, count: u64) {
+    pub(super) fn add(&mut self, index: u32, count: u64) {
         if count == 0 {
             return;
         }
