@@ -65,7 +65,7 @@ pub struct OperationStatistics {
     pub errors: u64,
     /// The same by kind of error, for example `out of range`; those that occurred.
     pub errors_by_kind: BTreeMap<String, u64>,
-    /// The sum of the latencies of those that succeeded, to two digits.
+    /// The sum of the latencies of those that succeeded.
     pub latency_sum_ns: u64,
     /// The latencies of those that succeeded, in nanoseconds.
     pub latency: Histogram,

@@ -16,6 +16,7 @@ mod dirty_log;
 mod event;
 mod fuzz;
 mod inflight;
+mod live;
 mod mailbox;
 mod memory;
 mod memory_file;
@@ -53,7 +54,8 @@ pub use observer::GuestObserver;
 pub use refusal::Refusal;
 pub use status::VhostUserStatus;
 
-use session::{Live, Session, SessionStart};
+use live::Live;
+use session::{Session, SessionStart};
 use status::Counters;
 use turn::Turn;
 

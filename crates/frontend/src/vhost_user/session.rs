@@ -6,8 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fathom_block::{Disk, DiskChange, MemoryOwner};
-use rustix::net::{SendFlags, send};
+use fathom_block::{Disk, MemoryOwner};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -24,11 +23,11 @@ use super::config::{self, LOG_ALL};
 use super::dirty_log::DirtyLog;
 use super::event::{self, Call};
 use super::inflight::Inflight;
-use super::mailbox::{Restacker, WorkerHandle};
+use super::live::Live;
+use super::mailbox::WorkerHandle;
 use super::memory::{Memory, RegionLayout};
 use super::observer::GuestObserver;
 use super::ring::{RING_SIZE_MAX, Ring, RingAddresses, RingError};
-use super::sight::Sight;
 use super::status::Counters;
 use super::turn::Turn;
 use super::worker::WorkerStart;
@@ -37,55 +36,6 @@ use super::worker::WorkerStart;
 const REGIONS_MAX: usize = 32;
 /// The configuration space can be read as if it were this long, in bytes; the rest is zeroes.
 const CONFIG_READ_MAX: usize = 256;
-
-/// What other threads need of the connection: to tell the VMM of a new size, and the rings of new
-/// layers.
-#[derive(Default)]
-pub(super) struct Live {
-    channel: Option<UnixStream>,
-    restackers: Vec<(usize, Restacker)>,
-    /// The guest's memory as it is now, for other parts of the daemon.
-    pub memory: Arc<Memory>,
-    pub running_queues: u16,
-    pub features: u64,
-    pub protocol_features: u64,
-    pub inflight: bool,
-    pub logging: bool,
-    /// Whether what the guest writes is seen.
-    pub sight: Arc<Sight>,
-}
-
-impl Live {
-    /// Hands a change of the disk on.
-    pub(super) fn tell(&mut self, change: DiskChange) {
-        match change {
-            DiskChange::Resized => self.announce_config(),
-            DiskChange::Restacked => {
-                for (_, restacker) in &self.restackers {
-                    restacker.restack();
-                }
-            }
-        }
-    }
-
-    /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`: the VMM reads the configuration space again and
-    /// tells the guest.
-    fn announce_config(&mut self) {
-        const CONFIG_CHANGE: u32 = 2;
-        const VERSION: u32 = 1;
-        let Some(channel) = &self.channel else { return };
-        let mut message = [0; 12];
-        message[..4].copy_from_slice(&CONFIG_CHANGE.to_ne_bytes());
-        message[4..8].copy_from_slice(&VERSION.to_ne_bytes());
-        // A VMM that does not read must not stop the daemon, whatever flags it gives the socket.
-        let sent = send(channel, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        if sent != Ok(message.len()) {
-            let error = sent.err().map_or(io::ErrorKind::WriteZero.into(), io::Error::from);
-            tracing::warn!(%error, "the VMM cannot be told of the disk's new size");
-            self.channel = None;
-        }
-    }
-}
 
 /// A ring as the messages have described it so far.
 #[derive(Default)]

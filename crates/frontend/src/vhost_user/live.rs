@@ -1,0 +1,61 @@
+//! What a connection shows to other threads.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use fathom_block::DiskChange;
+use rustix::net::{SendFlags, send};
+
+use super::mailbox::Restacker;
+use super::memory::Memory;
+use super::sight::Sight;
+
+/// What other threads need of the connection: to tell the VMM of a new size, and the rings of new
+/// layers.
+#[derive(Default)]
+pub(super) struct Live {
+    pub(super) channel: Option<UnixStream>,
+    pub(super) restackers: Vec<(usize, Restacker)>,
+    /// The guest's memory as it is now, for other parts of the daemon.
+    pub memory: Arc<Memory>,
+    pub running_queues: u16,
+    pub features: u64,
+    pub protocol_features: u64,
+    pub inflight: bool,
+    pub logging: bool,
+    /// Whether what the guest writes is seen.
+    pub sight: Arc<Sight>,
+}
+
+impl Live {
+    /// Hands a change of the disk on.
+    pub(super) fn tell(&mut self, change: DiskChange) {
+        match change {
+            DiskChange::Resized => self.announce_config(),
+            DiskChange::Restacked => {
+                for (_, restacker) in &self.restackers {
+                    restacker.restack();
+                }
+            }
+        }
+    }
+
+    /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`: the VMM reads the configuration space again and
+    /// tells the guest.
+    fn announce_config(&mut self) {
+        const CONFIG_CHANGE: u32 = 2;
+        const VERSION: u32 = 1;
+        let Some(channel) = &self.channel else { return };
+        let mut message = [0; 12];
+        message[..4].copy_from_slice(&CONFIG_CHANGE.to_ne_bytes());
+        message[4..8].copy_from_slice(&VERSION.to_ne_bytes());
+        // A VMM that does not read must not stop the daemon, whatever flags it gives the socket.
+        let sent = send(channel, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        if sent != Ok(message.len()) {
+            let error = sent.err().map_or(io::ErrorKind::WriteZero.into(), io::Error::from);
+            tracing::warn!(%error, "the VMM cannot be told of the disk's new size");
+            self.channel = None;
+        }
+    }
+}
