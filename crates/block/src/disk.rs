@@ -174,9 +174,15 @@ impl Disk {
     /// end; layers may show another size.
     ///
     /// # Errors
-    /// What the back end says. [`capacity`](Self::capacity) says which size holds then: it may be
+    /// What a layer says that has to refuse, and what the back end says.
+    /// [`capacity`](Self::capacity) says which size holds then: it may be
     /// the new one, where it could not be made durable.
     pub fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
+        let (mut from, mut to) = (self.store_capacity(), capacity);
+        for layer in self.layers().iter().rev() {
+            layer.resizing(from, to)?;
+            (from, to) = (layer.capacity(from), layer.capacity(to));
+        }
         let before = self.capacity();
         if capacity < self.store_capacity() {
             // First, so that the crossings refuse what reaches behind the new end.

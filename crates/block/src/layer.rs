@@ -6,7 +6,7 @@ use crate::crossing::Crossing;
 use crate::geometry::{Capabilities, Geometry};
 use crate::observer::Observer;
 use crate::open::OpenContext;
-use crate::request::{Outcome, Request};
+use crate::request::{ErrorKind, Outcome, Request};
 
 /// The most layers that a disk can have.
 pub const LAYERS_MAX: usize = 9;
@@ -32,6 +32,16 @@ pub trait Layer: Send + Sync {
     /// `below`. A function of `below` and of what is fixed while the layer lives.
     fn capacity(&self, below: u64) -> u64 {
         below
+    }
+
+    /// The part below is about to have `to` bytes instead of `from`. The layer may have to refuse,
+    /// for what it keeps itself.
+    ///
+    /// # Errors
+    /// When the size must not change like this now. It stays then.
+    fn resizing(&self, from: u64, to: u64) -> Result<(), ErrorKind> {
+        let _ = (from, to);
+        Ok(())
     }
 
     /// The layer's part in one queue, which a thread opens for itself. What the part needs besides

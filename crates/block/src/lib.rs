@@ -27,6 +27,7 @@ mod observer;
 mod open;
 mod problem;
 mod request;
+mod shared;
 mod split;
 mod stack;
 mod waker;
@@ -49,6 +50,7 @@ pub use request::{
     Allocation, Course, ErrorKind, Extent, Flags, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
     SERIAL_LENGTH,
 };
+pub use shared::Shared;
 pub use split::Split;
 pub use stack::{Stack, StackCounters};
 pub use waker::Waker;

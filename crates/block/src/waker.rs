@@ -30,6 +30,11 @@ pub struct Waker {
 }
 
 impl Waker {
+    /// Whether `other` wakes the same part.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.level == other.level && Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// Wakes the layer's part. Never blocks.
     pub fn wake(&self) {
         // Only who wakes first has to disturb the thread.

@@ -8,6 +8,7 @@
 //! | [`Delay`] | makes operations slower, by a fixed time and a seeded jitter |
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
 //! | [`WaitForRoom`] | keeps writes for which the storage has no room, and tries them again |
+//! | [`Wal`] | makes changes durable in a log first and brings them home later |
 //! | [`Log`] | writes a line for each request and each response |
 //!
 //! A layer knows neither its neighbours nor where requests come from. It spawns no threads and
@@ -22,6 +23,7 @@ mod log;
 mod passthrough;
 mod room;
 pub mod tap;
+pub mod wal;
 
 pub use classify::{Classify, GuestSlot};
 pub use delay::{Delay, DelayTime};
@@ -30,6 +32,7 @@ pub use log::{Log, LogSink};
 pub use passthrough::Passthrough;
 pub use room::WaitForRoom;
 pub use tap::Tap;
+pub use wal::Wal;
 
 /// A generator for queue `queue` out of a layer's `seed`: neighbouring queues get unrelated
 /// sequences.

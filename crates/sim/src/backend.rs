@@ -289,6 +289,15 @@ impl State {
         }
     }
 
+    /// Request `number` has come back as the one with index `at`.
+    fn complete(&mut self, number: u64, at: u64) {
+        for cached in &mut self.cache {
+            if cached.request == number {
+                cached.completed_at = Some(at);
+            }
+        }
+    }
+
     /// Makes everything durable that had come back before `completions` requests had.
     fn flush(&mut self, completions: u64) {
         let covered = |cached: &Cached| cached.completed_at.is_some_and(|at| at < completions);
@@ -424,15 +433,26 @@ impl SimQueue {
         let mut state = lock(&self.state);
         let at = state.completions;
         state.completions += 1;
-        if pending.request.operation.modifies() {
-            for cached in &mut state.cache {
-                if cached.request == pending.number {
-                    cached.completed_at = Some(at);
-                }
-            }
-        }
+        state.complete(pending.number, at);
         drop(state);
         context.complete(pending.request, pending.outcome);
+    }
+}
+
+impl Drop for SimQueue {
+    /// Whoever ends a queue waits for the kernel: what is under way takes effect or never will.
+    fn drop(&mut self) {
+        for mut pending in std::mem::take(&mut self.pending) {
+            if pending.effect_in.is_some() && self.random.bool() {
+                lock(&self.state).waiting.remove(&pending.number);
+            } else if pending.effect_in.is_some() {
+                self.effect(&mut pending);
+            }
+            let mut state = lock(&self.state);
+            let at = state.completions;
+            state.completions += 1;
+            state.complete(pending.number, at);
+        }
     }
 }
 

@@ -155,6 +155,28 @@ impl Harness {
         }
     }
 
+    /// Makes one round, and says how many requests are still under way.
+    ///
+    /// # Panics
+    /// When the disk does what the model does not allow.
+    pub fn step(&mut self) -> usize {
+        self.round(true, &mut |_| {});
+        self.queues.iter().map(|queue| queue.stack.in_flight()).sum()
+    }
+
+    /// Waits until nothing is under way, of the layers' own either.
+    ///
+    /// # Panics
+    /// When the disk does what the model does not allow, or never rests.
+    pub fn rest(&mut self, mut inspect: impl FnMut(&ModelDisk)) {
+        let mut rounds = 0_u64;
+        while self.queues.iter().any(|queue| !queue.stack.is_drained()) {
+            self.round(true, &mut inspect);
+            rounds += 1;
+            assert!(rounds < 1_000_000, "layers that never rest");
+        }
+    }
+
     /// Reads the whole disk and compares it with the model.
     ///
     /// # Panics

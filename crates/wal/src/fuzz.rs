@@ -49,7 +49,7 @@ pub fn fuzz_log(data: &[u8]) {
     let end = scanner.end().expect("a scan that wants nothing has ended");
     assert!(log.used() <= superblock.ring_length && log.is_settled());
     assert_eq!(log.durable(), end.sequence);
-    log.resume(&end);
+    log.resume(&superblock.owner, superblock.ring_length);
     log.checkpointed();
     while let Some(round) = log.round(1 << 16) {
         for pair in round.segments.windows(2) {

@@ -32,5 +32,10 @@ pub use superblock::{
     HOME_LENGTH_MAX, NAME_LENGTH_MAX, Owner, SUPERBLOCK_LENGTH, Superblock, SuperblockError, select,
 };
 
+/// The checksum of an entry's data.
+pub fn checksum(data: &[u8]) -> u32 {
+    crc32c::crc32c(data)
+}
+
 /// Where the ring begins, in bytes from the start of the region: behind both superblocks.
 pub const RING_OFFSET: u64 = 2 * SUPERBLOCK_LENGTH as u64;

@@ -19,8 +19,8 @@ use std::ops::Range;
 
 use crate::map::{Map, Segment, Source};
 use crate::record::{DATA_LENGTH_MAX, Entry, EntryKind, Record};
-use crate::scan::{Found, ScanEnd};
-use crate::superblock::{SUPERBLOCK_LENGTH, Superblock};
+use crate::scan::Found;
+use crate::superblock::{Owner, SUPERBLOCK_LENGTH, Superblock};
 
 /// The most parts of a disk that are in the log, which bounds its memory.
 const PLACES_MAX: usize = 1 << 20;
@@ -117,12 +117,18 @@ impl Log {
         self.make_durable();
     }
 
-    /// Begins a new epoch, behind what a scan has found. Nothing may be reserved before the
-    /// superblock and all that was found are durable.
-    pub fn resume(&mut self, end: &ScanEnd) -> Checkpoint {
-        debug_assert_eq!((end.position, end.sequence), (self.head_position, self.head_sequence));
+    /// Begins a new epoch, behind what a scan has found, for `owner`. The ring has `ring_length`
+    /// bytes from now on where it is empty. Nothing may be reserved before the superblock and all
+    /// that was found are durable.
+    pub fn resume(&mut self, owner: &Owner, ring_length: u64) -> Checkpoint {
         let mut next = self.superblock.clone();
         next.epoch += 1;
+        next.owner.clone_from(owner);
+        if self.is_empty() {
+            // What is left of before has earlier positions, wherever it stands.
+            next.ring_length = ring_length;
+            next.tail_epoch = next.epoch;
+        }
         self.write(next)
     }
 
@@ -221,6 +227,18 @@ impl Log {
     /// The sequence of the first record that is not durable.
     pub fn durable(&self) -> u64 {
         self.durable
+    }
+
+    /// The flush that makes the first records durable that are not; `None` while the first of them
+    /// is being written, or where all are durable.
+    pub fn awaits(&self) -> Option<u64> {
+        let index = (self.durable - self.first()) as usize;
+        let mut needed = None;
+        for live in self.live.range(index.min(self.live.len())..) {
+            let State::Written(flush) = live.state else { break };
+            needed = needed.max(Some(flush));
+        }
+        needed
     }
 
     /// Whether no record is on its way to be durable.

@@ -103,6 +103,19 @@ impl Map {
         }
     }
 
+    /// The first part of `range`, which must not be empty.
+    pub fn first(&self, range: Range<u64>) -> Segment {
+        let Range { start, end } = range;
+        let before = self.places.range(..=start).next_back();
+        if let Some((&offset, place)) = before.filter(|(_, place)| place.end > start) {
+            let source = Some(place.source.skip(start - offset));
+            let length = place.end.min(end) - start;
+            return Segment { offset: start, length, source, sequence: place.sequence };
+        }
+        let next = self.places.range(start..end).next().map_or(end, |(offset, _)| *offset);
+        Segment { offset: start, length: next - start, source: None, sequence: 0 }
+    }
+
     /// The parts that come of records up to `sequence`, in order of the disk.
     pub fn until(&self, sequence: u64) -> impl Iterator<Item = Segment> {
         self.places.iter().filter(move |(_, place)| place.sequence <= sequence).map(

@@ -89,7 +89,7 @@ impl Region {
             }
         }
         let end = scanner.end().unwrap();
-        let checkpoint = log.resume(&end);
+        let checkpoint = log.resume(&superblock.owner, superblock.ring_length);
         self.write(checkpoint.offset, &*checkpoint.bytes);
         self.flush();
         log.checkpointed();

@@ -1,0 +1,201 @@
+//! A write-ahead log before a slow disk.
+//!
+//! Every change is durable in a log volume before it is acknowledged, and goes home later, many of
+//! them together and in the order of the disk. So a flush has nothing left to wait for, and a sync
+//! takes as long as the log volume's. The log itself is `fathom_wal`; `docs/wal.md` has its format.
+//!
+//! - [`LogVolume`]: where logs lie; the disks on it share their flushes.
+//! - `open`: makes a log, or recovers one, before the first queue is opened.
+//! - `queue`: a queue's part: changes into records, reads from the log and from home.
+//! - `home`: brings home what the log holds, in whichever queue is open.
+//!
+//! What queues share is a [`Shared`]: the log, which gives all changes one order, and the flushes
+//! of the volume. A record that is missing, because its queue ended before it was written, is
+//! filled by another queue, so that no queue waits for one that is gone.
+//!
+//! When the log volume fails, the disk takes no more changes: nothing is acknowledged that is not
+//! durable. What is in the log stays there. When the disk beneath fails, changes go on until the
+//! log is full, and then fail with the disk's error; bringing home is tried again each second.
+
+mod home;
+mod open;
+mod queue;
+mod volume;
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use fathom_block::{
+    Capabilities, Clock, Disk, ErrorKind, Geometry, Layer, LayerPart, OpenContext, Shared,
+};
+use fathom_reactor::Reactor;
+use fathom_wal::{Checkpoint, Log, Superblock};
+
+pub use open::{WalError, WalOptions};
+use queue::WalQueue;
+pub use volume::LogVolume;
+
+/// What the queues of one disk share.
+struct State {
+    log: Log,
+    /// The log volume has failed: no more changes.
+    failed: Option<ErrorKind>,
+    /// Records that nobody writes: their queue is gone.
+    orphans: Vec<u64>,
+    /// Whether a queue brings home.
+    is_moving: bool,
+    /// The checkpoint that is to be written.
+    checkpoint: Option<Checkpoint>,
+    /// The checkpoint was written, and this flush makes it durable.
+    checkpoint_flush: Option<u64>,
+    /// Why the last round home failed, and when the next one is due, in nanoseconds.
+    home_failed: Option<ErrorKind>,
+    retry_ns: u64,
+    /// Since when something is in the log only, in nanoseconds.
+    since_ns: u64,
+    /// Somebody waits for space.
+    is_pressed: bool,
+    /// All is to go home at once.
+    is_draining: bool,
+}
+
+struct Inner {
+    volume: Arc<LogVolume>,
+    /// Where the region begins in the volume, in bytes.
+    base: u64,
+    /// What of it does not change while the log is open.
+    superblock: Superblock,
+    age_ns: u64,
+    shared: Shared<State>,
+    rounds: AtomicU64,
+}
+
+impl Inner {
+    /// Where a position of the ring is in the volume, in bytes.
+    fn place(&self, position: u64) -> u64 {
+        self.base + fathom_wal::RING_OFFSET + position % self.superblock.ring_length
+    }
+}
+
+/// How a log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WalStatus {
+    /// The bytes of the ring that are in use.
+    pub used: u64,
+    /// The bytes of the ring.
+    pub size: u64,
+    /// Why the log takes no more changes.
+    pub log_failed: Option<ErrorKind>,
+    /// Why the last attempt to bring home failed.
+    pub home_failed: Option<ErrorKind>,
+    /// How often something was brought home.
+    pub rounds: u64,
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct Wal {
+    inner: Arc<Inner>,
+}
+
+impl Wal {
+    /// How the log is now.
+    pub fn status(&self) -> WalStatus {
+        self.inner.shared.look(|state| WalStatus {
+            used: state.log.used(),
+            size: self.inner.superblock.ring_length,
+            log_failed: state.failed,
+            home_failed: state.home_failed,
+            rounds: self.inner.rounds.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Brings all home that the log holds, through a queue of its own, within `limit`. `disk` is
+    /// the one with this layer, which takes no more changes. Not to be called by a queue's thread.
+    ///
+    /// # Errors
+    /// When the disk or the log volume fails, or the time is over. What is not at home stays in
+    /// the log.
+    pub fn drain(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+        let end = Instant::now() + limit;
+        let shared = &self.inner.shared;
+        if shared.look(|state| state.log.is_empty()) {
+            return Ok(());
+        }
+        let mut reactor = Reactor::new(64)?;
+        shared.look(|state| (state.is_draining, state.retry_ns) = (true, 0));
+        let drained = self.bring_home(disk, &mut reactor, end);
+        shared.look(|state| state.is_draining = false);
+        reactor.drain(Duration::from_secs(2));
+        drained
+    }
+
+    fn bring_home(&self, disk: &Arc<Disk>, reactor: &mut Reactor, end: Instant) -> io::Result<()> {
+        let mut stack = disk.open_queue(reactor, Clock::System)?;
+        let mut events = Vec::new();
+        loop {
+            stack.advance(reactor);
+            let (is_empty, failure) = self
+                .inner
+                .shared
+                .look(|state| (state.log.is_empty(), state.failed.or(state.home_failed)));
+            if is_empty {
+                return Ok(());
+            }
+            if let Some(failure) = failure {
+                return Err(io::Error::other(failure));
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            reactor.wait(Some(left.min(Duration::from_millis(1))))?;
+            events.clear();
+            reactor.collect(&mut events)?;
+            for event in &events {
+                stack.event(event, reactor);
+            }
+        }
+    }
+}
+
+impl Layer for Wal {
+    fn name(&self) -> &'static str {
+        "wal"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        // A change is durable in the log before it completes.
+        Capabilities { flush: true, force_unit_access: below.write, ..below }
+    }
+
+    fn geometry(&self, below: Geometry) -> Geometry {
+        // What is in the log is read from there.
+        let alignment = below.alignment.max(self.inner.volume.backend().geometry().alignment);
+        let block_size = below.block_size.max(alignment);
+        let physical_block_size = below.physical_block_size.max(block_size);
+        Geometry { alignment, block_size, physical_block_size, ..below }
+    }
+
+    fn resizing(&self, from: u64, to: u64) -> Result<(), ErrorKind> {
+        // What the log holds of the part that is cut off would come back after a later growth.
+        if to < from { Err(ErrorKind::Unsupported) } else { Ok(()) }
+    }
+
+    fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        let below = context.below();
+        if below.capabilities.write && !below.capabilities.flush {
+            return Err(io::Error::other("a log needs a disk that can be flushed"));
+        }
+        let store = context.open_store(self.inner.volume.backend())?;
+        let waker = context.waker()?;
+        let queue = WalQueue::new(Arc::clone(&self.inner), store, waker, below.capabilities);
+        Ok(LayerPart::queue(queue))
+    }
+}
+
+/// A part of the log volume, in bytes.
+type Region = Range<u64>;

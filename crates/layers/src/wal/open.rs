@@ -1,0 +1,327 @@
+//! Making a log, or recovering one, before the first queue is opened. It blocks.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use fathom_block::{Clock, Disk, DiskOptions, ErrorKind, Operation, Shared, Stack};
+use fathom_reactor::{Event, Reactor};
+use fathom_wal::{
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Log, Owner, RING_OFFSET,
+    SUPERBLOCK_LENGTH, Scanner, Superblock, SuperblockError, select,
+};
+
+use super::{Inner, LogVolume, Region, State, Wal};
+
+/// The smallest ring, in blocks.
+const RING_BLOCKS_MIN: u64 = 16;
+/// How long one request to the log volume may take.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
+/// What is read at a time while a log is scanned, in bytes.
+const READ_LENGTH: u64 = DATA_LENGTH_MAX + BLOCK_SIZE_MAX as u64;
+
+/// Which log a disk has, and how it is used.
+#[derive(Clone, Debug)]
+pub struct WalOptions {
+    /// The disk's name.
+    pub name: String,
+    /// What names the disk's store, such as its image's path.
+    pub home: String,
+    /// The size of the disk, in bytes.
+    pub home_capacity: u64,
+    /// Where the log's region begins in the volume, in bytes.
+    pub offset: u64,
+    /// How long it is, in bytes; 0 for all that is left of the volume.
+    pub size: u64,
+    /// The size of its blocks, in bytes; 0 for what suits the volume. Only for a log that is made.
+    pub block_size: u32,
+    /// The identity of a log that is made: drawn at random.
+    pub identity: [u8; 16],
+    /// How long a change may be in the log only, in nanoseconds.
+    pub age_ns: u64,
+}
+
+/// Why a log cannot be used.
+#[derive(Debug)]
+pub enum WalError {
+    /// Its superblock.
+    Superblock(SuperblockError),
+    /// It belongs to another disk, which is named.
+    OtherDisk(String),
+    /// It holds changes of this disk for another store, which is named.
+    OtherHome(String),
+    /// Its region is not in the volume, or too small, or misaligned.
+    Region(String),
+    /// The volume fails.
+    Volume(io::Error),
+}
+
+impl fmt::Display for WalError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Superblock(error @ SuperblockError::Foreign) => {
+                write!(
+                    formatter,
+                    "{error}; choose another place, or fill its first 8 KiB with zeroes"
+                )
+            }
+            Self::Superblock(error @ SuperblockError::Newer(_)) => {
+                write!(formatter, "{error}; start the later version again")
+            }
+            Self::Superblock(error @ SuperblockError::Damaged) => write!(
+                formatter,
+                "{error}; restore the log volume, or, if what it held may be lost, fill the log's \
+                 first 8 KiB with zeroes"
+            ),
+            Self::Superblock(error) => write!(formatter, "{error}; choose a shorter one"),
+            Self::OtherDisk(name) => write!(
+                formatter,
+                "the log belongs to the disk {name:?}; choose another place, or, if that disk is \
+                 gone for good, fill the log's first 8 KiB with zeroes"
+            ),
+            Self::OtherHome(home) => write!(
+                formatter,
+                "the log holds changes of this disk for {home:?}; serve that once more, so that \
+                 they go home, or, if they may be lost, fill the log's first 8 KiB with zeroes"
+            ),
+            Self::Region(text) => formatter.write_str(text),
+            Self::Volume(error) => write!(formatter, "the log volume fails: {error}; mend it"),
+        }
+    }
+}
+
+impl std::error::Error for WalError {}
+
+impl From<io::Error> for WalError {
+    fn from(error: io::Error) -> Self {
+        Self::Volume(error)
+    }
+}
+
+impl From<SuperblockError> for WalError {
+    fn from(error: SuperblockError) -> Self {
+        Self::Superblock(error)
+    }
+}
+
+/// Requests to the log volume, one at a time.
+struct Access {
+    reactor: Reactor,
+    stack: Stack,
+    events: Vec<Event>,
+}
+
+impl Access {
+    fn open(volume: &LogVolume) -> io::Result<Self> {
+        let backend = Arc::clone(volume.backend());
+        let disk =
+            Disk::new(DiskOptions::default(), Vec::new(), backend).map_err(io::Error::other)?;
+        let mut reactor = Reactor::new(8)?;
+        let stack = disk.open_queue(&mut reactor, Clock::System)?;
+        Ok(Self { reactor, stack, events: Vec::new() })
+    }
+
+    fn carry_out(&mut self, operation: Operation, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let mut request = self.stack.request();
+        (request.operation, request.offset) = (operation, offset);
+        request.length = bytes.len() as u64;
+        if operation.carries_data() {
+            request.buffers.allocate(bytes.len());
+            request.buffers.copy_from(0, bytes);
+        }
+        self.stack.submit(request, &mut self.reactor);
+        let end = Instant::now() + REQUEST_TIME_MAX;
+        loop {
+            self.stack.advance(&mut self.reactor);
+            if let Some((request, outcome)) = self.stack.completed() {
+                if operation == Operation::Read {
+                    request.buffers.copy_to(0, bytes);
+                }
+                self.stack.recycle(request);
+                return outcome.map_err(io::Error::other);
+            }
+            if Instant::now() > end {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            // A store that works in rounds has nothing in the kernel to wait for.
+            let is_awaited = self.reactor.pending().count() > 0;
+            self.reactor.wait(Some(Duration::from_millis(u64::from(is_awaited))))?;
+            self.events.clear();
+            self.reactor.collect(&mut self.events)?;
+            for event in &self.events {
+                self.stack.event(event, &mut self.reactor);
+            }
+        }
+    }
+
+    fn read(&mut self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length as usize];
+        self.carry_out(Operation::Read, offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Writes a superblock and makes it durable, with all that was written before.
+    fn checkpoint(&mut self, base: u64, checkpoint: &Checkpoint) -> io::Result<()> {
+        let mut bytes = checkpoint.bytes.clone();
+        self.carry_out(Operation::Write, base + checkpoint.offset, &mut bytes[..])?;
+        self.carry_out(Operation::Flush, 0, &mut [])
+    }
+}
+
+impl Drop for Access {
+    fn drop(&mut self) {
+        self.reactor.drain(Duration::from_secs(2));
+    }
+}
+
+impl Wal {
+    /// Recovers the log in `volume`, or makes one where there is none. What it holds is seen through
+    /// the layer at once and goes home later.
+    ///
+    /// # Errors
+    /// Where it cannot be used. Nothing has changed then.
+    pub fn open(volume: &Arc<LogVolume>, options: &WalOptions) -> Result<Self, WalError> {
+        let owner = Owner::new(&options.name, &options.home)?;
+        let region = region(volume, options)?;
+        let mut access = Access::open(volume)?;
+        let first = access.read(region.start, SUPERBLOCK_LENGTH as u64)?;
+        let second =
+            access.read(region.start + SUPERBLOCK_LENGTH as u64, SUPERBLOCK_LENGTH as u64)?;
+        let superblock = match select(&first, &second) {
+            Ok(superblock) => superblock,
+            Err(SuperblockError::Blank) => make(&mut access, volume, &region, &owner, options)?,
+            Err(error) => return Err(error.into()),
+        };
+        if superblock.owner.name != owner.name {
+            return Err(WalError::OtherDisk(superblock.owner.name));
+        }
+        let length = region.end - region.start;
+        if RING_OFFSET + superblock.ring_length > length {
+            return Err(WalError::Region(format!(
+                "the log has {} bytes, and its place {length}; make the place as large as it was",
+                RING_OFFSET + superblock.ring_length
+            )));
+        }
+        let mut log = recover(&mut access, &region, &superblock)?;
+        if !log.is_empty() && superblock.owner.home != owner.home {
+            return Err(WalError::OtherHome(superblock.owner.home));
+        }
+        log.clip(options.home_capacity);
+        let ring_length = ring_length(&region, superblock.block_size);
+        let checkpoint = log.resume(&owner, ring_length);
+        access.checkpoint(region.start, &checkpoint)?;
+        log.checkpointed();
+        let inner = Inner {
+            volume: Arc::clone(volume),
+            base: region.start,
+            superblock: log.superblock().clone(),
+            age_ns: options.age_ns,
+            shared: Shared::new(State {
+                log,
+                failed: None,
+                orphans: Vec::new(),
+                is_moving: false,
+                checkpoint: None,
+                checkpoint_flush: None,
+                home_failed: None,
+                retry_ns: 0,
+                since_ns: 0,
+                is_pressed: false,
+                is_draining: false,
+            }),
+            rounds: AtomicU64::new(0),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+}
+
+fn region(volume: &LogVolume, options: &WalOptions) -> Result<Region, WalError> {
+    let capacity = volume.backend().capacity();
+    let alignment = u64::from(volume.backend().geometry().alignment);
+    let end = match options.size {
+        0 => Some(capacity),
+        size => options.offset.checked_add(size),
+    };
+    let end = end.filter(|end| *end <= capacity && options.offset < *end).ok_or_else(|| {
+        let text = format!("the log's place ends behind the log volume's {capacity} bytes");
+        WalError::Region(format!("{text}; correct `offset` and `size`, or use a larger volume"))
+    })?;
+    if options.offset % u64::from(BLOCK_SIZE_MAX) != 0 || alignment > u64::from(BLOCK_SIZE_MAX) {
+        return Err(WalError::Region(
+            "the log's place begins at no multiple of 4 KiB; correct `offset`".into(),
+        ));
+    }
+    Ok(options.offset..end)
+}
+
+fn ring_length(region: &Region, block_size: u32) -> u64 {
+    let block_size = u64::from(block_size);
+    (region.end - region.start).saturating_sub(RING_OFFSET) / block_size * block_size
+}
+
+fn make(
+    access: &mut Access,
+    volume: &LogVolume,
+    region: &Region,
+    owner: &Owner,
+    options: &WalOptions,
+) -> Result<Superblock, WalError> {
+    let geometry = volume.backend().geometry();
+    let block_size = match options.block_size {
+        0 => geometry.physical_block_size.clamp(BLOCK_SIZE_MIN, BLOCK_SIZE_MAX),
+        size => size,
+    };
+    let mut superblock = Superblock {
+        log: options.identity,
+        owner: owner.clone(),
+        block_size: block_size.max(geometry.alignment),
+        ring_length: ring_length(region, block_size),
+        number: 0,
+        epoch: 0,
+        tail_position: 0,
+        tail_sequence: 0,
+        tail_epoch: 0,
+    };
+    let least = RING_BLOCKS_MIN * u64::from(block_size);
+    if superblock.ring_length < least {
+        let least = RING_OFFSET + least;
+        return Err(WalError::Region(format!(
+            "a log takes {least} bytes at least; correct `size`, or use a larger volume"
+        )));
+    }
+    for number in 0..2 {
+        superblock.number = number;
+        let bytes = Box::new(superblock.encode());
+        let checkpoint = Checkpoint { offset: superblock.offset(), bytes };
+        access.checkpoint(region.start, &checkpoint)?;
+    }
+    Ok(superblock)
+}
+
+fn recover(access: &mut Access, region: &Region, superblock: &Superblock) -> Result<Log, WalError> {
+    let mut scanner = Scanner::new(superblock);
+    let mut log = Log::new(superblock.clone());
+    let ring_end = RING_OFFSET + superblock.ring_length;
+    // What was read last, and where it begins: records are many and small.
+    let (mut start, mut bytes) = (0, Vec::new());
+    while let Some((offset, length)) = scanner.want() {
+        if offset < start || offset + length as u64 > start + bytes.len() as u64 {
+            start = offset;
+            let count = READ_LENGTH.max(length as u64).min(ring_end - offset);
+            bytes = access.read(region.start + offset, count)?;
+        }
+        let at = (offset - start) as usize;
+        if let Some(found) = scanner.give(&bytes[at..at + length]) {
+            log.recover(&found);
+        }
+    }
+    Ok(log)
+}
+
+impl From<ErrorKind> for WalError {
+    fn from(kind: ErrorKind) -> Self {
+        Self::Volume(io::Error::other(kind))
+    }
+}

@@ -1,0 +1,538 @@
+//! A queue's part: changes into records, reads from the log and from home.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use fathom_block::{
+    Allocation, Capabilities, Crossing, ErrorKind, Extent, LayerQueue, Operation, Outcome, Request,
+    StoreId, Waker, faults,
+};
+use fathom_wal::{
+    Checkpoint, Entry, EntryKind, Pin, Record, Reservation, Segment, Source, entries_max, finish,
+};
+
+use super::Inner;
+use super::home::Moving;
+use super::volume::Turn;
+
+/// The records that a queue writes at a time: what comes meanwhile is gathered in the next one.
+const RECORDS_MAX: usize = 1;
+
+/// What a request of the layer's own is for: the low bits of its token.
+pub(super) mod purpose {
+    pub(crate) const BITS: u32 = 3;
+    pub(crate) const PIECE: u64 = 0;
+    pub(crate) const RECORD: u64 = 1;
+    pub(crate) const LOG_FLUSH: u64 = 2;
+    pub(crate) const CHECKPOINT: u64 = 3;
+    pub(crate) const COPY: u64 = 4;
+    pub(crate) const HOME_FLUSH: u64 = 5;
+    pub(crate) const EXTENTS: u64 = 6;
+}
+
+/// A change that is not wholly in records.
+struct Pending {
+    request: Box<Request>,
+    /// How much of it is, in bytes.
+    done: u64,
+}
+
+/// A record that has no place yet.
+struct Prepared {
+    own: Box<Request>,
+    entries: Vec<Entry>,
+    /// The changes that are wholly in records with this one.
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    whole: Vec<Box<Request>>,
+}
+
+pub(super) struct WalQueue {
+    pub(super) inner: Arc<Inner>,
+    pub(super) store: StoreId,
+    pub(super) waker: Waker,
+    /// What the disk beneath can do.
+    pub(super) below: Capabilities,
+    pending: VecDeque<Pending>,
+    prepared: Option<Prepared>,
+    /// Changes that are in records, and the sequence of the last of these.
+    waiting: VecDeque<(u64, Box<Request>)>,
+    /// The records that are being written.
+    records: Vec<u64>,
+    is_flushing: bool,
+    pub(super) checking: Option<Checkpoint>,
+    pub(super) moving: Option<Moving>,
+    pub(super) is_closed: bool,
+    /// The pins of reads, by number, and requests for extents of which a part was asked below.
+    pins: HashMap<u64, Pin>,
+    asking: HashMap<u64, Box<Request>>,
+    count: u64,
+    /// For use again.
+    segments: Vec<Segment>,
+}
+
+impl WalQueue {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        store: StoreId,
+        waker: Waker,
+        below: Capabilities,
+    ) -> Self {
+        // What was found in the log goes home without anybody's request.
+        waker.wake();
+        Self {
+            inner,
+            store,
+            waker,
+            below,
+            pending: VecDeque::new(),
+            prepared: None,
+            waiting: VecDeque::new(),
+            records: Vec::new(),
+            is_flushing: false,
+            checking: None,
+            moving: None,
+            is_closed: false,
+            pins: HashMap::new(),
+            asking: HashMap::new(),
+            count: 0,
+            segments: Vec::new(),
+        }
+    }
+
+    /// Everything that can go on now.
+    fn work(&mut self, next: &mut Crossing<'_>) {
+        self.settle(next);
+        self.write_checkpoint(next);
+        self.adopt(next);
+        self.pump(next);
+        while self.flush(next) {
+            self.settle(next);
+        }
+        self.bring_home(next);
+        self.park(next);
+    }
+
+    /// Takes up what the flushes that came back made durable, and completes the changes in it.
+    fn settle(&mut self, next: &mut Crossing<'_>) {
+        let (finished, is_failed) = self.inner.volume.finished();
+        let (durable, failed, changed) = self.inner.shared.look(|state| {
+            let mut changed = state.log.flushed(finished);
+            if is_failed && state.failed.is_none() {
+                state.failed = Some(ErrorKind::Io);
+                changed = true;
+            }
+            if state.checkpoint_flush.is_some_and(|needed| needed <= finished) {
+                state.checkpoint_flush = None;
+                state.log.checkpointed();
+                changed = true;
+            }
+            (state.log.durable(), state.failed, changed)
+        });
+        if changed {
+            self.inner.shared.wake();
+        }
+        while let Some((last, _)) = self.waiting.front() {
+            let outcome = match failed {
+                _ if *last < durable => Ok(()),
+                Some(kind) => Err(kind),
+                None => break,
+            };
+            if let Some((_, request)) = self.waiting.pop_front() {
+                next.complete(request, outcome);
+            }
+        }
+        if let Some(kind) = failed {
+            self.refuse(kind, next);
+        }
+    }
+
+    /// Lets the changes fail that have no place in the log.
+    fn refuse(&mut self, kind: ErrorKind, next: &mut Crossing<'_>) {
+        if let Some(prepared) = self.prepared.take() {
+            self.give_up(prepared, kind, next);
+        }
+        for pending in std::mem::take(&mut self.pending) {
+            next.complete(pending.request, Err(kind));
+        }
+    }
+
+    /// Lets the changes of a record fail.
+    fn give_up(&mut self, prepared: Prepared, kind: ErrorKind, next: &mut Crossing<'_>) {
+        next.recycle(prepared.own);
+        for request in prepared.whole {
+            next.complete(request, Err(kind));
+        }
+        if self.pending.front().is_some_and(|pending| pending.done > 0) {
+            if let Some(pending) = self.pending.pop_front() {
+                next.complete(pending.request, Err(kind));
+            }
+        }
+    }
+
+    /// Makes records of the changes that wait, as far as there is space.
+    fn pump(&mut self, next: &mut Crossing<'_>) {
+        while self.records.len() < RECORDS_MAX {
+            let Some(prepared) = self.prepared.take().or_else(|| self.prepare(next)) else {
+                return;
+            };
+            let now_ns = next.round_ns();
+            let reserved = self.inner.shared.attempt(&self.waker, |state| {
+                if let Some(kind) = state.failed {
+                    return Some(Err(kind));
+                }
+                if state.log.is_empty() {
+                    state.since_ns = now_ns;
+                }
+                if let Ok(reservation) = state.log.reserve(prepared.entries.clone()) {
+                    return Some(Ok(reservation));
+                }
+                state.is_pressed = true;
+                state.home_failed.map(Err)
+            });
+            match reserved {
+                None => {
+                    self.prepared = Some(prepared);
+                    return;
+                }
+                Some(Err(kind)) => self.give_up(prepared, kind, next),
+                Some(Ok(reservation)) => self.write(prepared, &reservation, next),
+            }
+        }
+    }
+
+    /// Puts as many of the changes that wait into a record as fit.
+    fn prepare(&mut self, next: &mut Crossing<'_>) -> Option<Prepared> {
+        let block_size = self.inner.superblock.block_size;
+        let data_max = self.inner.shared.look(|state| state.log.data_length_max());
+        let mut lengths = Vec::new();
+        let mut room = data_max;
+        for pending in self.pending.iter().take(entries_max(block_size)) {
+            let left = pending.request.length - pending.done;
+            if pending.request.operation != Operation::Write {
+                lengths.push(left);
+                continue;
+            }
+            let length = left.min(room);
+            if length == 0 {
+                break;
+            }
+            lengths.push(length);
+            room -= length.next_multiple_of(u64::from(block_size));
+            if length < left {
+                break;
+            }
+        }
+        if lengths.is_empty() {
+            return None;
+        }
+        let mut own = next.request();
+        own.buffers.allocate((u64::from(block_size) + data_max - room) as usize);
+        let mut prepared = Prepared { own, entries: Vec::new(), whole: Vec::new() };
+        let mut at = block_size as usize;
+        for length in lengths {
+            let Some(pending) = self.pending.front_mut() else { break };
+            let request = &pending.request;
+            let (offset, flags) = (request.offset + pending.done, request.flags);
+            let kind = match request.operation {
+                Operation::Write => {
+                    let memory = prepared.own.buffers.owned_mut()?;
+                    let padded = length.next_multiple_of(u64::from(block_size)) as usize;
+                    let (data, padding) = memory[at..at + padded].split_at_mut(length as usize);
+                    let before = faults();
+                    request.buffers.copy_to(pending.done, data);
+                    if faults() != before {
+                        // Its memory is gone: what was copied is nobody's.
+                        if let Some(pending) = self.pending.pop_front() {
+                            next.complete(pending.request, Err(ErrorKind::Memory));
+                        }
+                        break;
+                    }
+                    padding.fill(0);
+                    at += padded;
+                    EntryKind::Data { checksum: fathom_wal::checksum(data) }
+                }
+                Operation::WriteZeroes => {
+                    EntryKind::Zeroes { keep_allocated: flags.keep_allocated }
+                }
+                _ => EntryKind::Discard,
+            };
+            prepared.entries.push(Entry { offset, length, kind });
+            pending.done += length;
+            if pending.done == pending.request.length {
+                prepared.whole.extend(self.pending.pop_front().map(|pending| pending.request));
+            }
+        }
+        prepared.own.buffers.truncate(at as u64);
+        Some(prepared)
+    }
+
+    fn write(&mut self, prepared: Prepared, reservation: &Reservation, next: &mut Crossing<'_>) {
+        let Prepared { mut own, whole, .. } = prepared;
+        let block_size = self.inner.superblock.block_size as usize;
+        let sequence = reservation.record.sequence;
+        if let Some(memory) = own.buffers.owned_mut() {
+            finish(&mut memory[..block_size], &self.inner.superblock, &reservation.record);
+        }
+        (own.offset, own.length) = (self.inner.base + reservation.offset, own.buffers.length());
+        self.send_record(own, sequence, next);
+        self.waiting.extend(whole.into_iter().map(|request| (sequence, request)));
+    }
+
+    fn send_record(&mut self, mut own: Box<Request>, sequence: u64, next: &mut Crossing<'_>) {
+        own.operation = Operation::Write;
+        own.token = sequence << purpose::BITS | purpose::RECORD;
+        self.records.push(sequence);
+        next.submit_to(self.store, own);
+    }
+
+    /// Fills the places of records that their queues did not write.
+    fn adopt(&mut self, next: &mut Crossing<'_>) {
+        if self.is_closed {
+            return;
+        }
+        let adopted = self.inner.shared.look(|state| {
+            let sequence = state.orphans.pop()?;
+            state.log.void(sequence)
+        });
+        let Some(Reservation { record, offset }) = adopted else { return };
+        let Record { sequence, .. } = record;
+        let block_size = self.inner.superblock.block_size as usize;
+        let mut own = next.request();
+        own.buffers.allocate(block_size);
+        if let Some(memory) = own.buffers.owned_mut() {
+            finish(memory, &self.inner.superblock, &record);
+        }
+        (own.offset, own.length) = (self.inner.base + offset, block_size as u64);
+        self.send_record(own, sequence, next);
+    }
+
+    /// Begins the flush that is waited for, if it is this queue's turn. Whether it has come back
+    /// already.
+    fn flush(&mut self, next: &mut Crossing<'_>) -> bool {
+        if self.is_flushing || self.is_closed {
+            return false;
+        }
+        let needed = self.inner.shared.look(|state| {
+            state.log.awaits().max(state.checkpoint_flush).filter(|_| state.failed.is_none())
+        });
+        let Some(needed) = needed else { return false };
+        match self.inner.volume.want(&self.waker, needed) {
+            Some(Turn::Over) => true,
+            Some(Turn::Begin) => {
+                self.is_flushing = true;
+                let mut own = next.request();
+                (own.operation, own.token) = (Operation::Flush, purpose::LOG_FLUSH);
+                next.submit_to(self.store, own);
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Changes that wait for another queue's record have this queue woken.
+    fn park(&mut self, next: &mut Crossing<'_>) {
+        let Some(&(last, _)) = self.waiting.front() else { return };
+        if self.is_flushing || !self.records.is_empty() {
+            return;
+        }
+        let gone_on = self.inner.shared.attempt(&self.waker, |state| {
+            (state.log.durable() > last || state.failed.is_some()).then_some(())
+        });
+        if gone_on.is_some() {
+            self.settle(next);
+        }
+    }
+
+    fn read(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+        let range = request.offset..request.offset + request.length;
+        let mut segments = std::mem::take(&mut self.segments);
+        segments.clear();
+        let pin = self.inner.shared.look(|state| {
+            if state.log.map().is_empty() {
+                return None;
+            }
+            Some(state.log.look(range, |segment| segments.push(segment)))
+        });
+        let Some(pin) = pin else {
+            self.segments = segments;
+            return next.submit(request);
+        };
+        let is_home = segments.iter().all(|segment| segment.source.is_none());
+        let in_ring = |segment: &Segment| matches!(segment.source, Some(Source::Ring(_)));
+        if segments.iter().any(in_ring) {
+            self.count += 1;
+            self.pins.insert(self.count, pin);
+            *next.word(&mut request) = self.count;
+        } else {
+            self.inner.shared.look(|state| state.log.unpin(pin));
+        }
+        if is_home {
+            self.segments = segments;
+            return next.submit(request);
+        }
+        let (start, before) = (request.offset, faults());
+        for segment in &segments {
+            if matches!(segment.source, Some(Source::Zeroes { .. } | Source::Discard)) {
+                let from = segment.offset - start;
+                request.buffers.fill_zero(from, segment.length as usize);
+            }
+        }
+        if faults() != before {
+            return self.read_over(request, Err(ErrorKind::Memory), next);
+        }
+        let split = next.split(request);
+        for segment in &segments {
+            let from = segment.offset - start;
+            match segment.source {
+                None => {
+                    let piece = next.piece(split, from, segment.length);
+                    next.submit(piece);
+                }
+                Some(Source::Ring(position)) => {
+                    let mut piece = next.piece(split, from, segment.length);
+                    piece.offset = self.inner.place(position);
+                    next.submit_to(self.store, piece);
+                }
+                Some(Source::Zeroes { .. } | Source::Discard) => {}
+            }
+        }
+        next.join(split);
+        self.segments = segments;
+    }
+
+    /// A read is done: the space that it read may be used again.
+    fn read_over(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let number = std::mem::take(next.word(&mut request));
+        if let Some(pin) = self.pins.remove(&number) {
+            self.inner.shared.look(|state| state.log.unpin(pin));
+            // Somebody may wait for that space.
+            self.inner.shared.wake();
+        }
+        next.complete(request, outcome);
+    }
+
+    /// Says what is in the log, and asks below for what is not.
+    fn extents(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+        let range = request.offset..request.offset + request.length;
+        let first = self.inner.shared.look(|state| state.log.map().first(range));
+        let allocation = match first.source {
+            Some(Source::Ring(_)) => Allocation::Data,
+            Some(Source::Zeroes { keep_allocated: true }) => Allocation::Zero,
+            Some(Source::Zeroes { keep_allocated: false } | Source::Discard) => Allocation::Hole,
+            None if first.length == request.length => return next.submit(request),
+            None => {
+                self.count += 1;
+                let mut own = next.request();
+                own.operation = Operation::Extents;
+                (own.offset, own.length) = (first.offset, first.length);
+                own.token = self.count << purpose::BITS | purpose::EXTENTS;
+                self.asking.insert(self.count, request);
+                return next.submit(own);
+            }
+        };
+        let (offset, length) = (first.offset, first.length);
+        request.extents.push(Extent { offset, length, allocation });
+        next.complete(request, Ok(()));
+    }
+
+    /// The log volume has failed.
+    pub(super) fn fail(&mut self, kind: ErrorKind) {
+        self.inner.shared.look(|state| state.failed = state.failed.or(Some(kind)));
+        self.inner.shared.wake();
+    }
+}
+
+impl LayerQueue for WalQueue {
+    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        match request.operation {
+            Operation::Read => self.read(request, next),
+            Operation::Write | Operation::WriteZeroes | Operation::Discard => {
+                self.pending.push_back(Pending { request, done: 0 });
+                if self.records.len() < RECORDS_MAX {
+                    self.work(next);
+                }
+            }
+            // What has completed is durable in the log.
+            Operation::Flush => next.complete(request, Ok(())),
+            Operation::Extents => self.extents(request, next),
+            Operation::GetId => next.submit(request),
+        }
+    }
+
+    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        next.complete(request, outcome);
+    }
+
+    fn returned(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let (which, number) =
+            (request.token & ((1 << purpose::BITS) - 1), request.token >> purpose::BITS);
+        match which {
+            purpose::RECORD => {
+                self.records.retain(|record| *record != number);
+                match outcome {
+                    Ok(()) => {
+                        // Any flush that begins from now on covers it.
+                        let needed = self.inner.volume.next();
+                        self.inner.shared.look(|state| state.log.written(number, needed));
+                    }
+                    Err(kind) => self.fail(kind),
+                }
+            }
+            purpose::LOG_FLUSH => {
+                self.is_flushing = false;
+                self.inner.volume.end(outcome);
+            }
+            purpose::CHECKPOINT => self.checkpoint_written(outcome),
+            purpose::COPY | purpose::HOME_FLUSH => self.moved(outcome),
+            purpose::EXTENTS => {
+                if let Some(mut parent) = self.asking.remove(&number) {
+                    parent.extents.extend_from_slice(&request.extents);
+                    next.complete(parent, outcome);
+                }
+            }
+            _ => {}
+        }
+        next.recycle(request);
+        if which != purpose::PIECE && which != purpose::EXTENTS {
+            self.work(next);
+        }
+    }
+
+    fn gathered(&mut self, parent: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        if parent.operation != Operation::Read {
+            return self.copied(parent, outcome, next);
+        }
+        self.read_over(parent, outcome, next);
+    }
+
+    fn advance(&mut self, next: &mut Crossing<'_>) {
+        self.work(next);
+    }
+
+    fn close(&mut self, next: &mut Crossing<'_>) {
+        self.is_closed = true;
+        self.work(next);
+    }
+}
+
+impl Drop for WalQueue {
+    /// Others take over what this queue has begun. By now its thread has waited for the kernel.
+    fn drop(&mut self) {
+        self.inner.shared.look(|state| {
+            state.orphans.append(&mut self.records);
+            for (_, pin) in self.pins.drain() {
+                state.log.unpin(pin);
+            }
+            if let Some(checkpoint) = self.checking.take() {
+                state.checkpoint = Some(checkpoint);
+            }
+            if self.moving.take().is_some() {
+                state.is_moving = false;
+            }
+        });
+        if self.is_flushing {
+            self.inner.volume.abandon();
+        }
+        self.inner.shared.wake();
+    }
+}
