@@ -11,6 +11,9 @@ use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
 /// Physical addresses have no more bits than 52.
 const ADDRESS_END: u64 = 1 << 52;
 
@@ -221,24 +224,23 @@ impl Iterator for Touched<'_> {
             *offset = region.length;
             return Some((region.start + from, region.start + region.length));
         };
-        let seek = |from: u64, whence| {
-            // SAFETY: a system call on a descriptor that the region owns. It moves the position of
-            // an open file that the VMM may share; what it returns does not depend on it.
-            unsafe { libc::lseek(file.as_raw_fd(), (base + from) as libc::off_t, whence) }
+        // This moves the position of an open file that the VMM may share; what it returns does not
+        // depend on it.
+        let data = match seek(file, SeekFrom::Data(base + from)) {
+            Ok(data) => data,
+            Err(error) => {
+                *offset = region.length;
+                let whole = (region.start + from, region.start + region.length);
+                return (error != Errno::NXIO).then_some(whole);
+            }
         };
-        let data = seek(from, libc::SEEK_DATA);
-        if data < 0 {
-            *offset = region.length;
-            let is_hole = io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
-            return (!is_hole).then(|| (region.start + from, region.start + region.length));
-        }
-        let begin = (data as u64).saturating_sub(*base).max(from);
+        let begin = data.saturating_sub(*base).max(from);
         if begin >= region.length {
             *offset = region.length;
             return None;
         }
-        let hole = seek(begin, libc::SEEK_HOLE);
-        let stop = if hole < 0 { region.length } else { (hole as u64).saturating_sub(*base) };
+        let hole = seek(file, SeekFrom::Hole(base + begin));
+        let stop = hole.map_or(region.length, |hole| hole.saturating_sub(*base));
         let stop = stop.clamp(begin + 1, region.length);
         *offset = stop;
         Some((region.start + begin, region.start + stop))

@@ -1,4 +1,12 @@
 //! `fathom disk`: images, and the disks of the running daemon.
+//!
+//! What `qemu-img` does well is left to it. Of images, ours are, because it cannot do this:
+//! - `create` and `resize` take the image's lock first, find writers that take none, and refuse;
+//!   `resize` goes through the daemon where it serves the image, so that the guest sees the size.
+//! - `info` shows partitions, who holds the image, and the record of lost writes.
+//! - `check` reads a raw image; `qemu-img check` knows none.
+//! - `import` has `qemu-img convert` do the work, on a copy that has its name when it is whole, and
+//!   looks first for other files that the image would have opened.
 
 mod check;
 mod claim;

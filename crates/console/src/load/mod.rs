@@ -1,5 +1,8 @@
 //! A vhost-user-blk client without a guest: puts a disk under load and measures it.
 //!
+//! Ours, because fio reaches such a socket only where it is built with libblkio, as distributions
+//! do not, and then tells neither the server's CPU time nor how often either side was woken.
+//!
 //! [`load`] connects to a disk's vhost-user socket as a guest's driver would, keeps a fixed number
 //! of requests under way on each queue for a fixed time, and reports rates, latency percentiles and
 //! the server's CPU time. One thread drives one queue. It waits for completions by eventfd like a

@@ -3,12 +3,13 @@
 //! Guest memory is one file mapped here. Each queue has its parts at fixed places; data lies above.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
@@ -60,11 +61,7 @@ pub struct Client {
 }
 
 pub fn memfd(length: u64) -> File {
-    // SAFETY: the name is a C string; the descriptor is checked and ours alone.
-    let descriptor = unsafe { libc::memfd_create(c"guest".as_ptr(), libc::MFD_CLOEXEC) };
-    assert!(descriptor >= 0);
-    // SAFETY: as above.
-    let file = unsafe { File::from_raw_fd(descriptor) };
+    let file = File::from(memfd_create(c"guest", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(length).unwrap();
     file
 }

@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 use fathom_block::{
     Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vmm_sys_util::eventfd::EventFd;
@@ -40,20 +43,12 @@ fn pair() -> (OwnedFd, OwnedFd) {
     (one.into(), other.into())
 }
 
-fn new_descriptor(descriptor: RawFd) -> OwnedFd {
-    assert!(descriptor >= 0);
-    // New, checked, and ours alone.
-    unsafe { OwnedFd::from_raw_fd(descriptor) }
-}
-
 /// A descriptor of each kind that is no event descriptor and no file for memory, and what keeps
 /// its other side open.
 fn wrong_kinds() -> Vec<(&'static str, OwnedFd, Option<OwnedFd>)> {
     let open =
         |path: &str| OwnedFd::from(File::options().read(true).write(true).open(path).unwrap());
-    let mut pipe = [0; 2];
-    assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
-    let (reader, writer) = (new_descriptor(pipe[0]), new_descriptor(pipe[1]));
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     let (socket, other) = pair();
     let (closed, _) = pair();
     vec![
@@ -64,14 +59,8 @@ fn wrong_kinds() -> Vec<(&'static str, OwnedFd, Option<OwnedFd>)> {
         ("/dev/null", open("/dev/null"), None),
         ("/dev/zero", open("/dev/zero"), None),
         ("directory", File::open("/tmp").unwrap().into(), None),
-        ("epoll", new_descriptor(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }), None),
-        (
-            "timer",
-            new_descriptor(unsafe {
-                libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC)
-            }),
-            None,
-        ),
+        ("epoll", epoll::create(epoll::CreateFlags::CLOEXEC).unwrap(), None),
+        ("timer", timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap(), None),
     ]
 }
 
@@ -80,7 +69,7 @@ fn descriptors_of_the_wrong_kind_cost_the_connection_alone() {
     let (served, beside) = (serve(), serve());
     let mut neighbour = Client::start(&beside.socket, 1, 0);
     let kinds = wrong_kinds();
-    let event = OwnedFd::from(unsafe { File::from_raw_fd(libc::eventfd(0, 0)) });
+    let event = eventfd(0, EventfdFlags::empty()).unwrap();
     let file = OwnedFd::from(memfd(MEMORY));
     let as_event = |descriptor: &OwnedFd| {
         let descriptor = descriptor.try_clone().unwrap();

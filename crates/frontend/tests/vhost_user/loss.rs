@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 
@@ -199,12 +200,8 @@ impl SmallFileSystem {
     fn mount() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().to_owned();
-        let target = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        let (kind, options) = (c"tmpfs", c"size=1m");
-        let result = unsafe {
-            libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast())
-        };
-        if result != 0 {
+        let (kind, flags) = (c"tmpfs", MountFlags::empty());
+        if mount(kind, &path, kind, flags, c"size=1m").is_err() {
             eprintln!("skipped: no file system can be mounted here");
             return None;
         }
@@ -214,8 +211,7 @@ impl SmallFileSystem {
 
 impl Drop for SmallFileSystem {
     fn drop(&mut self) {
-        let target = std::ffi::CString::new(self.0.to_str().unwrap()).unwrap();
-        unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) };
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
 }
 

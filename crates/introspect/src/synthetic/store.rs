@@ -2,8 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::memory::{GuestMemory, Mapping, Region};
 
@@ -31,13 +33,7 @@ impl Store {
             region
         });
         let regions: Vec<_> = regions.collect();
-        // SAFETY: a system call with a constant text.
-        let descriptor = unsafe { libc::memfd_create(c"synthetic".as_ptr(), libc::MFD_CLOEXEC) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a new descriptor that nobody else owns.
-        let file = unsafe { File::from_raw_fd(descriptor) };
+        let file = File::from(memfd_create(c"synthetic", MemfdFlags::CLOEXEC)?);
         file.set_len(length)?;
         let length = usize::try_from(length).map_err(io::Error::other)?;
         let mapping = Arc::new(Mapping::new(&file, length, true)?);
