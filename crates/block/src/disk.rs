@@ -165,9 +165,7 @@ impl Disk {
     /// When the back end, a layer, or a further store of a layer cannot open a queue.
     pub fn open_queue(self: &Arc<Self>, reactor: &mut Reactor, clock: Clock) -> io::Result<Stack> {
         let queue = self.queues.fetch_add(1, Ordering::Relaxed);
-        let layers = self.layers();
-        let backend = self.backend.open_queue(reactor)?;
-        Stack::open(Arc::clone(self), queue, layers, backend, reactor, clock)
+        Stack::open(Arc::clone(self), queue, reactor, clock)
     }
 
     /// Gives the back end another size and tells the front ends. `capacity` is in bytes of the back

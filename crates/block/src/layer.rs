@@ -115,8 +115,10 @@ pub trait LayerQueue {
         let _ = next;
     }
 
-    /// The queue is about to be closed: the layer begins no requests of its own any more, but those
-    /// that what it has begun needs. The queue is closed once all have come back.
+    /// The queue is about to be closed, because its front end has ended or because other layers take
+    /// its place: the layer begins no requests of its own any more, but those that what it has begun
+    /// needs. The queue is closed once all have come back, within 10 s where its front end has
+    /// ended.
     fn close(&mut self, next: &mut Crossing<'_>) {
         let _ = next;
     }

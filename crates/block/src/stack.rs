@@ -1,5 +1,7 @@
 //! One queue's way through a disk, and the checked crossing.
 
+mod life;
+
 use std::cell::Cell;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io;
@@ -7,7 +9,7 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fathom_reactor::{Event, Pending, Reactor};
+use fathom_reactor::{Event, Group, Pending, Reactor};
 
 use crate::aside::Aside;
 use crate::backend::{BackendContext, BackendQueue};
@@ -58,11 +60,14 @@ pub struct Stack {
     held: BinaryHeap<Held>,
     held_count: u64,
     aside: Aside,
-    /// What the kernel has of this thread.
+    /// The reactor's owners that belong to this stack, and what the kernel has of their memory.
+    group: Group,
     pending: Pending,
     /// What takes this stack's place once nothing is under way.
     successor: Option<Box<Stack>>,
     completed: VecDeque<(Box<Request>, Outcome)>,
+    /// What [`wait`](Self::wait) has collected.
+    events: Vec<Event>,
     in_flight: usize,
     /// The time of this round by the clock, or 0 where nobody has asked yet.
     round_ns: Cell<u64>,
@@ -71,18 +76,36 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Opens `layers` over `backend` for one queue.
+    /// Opens the layers and the back end of `disk` for one queue. What it registers with the reactor
+    /// is a group of its own.
     ///
     /// # Errors
-    /// When a layer cannot be opened, or a store of its.
+    /// When the back end, a layer, or a store of a layer cannot be opened.
     pub(crate) fn open(
         disk: Arc<Disk>,
         queue: u64,
-        members: Vec<Arc<dyn Layer>>,
-        backend: Box<dyn BackendQueue>,
         reactor: &mut Reactor,
         clock: Clock,
     ) -> io::Result<Self> {
+        let (outer, outer_pending) = (reactor.group(), reactor.pending());
+        let group = reactor.begin_group();
+        let stack = Self::open_group(group, disk, queue, reactor, clock);
+        if stack.is_err() {
+            reactor.retire_group(group);
+        }
+        reactor.enter(outer, &outer_pending);
+        stack
+    }
+
+    fn open_group(
+        group: Group,
+        disk: Arc<Disk>,
+        queue: u64,
+        reactor: &mut Reactor,
+        clock: Clock,
+    ) -> io::Result<Self> {
+        let members = disk.layers();
+        let backend = disk.backend().open_queue(reactor)?;
         let offers = disk.ladder(&members);
         let mut aside = Aside::default();
         let mut layers = Vec::with_capacity(members.len());
@@ -116,9 +139,11 @@ impl Stack {
             held: BinaryHeap::new(),
             held_count: 0,
             aside,
+            group,
             pending: reactor.pending(),
             successor: None,
             completed: VecDeque::new(),
+            events: Vec::new(),
             in_flight: 0,
             round_ns: Cell::new(0),
             rounds: 0,
@@ -241,42 +266,10 @@ impl Stack {
         }
     }
 
-    /// Has `successor` take this stack's place as soon as nothing is under way in this one: its
-    /// layers finish what they have begun. Nothing of the owner's may be under way, and nothing may
-    /// be submitted while the stack [is closing](Self::is_closing).
-    pub fn replace(&mut self, successor: Self, reactor: &mut Reactor) {
-        debug_assert_eq!(self.in_flight, 0, "a front end drains its queue first");
-        if let Some(earlier) = self.successor.replace(Box::new(successor)) {
-            earlier.end(reactor);
-        }
-        for level in 0..self.layers.len() {
-            if let Some((layer, mut crossing)) = self.layer(level) {
-                layer.close(&mut crossing);
-            }
-        }
-        self.run(reactor);
-        self.succeed(reactor);
-    }
-
-    /// Whether another stack is about to take this one's place.
-    pub fn is_closing(&self) -> bool {
-        self.successor.is_some()
-    }
-
-    /// Lets the successor in, if there is one and nothing is under way any more.
-    fn succeed(&mut self, reactor: &mut Reactor) {
-        if !self.is_drained() {
-            return;
-        }
-        let Some(successor) = self.successor.take() else { return };
-        std::mem::replace(self, *successor).end(reactor);
-    }
-
-    /// Ends a queue in which nothing is under way, while its thread goes on.
-    fn end(self, reactor: &mut Reactor) {
-        if let Some(alarm) = &self.aside.alarm {
-            alarm.close(reactor);
-        }
+    /// Whether `event` is of this stack, or of the one that is about to take its place.
+    pub fn owns(&self, event: &Event) -> bool {
+        event.group == self.group
+            || self.successor.as_ref().is_some_and(|successor| successor.owns(event))
     }
 
     /// Forgets the time of the round when another has begun.

@@ -1,21 +1,20 @@
 //! Waking a layer's part from another thread.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use fathom_reactor::{Event, Owner, Reactor};
-use rustix::event::{EventfdFlags, eventfd};
+
+use crate::drive::Wake;
 
 /// The token of the alarm's watch.
 const TOKEN: u64 = 0;
 
 #[derive(Debug)]
 struct Shared {
-    /// An event descriptor: readable while somebody was woken.
-    event: File,
+    /// Wakes the thread.
+    wake: Wake,
     /// The levels that are to be woken, as bits.
     levels: AtomicU32,
 }
@@ -39,8 +38,7 @@ impl Waker {
     pub fn wake(&self) {
         // Only who wakes first has to disturb the thread.
         if self.shared.levels.fetch_or(1 << self.level, Ordering::AcqRel) == 0 {
-            // The one error is a full counter, which wakes as well.
-            let _ = (&self.shared.event).write(&1_u64.to_ne_bytes());
+            self.shared.wake.wake();
         }
     }
 }
@@ -54,10 +52,9 @@ pub(crate) struct Alarm {
 impl Alarm {
     /// Opens one and has the reactor watch it.
     pub(crate) fn open(reactor: &mut Reactor) -> io::Result<Self> {
-        let event = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let shared = Arc::new(Shared { event, levels: AtomicU32::new(0) });
+        let shared = Arc::new(Shared { wake: Wake::new()?, levels: AtomicU32::new(0) });
         let owner = reactor.register();
-        reactor.watch_always(owner, TOKEN, shared.event.as_fd());
+        reactor.watch_always(owner, TOKEN, shared.wake.descriptor());
         Ok(Self { owner, shared })
     }
 
@@ -72,15 +69,10 @@ impl Alarm {
             return 0;
         }
         // First the descriptor, then the levels: who wakes in between is seen now or disturbs again.
-        let _ = (&self.shared.event).read(&mut [0; 8]);
+        self.shared.wake.take();
         if !event.more {
-            reactor.watch_always(self.owner, TOKEN, self.shared.event.as_fd());
+            reactor.watch_always(self.owner, TOKEN, self.shared.wake.descriptor());
         }
         self.shared.levels.swap(0, Ordering::AcqRel)
-    }
-
-    /// Ends the watch.
-    pub(crate) fn close(&self, reactor: &mut Reactor) {
-        reactor.unwatch(self.owner, TOKEN);
     }
 }

@@ -332,6 +332,10 @@ pub struct VhostUserDefinition {
     pub socket: PathBuf,
     /// The most queues that it can use. How long they are is the VMM's choice.
     pub queues: u16,
+    /// How many threads serve the queues; as many as the daemon may use processors where there is
+    /// none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u16>,
     /// The longest that a ring is watched before its thread sleeps; the daemon's choice where there
     /// is none, never where it is 0.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -345,7 +349,7 @@ pub struct VhostUserDefinition {
 impl Default for VhostUserDefinition {
     /// Four queues, at no place.
     fn default() -> Self {
-        Self { socket: PathBuf::new(), queues: 4, spin: None, group: None }
+        Self { socket: PathBuf::new(), queues: 4, threads: None, spin: None, group: None }
     }
 }
 

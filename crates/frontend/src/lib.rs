@@ -5,5 +5,5 @@
 pub mod nbd;
 
 pub mod socket;
-mod spin;
+
 pub mod vhost_user;

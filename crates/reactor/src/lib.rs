@@ -6,7 +6,9 @@
 //! system call and uses no CPU.
 //!
 //! Each part that submits work registers as an [`Owner`]; the events of its submissions carry its
-//! mark and the token that it chose. The reactor knows nothing about disks.
+//! mark and the token that it chose. Owners form groups ([`Group`]), one for each queue that the
+//! thread serves, so that each queue knows what of its own is under way ([`Pending`]). The reactor
+//! knows nothing about disks.
 
 #![allow(unsafe_code)]
 #![warn(missing_docs)]
@@ -35,11 +37,17 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(u16);
 
+/// The owners of one queue, as handed out by [`Reactor::begin_group`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Group(u64);
+
 /// One completion.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
     /// Who submitted it.
     pub owner: Owner,
+    /// The queue that the owner belongs to.
+    pub group: Group,
     /// The token given at submission, 48 bits.
     pub token: u64,
     /// What the kernel returned: a count, or a negated `errno`.
@@ -48,7 +56,7 @@ pub struct Event {
     pub more: bool,
 }
 
-/// How many submissions of a reactor name memory and have not come back: shared with whoever owns
+/// How many submissions of a [`Group`] name memory and have not come back: shared with whoever owns
 /// that memory, who must not free it while there are any. It outlives the reactor.
 #[derive(Clone, Debug, Default)]
 pub struct Pending(Arc<AtomicUsize>);
@@ -65,14 +73,42 @@ impl Pending {
     }
 }
 
+/// What is known of an owner.
+struct Registration {
+    group: Group,
+    pending: Pending,
+    /// Submissions that name memory and have not come back.
+    under_way: usize,
+    /// The tokens of the watches that have not ended.
+    watches: Vec<u64>,
+    /// Nobody waits for events of this owner any more.
+    retired: bool,
+}
+
+impl Registration {
+    /// Whether no event of it can arrive any more.
+    fn is_quiet(&self) -> bool {
+        self.under_way == 0 && self.watches.is_empty()
+    }
+}
+
 /// One thread's ring. Not `Send` in use: the thread that submits first must go on submitting.
 ///
 /// Dropping it cancels what is under way and waits for it, within 10 s. [`Pending`] then says
 /// whether all of it has ended.
 pub struct Reactor {
     ring: IoUring,
+    owners: Vec<Registration>,
+    /// Owners that are retired and quiet: their marks are given out again.
+    free: Vec<Owner>,
+    /// Watches of retired owners that had an event when they were to end.
+    lingering: Vec<(Owner, u64)>,
+    /// What new owners belong to, and the count that they share.
+    group: Group,
     pending: Pending,
-    owners: u16,
+    groups: u64,
+    /// Submissions of all owners that name memory and have not come back.
+    under_way: usize,
     /// Entries that found the submission queue full.
     backlog: VecDeque<squeue::Entry>,
     /// Entries pushed since the last system call.
@@ -109,8 +145,13 @@ impl Reactor {
         };
         Ok(Self {
             ring,
+            owners: Vec::new(),
+            free: Vec::new(),
+            lingering: Vec::new(),
+            group: Group::default(),
             pending: Pending::default(),
-            owners: 0,
+            groups: 0,
+            under_way: 0,
             backlog: VecDeque::new(),
             unsubmitted: 0,
             rounds: 0,
@@ -118,12 +159,78 @@ impl Reactor {
         })
     }
 
-    /// A new owner of submissions.
+    /// Begins a new group: owners that register from now on belong to it.
+    pub fn begin_group(&mut self) -> Group {
+        self.groups += 1;
+        self.group = Group(self.groups);
+        self.pending = Pending::default();
+        self.group
+    }
+
+    /// Has owners that register from now on belong to `group` and count with `pending`, which is
+    /// what [`pending`](Self::pending) gave for it.
+    pub fn enter(&mut self, group: Group, pending: &Pending) {
+        if self.group != group {
+            self.group = group;
+            self.pending = pending.clone();
+        }
+    }
+
+    /// The present group.
+    pub fn group(&self) -> Group {
+        self.group
+    }
+
+    /// A new owner of submissions, in the present group.
+    ///
+    /// # Panics
+    /// When there are 32,767 of them.
     pub fn register(&mut self) -> Owner {
-        let owner = Owner(self.owners);
-        self.owners += 1;
-        assert!(self.owners < NAMES_NOTHING, "a reactor has few owners");
+        let registration = Registration {
+            group: self.group,
+            pending: self.pending.clone(),
+            under_way: 0,
+            watches: Vec::new(),
+            retired: false,
+        };
+        if let Some(owner) = self.free.pop() {
+            self.owners[usize::from(owner.0)] = registration;
+            return owner;
+        }
+        let owner = Owner(u16::try_from(self.owners.len()).unwrap_or(NAMES_NOTHING));
+        assert!(owner.0 < NAMES_NOTHING, "a reactor has few owners");
+        self.owners.push(registration);
         owner
+    }
+
+    /// Ends the watches of `owner`, which submits nothing any more and waits for nothing. Events of
+    /// it that are under way may still arrive; its mark is another's afterwards.
+    pub fn retire(&mut self, owner: Owner) {
+        let Some(registration) = self.owners.get_mut(usize::from(owner.0)) else { return };
+        if std::mem::replace(&mut registration.retired, true) {
+            return;
+        }
+        let quiet = registration.is_quiet();
+        for token in registration.watches.clone() {
+            self.unwatch(owner, token);
+        }
+        if quiet {
+            self.free.push(owner);
+        }
+    }
+
+    /// [Retires](Self::retire) all owners of `group`.
+    pub fn retire_group(&mut self, group: Group) {
+        for index in 0..self.owners.len() {
+            if self.owners[index].group == group {
+                self.retire(Owner(index as u16));
+            }
+        }
+    }
+
+    /// How many owners have registered, and are not retired.
+    pub fn owners(&self) -> usize {
+        self.owners.iter().filter(|owner| !owner.retired).count()
     }
 
     /// The operations that this kernel's `io_uring` knows.
@@ -136,7 +243,7 @@ impl Reactor {
         Ok(probe)
     }
 
-    /// What the kernel has of the owners' memory.
+    /// What the kernel has of the memory of the present group's owners.
     pub fn pending(&self) -> Pending {
         self.pending.clone()
     }
@@ -147,7 +254,10 @@ impl Reactor {
     /// # Safety
     /// Whatever memory and descriptors `entry` names must stay valid until its event arrives.
     pub unsafe fn push(&mut self, owner: Owner, token: u64, entry: squeue::Entry) {
-        self.pending.set(self.pending.count() + 1);
+        let registration = &mut self.owners[usize::from(owner.0)];
+        registration.under_way += 1;
+        registration.pending.set(registration.pending.count() + 1);
+        self.under_way += 1;
         // SAFETY: the caller keeps what the entry names valid until its event.
         unsafe { self.enqueue(owner.0, token, entry) };
     }
@@ -188,6 +298,7 @@ impl Reactor {
     }
 
     fn poll(&mut self, owner: Owner, token: u64, descriptor: RawFd, mask: u32, multi: bool) {
+        self.owners[usize::from(owner.0)].watches.push(token);
         let entry = opcode::PollAdd::new(types::Fd(descriptor), mask).multi(multi).build();
         // SAFETY: a poll names no memory; the kernel holds the file itself once submitted.
         unsafe { self.enqueue(owner.0 | NAMES_NOTHING, token, entry) };
@@ -203,8 +314,8 @@ impl Reactor {
         unsafe { self.enqueue(NOBODY, 0, entry) };
     }
 
-    /// Ends a [watch](Self::watch_always) of `owner` under `token`. Events of it that are under way
-    /// still arrive.
+    /// Ends a [watch](Self::watch) of `owner` under `token`. Events of it that are under way still
+    /// arrive, and one that says that it has ended.
     pub fn unwatch(&mut self, owner: Owner, token: u64) {
         let mark = owner.0 | NAMES_NOTHING;
         let data = (u64::from(mark) << TOKEN_BITS) | (token & TOKEN_MASK);
@@ -215,7 +326,7 @@ impl Reactor {
     /// Cancels everything and waits until nothing that names memory is under way, for `limit` at
     /// the longest. Returns whether that is so. Events are dropped: this is for an end in disorder.
     pub fn drain(&mut self, limit: Duration) -> bool {
-        if self.pending.count() == 0 {
+        if self.under_way == 0 {
             return true;
         }
         let start = Instant::now();
@@ -225,7 +336,7 @@ impl Reactor {
         // SAFETY: a cancellation names no memory.
         unsafe { self.enqueue(NOBODY, 0, cancel) };
         let mut events = Vec::new();
-        while self.pending.count() > 0 {
+        while self.under_way > 0 {
             let left = limit.saturating_sub(start.elapsed());
             if left.is_zero() || self.wait(Some(left)).is_err() {
                 break;
@@ -235,7 +346,7 @@ impl Reactor {
             }
             events.clear();
         }
-        self.pending.count() == 0
+        self.under_way == 0
     }
 
     /// Hands the queued entries to the kernel without waiting. No system call when there are none.
@@ -349,15 +460,33 @@ impl Reactor {
             if mark == NOBODY {
                 continue;
             }
-            if mark & NAMES_NOTHING == 0 && !cqueue::more(entry.flags()) {
-                self.pending.set(self.pending.count().saturating_sub(1));
+            let owner = Owner(mark & !NAMES_NOTHING);
+            let token = data & TOKEN_MASK;
+            let more = cqueue::more(entry.flags());
+            let registration = &mut self.owners[usize::from(owner.0)];
+            if !more {
+                if mark & NAMES_NOTHING == 0 {
+                    self.under_way = self.under_way.saturating_sub(1);
+                    registration.under_way = registration.under_way.saturating_sub(1);
+                    registration.pending.set(registration.pending.count().saturating_sub(1));
+                } else if let Some(index) = registration.watches.iter().position(|t| *t == token) {
+                    registration.watches.swap_remove(index);
+                }
             }
-            events.push(Event {
-                owner: Owner(mark & !NAMES_NOTHING),
-                token: data & TOKEN_MASK,
-                result: entry.result(),
-                more: cqueue::more(entry.flags()),
-            });
+            let group = registration.group;
+            if registration.retired {
+                if more {
+                    // The kernel ends no watch at the moment of its event.
+                    self.lingering.push((owner, token));
+                } else if registration.is_quiet() {
+                    self.free.push(owner);
+                }
+                continue;
+            }
+            events.push(Event { owner, group, token, result: entry.result(), more });
+        }
+        while let Some((owner, token)) = self.lingering.pop() {
+            self.unwatch(owner, token);
         }
         Ok(())
     }
@@ -438,6 +567,66 @@ mod tests {
         assert_eq!(pending.count(), 0);
         (&writer).write_all(b"nobody").unwrap();
         assert_eq!(memory, [0; 8]);
+    }
+
+    #[test]
+    fn groups_count_for_themselves() {
+        let (reader, _writer) = UnixStream::pair().unwrap();
+        let mut memory = [0; 8];
+        let mut reactor = Reactor::new(8).unwrap();
+        let first_group = reactor.begin_group();
+        let (first, first_pending) = (reactor.register(), reactor.pending());
+        let second_group = reactor.begin_group();
+        let (second, second_pending) = (reactor.register(), reactor.pending());
+        let read = opcode::Read::new(types::Fd(reader.as_raw_fd()), memory.as_mut_ptr(), 8);
+        // SAFETY: the memory outlives the reactor, which ends the read.
+        unsafe { reactor.push(first, 3, read.build()) };
+        // SAFETY: a no-op names nothing.
+        unsafe { reactor.push(second, 4, opcode::Nop::new().build()) };
+        let mut events = Vec::new();
+        while second_pending.count() > 0 {
+            reactor.wait(None).unwrap();
+            reactor.collect(&mut events).unwrap();
+        }
+        assert_eq!((first_pending.count(), events.len()), (1, 1));
+        assert_eq!((events[0].owner, events[0].group), (second, second_group));
+        // Who registers later can belong to an earlier group.
+        reactor.enter(first_group, &first_pending);
+        let late = reactor.register();
+        // SAFETY: a no-op names nothing.
+        unsafe { reactor.push(late, 5, opcode::Nop::new().build()) };
+        assert_eq!((first_pending.count(), second_pending.count()), (2, 0));
+        assert!(reactor.drain(Duration::from_secs(5)));
+        assert_eq!(first_pending.count(), 0);
+    }
+
+    #[test]
+    fn owners_come_and_go_without_end() {
+        let (reader, mut writer) = UnixStream::pair().unwrap();
+        writer.write_all(b"readable").unwrap();
+        let mut reactor = Reactor::new(64).unwrap();
+        let mut events = Vec::new();
+        for round in 0..100_000 {
+            let owner = reactor.register();
+            if round % 64 == 0 {
+                reactor.watch_always(owner, 1, reader.as_fd());
+                // SAFETY: a no-op names nothing.
+                unsafe { reactor.push(owner, 2, opcode::Nop::new().build()) };
+            }
+            if round % 128 == 0 {
+                reactor.submit().unwrap();
+            }
+            reactor.retire(owner);
+            reactor.retire(owner);
+            if round % 1024 == 0 {
+                reactor.wait(Some(Duration::from_millis(1))).unwrap();
+                events.clear();
+                reactor.collect(&mut events).unwrap();
+                assert!(events.is_empty(), "nothing of an owner that is retired is seen");
+            }
+        }
+        assert_eq!(reactor.owners(), 0);
+        assert!(reactor.owners.len() < 200, "{} marks", reactor.owners.len());
     }
 
     #[test]

@@ -101,6 +101,10 @@ struct Flags {
     #[arg(long, value_name = "NUMBER", requires = "socket")]
     queues: Option<u16>,
 
+    /// How many threads serve the queues [default: one for each processor]
+    #[arg(long, value_name = "NUMBER", requires = "socket")]
+    threads: Option<u16>,
+
     /// The longest to watch a ring before its thread sleeps, for example 32us; 0 never watches
     #[arg(long, value_name = "TIME", requires = "socket")]
     spin: Option<Nanoseconds>,
@@ -264,6 +268,7 @@ impl Serve {
                 ("block_size", "--block-size"),
                 ("vhost_user.socket", "--socket"),
                 ("vhost_user.queues", "--queues"),
+                ("vhost_user.threads", "--threads"),
                 ("vhost_user.spin", "--spin"),
                 ("vhost_user.group", "--group"),
             ]),
@@ -337,6 +342,7 @@ impl Flags {
                 VhostUserDefinition {
                     socket: absolute(socket),
                     queues: self.queues.unwrap_or(default.queues),
+                    threads: self.threads,
                     spin: self.spin,
                     group: self.group.clone(),
                 }

@@ -327,6 +327,7 @@ pub(crate) fn start_vhost_user(
 ) -> Result<vhost_user::Server, ErrorBody> {
     let mut options = vhost_user::VhostUserOptions::new(&definition.socket);
     options.queues = definition.queues;
+    options.threads = definition.threads;
     if let Some(spin) = definition.spin {
         options.spin_ns = spin.0;
     }
@@ -431,26 +432,18 @@ pub(crate) fn flush(disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
     let mut request = stack.request();
     request.operation = Operation::Flush;
     stack.submit(request, &mut reactor);
-    let mut events = Vec::new();
     loop {
-        stack.advance(&mut reactor);
         if let Some((request, outcome)) = stack.completed() {
             stack.recycle(request);
+            let left = end.saturating_duration_since(Instant::now());
+            stack.finish(&mut reactor, left)?;
             return outcome.map_err(io::Error::other);
         }
-        let mut left = end.saturating_duration_since(Instant::now());
+        let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        if let Some(deadline_ns) = stack.deadline_ns() {
-            left = left.min(Duration::from_nanos(deadline_ns.saturating_sub(stack.now_ns())));
-        }
-        reactor.wait(Some(left))?;
-        events.clear();
-        reactor.collect(&mut events)?;
-        for event in &events {
-            stack.event(event, &mut reactor);
-        }
+        stack.wait(&mut reactor, Some(left))?;
     }
 }
 

@@ -22,7 +22,7 @@ use super::control::Control;
 use super::exports::Export;
 use super::reply::{Answered, Replies};
 use super::wire::{Mode, RequestHeader, command};
-use crate::spin::{Spin, preemptions};
+use fathom_block::{Spin, preemptions};
 
 /// The memory that small requests are received into, in bytes.
 const INPUT_LENGTH: usize = 128 << 10;
@@ -45,6 +45,9 @@ const WITHHOLDING_LOOK_NS: u64 = 1_000_000_000;
 /// The longest look for work before sleeping, in nanoseconds: a round trip or two of a client on the
 /// same host.
 const SPIN_NS: u64 = 30_000;
+
+/// How long the layers of a connection that has ended may take to finish what they have begun.
+const FINISH_LIMIT: Duration = Duration::from_secs(10);
 
 const SOCKET_READABLE: u64 = 1;
 const SOCKET_WRITABLE: u64 = 2;
@@ -221,6 +224,10 @@ impl Transmission {
                 std::mem::forget(self);
                 return Ending::Unable(io::Error::other("the ring failed with requests in flight"));
             }
+        }
+        // The layers finish what they have begun. What they cannot is as after a crash.
+        if result.is_ok() {
+            let _ = self.stack.finish(&mut self.reactor, FINISH_LIMIT);
         }
         match result {
             Ok(()) => self.ending.take().unwrap_or(Ending::Orderly),

@@ -1,22 +1,27 @@
-//! How other threads reach a ring's thread: by mail, which it reads between two rounds.
+//! How other threads reach a ring: by mail, which its thread reads between two rounds.
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use vmm_sys_util::eventfd::EventFd;
+use fathom_block::{Disk, DriveThread, Wake};
+use fathom_reactor::Reactor;
 
 use super::event;
+use super::status::Counters;
 use super::worker::{Worker, WorkerStart};
 
+/// The entries of a thread's `io_uring`.
+const REACTOR_ENTRIES: u32 = 256;
 /// How often a sender looks whether the thread that it waits for is still there.
 const LOOK: Duration = Duration::from_millis(100);
 
-type Change = Box<dyn FnOnce(&mut Worker) + Send>;
+type Change = Box<dyn FnOnce(&mut Worker, &mut Reactor) + Send>;
 
 /// A change to be made by a ring's thread.
 pub(super) struct Command {
@@ -28,18 +33,64 @@ pub(super) struct Command {
 /// How the session's thread reaches a worker.
 pub(super) struct WorkerHandle {
     mailbox: Arc<Mailbox>,
-    thread: Option<JoinHandle<()>>,
+    thread: Arc<RingThread>,
+    stopped: bool,
 }
 
-/// Commands on their way to a ring's thread.
+/// A thread that serves rings of one connection.
+pub(super) struct RingThread {
+    thread: DriveThread<Worker>,
+    /// It is writing to a descriptor that the VMM holds too.
+    writing: Arc<AtomicBool>,
+}
+
+impl RingThread {
+    /// Starts the `index`th thread for rings of `disk`, which watches them for `spin_ns` at the
+    /// longest before it sleeps.
+    pub(super) fn start(
+        disk: &Arc<Disk>,
+        index: usize,
+        spin_ns: u64,
+        counters: &Arc<Counters>,
+    ) -> io::Result<Self> {
+        event::allow_interrupts();
+        let (counters, name) = (Arc::clone(counters), disk.name().to_owned());
+        let failed = move || {
+            counters.panics.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(disk = name, "a queue's thread failed; its rings have stopped");
+        };
+        let writing = Arc::new(AtomicBool::new(false));
+        let disturb = {
+            let writing = Arc::clone(&writing);
+            move |thread: &JoinHandle<()>| {
+                if writing.load(Ordering::Relaxed) {
+                    // For a whole look: the VMM does not let it go on.
+                    event::interrupt(thread);
+                }
+            }
+        };
+        let name = format!("q{index}-{}", disk.name());
+        let thread = DriveThread::start(name, REACTOR_ENTRIES, spin_ns, failed, disturb)?;
+        Ok(Self { thread, writing })
+    }
+}
+
+impl Deref for RingThread {
+    type Target = DriveThread<Worker>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.thread
+    }
+}
+
+/// Commands on their way to a ring.
 pub(super) struct Mailbox {
     commands: Mutex<VecDeque<Command>>,
     /// Whether there may be commands: one load a round.
     pending: AtomicBool,
-    /// Wakes the thread.
-    pub wake: EventFd,
+    wake: Arc<Wake>,
     /// The thread is writing to a descriptor that the VMM holds too.
-    pub writing: AtomicBool,
+    pub writing: Arc<AtomicBool>,
 }
 
 /// What the thread finds in its mailbox.
@@ -71,6 +122,12 @@ impl Mailbox {
         Mail::Change(command.change)
     }
 
+    fn clear(&self) {
+        let commands = std::mem::take(&mut *self.commands());
+        // What a command holds is dropped without the lock.
+        drop(commands);
+    }
+
     fn commands(&self) -> MutexGuard<'_, VecDeque<Command>> {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -78,8 +135,7 @@ impl Mailbox {
     fn send(&self, command: Command) {
         self.commands().push_back(command);
         self.pending.store(true, Ordering::Release);
-        // The counter cannot overflow: the worker reads it whenever it is not zero.
-        let _ = self.wake.write(1);
+        self.wake.wake();
     }
 }
 
@@ -93,42 +149,17 @@ impl Restacker {
 }
 
 impl WorkerHandle {
-    /// Starts the thread. Fails where the disk cannot be opened for it.
-    pub(super) fn start(start: WorkerStart) -> io::Result<Self> {
-        let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
-        event::allow_interrupts();
+    /// Has `thread` serve the ring. Fails where the disk cannot be opened for it.
+    pub(super) fn start(start: WorkerStart, thread: Arc<RingThread>) -> io::Result<Self> {
         let mailbox = Arc::new(Mailbox {
             commands: Mutex::default(),
             pending: AtomicBool::new(false),
-            wake,
-            writing: AtomicBool::new(false),
+            wake: thread.wake(),
+            writing: Arc::clone(&thread.writing),
         });
-        let (sender, receiver) = sync_channel(1);
-        let for_thread = Arc::clone(&mailbox);
-        let name = format!("q{}-{}", start.index, start.disk.name());
-        let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let counters = Arc::clone(&start.counters);
-            let disk = start.disk.name().to_owned();
-            let result =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    match Worker::new(start, for_thread) {
-                        Ok(mut worker) => {
-                            let _ = sender.send(Ok(()));
-                            worker.run();
-                        }
-                        Err(error) => drop(sender.send(Err(error))),
-                    }
-                }));
-            if result.is_err() {
-                counters.panics.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(disk, "a queue's thread failed; its ring has stopped");
-            }
-        })?;
-        match receiver.recv() {
-            Ok(Ok(())) => Ok(Self { mailbox, thread: Some(thread) }),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(io::Error::other("a queue's thread failed at its start")),
-        }
+        let for_worker = Arc::clone(&mailbox);
+        thread.add(move |reactor| Worker::new(start, for_worker, reactor))?;
+        Ok(Self { mailbox, thread, stopped: false })
     }
 
     /// Runs `change` on the worker's thread and returns what it returns; `None` where the thread
@@ -139,31 +170,19 @@ impl WorkerHandle {
         change: impl FnOnce(&mut Worker) -> R + Send + 'static,
     ) -> Option<R> {
         let (sender, receiver) = sync_channel(1);
-        let change: Change = Box::new(move |worker| drop(sender.send(change(worker))));
+        let change: Change = Box::new(move |worker, _| drop(sender.send(change(worker))));
         self.mailbox.send(Command { drained, change });
-        // A thread that has ended reads no mail: drop the command, and with it the sender.
-        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-            self.clear();
-        }
         loop {
+            // A thread that has ended reads no mail: drop the command, and with it the sender.
+            if self.thread.is_finished() {
+                self.mailbox.clear();
+            }
             match receiver.recv_timeout(LOOK) {
                 Ok(result) => return Some(result),
                 Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => match &self.thread {
-                    Some(thread) if !thread.is_finished() => {
-                        if self.mailbox.writing.load(Ordering::Relaxed) {
-                            // For a whole look: the VMM does not let it go on.
-                            event::interrupt(thread);
-                        }
-                    }
-                    _ => self.clear(),
-                },
+                Err(RecvTimeoutError::Timeout) => self.thread.disturb(),
             }
         }
-    }
-
-    fn clear(&self) {
-        self.mailbox.commands().clear();
     }
 
     /// Lets another thread ask for a restack.
@@ -171,28 +190,23 @@ impl WorkerHandle {
         Restacker(Arc::clone(&self.mailbox))
     }
 
-    /// Completes what is in flight, ends the thread, and returns how far it had come in the ring.
+    /// Completes what is in flight, ends the ring, and returns how far it had come.
     pub(super) fn stop(mut self) -> Option<u16> {
         let base = self.update(true, |worker| {
             worker.end();
             worker.ring.next_available()
         });
-        self.join();
+        self.stopped = true;
+        self.thread.settle();
         base
-    }
-
-    fn join(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
 impl Drop for WorkerHandle {
     fn drop(&mut self) {
-        if self.thread.is_some() {
+        if !self.stopped {
             self.update(true, Worker::end);
-            self.join();
+            self.thread.settle();
         }
     }
 }

@@ -70,6 +70,8 @@ pub struct VhostUserOptions {
     pub socket: PathBuf,
     /// The most queues that it can use; at least 1.
     pub queues: u16,
+    /// How many threads serve the queues; `None` for as many as there are processors for them.
+    pub threads: Option<u16>,
     /// The longest that a ring is watched before its thread sleeps, in nanoseconds; 0 never
     /// watches. The thread watches only while that pays.
     pub spin_ns: u64,
@@ -78,7 +80,15 @@ pub struct VhostUserOptions {
 impl VhostUserOptions {
     /// The default options at `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), queues: 4, spin_ns: SPIN_NS }
+        Self { socket: socket.into(), queues: 4, threads: None, spin_ns: SPIN_NS }
+    }
+
+    /// How many threads serve the queues: more than there are processors only take them from one
+    /// another.
+    pub fn threads_or_default(&self) -> u16 {
+        let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = self.threads.unwrap_or_else(|| processors().try_into().unwrap_or(u16::MAX));
+        threads.clamp(1, self.queues.max(1))
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use fathom_block::{Disk, MemoryOwner};
 use vhost::VhostUserMemoryRegionBase;
@@ -24,7 +24,7 @@ use super::dirty_log::DirtyLog;
 use super::event::{self, Call};
 use super::inflight::Inflight;
 use super::live::Live;
-use super::mailbox::WorkerHandle;
+use super::mailbox::{RingThread, WorkerHandle};
 use super::memory::{Memory, RegionLayout};
 use super::observer::GuestObserver;
 use super::ring::{RING_SIZE_MAX, Ring, RingAddresses, RingError};
@@ -77,6 +77,9 @@ pub(super) struct Session {
     features: u64,
     protocol_features: u64,
     rings: Vec<RingSetup>,
+    /// The threads that serve rings, as long as they do: ring n is served by the thread n modulo
+    /// their number.
+    threads: Vec<Weak<RingThread>>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Inflight>,
     /// The server ends: no ring starts any more.
@@ -106,6 +109,7 @@ impl Session {
         let SessionStart { number, disk, options, observer, counters, live, turn, memory_owner } =
             start;
         let rings = (0..options.queues).map(|_| RingSetup::default()).collect();
+        let threads = usize::from(options.threads_or_default());
         counters.connections.fetch_add(1, Ordering::Relaxed);
         counters.warned.store(false, Ordering::Relaxed);
         Self {
@@ -121,6 +125,7 @@ impl Session {
             features: 0,
             protocol_features: 0,
             rings,
+            threads: std::iter::repeat_with(Weak::new).take(threads).collect(),
             log: None,
             inflight: None,
             closed: false,
@@ -175,9 +180,8 @@ impl Session {
         }
         let layers_version = self.disk.layers_version();
         let sight = Arc::clone(&self.live().sight);
-        let started = WorkerHandle::start(WorkerStart {
+        let start = WorkerStart {
             disk: Arc::clone(&self.disk),
-            index: index as u16,
             ring,
             kick,
             call,
@@ -185,10 +189,10 @@ impl Session {
             write_back: config::has(self.features, VIRTIO_BLK_F_FLUSH),
             log,
             inflight,
-            spin_ns: self.options.spin_ns,
             sight,
             counters: Arc::clone(&self.counters),
-        });
+        };
+        let started = self.thread(index).and_then(|thread| WorkerHandle::start(start, thread));
         let worker = match started {
             Ok(worker) => worker,
             Err(error) => {
@@ -208,6 +212,19 @@ impl Session {
         live.restackers.push((index, restacker));
         live.running_queues += 1;
         Ok(())
+    }
+
+    /// The thread that serves the ring `index`.
+    fn thread(&mut self, index: usize) -> io::Result<Arc<RingThread>> {
+        let number = index % self.threads.len();
+        if let Some(thread) = self.threads[number].upgrade().filter(|thread| !thread.is_finished())
+        {
+            return Ok(thread);
+        }
+        let spin_ns = self.options.spin_ns;
+        let thread = Arc::new(RingThread::start(&self.disk, number, spin_ns, &self.counters)?);
+        self.threads[number] = Arc::downgrade(&thread);
+        Ok(thread)
     }
 
     /// Stops a ring once nothing is in flight, and keeps how far it had come.
@@ -249,29 +266,31 @@ impl Session {
     /// Gives running rings the memory, the places and the log that hold now. Their size and their
     /// way of notifying stay what they were at the start.
     fn refresh(&mut self) -> Result<()> {
-        let log = self.active_log();
-        for index in 0..self.rings.len() {
-            let setup = &self.rings[index];
-            let (Some(worker), Some(addresses)) = (&setup.worker, setup.addresses) else {
-                continue;
-            };
-            let (memory, log) = (Arc::clone(&self.memory), log.clone());
-            let refreshed = worker.update(true, move |worker| {
-                worker.ring = worker.ring.moved(memory, addresses)?;
-                worker.ring.disable_notifications();
-                worker.log = log;
-                Ok(())
-            });
-            match refreshed {
-                Some(Ok(())) => {}
-                Some(Err(error)) => {
-                    let error: RingError = error;
-                    // The ring is not where the memory is any more: it must not be touched.
-                    self.stop(index);
-                    return Err(invalid(format!("queue {index}: {}", error.name())));
-                }
-                None => self.stop(index),
+        (0..self.rings.len()).try_for_each(|index| self.refresh_ring(index))
+    }
+
+    /// The same for one ring: no other waits for its requests.
+    fn refresh_ring(&mut self, index: usize) -> Result<()> {
+        let (memory, log) = (Arc::clone(&self.memory), self.active_log());
+        let setup = &self.rings[index];
+        let (Some(worker), Some(addresses)) = (&setup.worker, setup.addresses) else {
+            return Ok(());
+        };
+        let refreshed = worker.update(true, move |worker| {
+            worker.ring = worker.ring.moved(memory, addresses)?;
+            worker.ring.disable_notifications();
+            worker.log = log;
+            Ok(())
+        });
+        match refreshed {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                let error: RingError = error;
+                // The ring is not where the memory is any more: it must not be touched.
+                self.stop(index);
+                return Err(invalid(format!("queue {index}: {}", error.name())));
             }
+            None => self.stop(index),
         }
         Ok(())
     }
@@ -402,7 +421,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     ) -> Result<()> {
         let addresses = RingAddresses { descriptors, available, used };
         self.ring(index)?.addresses = Some(addresses);
-        self.refresh()
+        self.refresh_ring(index as usize)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {

@@ -1,22 +1,24 @@
-//! A ring's thread.
+//! A ring.
 //!
-//! One thread serves one ring: it takes requests off the ring, sends them through its stack, waits
-//! for what comes back, gives it back to the guest. The session's thread changes it through
-//! [`WorkerHandle::update`](super::mailbox::WorkerHandle::update), which runs a closure here, between two rounds; so nothing on the
-//! request path is shared, and nothing is locked.
+//! A thread drives one or more rings of a guest: it takes requests off a ring, sends them through
+//! the ring's stack, and gives back to the guest what is done. The session's thread changes a ring
+//! through [`WorkerHandle::update`](super::mailbox::WorkerHandle::update), which runs a closure on
+//! the ring's thread, between two rounds; so nothing on the request path is shared, and nothing is
+//! locked.
 
 mod intake;
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use fathom_block::{Clock, Disk, ErrorKind, GuestAddress, MemoryOwner, Operation, Outcome, Stack};
-use fathom_reactor::{Event, Owner, Reactor};
+use fathom_block::{
+    Clock, Disk, ErrorKind, GuestAddress, MemoryOwner, Operation, Outcome, Source, Stack,
+};
+use fathom_reactor::{Event, Group, Owner, Reactor};
 
 use super::chain::Chain;
 use super::dirty_log::DirtyLog;
@@ -27,28 +29,18 @@ use super::request::{self, Segment};
 use super::ring::Ring;
 use super::sight::{Lookout, Sight};
 use super::status::Counters;
-use crate::spin::{Spin, preemptions};
 
-/// The entries of a worker's `io_uring`.
-const REACTOR_ENTRIES: u32 = 256;
 /// How many requests are taken before what is done is given back: small enough that the guest
 /// works on the first while the last are being served.
 const BATCH: usize = 16;
 /// How often a request is repeated that none of the daemons or connections before got to the end
 /// of. Then it is given back as failed: it may be what ended them.
 const REPEATS_MAX: u8 = 8;
-/// How long a thread that fails waits for what the kernel is still doing with its memory.
-const DRAIN_LIMIT: Duration = Duration::from_secs(10);
-/// How often the ring is looked at between two looks at the clock.
-const LOOKS: u32 = 64;
-
 const TOKEN_KICK: u64 = 0;
-const TOKEN_WAKE: u64 = 1;
 
-/// What a ring's thread begins with.
+/// What a ring begins with.
 pub(super) struct WorkerStart {
     pub disk: Arc<Disk>,
-    pub index: u16,
     pub ring: Ring,
     pub kick: File,
     pub call: Option<Call>,
@@ -57,8 +49,6 @@ pub(super) struct WorkerStart {
     pub write_back: bool,
     pub log: Option<Arc<DirtyLog>>,
     pub inflight: Option<QueueInflight>,
-    /// How long to watch the ring before sleeping, at the longest, in nanoseconds.
-    pub spin_ns: u64,
     pub sight: Arc<Sight>,
     pub counters: Arc<Counters>,
 }
@@ -76,7 +66,7 @@ struct Taken {
     status_address: GuestAddress,
 }
 
-/// The state of a ring's thread.
+/// The state of a ring, which its thread alone uses.
 pub(super) struct Worker {
     pub ring: Ring,
     pub call: Option<Call>,
@@ -87,13 +77,9 @@ pub(super) struct Worker {
     write_back: bool,
     inflight: Option<QueueInflight>,
     counters: Arc<Counters>,
-    /// How long to look for the guest's next request, and, where the disk works on something, for
-    /// what comes first of the two. A disk that completes its requests in groups is awaited long,
-    /// the guest's answer to a group is not: what the one teaches does not hold for the other.
-    spins: [Spin; 2],
     lookout: Lookout,
     mailbox: Arc<Mailbox>,
-    reactor: Reactor,
+    group: Group,
     owner: Owner,
     stack: Stack,
     /// Whose memory it is: once some of it is lost, nothing is taken or given back any more.
@@ -112,19 +98,22 @@ pub(super) struct Worker {
     heads: Vec<u16>,
     chain: Chain,
     segments: Vec<Segment>,
-    events: Vec<Event>,
+    /// Whether requests were taken when the thread began to look for work.
+    open: bool,
+    /// Whether the guest was asked to kick.
+    armed: bool,
 }
 
 impl Worker {
-    pub(super) fn new(start: WorkerStart, mailbox: Arc<Mailbox>) -> io::Result<Self> {
-        let mut reactor = Reactor::new(REACTOR_ENTRIES)?;
-        let owner = reactor.register();
-        let stack = start.disk.open_queue(&mut reactor, Clock::System)?;
+    pub(super) fn new(
+        start: WorkerStart,
+        mailbox: Arc<Mailbox>,
+        reactor: &mut Reactor,
+    ) -> io::Result<Self> {
         event::check(&start.kick, "kick")?;
+        let owner = reactor.register();
+        let stack = start.disk.open_queue(reactor, Clock::System)?;
         reactor.watch_always(owner, TOKEN_KICK, start.kick.as_fd());
-        // SAFETY: the event descriptor lives in the mailbox as long as this worker.
-        let wake = unsafe { std::os::fd::BorrowedFd::borrow_raw(mailbox.wake.as_raw_fd()) };
-        reactor.watch_always(owner, TOKEN_WAKE, wake);
         let free = Taken {
             left: 0,
             outcome: Ok(()),
@@ -144,10 +133,9 @@ impl Worker {
             write_back: start.write_back,
             inflight: start.inflight,
             counters: start.counters,
-            spins: [Spin::new(start.spin_ns), Spin::without_trials(start.spin_ns)],
             lookout: Lookout::new(start.sight),
             mailbox,
-            reactor,
+            group: reactor.group(),
             owner,
             stack,
             recovered: VecDeque::new(),
@@ -158,9 +146,14 @@ impl Worker {
             heads: Vec::with_capacity(BATCH),
             chain: Chain::default(),
             segments: Vec::new(),
-            events: Vec::new(),
+            open: false,
+            armed: false,
         };
-        worker.recover()?;
+        if let Err(error) = worker.recover() {
+            worker.stack.end(reactor);
+            return Err(error);
+        }
+        worker.ring.disable_notifications();
         // An earlier daemon may have died between giving a request back and saying so: an interrupt
         // too many does no harm, one that never comes leaves the guest waiting for ever.
         worker.interrupt();
@@ -193,63 +186,6 @@ impl Worker {
         Ok(())
     }
 
-    pub(super) fn run(&mut self) {
-        self.ring.disable_notifications();
-        while !self.ended {
-            let mut busy = self.take_requests();
-            busy |= self.take_events();
-            busy |= self.give_back();
-            if self.mailbox.is_pending() {
-                busy |= self.take_commands();
-            }
-            if !busy {
-                self.idle();
-            }
-        }
-    }
-
-    /// Takes a batch of requests off the ring and sends them on their way.
-    fn take_requests(&mut self) -> bool {
-        if !self.is_serving() {
-            return false;
-        }
-        if !self.recovered.is_empty() {
-            if self.careful && self.stack.in_flight() > 0 {
-                return false;
-            }
-            let count = if self.careful { 1 } else { self.recovered.len().min(BATCH) };
-            for _ in 0..count {
-                let Some(head) = self.recovered.pop_front() else { break };
-                self.repeat(head);
-            }
-            self.heads.clear();
-        } else if self.ring.has_available() {
-            self.lookout.see();
-            self.heads.clear();
-            if let Err(error) = self.ring.take(BATCH, &mut self.heads) {
-                self.break_ring(error.name());
-            }
-        } else {
-            return false;
-        }
-        for index in 0..self.heads.len() {
-            let head = self.heads[index];
-            if self.taken[usize::from(head)].left > 0 {
-                // Its memory would be two requests' at once.
-                self.break_ring("a request that is available twice");
-                break;
-            }
-            if let Some(inflight) = &mut self.inflight {
-                inflight.take(head);
-            }
-            self.take(head);
-        }
-        if let Err(error) = self.stack.settle(&mut self.reactor) {
-            self.break_ring(&error.to_string());
-        }
-        true
-    }
-
     /// Whether requests are taken.
     fn is_serving(&self) -> bool {
         self.enabled
@@ -260,10 +196,10 @@ impl Worker {
     }
 
     /// Carries out once more what an earlier daemon had taken.
-    fn repeat(&mut self, head: u16) {
+    fn repeat(&mut self, head: u16, reactor: &Reactor) {
         let repeats = self.inflight.as_mut().map_or(0, |inflight| inflight.repeat(head));
         if repeats < REPEATS_MAX {
-            return self.take(head);
+            return self.begin(head, reactor);
         }
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
         tracing::error!(
@@ -310,55 +246,6 @@ impl Worker {
             vm = self.disk.vm(),
             "the ring is out of use until the guest resets its device: {what}"
         );
-    }
-
-    /// Handles what the reactor has.
-    fn take_events(&mut self) -> bool {
-        let mut busy = false;
-        if self.reactor.is_ready() {
-            let mut events = std::mem::take(&mut self.events);
-            if let Err(error) = self.reactor.collect(&mut events) {
-                self.break_ring(&error.to_string());
-            }
-            for event in events.drain(..) {
-                busy = true;
-                if event.owner == self.owner {
-                    self.signal(&event);
-                } else {
-                    self.stack.event(&event, &mut self.reactor);
-                }
-            }
-            self.events = events;
-        }
-        if self.stack.deadline_ns().is_some_and(|deadline| deadline <= self.stack.now_ns()) {
-            self.stack.advance(&mut self.reactor);
-            busy = true;
-        }
-        if busy && self.reactor.has_unsubmitted() {
-            if let Err(error) = self.reactor.submit() {
-                self.break_ring(&error.to_string());
-            }
-        }
-        busy
-    }
-
-    /// A kick, or mail.
-    fn signal(&mut self, event: &Event) {
-        if event.token == TOKEN_KICK {
-            event::take(&self.kick);
-            self.lookout.kicked(self.stack.now_ns());
-            if !event.more {
-                self.reactor.watch_always(self.owner, TOKEN_KICK, self.kick.as_fd());
-            }
-        } else {
-            let _ = self.mailbox.wake.read();
-            if !event.more {
-                // SAFETY: the event descriptor lives in the mailbox as long as this worker.
-                let wake =
-                    unsafe { std::os::fd::BorrowedFd::borrow_raw(self.mailbox.wake.as_raw_fd()) };
-                self.reactor.watch_always(self.owner, TOKEN_WAKE, wake);
-            }
-        }
     }
 
     /// Gives back what is done.
@@ -452,10 +339,10 @@ impl Worker {
     }
 
     /// Makes the changes that the session asks for.
-    fn take_commands(&mut self) -> bool {
+    fn take_commands(&mut self, reactor: &mut Reactor) -> bool {
         loop {
             match self.mailbox.next(self.stack.in_flight()) {
-                Mail::Change(change) => change(self),
+                Mail::Change(change) => change(self, reactor),
                 Mail::Waiting => {
                     self.draining = true;
                     return false;
@@ -468,73 +355,131 @@ impl Worker {
         }
     }
 
-    /// Ends the thread after this round.
+    /// Ends the ring after this round.
     pub(super) fn end(&mut self) {
         self.ended = true;
     }
 
     /// Opens the disk anew, with the layers that it has now. Nothing is in flight.
-    pub(super) fn restack(&mut self) {
-        match self.disk.open_queue(&mut self.reactor, Clock::System) {
-            Ok(stack) => self.stack.replace(stack, &mut self.reactor),
+    pub(super) fn restack(&mut self, reactor: &mut Reactor) {
+        match self.disk.open_queue(reactor, Clock::System) {
+            Ok(stack) => self.stack.replace(stack, reactor),
             Err(error) => {
                 tracing::error!(disk = self.disk.name(), %error, "the layers stay as they were");
             }
         }
     }
 
-    /// Watches the ring for a while if that pays, then sleeps.
-    fn idle(&mut self) {
-        self.stack.advance(&mut self.reactor);
-        if self.stack.has_completed() {
-            return;
+    /// Whether new requests can be taken: not while those of an earlier daemon wait for one another.
+    fn is_open(&self) -> bool {
+        self.is_serving() && (!self.careful || self.recovered.is_empty())
+    }
+}
+
+impl Source for Worker {
+    fn stack(&mut self) -> &mut Stack {
+        &mut self.stack
+    }
+
+    fn group(&self) -> Group {
+        self.group
+    }
+
+    fn take(&mut self, reactor: &mut Reactor) -> bool {
+        if !self.is_serving() {
+            return false;
         }
-        let serving = self.is_serving() && (!self.careful || self.recovered.is_empty());
-        let start_ns = self.stack.now_ns();
-        if self.lookout.deadline_ns() <= start_ns && self.lookout.look(&self.ring) {
+        if !self.recovered.is_empty() {
+            if self.careful && self.stack.in_flight() > 0 {
+                return false;
+            }
+            let count = if self.careful { 1 } else { self.recovered.len().min(BATCH) };
+            for _ in 0..count {
+                let Some(head) = self.recovered.pop_front() else { break };
+                self.repeat(head, reactor);
+            }
+            self.heads.clear();
+        } else if self.ring.has_available() {
+            self.lookout.see();
+            self.heads.clear();
+            if let Err(error) = self.ring.take(BATCH, &mut self.heads) {
+                self.break_ring(error.name());
+            }
+        } else {
+            return false;
+        }
+        for index in 0..self.heads.len() {
+            let head = self.heads[index];
+            if self.taken[usize::from(head)].left > 0 {
+                // Its memory would be two requests' at once.
+                self.break_ring("a request that is available twice");
+                break;
+            }
+            if let Some(inflight) = &mut self.inflight {
+                inflight.take(head);
+            }
+            self.begin(head, reactor);
+        }
+        if let Err(error) = self.stack.settle(reactor) {
+            self.break_ring(&error.to_string());
+        }
+        true
+    }
+
+    fn give(&mut self, reactor: &mut Reactor) -> bool {
+        let mut busy = self.give_back();
+        if self.mailbox.is_pending() {
+            busy |= self.take_commands(reactor);
+        }
+        busy
+    }
+
+    /// A kick.
+    fn signal(&mut self, event: &Event, reactor: &mut Reactor) {
+        event::take(&self.kick);
+        self.lookout.kicked(self.stack.now_ns());
+        if !event.more {
+            reactor.watch_always(self.owner, TOKEN_KICK, self.kick.as_fd());
+        }
+    }
+
+    fn is_ready(&mut self) -> bool {
+        self.open && self.ring.has_available()
+    }
+
+    fn rest(&mut self, now_ns: u64) -> u64 {
+        self.open = self.is_open();
+        if self.lookout.deadline_ns() <= now_ns && self.lookout.look(&self.ring) {
             // Whoever watches over the disk shows it.
             self.disk.failures().call();
         }
-        let deadline_ns = self.stack.deadline_ns().unwrap_or(u64::MAX);
-        let deadline_ns = deadline_ns.min(self.lookout.deadline_ns());
-        let awaited = usize::from(self.stack.in_flight() > 0);
-        let watch_ns =
-            self.spins[awaited].limit_ns(start_ns).min(deadline_ns.saturating_sub(start_ns));
-        let mut now_ns = start_ns;
-        while now_ns - start_ns < watch_ns {
-            for _ in 0..LOOKS {
-                if serving && self.ring.has_available() || self.reactor.is_ready() {
-                    self.spins[awaited].found();
-                    return;
-                }
-                std::hint::spin_loop();
-            }
-            let before_ns = now_ns;
-            now_ns = self.stack.now_ns();
-            if !self.spins[awaited].step(before_ns, now_ns, preemptions) {
-                break;
-            }
-        }
-        if serving && self.ring.enable_notifications() {
-            self.ring.disable_notifications();
-            return;
-        }
-        let limit = (deadline_ns != u64::MAX)
-            .then(|| Duration::from_nanos(deadline_ns.saturating_sub(now_ns)));
-        if let Err(error) = self.reactor.wait(limit) {
-            self.break_ring(&error.to_string());
-        }
-        if serving {
+        self.lookout.deadline_ns()
+    }
+
+    fn arm(&mut self, _: &mut Reactor) -> bool {
+        self.armed = self.open;
+        self.armed && self.ring.enable_notifications()
+    }
+
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed) {
             self.ring.disable_notifications();
         }
-        self.spins[awaited].slept(self.stack.now_ns().saturating_sub(start_ns));
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.break_ring(&error.to_string());
+    }
+
+    fn is_ended(&self) -> bool {
+        self.ended
     }
 }
 
 impl Drop for Worker {
     /// After a failure requests may be in flight, and the kernel may still use their memory.
     fn drop(&mut self) {
-        if !self.reactor.drain(DRAIN_LIMIT) {
+        if self.stack.is_under_way() {
             tracing::error!(
                 disk = self.disk.name(),
                 "requests of a queue that failed are still under way: their memory is kept for good"

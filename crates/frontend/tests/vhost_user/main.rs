@@ -12,6 +12,7 @@ mod lost_writes;
 mod observer;
 mod protocol;
 mod requests;
+mod sharing;
 mod sight;
 
 use std::path::PathBuf;
@@ -50,16 +51,39 @@ pub fn serve_backend(
     layers: Vec<Arc<dyn Layer>>,
     read_only: bool,
 ) -> Served {
+    // All rings by one thread: the harder case, and the same on every machine.
+    serve_options(backend, layers, read_only, Some(1), "test")
+}
+
+/// The same by so many threads.
+pub fn serve_threads(
+    backend: Arc<dyn Backend>,
+    layers: Vec<Arc<dyn Layer>>,
+    threads: Option<u16>,
+    name: &str,
+) -> Served {
+    serve_options(backend, layers, false, threads, name)
+}
+
+fn serve_options(
+    backend: Arc<dyn Backend>,
+    layers: Vec<Arc<dyn Layer>>,
+    read_only: bool,
+    threads: Option<u16>,
+    name: &str,
+) -> Served {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("disk.sock");
     let options = DiskOptions {
-        name: "test".into(),
+        name: name.into(),
         serial: "serial-of-the-disk".into(),
         read_only,
         ..DiskOptions::default()
     };
     let disk = Disk::new(options, layers, backend).unwrap();
-    let server = Server::start(VhostUserOptions::new(&socket), Arc::clone(&disk)).unwrap();
+    let mut options = VhostUserOptions::new(&socket);
+    options.threads = threads;
+    let server = Server::start(options, Arc::clone(&disk)).unwrap();
     Served { disk, server, socket, _directory: directory }
 }
 

@@ -304,6 +304,13 @@ fn check_disk_into(disk: &DiskDefinition, places: &Places, problems: &mut Proble
                 format!("choose a number from 1 to {QUEUES_MAX}: one for each of the guest's CPUs"),
             );
         }
+        if vhost_user.threads.is_some_and(|threads| threads == 0 || threads > QUEUES_MAX) {
+            problems.add(
+                places.of("vhost_user.threads"),
+                "a disk's queues cannot be served by so many threads",
+                format!("choose a number from 1 to {QUEUES_MAX}, or leave it out"),
+            );
+        }
         check_group(vhost_user.group.as_deref(), || places.of("vhost_user.group"), problems);
         if vhost_user.spin.is_some_and(|spin| spin.0 > SPIN_NS_MAX) {
             problems.add(

@@ -64,6 +64,7 @@ fn vhost_user(mut table: Table<'_>) -> (VhostUserDefinition, Places) {
             .integer("queues", 1..257)
             .and_then(|queues| u16::try_from(queues).ok())
             .unwrap_or(default.queues),
+        threads: table.integer("threads", 1..257).and_then(|threads| u16::try_from(threads).ok()),
         spin: table.nanoseconds("spin").map(Nanoseconds),
         group: table.string("group"),
     };

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use fathom_block::{ErrorKind, GuestAddress, Operation, Request};
+use fathom_reactor::Reactor;
 
 use super::{Taken, Worker};
 use crate::vhost_user::chain::Piece;
@@ -11,7 +12,7 @@ use crate::vhost_user::request::{self, Parsed};
 
 impl Worker {
     /// One request: from its head to the stack, or straight back.
-    pub(super) fn take(&mut self, head: u16) {
+    pub(super) fn begin(&mut self, head: u16, reactor: &Reactor) {
         if let Err(error) = self.chain.read(&self.ring, head) {
             return self.refuse(head, error.name());
         }
@@ -28,22 +29,22 @@ impl Worker {
         };
         match parsed.operation {
             Some(Operation::Read | Operation::Write | Operation::GetId) => {
-                self.transfer(head, &parsed);
+                self.transfer(head, &parsed, reactor);
             }
             Some(Operation::Flush) => {
                 let mut request = self.stack.request();
                 request.operation = Operation::Flush;
-                self.submit(head, request, &parsed);
+                self.submit(head, request, &parsed, reactor);
             }
             Some(operation @ (Operation::Discard | Operation::WriteZeroes)) => {
-                self.submit_segments(head, operation, &parsed);
+                self.submit_segments(head, operation, &parsed, reactor);
             }
             Some(Operation::Extents) | None => self.finish(head, Err(ErrorKind::Unsupported)),
         }
     }
 
     /// A request whose data is in the chain.
-    fn transfer(&mut self, head: u16, parsed: &Parsed) {
+    fn transfer(&mut self, head: u16, parsed: &Parsed, reactor: &Reactor) {
         let operation = parsed.operation.unwrap_or_default();
         let mut request = self.stack.request();
         request.operation = operation;
@@ -65,11 +66,17 @@ impl Worker {
         if fills {
             self.taken[usize::from(head)].written = parsed.data_length as u32;
         }
-        self.submit(head, request, parsed);
+        self.submit(head, request, parsed, reactor);
     }
 
     /// A discard or write-zeroes request: one request of ours for each segment.
-    fn submit_segments(&mut self, head: u16, operation: Operation, parsed: &Parsed) {
+    fn submit_segments(
+        &mut self,
+        head: u16,
+        operation: Operation,
+        parsed: &Parsed,
+        reactor: &Reactor,
+    ) {
         let mut segments = std::mem::take(&mut self.segments);
         let memory = self.ring.memory();
         if let Err(error) = request::segments(memory, &mut self.chain, operation, &mut segments) {
@@ -88,13 +95,13 @@ impl Worker {
                 request.length = segment.length;
                 request.flags.keep_allocated = zeroes && !segment.unmap;
                 request.flags.force_unit_access = zeroes && !self.write_back;
-                self.submit(head, request, parsed);
+                self.submit(head, request, parsed, reactor);
             }
         }
         self.segments = segments;
     }
 
-    fn submit(&mut self, head: u16, mut request: Box<Request>, parsed: &Parsed) {
+    fn submit(&mut self, head: u16, mut request: Box<Request>, parsed: &Parsed, reactor: &Reactor) {
         if self.memory_owner.is_lost() {
             // What was parsed may be zeroes that the guest never wrote. The request stays noted as
             // in flight, to be repeated.
@@ -105,7 +112,7 @@ impl Worker {
         request.header = Some(parsed.header);
         request.insight.io_priority = parsed.io_priority;
         request.token = u64::from(head);
-        self.stack.begin(request, &self.reactor);
+        self.stack.begin(request, reactor);
     }
 
     /// Gives back a request that says nothing one could act on.

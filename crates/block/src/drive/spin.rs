@@ -26,7 +26,7 @@ const YIELD_NS_MAX: u64 = 1_280_000_000;
 
 /// The time to look, adapted after each idle period.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spin {
+pub struct Spin {
     /// The longest look; 0 never looks.
     most_ns: u64,
     /// Sleeps up to this may have been short ones, in nanoseconds.
@@ -115,7 +115,7 @@ impl Spin {
 }
 
 /// How often this thread has lost its processor to another.
-pub(crate) fn preemptions() -> u64 {
+pub fn preemptions() -> u64 {
     // SAFETY: an all-zero rusage is a valid value of that plain structure.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the structure lives through the call.
