@@ -22,8 +22,9 @@ const ROWS: usize = 400;
 /// What the rows that a host tells of relations may take, in bytes.
 const RELATIONS_MAX: usize = 256 << 20;
 /// What the centre may take for it in all, in bytes: the rows, what waits for their instants, and
-/// what the query that they are for keeps of them.
-const MEMORY_MAX: u64 = 512 << 20;
+/// what the query that they are for keeps of them. The rows of a host that went may still be on
+/// their way out while those of the next come; those of three hosts at once would exceed it.
+const MEMORY_MAX: u64 = 640 << 20;
 
 /// A `fathom monitor` in plain text.
 struct Centre {
