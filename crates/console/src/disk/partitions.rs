@@ -1,5 +1,6 @@
 //! Partition tables: enough of MBR and GPT to show them and to see one that does not fit its disk.
-//! Guests write them: the crate `gpt` panics on some, and allocates what others say.
+//! Guests write them: the crate `gpt` panics on some and allocates what others say, and `mbrman`
+//! follows chains of extended partitions without a limit.
 use std::{fs::File, io, os::unix::fs::FileExt};
 
 use serde::Serialize;
