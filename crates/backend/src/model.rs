@@ -10,6 +10,7 @@
 
 mod hdd;
 mod ssd;
+mod store;
 
 use std::collections::HashMap;
 use std::io;
@@ -21,6 +22,7 @@ use fathom_block::{
 
 pub use hdd::HddParameters;
 pub use ssd::SsdParameters;
+pub use store::Modelled;
 
 use hdd::Hdd;
 use ssd::Ssd;
@@ -161,15 +163,7 @@ impl ModelQueue {
 
 impl LayerQueue for ModelQueue {
     fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        let task = match request.operation {
-            Operation::Read => Some(Task::Read),
-            Operation::Write => Some(Task::Write(request.flags.force_unit_access)),
-            Operation::Flush => Some(Task::Flush),
-            Operation::Discard | Operation::WriteZeroes => Some(Task::Forget),
-            // No disk is asked.
-            Operation::GetId | Operation::Extents => None,
-        };
-        if let Some(task) = task {
+        if let Some(task) = task(&request) {
             let now_ns = next.now_ns();
             let number = self.state().arrive(task, request.offset, request.length, now_ns);
             *next.word(&mut request) = number;
@@ -190,6 +184,17 @@ impl LayerQueue for ModelQueue {
             Some(outcome) => self.settle(request, outcome, next),
             None => next.submit(request),
         }
+    }
+}
+
+/// What a disk is asked by `request`, if it is.
+fn task(request: &Request) -> Option<Task> {
+    match request.operation {
+        Operation::Read => Some(Task::Read),
+        Operation::Write => Some(Task::Write(request.flags.force_unit_access)),
+        Operation::Flush => Some(Task::Flush),
+        Operation::Discard | Operation::WriteZeroes => Some(Task::Forget),
+        Operation::GetId | Operation::Extents => None,
     }
 }
 

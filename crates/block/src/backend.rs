@@ -87,6 +87,14 @@ impl BackendContext<'_> {
         self.completed.push((request, outcome));
     }
 
+    /// The same for a back end beneath this one: what it is done with goes to `completed`.
+    pub fn nested<'b>(
+        &'b mut self,
+        completed: &'b mut Vec<(Box<Request>, Outcome)>,
+    ) -> BackendContext<'b> {
+        BackendContext { reactor: self.reactor, clock: self.clock, completed }
+    }
+
     /// The ring of this thread.
     pub fn reactor(&mut self) -> &mut Reactor {
         self.reactor

@@ -144,6 +144,14 @@ pub enum BackendDefinition {
 }
 
 impl DiskDefinition {
+    /// The log that its changes are durable in first, if it has one.
+    pub fn wal(&self) -> Option<&WalDefinition> {
+        self.layers.iter().find_map(|layer| match layer {
+            LayerDefinition::Wal(wal) => Some(wal),
+            _ => None,
+        })
+    }
+
     /// The one back end that is named, or `None` where there is none or more than one.
     pub fn backend(&self) -> Option<BackendDefinition> {
         match (&self.image, self.memory, self.null) {
@@ -190,6 +198,8 @@ pub enum LayerDefinition {
     Fault(FaultDefinition),
     /// Writes requests to the log.
     Log(LogDefinition),
+    /// Makes changes durable in a log first and brings them home later.
+    Wal(WalDefinition),
 }
 
 impl LayerDefinition {
@@ -201,6 +211,7 @@ impl LayerDefinition {
             Self::Delay(_) => "delay",
             Self::Fault(_) => "fault",
             Self::Log(_) => "log",
+            Self::Wal(_) => "wal",
         }
     }
 }
@@ -290,6 +301,37 @@ impl Default for LogDefinition {
     /// A hundred lines a second, in the daemon's log.
     fn default() -> Self {
         Self { lines_per_second_max: 100, file: None }
+    }
+}
+
+/// Makes changes durable in a log first and brings them home later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WalDefinition {
+    /// The log volume: a file, which is made where there is none, or a block device.
+    pub log: PathBuf,
+    /// Where the log begins there.
+    pub offset: Bytes,
+    /// How much of it is the log's; all that is left where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<Bytes>,
+    /// How long a change may be in the log only.
+    pub age: Nanoseconds,
+    /// The disk whose timing the log volume is to have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelDefinition>,
+}
+
+impl Default for WalDefinition {
+    /// Nowhere, for five seconds.
+    fn default() -> Self {
+        Self {
+            log: PathBuf::new(),
+            offset: Bytes(0),
+            size: None,
+            age: Nanoseconds(5_000_000_000),
+            model: None,
+        }
     }
 }
 

@@ -39,10 +39,26 @@ pub struct DiskStatus {
     /// How far the disk's guest has been understood.
     #[serde(default)]
     pub insight: InsightStatus,
+    /// How the log of the layer `wal` is, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wal: Option<WalStatus>,
     /// Requests that a crossing refused: out of range, not offered, contradictory.
     pub refused: u64,
     /// What does not work now; empty on a sound disk.
     pub problems: Vec<Problem>,
+}
+
+/// How the log of a disk is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WalStatus {
+    /// The bytes of it that are in use.
+    pub used_bytes: u64,
+    /// Its size.
+    pub size_bytes: u64,
+    /// How often something was brought home.
+    pub rounds: u64,
+    /// Flushes of the log volume since it was opened, for all disks on it.
+    pub volume_flushes: u64,
 }
 
 /// Sizes, in bytes.
@@ -80,7 +96,7 @@ pub struct CapabilitiesStatus {
 /// One layer, as it was defined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerStatus {
-    /// The layer's word: `classify`, `tap`, `delay`, `fault`, `log`.
+    /// The layer's word: `classify`, `tap`, `delay`, `fault`, `log`, `wal`.
     pub name: String,
     /// How it is set.
     pub definition: LayerDefinition,

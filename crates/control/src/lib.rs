@@ -50,11 +50,11 @@ pub use definition::{
     BackendDefinition, DelayDefinition, DiskChange, DiskDefinition, ExportsDefinition,
     FaultDefinition, FaultEffect, ImageFormat, ImageFormatError, LayerDefinition,
     ListenerDefinition, LogDefinition, ModelDefinition, ModelKind, TlsDefinition,
-    VhostUserDefinition, WhenFull,
+    VhostUserDefinition, WalDefinition, WhenFull,
 };
 pub use disk::{
     BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,
-    LayerStatus, NbdStatus, VhostUserStatus,
+    LayerStatus, NbdStatus, VhostUserStatus, WalStatus,
 };
 pub use error::{ErrorBody, ErrorCode, ErrorReply};
 pub use fathom_histogram::Histogram;

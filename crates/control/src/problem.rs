@@ -39,6 +39,8 @@ pub enum ProblemKind {
     IoErrors,
     /// The storage does not answer: requests in flight do not come back.
     NotAnswering,
+    /// The log of the layer `wal` takes no more changes, or nothing goes home from it.
+    LogFailed,
     /// The disk is being removed, but its requests in flight do not come back.
     Leaving,
     /// A queue's thread failed by a bug of the daemon's.
@@ -72,6 +74,7 @@ impl ProblemKind {
             Self::WaitingForRoom => "waiting-for-room",
             Self::IoErrors => "io-errors",
             Self::NotAnswering => "not-answering",
+            Self::LogFailed => "log-failed",
             Self::Leaving => "leaving",
             Self::QueueFailed => "queue-failed",
             Self::VmmRefused => "vmm-refused",

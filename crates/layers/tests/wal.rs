@@ -412,7 +412,15 @@ fn a_log_is_refused_where_it_is_not_this_disks() {
     let mut harness = Harness::new(&disk, &HarnessOptions::default(), 1);
     let mut workload = workload(1);
     harness.run(&mut workload, 5, |_| {});
+    harness.rest(|_| {});
+    let meets = refusal(|_| ());
+    assert!(meets.contains("another disk's log"), "{meets}");
+    // What is cut off could come back.
+    assert_eq!(disk.resize(CAPACITY / 2), Err(ErrorKind::Unsupported));
+    assert_eq!(disk.capacity(), CAPACITY);
+    harness.submit(0, &workload.find(|action| action.operation == Operation::Write).unwrap());
     harness.drain(|_| {});
+    drop((harness, disk));
     assert!(refusal(|options| options.home = "copy".into()).contains("for \"image\""));
     let small = refusal(|options| options.size = 8192);
     assert!(small.contains("make the place as large as it was"), "{small}");
@@ -422,7 +430,4 @@ fn a_log_is_refused_where_it_is_not_this_disks() {
         Wal::open(&volume, &WalOptions { name: "a".repeat(200), ..options() }),
         Err(WalError::Superblock(_))
     ));
-    // What is cut off could come back.
-    assert_eq!(disk.resize(CAPACITY / 2), Err(ErrorKind::Unsupported));
-    assert_eq!(disk.capacity(), CAPACITY);
 }

@@ -21,6 +21,7 @@ mod events;
 mod group;
 mod introspection;
 mod log;
+mod logs;
 mod metrics;
 mod notify;
 mod queries;

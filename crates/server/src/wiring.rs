@@ -21,7 +21,9 @@ use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
 use fathom_insight::ClassTable;
 use fathom_layers::classify::UsageOptions;
-use fathom_layers::{Classify, Delay, DelayTime, Fault, FaultRule, Log, Tap, WaitForRoom, tap};
+use fathom_layers::{
+    Classify, Delay, DelayTime, Fault, FaultRule, Log, Tap, WaitForRoom, Wal, tap,
+};
 use fathom_reactor::Reactor;
 use fathom_tls::{Certificates, Tls};
 
@@ -29,6 +31,7 @@ use crate::configuration::{Address, parse_address};
 use crate::group::admit;
 use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
+use crate::logs::LogVolumes;
 
 /// A refusal of the control interface.
 pub(crate) fn refusal(
@@ -48,21 +51,25 @@ pub(crate) struct Watchers {
     pub classify: Option<Classify>,
     /// Has writes wait for room.
     pub room: Option<WaitForRoom>,
+    /// Makes changes durable in a log first.
+    pub wal: Option<Wal>,
 }
 
 /// Opens the back end of `definition` and puts its layers over it. `number` is the disk's number
-/// in events. `records` is the folder for what outlives the daemon.
+/// in events. `records` is the folder for what outlives the daemon, `logs` the open log volumes.
 pub(crate) fn open_disk(
     definition: &DiskDefinition,
     number: u32,
     guest: &DiskGuest,
     records: &Path,
+    logs: &LogVolumes,
 ) -> Result<(Arc<Disk>, Watchers), ErrorBody> {
     let backend = open_backend(definition, records)?;
     let watchers = Watchers {
         tap: make_tap(definition, number),
         classify: make_classify(definition, guest)?,
         room: (definition.when_full == WhenFull::Wait).then(WaitForRoom::new),
+        wal: logs.open(definition, backend.capacity(), records)?,
     };
     let layers = make_layers(definition, &watchers, guest, backend.capacity())?;
     let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
@@ -215,6 +222,10 @@ pub(crate) fn make_layers(
                 Some(tap) => Arc::new(tap.clone()),
                 None => continue,
             },
+            LayerDefinition::Wal(_) => match &watchers.wal {
+                Some(wal) => Arc::new(wal.clone()),
+                None => continue,
+            },
             LayerDefinition::Delay(delay) => {
                 let time = DelayTime { fixed_ns: delay.time.0, jitter_ns: delay.jitter.0 };
                 let layer = Delay::new(delay.seed);
@@ -232,7 +243,7 @@ pub(crate) fn make_layers(
         });
     }
     if let Some(model) = &definition.model {
-        layers.push(make_model(model, capacity));
+        layers.push(Arc::new(make_model(model, capacity)));
     }
     if let Some(room) = &watchers.room {
         layers.push(Arc::new(room.clone()));
@@ -298,12 +309,12 @@ fn operations(names: &[String]) -> Result<Vec<Operation>, ErrorBody> {
     names.iter().map(find).collect()
 }
 
-fn make_model(model: &ModelDefinition, capacity: u64) -> Arc<dyn Layer> {
+pub(crate) fn make_model(model: &ModelDefinition, capacity: u64) -> Model {
     let solid = |parameters: SsdParameters| {
         let power_loss_protected = model.power_loss_protected;
         Model::ssd(SsdParameters { power_loss_protected, ..parameters }, model.seed)
     };
-    Arc::new(match model.kind {
+    match model.kind {
         ModelKind::Hdd => {
             let mut parameters = HddParameters::default();
             if model.spanning {
@@ -316,7 +327,7 @@ fn make_model(model: &ModelDefinition, capacity: u64) -> Arc<dyn Layer> {
         }
         ModelKind::Ssd => solid(SsdParameters::nvme()),
         ModelKind::SataSsd => solid(SsdParameters::sata()),
-    })
+    }
 }
 
 /// Serves `disk` to a VMM, whose guest's memory `guest` is told of.

@@ -17,3 +17,4 @@ mod reload;
 mod stop;
 mod stuck;
 mod usage;
+mod wal;

@@ -36,6 +36,7 @@ use fathom_wal::{Checkpoint, Log, Superblock};
 
 pub use open::{WalError, WalOptions};
 use queue::WalQueue;
+use volume::Claim;
 pub use volume::LogVolume;
 
 /// What the queues of one disk share.
@@ -71,6 +72,7 @@ struct Inner {
     age_ns: u64,
     shared: Shared<State>,
     rounds: AtomicU64,
+    _claim: Claim,
 }
 
 impl Inner {
@@ -93,6 +95,8 @@ pub struct WalStatus {
     pub home_failed: Option<ErrorKind>,
     /// How often something was brought home.
     pub rounds: u64,
+    /// The flushes of the log volume since it was opened, for all disks on it.
+    pub volume_flushes: u64,
 }
 
 /// See the module.
@@ -110,6 +114,7 @@ impl Wal {
             log_failed: state.failed,
             home_failed: state.home_failed,
             rounds: self.inner.rounds.load(Ordering::Relaxed),
+            volume_flushes: self.inner.volume.flush_count(),
         })
     }
 

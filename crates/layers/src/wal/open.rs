@@ -185,6 +185,10 @@ impl Wal {
     pub fn open(volume: &Arc<LogVolume>, options: &WalOptions) -> Result<Self, WalError> {
         let owner = Owner::new(&options.name, &options.home)?;
         let region = region(volume, options)?;
+        let claim = volume.claim(&region).ok_or_else(|| {
+            let text = "another disk's log has a part of its place; correct `offset` and `size`";
+            WalError::Region(text.into())
+        })?;
         let mut access = Access::open(volume)?;
         let first = access.read(region.start, SUPERBLOCK_LENGTH as u64)?;
         let second =
@@ -232,6 +236,7 @@ impl Wal {
                 is_draining: false,
             }),
             rounds: AtomicU64::new(0),
+            _claim: claim,
         };
         Ok(Self { inner: Arc::new(inner) })
     }

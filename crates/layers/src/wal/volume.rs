@@ -1,8 +1,10 @@
 //! A log volume: the store on which logs lie, and the flushes that they share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_block::{Backend, Outcome, Shared, Waker};
+
+use super::Region;
 
 /// The flushes of a log volume, which are numbered as they begin. One is under way at a time: what
 /// is written meanwhile, by whichever disk, waits for the next one, together.
@@ -27,12 +29,40 @@ pub(super) enum Turn {
 pub struct LogVolume {
     backend: Arc<dyn Backend>,
     flushes: Shared<Flushes>,
+    /// The regions of the logs that are open.
+    claims: Mutex<Vec<Region>>,
+}
+
+/// A region that is one log's, until this is dropped.
+pub(super) struct Claim {
+    volume: Arc<LogVolume>,
+    region: Region,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claims = self.volume.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = claims.iter().position(|claim| *claim == self.region) {
+            claims.swap_remove(at);
+        }
+    }
 }
 
 impl LogVolume {
     /// The log volume in `backend`. All disks that have a log there must share it.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, flushes: Shared::new(Flushes::default()) }
+        Self { backend, flushes: Shared::new(Flushes::default()), claims: Mutex::default() }
+    }
+
+    /// Claims `region`; `None` where another log that is open has a part of it.
+    pub(super) fn claim(self: &Arc<Self>, region: &Region) -> Option<Claim> {
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let meets = |other: &Region| other.start < region.end && region.start < other.end;
+        if claims.iter().any(meets) {
+            return None;
+        }
+        claims.push(region.clone());
+        Some(Claim { volume: Arc::clone(self), region: region.clone() })
     }
 
     /// The store.

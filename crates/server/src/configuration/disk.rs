@@ -4,7 +4,7 @@ use fathom_block::Operation;
 use fathom_control::{
     Bytes, DelayDefinition, DiskDefinition, ExportsDefinition, FaultDefinition, FaultEffect,
     ImageFormat, LayerDefinition, ListenerDefinition, LogDefinition, ModelDefinition, ModelKind,
-    Nanoseconds, TlsDefinition, VhostUserDefinition, WhenFull,
+    Nanoseconds, TlsDefinition, VhostUserDefinition, WalDefinition, WhenFull,
 };
 
 use super::problem::Places;
@@ -107,6 +107,7 @@ fn layer(mut table: Table<'_>) -> Option<LayerDefinition> {
         Delay,
         Fault,
         Log,
+        Wal,
     }
     let words = [
         ("delay", Kind::Delay),
@@ -114,6 +115,7 @@ fn layer(mut table: Table<'_>) -> Option<LayerDefinition> {
         ("log", Kind::Log),
         ("tap", Kind::Tap),
         ("classify", Kind::Classify),
+        ("wal", Kind::Wal),
     ];
     // Without a kind nothing can be said about the other keys.
     let definition = match required_kind(&mut table, &words)? {
@@ -132,6 +134,16 @@ fn layer(mut table: Table<'_>) -> Option<LayerDefinition> {
             LayerDefinition::Log(LogDefinition {
                 lines_per_second_max: lines.unwrap_or(default),
                 file: table.path("file"),
+            })
+        }
+        Kind::Wal => {
+            let default = WalDefinition::default();
+            LayerDefinition::Wal(WalDefinition {
+                log: table.path("log").unwrap_or_default(),
+                offset: Bytes(table.bytes("offset").unwrap_or(0)),
+                size: table.bytes("size").map(Bytes),
+                age: table.nanoseconds("age").map_or(default.age, Nanoseconds),
+                model: table.table("model", "`model`").map(model),
             })
         }
     };

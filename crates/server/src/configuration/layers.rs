@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fathom_block::LAYERS_MAX;
-use fathom_control::{DiskDefinition, LayerDefinition};
+use fathom_control::{DiskDefinition, LayerDefinition, WalDefinition};
 use fathom_insight::ClassTable;
 
 use super::problem::{Place, Places, Problems};
@@ -68,8 +68,37 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
                     check_log_file(file, &place(), problems);
                 }
             }
+            LayerDefinition::Wal(wal) => check_wal(disk, wal, &place(), problems),
             LayerDefinition::Tap | LayerDefinition::Classify => {}
         }
+    }
+}
+
+fn check_wal(disk: &DiskDefinition, wal: &WalDefinition, place: &Place, problems: &mut Problems) {
+    let name = &disk.name;
+    let is_wal = |layer: &&LayerDefinition| matches!(layer, LayerDefinition::Wal(_));
+    if disk.layers.iter().filter(is_wal).count() > 1 {
+        problems.add(place.clone(), format!("the disk {name:?} has several logs"), "keep one");
+    }
+    if disk.image.is_none() || disk.read_only {
+        let message = format!("the disk {name:?} has a log, but no image that is written");
+        problems.add(place.clone(), message, "leave the layer out, or name an `image`");
+    }
+    let shown = wal.log.display();
+    if wal.log.as_os_str().is_empty() {
+        let message = "the layer `wal` has no log volume";
+        problems.add(place.clone(), message, "add `log`, a file or a block device");
+    } else if !wal.log.is_absolute() && *place == Place::Request {
+        let message = format!("the log volume {shown} is no absolute path");
+        let remedy = "begin it with a slash: the daemon has a folder of its own";
+        problems.add(place.clone(), message, remedy);
+    } else if wal.log.is_dir() || !wal.log.parent().is_some_and(Path::is_dir) {
+        let message = format!("there can be no log at {shown}");
+        problems.add(place.clone(), message, "name a file in a folder that exists");
+    }
+    if wal.offset.0 % 4096 != 0 {
+        let message = "the log begins at no multiple of 4 KiB";
+        problems.add(place.clone(), message, "correct `offset`");
     }
 }
 

@@ -60,8 +60,13 @@ impl Daemon {
         let number = self.instance();
         let wanted = wiring::is_classified(&definition);
         let guest = DiskGuest::new(&self.introspection, &definition.name, wanted);
-        let (disk, watchers) =
-            wiring::open_disk(&definition, number as u32, &guest, &self.records_folder())?;
+        let (disk, watchers) = wiring::open_disk(
+            &definition,
+            number as u32,
+            &guest,
+            &self.records_folder(),
+            &self.logs,
+        )?;
         let server = match &definition.vhost_user {
             Some(vhost_user) => Some(wiring::start_vhost_user(vhost_user, &disk, &guest)?),
             None => None,
@@ -180,6 +185,13 @@ impl Daemon {
         served: &Served,
         definition: DiskDefinition,
     ) -> Result<(), ErrorBody> {
+        if served.live().definition.wal() != definition.wal() {
+            return Err(refusal(
+                ErrorCode::Conflict,
+                "a disk that is served gets no other log: its queues would not see the same",
+                "remove the disk, which brings home what the log holds, and add it again",
+            ));
+        }
         let (kept, mut instance, mut usage_instance) = {
             let live = served.live();
             (live.watchers.clone(), live.instance, live.usage_instance)
@@ -189,6 +201,7 @@ impl Daemon {
             tap: wiring::make_tap(&definition, number as u32),
             classify: wiring::make_classify(&definition, &served.guest)?,
             room: kept.room.clone(),
+            wal: kept.wal.clone(),
         };
         match (kept.tap, &mut watchers.tap) {
             (Some(kept), Some(tap)) => *tap = kept,

@@ -38,6 +38,7 @@ use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
 use crate::events::Events;
 use crate::introspection::{DiskGuest, Introspection};
 use crate::log::Journal;
+use crate::logs::LogVolumes;
 use crate::queries::Queries;
 use crate::wiring::{Watchers, refusal};
 
@@ -49,6 +50,8 @@ pub(crate) struct Daemon {
     file: Option<ConfigurationFile>,
     /// Its log.
     pub(crate) journal: Arc<Journal>,
+    /// The log volumes of its disks.
+    pub(crate) logs: LogVolumes,
     begun: Instant,
     begun_unix: SystemTime,
     ready_us: OnceLock<u64>,
@@ -157,6 +160,7 @@ impl Daemon {
             options: configuration.daemon.clone(),
             file,
             journal,
+            logs: LogVolumes::default(),
             begun,
             begun_unix: SystemTime::now(),
             ready_us: OnceLock::new(),

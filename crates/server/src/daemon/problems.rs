@@ -15,6 +15,7 @@ use fathom_frontend::vhost_user::{Refusal, Server};
 use tokio::sync::Notify;
 
 use super::{Daemon, Served, unix_time_ns};
+use crate::wiring::Watchers;
 
 /// How often the watch looks while something is wrong.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -244,10 +245,10 @@ impl Served {
 /// What is wrong with a disk. Asks no file system.
 fn of_disk(served: &Served) -> Vec<Found> {
     let disk = &served.disk;
-    let (definition, tap, room, guest) = {
+    let (definition, Watchers { tap, room, wal, .. }, guest) = {
         let live = served.live();
         let guest = live.server.as_ref().map(Server::status);
-        (live.definition.clone(), live.watchers.tap.clone(), live.watchers.room.clone(), guest)
+        (live.definition.clone(), live.watchers.clone(), guest)
     };
     let image = definition.image.as_deref().map(|path| path.display().to_string());
     let image = image.unwrap_or_else(|| disk.backend().name().to_owned());
@@ -288,6 +289,22 @@ fn of_disk(served: &Served) -> Vec<Found> {
         let message = format!("requests fail with I/O errors from {image}");
         let remedy = "see the kernel's log for what is beneath".to_owned();
         found.push(Found(ProblemKind::IoErrors, message, remedy));
+    }
+
+    if let Some(status) = wal.map(|wal| wal.status()) {
+        if status.log_failed.is_some() {
+            let message = "its log volume fails: no change is taken any more".to_owned();
+            let remedy =
+                "mend the log volume, then serve the disk anew: nothing is lost".to_owned();
+            found.push(Found(ProblemKind::LogFailed, message, remedy));
+        } else if let Some(kind) = status.home_failed {
+            let share = status.used * 100 / status.size.max(1);
+            let message = format!(
+                "nothing goes home from its log, which is {share} % full: {kind} at {image}"
+            );
+            let remedy = "mend what is beneath: it goes on by itself".to_owned();
+            found.push(Found(ProblemKind::LogFailed, message, remedy));
+        }
     }
 
     let silent = health.inspecting.is_some_and(|since| now - since > INSPECTION_TIME_MAX);

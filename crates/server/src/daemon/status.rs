@@ -7,7 +7,7 @@ use fathom_control::{
     BackendDefinition, BackendStatus, CapabilitiesStatus, DaemonInfo, DaemonState, DiskList,
     DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, LayerDefinition, LayerStatus,
     ListenerStatus, NbdStatus, Problem, TlsDefinition, VERSION, VhostUserDefinition,
-    VhostUserStatus, count,
+    VhostUserStatus, WalStatus, count,
 };
 use fathom_frontend::{nbd, vhost_user};
 
@@ -113,6 +113,15 @@ fn status(served: &Served, listeners: &[ListenerMoment], problems: Vec<Problem>)
     let live = served.live();
     let definition = live.definition.clone();
     let guest = live.server.as_ref().map(vhost_user::Server::status);
+    let wal = live.watchers.wal.as_ref().map(|wal| {
+        let status = wal.status();
+        WalStatus {
+            used_bytes: status.used,
+            size_bytes: status.size,
+            rounds: status.rounds,
+            volume_flushes: status.volume_flushes,
+        }
+    });
     drop(live);
     let mut frontends = Vec::new();
     if let (Some(vhost_user), Some(guest)) = (&definition.vhost_user, guest) {
@@ -162,6 +171,7 @@ fn status(served: &Served, listeners: &[ListenerMoment], problems: Vec<Problem>)
         },
         frontends,
         insight,
+        wal,
         refused: disk.counters().refused.load(std::sync::atomic::Ordering::Relaxed),
         problems,
     }

@@ -115,9 +115,9 @@ impl Daemon {
             .iter()
             .filter_map(|listening| listening.exports.withdraw(name))
             .collect();
-        let (server, room) = {
+        let (server, room, wal) = {
             let mut live = served.live();
-            (live.server.take(), live.watchers.room.clone())
+            (live.server.take(), live.watchers.room.clone(), live.watchers.wal.clone())
         };
         // A guest whose disk is taken away is not to wait for room on it. At the end of the daemon
         // such writes are left unanswered instead: the next daemon carries them out.
@@ -131,6 +131,12 @@ impl Daemon {
             while !export.wait(FOREVER) {}
         }
         withdrawal.drained.store(true, Ordering::Release);
+        if let Some(wal) = wal {
+            // What does not get home is durable in the log, where the next daemon finds it.
+            if let Err(error) = wal.drain(&served.disk, FLUSH_TIME_MAX) {
+                tracing::warn!(disk = name, %error, "not all went home: the rest stays in its log");
+            }
+        }
         let flushed = wiring::flush(&served.disk, FLUSH_TIME_MAX);
         // At the end of the daemon, whoever listens to events still asks for all disks.
         if !self.is_stopping() {

@@ -1,0 +1,195 @@
+//! A back end with another disk's timing: for further stores of layers, which have no layers of
+//! their own.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fathom_block::{
+    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry,
+    Outcome, Request,
+};
+use fathom_reactor::{Event, Owner, Reactor};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+use super::{Due, Model, State, task};
+
+/// The token of the timer's watch.
+const TOKEN: u64 = 0;
+
+/// A back end that takes the time that the modelled disk would.
+pub struct Modelled {
+    inner: Arc<dyn Backend>,
+    model: Model,
+}
+
+impl Modelled {
+    /// `inner`, with the timing of `model`.
+    pub fn new(inner: Arc<dyn Backend>, model: Model) -> Self {
+        Self { inner, model }
+    }
+}
+
+impl Backend for Modelled {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn capacity(&self) -> u64 {
+        self.inner.capacity()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { rotational: self.model.rotational, ..self.inner.capabilities() }
+    }
+
+    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        let inner = self.inner.open_queue(reactor)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = File::from(timerfd_create(TimerfdClockId::Monotonic, flags)?);
+        let owner = reactor.register();
+        reactor.watch_always(owner, TOKEN, timer.as_fd());
+        Ok(Box::new(ModelledQueue {
+            inner,
+            state: Arc::clone(&self.model.state),
+            timer,
+            owner,
+            armed_ns: u64::MAX,
+            numbers: HashMap::new(),
+            held: Vec::new(),
+            completed: Vec::new(),
+        }))
+    }
+
+    fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
+        self.inner.resize(capacity)
+    }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        self.inner.problems()
+    }
+
+    fn inspect(&self) {
+        self.inner.inspect();
+    }
+
+    fn recover(&self) -> io::Result<()> {
+        self.inner.recover()
+    }
+}
+
+/// A request that the back end is done with and the modelled disk is not.
+struct Held {
+    deadline_ns: u64,
+    number: u64,
+    request: Box<Request>,
+    outcome: Outcome,
+}
+
+struct ModelledQueue {
+    inner: Box<dyn BackendQueue>,
+    state: Arc<Mutex<State>>,
+    timer: File,
+    owner: Owner,
+    /// When the timer goes off.
+    armed_ns: u64,
+    /// The model's numbers of requests under way, by request.
+    numbers: HashMap<u64, u64>,
+    held: Vec<Held>,
+    /// What the back end has given back.
+    completed: Vec<(Box<Request>, Outcome)>,
+}
+
+impl ModelledQueue {
+    /// Hands on what the modelled disk is done with.
+    fn settle(&mut self, context: &mut BackendContext<'_>) {
+        for (request, outcome) in self.completed.drain(..) {
+            match self.numbers.remove(&request.id) {
+                Some(number) => self.held.push(Held { deadline_ns: 0, number, request, outcome }),
+                None => context.complete(request, outcome),
+            }
+        }
+        if self.held.is_empty() {
+            return;
+        }
+        let now_ns = context.now_ns();
+        let mut next_ns = u64::MAX;
+        for mut held in std::mem::take(&mut self.held) {
+            if held.deadline_ns <= now_ns {
+                let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let due = if held.outcome.is_ok() {
+                    state.due(held.number, now_ns)
+                } else {
+                    Due::At(now_ns)
+                };
+                held.deadline_ns = match due {
+                    Due::At(done_ns) if done_ns <= now_ns => {
+                        state.forget(held.number);
+                        drop(state);
+                        context.complete(held.request, held.outcome);
+                        continue;
+                    }
+                    Due::At(deadline_ns) | Due::AskAt(deadline_ns) => deadline_ns,
+                };
+            }
+            next_ns = next_ns.min(held.deadline_ns);
+            self.held.push(held);
+        }
+        if next_ns < self.armed_ns {
+            self.arm(next_ns, now_ns);
+        }
+    }
+
+    fn arm(&mut self, deadline_ns: u64, now_ns: u64) {
+        let left_ns = deadline_ns.saturating_sub(now_ns).max(1);
+        let it_value = Timespec {
+            tv_sec: (left_ns / 1_000_000_000) as i64,
+            tv_nsec: (left_ns % 1_000_000_000) as _,
+        };
+        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let time = Itimerspec { it_interval, it_value };
+        // It cannot fail: the descriptor is a timer's and the time is one.
+        if timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time).is_ok() {
+            self.armed_ns = deadline_ns;
+        }
+    }
+}
+
+impl BackendQueue for ModelledQueue {
+    fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
+        if let Some(task) = task(&request) {
+            let now_ns = context.now_ns();
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let number = state.arrive(task, request.offset, request.length, now_ns);
+            self.numbers.insert(request.id, number);
+        }
+        self.inner.submit(request, &mut context.nested(&mut self.completed));
+        self.settle(context);
+    }
+
+    fn event(&mut self, event: &Event, context: &mut BackendContext<'_>) {
+        if event.owner == self.owner {
+            let _ = (&self.timer).read(&mut [0; 8]);
+            if !event.more {
+                context.reactor().watch_always(self.owner, TOKEN, self.timer.as_fd());
+            }
+            self.armed_ns = u64::MAX;
+        }
+        self.inner.event(event, &mut context.nested(&mut self.completed));
+        self.settle(context);
+    }
+
+    fn advance(&mut self, context: &mut BackendContext<'_>) {
+        self.inner.advance(&mut context.nested(&mut self.completed));
+        self.settle(context);
+    }
+}

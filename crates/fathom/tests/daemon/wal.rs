@@ -1,0 +1,156 @@
+//! The layer `wal` over real files: killed at any time, what was acknowledged is there.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use fathom_control::Bytes;
+
+use crate::nbd::Nbd;
+use crate::process::{Daemon, command};
+
+const SIZE: u64 = 8 << 20;
+const BLOCK: u64 = 4096;
+const WRITE: u16 = 1;
+
+fn configuration(age: &str) -> String {
+    format!(
+        "[[disk]]\nname = \"a\"\nimage = \"a.img\"\n\
+         layers = [{{ kind = \"wal\", log = \"logs\", size = \"1M\", age = \"{age}\" }}]\n\
+         [[disk]]\nname = \"b\"\nimage = \"b.img\"\n\
+         layers = [{{ kind = \"wal\", log = \"logs\", offset = \"1M\", size = \"1M\", age = \"{age}\" }}]\n\
+         [[nbd]]\naddress = \"unix:nbd.sock\"\n"
+    )
+}
+
+fn write(nbd: &mut Nbd, block: u64, content: u8) -> Option<u32> {
+    let data = [content; BLOCK as usize];
+    if !nbd.send(WRITE, block, block * BLOCK, BLOCK as u32, &data) {
+        return None;
+    }
+    nbd.reply().map(|reply| reply.1)
+}
+
+fn read(nbd: &mut Nbd, block: u64) -> u8 {
+    let data = nbd.read(block * BLOCK, BLOCK as u32);
+    assert!(data.iter().all(|byte| *byte == data[0]), "a block is torn");
+    data[0]
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_a_kill() {
+    let mut folder = tempfile::tempdir().unwrap();
+    for image in ["a.img", "b.img"] {
+        File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
+    }
+    let mut expected = [[0; 64], [0; 64]];
+    for life in 0..6_u8 {
+        // In some lives all stays in the log, in others most goes home: the log has a megabyte.
+        let daemon = Daemon::start_in(folder, &configuration(["60s", "1ms"][life as usize % 2]));
+        for (disk, name) in ["a", "b"].into_iter().enumerate() {
+            let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), name);
+            for (block, content) in expected[disk].iter().enumerate() {
+                assert_eq!(read(&mut nbd, block as u64), *content, "life {life}, {name} {block}");
+            }
+        }
+        let end = Instant::now() + Duration::from_millis(300);
+        let acknowledged = std::thread::scope(|scope| {
+            let writers: Vec<_> = [("a", 0), ("a", 32), ("b", 0), ("b", 32)]
+                .into_iter()
+                .map(|(name, first)| {
+                    let daemon = &daemon;
+                    scope.spawn(move || {
+                        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), name);
+                        let mut written = [0; 32];
+                        for count in 0_u64.. {
+                            let (at, content) =
+                                (count % 32, 1 + life * 40 + (count / 32 % 40) as u8);
+                            if Instant::now() > end {
+                                break;
+                            }
+                            assert_eq!(write(&mut nbd, first + at, content), Some(0));
+                            written[at as usize] = content;
+                        }
+                        // One is on its way when the daemon is killed.
+                        nbd.send(WRITE, 0, (200 + first) * BLOCK, 4096, &[9; BLOCK as usize]);
+                        (name, first, written)
+                    })
+                })
+                .collect();
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
+        });
+        for (name, first, written) in acknowledged {
+            let disk = usize::from(name == "b");
+            for (at, content) in written.into_iter().enumerate().filter(|(_, content)| *content > 0)
+            {
+                expected[disk][first as usize + at] = content;
+            }
+        }
+        daemon.signal(libc::SIGKILL);
+        folder = daemon.wait().1;
+    }
+    // With the last life's changes in the log only, the image alone is behind; a stop brings all home.
+    let daemon = Daemon::start_in(folder, &configuration("60s"));
+    folder = daemon.end();
+    for (disk, image) in ["a.img", "b.img"].into_iter().enumerate() {
+        let file = File::open(folder.path().join(image)).unwrap();
+        for (block, content) in expected[disk].iter().enumerate() {
+            let mut bytes = [0; BLOCK as usize];
+            file.read_exact_at(&mut bytes, block as u64 * BLOCK).unwrap();
+            assert!(bytes.iter().all(|byte| byte == content), "{image}, block {block}");
+        }
+    }
+}
+
+#[test]
+fn a_log_that_is_not_this_disks_is_refused_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    for image in ["a.img", "b.img", "c.img"] {
+        File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
+    }
+    let daemon = Daemon::start_in(folder, &configuration("60s"));
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(write(&mut nbd, 3, 7), Some(0));
+    // A disk that is served keeps its log, and its size.
+    let client = daemon.client();
+    let change = fathom_control::DiskChange { layers: Some(vec![]), ..Default::default() };
+    let refused = client.change_disk("a", &change).unwrap_err().to_string();
+    assert!(refused.contains("gets no other log"), "{refused}");
+    let change = fathom_control::DiskChange {
+        capacity: Some(Bytes(SIZE / 2)),
+        shrink: true,
+        ..Default::default()
+    };
+    assert!(client.change_disk("a", &change).is_err());
+    daemon.signal(libc::SIGKILL);
+    let folder = daemon.wait().1;
+    let refusal = |text: &str| {
+        std::fs::write(folder.path().join("g.toml"), text).unwrap();
+        let mut command = command(folder.path());
+        command.args(["serve", "--config", "g.toml", "--control", "c.sock"]);
+        let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let begun = Instant::now();
+        // A daemon goes on with the disks that it can serve.
+        while begun.elapsed() < Duration::from_secs(2) && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = child.kill();
+        let output = child.wait_with_output().unwrap();
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let renamed = configuration("60s").replace("name = \"a\"", "name = \"other\"");
+    let said = refusal(&renamed);
+    assert!(
+        said.contains("belongs to the disk \"a\"") && said.contains("8 KiB with zeroes"),
+        "{said}"
+    );
+    let moved = configuration("60s").replace("a.img", "c.img");
+    let said = refusal(&moved);
+    assert!(said.contains("holds changes of this disk for") && said.contains("a.img"), "{said}");
+    // Both superblocks damaged.
+    let log = OpenOptions::new().write(true).open(folder.path().join("logs")).unwrap();
+    log.write_all_at(&[0xff; 64], 64).unwrap();
+    log.write_all_at(&[0xff; 64], 4096 + 64).unwrap();
+    let said = refusal(&configuration("60s"));
+    assert!(said.contains("both superblocks of the log are damaged"), "{said}");
+}
