@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use fathom_reactor::Reactor;
+use fathom_reactor::{Pending, Reactor};
 
 use crate::aside::{Aside, StoreId};
 use crate::backend::Backend;
@@ -57,6 +57,12 @@ impl OpenContext<'_> {
     /// When the store cannot open a queue.
     pub fn open_store(&mut self, backend: &Arc<dyn Backend>) -> io::Result<StoreId> {
         self.aside.open(self.level, backend, self.reactor)
+    }
+
+    /// What the kernel has of this queue's memory. Where it still has some when the part is dropped,
+    /// a request of the part may be carried out later.
+    pub fn pending(&self) -> Pending {
+        self.reactor.pending()
     }
 
     /// A waker of this part, which another thread may use.

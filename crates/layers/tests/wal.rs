@@ -31,6 +31,7 @@ fn options() -> WalOptions {
         block_size: 512,
         identity: *b"identity of test",
         age_ns: 20_000,
+        expected: None,
     }
 }
 
@@ -333,7 +334,8 @@ fn disks_on_one_volume_share_its_flushes() {
             Wal::open(&volume, &WalOptions { name, offset, size: SIZE, ..options() }).unwrap();
         let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), number));
         let disk = Disk::new(DiskOptions::default(), vec![Arc::new(wal)], home).unwrap();
-        let options = HarnessOptions { queues: 1, depth: 1, simulated: true };
+        // With simulated time a flush would soon have taken very long.
+        let options = HarnessOptions { queues: 1, depth: 1, simulated: false };
         harnesses.push(Harness::new(&disk, &options, number));
     }
     let flushes = volume.flush_count();
@@ -353,6 +355,69 @@ fn disks_on_one_volume_share_its_flushes() {
     }
 }
 
+fn write(offset: u64, content: u64) -> Action {
+    let (operation, flags) = (Operation::Write, Flags::default());
+    Action { operation, offset, length: 4096, flags, content }
+}
+
+/// A thread that hangs with its own disk, while it has a flush of the volume, holds up no other disk.
+#[test]
+fn a_thread_that_hangs_holds_up_no_other_disk_of_the_volume() {
+    const SIZE: u64 = RING_OFFSET + (64 << 10);
+    let log = SimOptions { rounds_max: 2, ..SimOptions::new(2 * SIZE) };
+    let volume = volume(&log, 1);
+    let mut harnesses = Vec::new();
+    for number in 0..2 {
+        let (name, offset) = (number.to_string(), number * SIZE);
+        let wal =
+            Wal::open(&volume, &WalOptions { name, offset, size: SIZE, ..options() }).unwrap();
+        let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), number));
+        let disk = Disk::new(DiskOptions::default(), vec![Arc::new(wal)], home).unwrap();
+        let options = HarnessOptions { queues: 1, depth: 1, simulated: true };
+        harnesses.push(Harness::new(&disk, &options, number));
+    }
+    let [hanging, other] = &mut harnesses[..] else { unreachable!() };
+    let before = volume.flush_count();
+    hanging.submit(0, &write(0, 1));
+    for _ in 0..1000 {
+        if volume.flush_count() > before {
+            break;
+        }
+        hanging.step();
+    }
+    assert_eq!(volume.flush_count(), before + 1, "the flush has begun");
+    other.submit(0, &write(0, 2));
+    let mut rounds = 0;
+    while other.step() > 0 {
+        rounds += 1;
+        assert!(rounds < 1000, "the other disk waits for the thread that hangs");
+    }
+    assert!(other.now_ns() > 900_000_000, "it shares a flush for as long as one may take");
+    // The late one is of no harm.
+    hanging.drain(|_| {});
+    for harness in &mut harnesses {
+        harness.verify(CAPACITY);
+    }
+}
+
+/// What one queue leaves in the log goes home by another, also where that has nothing else to do.
+#[test]
+fn what_a_queue_leaves_behind_goes_home_by_an_idle_one() {
+    let rig = Rig::new(1, 0.0, blank());
+    let one_queue = HarnessOptions { queues: 1, ..Default::default() };
+    let mut idle = Harness::new(&rig.disk, &one_queue, 1);
+    idle.rest(|_| {});
+    let mut leaving = Harness::new(&rig.disk, &one_queue, 2);
+    leaving.submit(0, &write(0, 1));
+    leaving.drain(|_| {});
+    assert!(rig.wal.status().used > 0);
+    drop(leaving);
+    for _ in 0..1000 {
+        idle.step();
+    }
+    assert_eq!(rig.wal.status().used, 0);
+}
+
 /// A queue that ends with records half written holds nobody up.
 #[test]
 fn a_queue_that_is_gone_holds_nobody_up() {
@@ -363,13 +428,6 @@ fn a_queue_that_is_gone_holds_nobody_up() {
         let mut kept =
             Harness::new(&rig.disk, &HarnessOptions { queues: 2, ..Default::default() }, 2);
         // Each has its half of the disk.
-        let write = |offset, content| Action {
-            operation: Operation::Write,
-            offset,
-            length: 4096,
-            flags: Flags::default(),
-            content,
-        };
         for number in 0..6 {
             lost.submit(0, &write(number * 4096, number + 1));
             kept.submit(number as usize % 2, &write((number + 8) * 4096, number + 100));
@@ -426,6 +484,7 @@ fn a_log_is_refused_where_it_is_not_this_disks() {
     assert!(small.contains("make the place as large as it was"), "{small}");
     assert!(refusal(|options| options.offset = 512).contains("4 KiB"));
     assert!(refusal(|options| options.size = 1 << 30).contains("correct `offset` and `size`"));
+    assert!(refusal(|options| options.expected = Some([1; 16])).contains("not the log"));
     assert!(matches!(
         Wal::open(&volume, &WalOptions { name: "a".repeat(200), ..options() }),
         Err(WalError::Superblock(_))

@@ -4,23 +4,51 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use fathom_backend::model::Modelled;
 use fathom_backend::{FileBackend, FileOptions};
-use fathom_block::Backend;
-use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, WalDefinition};
+use fathom_block::{Backend, Disk};
+use fathom_control::{
+    BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition, WalDefinition,
+};
+use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::Wal;
-use fathom_layers::wal::{LogVolume, WalOptions};
+use fathom_layers::wal::{LogVolume, WalError, WalOptions};
 
 use crate::wiring::{make_model, refusal};
 
 /// The log volumes that are open, by path.
 #[derive(Default)]
 pub(crate) struct LogVolumes {
-    open: Mutex<HashMap<PathBuf, Weak<LogVolume>>>,
+    places: Mutex<HashMap<PathBuf, Arc<Mutex<Place>>>>,
+}
+
+/// A log volume, while a log on it is open.
+#[derive(Default)]
+struct Place {
+    volume: Weak<LogVolume>,
+    model: Option<ModelDefinition>,
+}
+
+/// The log of a disk, and the mark of the disk's image that says so.
+#[derive(Clone)]
+pub(crate) struct DiskLog {
+    /// The layer.
+    pub wal: Wal,
+    mark: Arc<LogMark>,
+}
+
+impl DiskLog {
+    /// Brings home all that the log holds, within `limit`. The image needs its log no more then.
+    /// Nobody else may use `disk`.
+    pub(crate) fn bring_home(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+        self.wal.drain(disk, limit)?;
+        self.mark.clear()
+    }
 }
 
 impl LogVolumes {
@@ -31,13 +59,31 @@ impl LogVolumes {
         definition: &DiskDefinition,
         home_capacity: u64,
         records: &Path,
-    ) -> Result<Option<Wal>, ErrorBody> {
-        let (Some(wal), Some(BackendDefinition::Image(image))) =
-            (definition.wal(), definition.backend())
-        else {
-            return Ok(None);
-        };
+    ) -> Result<Option<DiskLog>, ErrorBody> {
+        let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(None) };
         let disk = &definition.name;
+        let unreadable = |error: io::Error| {
+            let shown = image.display();
+            let message =
+                format!("whether {shown} has changes in a log cannot be found out: {error}");
+            refusal(ErrorCode::Failed, message, "see whether its file system works")
+        };
+        let mark = LogMark::open(&image, records).map_err(unreadable)?;
+        let marked = mark.read().map_err(unreadable)?;
+        let elsewhere = |marked: &MarkedLog| {
+            let (shown, path) = (image.display(), &marked.path);
+            let message =
+                format!("{shown} alone is behind: its last changes are in the log at {path}");
+            let remedy = format!(
+                "serve it with the layer `wal` and that log (is its device mounted?), or, if those \
+                 changes may be lost, {}",
+                mark.removal()
+            );
+            refusal(ErrorCode::Failed, message, remedy)
+        };
+        let Some(wal) = definition.wal() else {
+            return marked.map_or(Ok(None), |marked| Err(elsewhere(&marked)));
+        };
         let failed = |text: String| {
             // What to do comes behind the first semicolon.
             let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
@@ -45,8 +91,14 @@ impl LogVolumes {
             let message = format!("the log of the disk {disk:?} at {shown}: {message}");
             refusal(ErrorCode::Failed, message, remedy)
         };
+        if let Some(marked) = &marked {
+            // Else a new one would be made in its place.
+            if matches!(wal.log.try_exists(), Ok(false)) {
+                return Err(elsewhere(marked));
+            }
+        }
         let volume = self.volume(wal, disk, records).map_err(|error| failed(error.to_string()))?;
-        let home = image.canonicalize().unwrap_or(image);
+        let home = image.canonicalize().unwrap_or_else(|_| image.clone());
         let options = WalOptions {
             name: disk.clone(),
             home: home.display().to_string(),
@@ -56,8 +108,24 @@ impl LogVolumes {
             block_size: 0,
             identity: identity().map_err(|error| failed(error.to_string()))?,
             age_ns: wal.age.0,
+            expected: marked.as_ref().map(|marked| marked.identity),
         };
-        Wal::open(&volume, &options).map(Some).map_err(|error| failed(error.to_string()))
+        let opened = match (Wal::open(&volume, &options), &marked) {
+            (Err(WalError::NotExpected), Some(marked)) => return Err(elsewhere(marked)),
+            (opened, _) => opened.map_err(|error| failed(error.to_string()))?,
+        };
+        let path = wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
+        let found = MarkedLog { identity: opened.identity(), path: path.display().to_string() };
+        if marked.as_ref() != Some(&found) {
+            mark.write(&found).map_err(|error| {
+                let shown = image.display();
+                let message =
+                    format!("{shown} takes no mark that it has changes in a log: {error}");
+                let remedy = "make its folder writable, or leave the layer `wal` out";
+                refusal(ErrorCode::Failed, message, remedy)
+            })?;
+        }
+        Ok(Some(DiskLog { wal: opened, mark: Arc::new(mark) }))
     }
 
     fn volume(
@@ -66,16 +134,25 @@ impl LogVolumes {
         disk: &str,
         records: &Path,
     ) -> io::Result<Arc<LogVolume>> {
-        // Held while a volume is opened: two disks must not open the same one.
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|_, volume| volume.strong_count() > 0);
-        reserve(wal)?;
+        make(wal)?;
         let path = wal.log.canonicalize()?;
-        if let Some(volume) = open.get(&path).and_then(Weak::upgrade) {
-            let end = wal.offset.0.saturating_add(wal.size.map_or(0, |size| size.0));
-            if end > volume.backend().capacity() {
-                volume.backend().resize(end).map_err(io::Error::other)?;
+        let place = {
+            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_used = |place: &mut Arc<Mutex<Place>>| {
+                Arc::strong_count(place) > 1
+                    || place.lock().is_ok_and(|place| place.volume.strong_count() > 0)
+            };
+            places.retain(|_, place| is_used(place));
+            Arc::clone(places.entry(path.clone()).or_default())
+        };
+        // Held while this volume is opened: two disks must not open the same one.
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(volume) = place.volume.upgrade() {
+            if place.model != wal.model {
+                let text = "another disk has a log there with another `model`; give both the same";
+                return Err(io::Error::other(text));
             }
+            reserve(wal, &**volume.backend())?;
             return Ok(volume);
         }
         let options = FileOptions {
@@ -90,44 +167,63 @@ impl LogVolumes {
         let file =
             FileBackend::open(&options).map_err(|error| io::Error::other(error.to_string()))?;
         let mut backend: Arc<dyn Backend> = Arc::new(file);
+        // Now that the volume is locked: it is no disk's image.
+        reserve(wal, &*backend)?;
         if let Some(model) = &wal.model {
             let capacity = backend.capacity();
             backend = Arc::new(Modelled::new(backend, make_model(model, capacity)));
         }
         let volume = Arc::new(LogVolume::new(backend));
-        open.insert(path, Arc::downgrade(&volume));
+        *place = Place { volume: Arc::downgrade(&volume), model: wal.model.clone() };
         Ok(volume)
     }
 }
 
-/// Makes the file of a log where there is none, and sees that it has room for the log: a write to a
-/// log does not fail because the file system is full.
-fn reserve(wal: &WalDefinition) -> io::Result<()> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(wal.size.is_some())
-        .truncate(false)
-        .mode(0o600)
-        .open(&wal.log)
-        .map_err(|error| {
-            let advice = match (error.kind(), wal.size) {
-                (io::ErrorKind::NotFound, None) => "; name a `size`, so that it can be made",
-                _ => "; name a file or block device that the daemon may write",
+/// Makes the file of a log where there is none.
+fn make(wal: &WalDefinition) -> io::Result<()> {
+    let advise = |error: io::Error, advice: &str| io::Error::other(format!("{error}; {advice}"));
+    let kind = match std::fs::metadata(&wal.log) {
+        Ok(metadata) => metadata.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if wal.size.is_none() {
+                return Err(advise(error, "name a `size`, so that it can be made"));
+            }
+            let mut options = OpenOptions::new();
+            return match options.write(true).create_new(true).mode(0o600).open(&wal.log) {
+                // Another disk has just made it.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                Err(error) => Err(advise(error, "name a file that the daemon may write")),
+                Ok(_) => Ok(()),
             };
-            io::Error::other(format!("{error}{advice}"))
-        })?;
-    let metadata = file.metadata()?;
-    let Some(size) = wal.size.filter(|_| metadata.is_file()) else { return Ok(()) };
-    let end = wal.offset.0.saturating_add(size.0);
-    if metadata.len() < end {
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), wal.offset.0, size.0)
-            .map_err(|error| {
-                io::Error::other(format!("{error}; make room, or choose a smaller `size`"))
-            })?;
-        file.sync_all()?;
+        }
+        Err(error) => return Err(error),
+    };
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(io::Error::other("it is no file and no block device; name one"));
     }
     Ok(())
+}
+
+/// Sees that the volume, if it is a file, has room for the log: a write to a log does not fail
+/// because the file system is full.
+fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
+    let Some(size) = wal.size else { return Ok(()) };
+    let end = wal.offset.0.saturating_add(size.0);
+    if end <= volume.capacity() || !std::fs::metadata(&wal.log)?.is_file() {
+        return Ok(());
+    }
+    let file = OpenOptions::new().read(true).write(true).open(&wal.log)?;
+    let mut head = [0; fathom_layers::wal::MAGIC.len()];
+    if file.read_at(&mut head, 0)? > 0 && head != fathom_layers::wal::MAGIC && head != [0; 8] {
+        return Err(io::Error::other("it holds something else; choose another file"));
+    }
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), wal.offset.0, size.0)
+        .map_err(|error| {
+            io::Error::other(format!("{error}; make room, or choose a smaller `size`"))
+        })?;
+    file.sync_all()?;
+    let end = end.next_multiple_of(u64::from(volume.geometry().block_size));
+    volume.resize(end).map_err(io::Error::other)
 }
 
 /// What tells one log from another.

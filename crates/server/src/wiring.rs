@@ -21,9 +21,7 @@ use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
 use fathom_insight::ClassTable;
 use fathom_layers::classify::UsageOptions;
-use fathom_layers::{
-    Classify, Delay, DelayTime, Fault, FaultRule, Log, Tap, WaitForRoom, Wal, tap,
-};
+use fathom_layers::{Classify, Delay, DelayTime, Fault, FaultRule, Log, Tap, WaitForRoom, tap};
 use fathom_reactor::Reactor;
 use fathom_tls::{Certificates, Tls};
 
@@ -31,7 +29,7 @@ use crate::configuration::{Address, parse_address};
 use crate::group::admit;
 use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
-use crate::logs::LogVolumes;
+use crate::logs::{DiskLog, LogVolumes};
 
 /// A refusal of the control interface.
 pub(crate) fn refusal(
@@ -52,7 +50,7 @@ pub(crate) struct Watchers {
     /// Has writes wait for room.
     pub room: Option<WaitForRoom>,
     /// Makes changes durable in a log first.
-    pub wal: Option<Wal>,
+    pub log: Option<DiskLog>,
 }
 
 /// Opens the back end of `definition` and puts its layers over it. `number` is the disk's number
@@ -69,7 +67,7 @@ pub(crate) fn open_disk(
         tap: make_tap(definition, number),
         classify: make_classify(definition, guest)?,
         room: (definition.when_full == WhenFull::Wait).then(WaitForRoom::new),
-        wal: logs.open(definition, backend.capacity(), records)?,
+        log: logs.open(definition, backend.capacity(), records)?,
     };
     let layers = make_layers(definition, &watchers, guest, backend.capacity())?;
     let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
@@ -222,8 +220,8 @@ pub(crate) fn make_layers(
                 Some(tap) => Arc::new(tap.clone()),
                 None => continue,
             },
-            LayerDefinition::Wal(_) => match &watchers.wal {
-                Some(wal) => Arc::new(wal.clone()),
+            LayerDefinition::Wal(_) => match &watchers.log {
+                Some(log) => Arc::new(log.wal.clone()),
                 None => continue,
             },
             LayerDefinition::Delay(delay) => {

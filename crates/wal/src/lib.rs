@@ -29,7 +29,8 @@ pub use record::{
 };
 pub use scan::{Found, ScanEnd, Scanner};
 pub use superblock::{
-    HOME_LENGTH_MAX, NAME_LENGTH_MAX, Owner, SUPERBLOCK_LENGTH, Superblock, SuperblockError, select,
+    HOME_LENGTH_MAX, MAGIC, NAME_LENGTH_MAX, Owner, SUPERBLOCK_LENGTH, Superblock, SuperblockError,
+    select,
 };
 
 /// The checksum of an entry's data.

@@ -12,7 +12,8 @@ use crate::record::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN};
 pub const SUPERBLOCK_LENGTH: usize = 4096;
 /// The bytes of it that count.
 const USED: usize = 512;
-const MAGIC: [u8; 8] = *b"\x8eFATHWAL";
+/// What a superblock begins with.
+pub const MAGIC: [u8; 8] = *b"\x8eFATHWAL";
 const VERSION: u32 = 1;
 /// The longest name of a disk, in bytes.
 pub const NAME_LENGTH_MAX: usize = 128;

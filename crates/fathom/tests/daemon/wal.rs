@@ -147,10 +147,81 @@ fn a_log_that_is_not_this_disks_is_refused_with_what_to_do() {
     let moved = configuration("60s").replace("a.img", "c.img");
     let said = refusal(&moved);
     assert!(said.contains("holds changes of this disk for") && said.contains("a.img"), "{said}");
+    // The image alone lacks what was acknowledged: it is not served without its log, nor with another.
+    let behind = |said: &str| {
+        let log = folder.path().join("logs").display().to_string();
+        said.contains("a.img alone is behind") && said.contains(&log)
+    };
+    let alone = configuration("60s").replacen("layers", "# layers", 1);
+    let said = refusal(&alone);
+    assert!(behind(&said) && said.contains("if those changes may be lost"), "{said}");
+    let elsewhere = configuration("60s").replacen("\"logs\"", "\"other\"", 1);
+    let said = refusal(&elsewhere);
+    assert!(behind(&said) && !folder.path().join("other").exists(), "{said}");
+    let place = configuration("60s").replacen("size = \"1M\"", "offset = \"2M\", size = \"1M\"", 1);
+    let said = refusal(&place);
+    assert!(behind(&said), "{said}");
+    // Neither is another disk's image taken for a log.
+    let image = OpenOptions::new().write(true).open(folder.path().join("c.img")).unwrap();
+    image.write_all_at(b"an image", 0).unwrap();
+    let image = configuration("60s").replace("\"logs\"", "\"c.img\"").replace("\"1M\"", "\"16M\"");
+    let said = refusal(&image);
+    assert!(said.contains("it holds something else"), "{said}");
+    assert_eq!(std::fs::metadata(folder.path().join("c.img")).unwrap().len(), SIZE);
     // Both superblocks damaged.
     let log = OpenOptions::new().write(true).open(folder.path().join("logs")).unwrap();
     log.write_all_at(&[0xff; 64], 64).unwrap();
     log.write_all_at(&[0xff; 64], 4096 + 64).unwrap();
     let said = refusal(&configuration("60s"));
     assert!(said.contains("both superblocks of the log are damaged"), "{said}");
+}
+
+/// A daemon before has noted that the log volume lost writes: what counts of the log is written once
+/// more, and the disk is served.
+#[test]
+fn a_log_volume_that_failed_once_is_used_again() {
+    let folder = tempfile::tempdir().unwrap();
+    for image in ["a.img", "b.img"] {
+        File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
+    }
+    let daemon = Daemon::start_in(folder, &configuration("60s"));
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(write(&mut nbd, 3, 7), Some(0));
+    daemon.signal(libc::SIGKILL);
+    let folder = daemon.wait().1;
+    let log = folder.path().join("logs");
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(&log, c"user.fathom.writes-lost", b"5 lost", flags).unwrap();
+    let daemon = Daemon::start_in(folder, &configuration("60s"));
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(read(&mut nbd, 3), 7);
+    assert_eq!(write(&mut nbd, 4, 8), Some(0));
+    drop(nbd);
+    let folder = daemon.end();
+    // All is at home: the image is served alone.
+    let alone = configuration("60s").replace("layers", "# layers");
+    let daemon = Daemon::start_in(folder, &alone);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!((read(&mut nbd, 3), read(&mut nbd, 4)), (7, 8));
+}
+
+/// A disk is removed and added again at once: its log is free.
+#[test]
+fn a_disk_that_was_removed_is_added_again_with_its_log() {
+    let folder = tempfile::tempdir().unwrap();
+    for image in ["a.img", "b.img"] {
+        File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
+    }
+    let daemon = Daemon::start_in(folder, &configuration("60s"));
+    let client = daemon.client();
+    for round in 0..5 {
+        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
+        assert_eq!(write(&mut nbd, 1, round + 1), Some(0));
+        drop(nbd);
+        daemon.until("the client is gone", || client.remove_disk("b", false).is_ok());
+        let report = client.reload().unwrap();
+        assert!(report.refused.iter().all(|line| !line.contains("\"b\"")), "{report:?}");
+        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
+        assert_eq!(read(&mut nbd, 1), round + 1);
+    }
 }

@@ -29,15 +29,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
-    Capabilities, Clock, Disk, ErrorKind, Geometry, Layer, LayerPart, OpenContext, Shared,
+    Capabilities, Clock, Disk, ErrorKind, Geometry, Layer, LayerPart, OpenContext, Shared, Stack,
+    Waker,
 };
 use fathom_reactor::Reactor;
 use fathom_wal::{Checkpoint, Log, Superblock};
 
+pub use fathom_wal::MAGIC;
 pub use open::{WalError, WalOptions};
 use queue::WalQueue;
 use volume::Claim;
 pub use volume::LogVolume;
+
+/// How often whoever has all brought home looks how far it is.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(1);
+/// How long what is under way may take to end at least.
+const FINISH_TIME_MIN: Duration = Duration::from_secs(2);
 
 /// What the queues of one disk share.
 struct State {
@@ -46,6 +53,9 @@ struct State {
     failed: Option<ErrorKind>,
     /// Records that nobody writes: their queue is gone.
     orphans: Vec<u64>,
+    /// The queues that are open, and how many ever were.
+    queues: Vec<(u64, Waker)>,
+    opened: u64,
     /// Whether a queue brings home.
     is_moving: bool,
     /// The checkpoint that is to be written.
@@ -131,18 +141,27 @@ impl Wal {
             return Ok(());
         }
         let mut reactor = Reactor::new(64)?;
-        shared.look(|state| (state.is_draining, state.retry_ns) = (true, 0));
-        let drained = self.bring_home(disk, &mut reactor, end);
+        let mut stack = disk.open_queue(&mut reactor, Clock::System)?;
+        // An earlier failure says nothing of now.
+        shared.look(|state| {
+            (state.is_draining, state.home_failed, state.retry_ns) = (true, None, 0);
+        });
+        let drained = self.bring_home(&mut stack, &mut reactor, end);
         shared.look(|state| state.is_draining = false);
-        reactor.drain(Duration::from_secs(2));
+        // What is under way ends before the queue does.
+        let left = end.saturating_duration_since(Instant::now()).max(FINISH_TIME_MIN);
+        stack.finish(&mut reactor, left)?;
         drained
     }
 
-    fn bring_home(&self, disk: &Arc<Disk>, reactor: &mut Reactor, end: Instant) -> io::Result<()> {
-        let mut stack = disk.open_queue(reactor, Clock::System)?;
-        let mut events = Vec::new();
+    /// The identity of the log.
+    pub fn identity(&self) -> [u8; 16] {
+        self.inner.superblock.log
+    }
+
+    fn bring_home(&self, stack: &mut Stack, reactor: &mut Reactor, end: Instant) -> io::Result<()> {
         loop {
-            stack.advance(reactor);
+            stack.wait(reactor, Some(DRAIN_INTERVAL))?;
             let (is_empty, failure) = self
                 .inner
                 .shared
@@ -153,15 +172,8 @@ impl Wal {
             if let Some(failure) = failure {
                 return Err(io::Error::other(failure));
             }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if Instant::now() >= end {
                 return Err(io::ErrorKind::TimedOut.into());
-            }
-            reactor.wait(Some(left.min(Duration::from_millis(1))))?;
-            events.clear();
-            reactor.collect(&mut events)?;
-            for event in &events {
-                stack.event(event, reactor);
             }
         }
     }
@@ -197,7 +209,9 @@ impl Layer for Wal {
         }
         let store = context.open_store(self.inner.volume.backend())?;
         let waker = context.waker()?;
-        let queue = WalQueue::new(Arc::clone(&self.inner), store, waker, below.capabilities);
+        let pending = context.pending();
+        let queue =
+            WalQueue::new(Arc::clone(&self.inner), store, waker, pending, below.capabilities);
         Ok(LayerPart::queue(queue))
     }
 }

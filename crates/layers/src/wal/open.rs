@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use fathom_block::{Clock, Disk, DiskOptions, ErrorKind, Operation, Shared, Stack};
+use fathom_block::{BackendProblem, Clock, Disk, DiskOptions, ErrorKind, Operation, Shared, Stack};
 use fathom_reactor::{Event, Reactor};
 use fathom_wal::{
-    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Log, Owner, RING_OFFSET,
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Found, Log, Owner, RING_OFFSET,
     SUPERBLOCK_LENGTH, Scanner, Superblock, SuperblockError, select,
 };
 
@@ -41,6 +41,8 @@ pub struct WalOptions {
     pub identity: [u8; 16],
     /// How long a change may be in the log only, in nanoseconds.
     pub age_ns: u64,
+    /// The identity of the log that holds changes of the disk, where one does: no other will do.
+    pub expected: Option<[u8; 16]>,
 }
 
 /// Why a log cannot be used.
@@ -48,6 +50,8 @@ pub struct WalOptions {
 pub enum WalError {
     /// Its superblock.
     Superblock(SuperblockError),
+    /// It is not the log that holds changes of the disk.
+    NotExpected,
     /// It belongs to another disk, which is named.
     OtherDisk(String),
     /// It holds changes of this disk for another store, which is named.
@@ -76,6 +80,8 @@ impl fmt::Display for WalError {
                  first 8 KiB with zeroes"
             ),
             Self::Superblock(error) => write!(formatter, "{error}; choose a shorter one"),
+            Self::NotExpected => formatter
+                .write_str("it is not the log that holds changes of the disk; bring that one back"),
             Self::OtherDisk(name) => write!(
                 formatter,
                 "the log belongs to the disk {name:?}; choose another place, or, if that disk is \
@@ -189,25 +195,45 @@ impl Wal {
             let text = "another disk's log has a part of its place; correct `offset` and `size`";
             WalError::Region(text.into())
         })?;
+        if volume.finished().1 {
+            let text = "a flush of it has failed under another disk's log: end the use of all disks \
+                        with a log there";
+            return Err(WalError::Volume(io::Error::other(text)));
+        }
         let mut access = Access::open(volume)?;
         let first = access.read(region.start, SUPERBLOCK_LENGTH as u64)?;
         let second =
             access.read(region.start + SUPERBLOCK_LENGTH as u64, SUPERBLOCK_LENGTH as u64)?;
         let superblock = match select(&first, &second) {
             Ok(superblock) => superblock,
+            Err(SuperblockError::Blank) if options.expected.is_some() => {
+                return Err(WalError::NotExpected);
+            }
             Err(SuperblockError::Blank) => make(&mut access, volume, &region, &owner, options)?,
             Err(error) => return Err(error.into()),
         };
         if superblock.owner.name != owner.name {
             return Err(WalError::OtherDisk(superblock.owner.name));
         }
+        if options.expected.is_some_and(|expected| expected != superblock.log) {
+            return Err(WalError::NotExpected);
+        }
         let length = region.end - region.start;
+        let alignment = volume.backend().geometry().alignment;
+        if superblock.block_size < alignment {
+            return Err(WalError::Region(format!(
+                "the log has blocks of {} bytes, and its volume takes {alignment} at a time; put it \
+                 back on a device like the one that it was made on",
+                superblock.block_size
+            )));
+        }
         if RING_OFFSET + superblock.ring_length > length {
             return Err(WalError::Region(format!(
                 "the log has {} bytes, and its place {length}; make the place as large as it was",
                 RING_OFFSET + superblock.ring_length
             )));
         }
+        write_again(&mut access, volume, &region, &superblock)?;
         let mut log = recover(&mut access, &region, &superblock)?;
         if !log.is_empty() && superblock.owner.home != owner.home {
             return Err(WalError::OtherHome(superblock.owner.home));
@@ -226,6 +252,8 @@ impl Wal {
                 log,
                 failed: None,
                 orphans: Vec::new(),
+                queues: Vec::new(),
+                opened: 0,
                 is_moving: false,
                 checkpoint: None,
                 checkpoint_flush: None,
@@ -306,8 +334,47 @@ fn make(
 }
 
 fn recover(access: &mut Access, region: &Region, superblock: &Superblock) -> Result<Log, WalError> {
-    let mut scanner = Scanner::new(superblock);
     let mut log = Log::new(superblock.clone());
+    scan(access, region, superblock, |_, found| log.recover(found))?;
+    Ok(log)
+}
+
+/// Where an earlier flush of the volume has failed, the kernel may show what the volume does not
+/// hold, and no later flush writes it. So all that counts is written once more before it is
+/// believed. What was acknowledged, another flush had made durable before.
+fn write_again(
+    access: &mut Access,
+    volume: &LogVolume,
+    region: &Region,
+    superblock: &Superblock,
+) -> Result<(), WalError> {
+    let is_loss = |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
+    if !volume.backend().problems().iter().any(is_loss) {
+        return Ok(());
+    }
+    let mut records = Vec::new();
+    scan(access, region, superblock, |offset, found| {
+        records.push((offset, found.record.length));
+    })?;
+    volume.backend().recover()?;
+    let mut again = vec![(superblock.offset(), SUPERBLOCK_LENGTH as u64)];
+    again.extend(records);
+    for (offset, length) in again {
+        let mut bytes = access.read(region.start + offset, length)?;
+        access.carry_out(Operation::Write, region.start + offset, &mut bytes)?;
+    }
+    access.carry_out(Operation::Flush, 0, &mut [])?;
+    Ok(())
+}
+
+/// Gives `visit` each record that counts, and its place in bytes from the start of the region.
+fn scan(
+    access: &mut Access,
+    region: &Region,
+    superblock: &Superblock,
+    mut visit: impl FnMut(u64, &Found<'_>),
+) -> Result<(), WalError> {
+    let mut scanner = Scanner::new(superblock);
     let ring_end = RING_OFFSET + superblock.ring_length;
     // What was read last, and where it begins: records are many and small.
     let (mut start, mut bytes) = (0, Vec::new());
@@ -319,10 +386,10 @@ fn recover(access: &mut Access, region: &Region, superblock: &Superblock) -> Res
         }
         let at = (offset - start) as usize;
         if let Some(found) = scanner.give(&bytes[at..at + length]) {
-            log.recover(&found);
+            visit(offset, &found);
         }
     }
-    Ok(log)
+    Ok(())
 }
 
 impl From<ErrorKind> for WalError {

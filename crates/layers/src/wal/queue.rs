@@ -7,6 +7,7 @@ use fathom_block::{
     Allocation, Capabilities, Crossing, ErrorKind, Extent, LayerQueue, Operation, Outcome, Request,
     StoreId, Waker, faults,
 };
+use fathom_reactor::Pending;
 use fathom_wal::{
     Checkpoint, Entry, EntryKind, Pin, Record, Reservation, Segment, Source, entries_max, finish,
 };
@@ -31,7 +32,7 @@ pub(super) mod purpose {
 }
 
 /// A change that is not wholly in records.
-struct Pending {
+struct Change {
     request: Box<Request>,
     /// How much of it is, in bytes.
     done: u64,
@@ -48,17 +49,21 @@ struct Prepared {
 
 pub(super) struct WalQueue {
     pub(super) inner: Arc<Inner>,
+    /// Counts the queues that were opened.
+    number: u64,
     pub(super) store: StoreId,
     pub(super) waker: Waker,
+    pending_in_kernel: Pending,
     /// What the disk beneath can do.
     pub(super) below: Capabilities,
-    pending: VecDeque<Pending>,
+    pending: VecDeque<Change>,
     prepared: Option<Prepared>,
     /// Changes that are in records, and the sequence of the last of these.
     waiting: VecDeque<(u64, Box<Request>)>,
     /// The records that are being written.
     records: Vec<u64>,
-    is_flushing: bool,
+    /// The flush of the log volume that this queue has begun.
+    flushing: Option<u64>,
     pub(super) checking: Option<Checkpoint>,
     pub(super) moving: Option<Moving>,
     pub(super) is_closed: bool,
@@ -75,20 +80,28 @@ impl WalQueue {
         inner: Arc<Inner>,
         store: StoreId,
         waker: Waker,
+        pending_in_kernel: Pending,
         below: Capabilities,
     ) -> Self {
         // What was found in the log goes home without anybody's request.
         waker.wake();
+        let number = inner.shared.look(|state| {
+            state.opened += 1;
+            state.queues.push((state.opened, waker.clone()));
+            state.opened
+        });
         Self {
             inner,
+            number,
             store,
             waker,
+            pending_in_kernel,
             below,
             pending: VecDeque::new(),
             prepared: None,
             waiting: VecDeque::new(),
             records: Vec::new(),
-            is_flushing: false,
+            flushing: None,
             checking: None,
             moving: None,
             is_closed: false,
@@ -291,6 +304,9 @@ impl WalQueue {
             return;
         }
         let adopted = self.inner.shared.look(|state| {
+            if state.failed.is_some() {
+                return None;
+            }
             let sequence = state.orphans.pop()?;
             state.log.void(sequence)
         });
@@ -309,30 +325,36 @@ impl WalQueue {
     /// Begins the flush that is waited for, if it is this queue's turn. Whether it has come back
     /// already.
     fn flush(&mut self, next: &mut Crossing<'_>) -> bool {
-        if self.is_flushing || self.is_closed {
+        if self.flushing.is_some() || self.is_closed {
             return false;
         }
         let needed = self.inner.shared.look(|state| {
             state.log.awaits().max(state.checkpoint_flush).filter(|_| state.failed.is_none())
         });
         let Some(needed) = needed else { return false };
-        match self.inner.volume.want(&self.waker, needed) {
-            Some(Turn::Over) => true,
-            Some(Turn::Begin) => {
-                self.is_flushing = true;
+        match self.inner.volume.want(&self.waker, needed, next.now_ns()) {
+            Turn::Over => true,
+            Turn::Begin(number) => {
+                self.flushing = Some(number);
                 let mut own = next.request();
-                (own.operation, own.token) = (Operation::Flush, purpose::LOG_FLUSH);
+                own.operation = Operation::Flush;
+                own.token = number << purpose::BITS | purpose::LOG_FLUSH;
                 next.submit_to(self.store, own);
                 false
             }
-            None => false,
+            Turn::Wait(again_ns) => {
+                if again_ns != u64::MAX {
+                    next.wake_at(again_ns);
+                }
+                false
+            }
         }
     }
 
     /// Changes that wait for another queue's record have this queue woken.
     fn park(&mut self, next: &mut Crossing<'_>) {
         let Some(&(last, _)) = self.waiting.front() else { return };
-        if self.is_flushing || !self.records.is_empty() {
+        if self.flushing.is_some() || !self.records.is_empty() {
             return;
         }
         let gone_on = self.inner.shared.attempt(&self.waker, |state| {
@@ -447,7 +469,7 @@ impl LayerQueue for WalQueue {
         match request.operation {
             Operation::Read => self.read(request, next),
             Operation::Write | Operation::WriteZeroes | Operation::Discard => {
-                self.pending.push_back(Pending { request, done: 0 });
+                self.pending.push_back(Change { request, done: 0 });
                 if self.records.len() < RECORDS_MAX {
                     self.work(next);
                 }
@@ -479,8 +501,8 @@ impl LayerQueue for WalQueue {
                 }
             }
             purpose::LOG_FLUSH => {
-                self.is_flushing = false;
-                self.inner.volume.end(outcome);
+                self.flushing = None;
+                self.inner.volume.end(number, outcome);
             }
             purpose::CHECKPOINT => self.checkpoint_written(outcome),
             purpose::COPY | purpose::HOME_FLUSH => self.moved(outcome),
@@ -516,9 +538,15 @@ impl LayerQueue for WalQueue {
 }
 
 impl Drop for WalQueue {
-    /// Others take over what this queue has begun. By now its thread has waited for the kernel.
+    /// Others take over what this queue has begun. By now its thread has waited for the kernel. What
+    /// the kernel has not given back by now may be written at any time: nobody else writes there.
     fn drop(&mut self) {
-        self.inner.shared.look(|state| {
+        let is_stuck = self.pending_in_kernel.count() > 0;
+        let others = self.inner.shared.look(|state| {
+            state.queues.retain(|(number, _)| *number != self.number);
+            if is_stuck && (!self.records.is_empty() || self.checking.is_some()) {
+                state.failed.get_or_insert(ErrorKind::Io);
+            }
             state.orphans.append(&mut self.records);
             for (_, pin) in self.pins.drain() {
                 state.log.unpin(pin);
@@ -527,11 +555,20 @@ impl Drop for WalQueue {
                 state.checkpoint = Some(checkpoint);
             }
             if self.moving.take().is_some() {
-                state.is_moving = false;
+                state.is_moving = is_stuck;
+                if is_stuck {
+                    state.home_failed = Some(ErrorKind::Io);
+                }
             }
+            if state.log.is_empty() { Vec::new() } else { state.queues.clone() }
         });
-        if self.is_flushing {
-            self.inner.volume.abandon();
+        // What this queue would have brought home is another one's now, even where that has nothing
+        // else to do.
+        for (_, waker) in others {
+            waker.wake();
+        }
+        if let Some(number) = self.flushing {
+            self.inner.volume.abandon(number);
         }
         self.inner.shared.wake();
     }

@@ -1,18 +1,28 @@
 //! A log volume: the store on which logs lie, and the flushes that they share.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, Outcome, Shared, Waker};
 
 use super::Region;
 
+/// How long a flush may take before another queue begins one of its own, in nanoseconds: the thread
+/// that has the first may hang with its own disk, and holds up no other.
+const FLUSH_TIME_MAX_NS: u64 = 1_000_000_000;
+/// How long a log that is opened waits for an earlier one in its place to end.
+const CLAIM_TIME_MAX: Duration = Duration::from_secs(3);
+const CLAIM_INTERVAL: Duration = Duration::from_millis(10);
+
 /// The flushes of a log volume, which are numbered as they begin. One is under way at a time: what
-/// is written meanwhile, by whichever disk, waits for the next one, together.
+/// is written meanwhile, by whichever disk, waits for the next one, together. Each covers what was
+/// written before it began, so a later one that has come back covers an earlier one that has not.
 #[derive(Default)]
 struct Flushes {
     started: u64,
     finished: u64,
-    is_flying: bool,
+    /// The latest one, while it is under way, and since when, in nanoseconds.
+    flying: Option<(u64, u64)>,
     is_failed: bool,
 }
 
@@ -21,8 +31,11 @@ struct Flushes {
 pub(super) enum Turn {
     /// It has come back already.
     Over,
-    /// It is the caller's to begin.
-    Begin,
+    /// The flush with this number is the caller's to begin.
+    Begin(u64),
+    /// Another queue has one under way: the caller is woken when it has come back, and asks again at
+    /// this time, in nanoseconds, at the latest.
+    Wait(u64),
 }
 
 /// A store on which the logs of one or several disks lie, each in a region of its own.
@@ -54,15 +67,23 @@ impl LogVolume {
         Self { backend, flushes: Shared::new(Flushes::default()), claims: Mutex::default() }
     }
 
-    /// Claims `region`; `None` where another log that is open has a part of it.
+    /// Claims `region`; `None` where another log that is open has a part of it. Waits for a moment:
+    /// a disk that was removed may still be held by whoever looks at it.
     pub(super) fn claim(self: &Arc<Self>, region: &Region) -> Option<Claim> {
-        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = Instant::now() + CLAIM_TIME_MAX;
         let meets = |other: &Region| other.start < region.end && region.start < other.end;
-        if claims.iter().any(meets) {
-            return None;
+        loop {
+            let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+            if !claims.iter().any(meets) {
+                claims.push(region.clone());
+                return Some(Claim { volume: Arc::clone(self), region: region.clone() });
+            }
+            drop(claims);
+            if Instant::now() > end {
+                return None;
+            }
+            std::thread::sleep(CLAIM_INTERVAL);
         }
-        claims.push(region.clone());
-        Some(Claim { volume: Arc::clone(self), region: region.clone() })
     }
 
     /// The store.
@@ -85,38 +106,49 @@ impl LogVolume {
         self.flushes.look(|flushes| (flushes.finished, flushes.is_failed))
     }
 
-    /// Asks for flush `number`, or a later one. `None`: another is under way or one has failed;
-    /// `waker` is used when that changes.
-    pub(super) fn want(&self, waker: &Waker, number: u64) -> Option<Turn> {
-        self.flushes.attempt(waker, |flushes| {
+    /// Asks for flush `number`, or a later one, at `now_ns`. `waker` is used when one that is under
+    /// way has come back.
+    pub(super) fn want(&self, waker: &Waker, number: u64, now_ns: u64) -> Turn {
+        let mut again_ns = u64::MAX;
+        let turn = self.flushes.attempt(waker, |flushes| {
             if flushes.finished >= number {
                 return Some(Turn::Over);
             }
-            if flushes.is_flying || flushes.is_failed {
+            if flushes.is_failed {
                 return None;
             }
+            if let Some((_, since_ns)) = flushes.flying {
+                again_ns = since_ns.saturating_add(FLUSH_TIME_MAX_NS);
+                if now_ns < again_ns {
+                    return None;
+                }
+            }
             flushes.started += 1;
-            flushes.is_flying = true;
-            Some(Turn::Begin)
-        })
+            flushes.flying = Some((flushes.started, now_ns));
+            Some(Turn::Begin(flushes.started))
+        });
+        turn.unwrap_or(Turn::Wait(again_ns))
     }
 
-    /// The flush that was under way has come back. Once one has failed, the store has forgotten what
-    /// was lost: nothing on it is believed durable any more that was not before.
-    pub(super) fn end(&self, outcome: Outcome) {
+    /// Flush `number` has come back. Once one has failed, the store has forgotten what was lost:
+    /// nothing on it is believed durable any more that was not before.
+    pub(super) fn end(&self, number: u64, outcome: Outcome) {
         self.flushes.look(|flushes| {
-            flushes.is_flying = false;
+            flushes.flying = flushes.flying.filter(|(flying, _)| *flying != number);
             match outcome {
-                Ok(()) if !flushes.is_failed => flushes.finished = flushes.started,
-                _ => flushes.is_failed = true,
+                Ok(()) if !flushes.is_failed => flushes.finished = flushes.finished.max(number),
+                Ok(()) => {}
+                Err(_) => flushes.is_failed = true,
             }
         });
         self.flushes.wake();
     }
 
-    /// Nobody knows what becomes of the flush that was under way: its queue is gone.
-    pub(super) fn abandon(&self) {
-        self.flushes.look(|flushes| flushes.is_flying = false);
+    /// Nobody knows what becomes of flush `number`: its queue is gone.
+    pub(super) fn abandon(&self, number: u64) {
+        self.flushes.look(|flushes| {
+            flushes.flying = flushes.flying.filter(|(flying, _)| *flying != number);
+        });
         self.flushes.wake();
     }
 }

@@ -201,7 +201,7 @@ impl Daemon {
             tap: wiring::make_tap(&definition, number as u32),
             classify: wiring::make_classify(&definition, &served.guest)?,
             room: kept.room.clone(),
-            wal: kept.wal.clone(),
+            log: kept.log.clone(),
         };
         match (kept.tap, &mut watchers.tap) {
             (Some(kept), Some(tap)) => *tap = kept,
@@ -274,6 +274,14 @@ pub(super) fn removed(name: &str, withdrawal: &Withdrawal, end: Instant) -> Resu
             format!("the disk {name:?} is served no more, but its last flush failed: {error}"),
             "do not trust what was written to it last",
         ),
+        Standing::Behind(error) => refused(
+            format!(
+                "the disk {name:?} is served no more, but not all that its log holds went home: \
+                 {error}"
+            ),
+            "nothing is lost: the rest is in the log. Serve the disk with it once more, and do not \
+             use its image alone",
+        ),
         standing => {
             let what = match standing {
                 Standing::Flushing => "its last flush has",
@@ -345,6 +353,13 @@ fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody>
         ));
     }
     disk.resize(capacity).map_err(|error| match error {
+        ErrorKind::Unsupported if capacity < before && served.live().watchers.log.is_some() => {
+            refusal(
+                ErrorCode::Unsupported,
+                format!("the disk {name:?} has a log, which may hold changes of what would be cut"),
+                "leave out its layer `wal`, shrink it, and add the layer again",
+            )
+        }
         ErrorKind::Unsupported => refusal(
             ErrorCode::Unsupported,
             format!("the size of the disk {name:?} is given by the device beneath"),

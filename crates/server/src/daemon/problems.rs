@@ -245,7 +245,7 @@ impl Served {
 /// What is wrong with a disk. Asks no file system.
 fn of_disk(served: &Served) -> Vec<Found> {
     let disk = &served.disk;
-    let (definition, Watchers { tap, room, wal, .. }, guest) = {
+    let (definition, Watchers { tap, room, log, .. }, guest) = {
         let live = served.live();
         let guest = live.server.as_ref().map(Server::status);
         (live.definition.clone(), live.watchers.clone(), guest)
@@ -291,7 +291,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
         found.push(Found(ProblemKind::IoErrors, message, remedy));
     }
 
-    if let Some(status) = wal.map(|wal| wal.status()) {
+    if let Some(status) = log.map(|log| log.wal.status()) {
         if status.log_failed.is_some() {
             let message = "its log volume fails: no change is taken any more".to_owned();
             let remedy =

@@ -113,8 +113,8 @@ fn status(served: &Served, listeners: &[ListenerMoment], problems: Vec<Problem>)
     let live = served.live();
     let definition = live.definition.clone();
     let guest = live.server.as_ref().map(vhost_user::Server::status);
-    let wal = live.watchers.wal.as_ref().map(|wal| {
-        let status = wal.status();
+    let wal = live.watchers.log.as_ref().map(|log| {
+        let status = log.wal.status();
         WalStatus {
             used_bytes: status.used,
             size_bytes: status.size,

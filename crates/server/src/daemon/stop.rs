@@ -52,6 +52,7 @@ impl Daemon {
                 Standing::Unflushed(error) => {
                     problems.push(format!("the last flush of {name:?} failed: {error}"));
                 }
+                Standing::Behind(error) => problems.push(behind(&name, &error)),
                 Standing::Flushing => flushing.push((withdrawal, name)),
                 Standing::Draining => problems.push(format!(
                     "the disk {name:?} was given up: requests in flight have not come back for \
@@ -68,6 +69,7 @@ impl Daemon {
                 Standing::Unflushed(error) => {
                     problems.push(format!("the last flush of {name:?} failed: {error}"));
                 }
+                Standing::Behind(error) => problems.push(behind(&name, &error)),
                 Standing::Flushing | Standing::Draining => {
                     problems.push(format!("the last flush of {name:?} did not end in time"));
                 }
@@ -80,6 +82,10 @@ impl Daemon {
         self.end_monitor();
         problems
     }
+}
+
+fn behind(name: &str, error: &str) -> String {
+    format!("not all that the log of {name:?} holds went home, the next start finds it: {error}")
 }
 
 /// Something that is to be done within a bound, and its name.

@@ -22,12 +22,12 @@ pub(super) struct Withdrawal {
     begun: Instant,
     /// All requests have come back.
     drained: AtomicBool,
-    outcome: Mutex<Option<Result<(), String>>>,
+    outcome: Mutex<Option<Standing>>,
     ended: Condvar,
 }
 
 /// How a withdrawal stands.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// Requests in flight have not come back.
     Draining,
@@ -37,6 +37,8 @@ pub(super) enum Standing {
     Clean,
     /// It has ended, and the last flush failed so.
     Unflushed(String),
+    /// It has ended, and not all that the disk's log holds went home, for this reason.
+    Behind(String),
 }
 
 impl Withdrawal {
@@ -49,8 +51,7 @@ impl Withdrawal {
             .wait_timeout_while(outcome, left, |outcome| outcome.is_none())
             .unwrap_or_else(PoisonError::into_inner);
         match &*outcome {
-            Some(Ok(())) => Standing::Clean,
-            Some(Err(error)) => Standing::Unflushed(error.clone()),
+            Some(outcome) => outcome.clone(),
             None if self.drained.load(Ordering::Acquire) => Standing::Flushing,
             None => Standing::Draining,
         }
@@ -61,7 +62,7 @@ impl Withdrawal {
         self.begun.elapsed()
     }
 
-    fn finish(&self, outcome: Result<(), String>) {
+    fn finish(&self, outcome: Standing) {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
         self.ended.notify_all();
     }
@@ -95,19 +96,20 @@ impl Daemon {
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             let work = std::panic::AssertUnwindSafe(|| daemon.carry_out(&leaving, &ours));
             let outcome = std::panic::catch_unwind(work)
-                .unwrap_or_else(|_| Err("its thread failed, which is a bug".to_owned()));
+                .unwrap_or_else(|_| Standing::Unflushed("its thread failed, a bug".to_owned()));
             ours.finish(outcome);
         });
         if let Err(error) = spawned {
             // The next attempt may find a thread.
             *served.withdrawal.lock().unwrap_or_else(PoisonError::into_inner) = None;
-            withdrawal.finish(Err(format!("there is no thread for it: {error}")));
+            let reason = format!("there is no thread for it: {error}");
+            withdrawal.finish(Standing::Unflushed(reason));
         }
         withdrawal
     }
 
     /// The withdrawal, on its thread.
-    fn carry_out(&self, served: &Served, withdrawal: &Withdrawal) -> Result<(), String> {
+    fn carry_out(&self, served: &Served, withdrawal: &Withdrawal) -> Standing {
         let name = served.disk.name();
         // Everybody is asked to leave before anybody is waited for.
         let exports: Vec<_> = self
@@ -115,9 +117,9 @@ impl Daemon {
             .iter()
             .filter_map(|listening| listening.exports.withdraw(name))
             .collect();
-        let (server, room, wal) = {
+        let (server, room, log) = {
             let mut live = served.live();
-            (live.server.take(), live.watchers.room.clone(), live.watchers.wal.clone())
+            (live.server.take(), live.watchers.room.clone(), live.watchers.log.clone())
         };
         // A guest whose disk is taken away is not to wait for room on it. At the end of the daemon
         // such writes are left unanswered instead: the next daemon carries them out.
@@ -131,23 +133,26 @@ impl Daemon {
             while !export.wait(FOREVER) {}
         }
         withdrawal.drained.store(true, Ordering::Release);
-        if let Some(wal) = wal {
-            // What does not get home is durable in the log, where the next daemon finds it.
-            if let Err(error) = wal.drain(&served.disk, FLUSH_TIME_MAX) {
-                tracing::warn!(disk = name, %error, "not all went home: the rest stays in its log");
-            }
-        }
+        // What does not get home is durable in the log, where the next daemon finds it.
+        let home = log.map_or(Ok(()), |log| log.bring_home(&served.disk, FLUSH_TIME_MAX));
         let flushed = wiring::flush(&served.disk, FLUSH_TIME_MAX);
         // At the end of the daemon, whoever listens to events still asks for all disks.
         if !self.is_stopping() {
             self.with_state(|state| state.disks.remove(name));
-            match &flushed {
-                Ok(()) => tracing::info!(disk = name, "removed"),
-                Err(error) => {
+            match (&flushed, &home) {
+                (Ok(()), Ok(())) => tracing::info!(disk = name, "removed"),
+                (Ok(()), Err(error)) => {
+                    tracing::error!(disk = name, %error, "removed, but a part stays in its log");
+                }
+                (Err(error), _) => {
                     tracing::error!(disk = name, %error, "could not be flushed at its removal");
                 }
             }
         }
-        flushed.map_err(|error| error.to_string())
+        match (flushed, home) {
+            (Ok(()), Ok(())) => Standing::Clean,
+            (Ok(()), Err(error)) => Standing::Behind(error.to_string()),
+            (Err(error), _) => Standing::Unflushed(error.to_string()),
+        }
     }
 }
