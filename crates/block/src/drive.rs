@@ -27,6 +27,8 @@ const LOOKS: u32 = 64;
 /// How long a thread that fails waits for what the kernel still does, and how long the layers of a
 /// queue that has ended may take to finish what they have begun.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// How long a thread pauses whose ring the kernel has refused.
+const PAUSE: Duration = Duration::from_millis(20);
 const WAKE: u64 = 0;
 
 /// What brings requests to a queue. Its thread alone calls it.
@@ -49,11 +51,11 @@ pub trait Source {
 
     /// Whether there may be something to [take](Self::take). Cheap: the thread asks it again and
     /// again while it looks for work.
-    fn is_ready(&mut self) -> bool;
+    fn is_ready(&mut self, reactor: &mut Reactor) -> bool;
 
     /// The thread is about to look for work and then to sleep: the source does what is due by
     /// `now_ns`, and says when it wants to be asked again; `u64::MAX` is never.
-    fn rest(&mut self, now_ns: u64) -> u64;
+    fn rest(&mut self, now_ns: u64, reactor: &mut Reactor) -> u64;
 
     /// The thread sleeps next: new requests are to wake it. Returns whether there are some already,
     /// so that it does not sleep.
@@ -65,7 +67,8 @@ pub trait Source {
     /// The kernel has refused the thread's ring: nothing goes on.
     fn fail(&mut self, error: &io::Error);
 
-    /// Whether the source is at its end. Nothing of its own is in flight then.
+    /// Whether the source is at its end. Nothing of its own is in flight then, unless it has
+    /// [failed](Self::fail).
     fn is_ended(&self) -> bool;
 }
 
@@ -229,7 +232,9 @@ impl<S: Source> Drive<S> {
         while let Some(index) = self.sources.iter().position(Source::is_ended) {
             let mut source = self.sources.remove(index);
             self.reactor.retire_group(source.group());
-            source.stack().close(&mut self.reactor);
+            if source.stack().in_flight() == 0 {
+                source.stack().close(&mut self.reactor);
+            }
             self.leaving.push(Leaving { source, until_ns });
         }
     }
@@ -248,10 +253,13 @@ impl<S: Source> Drive<S> {
         self.leaving.retain(|leaving| leaving.until_ns > 0);
     }
 
+    /// Ends the sources. The thread goes on without a ring: it is asked for nothing but its end.
+    #[cold]
     fn fail(&mut self, error: &io::Error) {
         for source in &mut self.sources {
             source.fail(error);
         }
+        std::thread::sleep(PAUSE);
     }
 
     /// Looks for work for a while if that pays, then sleeps.
@@ -273,12 +281,17 @@ impl<S: Source> Drive<S> {
         let start_ns = self.clock.now_ns();
         let mut deadline_ns = u64::MAX;
         for source in &mut self.sources {
-            deadline_ns = deadline_ns.min(source.rest(start_ns));
+            deadline_ns = deadline_ns.min(source.rest(start_ns, &mut self.reactor));
             deadline_ns = deadline_ns.min(source.stack().deadline_ns().unwrap_or(u64::MAX));
         }
         for leaving in &mut self.leaving {
             deadline_ns = deadline_ns.min(leaving.until_ns);
             deadline_ns = deadline_ns.min(leaving.source.stack().deadline_ns().unwrap_or(u64::MAX));
+        }
+        if self.reactor.has_unsubmitted() {
+            if let Err(error) = self.reactor.submit() {
+                self.fail(&error);
+            }
         }
         let spin = usize::from(awaited);
         let Some(now_ns) = self.look(spin, start_ns, deadline_ns) else { return };
@@ -304,7 +317,10 @@ impl<S: Source> Drive<S> {
         let mut now_ns = start_ns;
         while now_ns - start_ns < limit_ns {
             for _ in 0..LOOKS {
-                if self.sources.iter_mut().any(Source::is_ready) || self.reactor.is_ready() {
+                let reactor = &mut self.reactor;
+                if self.sources.iter_mut().any(|source| source.is_ready(reactor))
+                    || self.reactor.is_ready()
+                {
                     self.spins[spin].found();
                     return None;
                 }

@@ -122,6 +122,13 @@ impl<S: Source + 'static> DriveThread<S> {
 
 impl<S: Source + 'static> Drop for DriveThread<S> {
     fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if thread.thread().id() == std::thread::current().id() {
+            // Dropped by what it serves: it cannot wait for its own end, and ends next.
+            self.mailbox.send(Box::new(|drive| drive.ended = true));
+            return;
+        }
+        self.thread = Some(thread);
         self.call(|drive| drive.ended = true);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,4 +1,5 @@
-//! One connection from its first byte to its last, on a thread of its own.
+//! One connection from its first byte to its transmission phase, on a thread of its own that ends
+//! where the export's threads take over.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,6 +13,7 @@ use super::budget::Budget;
 use super::channel::{Channel, Socket, is_blocked};
 use super::control::Control;
 use super::exports::{Export, Exports};
+use super::listener::Entered;
 use super::negotiation::{Agreement, Negotiation, OPTION_LENGTH_MAX, Security, Step};
 use super::transmission::{Ending, Transmission};
 use crate::socket::wait_for;
@@ -55,8 +57,10 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Serves one client and returns when it is gone.
-pub fn serve(socket: OwnedFd, control: &Arc<Control>, shared: &Shared) {
+/// Negotiates with a client, and hands its connection to a thread of the export's.
+pub(super) fn serve(socket: OwnedFd, entered: Entered) {
+    let shared = entered.shared();
+    let control = entered.control();
     let deadline = Instant::now() + shared.negotiation_time_max;
     let mut handshake = Handshake {
         channel: Channel::Plain(Socket::new(socket)),
@@ -75,37 +79,67 @@ pub fn serve(socket: OwnedFd, control: &Arc<Control>, shared: &Shared) {
         }
     };
     let Handshake { channel, input, .. } = handshake;
-    let Agreement { export, mode, base_allocation } = agreement;
-    control.set_export(export.name(), mode.name());
+    let export = Arc::clone(&agreement.export);
+    control.set_export(export.name(), agreement.mode.name());
     // Entered before the disk is opened, so that no change of it goes unheard.
     if !export.enter(control) {
         return;
     }
     tracing::debug!(peer = control.peer(), export = export.name(), "NBD client connected");
-    let ending = match Transmission::new(
-        channel,
-        Arc::clone(control),
-        Arc::clone(&export),
-        Arc::clone(&shared.budget),
-        mode,
-        base_allocation,
-        &input,
-    ) {
-        Ok(transmission) => transmission.run(),
-        Err(error) => Ending::Unable(error),
-    };
-    export.leave(control);
-    shared.counters.requests.fetch_add(control.requests.load(Ordering::Relaxed), Ordering::Relaxed);
-    let (peer, export) = (control.peer(), export.name());
-    match ending {
-        Ending::Orderly => tracing::debug!(peer, export, "NBD client left"),
-        Ending::Lost(error) => tracing::debug!(peer, export, %error, "NBD client vanished"),
-        Ending::Violation(reason) => {
-            shared.counters.protocol_errors.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(peer, export, reason, "NBD client cut off");
-        }
-        Ending::Unable(error) => {
-            tracing::error!(peer, export, %error, "an NBD connection cannot be served");
+    let presence = Presence { entered, export: Arc::clone(&export), ending: None };
+    let added = export.threads().add(export.name(), move |seat, reactor| {
+        Transmission::new(channel, &agreement, presence, &input, seat, reactor)
+    });
+    if let Err(error) = added {
+        let export = export.name();
+        tracing::error!(export, %error, "an NBD connection cannot be served");
+    }
+}
+
+/// A connection in its transmission phase, as its export and its listener know it. It is struck out
+/// of their lists when this is dropped.
+pub(super) struct Presence {
+    entered: Entered,
+    export: Arc<Export>,
+    ending: Option<Ending>,
+}
+
+impl Presence {
+    pub(super) fn control(&self) -> &Arc<Control> {
+        self.entered.control()
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        self.entered.shared()
+    }
+
+    /// Notes why the connection ends: the first reason counts.
+    pub(super) fn end(&mut self, ending: Ending) {
+        self.ending.get_or_insert(ending);
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        let control = self.entered.control();
+        self.export.leave(control);
+        let counters = &self.shared().counters;
+        counters.requests.fetch_add(control.requests.load(Ordering::Relaxed), Ordering::Relaxed);
+        let (peer, export) = (control.peer(), self.export.name());
+        match &self.ending {
+            Some(Ending::Orderly) => tracing::debug!(peer, export, "NBD client left"),
+            Some(Ending::Lost(error)) => {
+                tracing::debug!(peer, export, %error, "NBD client vanished");
+            }
+            Some(Ending::Violation(reason)) => {
+                counters.protocol_errors.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(peer, export, reason, "NBD client cut off");
+            }
+            Some(Ending::Unable(error)) => {
+                tracing::error!(peer, export, %error, "an NBD connection cannot be served");
+            }
+            // Why is known to whoever has failed.
+            None => tracing::debug!(peer, export, "NBD client cut off"),
         }
     }
 }

@@ -10,6 +10,7 @@ use fathom_block::{Disk, DiskChange, REQUEST_LENGTH_MAX};
 
 use super::control::Control;
 use super::negotiation::{Catalogue, Description};
+use super::threads::Threads;
 use super::wire::{STRING_LENGTH_MAX, transmission};
 
 /// How long the removal of an export waits for its connections.
@@ -37,9 +38,16 @@ impl std::error::Error for NameError {}
 
 /// The disks that NBD clients can reach, under their names. Shared by listeners, and changed while
 /// they run.
-#[derive(Default)]
 pub struct Exports {
     table: RwLock<Table>,
+    threads_max: usize,
+}
+
+impl Default for Exports {
+    /// No exports, and as many threads for each as the process may use processors.
+    fn default() -> Self {
+        Self::with_threads(std::thread::available_parallelism().map_or(1, usize::from))
+    }
 }
 
 #[derive(Default)]
@@ -52,6 +60,11 @@ impl Exports {
     /// No exports yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// No exports yet. At most `threads_max` threads serve the connections of each.
+    pub fn with_threads(threads_max: usize) -> Self {
+        Self { table: RwLock::default(), threads_max }
     }
 
     /// Offers `disk` as `name`, with a text for people that may be empty.
@@ -69,6 +82,7 @@ impl Exports {
             guests: Mutex::default(),
             borrowed: AtomicU64::new(0),
             left: Condvar::new(),
+            threads: Threads::new(self.threads_max),
         });
         {
             let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
@@ -190,6 +204,7 @@ pub struct Export {
     borrowed: AtomicU64,
     /// Signalled when a connection has left.
     left: Condvar,
+    threads: Arc<Threads>,
 }
 
 #[derive(Default)]
@@ -207,6 +222,11 @@ impl Export {
     /// The disk.
     pub(super) fn disk(&self) -> &Arc<Disk> {
         &self.disk
+    }
+
+    /// The threads that serve its connections.
+    pub(super) fn threads(&self) -> &Arc<Threads> {
+        &self.threads
     }
 
     /// What its connections have taken of the budget, in bytes.

@@ -1,4 +1,4 @@
-//! A listener: a socket, the thread that accepts on it, and the threads of its connections.
+//! A listener: a socket, the thread that accepts on it, and the threads that negotiate.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -122,6 +122,8 @@ struct Inner {
     wake: File,
     /// The connections that are there.
     controls: Mutex<Vec<Arc<Control>>>,
+    /// Signalled when a connection has ended.
+    left: Condvar,
 }
 
 impl Listener {
@@ -162,6 +164,7 @@ impl Listener {
             stop: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?.into(),
             controls: Mutex::default(),
+            left: Condvar::new(),
         });
         let acceptor = std::thread::Builder::new().name("nbd-accept".into()).spawn({
             let inner = Arc::clone(&inner);
@@ -257,6 +260,9 @@ impl Inner {
                 tracing::error!("the thread of an NBD connection panicked");
             }
         }
+        let controls = self.controls.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = self.left.wait_while(controls, |controls| !controls.is_empty());
+        drop(left);
     }
 
     /// Sleeps until a client is there. False when the listener is to end.
@@ -311,7 +317,7 @@ impl Inner {
         self.shared.counters.accepted.fetch_add(1, Ordering::Relaxed);
         let entered = Entered { inner: Arc::clone(self), control: Arc::clone(&control) };
         let spawned = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
-            connection::serve(socket, &entered.control, &entered.inner.shared);
+            connection::serve(socket, entered);
         });
         match spawned {
             Ok(thread) => Some(thread),
@@ -323,16 +329,28 @@ impl Inner {
     }
 }
 
-/// A connection in the listener's list; struck out when its thread ends, however it ends.
-struct Entered {
+/// A connection in the listener's list; struck out when it ends, however it ends.
+pub(super) struct Entered {
     inner: Arc<Inner>,
     control: Arc<Control>,
+}
+
+impl Entered {
+    pub(super) fn shared(&self) -> &Shared {
+        &self.inner.shared
+    }
+
+    pub(super) fn control(&self) -> &Arc<Control> {
+        &self.control
+    }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
         let mut controls = self.inner.controls.lock().unwrap_or_else(PoisonError::into_inner);
         controls.retain(|other| other.id() != self.control.id());
+        drop(controls);
+        self.inner.left.notify_all();
     }
 }
 

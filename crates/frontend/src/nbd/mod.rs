@@ -20,6 +20,7 @@ mod fuzz;
 mod listener;
 mod negotiation;
 mod reply;
+mod threads;
 mod transmission;
 mod wire;
 

@@ -1,9 +1,13 @@
-//! The transmission phase: requests in, replies out, by one thread that sleeps in its reactor.
+//! The transmission phase: requests in, replies out, by a thread that serves one or more
+//! connections of a disk.
 //!
 //! Each round takes what the socket has, submits every complete request, and sends every reply
 //! that is ready in one system call. Replies leave in the order of completion. What a client may
 //! have in flight is bounded in number and bytes (see `budget`); beyond the bound its socket is not
 //! read, so it waits as it would for a slow disk.
+//!
+//! A thread that serves one connection reads its socket again and again while there is work; one
+//! that serves several has the kernel watch those sockets that had no more to give.
 
 mod intake;
 mod outcome;
@@ -11,23 +15,22 @@ mod outcome;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use fathom_block::{Clock, REQUEST_LENGTH_MAX, Request, Stack};
-use fathom_reactor::{Event, Owner, Reactor};
+use fathom_block::{Clock, REQUEST_LENGTH_MAX, Request, Source, Stack};
+use fathom_reactor::{Event, Group, Owner, Reactor};
 
 use super::budget::{ALLOWANCE, Budget};
 use super::channel::{Channel, is_blocked};
+use super::connection::Presence;
 use super::control::Control;
 use super::exports::Export;
+use super::negotiation::Agreement;
 use super::reply::{Answered, Replies};
+use super::threads::Seat;
 use super::wire::{Mode, RequestHeader, command};
-use fathom_block::{Spin, preemptions};
 
 /// The memory that small requests are received into, in bytes.
 const INPUT_LENGTH: usize = 128 << 10;
-/// The entries of the thread's ring.
-const RING_ENTRIES: u32 = 128;
 /// How long a connection that is being closed waits for a client that takes no replies.
 const LINGER_NS: u64 = 5_000_000_000;
 /// How long a closed connection waits for the client to hang up, so that its last replies are not
@@ -44,10 +47,9 @@ const WITHHOLDING_LOOK_NS: u64 = 1_000_000_000;
 
 /// The longest look for work before sleeping, in nanoseconds: a round trip or two of a client on the
 /// same host.
-const SPIN_NS: u64 = 30_000;
-
-/// How long the layers of a connection that has ended may take to finish what they have begun.
-const FINISH_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const SPIN_NS: u64 = 30_000;
+/// A thread that looks for work reads its client's socket in one of so many looks.
+const LOOKS: u32 = 16;
 
 const SOCKET_READABLE: u64 = 1;
 const SOCKET_WRITABLE: u64 = 2;
@@ -97,6 +99,8 @@ enum Phase {
     Open,
     /// No more requests are read; what is in flight is answered.
     Closing { since_ns: u64 },
+    /// Everything is answered; the client is given time to hang up.
+    Parting { since_ns: u64 },
     /// Nobody is there to be answered; what is in flight is waited for.
     Gone,
 }
@@ -108,10 +112,9 @@ pub struct Transmission {
     export: Arc<Export>,
     base_allocation: bool,
     mode: Mode,
-    reactor: Reactor,
+    group: Group,
     owner: Owner,
     stack: Stack,
-    events: Vec<Event>,
     input: Box<[u8]>,
     begin: usize,
     end: usize,
@@ -135,7 +138,6 @@ pub struct Transmission {
     bytes_read: u64,
     bytes_written: u64,
     phase: Phase,
-    ending: Option<Ending>,
     restack: bool,
     /// Another stack is about to take the place of this one; requests wait for it.
     closing: bool,
@@ -149,26 +151,35 @@ pub struct Transmission {
     /// The socket had no more to give when it was last read: it is read again once it is watched
     /// or looked at.
     drained: bool,
-    spin: Spin,
+    /// Requests were taken in this round.
+    took: bool,
+    looks: u32,
+    ended: bool,
+    // Behind the stack: the disk is let go of before others learn that the connection is gone.
+    presence: Presence,
+    seat: Seat,
 }
 
 impl Transmission {
-    /// Opens the export's disk for this thread. `left_over` is what arrived behind the handshake.
+    /// Opens the export's disk on the thread of `seat`. `left_over` is what arrived behind the
+    /// handshake.
     ///
     /// # Errors
-    /// When there is no ring or no queue to be had.
-    pub fn new(
+    /// When there is no queue to be had.
+    pub(super) fn new(
         channel: Channel,
-        control: Arc<Control>,
-        export: Arc<Export>,
-        budget: Arc<Budget>,
-        mode: Mode,
-        base_allocation: bool,
+        agreement: &Agreement<Arc<Export>>,
+        presence: Presence,
         left_over: &[u8],
+        seat: Seat,
+        reactor: &mut Reactor,
     ) -> io::Result<Self> {
-        let mut reactor = Reactor::new(RING_ENTRIES)?;
+        let export = Arc::clone(&agreement.export);
+        let control = Arc::clone(presence.control());
+        let budget = Arc::clone(&presence.shared().budget);
+        let group = reactor.group();
         let owner = reactor.register();
-        let stack = export.disk().open_queue(&mut reactor, Clock::System)?;
+        let stack = export.disk().open_queue(reactor, Clock::System)?;
         reactor.watch_always(owner, WOKEN, control.borrow());
         let mut input = vec![0; INPUT_LENGTH.max(left_over.len())].into_boxed_slice();
         input[..left_over.len()].copy_from_slice(left_over);
@@ -176,12 +187,11 @@ impl Transmission {
             channel,
             control,
             export,
-            base_allocation,
-            mode,
-            reactor,
+            base_allocation: agreement.base_allocation,
+            mode: agreement.mode,
+            group,
             owner,
             stack,
-            events: Vec::with_capacity(64),
             input,
             begin: 0,
             end: left_over.len(),
@@ -189,7 +199,7 @@ impl Transmission {
             refused: None,
             slots: Vec::with_capacity(64),
             free: Vec::with_capacity(64),
-            replies: Replies::new(mode),
+            replies: Replies::new(agreement.mode),
             in_flight: 0,
             in_flight_bytes: 0,
             budget,
@@ -201,7 +211,6 @@ impl Transmission {
             bytes_read: 0,
             bytes_written: 0,
             phase: Phase::Open,
-            ending: None,
             restack: false,
             closing: false,
             bidden: false,
@@ -210,83 +219,18 @@ impl Transmission {
             blocked: false,
             unparsed: true,
             drained: false,
-            spin: Spin::new(SPIN_NS),
+            took: false,
+            looks: 0,
+            ended: false,
+            presence,
+            seat,
         })
-    }
-
-    /// Serves the client until it leaves, vanishes, breaks the protocol, or is asked to leave.
-    pub fn run(mut self) -> Ending {
-        let result = self.serve();
-        // Whatever happened: the memory of requests in flight is the disk's until they are back.
-        while self.stack.in_flight() > 0 {
-            if self.await_stack().is_err() {
-                // The ring is broken. Leaving the memory to it is the only safe way out.
-                std::mem::forget(self);
-                return Ending::Unable(io::Error::other("the ring failed with requests in flight"));
-            }
-        }
-        // The layers finish what they have begun. What they cannot is as after a crash.
-        if result.is_ok() {
-            let _ = self.stack.finish(&mut self.reactor, FINISH_LIMIT);
-        }
-        match result {
-            Ok(()) => self.ending.take().unwrap_or(Ending::Orderly),
-            Err(error) => Ending::Unable(error),
-        }
-    }
-
-    fn serve(&mut self) -> io::Result<()> {
-        loop {
-            let mut progress = self.unparsed || !self.drained && self.receive();
-            if self.unparsed {
-                self.parse();
-            }
-            progress |= self.turn_stack()?;
-            if self.reactor.is_ready() {
-                progress |= self.collect()?;
-            }
-            progress |= self.reap();
-            if !self.blocked {
-                progress |= self.send();
-            }
-            if progress {
-                // While the disk works, its completions must not keep new requests waiting.
-                self.drained &= self.stack.in_flight() == 0;
-                continue;
-            }
-            if self.restack && self.stack.in_flight() == 0 {
-                self.restack = false;
-                let disk = Arc::clone(self.export.disk());
-                let stack = disk.open_queue(&mut self.reactor, Clock::System)?;
-                self.stack.replace(stack, &mut self.reactor);
-                self.closing = true;
-            }
-            if self.closing && !self.stack.is_closing() {
-                self.closing = false;
-                self.unparsed = true;
-                continue;
-            }
-            self.publish();
-            if self.is_over() {
-                return self.hang_up();
-            }
-            self.idle()?;
-        }
-    }
-
-    /// Lets the disk make its round and hands over what it queued.
-    fn turn_stack(&mut self) -> io::Result<bool> {
-        self.stack.advance(&mut self.reactor);
-        if self.reactor.has_unsubmitted() {
-            self.reactor.submit()?;
-        }
-        Ok(self.stack.has_completed())
     }
 
     /// Whether nothing is left to be done.
     fn is_over(&self) -> bool {
         match self.phase {
-            Phase::Open => false,
+            Phase::Open | Phase::Parting { .. } => false,
             Phase::Gone => self.stack.in_flight() == 0,
             Phase::Closing { since_ns } => {
                 let unanswered = self.stack.in_flight() > 0
@@ -300,9 +244,7 @@ impl Transmission {
     }
 
     fn close(&mut self, ending: Ending) {
-        if self.ending.is_none() {
-            self.ending = Some(ending);
-        }
+        self.presence.end(ending);
         if self.phase == Phase::Open {
             self.phase = Phase::Closing { since_ns: self.stack.now_ns() };
         }
@@ -317,94 +259,6 @@ impl Transmission {
     fn lose(&mut self, ending: Ending) {
         self.close(ending);
         self.phase = Phase::Gone;
-    }
-
-    /// Takes the reactor's events.
-    fn collect(&mut self) -> io::Result<bool> {
-        let mut events = std::mem::take(&mut self.events);
-        self.reactor.collect(&mut events)?;
-        let progress = !events.is_empty();
-        for event in events.drain(..) {
-            if event.owner != self.owner {
-                self.stack.event(&event, &mut self.reactor);
-                continue;
-            }
-            match event.token {
-                SOCKET_READABLE => {
-                    self.readable_watched = false;
-                    self.drained = false;
-                }
-                SOCKET_WRITABLE => {
-                    self.writable_watched = false;
-                    self.blocked = false;
-                }
-                WOKEN => {
-                    self.control.awake();
-                    if !event.more {
-                        self.reactor.watch_always(self.owner, WOKEN, self.control.borrow());
-                    }
-                    if self.control.is_stopping() && self.phase == Phase::Open {
-                        self.close(Ending::Orderly);
-                    }
-                    self.restack |= self.control.take_restack();
-                    // There may be memory now.
-                    self.unparsed |= std::mem::take(&mut self.hungry);
-                }
-                _ => {}
-            }
-        }
-        self.events = events;
-        Ok(progress)
-    }
-
-    /// Looks for work a little longer, then sleeps.
-    fn idle(&mut self) -> io::Result<()> {
-        let start_ns = self.stack.now_ns();
-        let limit_ns = self.spin.limit_ns(start_ns);
-        if limit_ns > 0 && !self.readable_watched {
-            let mut now_ns = start_ns;
-            while now_ns - start_ns < limit_ns {
-                for _ in 0..16 {
-                    std::hint::spin_loop();
-                }
-                if self.receive() || self.reactor.is_ready() {
-                    self.spin.found();
-                    return Ok(());
-                }
-                let before_ns = now_ns;
-                now_ns = self.stack.now_ns();
-                if !self.spin.step(before_ns, now_ns, preemptions) {
-                    break;
-                }
-            }
-        }
-        if self.wants_input() && !self.readable_watched {
-            self.readable_watched = true;
-            self.reactor.watch(self.owner, SOCKET_READABLE, self.channel.descriptor()?);
-        }
-        if self.blocked && self.phase != Phase::Gone && !self.writable_watched {
-            self.writable_watched = true;
-            self.reactor.watch_writable(self.owner, SOCKET_WRITABLE, self.channel.descriptor()?);
-        }
-        let mut deadline_ns = self.stack.deadline_ns();
-        if let Some(limit_ns) = self.withholding_limit_ns() {
-            if limit_ns <= start_ns && self.budget.is_wanted() {
-                self.lose(Ending::Violation("it held memory that others waited for"));
-                return Ok(());
-            }
-            let look_ns = limit_ns.max(start_ns + WITHHOLDING_LOOK_NS);
-            deadline_ns = Some(deadline_ns.map_or(look_ns, |deadline| deadline.min(look_ns)));
-        }
-        if let Phase::Closing { since_ns } = self.phase {
-            let end_ns = since_ns + LINGER_NS + 1;
-            deadline_ns = Some(deadline_ns.map_or(end_ns, |deadline| deadline.min(end_ns)));
-        }
-        let limit = deadline_ns
-            .map(|deadline_ns| Duration::from_nanos(deadline_ns.saturating_sub(start_ns)));
-        self.reactor.wait(limit)?;
-        self.collect()?;
-        self.spin.slept(self.stack.now_ns().saturating_sub(start_ns));
-        Ok(())
     }
 
     /// Gives back what was taken from the budget and is not needed any more.
@@ -431,50 +285,76 @@ impl Transmission {
         Some(self.moved_ns.saturating_add(time_ns))
     }
 
-    /// Waits for the disk alone.
-    fn await_stack(&mut self) -> io::Result<()> {
-        self.stack.advance(&mut self.reactor);
-        while let Some((request, _)) = self.stack.completed() {
-            self.stack.recycle(request);
-        }
-        if self.stack.in_flight() > 0 {
-            let limit = self.stack.deadline_ns().map(|deadline_ns| {
-                Duration::from_nanos(deadline_ns.saturating_sub(self.stack.now_ns()))
-            });
-            self.reactor.wait(limit)?;
-            self.collect()?;
-        }
-        Ok(())
-    }
-
-    /// Says good-bye, and waits a little for the client to have heard it.
-    fn hang_up(&mut self) -> io::Result<()> {
+    /// Says good-bye. The client is given a little time to have heard it.
+    fn part(&mut self) {
         if self.phase == Phase::Gone {
-            return Ok(());
+            self.ended = true;
+            return;
         }
         self.channel.shut();
-        if self.bidden {
-            return Ok(());
+        self.ended = self.bidden;
+        self.phase = Phase::Parting { since_ns: self.stack.now_ns() };
+        self.drained = false;
+    }
+
+    /// Drops what the client still sends, until it hangs up. Returns whether there was something.
+    fn discard(&mut self, since_ns: u64) -> bool {
+        self.ended |= self.stack.now_ns().saturating_sub(since_ns) > HANG_UP_NS;
+        if self.ended || self.drained || self.readable_watched {
+            return false;
         }
-        let start_ns = self.stack.now_ns();
-        loop {
-            match self.channel.receive(&mut [], &mut self.input) {
-                Ok(0) => return Ok(()),
-                Ok(_) => {}
-                Err(error) if is_blocked(&error) => {
-                    if !self.readable_watched {
-                        self.readable_watched = true;
-                        self.reactor.watch(self.owner, SOCKET_READABLE, self.channel.descriptor()?);
-                    }
-                    self.reactor.wait(Some(Duration::from_millis(100)))?;
-                    self.collect()?;
+        match self.channel.receive(&mut [], &mut self.input) {
+            Err(error) if is_blocked(&error) => self.drained = true,
+            Ok(0) | Err(_) => self.ended = true,
+            Ok(_) => return true,
+        }
+        false
+    }
+
+    /// Has the kernel watch the socket for what the connection waits for.
+    fn watch(&mut self, reactor: &mut Reactor) {
+        let parting = matches!(self.phase, Phase::Parting { .. });
+        let readable = (parting || self.wants_input()) && !self.readable_watched;
+        let writable = self.blocked
+            && matches!(self.phase, Phase::Open | Phase::Closing { .. })
+            && !self.writable_watched;
+        if !readable && !writable {
+            return;
+        }
+        let descriptor = match self.channel.descriptor() {
+            Ok(descriptor) => descriptor,
+            Err(error) => return self.lose(Ending::Lost(error)),
+        };
+        if readable {
+            self.readable_watched = true;
+            reactor.watch(self.owner, SOCKET_READABLE, descriptor);
+        }
+        if writable {
+            self.writable_watched = true;
+            reactor.watch_writable(self.owner, SOCKET_WRITABLE, descriptor);
+        }
+    }
+
+    /// Opens the disk anew where that was asked for and nothing is in flight, and goes on once the
+    /// new stack is there. Returns whether there was something to do.
+    fn change_stack(&mut self, reactor: &mut Reactor) -> bool {
+        if self.restack && self.stack.in_flight() == 0 {
+            self.restack = false;
+            match self.export.disk().open_queue(reactor, Clock::System) {
+                Ok(stack) => self.stack.replace(stack, reactor),
+                Err(error) => {
+                    let disk = self.export.disk().name();
+                    tracing::error!(disk, %error, "the layers stay as they were");
                 }
-                Err(_) => return Ok(()),
             }
-            if self.stack.now_ns().saturating_sub(start_ns) > HANG_UP_NS {
-                return Ok(());
-            }
+            self.closing = true;
         }
+        if self.closing && !self.stack.is_closing() {
+            self.closing = false;
+            self.unparsed = true;
+            return true;
+        }
+        false
     }
 
     /// Shows others what was done.
@@ -486,8 +366,135 @@ impl Transmission {
     }
 }
 
+impl Source for Transmission {
+    fn stack(&mut self) -> &mut Stack {
+        &mut self.stack
+    }
+
+    fn group(&self) -> Group {
+        self.group
+    }
+
+    fn take(&mut self, reactor: &mut Reactor) -> bool {
+        if let Phase::Parting { since_ns } = self.phase {
+            return self.discard(since_ns);
+        }
+        if !self.unparsed && (self.drained || !self.receive(reactor)) {
+            return false;
+        }
+        if self.unparsed {
+            self.parse(reactor);
+        }
+        self.took = true;
+        if let Err(error) = self.stack.settle(reactor) {
+            self.fail(&error);
+        }
+        true
+    }
+
+    fn give(&mut self, reactor: &mut Reactor) -> bool {
+        let mut busy = self.reap(reactor);
+        if busy {
+            // There may be flushes behind writes.
+            if let Err(error) = self.stack.settle(reactor) {
+                self.fail(&error);
+            }
+        }
+        if !self.blocked {
+            busy |= self.send();
+        }
+        let took = std::mem::take(&mut self.took);
+        if busy || took {
+            self.publish();
+        }
+        if !self.seat.is_alone() {
+            if self.drained || self.blocked {
+                self.watch(reactor);
+            }
+        } else if self.stack.in_flight() > 0 && (busy || took) {
+            // While the disk works, its completions must not keep new requests waiting.
+            self.drained = false;
+        }
+        if !busy {
+            busy = self.change_stack(reactor);
+        }
+        if !busy && self.is_over() {
+            self.part();
+            busy = true;
+        }
+        busy
+    }
+
+    fn signal(&mut self, event: &Event, reactor: &mut Reactor) {
+        match event.token {
+            SOCKET_READABLE => {
+                self.readable_watched = false;
+                self.drained = false;
+            }
+            SOCKET_WRITABLE => {
+                self.writable_watched = false;
+                self.blocked = false;
+            }
+            WOKEN => {
+                self.control.awake();
+                if !event.more {
+                    reactor.watch_always(self.owner, WOKEN, self.control.borrow());
+                }
+                if self.control.is_stopping() && self.phase == Phase::Open {
+                    self.close(Ending::Orderly);
+                }
+                self.restack |= self.control.take_restack();
+                // There may be memory now.
+                self.unparsed |= std::mem::take(&mut self.hungry);
+            }
+            _ => {}
+        }
+    }
+
+    fn is_ready(&mut self, reactor: &mut Reactor) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        self.looks % LOOKS == 0 && self.seat.is_alone() && self.receive(reactor)
+    }
+
+    fn rest(&mut self, now_ns: u64, reactor: &mut Reactor) -> u64 {
+        let mut deadline_ns = match self.phase {
+            Phase::Open | Phase::Gone => u64::MAX,
+            Phase::Closing { since_ns } => since_ns + LINGER_NS + 1,
+            Phase::Parting { since_ns } => since_ns + HANG_UP_NS + 1,
+        };
+        if let Some(limit_ns) = self.withholding_limit_ns() {
+            if limit_ns <= now_ns && self.budget.is_wanted() {
+                self.lose(Ending::Violation("it held memory that others waited for"));
+                return now_ns;
+            }
+            deadline_ns = deadline_ns.min(limit_ns.max(now_ns + WITHHOLDING_LOOK_NS));
+        }
+        if !self.seat.is_alone() {
+            self.watch(reactor);
+        }
+        deadline_ns
+    }
+
+    fn arm(&mut self, reactor: &mut Reactor) -> bool {
+        self.watch(reactor);
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    fn fail(&mut self, error: &io::Error) {
+        self.lose(Ending::Unable(io::Error::new(error.kind(), error.to_string())));
+        self.ended = true;
+    }
+
+    fn is_ended(&self) -> bool {
+        self.ended
+    }
+}
+
 impl Drop for Transmission {
     fn drop(&mut self) {
+        self.publish();
         self.budget.give(self.borrowed, self.export.borrowed());
         self.budget.leave(&self.control);
     }

@@ -443,11 +443,11 @@ impl Source for Worker {
         }
     }
 
-    fn is_ready(&mut self) -> bool {
+    fn is_ready(&mut self, _: &mut Reactor) -> bool {
         self.open && self.ring.has_available()
     }
 
-    fn rest(&mut self, now_ns: u64) -> u64 {
+    fn rest(&mut self, now_ns: u64, _: &mut Reactor) -> u64 {
         self.open = self.is_open();
         if self.lookout.deadline_ns() <= now_ns && self.lookout.look(&self.ring) {
             // Whoever watches over the disk shows it.

@@ -37,7 +37,8 @@ impl Server {
 
     pub fn with(disks: &[&Arc<Disk>], change: impl FnOnce(&mut ListenerOptions)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let exports = Arc::new(Exports::new());
+        // One thread for each disk: its clients share it.
+        let exports = Arc::new(Exports::with_threads(1));
         for disk in disks {
             exports.add(disk.name(), "a disk", Arc::clone(disk)).unwrap();
         }

@@ -3,6 +3,7 @@
 use std::io;
 
 use fathom_block::{Operation, REQUEST_LENGTH_MAX};
+use fathom_reactor::Reactor;
 
 use super::super::budget::ALLOWANCE;
 use super::super::channel::is_blocked;
@@ -47,7 +48,7 @@ impl Transmission {
     }
 
     /// Takes what the socket has. True when there was something.
-    pub(super) fn receive(&mut self) -> bool {
+    pub(super) fn receive(&mut self, reactor: &mut Reactor) -> bool {
         if self.readable_watched || !self.wants_input() {
             return false;
         }
@@ -87,7 +88,7 @@ impl Transmission {
                 let partial = self.partial.take();
                 self.end += count - wanted;
                 if let Some(Partial { request, .. }) = partial {
-                    self.stack.submit(request, &mut self.reactor);
+                    self.stack.submit(request, reactor);
                 }
             }
         } else {
@@ -98,7 +99,7 @@ impl Transmission {
     }
 
     /// Submits the requests that have arrived, a batch at most.
-    pub(super) fn parse(&mut self) {
+    pub(super) fn parse(&mut self, reactor: &mut Reactor) {
         self.unparsed = false;
         let mut submitted = 0;
         let batch = self.batch();
@@ -140,7 +141,7 @@ impl Transmission {
             }
             submitted += 1;
             self.begin += self.mode.request_length();
-            self.begin_request(&header);
+            self.begin_request(&header, reactor);
             // One that was refused needs nothing.
             self.repay();
         }
@@ -163,7 +164,7 @@ impl Transmission {
         (bytes.len() as u64 / length / 2).max(BATCH_MIN as u64) as usize
     }
 
-    fn begin_request(&mut self, header: &RequestHeader) {
+    fn begin_request(&mut self, header: &RequestHeader, reactor: &mut Reactor) {
         if header.command == command::DISCONNECT {
             self.bidden = true;
             self.close(Ending::Orderly);
@@ -210,7 +211,7 @@ impl Transmission {
         let slot = self.slot(header);
         request.token = u64::from(slot);
         if header.command != command::WRITE {
-            self.stack.submit(request, &mut self.reactor);
+            self.stack.submit(request, reactor);
             return;
         }
         self.bytes_written += header.length;
@@ -219,7 +220,7 @@ impl Transmission {
         payload[..count].copy_from_slice(&self.input[self.begin..self.begin + count]);
         self.begin += count;
         if count == payload.len() {
-            self.stack.submit(request, &mut self.reactor);
+            self.stack.submit(request, reactor);
         } else {
             self.partial = Some(Partial { slot, request, filled: count });
             self.moved_ns = self.stack.now_ns();

@@ -1,22 +1,23 @@
 //! Handing outcomes out: from the disk to the socket.
 
 use fathom_block::{ErrorKind, Operation, Outcome, Request};
+use fathom_reactor::Reactor;
 
 use super::super::wire::{RequestHeader, command, error, flag};
 use super::{Ending, Phase, Slot, Transmission, answered};
 
 impl Transmission {
     /// Turns what the disk has completed into replies.
-    pub(super) fn reap(&mut self) -> bool {
+    pub(super) fn reap(&mut self, reactor: &mut Reactor) -> bool {
         let mut progress = false;
         while let Some((request, outcome)) = self.stack.completed() {
             progress = true;
-            self.finish(request, outcome);
+            self.finish(request, outcome, reactor);
         }
         progress
     }
 
-    fn finish(&mut self, request: Box<Request>, outcome: Outcome) {
+    fn finish(&mut self, request: Box<Request>, outcome: Outcome, reactor: &mut Reactor) {
         let index = request.token as u32;
         let Slot { header, charged, flushing } = self.slots[index as usize];
         let durable = header.flags & flag::FUA != 0
@@ -28,7 +29,7 @@ impl Transmission {
             flush.operation = Operation::Flush;
             flush.token = u64::from(index);
             self.slots[index as usize].flushing = true;
-            self.stack.submit(flush, &mut self.reactor);
+            self.stack.submit(flush, reactor);
             return;
         }
         self.free.push(index);

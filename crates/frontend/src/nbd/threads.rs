@@ -1,0 +1,104 @@
+//! The threads that serve an export's connections.
+//!
+//! Connections of one disk share threads, those of several disks do not: a disk whose storage hangs
+//! keeps the kernel's workers of a thread, and with them what other disks would ask of it. An export
+//! has as many threads as there are processors at the most, and none while no client is connected.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fathom_block::DriveThread;
+use fathom_reactor::Reactor;
+
+use super::transmission::{SPIN_NS, Transmission};
+
+/// The entries of a thread's ring.
+const RING_ENTRIES: u32 = 128;
+
+/// An export's threads.
+pub(super) struct Threads {
+    running: Mutex<Vec<Running>>,
+    most: usize,
+}
+
+struct Running {
+    thread: Arc<DriveThread<Transmission>>,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Threads {
+    /// At most `most` threads, and one at least.
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { running: Mutex::default(), most: most.max(1) })
+    }
+
+    /// Has a thread serve the connection that `open` makes: a new one or, where there are as many
+    /// as there may be, the one that serves the fewest.
+    ///
+    /// # Errors
+    /// When the host has no thread or no ring left, or what `open` says.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        name: &str,
+        open: impl FnOnce(Seat, &mut Reactor) -> io::Result<Transmission> + Send + 'static,
+    ) -> io::Result<()> {
+        let (thread, seat) = self.choose(name)?;
+        thread.add(move |reactor| open(seat, reactor))
+    }
+
+    fn choose(self: &Arc<Self>, name: &str) -> io::Result<(Arc<DriveThread<Transmission>>, Seat)> {
+        let mut running = self.running();
+        let fewest = running.iter().min_by_key(|thread| thread.connections.load(Ordering::Relaxed));
+        let chosen = match fewest {
+            Some(fewest) if running.len() >= self.most => fewest,
+            _ => {
+                let thread = start(name)?;
+                running.push(Running { thread: Arc::new(thread), connections: Arc::default() });
+                &running[running.len() - 1]
+            }
+        };
+        chosen.connections.fetch_add(1, Ordering::Relaxed);
+        let seat = Seat { threads: Arc::clone(self), connections: Arc::clone(&chosen.connections) };
+        Ok((Arc::clone(&chosen.thread), seat))
+    }
+
+    fn running(&self) -> MutexGuard<'_, Vec<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection's place on a thread. The thread ends with the last of them.
+pub(super) struct Seat {
+    threads: Arc<Threads>,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Seat {
+    /// Whether the thread serves nobody else.
+    pub(super) fn is_alone(&self) -> bool {
+        self.connections.load(Ordering::Relaxed) == 1
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut running = self.threads.running();
+        if self.connections.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return;
+        }
+        let ours = |thread: &Running| Arc::ptr_eq(&thread.connections, &self.connections);
+        let Some(index) = running.iter().position(ours) else { return };
+        let ended = running.swap_remove(index);
+        drop(running);
+        drop(ended);
+    }
+}
+
+fn start(name: &str) -> io::Result<DriveThread<Transmission>> {
+    let export = name.to_owned();
+    let failed = move || {
+        tracing::error!(export, "a thread of NBD connections failed; its clients are cut off");
+    };
+    DriveThread::start(format!("nbd-{name}"), RING_ENTRIES, SPIN_NS, failed, |_| {})
+}
