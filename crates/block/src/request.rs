@@ -54,7 +54,7 @@ impl Operation {
     ];
 
     /// The name used in logs, metrics and the control interface.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::Write => "write",

@@ -20,8 +20,8 @@ use crate::monitor::MonitorStatus;
 use crate::query::QueryList;
 use crate::statistics::Statistics;
 use crate::stream::AnswerStream;
-use crate::units::Bytes;
 use crate::usage::UsageReport;
+use fathom_options::Bytes;
 
 /// How long the answer to a question may take unless the caller says otherwise. A daemon answers
 /// within milliseconds, whatever its disks do.

@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{SeqAccess, Visitor};
+use serde::ser::SerializeMap as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
 
-use crate::units::{Bytes, Nanoseconds};
+use fathom_options::{Bytes, Nanoseconds};
 
 /// A disk to be served.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -144,14 +147,6 @@ pub enum BackendDefinition {
 }
 
 impl DiskDefinition {
-    /// The log that its changes are durable in first, if it has one.
-    pub fn wal(&self) -> Option<&WalDefinition> {
-        self.layers.iter().find_map(|layer| match layer {
-            LayerDefinition::Wal(wal) => Some(wal),
-            _ => None,
-        })
-    }
-
     /// The one back end that is named, or `None` where there is none or more than one.
     pub fn backend(&self) -> Option<BackendDefinition> {
         match (&self.image, self.memory, self.null) {
@@ -184,172 +179,72 @@ pub struct DiskChange {
     pub shrink: bool,
 }
 
-/// One layer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum LayerDefinition {
-    /// Finds out what requests mean, and accounts for them.
-    Classify,
-    /// Counts, measures and records.
-    Tap,
-    /// Makes requests take longer.
-    Delay(DelayDefinition),
-    /// Makes requests fail, by seed.
-    Fault(FaultDefinition),
-    /// Writes requests to the log.
-    Log(LogDefinition),
-    /// Makes changes durable in a log first and brings them home later.
-    Wal(WalDefinition),
+/// One layer: its kind, and options that only the daemon knows (`docs/configuration.md`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerDefinition {
+    /// The word for the kind: `delay`.
+    pub kind: String,
+    /// The options, as they are written beside it.
+    pub options: Map<String, Value>,
 }
 
 impl LayerDefinition {
+    /// A layer of a kind with options: an object of JSON. Anything else is no options.
+    pub fn new(kind: &str, options: Value) -> Self {
+        let options = match options {
+            Value::Object(options) => options,
+            _ => Map::new(),
+        };
+        Self { kind: kind.to_owned(), options }
+    }
+
     /// The layer's word.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Classify => "classify",
-            Self::Tap => "tap",
-            Self::Delay(_) => "delay",
-            Self::Fault(_) => "fault",
-            Self::Log(_) => "log",
-            Self::Wal(_) => "wal",
-        }
+    pub fn name(&self) -> &str {
+        &self.kind
     }
 }
 
-/// Makes requests take longer.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DelayDefinition {
-    /// How much longer each takes.
-    pub time: Nanoseconds,
-    /// How much longer still, at most: drawn evenly for each request.
-    pub jitter: Nanoseconds,
-    /// The operations that are delayed; all where it is empty.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub operations: Vec<String>,
-    /// Makes the draws repeatable.
-    pub seed: u64,
-}
-
-/// Makes requests fail, by seed, operation, range and count.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct FaultDefinition {
-    /// What happens to a request that is struck.
-    pub effect: FaultEffect,
-    /// The share of the requests that is struck, from 0 to 1.
-    pub rate: f64,
-    /// The operations that are meant; all where it is empty.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub operations: Vec<String>,
-    /// Where the part of the disk that is meant begins.
-    pub offset: Bytes,
-    /// How long that part is; the whole disk, and requests without a range too, where it is 0.
-    pub length: Bytes,
-    /// How many requests pass before the first is struck.
-    pub after: u64,
-    /// How many are struck at most; any number where there is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub strikes_max: Option<u64>,
-    /// Makes the draws repeatable.
-    pub seed: u64,
-}
-
-impl Default for FaultDefinition {
-    /// Every request fails.
-    fn default() -> Self {
-        Self {
-            effect: FaultEffect::Refused,
-            rate: 1.0,
-            operations: Vec::new(),
-            offset: Bytes(0),
-            length: Bytes(0),
-            after: 0,
-            strikes_max: None,
-            seed: 0,
+impl Serialize for LayerDefinition {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut entries = serializer.serialize_map(Some(1 + self.options.len()))?;
+        entries.serialize_entry("kind", &self.kind)?;
+        for (key, value) in self.options.iter().filter(|(key, _)| *key != "kind") {
+            entries.serialize_entry(key, value)?;
         }
+        entries.end()
     }
 }
 
-/// What happens to a request that is struck.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FaultEffect {
-    /// It fails, and nothing of it reaches the disk.
-    #[default]
-    Refused,
-    /// It is carried out, and fails all the same.
-    Late,
-    /// A prefix of what it modifies reaches the disk, and it fails.
-    Short,
-    /// Some of the sectors that it modifies reach the disk, and it fails.
-    Torn,
-}
-
-/// Writes requests to the log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct LogDefinition {
-    /// How many lines are written in a second at most; any number where it is 0.
-    pub lines_per_second_max: u64,
-    /// The file that they are added to; the daemon's log where there is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub file: Option<PathBuf>,
-}
-
-impl Default for LogDefinition {
-    /// A hundred lines a second, in the daemon's log.
-    fn default() -> Self {
-        Self { lines_per_second_max: 100, file: None }
-    }
-}
-
-/// Makes changes durable in a log first and brings them home later.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct WalDefinition {
-    /// The log volume: a file, which is made where there is none, or a block device.
-    pub log: PathBuf,
-    /// Where the log begins there.
-    pub offset: Bytes,
-    /// How much of it is the log's; all that is left where there is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub size: Option<Bytes>,
-    /// How long a change may be in the log only.
-    pub age: Nanoseconds,
-    /// The disk whose timing the log volume is to have.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub model: Option<ModelDefinition>,
-}
-
-impl Default for WalDefinition {
-    /// Nowhere, for five seconds.
-    fn default() -> Self {
-        Self {
-            log: PathBuf::new(),
-            offset: Bytes(0),
-            size: None,
-            age: Nanoseconds(5_000_000_000),
-            model: None,
-        }
+impl<'de> Deserialize<'de> for LayerDefinition {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut options = Map::<String, Value>::deserialize(deserializer)?;
+        let kind = match options.remove("kind") {
+            Some(Value::String(kind)) => kind,
+            Some(_) => return Err(serde::de::Error::custom("the `kind` of a layer is a text")),
+            None => String::new(),
+        };
+        Ok(Self { kind, options })
     }
 }
 
 /// A disk whose timing is imitated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub struct ModelDefinition {
     /// Which.
     pub kind: ModelKind,
     /// Makes the draws repeatable.
+    #[serde(default)]
     pub seed: u64,
     /// Whether a hard disk's tracks are just those that the image needs, so that seeks are as long
     /// as on a full disk; otherwise the image lies at the outer edge of 1 TB.
+    #[serde(default)]
     pub spanning: bool,
     /// What a hard disk takes of writes before they are on its tracks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_cache: Option<Bytes>,
     /// Whether a solid-state disk's buffer survives a loss of power, so that flushes cost nothing.
+    #[serde(default)]
     pub power_loss_protected: bool,
 }
 
@@ -415,8 +310,7 @@ pub struct ListenerDefinition {
 }
 
 /// The disks that an NBD listener offers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "ExportsWritten", into = "ExportsWritten")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExportsDefinition {
     /// All, also those added later.
     #[default]
@@ -425,29 +319,46 @@ pub enum ExportsDefinition {
     Named(Vec<String>),
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum ExportsWritten {
-    Word(String),
-    Names(Vec<String>),
-}
-
-impl From<ExportsWritten> for ExportsDefinition {
-    fn from(written: ExportsWritten) -> Self {
-        match written {
-            ExportsWritten::Word(word) if word == "all" => Self::All,
-            ExportsWritten::Word(name) => Self::Named(vec![name]),
-            ExportsWritten::Names(names) => Self::Named(names),
+impl Serialize for ExportsDefinition {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::All => serializer.serialize_str("all"),
+            Self::Named(names) => names.serialize(serializer),
         }
     }
 }
 
-impl From<ExportsDefinition> for ExportsWritten {
-    fn from(exports: ExportsDefinition) -> Self {
-        match exports {
-            ExportsDefinition::All => Self::Word("all".into()),
-            ExportsDefinition::Named(names) => Self::Names(names),
+impl<'de> Deserialize<'de> for ExportsDefinition {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Exports;
+
+        impl<'de> Visitor<'de> for Exports {
+            type Value = ExportsDefinition;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("a list of names")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<Self::Value, E> {
+                Ok(ExportsDefinition::of(vec![word.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<Self::Value, A::Error> {
+                let mut named = Vec::new();
+                while let Some(name) = names.next_element()? {
+                    named.push(name);
+                }
+                Ok(ExportsDefinition::of(named))
+            }
         }
+
+        deserializer.deserialize_any(Exports)
+    }
+}
+
+impl ExportsDefinition {
+    fn of(names: Vec<String>) -> Self {
+        if names == ["all"] { Self::All } else { Self::Named(names) }
     }
 }
 

@@ -39,7 +39,6 @@ mod problem;
 mod query;
 mod statistics;
 mod stream;
-mod units;
 mod usage;
 
 pub use client::{Client, ClientError};
@@ -47,10 +46,9 @@ pub use daemon::{
     DaemonEvent, DaemonInfo, DaemonState, Done, EventLevel, EventList, ListenerStatus, ReloadReport,
 };
 pub use definition::{
-    BackendDefinition, DelayDefinition, DiskChange, DiskDefinition, ExportsDefinition,
-    FaultDefinition, FaultEffect, ImageFormat, ImageFormatError, LayerDefinition,
-    ListenerDefinition, LogDefinition, ModelDefinition, ModelKind, TlsDefinition,
-    VhostUserDefinition, WalDefinition, WhenFull,
+    BackendDefinition, DiskChange, DiskDefinition, ExportsDefinition, ImageFormat,
+    ImageFormatError, LayerDefinition, ListenerDefinition, ModelDefinition, ModelKind,
+    TlsDefinition, VhostUserDefinition, WhenFull,
 };
 pub use disk::{
     BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,
@@ -58,6 +56,7 @@ pub use disk::{
 };
 pub use error::{ErrorBody, ErrorCode, ErrorReply};
 pub use fathom_histogram::Histogram;
+pub use fathom_options::{Bytes, Nanoseconds, UnitError, count, parse_bytes, parse_nanoseconds};
 pub use http::escape;
 pub use insight::{
     DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,
@@ -68,7 +67,6 @@ pub use problem::{Problem, ProblemKind};
 pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use stream::AnswerStream;
-pub use units::{Bytes, Nanoseconds, UnitError, count, parse_bytes, parse_nanoseconds};
 pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
 
 /// The version of the interface, and the first part of its paths.

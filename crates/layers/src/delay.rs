@@ -7,8 +7,46 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fathom_block::{
     Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
+use fathom_options::Nanoseconds;
+use serde::{Deserialize, Serialize};
 
 use crate::generator;
+use crate::kind::{Key, LayerContext, LayerOptions, Operations};
+
+/// The configuration of a layer that makes requests take longer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DelayOptions {
+    /// How much longer each takes.
+    pub time: Nanoseconds,
+    /// How much longer still, at most: drawn evenly for each request.
+    pub jitter: Nanoseconds,
+    /// The operations that are delayed.
+    #[serde(skip_serializing_if = "Operations::is_default")]
+    pub operations: Operations,
+    /// Makes the draws repeatable.
+    pub seed: u64,
+}
+
+impl LayerOptions for DelayOptions {
+    const KIND: &'static str = "delay";
+    const MEANING: &'static str = "makes requests take longer";
+    const KEYS: &'static [Key] = &[
+        Key::new("time", "0", "how much longer each takes"),
+        Key::new("jitter", "0", "up to how much longer still, drawn evenly"),
+        Key::new("operations", "[]", "the operations that are delayed; all where none is named"),
+        Key::new("seed", "0", "makes the draws repeatable"),
+    ];
+
+    fn make(&self, _: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+        let layer = Delay::new(self.seed);
+        let time = DelayTime { fixed_ns: self.time.0, jitter_ns: self.jitter.0 };
+        for operation in self.operations.meant() {
+            layer.set(*operation, time);
+        }
+        Ok(Some(Arc::new(layer)))
+    }
+}
 
 /// How much time an operation loses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -18,11 +18,104 @@ use fathom_block::{
     Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, OpenContext, Operation,
     Outcome, Request, SECTOR_SIZE,
 };
+use fathom_options::{Bytes, Check};
+use serde::{Deserialize, Serialize};
 
 use crate::generator;
+use crate::kind::{Key, LayerContext, LayerOptions, Operations};
+
+/// The configuration of a layer that makes requests fail: one rule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FaultOptions {
+    /// What happens to a request that is struck.
+    pub effect: FaultEffect,
+    /// The share of the requests that is struck, from 0 to 1.
+    pub rate: f64,
+    /// The operations that are meant.
+    #[serde(skip_serializing_if = "Operations::is_default")]
+    pub operations: Operations,
+    /// Where the part of the disk that is meant begins.
+    pub offset: Bytes,
+    /// How long that part is; the rest of the disk where it is 0. Where both are 0, requests without
+    /// a range are meant too.
+    pub length: Bytes,
+    /// How many requests pass before the first is struck.
+    pub after: u64,
+    /// How many are struck at most; any number where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strikes_max: Option<u64>,
+    /// Makes the draws repeatable.
+    pub seed: u64,
+}
+
+impl Default for FaultOptions {
+    /// Every request fails.
+    fn default() -> Self {
+        Self {
+            effect: FaultEffect::Refused,
+            rate: 1.0,
+            operations: Operations::default(),
+            offset: Bytes(0),
+            length: Bytes(0),
+            after: 0,
+            strikes_max: None,
+            seed: 0,
+        }
+    }
+}
+
+impl LayerOptions for FaultOptions {
+    const KIND: &'static str = "fault";
+    const MEANING: &'static str = "makes requests fail, by seed, operation, range and count";
+    const KEYS: &'static [Key] = &[
+        Key::new(
+            "effect",
+            "\"refused\"",
+            "`\"refused\"`: nothing of it is carried out; `\"late\"`: it is carried out and fails \
+             all the same; `\"short\"`: a prefix is written; `\"torn\"`: some sectors are written",
+        ),
+        Key::new("rate", "1.0", "the share of the requests that is struck, from 0 to 1"),
+        Key::new("operations", "[]", "the operations that are meant; all where none is named"),
+        Key::new("offset", "0", "where the part of the disk that is meant begins"),
+        Key::new("length", "0", "how long that part is; the rest of the disk where it is 0"),
+        Key::new("after", "0", "how many requests pass before the first is struck"),
+        Key::new("strikes_max", "", "how many are struck at most; any number where there is none"),
+        Key::new("seed", "0", "makes the draws repeatable"),
+    ];
+
+    fn check(&self, check: &mut Check<'_>) {
+        if !(0.0..=1.0).contains(&self.rate) {
+            check.problem(
+                "rate",
+                format!("a rate of {} is no share", self.rate),
+                "choose a number from 0 to 1: 0.01 strikes one request in a hundred",
+            );
+        }
+        if self.offset.0.checked_add(self.length.0).is_none() {
+            check.problem("offset", "`offset` and `length` lead too far", "shorten them");
+        }
+    }
+
+    fn make(&self, _: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+        let (offset, length) = (self.offset.0, self.length.0);
+        let end = if length > 0 { offset.saturating_add(length) } else { u64::MAX };
+        let rule = FaultRule {
+            operations: self.operations.named().to_vec(),
+            range: (offset > 0 || length > 0).then_some(offset..end),
+            after: self.after,
+            rate: self.rate,
+            strikes_max: self.strikes_max.unwrap_or(u64::MAX),
+            effect: self.effect,
+            ..FaultRule::default()
+        };
+        Ok(Some(Arc::new(Fault::new(vec![rule], self.seed))))
+    }
+}
 
 /// What happens to a request that a rule strikes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum FaultEffect {
     /// It fails, and nothing of it reaches the disk.
     #[default]

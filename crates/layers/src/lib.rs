@@ -19,6 +19,7 @@
 pub mod classify;
 mod delay;
 mod fault;
+mod kind;
 mod log;
 mod passthrough;
 mod room;
@@ -26,9 +27,10 @@ pub mod tap;
 pub mod wal;
 
 pub use classify::{Classify, GuestSlot};
-pub use delay::{Delay, DelayTime};
-pub use fault::{Fault, FaultEffect, FaultRule};
-pub use log::{Log, LogSink};
+pub use delay::{Delay, DelayOptions, DelayTime};
+pub use fault::{Fault, FaultEffect, FaultOptions, FaultRule};
+pub use kind::{KINDS, Key, LayerContext, LayerKind, LayerOptions, Operations, Prepared};
+pub use log::{Log, LogOptions, LogSink};
 pub use passthrough::Passthrough;
 pub use room::WaitForRoom;
 pub use tap::Tap;

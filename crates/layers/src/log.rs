@@ -1,13 +1,87 @@
 //! A line for each request and each response.
 
 use std::fmt::Write as _;
+use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use fathom_block::{
     Capabilities, Facts, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
 };
 use fathom_insight::Names;
+use fathom_options::Check;
+use serde::{Deserialize, Serialize};
+
+use crate::kind::{Key, LayerContext, LayerOptions};
+
+/// The most lines that may be asked for in a second.
+const LINES_PER_SECOND_LIMIT: u64 = 1_000_000;
+
+/// The configuration of a layer that writes requests to a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogOptions {
+    /// How many lines are written in a second at most; any number where it is 0.
+    pub lines_per_second_max: u64,
+    /// The file that they are added to; the daemon's log where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+}
+
+impl Default for LogOptions {
+    /// A hundred lines a second, in the daemon's log.
+    fn default() -> Self {
+        Self { lines_per_second_max: 100, file: None }
+    }
+}
+
+impl LayerOptions for LogOptions {
+    const KIND: &'static str = "log";
+    const MEANING: &'static str = "writes a line for each request and each response";
+    const KEYS: &'static [Key] = &[
+        Key::new(
+            "lines_per_second_max",
+            "100",
+            "how many lines are written in a second at most; any number where it is 0",
+        ),
+        Key::new(
+            "file",
+            "",
+            "the file that the lines are added to, each written at once; the daemon's log where \
+             there is none",
+        ),
+    ];
+
+    fn check(&self, check: &mut Check<'_>) {
+        if self.lines_per_second_max > LINES_PER_SECOND_LIMIT {
+            let message = format!("{} lines a second are too many", self.lines_per_second_max);
+            let remedy = format!("choose at most {LINES_PER_SECOND_LIMIT}, or 0 for any number");
+            check.problem("lines_per_second_max", message, remedy);
+        }
+        if let Some(file) = &self.file {
+            check.new_file("file", file, "no lines can be added to");
+        }
+    }
+
+    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+        let most = self.lines_per_second_max;
+        let log = if let Some(path) = &self.file {
+            // The lines name files of guests.
+            let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+            let file = file.map_err(|error| {
+                let shown = path.display();
+                let text = format!("no lines can be added to {shown}: {error}");
+                io::Error::other(format!("{text}; name a file that the daemon may write"))
+            })?;
+            Log::to_writer(context.disk, most, file)
+        } else {
+            Log::new("", most, (context.log)())
+        };
+        Ok(Some(Arc::new(log.with_names(Arc::clone(context.names)))))
+    }
+}
 
 /// Where lines go. Called by the queue's thread: it must not block for long.
 pub type LogSink = Box<dyn FnMut(&str) + Send>;

@@ -7,13 +7,16 @@ use std::time::Instant;
 
 use clap::Args;
 use fathom_control::{
-    Bytes, DelayDefinition, DiskDefinition, ExportsDefinition, ImageFormat, LayerDefinition,
-    ListenerDefinition, ModelDefinition, ModelKind, Nanoseconds, SOCKET_VARIABLE, TlsDefinition,
-    VhostUserDefinition, WhenFull,
+    Bytes, DiskDefinition, ExportsDefinition, ImageFormat, LayerDefinition, ListenerDefinition,
+    ModelDefinition, ModelKind, Nanoseconds, SOCKET_VARIABLE, TlsDefinition, VhostUserDefinition,
+    WhenFull,
 };
 
+use serde_json::{Value, json};
+
 use crate::configuration::{
-    Configuration, ConfigurationFile, LogLevel, Place, Placed, Places, Problems, parse_metrics,
+    Configuration, ConfigurationFile, LogLevel, Place, Placed, Places, Problems, layers,
+    parse_metrics,
 };
 use crate::run::run;
 
@@ -165,6 +168,10 @@ struct Flags {
     #[arg(long, value_name = "TIME")]
     delay: Option<Nanoseconds>,
 
+    /// Add a layer, for example fault,rate=0.01,operations=[read,write]; the uppermost first
+    #[arg(long = "layer", value_name = "KIND[,KEY=VALUE…]", value_parser = layer)]
+    layers: Vec<LayerDefinition>,
+
     /// Imitate the timing of another disk
     #[arg(long, value_name = "KIND")]
     model: Option<Model>,
@@ -254,26 +261,29 @@ impl Serve {
         daemon.metrics = self.metrics;
         daemon.log = self.log.unwrap_or_default();
         daemon.places = places(&[("control", "--control")]);
-        let definition = flags.disk();
-        configuration.disks.push(Placed {
-            places: places(&[
-                ("name", "--name"),
-                ("vm", "--vm"),
-                ("serial", "--serial"),
-                ("image", "--image"),
-                ("format", "--format"),
-                ("memory", "--memory"),
-                ("null", "--null"),
-                ("direct", "--direct"),
-                ("block_size", "--block-size"),
-                ("vhost_user.socket", "--socket"),
-                ("vhost_user.queues", "--queues"),
-                ("vhost_user.threads", "--threads"),
-                ("vhost_user.spin", "--spin"),
-                ("vhost_user.group", "--group"),
-            ]),
-            definition,
-        });
+        let mut definition = flags.disk();
+        let places_of_disk = places(&[
+            ("name", "--name"),
+            ("vm", "--vm"),
+            ("serial", "--serial"),
+            ("image", "--image"),
+            ("format", "--format"),
+            ("memory", "--memory"),
+            ("null", "--null"),
+            ("direct", "--direct"),
+            ("block_size", "--block-size"),
+            ("layers", "--layer"),
+            ("vhost_user.socket", "--socket"),
+            ("vhost_user.queues", "--queues"),
+            ("vhost_user.threads", "--threads"),
+            ("vhost_user.spin", "--spin"),
+            ("vhost_user.group", "--group"),
+        ]);
+        let (folder, mut problems) = (std::env::current_dir().ok(), Problems::default());
+        let layers = &mut definition.layers;
+        layers::complete(layers, &places_of_disk, folder.as_deref(), &mut problems);
+        problems.none_or()?;
+        configuration.disks.push(Placed { definition, places: places_of_disk });
         if let Some(address) = &flags.nbd {
             configuration.listeners.push(Placed {
                 definition: flags.listener(address),
@@ -290,6 +300,48 @@ impl Serve {
         configuration.check()?;
         configuration.check_formats()?;
         Ok(configuration)
+    }
+}
+
+/// A layer of the command line: its kind, and options like `rate=0.01`. A value is a whole number, a
+/// number, `true` or `false` where it looks so, a list in brackets, and otherwise a text.
+fn layer(text: &str) -> Result<LayerDefinition, String> {
+    let mut parts = Vec::new();
+    let (mut begin, mut depth) = (0, 0_usize);
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'[' => depth += 1,
+            b']' => depth = depth.saturating_sub(1),
+            b',' if depth == 0 => {
+                parts.push(&text[begin..at]);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[begin..]);
+    let mut options = serde_json::Map::new();
+    for part in &parts[1..] {
+        let (key, value) =
+            part.split_once('=').ok_or_else(|| format!("{part:?} is not like KEY=VALUE"))?;
+        if options.insert(key.to_owned(), flag_value(value)).is_some() {
+            return Err(format!("`{key}` is there twice"));
+        }
+    }
+    Ok(LayerDefinition { kind: parts[0].to_owned(), options })
+}
+
+/// What a value of the command line looks like.
+fn flag_value(text: &str) -> Value {
+    if let Some(items) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
+        let items = items.split(',').map(str::trim).filter(|item| !item.is_empty());
+        return items.map(flag_value).collect();
+    }
+    match (text.parse::<i64>(), text.parse::<f64>()) {
+        (Ok(number), _) => Value::from(number),
+        (_, Ok(number)) if number.is_finite() => Value::from(number),
+        _ if text == "true" || text == "false" => Value::Bool(text == "true"),
+        _ => Value::from(text),
     }
 }
 
@@ -310,9 +362,8 @@ impl Flags {
     fn disk(&self) -> DiskDefinition {
         let stem = self.image.as_deref().and_then(Path::file_stem);
         let name = self.name.clone().or_else(|| Some(stem?.to_str()?.to_owned()));
-        let delay = self.delay.map(|time| {
-            LayerDefinition::Delay(DelayDefinition { time, ..DelayDefinition::default() })
-        });
+        let delay = |time: Nanoseconds| LayerDefinition::new("delay", json!({ "time": time }));
+        let layers = self.delay.map(delay).into_iter().chain(self.layers.iter().cloned());
         DiskDefinition {
             name: name.unwrap_or_else(|| "disk".into()),
             vm: self.vm.clone().unwrap_or_default(),
@@ -328,7 +379,7 @@ impl Flags {
             tap: !self.no_tap,
             classify: !self.no_classify,
             class_bounds: None,
-            layers: delay.into_iter().collect(),
+            layers: layers.collect(),
             model: self.model.map(|model| ModelDefinition {
                 kind: match model {
                     Model::Hdd => ModelKind::Hdd,
@@ -369,5 +420,51 @@ impl Flags {
             plain_allowed: self.plain,
             group: self.group.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        serve: Serve,
+    }
+
+    fn configuration(layers: &[&str]) -> Result<Vec<LayerDefinition>, String> {
+        let flags = ["serve", "--memory=1M", "--nbd=unix:/tmp/nbd.sock", "--control=/tmp/c.sock"];
+        let layers = layers.iter().flat_map(|layer| ["--layer", layer]);
+        let command = Command::try_parse_from(flags.into_iter().chain(layers));
+        let command = command.map_err(|error| error.to_string())?;
+        let configuration = command.serve.configuration().map_err(|error| error.to_string())?;
+        Ok(configuration.disks[0].definition.layers.clone())
+    }
+
+    #[test]
+    fn layers_are_read_from_flags_as_from_a_file() {
+        let layers = ["fault,rate=0.5,operations=[read,write],seed=7,length=4K", "tap"];
+        let layers = serde_json::to_value(configuration(&layers).unwrap()).unwrap();
+        let expected = json!([
+            { "kind": "fault", "effect": "refused", "rate": 0.5, "operations": ["read", "write"],
+              "offset": 0, "length": 4096, "after": 0, "seed": 7 },
+            { "kind": "tap" },
+        ]);
+        assert_eq!(layers, expected);
+        let wrong = configuration(&["delay,tiem=5ms", "dealy"]).unwrap_err();
+        assert_eq!(
+            wrong,
+            "--layer: there is no key `tiem` in the layer `delay`\n  → did you mean `time`?\n\
+             --layer: there is no kind of layer \"dealy\"\n  → did you mean `delay`?"
+        );
+        let wrong = configuration(&["delay,time"]).unwrap_err();
+        assert!(wrong.contains("\"time\" is not like KEY=VALUE"), "{wrong}");
+        let wrong = configuration(&["delay,time=1s,time=2s"]).unwrap_err();
+        assert!(wrong.contains("`time` is there twice"), "{wrong}");
+        let wrong = configuration(&["fault,rate=2"]).unwrap_err();
+        assert!(wrong.starts_with("--layer: a rate of 2 is no share"), "{wrong}");
     }
 }

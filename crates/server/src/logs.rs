@@ -1,6 +1,8 @@
 //! The log volumes of the layers `wal`: made where there are none, and shared by the disks whose logs
 //! lie on the same one.
 
+mod definition;
+
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -12,13 +14,14 @@ use std::time::Duration;
 use fathom_backend::model::Modelled;
 use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{Backend, Disk};
-use fathom_control::{
-    BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition, WalDefinition,
-};
+use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
 use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::Wal;
 use fathom_layers::wal::{LogVolume, WalError, WalOptions};
 
+pub(crate) use definition::WalDefinition;
+
+use crate::configuration::layers;
 use crate::wiring::{make_model, refusal};
 
 /// The log volumes that are open, by path.
@@ -81,7 +84,7 @@ impl LogVolumes {
             );
             refusal(ErrorCode::Failed, message, remedy)
         };
-        let Some(wal) = definition.wal() else {
+        let Some(wal) = layers::wal(definition) else {
             return marked.map_or(Ok(None), |marked| Err(elsewhere(&marked)));
         };
         let failed = |text: String| {
@@ -97,7 +100,7 @@ impl LogVolumes {
                 return Err(elsewhere(marked));
             }
         }
-        let volume = self.volume(wal, disk, records).map_err(|error| failed(error.to_string()))?;
+        let volume = self.volume(&wal, disk, records).map_err(|error| failed(error.to_string()))?;
         let home = image.canonicalize().unwrap_or_else(|_| image.clone());
         let options = WalOptions {
             name: disk.clone(),

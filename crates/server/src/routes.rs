@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::configuration::suggestion;
 use crate::daemon::Daemon;
 use crate::events::{self, Wish};
 use crate::metrics;
-use crate::wiring::refusal;
+use crate::wiring::{invalid, refusal};
+use fathom_options::{Places, Problems, Title, Written};
 
 /// The longest that a caller may wait for an event.
 const WAIT_MAX: Duration = Duration::from_secs(600);
@@ -302,24 +302,23 @@ async fn no_such_method() -> Response {
     (StatusCode::METHOD_NOT_ALLOWED, axum::Json(ErrorReply { error: body })).into_response()
 }
 
+/// What to do about a body that is no JSON.
+const EXPECTED: &str = "docs/control.md shows what is expected";
+
 fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refused> {
     let bytes = body.map_err(|error| {
         refusal(ErrorCode::Invalid, error.body_text(), "send a JSON body of at most 2 MB")
     })?;
-    serde_json::from_slice(&bytes).map_err(|error| {
-        let text = error.to_string();
-        let message = format!("the request's body cannot be understood: {text}");
-        Refused(refusal(ErrorCode::Invalid, message, remedy(&text)))
-    })
-}
-
-/// What to do about a body that `error` tells of: where a key is unknown, the nearest known one.
-fn remedy(error: &str) -> String {
-    let mut quoted = error.split('`').skip(1).step_by(2);
-    match quoted.next() {
-        Some(key) if error.starts_with("unknown ") => suggestion(key, &quoted.collect::<Vec<_>>()),
-        _ => "docs/control.md shows what is expected".into(),
-    }
+    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| {
+        let message = format!("the request's body is no JSON: {error}");
+        Refused(refusal(ErrorCode::Invalid, message, EXPECTED))
+    })?;
+    let (places, mut problems) = (Places::default(), Problems::default());
+    let title = Title::Words("the request");
+    let written = Written { value: &value, title, path: "", places: &places, folder: None };
+    let body = fathom_options::read(&written, &mut problems);
+    problems.none_or().map_err(|problems| Refused(invalid(&problems)))?;
+    body.ok_or_else(|| Refused(refusal(ErrorCode::Invalid, "the request says nothing", EXPECTED)))
 }
 
 /// Does `work`, which changes what is served, on a thread of its own, and waits for a bounded time:

@@ -1,10 +1,8 @@
 //! Definitions made into working parts: the one place that knows back ends, layers and front ends
 //! by name.
 
-use std::fs::OpenOptions;
 use std::io;
 use std::net::ToSocketAddrs;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,19 +11,19 @@ use fathom_backend::model::{HddParameters, Model, SsdParameters};
 use fathom_backend::{FileBackend, FileOptions, Memory, Null, OpenError};
 use fathom_block::{Backend, Clock, Disk, DiskOptions, ErrorKind, Layer, Operation};
 use fathom_control::{
-    BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, FaultDefinition, FaultEffect,
-    ImageFormat, LayerDefinition, ListenerDefinition, LogDefinition, ModelDefinition, ModelKind,
-    TlsDefinition, VhostUserDefinition, WhenFull,
+    BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ImageFormat, ListenerDefinition,
+    ModelDefinition, ModelKind, TlsDefinition, VhostUserDefinition, WhenFull,
 };
 use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
 use fathom_insight::ClassTable;
 use fathom_layers::classify::UsageOptions;
-use fathom_layers::{Classify, Delay, DelayTime, Fault, FaultRule, Log, Tap, WaitForRoom, tap};
+use fathom_layers::{Classify, LayerContext, LogSink, Tap, WaitForRoom, tap};
+use fathom_options::Problems;
 use fathom_reactor::Reactor;
 use fathom_tls::{Certificates, Tls};
 
-use crate::configuration::{Address, parse_address};
+use crate::configuration::{self, Address, parse_address};
 use crate::group::admit;
 use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
@@ -40,6 +38,13 @@ pub(crate) fn refusal(
     ErrorBody { code, message: message.into(), remedy: remedy.into() }
 }
 
+/// A refusal of what is wrong with a request.
+pub(crate) fn invalid(problems: &Problems) -> ErrorBody {
+    let messages: Vec<&str> = problems.0.iter().map(|problem| problem.message.as_str()).collect();
+    let remedies: Vec<&str> = problems.0.iter().map(|problem| problem.remedy.as_str()).collect();
+    refusal(ErrorCode::Invalid, messages.join("; "), remedies.join("; "))
+}
+
 /// The layers of a disk that others look at while it is served.
 #[derive(Clone, Default)]
 pub(crate) struct Watchers {
@@ -51,6 +56,17 @@ pub(crate) struct Watchers {
     pub room: Option<WaitForRoom>,
     /// Makes changes durable in a log first.
     pub log: Option<DiskLog>,
+}
+
+impl Watchers {
+    /// Those that a definition can name.
+    fn layers(&self) -> Vec<Arc<dyn Layer>> {
+        let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
+        layers.extend(self.classify.clone().map(|layer| Arc::new(layer) as Arc<dyn Layer>));
+        layers.extend(self.tap.clone().map(|layer| Arc::new(layer) as Arc<dyn Layer>));
+        layers.extend(self.log.clone().map(|log| Arc::new(log.wal) as Arc<dyn Layer>));
+        layers
+    }
 }
 
 /// Opens the back end of `definition` and puts its layers over it. `number` is the disk's number
@@ -210,35 +226,26 @@ pub(crate) fn make_layers(
     if let (false, Some(tap)) = (names_layer(definition, "tap"), &watchers.tap) {
         layers.push(Arc::new(tap.clone()));
     }
+    let shared = watchers.layers();
+    let disk = definition.name.clone();
+    let log = || -> LogSink {
+        let disk = disk.clone();
+        Box::new(move |line: &str| {
+            tracing::info!(target: REQUESTS, disk = disk.as_str(), "{}", line.trim_start());
+        })
+    };
+    let context =
+        LayerContext { disk: &definition.name, names: guest.names(), log: &log, shared: &shared };
     for layer in &definition.layers {
-        layers.push(match layer {
-            LayerDefinition::Classify => match &watchers.classify {
-                Some(classify) => Arc::new(classify.clone()),
-                None => continue,
-            },
-            LayerDefinition::Tap => match &watchers.tap {
-                Some(tap) => Arc::new(tap.clone()),
-                None => continue,
-            },
-            LayerDefinition::Wal(_) => match &watchers.log {
-                Some(log) => Arc::new(log.wal.clone()),
-                None => continue,
-            },
-            LayerDefinition::Delay(delay) => {
-                let time = DelayTime { fixed_ns: delay.time.0, jitter_ns: delay.jitter.0 };
-                let layer = Delay::new(delay.seed);
-                for operation in operations(&delay.operations)? {
-                    layer.set(operation, time);
-                }
-                Arc::new(layer)
-            }
-            LayerDefinition::Fault(fault) => {
-                Arc::new(Fault::new(vec![fault_rule(fault)?], fault.seed))
-            }
-            LayerDefinition::Log(log) => {
-                Arc::new(make_log(&definition.name, log)?.with_names(Arc::clone(guest.names())))
-            }
-        });
+        let prepared = configuration::layers::prepare(layer)
+            .map_err(|problems| refusal(ErrorCode::Invalid, problems.to_string(), ""))?;
+        let made = prepared.make(&context).map_err(|error| {
+            // What to do comes behind the first semicolon.
+            let text = error.to_string();
+            let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            refusal(ErrorCode::Failed, message, remedy)
+        })?;
+        layers.extend(made);
     }
     if let Some(model) = &definition.model {
         layers.push(Arc::new(make_model(model, capacity)));
@@ -250,61 +257,6 @@ pub(crate) fn make_layers(
         return Err(too_many_layers(ErrorKind::TooLong));
     }
     Ok(layers)
-}
-
-fn make_log(disk: &str, definition: &LogDefinition) -> Result<Log, ErrorBody> {
-    let lines_per_second_max = definition.lines_per_second_max;
-    let Some(path) = &definition.file else {
-        let disk = disk.to_owned();
-        let sink = move |line: &str| {
-            tracing::info!(target: REQUESTS, disk = disk.as_str(), "{}", line.trim_start());
-        };
-        return Ok(Log::new("", lines_per_second_max, Box::new(sink)));
-    };
-    // The lines name files of guests.
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
-    let file = file.map_err(|error| {
-        let message = format!("no lines can be added to {}: {error}", path.display());
-        refusal(ErrorCode::Failed, message, "name a file that the daemon may write")
-    })?;
-    Ok(Log::to_writer(disk, lines_per_second_max, file))
-}
-
-fn fault_rule(fault: &FaultDefinition) -> Result<FaultRule, ErrorBody> {
-    let effect = match fault.effect {
-        FaultEffect::Refused => fathom_layers::FaultEffect::Refused,
-        FaultEffect::Late => fathom_layers::FaultEffect::Late,
-        FaultEffect::Short => fathom_layers::FaultEffect::Short,
-        FaultEffect::Torn => fathom_layers::FaultEffect::Torn,
-    };
-    let range = (fault.length.0 > 0)
-        .then(|| fault.offset.0..fault.offset.0.saturating_add(fault.length.0))
-        .or_else(|| (fault.offset.0 > 0).then_some(fault.offset.0..u64::MAX));
-    let operations =
-        if fault.operations.is_empty() { Vec::new() } else { operations(&fault.operations)? };
-    Ok(FaultRule {
-        operations,
-        range,
-        after: fault.after,
-        rate: fault.rate,
-        strikes_max: fault.strikes_max.unwrap_or(u64::MAX),
-        effect,
-        ..FaultRule::default()
-    })
-}
-
-/// The operations called `names`; all where there are none.
-fn operations(names: &[String]) -> Result<Vec<Operation>, ErrorBody> {
-    if names.is_empty() {
-        return Ok(Operation::ALL.to_vec());
-    }
-    let find = |name: &String| {
-        Operation::ALL.into_iter().find(|operation| operation.name() == name).ok_or_else(|| {
-            let message = format!("{name:?} is no operation");
-            refusal(ErrorCode::Invalid, message, "choose among read, write, flush, …")
-        })
-    };
-    names.iter().map(find).collect()
 }
 
 pub(crate) fn make_model(model: &ModelDefinition, capacity: u64) -> Model {

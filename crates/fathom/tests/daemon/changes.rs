@@ -4,9 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use fathom_control::{
-    BackendDefinition, Bytes, ClientError, DelayDefinition, DiskChange, DiskDefinition, ErrorBody,
-    ErrorCode, FrontendStatus, ImageFormat, LayerDefinition, Nanoseconds, ProblemKind,
-    VhostUserDefinition,
+    BackendDefinition, Bytes, ClientError, DiskChange, DiskDefinition, ErrorBody, ErrorCode,
+    FrontendStatus, ImageFormat, LayerDefinition, ProblemKind, VhostUserDefinition,
 };
 
 use crate::nbd::Nbd;
@@ -158,9 +157,8 @@ fn disks_come_change_and_go() {
     assert_eq!(grown.capacity_bytes, 2 << 20);
     assert_eq!(daemon.path("a.img").metadata().unwrap().len(), 2 << 20);
 
-    let slow = DelayDefinition { time: Nanoseconds(1_000_000), ..DelayDefinition::default() };
-    let change =
-        DiskChange { layers: Some(vec![LayerDefinition::Delay(slow)]), ..DiskChange::default() };
+    let slow = LayerDefinition::new("delay", serde_json::json!({ "time": "1ms" }));
+    let change = DiskChange { layers: Some(vec![slow]), ..DiskChange::default() };
     let instance = client.statistics().unwrap().disks[0].instance;
     let changed = client.change_disk("a b", &change).unwrap();
     let names: Vec<&str> = changed.layers.iter().map(|layer| layer.name.as_str()).collect();

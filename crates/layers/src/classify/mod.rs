@@ -25,6 +25,7 @@ use fathom_block::{
 };
 use fathom_insight::{ClassTable, Names};
 use fathom_introspect::{RequestView, Resolver};
+use serde::{Deserialize, Serialize};
 
 pub use cells::{
     Account, Accounts, Direction, LATENCY_STEPS, TotalsSnapshot, latency_of_step, latency_step,
@@ -35,7 +36,24 @@ pub use slow::SlowRequest;
 pub use table::{Subject, UsageRow};
 pub use usage::{UsageOptions, UsageSnapshot};
 
+use crate::kind::{Key, LayerContext, LayerOptions};
 use usage::{Usage, UsageQueue};
+
+/// The configuration of the layer `classify`, which says no more than where it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClassifyOptions {}
+
+impl LayerOptions for ClassifyOptions {
+    const KIND: &'static str = "classify";
+    const MEANING: &'static str = "finds out what requests mean; it is said where that happens, if not above the tap. Layers above it do not learn what requests mean";
+    const KEYS: &'static [Key] = &[];
+    const ONCE: Option<&'static str> = Some("it would account for everything twice");
+
+    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+        Ok(context.shared(Self::KIND))
+    }
+}
 
 /// What the queues of a disk share.
 struct Shared {

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use fathom_block::{
     Capabilities, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
 };
+use serde::{Deserialize, Serialize};
 
 pub use counters::{SIZE_CLASSES, size_class, size_class_length_max};
 pub use event::{
@@ -30,8 +31,25 @@ pub use event::{
 };
 pub use snapshot::{OperationSnapshot, SizeSnapshot, TapSnapshot};
 
+use crate::kind::{Key, LayerContext, LayerOptions};
 use counters::Counters;
 use ring::Ring;
+
+/// The configuration of the layer `tap`, which says no more than where it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TapOptions {}
+
+impl LayerOptions for TapOptions {
+    const KIND: &'static str = "tap";
+    const MEANING: &'static str = "counts and measures; it is said where the tap is, if not first";
+    const KEYS: &'static [Key] = &[];
+    const ONCE: Option<&'static str> = Some("it would count everything twice");
+
+    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+        Ok(context.shared(Self::KIND))
+    }
+}
 
 /// What is the same for all events of a disk: the columns of Table 3.1 that are strings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

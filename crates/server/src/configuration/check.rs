@@ -11,20 +11,17 @@ use fathom_control::{BackendDefinition, DiskDefinition, ExportsDefinition};
 use fathom_image::ForeignFormat;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 
+use super::disk::check_parts;
 use super::layers::check_layers;
-use super::problem::{Place, Places, Problems};
 use super::query::check_queries;
-use super::table::suggestion;
 use super::{Configuration, Placed};
+use fathom_options::suggestion;
+use fathom_options::{Place, Places, Problems};
 
 /// The longest path of a Unix socket, in bytes: `sun_path` less its terminator.
 const SOCKET_PATH_MAX: usize = 107;
 /// The longest name of a disk, in bytes.
 pub(super) const NAME_MAX: usize = 128;
-/// The most queues of a disk: one for each CPU of a large guest.
-const QUEUES_MAX: u16 = 256;
-/// The longest that a ring may be watched, in nanoseconds.
-const SPIN_NS_MAX: u64 = 1_000_000;
 
 /// Where an NBD listener listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -280,7 +277,9 @@ pub fn check_disk(disk: &DiskDefinition, places: &Places) -> Result<(), Problems
     let mut problems = Problems::default();
     check_disk_into(disk, places, &mut problems);
     if let Some(vhost_user) = &disk.vhost_user {
-        check_socket(&vhost_user.socket, &places.of("vhost_user.socket"), &mut problems);
+        if !vhost_user.socket.as_os_str().is_empty() {
+            check_socket(&vhost_user.socket, &places.of("vhost_user.socket"), &mut problems);
+        }
     }
     problems.none_or()
 }
@@ -296,29 +295,9 @@ fn check_disk_into(disk: &DiskDefinition, places: &Places, problems: &mut Proble
     }
     check_backend(disk, places, problems);
     check_layers(disk, places, problems);
+    check_parts(disk, places, problems);
     if let Some(vhost_user) = &disk.vhost_user {
-        if vhost_user.queues == 0 || vhost_user.queues > QUEUES_MAX {
-            problems.add(
-                places.of("vhost_user.queues"),
-                format!("a disk cannot have {} queues", vhost_user.queues),
-                format!("choose a number from 1 to {QUEUES_MAX}: one for each of the guest's CPUs"),
-            );
-        }
-        if vhost_user.threads.is_some_and(|threads| threads == 0 || threads > QUEUES_MAX) {
-            problems.add(
-                places.of("vhost_user.threads"),
-                "a disk's queues cannot be served by so many threads",
-                format!("choose a number from 1 to {QUEUES_MAX}, or leave it out"),
-            );
-        }
         check_group(vhost_user.group.as_deref(), || places.of("vhost_user.group"), problems);
-        if vhost_user.spin.is_some_and(|spin| spin.0 > SPIN_NS_MAX) {
-            problems.add(
-                places.of("vhost_user.spin"),
-                "a ring cannot be watched for that long",
-                "choose at most 1ms: a longer wait is better slept",
-            );
-        }
     }
 }
 

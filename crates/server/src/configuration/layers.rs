@@ -1,32 +1,109 @@
-//! What is wrong with the layers of a disk.
+//! The layers of a disk: all kinds that there are, and what the options of each say.
 
 use std::path::Path;
 
 use fathom_block::LAYERS_MAX;
-use fathom_control::{DiskDefinition, LayerDefinition, WalDefinition};
+use fathom_control::{DiskDefinition, LayerDefinition};
 use fathom_insight::ClassTable;
+use fathom_layers::{LayerKind, LayerOptions, Prepared};
+use fathom_options::{Places, Problems, Title, Written, suggestion};
+use serde_json::Value;
 
-use super::problem::{Place, Places, Problems};
-use super::table::suggestion;
+use crate::logs::WalDefinition;
+
+/// All kinds: those of the crate of layers, and those that need more of the daemon.
+pub(crate) fn kinds() -> impl Iterator<Item = LayerKind> {
+    fathom_layers::KINDS.into_iter().chain([LayerKind::of::<WalDefinition>()])
+}
+
+/// The options of a layer, as they were written.
+struct Options<'a> {
+    value: Value,
+    title: String,
+    path: String,
+    places: &'a Places,
+    folder: Option<&'a Path>,
+}
+
+impl<'a> Options<'a> {
+    fn new(
+        layer: &LayerDefinition,
+        index: usize,
+        places: &'a Places,
+        folder: Option<&'a Path>,
+    ) -> Self {
+        let title = format!("the layer `{}`", layer.kind);
+        let (value, path) = (Value::Object(layer.options.clone()), format!("layers.{index}"));
+        Self { value, title, path, places, folder }
+    }
+
+    fn written(&self) -> Written<'_> {
+        let title = Title::Words(&self.title);
+        let Self { value, path, places, folder, .. } = self;
+        Written { value, title, path, places, folder: *folder }
+    }
+}
+
+/// The kind of a layer. Where there is no such kind, that is a problem.
+fn kind_of(
+    layer: &LayerDefinition,
+    index: usize,
+    places: &Places,
+    problems: &mut Problems,
+) -> Option<LayerKind> {
+    let kind = kinds().find(|kind| kind.name == layer.kind);
+    if kind.is_none() {
+        let names: Vec<&str> = kinds().map(|kind| kind.name).collect();
+        if layer.kind.is_empty() {
+            let place = places.of(&format!("layers.{index}"));
+            problems.add(place, "no `kind` is named here", "add `kind = \"delay\"`");
+        } else {
+            let shown: String = layer.kind.chars().take(60).collect();
+            let place = places.of(&format!("layers.{index}.kind"));
+            let message = format!("there is no kind of layer {shown:?}");
+            problems.add(place, message, suggestion(&shown, &names));
+        }
+    }
+    kind
+}
+
+/// Puts all options of each layer, those left out by their defaults, in place of what was written.
+/// Nothing but the options is looked at.
+pub(crate) fn complete(
+    layers: &mut [LayerDefinition],
+    places: &Places,
+    folder: Option<&Path>,
+    problems: &mut Problems,
+) {
+    for (index, layer) in layers.iter_mut().enumerate() {
+        let Some(kind) = kind_of(layer, index, places, problems) else { continue };
+        let options = Options::new(layer, index, places, folder);
+        if let Some(complete) = kind.complete(&options.written(), problems) {
+            *layer = LayerDefinition::new(kind.name, complete);
+        }
+    }
+}
+
+/// The options of a layer that has been checked before.
+///
+/// # Errors
+/// When it has not, and is wrong.
+pub(crate) fn prepare(layer: &LayerDefinition) -> Result<Box<dyn Prepared>, Problems> {
+    let (places, mut problems) = (Places::default(), Problems::default());
+    let kind = kind_of(layer, 0, &places, &mut problems);
+    let options = Options::new(layer, 0, &places, None);
+    let prepared = kind.and_then(|kind| kind.prepare(&options.written(), &mut problems));
+    problems.none_or()?;
+    prepared.ok_or_else(Problems::default)
+}
+
+/// The log that a disk's changes are durable in first, if it has one.
+pub(crate) fn wal(disk: &DiskDefinition) -> Option<WalDefinition> {
+    let layer = disk.layers.iter().find(|layer| layer.kind == WalDefinition::KIND)?;
+    serde_json::from_value(Value::Object(layer.options.clone())).ok()
+}
 
 pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
-    let taps = disk.layers.iter().filter(|layer| matches!(layer, LayerDefinition::Tap)).count();
-    if taps > 1 {
-        problems.add(
-            places.of("layers"),
-            format!("the disk {:?} has {taps} taps", disk.name),
-            "keep one: it would count everything twice",
-        );
-    }
-    let classifies =
-        disk.layers.iter().filter(|layer| matches!(layer, LayerDefinition::Classify)).count();
-    if classifies > 1 {
-        problems.add(
-            places.of("layers"),
-            format!("the disk {:?} has {classifies} layers `classify`", disk.name),
-            "keep one: it would account for everything twice",
-        );
-    }
     if let Some(bounds) = &disk.class_bounds {
         if let Err(error) = ClassTable::new(bounds.iter().map(|bound| bound.0).collect()) {
             problems.add(
@@ -36,9 +113,9 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
             );
         }
     }
-    let count = disk.layers.len()
-        + usize::from(disk.tap && taps == 0)
-        + usize::from(disk.classify && classifies == 0);
+    let named = |name: &str| disk.layers.iter().filter(|layer| layer.kind == name).count();
+    let implied = |is: bool, name: &str| usize::from(is && named(name) == 0);
+    let count = disk.layers.len() + implied(disk.tap, "tap") + implied(disk.classify, "classify");
     if count > LAYERS_MAX {
         problems.add(
             places.of("layers"),
@@ -46,86 +123,29 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
             format!("keep {LAYERS_MAX} at most, `tap` and `classify` among them"),
         );
     }
-    for layer in &disk.layers {
-        let place = || places.of("layers");
-        match layer {
-            LayerDefinition::Delay(delay) => check_operations(&delay.operations, place, problems),
-            LayerDefinition::Fault(fault) => {
-                check_operations(&fault.operations, place, problems);
-                if !(0.0..=1.0).contains(&fault.rate) {
-                    problems.add(
-                        place(),
-                        format!("a rate of {} is no share", fault.rate),
-                        "choose a number from 0 to 1: 0.01 strikes one request in a hundred",
-                    );
-                }
-                if fault.offset.0.checked_add(fault.length.0).is_none() {
-                    problems.add(place(), "`offset` and `length` lead too far", "shorten them");
-                }
-            }
-            LayerDefinition::Log(log) => {
-                if let Some(file) = &log.file {
-                    check_log_file(file, &place(), problems);
-                }
-            }
-            LayerDefinition::Wal(wal) => check_wal(disk, wal, &place(), problems),
-            LayerDefinition::Tap | LayerDefinition::Classify => {}
+    for kind in kinds() {
+        let count = named(kind.name);
+        if let Some(reason) = kind.once.filter(|_| count > 1) {
+            let message = format!("the disk {:?} has {count} layers `{}`", disk.name, kind.name);
+            problems.add(places.of("layers"), message, format!("keep one: {reason}"));
+        }
+        if kind.needs_image && count > 0 && (disk.image.is_none() || disk.read_only) {
+            let name = kind.name;
+            let message = format!(
+                "the disk {:?} has a layer `{name}`, but no image that is written",
+                disk.name
+            );
+            problems.add(places.of("layers"), message, "leave the layer out, or name an `image`");
+        }
+    }
+    for (index, layer) in disk.layers.iter().enumerate() {
+        if let Some(kind) = kind_of(layer, index, places, problems) {
+            let options = Options::new(layer, index, places, None);
+            // What was read is made into layers later.
+            let _ = kind.prepare(&options.written(), problems);
         }
     }
 }
 
-fn check_wal(disk: &DiskDefinition, wal: &WalDefinition, place: &Place, problems: &mut Problems) {
-    let name = &disk.name;
-    let is_wal = |layer: &&LayerDefinition| matches!(layer, LayerDefinition::Wal(_));
-    if disk.layers.iter().filter(is_wal).count() > 1 {
-        problems.add(place.clone(), format!("the disk {name:?} has several logs"), "keep one");
-    }
-    if disk.image.is_none() || disk.read_only {
-        let message = format!("the disk {name:?} has a log, but no image that is written");
-        problems.add(place.clone(), message, "leave the layer out, or name an `image`");
-    }
-    let shown = wal.log.display();
-    if wal.log.as_os_str().is_empty() {
-        let message = "the layer `wal` has no log volume";
-        problems.add(place.clone(), message, "add `log`, a file or a block device");
-    } else if !wal.log.is_absolute() && *place == Place::Request {
-        let message = format!("the log volume {shown} is no absolute path");
-        let remedy = "begin it with a slash: the daemon has a folder of its own";
-        problems.add(place.clone(), message, remedy);
-    } else if wal.log.is_dir() || !wal.log.parent().is_some_and(Path::is_dir) {
-        let message = format!("there can be no log at {shown}");
-        problems.add(place.clone(), message, "name a file in a folder that exists");
-    }
-    if wal.offset.0 % 4096 != 0 {
-        let message = "the log begins at no multiple of 4 KiB";
-        problems.add(place.clone(), message, "correct `offset`");
-    }
-}
-
-/// A file that lines are added to: it need not exist.
-fn check_log_file(path: &Path, place: &Place, problems: &mut Problems) {
-    let shown = path.display();
-    if !path.is_absolute() && *place == Place::Request {
-        let message = format!("the file {shown} is no absolute path");
-        problems.add(
-            place.clone(),
-            message,
-            "begin it with a slash: the daemon has a folder of its own",
-        );
-    } else if path.is_dir() || !path.parent().is_some_and(Path::is_dir) {
-        problems.add(
-            place.clone(),
-            format!("no lines can be added to {shown}"),
-            "name a file in a folder that exists",
-        );
-    }
-}
-
-fn check_operations(names: &[String], place: impl Fn() -> Place, problems: &mut Problems) {
-    let known: Vec<&str> = fathom_block::Operation::ALL.iter().map(|o| o.name()).collect();
-    for name in names {
-        if !known.contains(&name.as_str()) {
-            problems.add(place(), format!("{name:?} is no operation"), suggestion(name, &known));
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -1,19 +1,19 @@
 //! The configuration: read from a TOML file or from flags, and checked before anything starts.
 //!
-//! - `problem`: what is wrong, where, and the remedy.
-//! - `table`: a TOML table read key by key; unknown keys and wrong types are noted by line.
+//! - `source`: the text of a file, and the places in it.
+//! - `table`: a TOML table read key by key, or by serde; what is wrong is noted by line.
 //! - `disk`: the tables that describe disks and NBD listeners.
 //! - `query`: the queries that the daemon keeps.
 //! - `monitor`: the table of the centre.
-//! - `check`, `layers`: what a reader of one table cannot see: files, sockets, and what excludes
-//!   what.
+//! - `layers`: all kinds of layers, and what the options of a disk's layers say.
+//! - `check`: what a reader of one table cannot see: files, sockets, and what excludes what.
 
 mod check;
 mod disk;
-mod layers;
+pub(crate) mod layers;
 mod monitor;
-mod problem;
 mod query;
+mod source;
 mod table;
 
 use std::cell::RefCell;
@@ -27,17 +27,17 @@ use toml::de::DeTable;
 
 pub use check::{Address, check_disk, parse_address};
 pub(crate) use check::{image_identity, normal as normal_path};
+pub(crate) use disk::check_model;
+pub use fathom_options::{Place, Places, Problem, Problems};
 pub use monitor::MonitorOptions;
-pub use problem::{Place, Places, Problem, Problems};
 
 pub use query::{
     ActionDefinition, ActionKind, CommandDefinition, MetricDefinition, MetricKind, On, Period,
     QUERIES_MAX, QUERY_LENGTH_MAX, QueryDefinition, RateLimit, WebhookDefinition,
 };
 pub(crate) use query::{Command, PreparedQuery, json};
-pub(crate) use table::suggestion;
 
-use problem::Source;
+use source::Source;
 use table::{Reading, Table};
 
 /// The longest configuration file that is read, in bytes.
@@ -231,7 +231,9 @@ fn parse_all(text: &str, path: &Path) -> Result<(Configuration, Problems), Probl
     })?;
     let reading = Reading { source, problems: RefCell::default() };
     let configuration = document_of(&reading, document.get_ref(), document.span());
-    Ok((configuration, Problems(reading.problems.into_inner())))
+    let mut problems = reading.problems.into_inner();
+    problems.sort_by_key(|problem| problem.place.position());
+    Ok((configuration, Problems(problems)))
 }
 
 fn document_of(

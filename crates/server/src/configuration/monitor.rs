@@ -7,8 +7,8 @@ use fathom_monitor::link::BUFFER_MAX;
 use fathom_tls::Certificates;
 
 use super::check::{Address, parse_address, plain};
-use super::problem::{Places, Problems};
 use super::table::{HELD_RANGE, Table};
+use fathom_options::{Places, Problems};
 
 /// The least and the most bytes that may wait for the centre.
 const BUFFER_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 30;

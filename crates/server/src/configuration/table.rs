@@ -7,9 +7,13 @@ use std::path::PathBuf;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use fathom_control::{parse_bytes, parse_nanoseconds};
+use fathom_options::{
+    Place, Places, Problem, Problems, Title, Written, parse_bytes, parse_nanoseconds, suggestion,
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
-use super::problem::{Place, Places, Problem, Source};
+use super::source::Source;
 
 /// The numbers that TOML may hold: more would be lost on the way.
 const INTEGER_MAX: u64 = i64::MAX as u64;
@@ -150,6 +154,11 @@ impl<'a> Table<'a> {
         Some(self.reading.source.resolve(&text))
     }
 
+    /// What the tables of the file share.
+    pub(super) fn reading(&self) -> &'a Reading<'a> {
+        self.reading
+    }
+
     /// `path`, taken from the folder that the configuration is in.
     pub(super) fn resolve(&self, path: &str) -> PathBuf {
         self.reading.source.resolve(path)
@@ -191,7 +200,7 @@ impl<'a> Table<'a> {
         key: &'static str,
         wanted: &str,
         example: &str,
-        parse: impl Fn(&str) -> Result<u64, fathom_control::UnitError>,
+        parse: impl Fn(&str) -> Result<u64, fathom_options::UnitError>,
     ) -> Option<u64> {
         let value = self.value(key)?.get_ref();
         match value {
@@ -229,20 +238,6 @@ impl<'a> Table<'a> {
         self.measure(key, "a time", "\"5ms\"", parse_nanoseconds)
     }
 
-    pub(super) fn number(&mut self, key: &'static str) -> Option<f64> {
-        let value = self.value(key)?.get_ref();
-        let found = match value {
-            DeValue::Integer(integer) => integer.as_str().parse().ok(),
-            DeValue::Float(float) => float.as_str().parse().ok(),
-            _ => None,
-        };
-        let found = found.filter(|found: &f64| found.is_finite());
-        if found.is_none() {
-            self.wrong_type(key, value, "a number", "0.01");
-        }
-        found
-    }
-
     /// One of a few words.
     pub(super) fn word<T: Copy>(
         &mut self,
@@ -271,25 +266,6 @@ impl<'a> Table<'a> {
         };
         if found.is_none() {
             self.wrong_type(key, value, "a list of texts", "[\"…\"]");
-        }
-        found
-    }
-
-    /// A list of sizes.
-    pub(super) fn sizes(&mut self, key: &'static str) -> Option<Vec<u64>> {
-        let value = self.value(key)?.get_ref();
-        let size = |item: &Spanned<DeValue<'_>>| match item.get_ref() {
-            DeValue::Integer(integer) => u64::from_str_radix(integer.as_str(), integer.radix())
-                .ok()
-                .filter(|found| *found <= INTEGER_MAX),
-            DeValue::String(text) => parse_bytes(text).ok(),
-            _ => None,
-        };
-        let found = value.as_array().and_then(|array| array.iter().map(size).collect());
-        if found.is_none() {
-            let message = format!("`{key}` of {} has to be a list of sizes", self.title);
-            let remedy = format!("write it like `{key} = [\"14M\", \"1M\"]`");
-            self.problem(self.place_of(key), message, &remedy);
         }
         found
     }
@@ -329,6 +305,79 @@ impl<'a> Table<'a> {
             }
         }
         tables
+    }
+
+    /// The whole as a `T` of serde's, with its defaults where something is wrong, and where its keys
+    /// are. `name` is the table's, in a list of such.
+    pub(super) fn read<T: Default + DeserializeOwned>(mut self, name: &str) -> (T, Places) {
+        let value = Value::Object(self.object(self.entries, &self.prefix.clone()));
+        let mut problems = Problems::default();
+        let written = Written {
+            value: &value,
+            title: Title::Table { name, is_list: true },
+            path: "",
+            places: &self.places,
+            folder: Some(self.reading.source.folder()),
+        };
+        let read = fathom_options::read(&written, &mut problems).unwrap_or_default();
+        self.reading.problems.borrow_mut().extend(problems.0);
+        (read, self.places)
+    }
+
+    /// A table as JSON. The places of its keys and values are noted.
+    fn object(&mut self, table: &DeTable<'_>, prefix: &str) -> Map<String, Value> {
+        let mut object = Map::new();
+        for (name, value) in table {
+            let key = name.get_ref().as_ref();
+            let path = format!("{prefix}{key}");
+            let source = &self.reading.source;
+            self.places.note_key(&path, source.place(name.span().start));
+            self.places.note(&path, source.place(value.span().start));
+            if let Some(value) = self.written(value.get_ref(), key, &path) {
+                object.insert(key.to_owned(), value);
+            }
+        }
+        object
+    }
+
+    /// A value as JSON; `None` for one that JSON does not have.
+    fn written(&mut self, value: &DeValue<'_>, key: &str, path: &str) -> Option<Value> {
+        let wrong = match value {
+            DeValue::String(text) => return Some(Value::String(text.to_string())),
+            DeValue::Boolean(is) => return Some(Value::Bool(*is)),
+            DeValue::Integer(integer) => {
+                match i64::from_str_radix(integer.as_str(), integer.radix()) {
+                    Ok(integer) => return Some(Value::from(integer)),
+                    Err(_) => "is out of range",
+                }
+            }
+            DeValue::Float(float) => {
+                let float = float.as_str().parse().ok().and_then(serde_json::Number::from_f64);
+                match float {
+                    Some(number) => return Some(Value::Number(number)),
+                    None => "has to be a number with an end",
+                }
+            }
+            DeValue::Datetime(_) => "cannot be a date",
+            DeValue::Array(items) => {
+                let mut array = Vec::new();
+                for (index, item) in items.iter().enumerate() {
+                    let path = format!("{path}.{index}");
+                    if item.get_ref().is_table() {
+                        let place = self.reading.source.place(item.span().start);
+                        self.places.note(&path, place);
+                    }
+                    array.extend(self.written(item.get_ref(), key, &path));
+                }
+                return Some(Value::Array(array));
+            }
+            DeValue::Table(table) => {
+                return Some(Value::Object(self.object(table, &format!("{path}."))));
+            }
+        };
+        let message = format!("`{key}` of {} {wrong}", self.title);
+        self.problem(self.places.of(path), message, "correct it, or leave the line out");
+        None
     }
 
     /// Notes the keys that nobody asked for, and gives where the others are.
@@ -380,22 +429,4 @@ fn json(value: &DeValue<'_>) -> Option<serde_json::Value> {
             Value::Object(table.iter().map(entry).collect::<Option<_>>()?)
         }
     })
-}
-
-/// What `written` may have meant among `known`.
-pub(crate) fn suggestion(written: &str, known: &[&str]) -> String {
-    let near = known
-        .iter()
-        .filter(|_| written.len() <= 64)
-        .map(|name| (strsim::damerau_levenshtein(&written.to_lowercase(), name), name))
-        .filter(|(distance, name)| *distance <= 1 + name.len() / 3)
-        .min_by_key(|(distance, _)| *distance);
-    if let Some((_, name)) = near {
-        return format!("did you mean `{name}`?");
-    }
-    if known.is_empty() {
-        return "this configuration has none".into();
-    }
-    let names: Vec<String> = known.iter().map(|name| format!("`{name}`")).collect();
-    format!("known here: {}", names.join(", "))
 }

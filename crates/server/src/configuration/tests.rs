@@ -1,7 +1,8 @@
 use super::*;
 use std::fs;
 
-use fathom_control::{Bytes, LayerDefinition, LogDefinition};
+use fathom_control::{Bytes, LayerDefinition};
+use serde_json::json;
 
 /// A folder with `disk.img` (1 MiB), `other.img` and `empty.img`.
 fn folder() -> tempfile::TempDir {
@@ -96,8 +97,9 @@ plain_allowed = true
     assert_eq!(root.vhost_user.as_ref().unwrap().spin.unwrap().0, 0);
     assert!(root.tap && root.classify && root.direct && !root.read_only);
     assert_eq!(root.class_bounds, Some(vec![Bytes(1 << 30), Bytes(4096)]));
-    let log = LogDefinition { lines_per_second_max: 0, file: Some(folder.path().join("lines")) };
-    assert_eq!(root.layers[2], LayerDefinition::Log(log));
+    let file = folder.path().join("lines");
+    let log = LayerDefinition::new("log", json!({ "lines_per_second_max": 0, "file": file }));
+    assert_eq!(root.layers[2], log);
     let scratch = &configuration.disks[1].definition;
     assert_eq!(scratch.memory.unwrap().0, 3 << 29);
     assert!(!scratch.tap && !scratch.classify && scratch.read_only);
@@ -143,8 +145,8 @@ f.toml:3:10: `memory` of [[disk]] has to be a size, and is true or false
   → write it like `memory = \"10G\"`
 f.toml:4:10: `direct` of [[disk]] has to be true or false, and is a text
   → write it like `direct = true`
-f.toml:5:10: `layers` has to be a list of tables
-  → begin each one with { kind = \"…\" }",
+f.toml:5:10: `layers` of [[disk]] has to be a list, and is a text
+  → write it like `layers = […]`",
     );
     expect(
         "disk = { name = \"a\" }\n",
@@ -155,9 +157,9 @@ f.toml:1:8: `disk` has to be a list of tables
     expect(
         "[[disk]]\nname = \"ä\"\nmemory = \"10GB\"\nlayers = [{ kind = \"delay\", time = 5.0 }]\n",
         "\
-f.toml:3:10: `memory` of [[disk]]: \"10GB\" is no size: write it like 512, 64K, 1.5G or 2TiB
-  → write it like `memory = \"10G\"`
-f.toml:4:36: `time` of { kind = \"…\" } has to be a time, and is a number
+f.toml:3:10: `memory` of [[disk]]: \"10GB\" is no size
+  → write it like 512, 64K, 1.5G or 2TiB
+f.toml:4:36: `time` of the layer `delay` has to be a time, and is a number
   → write it like `time = \"5ms\"`",
     );
 }
@@ -295,20 +297,20 @@ queues = 300
         "\
 f.toml:5:3: no `kind` is named here
   → add `kind = \"delay\"`
-f.toml:6:12: \"dealy\" is no `kind` of { kind = \"…\" }
+f.toml:6:12: there is no kind of layer \"dealy\"
   → did you mean `delay`?
-f.toml:7:34: \"reed\" is no operation
+f.toml:7:34: `operations` of the layer `delay` cannot be \"reed\"
   → did you mean `read`?
-f.toml:11:10: `queues` of [disk.vhost_user] is out of range
-  → choose a number from 1 to 256",
+f.toml:11:10: a disk cannot have 300 queues
+  → choose a number from 1 to 256: one for each of the guest's CPUs",
     );
     expect(
         "[[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
          layers = [{ kind = \"tap\" }, { kind = \"tap\" }, { kind = \"fault\", rate = 2 }]\n",
         "\
-f.toml:4:10: the disk \"a\" has 2 taps
+f.toml:4:10: the disk \"a\" has 2 layers `tap`
   → keep one: it would count everything twice
-f.toml:4:10: a rate of 2 is no share
+f.toml:4:72: a rate of 2 is no share
   → choose a number from 0 to 1: 0.01 strikes one request in a hundred",
     );
 }
@@ -328,8 +330,8 @@ f.toml:5:10: the disk \"a\" has 2 layers `classify`
     expect(
         "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nclass_bounds = \"1M\"\n",
         "\
-f.toml:4:16: `class_bounds` of [[disk]] has to be a list of sizes
-  → write it like `class_bounds = [\"14M\", \"1M\"]`",
+f.toml:4:16: `class_bounds` of [[disk]] has to be a list, and is a text
+  → write it like `class_bounds = […]`",
     );
     let text = problems(
         "[[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
@@ -337,7 +339,7 @@ f.toml:4:16: `class_bounds` of [[disk]] has to be a list of sizes
     );
     assert_eq!(
         text,
-        "f.toml:4:10: no lines can be added to nowhere/lines\n  \
+        "f.toml:4:34: no lines can be added to nowhere/lines\n  \
          → name a file in a folder that exists"
     );
 }

@@ -7,23 +7,23 @@ use std::time::{Duration, Instant};
 use fathom_block::{BackendProblem, ErrorKind};
 use fathom_control::{
     BackendDefinition, Bytes, DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode,
-    FrontendStatus, LayerDefinition,
+    FrontendStatus,
 };
 
 use super::changes::{Claims, stopping};
 use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
-use crate::configuration::{Places, Problems, check_disk, normal_path};
+use crate::configuration::{Places, Problems, check_disk, layers, normal_path};
 use crate::introspection::DiskGuest;
-use crate::wiring::{self, Watchers, refusal};
+use crate::wiring::{self, Watchers, invalid, refusal};
 
 /// How long whoever asks for the removal of a disk waits for it.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
 
 impl Daemon {
     /// Serves one disk more, by request.
-    pub(crate) fn add_disk(&self, definition: DiskDefinition) -> Result<DiskStatus, ErrorBody> {
-        check_disk(&definition, &Places::default()).map_err(|problems| invalid(&problems))?;
+    pub(crate) fn add_disk(&self, mut definition: DiskDefinition) -> Result<DiskStatus, ErrorBody> {
+        check_request(&mut definition)?;
         let name = definition.name.clone();
         let _change = self.change(&name)?;
         self.serve_disk(definition, None)?;
@@ -127,19 +127,19 @@ impl Daemon {
             if let Some(tap) = change.tap {
                 definition.tap = tap;
                 if !tap && change.layers.is_none() {
-                    definition.layers.retain(|layer| !matches!(layer, LayerDefinition::Tap));
+                    definition.layers.retain(|layer| layer.name() != "tap");
                 }
             }
             if let Some(classify) = change.classify {
                 definition.classify = classify;
                 if !classify && change.layers.is_none() {
-                    definition.layers.retain(|layer| !matches!(layer, LayerDefinition::Classify));
+                    definition.layers.retain(|layer| layer.name() != "classify");
                 }
             }
             if let Some(layers) = &change.layers {
                 definition.layers.clone_from(layers);
             }
-            check_disk(&definition, &Places::default()).map_err(|problems| invalid(&problems))?;
+            check_request(&mut definition)?;
             self.restack(&served, definition)?;
         }
         if let Some(capacity) = change.capacity {
@@ -185,7 +185,7 @@ impl Daemon {
         served: &Served,
         definition: DiskDefinition,
     ) -> Result<(), ErrorBody> {
-        if served.live().definition.wal() != definition.wal() {
+        if layers::wal(&served.live().definition) != layers::wal(&definition) {
             return Err(refusal(
                 ErrorCode::Conflict,
                 "a disk that is served gets no other log: its queues would not see the same",
@@ -324,10 +324,12 @@ fn refuse_if_used(status: &DiskStatus) -> Result<(), ErrorBody> {
 }
 
 /// What a request that makes no sense gets.
-fn invalid(problems: &Problems) -> ErrorBody {
-    let messages: Vec<&str> = problems.0.iter().map(|problem| problem.message.as_str()).collect();
-    let remedies: Vec<&str> = problems.0.iter().map(|problem| problem.remedy.as_str()).collect();
-    refusal(ErrorCode::Invalid, messages.join("; "), remedies.join("; "))
+/// Completes and checks a definition that came with a request.
+fn check_request(definition: &mut DiskDefinition) -> Result<(), ErrorBody> {
+    let (places, mut problems) = (Places::default(), Problems::default());
+    layers::complete(&mut definition.layers, &places, None, &mut problems);
+    problems.none_or().map_err(|problems| invalid(&problems))?;
+    check_disk(definition, &places).map_err(|problems| invalid(&problems))
 }
 
 fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody> {

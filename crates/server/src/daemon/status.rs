@@ -186,12 +186,11 @@ fn guest_problem(guest: &vhost_user::VhostUserStatus) -> Option<String> {
 
 /// The layers in the order in which requests cross them.
 fn layers(definition: &fathom_control::DiskDefinition) -> Vec<LayerStatus> {
-    let implied =
-        [(definition.classify, LayerDefinition::Classify), (definition.tap, LayerDefinition::Tap)];
+    let implied = [(definition.classify, "classify"), (definition.tap, "tap")];
     implied
         .into_iter()
-        .filter(|(wanted, layer)| *wanted && !wiring::names_layer(definition, layer.name()))
-        .map(|(_, layer)| layer)
+        .filter(|(wanted, name)| *wanted && !wiring::names_layer(definition, name))
+        .map(|(_, name)| LayerDefinition::new(name, serde_json::Value::Null))
         .chain(definition.layers.iter().cloned())
         .map(|definition| LayerStatus { name: definition.name().into(), definition })
         .collect()

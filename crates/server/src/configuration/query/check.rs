@@ -11,9 +11,9 @@ use super::{
     ActionKind, MetricDefinition, MetricKind, On, PreparedQuery, QUERIES_MAX, QUERY_LENGTH_MAX,
     QueryDefinition, Unfit,
 };
+use crate::configuration::Placed;
 use crate::configuration::check::{NAME_MAX, plain, the_other};
-use crate::configuration::problem::{Place, Places, Problems};
-use crate::configuration::{Placed, suggestion};
+use fathom_options::{Place, Places, Problems, suggestion};
 
 /// How the names of Fathom's own metrics begin.
 const RESERVED: [&str; 2] = ["fathom_", "process_"];

@@ -3,14 +3,15 @@
 //! `{column}` may stand for a whole part of the path or a whole value of the body, so that no value
 //! can become more than that: what a guest has chosen cannot add parts to a path or keys to a body.
 
-use fathom_control::{DiskChange, DiskDefinition, escape};
+use fathom_control::{DiskChange, DiskDefinition, LayerDefinition, escape};
 use fathom_cql::Value;
 use fathom_cql::catalog::Column;
+use fathom_options::{Places, Problem, Problems, Title, Written, suggestion};
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
 use super::CommandDefinition;
-use crate::configuration::suggestion;
+use crate::configuration::layers;
 
 /// How deep lists and tables of a body may be in each other.
 const DEPTH_MAX: usize = 16;
@@ -64,13 +65,23 @@ enum Shape {
     Object(Vec<(String, Shape)>),
 }
 
-/// What is understood of a body: nothing, or the error of what it should be.
-type CheckBody = fn(Json) -> Result<(), String>;
+/// What is wrong with a body.
+type CheckBody = fn(&Json) -> Problems;
 
 /// What commands may do. The end of the daemon is not among it.
 const KNOWN: [(&str, &[&str], Option<CheckBody>); 4] = [
-    ("POST", &["v1", "disks"], Some(reads_as::<DiskDefinition>)),
-    ("PATCH", &["v1", "disks", "{}"], Some(reads_as::<DiskChange>)),
+    (
+        "POST",
+        &["v1", "disks"],
+        Some(|body| reads_as(body, |disk: &mut DiskDefinition| &mut disk.layers)),
+    ),
+    (
+        "PATCH",
+        &["v1", "disks", "{}"],
+        Some(|body| {
+            reads_as(body, |change: &mut DiskChange| change.layers.get_or_insert_default())
+        }),
+    ),
     ("DELETE", &["v1", "disks", "{}"], None),
     ("POST", &["v1", "reload"], None),
 ];
@@ -79,8 +90,17 @@ const FORCE: &str = "?force=true";
 const KNOWN_SHOWN: &str = "commands are `POST /v1/disks`, `PATCH /v1/disks/{name}`, \
                            `DELETE /v1/disks/{name}` and `POST /v1/reload`";
 
-fn reads_as<T: DeserializeOwned>(body: Json) -> Result<(), String> {
-    serde_json::from_value::<T>(body).map(drop).map_err(|error| error.to_string())
+fn reads_as<T: DeserializeOwned>(
+    value: &Json,
+    layers_of: fn(&mut T) -> &mut Vec<LayerDefinition>,
+) -> Problems {
+    let (places, mut problems) = (Places::default(), Problems::default());
+    let title = Title::Words("the command's body");
+    let written = Written { value, title, path: "", places: &places, folder: None };
+    if let Some(mut read) = fathom_options::read(&written, &mut problems) {
+        layers::complete(layers_of(&mut read), &places, None, &mut problems);
+    }
+    problems
 }
 
 /// The column that a text stands for, if it has braces.
@@ -249,11 +269,9 @@ pub(crate) fn json(value: &Value) -> Json {
 /// Holds the body against what the command takes, as far as that is known before there is a row.
 fn check_body(shape: &Shape, columns: &[Column], check: CheckBody) -> Result<(), Wrong> {
     let nothing = vec![Value::Null; columns.len()];
-    let Err(error) = check(shape.fill(&nothing)) else { return Ok(()) };
     // What a column will hold is not known; keys are.
-    if shape.has_columns() && !error.starts_with("unknown ") {
-        return Ok(());
-    }
-    let message = format!("the command's body cannot be understood: {error}");
-    Err(Wrong("body", message, "docs/control.md shows what is expected".into()))
+    let is_known =
+        |problem: &Problem| !shape.has_columns() || problem.message.starts_with("there is no ");
+    let found = check(&shape.fill(&nothing)).0.into_iter().find(is_known);
+    found.map_or(Ok(()), |problem| Err(Wrong("body", problem.message, problem.remedy)))
 }

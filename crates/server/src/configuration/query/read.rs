@@ -9,8 +9,9 @@ use super::{
     QueryDefinition, RateLimit, WebhookDefinition,
 };
 use crate::configuration::LogLevel;
-use crate::configuration::problem::Places;
-use crate::configuration::table::{HELD_RANGE, Table, suggestion};
+use crate::configuration::table::{HELD_RANGE, Table};
+use fathom_options::Places;
+use fathom_options::suggestion;
 
 /// The level's words.
 const LEVELS: [(&str, LogLevel); 4] = [

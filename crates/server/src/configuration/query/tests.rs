@@ -75,9 +75,9 @@ fn actions_are_read() {
 fn mistakes_of_tables_are_named() {
     expect(
         "[[query]]\nname = \"q\"\ncql = \"select * from IOstream\"\nfile = \"a\"\nactoin = {}\n",
-        "f.toml:4:8: a query has `cql` and `file`\n  → keep one of them\n\
-         f.toml:1:1: the query \"q\" has no action\n  \
+        "f.toml:1:1: the query \"q\" has no action\n  \
          → add a line like `action = { log = \"warning\" }`\n\
+         f.toml:4:8: a query has `cql` and `file`\n  → keep one of them\n\
          f.toml:5:1: there is no key `actoin` in [[query]]\n  → did you mean `action`?",
     );
     expect(

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Where something was written.
@@ -37,6 +37,14 @@ impl fmt::Display for Place {
 }
 
 impl Place {
+    /// Line and column, for places in one file.
+    pub fn position(&self) -> (usize, usize) {
+        match self {
+            Self::File { line, column, .. } => (*line, *column),
+            Self::Flag(_) | Self::Request => (0, 0),
+        }
+    }
+
     /// The place in a text that begins here: so many lines on, and there the column, both counted
     /// from 0.
     #[must_use]
@@ -55,13 +63,16 @@ impl Place {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     whole: Place,
+    /// Where the values are, by their paths.
     keys: BTreeMap<String, Place>,
+    /// Where the keys themselves are.
+    names: BTreeMap<String, Place>,
 }
 
 impl Places {
     /// A table that begins at `whole`.
     pub fn new(whole: Place) -> Self {
-        Self { whole, keys: BTreeMap::new() }
+        Self { whole, ..Self::default() }
     }
 
     /// Notes where the value of `key` (`vhost_user.socket` for a key of a table within) is.
@@ -72,11 +83,29 @@ impl Places {
     /// Takes over the keys of a table within.
     pub fn merge(&mut self, within: Self) {
         self.keys.extend(within.keys);
+        self.names.extend(within.names);
     }
 
-    /// Where the value of `key` is, or else the table.
+    /// Notes where `key` itself is.
+    pub fn note_key(&mut self, key: &str, place: Place) {
+        self.names.insert(key.to_owned(), place);
+    }
+
+    /// Where the value of `key` is, or else the innermost table around it whose place is known.
     pub fn of(&self, key: &str) -> Place {
-        self.keys.get(key).unwrap_or(&self.whole).clone()
+        let mut path = key;
+        loop {
+            match (self.keys.get(path), path.rsplit_once('.')) {
+                (Some(place), _) => return place.clone(),
+                (None, Some((around, _))) => path = around,
+                (None, None) => return self.whole.clone(),
+            }
+        }
+    }
+
+    /// Where `key` itself is, or else its value.
+    pub fn of_key(&self, key: &str) -> Place {
+        self.names.get(key).map_or_else(|| self.of(key), Place::clone)
     }
 
     /// Where the value of `key` is, if it is there.
@@ -134,7 +163,7 @@ impl Problems {
     /// Adds what a check of the whole has found, in the order of the file. What only follows from a
     /// problem that is here already is left out: a value that could not be read is missing, at its
     /// own place or at the head of its table. `tables` are where tables begin.
-    pub(super) fn extend_with(&mut self, later: Self, tables: &[Place]) {
+    pub fn extend_with(&mut self, later: Self, tables: &[Place]) {
         let line = |place: &Place| match place {
             Place::File { line, .. } => Some(*line),
             _ => None,
@@ -156,7 +185,7 @@ impl Problems {
         };
         let own: Vec<Problem> = later.0.into_iter().filter(|problem| !follows(problem)).collect();
         self.0.extend(own);
-        self.0.sort_by_key(|problem| line(&problem.place).unwrap_or(0));
+        self.0.sort_by_key(|problem| problem.place.position());
     }
 
     /// Adds one.
@@ -178,39 +207,3 @@ impl fmt::Display for Problems {
 }
 
 impl std::error::Error for Problems {}
-
-/// A configuration's text, and where it is from.
-pub(super) struct Source<'a> {
-    pub(super) text: &'a str,
-    pub(super) path: Arc<Path>,
-    /// What relative paths are taken from.
-    folder: PathBuf,
-}
-
-impl<'a> Source<'a> {
-    pub(super) fn new(text: &'a str, path: &Path) -> Self {
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let folder = absolute.parent().unwrap_or(Path::new("/")).to_owned();
-        Self { text, path: path.into(), folder }
-    }
-
-    /// The place of the byte at `offset`.
-    pub(super) fn place(&self, offset: usize) -> Place {
-        let mut offset = offset.min(self.text.len());
-        while !self.text.is_char_boundary(offset) {
-            offset -= 1;
-        }
-        let before = &self.text[..offset];
-        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-        Place::File {
-            path: Arc::clone(&self.path),
-            line: before.matches('\n').count() + 1,
-            column: before[line_start..].chars().count() + 1,
-        }
-    }
-
-    /// `path`, taken from the folder that the configuration is in.
-    pub(super) fn resolve(&self, path: &str) -> PathBuf {
-        self.folder.join(path)
-    }
-}

@@ -96,13 +96,6 @@ fn scale(number: &str, factor: u64) -> Option<u64> {
     u64::try_from(total).ok()
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Written {
-    Number(u64),
-    Text(String),
-}
-
 macro_rules! unit {
     ($name:ident, $parse:ident, $what:literal) => {
         impl Serialize for $name {
@@ -113,17 +106,31 @@ macro_rules! unit {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                match Written::deserialize(deserializer) {
-                    Ok(Written::Number(number)) => Ok(Self(number)),
-                    Ok(Written::Text(text)) => {
-                        $parse(&text).map(Self).map_err(serde::de::Error::custom)
+                struct Written;
+
+                impl serde::de::Visitor<'_> for Written {
+                    type Value = $name;
+
+                    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        formatter.write_str($what)
                     }
-                    Err(_) => Err(serde::de::Error::custom(concat!(
-                        "expected ",
-                        $what,
-                        ": a whole number, or a text with a unit"
-                    ))),
+
+                    fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<$name, E> {
+                        Ok($name(number))
+                    }
+
+                    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<$name, E> {
+                        let found = serde::de::Unexpected::Signed(number);
+                        let number = u64::try_from(number);
+                        number.map($name).map_err(|_| E::invalid_value(found, &self))
+                    }
+
+                    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$name, E> {
+                        $parse(text).map($name).map_err(E::custom)
+                    }
                 }
+
+                deserializer.deserialize_any(Written)
             }
         }
 

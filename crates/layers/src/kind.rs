@@ -1,0 +1,268 @@
+//! The kinds of layers that a configuration can name.
+//!
+//! A layer's configuration is one type, in the layer's own file: serde reads it from TOML, JSON and
+//! flags, and [`LayerOptions`] checks it, documents it and makes the layer of it. [`LayerKind`] is
+//! the same for all kinds at once. A new plain layer has its own file and a line in [`KINDS`].
+
+use std::io;
+use std::sync::Arc;
+
+use fathom_block::{Layer, Operation};
+use fathom_insight::Names;
+use fathom_options::{Check, Problems, Written, read};
+use serde::de::{DeserializeOwned, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+use crate::LogSink;
+
+/// The kinds that need nothing but this crate.
+pub const KINDS: [LayerKind; 5] = [
+    LayerKind::of::<crate::tap::TapOptions>(),
+    LayerKind::of::<crate::classify::ClassifyOptions>(),
+    LayerKind::of::<crate::delay::DelayOptions>(),
+    LayerKind::of::<crate::fault::FaultOptions>(),
+    LayerKind::of::<crate::log::LogOptions>(),
+];
+
+/// A key of a layer's options, for the documentation.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// Its default as TOML has it; empty where there is none.
+    pub default: &'static str,
+    /// What it says.
+    pub meaning: &'static str,
+}
+
+impl Key {
+    /// A key with a default, or with an empty text for none.
+    pub const fn new(name: &'static str, default: &'static str, meaning: &'static str) -> Self {
+        Self { name, default, meaning }
+    }
+}
+
+/// The configuration of a kind of layer.
+pub trait LayerOptions: Default + Serialize + DeserializeOwned + 'static {
+    /// The word for the kind, which is also [`Layer::name`].
+    const KIND: &'static str;
+    /// What such a layer does, as the rest of a sentence that begins with its name.
+    const MEANING: &'static str;
+    /// All keys, in the order in which they are documented.
+    const KEYS: &'static [Key];
+    /// Why a disk has at most one such layer; `None` where it may have several.
+    const ONCE: Option<&'static str> = None;
+    /// Whether the layer keeps changes of the disk, so that the disk has to have an image that is
+    /// written.
+    const NEEDS_IMAGE: bool = false;
+
+    /// Says what is wrong with values that could be read. It looks at files, but opens nothing.
+    fn check(&self, _: &mut Check<'_>) {}
+
+    /// The layer; `None` where it is not a part of this disk after all.
+    ///
+    /// # Errors
+    /// When what it needs cannot be had.
+    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>>;
+}
+
+/// What there is to make layers with.
+pub struct LayerContext<'a> {
+    /// The disk's name.
+    pub disk: &'a str,
+    /// The texts that insights of the disk's requests have.
+    pub names: &'a Arc<Names>,
+    /// Makes a sink for lines in the daemon's log.
+    pub log: &'a dyn Fn() -> LogSink,
+    /// The layers of the disk that others look at too, which exist already.
+    pub shared: &'a [Arc<dyn Layer>],
+}
+
+impl LayerContext<'_> {
+    /// The shared layer by a name.
+    pub fn shared(&self, name: &str) -> Option<Arc<dyn Layer>> {
+        self.shared.iter().find(|layer| layer.name() == name).map(Arc::clone)
+    }
+}
+
+/// Options that could be read and make sense.
+pub trait Prepared {
+    /// All of them, those left out by their defaults, as JSON has them.
+    fn complete(&self) -> Value;
+    /// See [`LayerOptions::make`].
+    ///
+    /// # Errors
+    /// When what the layer needs cannot be had.
+    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>>;
+}
+
+impl<O: LayerOptions> Prepared for O {
+    fn complete(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+        LayerOptions::make(self, context)
+    }
+}
+
+/// A kind of layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerKind {
+    /// See [`LayerOptions::KIND`].
+    pub name: &'static str,
+    /// See [`LayerOptions::MEANING`].
+    pub meaning: &'static str,
+    /// See [`LayerOptions::KEYS`].
+    pub keys: &'static [Key],
+    /// See [`LayerOptions::ONCE`].
+    pub once: Option<&'static str>,
+    /// See [`LayerOptions::NEEDS_IMAGE`].
+    pub needs_image: bool,
+    read: fn(&Written<'_>, &mut Problems) -> Option<Box<dyn Prepared>>,
+    prepare: fn(&Written<'_>, &mut Problems) -> Option<Box<dyn Prepared>>,
+    complete_default: fn() -> Value,
+    fields: fn() -> &'static [&'static str],
+}
+
+impl LayerKind {
+    /// The kind whose options are an `O`.
+    pub const fn of<O: LayerOptions>() -> Self {
+        Self {
+            name: O::KIND,
+            meaning: O::MEANING,
+            keys: O::KEYS,
+            once: O::ONCE,
+            needs_image: O::NEEDS_IMAGE,
+            read: |written, problems| Some(Box::new(read::<O>(written, problems)?)),
+            prepare: prepare::<O>,
+            complete_default: || O::default().complete(),
+            fields: fathom_options::fields::<O>,
+        }
+    }
+
+    /// Reads options, and gives all of them, those left out by their defaults.
+    pub fn complete(&self, written: &Written<'_>, problems: &mut Problems) -> Option<Value> {
+        (self.read)(written, problems).map(|options| options.complete())
+    }
+
+    /// Reads and checks options. What is wrong is added to `problems`; `None` where nothing can be
+    /// made of the rest.
+    pub fn prepare(
+        &self,
+        written: &Written<'_>,
+        problems: &mut Problems,
+    ) -> Option<Box<dyn Prepared>> {
+        (self.prepare)(written, problems)
+    }
+
+    /// The defaults of all options.
+    pub fn complete_default(&self) -> Value {
+        (self.complete_default)()
+    }
+
+    /// The names of all options, as they are read.
+    pub fn fields(&self) -> &'static [&'static str] {
+        (self.fields)()
+    }
+}
+
+fn prepare<O: LayerOptions>(
+    written: &Written<'_>,
+    problems: &mut Problems,
+) -> Option<Box<dyn Prepared>> {
+    let options: O = read(written, problems)?;
+    options.check(&mut Check::new(written.places, written.path, problems));
+    Some(Box::new(options))
+}
+
+/// The operations that a layer is about; all where none is named. They are written as a list of
+/// their names, or as one name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Operations(Vec<Operation>);
+
+impl Operations {
+    /// Whether none is named, which means all.
+    pub fn is_default(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those that are named.
+    pub fn named(&self) -> &[Operation] {
+        &self.0
+    }
+
+    /// Those that are meant.
+    pub fn meant(&self) -> &[Operation] {
+        if self.0.is_empty() { &Operation::ALL } else { &self.0 }
+    }
+}
+
+impl Serialize for Operations {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|operation| operation.name()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Operations {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Names;
+
+        impl<'de> Visitor<'de> for Names {
+            type Value = Operations;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("a list of operations")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Operations, E> {
+                Ok(Operations(vec![operation(name)?]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<Operations, A::Error> {
+                let mut operations = Vec::new();
+                while let Some(name) = names.next_element::<String>()? {
+                    let operation = operation(&name)?;
+                    if !operations.contains(&operation) {
+                        operations.push(operation);
+                    }
+                }
+                Ok(Operations(operations))
+            }
+        }
+
+        deserializer.deserialize_any(Names)
+    }
+}
+
+/// The operation called `name`.
+fn operation<E: serde::de::Error>(name: &str) -> Result<Operation, E> {
+    const NAMES: &[&str] = &{
+        let mut names = [""; Operation::ALL.len()];
+        let mut index = 0;
+        while index < names.len() {
+            names[index] = Operation::ALL[index].name();
+            index += 1;
+        }
+        names
+    };
+    let found = Operation::ALL.into_iter().find(|operation| operation.name() == name);
+    found.ok_or_else(|| E::unknown_variant(name, NAMES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_a_name_or_a_list_of_names() {
+        let read = |text| serde_json::from_str::<Operations>(text);
+        assert_eq!(read("\"read\"").unwrap().meant(), [Operation::Read]);
+        let both = read("[\"read\", \"flush\", \"read\"]").unwrap();
+        assert_eq!(both.named(), [Operation::Read, Operation::Flush]);
+        assert_eq!(serde_json::to_string(&both).unwrap(), "[\"read\",\"flush\"]");
+        assert_eq!(read("[]").unwrap().meant(), Operation::ALL);
+        assert!(read("[\"reed\"]").is_err() && read("7").is_err());
+    }
+}

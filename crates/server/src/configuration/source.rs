@@ -1,0 +1,47 @@
+//! The text of a configuration.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fathom_options::Place;
+
+/// A configuration's text, and where it is from.
+pub(super) struct Source<'a> {
+    pub(super) text: &'a str,
+    pub(super) path: Arc<Path>,
+    /// What relative paths are taken from.
+    folder: PathBuf,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(text: &'a str, path: &Path) -> Self {
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let folder = absolute.parent().unwrap_or(Path::new("/")).to_owned();
+        Self { text, path: path.into(), folder }
+    }
+
+    /// The place of the byte at `offset`.
+    pub(super) fn place(&self, offset: usize) -> Place {
+        let mut offset = offset.min(self.text.len());
+        while !self.text.is_char_boundary(offset) {
+            offset -= 1;
+        }
+        let before = &self.text[..offset];
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        Place::File {
+            path: Arc::clone(&self.path),
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
+    }
+
+    /// The folder that the configuration is in.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// `path`, taken from the folder that the configuration is in.
+    pub(super) fn resolve(&self, path: &str) -> PathBuf {
+        self.folder.join(path)
+    }
+}
