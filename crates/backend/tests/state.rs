@@ -11,7 +11,8 @@ use std::time::Duration;
 use fathom_backend::Memory;
 use fathom_block::{
     Backend, Capabilities, Clock, Crossing, Disk, DiskOptions, ErrorKind, Geometry, Layer,
-    LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request, Stack, StoreId, Waker,
+    LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request, RestackError, Stack, StoreId,
+    Waker,
 };
 use fathom_reactor::Reactor;
 use fathom_sim::{
@@ -290,31 +291,61 @@ impl Queue {
     }
 }
 
+/// Takes other layers in a thread of its own, while `round` lets the queues make their rounds.
+fn restack(
+    disk: &Arc<Disk>,
+    layers: Vec<Arc<dyn Layer>>,
+    limit: Duration,
+    mut round: impl FnMut(),
+) -> Result<(), RestackError> {
+    let disk = Arc::clone(disk);
+    let change = thread::spawn(move || disk.restack(layers, limit));
+    while !change.is_finished() {
+        round();
+    }
+    change.join().unwrap()
+}
+
+const LIMIT: Duration = Duration::from_secs(20);
+
 #[test]
-fn a_queue_is_replaced_when_the_background_is_done_and_not_before() {
+fn a_queue_has_other_layers_when_the_background_is_done_and_not_before() {
     let home: Arc<dyn Backend> = Arc::new(Memory::new(CAPACITY));
     let copy = store(SimOptions { rounds_max: 8, ..SimOptions::new(CAPACITY) }, 1);
-    let (mirror, shared) = Mirror::over(copy, 1);
-    let disk = disk(vec![mirror], home);
+    let mut shared = Vec::new();
+    let mirror = |shared: &mut Vec<Arc<Shared>>| {
+        let (mirror, state) = Mirror::over(Arc::clone(&copy) as _, 1);
+        shared.push(state);
+        mirror
+    };
+    let disk = disk(vec![mirror(&mut shared)], home);
     let mut queue = Queue::open(&disk);
     let mut waited = 0;
-    for round in 0..200 {
+    for round in 0..100 {
         // A look may be done in the round in which it begins.
         while queue.stack.in_flight_of_layers() == 0 {
             assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Ok(()));
             queue.round(Duration::from_micros(10));
         }
         assert!(!queue.stack.is_drained());
-        let successor = disk.open_queue(&mut queue.reactor, Clock::System).unwrap();
-        queue.stack.replace(successor, &mut queue.reactor);
-        while queue.stack.is_closing() {
-            assert!(queue.stack.in_flight_of_layers() > 0);
-            waited += 1;
-            queue.stack.advance(&mut queue.reactor);
-        }
-        assert!(queue.stack.is_drained(), "round {round}: the new queue has begun nothing");
+        let next = mirror(&mut shared);
+        let changed = restack(&disk, vec![next], LIMIT, || {
+            // The look is under way until the change has begun.
+            if queue.stack.is_closing() {
+                waited += u64::from(!queue.stack.is_drained());
+                queue.stack.advance(&mut queue.reactor);
+            }
+        });
+        changed.unwrap();
+        assert!(!queue.stack.is_closing(), "round {round}: the queue goes on");
+        // Those that are gone do nothing more.
+        let gone = shared.iter().rev().skip(1);
+        let looks: Vec<u64> = gone.map(|state| state.looks.load(Ordering::Relaxed)).collect();
+        queue.round(Duration::from_micros(10));
+        let gone = shared.iter().rev().skip(1);
+        assert!(gone.map(|state| state.looks.load(Ordering::Relaxed)).eq(looks));
     }
-    assert!(waited > 200 && shared.looks.load(Ordering::Relaxed) >= 200);
+    assert!(waited >= 100, "{waited} rounds with looks of layers that are to go");
 }
 
 /// Counts its rounds, and shows less than there is, in larger blocks.
@@ -402,7 +433,8 @@ fn sizes_are_a_ladder() {
     assert_eq!(queue.outcome_of(Operation::Read, top, 4096), Ok(()));
     // Clients know the block size for good.
     let other = Arc::new(Smaller { block_size: 512, ..Smaller::default() });
-    assert_eq!(disk.restack(vec![other]), Err(ErrorKind::Unsupported));
+    let refused = disk.restack(vec![other], LIMIT);
+    assert!(matches!(refused, Err(RestackError::Geometry)), "{refused:?}");
     assert_eq!(queue.outcome_of(Operation::Read, 0, 4096), Ok(()));
     layer.broken.store(true, Ordering::Relaxed);
     let error = disk.open_queue(&mut queue.reactor, Clock::System).err().unwrap();

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use fathom_reactor::Reactor;
 
 use crate::backend::Backend;
+use crate::change::Life;
 use crate::clock::Clock;
 use crate::failures::Failures;
 use crate::geometry::{Capabilities, Geometry};
@@ -20,7 +21,8 @@ use crate::stack::{Stack, StackCounters};
 pub enum DiskChange {
     /// The capacity has another value.
     Resized,
-    /// The layers are others: open the queues anew, once nothing is in flight.
+    /// The layers change: each queue's thread is to make a round ([`Stack::advance`]), also where
+    /// nothing comes in. It takes no requests while the stack [is closing](Stack::is_closing).
     Restacked,
 }
 
@@ -50,8 +52,7 @@ pub struct Disk {
     geometry: Geometry,
     backend: Arc<dyn Backend>,
     layers: RwLock<Vec<Arc<dyn Layer>>>,
-    /// How often the layers have changed.
-    layers_version: AtomicU64,
+    life: Life,
     listeners: Mutex<Vec<ChangeListener>>,
     counters: StackCounters,
     failures: Failures,
@@ -84,7 +85,7 @@ impl Disk {
             geometry: backend.geometry(),
             backend,
             layers: RwLock::default(),
-            layers_version: AtomicU64::new(0),
+            life: Life::default(),
             listeners: Mutex::new(Vec::new()),
             counters: StackCounters::default(),
             failures: Failures::default(),
@@ -165,7 +166,23 @@ impl Disk {
     /// When the back end, a layer, or a further store of a layer cannot open a queue.
     pub fn open_queue(self: &Arc<Self>, reactor: &mut Reactor, clock: Clock) -> io::Result<Stack> {
         let queue = self.queues.fetch_add(1, Ordering::Relaxed);
-        Stack::open(Arc::clone(self), queue, reactor, clock)
+        let registered = self.register(queue);
+        Stack::open(self, queue, self.layers(), Some(registered), reactor, clock)
+    }
+
+    /// Opens the disk for a layer's own work while the layers [change](Self::restack): all other
+    /// queues stand still.
+    ///
+    /// # Errors
+    /// As for [`open_queue`](Self::open_queue).
+    pub fn open_aside(self: &Arc<Self>, reactor: &mut Reactor, clock: Clock) -> io::Result<Stack> {
+        let queue = self.queues.fetch_add(1, Ordering::Relaxed);
+        Stack::open(self, queue, self.layers(), None, reactor, clock)
+    }
+
+    /// The number of a queue that takes another one's place.
+    pub(crate) fn next_queue(&self) -> u64 {
+        self.queues.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Gives the back end another size and tells the front ends. `capacity` is in bytes of the back
@@ -194,33 +211,20 @@ impl Disk {
         resized
     }
 
-    /// Gives the disk other layers and tells the front ends, which open their queues anew as soon
-    /// as nothing is in flight.
-    ///
-    /// # Errors
-    /// [`ErrorKind::TooLong`] when there are more than [`LAYERS_MAX`] layers, and
-    /// [`ErrorKind::Unsupported`] when the disk would have another [geometry](Self::geometry), which
-    /// its clients know for good.
-    pub fn restack(&self, layers: Vec<Arc<dyn Layer>>) -> Result<(), ErrorKind> {
-        if layers.len() > LAYERS_MAX {
-            return Err(ErrorKind::TooLong);
-        }
-        if self.ladder(&layers)[0].geometry != self.geometry {
-            return Err(ErrorKind::Unsupported);
-        }
+    /// What the queues and a change of the layers share.
+    pub(crate) fn life(&self) -> &Life {
+        &self.life
+    }
+
+    pub(crate) fn set_layers(&self, layers: Vec<Arc<dyn Layer>>) {
         *self.layers.write().expect("no holder of this lock panics") = layers;
-        self.layers_version.fetch_add(1, Ordering::SeqCst);
-        self.tell(DiskChange::Restacked);
+    }
+
+    /// Shows the size that the layers show now.
+    pub(crate) fn remeasure(&self) {
         if self.measure(self.store_capacity()) {
             self.tell(DiskChange::Resized);
         }
-        Ok(())
-    }
-
-    /// How often the layers have changed. Whoever opens a queue and tells the disk's listeners of it
-    /// only later looks here before and after, lest a change between the two be lost.
-    pub fn layers_version(&self) -> u64 {
-        self.layers_version.load(Ordering::SeqCst)
     }
 
     /// Calls `listener` at each change from now on, until it returns false.
@@ -228,7 +232,7 @@ impl Disk {
         self.listeners.lock().expect("no listener panics").push(listener);
     }
 
-    fn tell(&self, change: DiskChange) {
+    pub(crate) fn tell(&self, change: DiskChange) {
         self.listeners.lock().expect("no listener panics").retain(|listener| listener(change));
     }
 

@@ -1,8 +1,11 @@
 //! The contract of a layer.
 
 use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::crossing::Crossing;
+use crate::disk::Disk;
 use crate::geometry::{Capabilities, Geometry};
 use crate::observer::Observer;
 use crate::open::OpenContext;
@@ -41,6 +44,24 @@ pub trait Layer: Send + Sync {
     /// When the size must not change like this now. It stays then.
     fn resizing(&self, from: u64, to: u64) -> Result<(), ErrorKind> {
         let _ = (from, to);
+        Ok(())
+    }
+
+    /// The layer is about to be taken out of `disk`, which still serves. What can be done beforehand
+    /// shortens the time for which [`leave`](Self::leave) has the disk stand still. Blocks within
+    /// `limit`.
+    fn retire(&self, disk: &Arc<Disk>, limit: Duration) {
+        let _ = (disk, limit);
+    }
+
+    /// The layer is taken out of `disk`: no queue has a request in flight, and none takes one before
+    /// this returns. A layer that keeps a state of its own writes it out here, through a queue of its
+    /// own ([`Disk::open_aside`]). Blocks within `limit`.
+    ///
+    /// # Errors
+    /// When the layer cannot leave. The disk keeps it then, and goes on with it.
+    fn leave(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+        let _ = (disk, limit);
         Ok(())
     }
 

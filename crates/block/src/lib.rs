@@ -16,6 +16,7 @@
 mod aside;
 mod backend;
 mod buffer;
+mod change;
 mod clock;
 mod crossing;
 mod disk;
@@ -36,6 +37,7 @@ mod waker;
 pub use aside::StoreId;
 pub use backend::{Backend, BackendContext, BackendQueue};
 pub use buffer::{Buffers, GuestAddress};
+pub use change::{CHANGE_TIME_MAX, RestackError};
 pub use clock::Clock;
 pub use crossing::Crossing;
 pub use disk::{ChangeListener, Disk, DiskChange, DiskOptions};

@@ -13,6 +13,7 @@ use fathom_reactor::{Event, Group, Pending, Reactor};
 
 use crate::aside::Aside;
 use crate::backend::{BackendContext, BackendQueue};
+use crate::change::Registration;
 use crate::clock::{Clock, Moment};
 use crate::crossing::{Crossing, Held, Pool, Step, Steps};
 use crate::disk::Disk;
@@ -63,8 +64,18 @@ pub struct Stack {
     /// The reactor's owners that belong to this stack, and what the kernel has of their memory.
     group: Group,
     pending: Pending,
-    /// What takes this stack's place once nothing is under way.
+    /// What takes this stack's place, and the events that it gets then.
     successor: Option<Box<Stack>>,
+    late_events: Vec<Event>,
+    /// That the queue takes part in changes of the layers, and the phase that it has come to.
+    registration: Option<Registration>,
+    seen: u64,
+    reported: u64,
+    /// The layers have been told to finish, and, by whoever owns the queue, for good.
+    is_closed: bool,
+    is_leaving: bool,
+    /// When layers that could not be opened are tried again, by the stack's clock.
+    retry_ns: u64,
     completed: VecDeque<(Box<Request>, Outcome)>,
     /// What [`wait`](Self::wait) has collected.
     events: Vec<Event>,
@@ -82,29 +93,35 @@ impl Stack {
     /// # Errors
     /// When the back end, a layer, or a store of a layer cannot be opened.
     pub(crate) fn open(
-        disk: Arc<Disk>,
+        disk: &Arc<Disk>,
         queue: u64,
+        members: Vec<Arc<dyn Layer>>,
+        registered: Option<(Registration, u64)>,
         reactor: &mut Reactor,
         clock: Clock,
     ) -> io::Result<Self> {
         let (outer, outer_pending) = (reactor.group(), reactor.pending());
         let group = reactor.begin_group();
-        let stack = Self::open_group(group, disk, queue, reactor, clock);
+        let stack = Self::open_group(group, Arc::clone(disk), queue, members, reactor, clock);
         if stack.is_err() {
             reactor.retire_group(group);
         }
         reactor.enter(outer, &outer_pending);
-        stack
+        let mut stack = stack?;
+        if let Some((registration, seen)) = registered {
+            (stack.registration, stack.seen, stack.reported) = (Some(registration), seen, seen);
+        }
+        Ok(stack)
     }
 
     fn open_group(
         group: Group,
         disk: Arc<Disk>,
         queue: u64,
+        members: Vec<Arc<dyn Layer>>,
         reactor: &mut Reactor,
         clock: Clock,
     ) -> io::Result<Self> {
-        let members = disk.layers();
         let backend = disk.backend().open_queue(reactor)?;
         let offers = disk.ladder(&members);
         let mut aside = Aside::default();
@@ -142,6 +159,13 @@ impl Stack {
             group,
             pending: reactor.pending(),
             successor: None,
+            late_events: Vec::new(),
+            registration: None,
+            seen: 0,
+            reported: 0,
+            is_closed: false,
+            is_leaving: false,
+            retry_ns: u64::MAX,
             completed: VecDeque::new(),
             events: Vec::new(),
             in_flight: 0,
@@ -181,7 +205,7 @@ impl Stack {
     /// [`settle`](Self::settle).
     pub fn begin(&mut self, mut request: Box<Request>, reactor: &Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
-        debug_assert!(!self.is_closing(), "a queue that closes takes no requests");
+        debug_assert!(!self.is_closed, "a queue that closes takes no requests");
         request.course.ahead = u32::try_from(self.in_flight).unwrap_or(u32::MAX);
         self.in_flight += 1;
         self.look_at_round(reactor);
@@ -204,6 +228,10 @@ impl Stack {
 
     /// Lets the back end have an event of the reactor.
     pub fn event(&mut self, event: &Event, reactor: &mut Reactor) {
+        if self.successor.as_ref().is_some_and(|successor| successor.owns(event)) {
+            // It does nothing before it has taken over.
+            return self.late_events.push(*event);
+        }
         self.look_at_round(reactor);
         let mut context =
             BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
@@ -214,8 +242,7 @@ impl Stack {
         let woken = self.aside.alarm.as_ref().map_or(0, |alarm| alarm.take(event, reactor));
         self.advance_layers(woken);
         self.run(reactor);
-        if let Some(successor) = &mut self.successor {
-            successor.event(event, reactor);
+        if self.successor.is_some() {
             self.succeed(reactor);
         }
     }
@@ -250,7 +277,9 @@ impl Stack {
         }
         self.run(reactor);
         self.round_ns.set(0);
-        if self.successor.is_some() {
+        if self.registration.is_some() && self.disk.life().value() != self.seen {
+            self.take_part(reactor);
+        } else if self.successor.is_some() {
             self.succeed(reactor);
         }
     }
@@ -283,7 +312,7 @@ impl Stack {
     /// When [`advance`](Self::advance) must be called at the latest, by the stack's clock.
     pub fn deadline_ns(&self) -> Option<u64> {
         let held_ns = self.held.peek().map_or(u64::MAX, |held| held.deadline_ns);
-        let deadline_ns = held_ns.min(self.aside.wakes.next_ns());
+        let deadline_ns = held_ns.min(self.aside.wakes.next_ns()).min(self.retry_ns);
         (deadline_ns != u64::MAX).then_some(deadline_ns)
     }
 

@@ -280,13 +280,13 @@ fn another_size_and_other_layers_are_taken_up() {
     disk.resize(3 * MIB).unwrap();
     assert_eq!(server.client("disk", Mode::Simple).capacity, 3 * MIB);
     let probe = Probe::new(0, true);
-    disk.restack(vec![probe.clone()]).unwrap();
+    disk.restack(vec![probe.clone()], fathom_block::CHANGE_TIME_MAX).unwrap();
     let end = Instant::now() + Duration::from_secs(10);
     while probe.count(Operation::Read) == 0 {
         assert_eq!(client.read(0, 6), b"before");
         assert!(Instant::now() < end, "the new layer is used");
     }
-    disk.restack(Vec::new()).unwrap();
+    disk.restack(Vec::new(), fathom_block::CHANGE_TIME_MAX).unwrap();
     assert_eq!(client.read(0, 6), b"before");
 }
 

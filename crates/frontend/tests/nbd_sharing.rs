@@ -215,7 +215,7 @@ fn layers_change_while_the_clients_of_a_thread_work() {
         }
         for round in 0..40 {
             let probe = Probe::new(round % 2 * 100_000, true);
-            disk.restack(vec![probe.clone()]).unwrap();
+            disk.restack(vec![probe.clone()], fathom_block::CHANGE_TIME_MAX).unwrap();
             let begun = Instant::now();
             while probe.count(fathom_block::Operation::Write) < 20 {
                 if begun.elapsed() > PATIENCE {

@@ -37,6 +37,13 @@ struct Place {
     model: Option<ModelDefinition>,
 }
 
+/// Whether two definitions are of the same log, however it is used.
+pub(crate) fn is_same_log(one: &WalDefinition, other: &WalDefinition) -> bool {
+    let place = |wal: &WalDefinition| wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
+    let same = WalDefinition { log: other.log.clone(), age: other.age, ..one.clone() };
+    same == *other && place(one) == place(other)
+}
+
 /// The log of a disk, and the mark of the disk's image that says so.
 #[derive(Clone)]
 pub(crate) struct DiskLog {
@@ -50,6 +57,19 @@ impl DiskLog {
     /// Nobody else may use `disk`.
     pub(crate) fn bring_home(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
         self.wal.drain(disk, limit)?;
+        self.end()
+    }
+
+    /// The disk is not served after all. A log that is empty is not needed.
+    pub(crate) fn give_up(&self) {
+        if self.wal.status().used == 0 {
+            // Else the image says that it is behind, though it is not.
+            let _ = self.end();
+        }
+    }
+
+    /// The log is empty, and takes nothing more: the image needs it no more.
+    pub(crate) fn end(&self) -> io::Result<()> {
         self.mark.clear()
     }
 }
@@ -117,6 +137,18 @@ impl LogVolumes {
             (Err(WalError::NotExpected), Some(marked)) => return Err(elsewhere(marked)),
             (opened, _) => opened.map_err(|error| failed(error.to_string()))?,
         };
+        if marked.is_none() && opened.status().used > 0 {
+            let (shown, path) = (image.display(), wal.log.display());
+            return Err(refusal(
+                ErrorCode::Failed,
+                format!(
+                    "the log of the disk {disk:?} at {path} holds changes that {shown} does not know \
+                     of: the image is not the one that they were made to, or has been used without it"
+                ),
+                "bring that image back, or, if those changes may be lost, fill the log's first 8 KiB \
+                 with zeroes",
+            ));
+        }
         let path = wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
         let found = MarkedLog { identity: opened.identity(), path: path.display().to_string() };
         if marked.as_ref() != Some(&found) {

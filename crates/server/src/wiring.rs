@@ -11,23 +11,24 @@ use fathom_backend::model::{HddParameters, Model, SsdParameters};
 use fathom_backend::{FileBackend, FileOptions, Memory, Null, OpenError};
 use fathom_block::{Backend, Clock, Disk, DiskOptions, ErrorKind, Layer, Operation};
 use fathom_control::{
-    BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ImageFormat, ListenerDefinition,
-    ModelDefinition, ModelKind, TlsDefinition, VhostUserDefinition, WhenFull,
+    BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ImageFormat, LayerDefinition,
+    ListenerDefinition, ModelDefinition, ModelKind, TlsDefinition, VhostUserDefinition, WhenFull,
 };
 use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
 use fathom_insight::ClassTable;
 use fathom_layers::classify::UsageOptions;
-use fathom_layers::{Classify, LayerContext, LogSink, Tap, WaitForRoom, tap};
+use fathom_layers::{Classify, LayerContext, LayerOptions, LogSink, Tap, WaitForRoom, tap};
 use fathom_options::Problems;
 use fathom_reactor::Reactor;
 use fathom_tls::{Certificates, Tls};
+use serde_json::{Map, Value};
 
 use crate::configuration::{self, Address, parse_address};
 use crate::group::admit;
 use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
-use crate::logs::{DiskLog, LogVolumes};
+use crate::logs::{DiskLog, LogVolumes, WalDefinition};
 
 /// A refusal of the control interface.
 pub(crate) fn refusal(
@@ -56,6 +57,8 @@ pub(crate) struct Watchers {
     pub room: Option<WaitForRoom>,
     /// Makes changes durable in a log first.
     pub log: Option<DiskLog>,
+    /// All layers of the disk, the one nearest the front end first.
+    pub layers: Vec<KeyedLayer>,
 }
 
 impl Watchers {
@@ -79,21 +82,18 @@ pub(crate) fn open_disk(
     logs: &LogVolumes,
 ) -> Result<(Arc<Disk>, Watchers), ErrorBody> {
     let backend = open_backend(definition, records)?;
-    let watchers = Watchers {
+    let mut watchers = Watchers {
         tap: make_tap(definition, number),
         classify: make_classify(definition, guest)?,
         room: (definition.when_full == WhenFull::Wait).then(WaitForRoom::new),
         log: logs.open(definition, backend.capacity(), records)?,
+        layers: Vec::new(),
     };
-    let layers = make_layers(definition, &watchers, guest, backend.capacity())?;
-    let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
-    let options = DiskOptions {
-        name: definition.name.clone(),
-        vm: definition.vm.clone(),
-        serial: serial.clone(),
-        read_only: definition.read_only,
-    };
-    let disk = Disk::new(options, layers, backend).map_err(too_many_layers)?;
+    let disk = stack(definition, &mut watchers, guest, backend).inspect_err(|_| {
+        if let Some(log) = &watchers.log {
+            log.give_up();
+        }
+    })?;
     if let Some(room) = &watchers.room {
         let weak = Arc::downgrade(&disk);
         room.watch(move || {
@@ -103,6 +103,25 @@ pub(crate) fn open_disk(
         });
     }
     Ok((disk, watchers))
+}
+
+/// Puts the layers of `definition` over `backend`.
+fn stack(
+    definition: &DiskDefinition,
+    watchers: &mut Watchers,
+    guest: &DiskGuest,
+    backend: Arc<dyn Backend>,
+) -> Result<Arc<Disk>, ErrorBody> {
+    watchers.layers = make_layers(definition, watchers, &[], guest, backend.capacity())?;
+    let layers = watchers.layers.iter().map(|(_, layer)| Arc::clone(layer)).collect();
+    let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
+    let options = DiskOptions {
+        name: definition.name.clone(),
+        vm: definition.vm.clone(),
+        serial: serial.clone(),
+        read_only: definition.read_only,
+    };
+    Disk::new(options, layers, backend).map_err(too_many_layers)
 }
 
 fn too_many_layers(_: ErrorKind) -> ErrorBody {
@@ -210,22 +229,55 @@ pub(crate) fn class_table(definition: &DiskDefinition) -> Result<ClassTable, Err
     })
 }
 
+/// Which of a disk's layers one is: what it was made of.
+#[derive(Clone, PartialEq)]
+pub(crate) enum LayerKey {
+    /// It is listed.
+    Listed(LayerDefinition),
+    /// The disk's model.
+    Model(ModelDefinition),
+    /// What has writes wait for room.
+    Room,
+}
+
+impl LayerKey {
+    fn listed(definition: &LayerDefinition) -> Self {
+        // A disk has one log, which stays while it is the same, whatever else is said of it.
+        let is_log = definition.kind == WalDefinition::KIND;
+        let options = if is_log { Map::new() } else { definition.options.clone() };
+        Self::Listed(LayerDefinition { kind: definition.kind.clone(), options })
+    }
+}
+
+/// A layer, and which one it is.
+pub(crate) type KeyedLayer = (LayerKey, Arc<dyn Layer>);
+
 /// The layers of a disk, the one nearest the front end first. The watchers are used where the
-/// definition has them: first, unless the layers say where. `capacity` is the disk's.
+/// definition has them: first, unless the layers say where. Those that are in `kept` are used again,
+/// with all that they know. `capacity` is the disk's.
 pub(crate) fn make_layers(
     definition: &DiskDefinition,
     watchers: &Watchers,
+    kept: &[KeyedLayer],
     guest: &DiskGuest,
     capacity: u64,
-) -> Result<Vec<Arc<dyn Layer>>, ErrorBody> {
-    let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
+) -> Result<Vec<KeyedLayer>, ErrorBody> {
+    let mut kept = kept.to_vec();
+    let mut layers: Vec<KeyedLayer> = Vec::new();
+    let mut add = |key: LayerKey, make: &dyn Fn() -> Result<Option<Arc<dyn Layer>>, ErrorBody>| {
+        let layer = match kept.iter().position(|(other, _)| *other == key) {
+            Some(index) => Some(kept.remove(index).1),
+            None => make()?,
+        };
+        layers.extend(layer.map(|layer| (key, layer)));
+        Ok(())
+    };
     // What requests mean is found out above all others, so that they know.
-    if let (false, Some(classify)) = (names_layer(definition, "classify"), &watchers.classify) {
-        layers.push(Arc::new(classify.clone()));
-    }
-    if let (false, Some(tap)) = (names_layer(definition, "tap"), &watchers.tap) {
-        layers.push(Arc::new(tap.clone()));
-    }
+    let implied = [("classify", watchers.classify.is_some()), ("tap", watchers.tap.is_some())];
+    let implied = implied
+        .into_iter()
+        .filter(|(name, is_wanted)| *is_wanted && !names_layer(definition, name))
+        .map(|(name, _)| LayerDefinition::new(name, Value::Null));
     let shared = watchers.layers();
     let disk = definition.name.clone();
     let log = || -> LogSink {
@@ -236,22 +288,23 @@ pub(crate) fn make_layers(
     };
     let context =
         LayerContext { disk: &definition.name, names: guest.names(), log: &log, shared: &shared };
-    for layer in &definition.layers {
-        let prepared = configuration::layers::prepare(layer)
-            .map_err(|problems| refusal(ErrorCode::Invalid, problems.to_string(), ""))?;
-        let made = prepared.make(&context).map_err(|error| {
-            // What to do comes behind the first semicolon.
-            let text = error.to_string();
-            let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-            refusal(ErrorCode::Failed, message, remedy)
+    for layer in implied.chain(definition.layers.iter().cloned()) {
+        add(LayerKey::listed(&layer), &|| {
+            let prepared = configuration::layers::prepare(&layer)
+                .map_err(|problems| refusal(ErrorCode::Invalid, problems.to_string(), ""))?;
+            prepared.make(&context).map_err(|error| {
+                // What to do comes behind the first semicolon.
+                let text = error.to_string();
+                let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+                refusal(ErrorCode::Failed, message, remedy)
+            })
         })?;
-        layers.extend(made);
     }
     if let Some(model) = &definition.model {
-        layers.push(Arc::new(make_model(model, capacity)));
+        add(LayerKey::Model(model.clone()), &|| Ok(Some(Arc::new(make_model(model, capacity)))))?;
     }
     if let Some(room) = &watchers.room {
-        layers.push(Arc::new(room.clone()));
+        add(LayerKey::Room, &|| Ok(Some(Arc::new(room.clone()))))?;
     }
     if layers.len() > fathom_block::LAYERS_MAX {
         return Err(too_many_layers(ErrorKind::TooLong));

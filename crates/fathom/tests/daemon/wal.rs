@@ -2,9 +2,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fathom_control::Bytes;
+use fathom_control::{Bytes, DiskChange, LayerDefinition};
+use serde_json::json;
 
 use crate::nbd::Nbd;
 use crate::process::{Daemon, command};
@@ -21,6 +24,16 @@ fn configuration(age: &str) -> String {
          layers = [{{ kind = \"wal\", log = \"logs\", offset = \"1M\", size = \"1M\", age = \"{age}\" }}]\n\
          [[nbd]]\naddress = \"unix:nbd.sock\"\n"
     )
+}
+
+/// The log of the disk "a", of another age than in the configuration.
+fn wal(daemon: &Daemon, log: &str) -> LayerDefinition {
+    let options = json!({ "log": daemon.path(log), "size": "1M", "age": "1ms" });
+    LayerDefinition::new("wal", options)
+}
+
+fn layers(layers: Vec<LayerDefinition>) -> DiskChange {
+    DiskChange { layers: Some(layers), ..DiskChange::default() }
 }
 
 fn write(nbd: &mut Nbd, block: u64, content: u8) -> Option<u32> {
@@ -111,11 +124,10 @@ fn a_log_that_is_not_this_disks_is_refused_with_what_to_do() {
     let daemon = Daemon::start_in(folder, &configuration("60s"));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!(write(&mut nbd, 3, 7), Some(0));
-    // A disk that is served keeps its log, and its size.
+    // A disk that is served does not change from one log to another, and is not made smaller.
     let client = daemon.client();
-    let change = fathom_control::DiskChange { layers: Some(vec![]), ..Default::default() };
-    let refused = client.change_disk("a", &change).unwrap_err().to_string();
-    assert!(refused.contains("gets no other log"), "{refused}");
+    let refused = client.change_disk("a", &layers(vec![wal(&daemon, "other")])).unwrap_err();
+    assert!(refused.to_string().contains("from one log to another"), "{refused}");
     let change = fathom_control::DiskChange {
         capacity: Some(Bytes(SIZE / 2)),
         shrink: true,
@@ -224,4 +236,87 @@ fn a_disk_that_was_removed_is_added_again_with_its_log() {
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
         assert_eq!(read(&mut nbd, 1), round + 1);
     }
+}
+
+/// The layer comes and goes under load: over NBD, and over two queues of a VMM. What was written
+/// before is read afterwards; what does not get home keeps the layer.
+#[test]
+fn the_log_comes_and_goes_while_the_disk_is_in_use() {
+    let folder = tempfile::tempdir().unwrap();
+    for image in ["a.img", "b.img"] {
+        File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
+    }
+    let text = configuration("60s").replacen(
+        "[[disk]]\nname = \"a\"\n",
+        "[[disk]]\nname = \"a\"\nvhost_user = { socket = \"a.sock\", queues = 2 }\n",
+        1,
+    );
+    let daemon = Daemon::start_in(folder, &text);
+    let client = daemon.client();
+    let log = || wal(&daemon, "logs");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // A VMM's driver that compares what it reads with what it wrote.
+        let mut bench = command(daemon.path("").as_path());
+        bench.args(["bench", "a", "--write", "--verify", "--queues", "2", "--depth", "4"]);
+        bench.args(["--range", "4M", "--duration", "2s", "--control", "control.sock"]);
+        let bench = bench.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let writers: Vec<_> = (0..3)
+            .map(|number| {
+                let (daemon, stop) = (&daemon, &stop);
+                scope.spawn(move || {
+                    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+                    let first = 1024 + number * 64;
+                    let mut written = [0_u8; 64];
+                    let mut count = 0_u64;
+                    while !stop.load(Ordering::Relaxed) {
+                        let at = count % 64;
+                        assert_eq!(read(&mut nbd, first + at), written[at as usize]);
+                        let content = (count / 64 % 250) as u8 + 1;
+                        assert_eq!(write(&mut nbd, first + at, content), Some(0));
+                        written[at as usize] = content;
+                        count += 1;
+                    }
+                    (first, written, count)
+                })
+            })
+            .collect();
+        let fails = json!({ "effect": "refused", "operations": ["write"] });
+        let fails = LayerDefinition::new("fault", fails);
+        for round in 0..8 {
+            std::thread::sleep(Duration::from_millis(200));
+            let status = client.change_disk("a", &layers(vec![])).unwrap();
+            assert!(status.wal.is_none(), "round {round}");
+            std::thread::sleep(Duration::from_millis(50));
+            let status = client.change_disk("a", &layers(vec![log()])).unwrap();
+            assert!(status.wal.is_some(), "round {round}");
+        }
+        let output = bench.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        // Nothing gets home: the layer stays, and the disk serves on from its log.
+        let failing = vec![log(), fails];
+        let before = client.change_disk("a", &layers(failing)).unwrap();
+        stop.store(true, Ordering::Relaxed);
+        let written: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+        assert_eq!(write(&mut nbd, 2000, 9), Some(0));
+        let refused = client.change_disk("a", &layers(vec![])).unwrap_err().to_string();
+        assert!(refused.contains("the layer `wal` stays"), "{refused}");
+        let after = client.change_disk("a", &layers(vec![log()])).unwrap();
+        assert!(after.wal.unwrap().rounds >= before.wal.unwrap().rounds, "it is the same log");
+        assert_eq!(read(&mut nbd, 2000), 9);
+        client.change_disk("a", &layers(vec![])).unwrap();
+        for (first, written, count) in written {
+            assert!(count > 100, "{count} writes");
+            for (at, content) in written.into_iter().enumerate() {
+                assert_eq!(read(&mut nbd, first + at as u64), content, "{first} {at}");
+            }
+        }
+    });
+    // The image has it all.
+    let mut bytes = [0; 1];
+    let image = File::open(daemon.path("a.img")).unwrap();
+    image.read_exact_at(&mut bytes, 2000 * BLOCK).unwrap();
+    assert_eq!(bytes, [9]);
 }

@@ -40,7 +40,6 @@ pub struct ConnectionStatus {
 pub struct Control {
     wake: File,
     stop: AtomicBool,
-    restack: AtomicBool,
     begun: Instant,
     id: u64,
     peer: String,
@@ -68,7 +67,6 @@ impl Control {
         Ok(Self {
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?.into(),
             stop: AtomicBool::new(false),
-            restack: AtomicBool::new(false),
             begun: Instant::now(),
             id,
             peer,
@@ -86,12 +84,6 @@ impl Control {
         self.wake();
     }
 
-    /// Has the disk opened anew.
-    pub(super) fn restack(&self) {
-        self.restack.store(true, Ordering::Release);
-        self.wake();
-    }
-
     /// Has the thread look around.
     pub(super) fn wake(&self) {
         // Fails only when the counter is full, and then the thread is being woken already.
@@ -105,11 +97,6 @@ impl Control {
 
     pub(super) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
-    }
-
-    /// Whether the disk is to be opened anew. Asked once, it is forgotten.
-    pub(super) fn take_restack(&self) -> bool {
-        self.restack.load(Ordering::Relaxed) && self.restack.swap(false, Ordering::Acquire)
     }
 
     pub(super) fn borrow(&self) -> BorrowedFd<'_> {

@@ -97,7 +97,7 @@ impl Exports {
             match change {
                 // Told to new connections: the protocol has no way to tell the others.
                 DiskChange::Resized => {}
-                DiskChange::Restacked => export.each(Control::restack),
+                DiskChange::Restacked => export.each(Control::wake),
             }
             true
         }));

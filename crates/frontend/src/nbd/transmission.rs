@@ -138,8 +138,7 @@ pub struct Transmission {
     bytes_read: u64,
     bytes_written: u64,
     phase: Phase,
-    restack: bool,
-    /// Another stack is about to take the place of this one; requests wait for it.
+    /// The layers of the disk change; requests wait for it.
     closing: bool,
     /// The client asked to leave, so nothing of it can still be on its way.
     bidden: bool,
@@ -211,7 +210,6 @@ impl Transmission {
             bytes_read: 0,
             bytes_written: 0,
             phase: Phase::Open,
-            restack: false,
             closing: false,
             bidden: false,
             readable_watched: false,
@@ -335,26 +333,13 @@ impl Transmission {
         }
     }
 
-    /// Opens the disk anew where that was asked for and nothing is in flight, and goes on once the
-    /// new stack is there. Returns whether there was something to do.
-    fn change_stack(&mut self, reactor: &mut Reactor) -> bool {
-        if self.restack && self.stack.in_flight() == 0 {
-            self.restack = false;
-            match self.export.disk().open_queue(reactor, Clock::System) {
-                Ok(stack) => self.stack.replace(stack, reactor),
-                Err(error) => {
-                    let disk = self.export.disk().name();
-                    tracing::error!(disk, %error, "the layers stay as they were");
-                }
-            }
-            self.closing = true;
-        }
-        if self.closing && !self.stack.is_closing() {
-            self.closing = false;
-            self.unparsed = true;
-            return true;
-        }
-        false
+    /// Goes on with what has arrived once the layers of the disk have changed. Returns whether that
+    /// is so.
+    fn change_layers(&mut self) -> bool {
+        let was_closing = std::mem::replace(&mut self.closing, self.stack.is_closing());
+        let goes_on = was_closing && !self.closing;
+        self.unparsed |= goes_on;
+        goes_on
     }
 
     /// Shows others what was done.
@@ -416,7 +401,7 @@ impl Source for Transmission {
             self.drained = false;
         }
         if !busy {
-            busy = self.change_stack(reactor);
+            busy = self.change_layers();
         }
         if !busy && self.is_over() {
             self.part();
@@ -443,7 +428,6 @@ impl Source for Transmission {
                 if self.control.is_stopping() && self.phase == Phase::Open {
                     self.close(Ending::Orderly);
                 }
-                self.restack |= self.control.take_restack();
                 // There may be memory now.
                 self.unparsed |= std::mem::take(&mut self.hungry);
             }
@@ -471,6 +455,9 @@ impl Source for Transmission {
         }
         if !self.seat.is_alone() {
             self.watch(reactor);
+        }
+        if self.change_layers() {
+            return now_ns;
         }
         deadline_ns
     }

@@ -139,12 +139,12 @@ impl Mailbox {
     }
 }
 
-/// Asks a worker, from any thread, to open its disk anew.
+/// Has a ring's thread, from any thread, take part in a change of its disk's layers.
 pub(super) struct Restacker(Arc<Mailbox>);
 
 impl Restacker {
     pub(super) fn restack(&self) {
-        self.0.send(Command { drained: true, change: Box::new(Worker::restack) });
+        self.0.wake.wake();
     }
 }
 
@@ -185,7 +185,7 @@ impl WorkerHandle {
         }
     }
 
-    /// Lets another thread ask for a restack.
+    /// Lets another thread tell of a change of layers.
     pub(super) fn restacker(&self) -> Restacker {
         Restacker(Arc::clone(&self.mailbox))
     }

@@ -178,7 +178,6 @@ impl Session {
         if first {
             self.observer.started(self.number, &self.memory);
         }
-        let layers_version = self.disk.layers_version();
         let sight = Arc::clone(&self.live().sight);
         let start = WorkerStart {
             disk: Arc::clone(&self.disk),
@@ -205,10 +204,8 @@ impl Session {
         let restacker = worker.restacker();
         self.rings[index].worker = Some(worker);
         let mut live = self.live();
-        if self.disk.layers_version() != layers_version {
-            // The layers changed while the ring was not yet among those that are told so.
-            restacker.restack();
-        }
+        // A change of layers may have begun while the ring was not yet among those that are told so.
+        restacker.restack();
         live.restackers.push((index, restacker));
         live.running_queues += 1;
         Ok(())

@@ -360,16 +360,6 @@ impl Worker {
         self.ended = true;
     }
 
-    /// Opens the disk anew, with the layers that it has now. Nothing is in flight.
-    pub(super) fn restack(&mut self, reactor: &mut Reactor) {
-        match self.disk.open_queue(reactor, Clock::System) {
-            Ok(stack) => self.stack.replace(stack, reactor),
-            Err(error) => {
-                tracing::error!(disk = self.disk.name(), %error, "the layers stay as they were");
-            }
-        }
-    }
-
     /// Whether new requests can be taken: not while those of an earlier daemon wait for one another.
     fn is_open(&self) -> bool {
         self.is_serving() && (!self.careful || self.recovered.is_empty())

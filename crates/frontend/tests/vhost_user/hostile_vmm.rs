@@ -256,7 +256,7 @@ fn a_change_of_layers_is_not_lost_while_a_ring_starts() {
     while *opened.lock().unwrap() == 0 {
         std::thread::yield_now();
     }
-    served.disk.restack(vec![Arc::new(next)]).unwrap();
+    served.disk.restack(vec![Arc::new(next)], fathom_block::CHANGE_TIME_MAX).unwrap();
     let mut client = starting.join().unwrap();
     let start = Instant::now();
     while seen.load(Ordering::Relaxed) == 0 {
@@ -269,7 +269,7 @@ fn a_change_of_layers_is_not_lost_while_a_ring_starts() {
 #[test]
 fn a_queue_that_fails_with_requests_in_flight_takes_nobody_along() {
     let served = serve_file();
-    served.disk.restack(vec![Arc::new(Slow::default())]).unwrap();
+    served.disk.restack(vec![Arc::new(Slow::default())], fathom_block::CHANGE_TIME_MAX).unwrap();
     let mut client = Client::start(&served.socket, 1, 0);
     client.assert_works(0);
     // Reads into the ring of the kernel, and a discard at which the layer fails.
@@ -294,7 +294,7 @@ fn a_queue_that_fails_with_requests_in_flight_takes_nobody_along() {
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(client);
-    served.disk.restack(Vec::new()).unwrap();
+    served.disk.restack(Vec::new(), fathom_block::CHANGE_TIME_MAX).unwrap();
     Client::start(&served.socket, 1, 0).assert_works(0);
     within("the end of the server", move || served.server.shutdown());
 }

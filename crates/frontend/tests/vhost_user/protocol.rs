@@ -179,7 +179,7 @@ fn layers_change_under_a_running_guest() {
     let mut client = Client::start(&served.socket, 2, 0);
     client.assert_works(0);
     for round in 0..5 {
-        served.disk.restack(Vec::new()).unwrap();
+        served.disk.restack(Vec::new(), fathom_block::CHANGE_TIME_MAX).unwrap();
         client.assert_works(round % 2);
     }
 }

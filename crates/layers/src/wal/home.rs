@@ -63,7 +63,8 @@ impl WalQueue {
     }
 
     fn begin_round(&self, next: &mut Crossing<'_>) -> Option<Moving> {
-        let (age_ns, size) = (self.inner.age_ns, self.inner.superblock.ring_length);
+        let age_ns = self.inner.age_ns.load(Ordering::Relaxed);
+        let size = self.inner.superblock.ring_length;
         let limit = ROUND_LENGTH_MAX.min(size / 2);
         let mut wake_ns = None;
         if self.inner.shared.look(|state| state.log.is_empty()) {

@@ -43,6 +43,9 @@ pub use volume::LogVolume;
 
 /// How often whoever has all brought home looks how far it is.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(1);
+/// How many rounds home a log that is to leave makes while the disk still serves. The last one takes
+/// what was written in the one before, while the disk stands still.
+const RETIRE_ROUNDS: u64 = 3;
 /// How long what is under way may take to end at least.
 const FINISH_TIME_MIN: Duration = Duration::from_secs(2);
 
@@ -79,7 +82,7 @@ struct Inner {
     base: u64,
     /// What of it does not change while the log is open.
     superblock: Superblock,
-    age_ns: u64,
+    age_ns: AtomicU64,
     shared: Shared<State>,
     rounds: AtomicU64,
     _claim: Claim,
@@ -135,18 +138,28 @@ impl Wal {
     /// When the disk or the log volume fails, or the time is over. What is not at home stays in
     /// the log.
     pub fn drain(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+        self.bring_home_until(|state| state.log.is_empty(), disk, limit)
+    }
+
+    /// Brings home until `is_done`. The disk may take changes meanwhile.
+    fn bring_home_until(
+        &self,
+        is_done: impl Fn(&State) -> bool,
+        disk: &Arc<Disk>,
+        limit: Duration,
+    ) -> io::Result<()> {
         let end = Instant::now() + limit;
         let shared = &self.inner.shared;
-        if shared.look(|state| state.log.is_empty()) {
+        if shared.look(|state| is_done(state)) {
             return Ok(());
         }
         let mut reactor = Reactor::new(64)?;
-        let mut stack = disk.open_queue(&mut reactor, Clock::System)?;
+        let mut stack = disk.open_aside(&mut reactor, Clock::System)?;
         // An earlier failure says nothing of now.
         shared.look(|state| {
             (state.is_draining, state.home_failed, state.retry_ns) = (true, None, 0);
         });
-        let drained = self.bring_home(&mut stack, &mut reactor, end);
+        let drained = self.bring_home(is_done, &mut stack, &mut reactor, end);
         shared.look(|state| state.is_draining = false);
         // What is under way ends before the queue does.
         let left = end.saturating_duration_since(Instant::now()).max(FINISH_TIME_MIN);
@@ -154,19 +167,30 @@ impl Wal {
         drained
     }
 
+    /// How long a change may be in the log only, in nanoseconds, from now on.
+    pub fn set_age(&self, age_ns: u64) {
+        self.inner.age_ns.store(age_ns, Ordering::Relaxed);
+    }
+
     /// The identity of the log.
     pub fn identity(&self) -> [u8; 16] {
         self.inner.superblock.log
     }
 
-    fn bring_home(&self, stack: &mut Stack, reactor: &mut Reactor, end: Instant) -> io::Result<()> {
+    fn bring_home(
+        &self,
+        is_done: impl Fn(&State) -> bool,
+        stack: &mut Stack,
+        reactor: &mut Reactor,
+        end: Instant,
+    ) -> io::Result<()> {
         loop {
             stack.wait(reactor, Some(DRAIN_INTERVAL))?;
-            let (is_empty, failure) = self
+            let (is_done, failure) = self
                 .inner
                 .shared
-                .look(|state| (state.log.is_empty(), state.failed.or(state.home_failed)));
-            if is_empty {
+                .look(|state| (is_done(state), state.failed.or(state.home_failed)));
+            if is_done {
                 return Ok(());
             }
             if let Some(failure) = failure {
@@ -200,6 +224,20 @@ impl Layer for Wal {
     fn resizing(&self, from: u64, to: u64) -> Result<(), ErrorKind> {
         // What the log holds of the part that is cut off would come back after a later growth.
         if to < from { Err(ErrorKind::Unsupported) } else { Ok(()) }
+    }
+
+    fn retire(&self, disk: &Arc<Disk>, limit: Duration) {
+        let begun = self.inner.rounds.load(Ordering::Relaxed);
+        let is_done = |state: &State| {
+            let rounds = self.inner.rounds.load(Ordering::Relaxed) - begun;
+            state.log.is_empty() || rounds >= RETIRE_ROUNDS
+        };
+        // What fails is said when it leaves.
+        let _ = self.bring_home_until(is_done, disk, limit);
+    }
+
+    fn leave(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+        self.drain(disk, limit)
     }
 
     fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {

@@ -247,7 +247,7 @@ impl Wal {
             volume: Arc::clone(volume),
             base: region.start,
             superblock: log.superblock().clone(),
-            age_ns: options.age_ns,
+            age_ns: AtomicU64::new(options.age_ns),
             shared: Shared::new(State {
                 log,
                 failed: None,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fathom_block::{BackendProblem, ErrorKind};
+use fathom_block::{BackendProblem, CHANGE_TIME_MAX, ErrorKind, RestackError};
 use fathom_control::{
     BackendDefinition, Bytes, DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode,
     FrontendStatus,
@@ -15,7 +15,8 @@ use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
 use crate::configuration::{Places, Problems, check_disk, layers, normal_path};
 use crate::introspection::DiskGuest;
-use crate::wiring::{self, Watchers, invalid, refusal};
+use crate::logs::is_same_log;
+use crate::wiring::{self, KeyedLayer, Watchers, invalid, refusal};
 
 /// How long whoever asks for the removal of a disk waits for it.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
@@ -185,13 +186,6 @@ impl Daemon {
         served: &Served,
         definition: DiskDefinition,
     ) -> Result<(), ErrorBody> {
-        if layers::wal(&served.live().definition) != layers::wal(&definition) {
-            return Err(refusal(
-                ErrorCode::Conflict,
-                "a disk that is served gets no other log: its queues would not see the same",
-                "remove the disk, which brings home what the log holds, and add it again",
-            ));
-        }
         let (kept, mut instance, mut usage_instance) = {
             let live = served.live();
             (live.watchers.clone(), live.instance, live.usage_instance)
@@ -201,24 +195,57 @@ impl Daemon {
             tap: wiring::make_tap(&definition, number as u32),
             classify: wiring::make_classify(&definition, &served.guest)?,
             room: kept.room.clone(),
-            log: kept.log.clone(),
+            log: None,
+            layers: Vec::new(),
+        };
+        let had = layers::wal(&served.live().definition);
+        let wanted = layers::wal(&definition);
+        let mut new_log = None;
+        watchers.log = match (&had, &wanted) {
+            (_, None) => None,
+            (None, Some(_)) => {
+                let capacity = served.disk.backend().capacity();
+                new_log = self.logs.open(&definition, capacity, &self.records_folder())?;
+                new_log.clone()
+            }
+            (Some(had), Some(wanted)) if is_same_log(had, wanted) => kept.log.clone(),
+            (Some(_), Some(_)) => {
+                return Err(refusal(
+                    ErrorCode::Conflict,
+                    "a disk that is served does not change from one log to another",
+                    "take its layer `wal` out, which brings home what the log holds, and add it again",
+                ));
+            }
         };
         match (kept.tap, &mut watchers.tap) {
             (Some(kept), Some(tap)) => *tap = kept,
             _ => instance = number,
         }
+        let mut classes = None;
         match (kept.classify, &mut watchers.classify) {
             (Some(kept), Some(classify)) => {
-                kept.set_table(wiring::class_table(&definition)?);
+                classes = Some(wiring::class_table(&definition)?);
                 *classify = kept;
             }
             _ => usage_instance = number,
         }
-        let capacity = served.disk.capacity();
-        let layers = wiring::make_layers(&definition, &watchers, &served.guest, capacity)?;
-        served.disk.restack(layers).map_err(|error| {
-            refusal(ErrorCode::Failed, format!("the layers cannot be changed: {error}"), "")
-        })?;
+        let changed = restack(served, &definition, &mut watchers, &kept.layers);
+        // A log that is left out, or that has not come in, holds nothing.
+        let ended = match &changed {
+            Ok(()) => kept.log.filter(|_| watchers.log.is_none()),
+            Err(_) => new_log,
+        };
+        if let Some(Err(error)) = ended.map(|log| log.end()) {
+            let disk = served.disk.name();
+            tracing::error!(disk, %error, "the mark of its image stays, though its log is empty");
+        }
+        changed?;
+        if let (Some(classify), Some(classes)) = (&watchers.classify, classes) {
+            classify.set_table(classes);
+        }
+        if let (Some(log), Some(wal)) = (&watchers.log, &wanted) {
+            log.wal.set_age(wal.age.0);
+        }
         served.guest.set_wanted(watchers.classify.is_some());
         let mut live = served.live();
         live.definition = definition;
@@ -249,6 +276,29 @@ impl Daemon {
         removed(name, &withdrawal, Instant::now() + REMOVAL_TIME_MAX)?;
         Ok(Done { message: format!("the disk {name:?} is served no more") })
     }
+}
+
+/// Has a disk's queues use the layers of `definition`, those of `kept` among them.
+fn restack(
+    served: &Served,
+    definition: &DiskDefinition,
+    watchers: &mut Watchers,
+    kept: &[KeyedLayer],
+) -> Result<(), ErrorBody> {
+    let capacity = served.disk.capacity();
+    watchers.layers = wiring::make_layers(definition, watchers, kept, &served.guest, capacity)?;
+    let layers = watchers.layers.iter().map(|(_, layer)| Arc::clone(layer)).collect();
+    served.disk.restack(layers, CHANGE_TIME_MAX).map_err(|error| {
+        let remedy = match &error {
+            RestackError::Leave(..) => {
+                "mend what is beneath, then ask again; it serves on as before"
+            }
+            RestackError::Hangs => "see what beneath it hangs; it serves on as before",
+            _ => "it serves on as before",
+        };
+        let message = format!("the disk {:?} keeps its layers: {error}", served.disk.name());
+        refusal(ErrorCode::Failed, message, remedy)
+    })
 }
 
 /// A name in the list of disks that are being opened; struck out when dropped.

@@ -23,7 +23,6 @@ impl Transmission {
     /// Whether more may be read from the client now.
     pub(super) fn wants_input(&self) -> bool {
         self.phase == Phase::Open
-            && !self.restack
             && !self.stack.is_closing()
             && self.has_room(0)
             && self.end - self.begin < self.input.len()
@@ -103,11 +102,7 @@ impl Transmission {
         self.unparsed = false;
         let mut submitted = 0;
         let batch = self.batch();
-        while self.partial.is_none()
-            && self.phase == Phase::Open
-            && !self.restack
-            && !self.stack.is_closing()
-        {
+        while self.partial.is_none() && self.phase == Phase::Open && !self.stack.is_closing() {
             if let Some(refused) = &mut self.refused {
                 let count = refused.left.min((self.end - self.begin) as u64);
                 refused.left -= count;
@@ -145,6 +140,8 @@ impl Transmission {
             // One that was refused needs nothing.
             self.repay();
         }
+        // What is left is taken once the layers have changed.
+        self.closing |= self.stack.is_closing();
         if self.begin == self.end {
             self.begin = 0;
             self.end = 0;

@@ -1,0 +1,268 @@
+//! Other layers: in all queues at once, or, where something fails, the old ones.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use fathom_block::{
+    Backend, Capabilities, Clock, Crossing, Disk, DiskOptions, Layer, LayerPart, LayerQueue,
+    OpenContext, Operation, Outcome, Request, RestackError, Stack,
+};
+use fathom_reactor::Reactor;
+use fathom_sim::{SimBackend, SimOptions};
+
+const CAPACITY: u64 = 256 << 10;
+
+fn store(options: SimOptions, seed: u64) -> Arc<SimBackend> {
+    Arc::new(SimBackend::new(options, seed))
+}
+
+fn disk(layers: Vec<Arc<dyn Layer>>, home: Arc<dyn Backend>) -> Arc<Disk> {
+    Disk::new(DiskOptions::default(), layers, home).unwrap()
+}
+
+/// A stack with its reactor and a clock that runs.
+struct Queue {
+    reactor: Reactor,
+    stack: Stack,
+}
+
+impl Queue {
+    fn open(disk: &Arc<Disk>) -> Self {
+        let mut reactor = Reactor::new(8).unwrap();
+        let stack = disk.open_queue(&mut reactor, Clock::System).unwrap();
+        Self { reactor, stack }
+    }
+
+    /// One round, which sleeps for at most `limit` where nothing is there.
+    fn round(&mut self, limit: Duration) {
+        let mut events = Vec::new();
+        self.reactor.wait(Some(limit)).unwrap();
+        self.reactor.collect(&mut events).unwrap();
+        for event in &events {
+            self.stack.event(event, &mut self.reactor);
+        }
+        self.stack.advance(&mut self.reactor);
+    }
+
+    fn outcome_of(&mut self, operation: Operation, offset: u64, length: u64) -> Outcome {
+        let mut request = self.stack.request();
+        (request.operation, request.offset, request.length) = (operation, offset, length);
+        if operation.carries_data() {
+            request.buffers.allocate(length as usize);
+        }
+        self.stack.submit(request, &mut self.reactor);
+        loop {
+            if let Some((request, outcome)) = self.stack.completed() {
+                self.stack.recycle(request);
+                return outcome;
+            }
+            self.round(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Takes other layers in a thread of its own, while `round` lets the queues make their rounds.
+fn restack(
+    disk: &Arc<Disk>,
+    layers: Vec<Arc<dyn Layer>>,
+    limit: Duration,
+    mut round: impl FnMut(),
+) -> Result<(), RestackError> {
+    let disk = Arc::clone(disk);
+    let change = thread::spawn(move || disk.restack(layers, limit));
+    while !change.is_finished() {
+        round();
+    }
+    change.join().unwrap()
+}
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Says when its queues open and close; opening and leaving fail when they are told to.
+#[derive(Default)]
+struct Witness {
+    opened: AtomicU64,
+    closed: Arc<AtomicU64>,
+    left: AtomicU64,
+    opens_max: Option<u64>,
+    leave_fails: AtomicBool,
+    /// The queues that serve through any witness, and the most at a time of different ones.
+    serving: Arc<Mutex<Vec<usize>>>,
+    number: usize,
+}
+
+struct WitnessQueue {
+    number: usize,
+    closed: Arc<AtomicU64>,
+    serving: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Layer for Witness {
+    fn name(&self) -> &'static str {
+        "witness"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn leave(&self, _: &Arc<Disk>, _: Duration) -> io::Result<()> {
+        self.left.fetch_add(1, Ordering::Relaxed);
+        if self.leave_fails.load(Ordering::Relaxed) {
+            return Err(io::Error::other("it is needed"));
+        }
+        Ok(())
+    }
+
+    fn open_queue(&self, _: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        if self.opens_max.is_some_and(|most| self.opened.load(Ordering::Relaxed) >= most) {
+            return Err(io::Error::other("no more"));
+        }
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        Ok(LayerPart::queue(WitnessQueue {
+            number: self.number,
+            closed: Arc::clone(&self.closed),
+            serving: Arc::clone(&self.serving),
+        }))
+    }
+}
+
+impl LayerQueue for WitnessQueue {
+    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        let mut serving = self.serving.lock().unwrap();
+        assert!(serving.iter().all(|other| *other == self.number), "two sets serve at once");
+        serving.push(self.number);
+        drop(serving);
+        next.submit(request);
+    }
+
+    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let mut serving = self.serving.lock().unwrap();
+        let at = serving.iter().position(|other| *other == self.number).unwrap();
+        serving.swap_remove(at);
+        drop(serving);
+        next.complete(request, outcome);
+    }
+
+    fn close(&mut self, _: &mut Crossing<'_>) {
+        self.closed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Queues on threads of their own, which write and read as fast as they can while layers come and go.
+#[test]
+fn all_queues_have_one_set_of_layers_whatever_fails() {
+    const QUEUES: u64 = 4;
+    let home: Arc<dyn Backend> =
+        store(SimOptions { rounds_max: 3, ..SimOptions::new(CAPACITY) }, 1);
+    let serving = Arc::new(Mutex::new(Vec::new()));
+    let witness = |number, opens_max| {
+        Arc::new(Witness { number, opens_max, serving: Arc::clone(&serving), ..Witness::default() })
+    };
+    let first = witness(0, None);
+    let disk = disk(vec![Arc::clone(&first) as _], home);
+    let stop = Arc::new(AtomicBool::new(false));
+    let requests = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = (0..QUEUES)
+        .map(|number| {
+            let (disk, stop, requests) =
+                (Arc::clone(&disk), Arc::clone(&stop), Arc::clone(&requests));
+            thread::spawn(move || {
+                let mut queue = Queue::open(&disk);
+                let mut random = fastrand::Rng::with_seed(number);
+                while !stop.load(Ordering::Relaxed) {
+                    while !queue.stack.is_closing() && queue.stack.in_flight() < 4 {
+                        let mut request = queue.stack.request();
+                        request.operation = Operation::Write;
+                        (request.offset, request.length) = (random.u64(0..512) * 512, 512);
+                        request.buffers.allocate(512);
+                        queue.stack.submit(request, &mut queue.reactor);
+                    }
+                    queue.stack.advance(&mut queue.reactor);
+                    while let Some((request, outcome)) = queue.stack.completed() {
+                        assert_eq!(outcome, Ok(()));
+                        queue.stack.recycle(request);
+                        requests.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                while queue.stack.in_flight() > 0 {
+                    queue.stack.advance(&mut queue.reactor);
+                    while let Some((request, _)) = queue.stack.completed() {
+                        queue.stack.recycle(request);
+                    }
+                }
+            })
+        })
+        .collect();
+    let goes_on = || {
+        let before = requests.load(Ordering::Relaxed);
+        let begun = std::time::Instant::now();
+        while requests.load(Ordering::Relaxed) < before + 100 {
+            assert!(begun.elapsed() < LIMIT, "the queues stand still");
+            thread::yield_now();
+        }
+    };
+    let mut current = Arc::clone(&first);
+    for number in 1..60 {
+        goes_on();
+        // Some sets cannot be opened in all queues, some layers do not leave.
+        let opens_max = (number % 3 == 1).then_some(number as u64 % QUEUES);
+        current.leave_fails.store(number % 3 == 2, Ordering::Relaxed);
+        let next = witness(number, opens_max);
+        let changed = disk.restack(vec![Arc::clone(&next) as _], LIMIT);
+        match number % 3 {
+            1 => assert!(matches!(changed, Err(RestackError::Open(_))), "{changed:?}"),
+            2 => assert!(matches!(changed, Err(RestackError::Leave("witness", _))), "{changed:?}"),
+            _ => {
+                changed.unwrap();
+                assert_eq!(current.closed.load(Ordering::Relaxed), QUEUES, "all have closed");
+                assert!(current.left.load(Ordering::Relaxed) > 0);
+                current = next;
+            }
+        }
+        assert!(Arc::ptr_eq(&disk.layers()[0], &(Arc::clone(&current) as Arc<dyn Layer>)));
+    }
+    goes_on();
+    stop.store(true, Ordering::Relaxed);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(current.opened.load(Ordering::Relaxed), QUEUES, "who stays is not opened anew");
+}
+
+#[test]
+fn a_request_that_does_not_come_back_keeps_the_layers() {
+    let home = store(SimOptions { rounds_max: 2, ..SimOptions::new(CAPACITY) }, 1);
+    let witness = Arc::new(Witness::default());
+    let disk = disk(vec![Arc::clone(&witness) as _], home);
+    let mut queue = Queue::open(&disk);
+    let mut request = queue.stack.request();
+    request.operation = Operation::Flush;
+    queue.stack.submit(request, &mut queue.reactor);
+    // Its thread makes no round.
+    let changed = disk.restack(Vec::new(), Duration::from_millis(50));
+    assert!(matches!(changed, Err(RestackError::Hangs)), "{changed:?}");
+    // It has not noticed yet that it may go on.
+    let again = disk.restack(Vec::new(), Duration::from_millis(50));
+    assert!(matches!(again, Err(RestackError::Busy)), "{again:?}");
+    while queue.stack.in_flight() > 0 {
+        queue.stack.advance(&mut queue.reactor);
+        if let Some((request, outcome)) = queue.stack.completed() {
+            assert_eq!(outcome, Ok(()));
+            queue.stack.recycle(request);
+        }
+    }
+    assert!(queue.stack.is_closing());
+    queue.stack.advance(&mut queue.reactor);
+    assert!(!queue.stack.is_closing());
+    assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Ok(()));
+    assert_eq!(witness.opened.load(Ordering::Relaxed), 1);
+    restack(&disk, Vec::new(), LIMIT, || queue.stack.advance(&mut queue.reactor)).unwrap();
+    assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Ok(()));
+    // A queue that is gone is waited for by nobody.
+    drop(queue);
+    disk.restack(vec![witness], Duration::from_millis(50)).unwrap();
+}

@@ -1,0 +1,253 @@
+//! A change of a disk's layers, in two phases over all its queues.
+//!
+//! ```text
+//!  serving ─▶ Prepare: each queue drains, takes nothing more, and opens the new layers
+//!          ─▶ the layers that go are asked to leave: they may write, and they may fail
+//!          ─▶ Close: each queue's old layers finish what they have begun
+//!          ─▶ Done: the new layers take over in all queues, or the old ones go on
+//! ```
+//! A queue is in a phase when it has noticed it, so the thread that makes the change waits for all of
+//! them before the next phase. No queue serves through the new layers while another may still do
+//! anything through the old ones. What fails before the end leaves the old layers serving.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::disk::{Disk, DiskChange};
+use crate::layer::{LAYERS_MAX, Layer};
+
+/// How long queues may take for a phase, and a layer to leave.
+pub const CHANGE_TIME_MAX: Duration = Duration::from_secs(20);
+/// How long the queues are waited for that go on.
+const SETTLE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Why a disk keeps the layers that it has.
+#[derive(Debug)]
+pub enum RestackError {
+    /// There are more than [`LAYERS_MAX`].
+    TooMany,
+    /// The disk would have another geometry, which its clients know for good.
+    Geometry,
+    /// Another change is under way.
+    Busy,
+    /// Requests in flight, or what the layers have begun, have not come back in time.
+    Hangs,
+    /// A queue could not open the new layers.
+    Open(String),
+    /// A layer, which is named, could not leave.
+    Leave(&'static str, io::Error),
+}
+
+impl fmt::Display for RestackError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooMany => write!(formatter, "a disk has at most {LAYERS_MAX} layers"),
+            Self::Geometry => formatter.write_str("the disk would have other block sizes"),
+            Self::Busy => formatter.write_str("another change of its layers is under way"),
+            Self::Hangs => formatter.write_str("its requests in flight do not come back"),
+            Self::Open(error) => write!(formatter, "the new layers cannot be opened: {error}"),
+            Self::Leave(layer, error) => write!(formatter, "the layer `{layer}` stays: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for RestackError {}
+
+/// The phases, in the low bits of the value that queues look at; the number of the change is above.
+pub(crate) const PREPARE: u64 = 1;
+pub(crate) const CLOSE: u64 = 2;
+pub(crate) const DONE: u64 = 3;
+const PHASE_BITS: u32 = 2;
+
+/// The phase of `value`.
+pub(crate) fn phase(value: u64) -> u64 {
+    value & ((1 << PHASE_BITS) - 1)
+}
+
+struct State {
+    /// The queues that are open, and the phase that each has come to.
+    queues: BTreeMap<u64, u64>,
+    /// The layers that a change is to bring.
+    next: Vec<Arc<dyn Layer>>,
+    failure: Option<String>,
+    is_changing: bool,
+}
+
+/// What the queues of a disk and the thread that changes its layers share.
+pub(crate) struct Life {
+    value: AtomicU64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        let state =
+            State { queues: BTreeMap::new(), next: Vec::new(), failure: None, is_changing: false };
+        Self { value: AtomicU64::new(DONE), state: Mutex::new(state), changed: Condvar::new() }
+    }
+}
+
+impl Life {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The change and its phase: one load, for a queue that serves.
+    pub(crate) fn value(&self) -> u64 {
+        self.value.load(Ordering::Acquire)
+    }
+
+    /// The layers that the change under way is to bring.
+    pub(crate) fn next(&self) -> Vec<Arc<dyn Layer>> {
+        self.state().next.clone()
+    }
+
+    /// Queue `queue` has come to `value`.
+    pub(crate) fn report(&self, queue: u64, value: u64) {
+        self.state().queues.insert(queue, value);
+        self.changed.notify_all();
+    }
+
+    /// A queue cannot open the new layers in the phase of `value`.
+    pub(crate) fn fail(&self, value: u64, error: &io::Error) {
+        let mut state = self.state();
+        // The change may have been given up meanwhile.
+        if self.value() == value {
+            state.failure.get_or_insert_with(|| error.to_string());
+            self.changed.notify_all();
+        }
+    }
+
+    fn remove(&self, queue: u64) {
+        self.state().queues.remove(&queue);
+        self.changed.notify_all();
+    }
+
+    /// Waits until `end` for all queues to have come to `value`.
+    fn wait(&self, value: u64, end: Instant) -> Result<(), RestackError> {
+        let mut state = self.state();
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(RestackError::Open(failure.clone()));
+            }
+            if state.queues.values().all(|seen| *seen >= value) {
+                return Ok(());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(RestackError::Hangs);
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// A queue that takes part in changes, until this is dropped.
+pub(crate) struct Registration {
+    disk: Arc<Disk>,
+    pub(crate) queue: u64,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.disk.life().remove(self.queue);
+    }
+}
+
+impl Disk {
+    /// Has queue `queue` take part in changes from now on. Its phase is that before the change that
+    /// is under way, if one is.
+    pub(crate) fn register(self: &Arc<Self>, queue: u64) -> (Registration, u64) {
+        let life = self.life();
+        let mut state = life.state();
+        let value = life.value();
+        let seen = if phase(value) == DONE { value } else { value >> PHASE_BITS << PHASE_BITS };
+        state.queues.insert(queue, seen);
+        (Registration { disk: Arc::clone(self), queue }, seen)
+    }
+
+    /// Gives the disk other layers, in all its queues at once: all drain, those that stay out
+    /// [leave](Layer::leave), the new ones open, and all go on. Blocks for up to `limit` a phase; not
+    /// to be called by a queue's thread.
+    ///
+    /// # Errors
+    /// See [`RestackError`]: the layers that the disk has go on serving.
+    pub fn restack(
+        self: &Arc<Self>,
+        layers: Vec<Arc<dyn Layer>>,
+        limit: Duration,
+    ) -> Result<(), RestackError> {
+        if layers.len() > LAYERS_MAX {
+            return Err(RestackError::TooMany);
+        }
+        if self.ladder(&layers)[0].geometry != self.geometry() {
+            return Err(RestackError::Geometry);
+        }
+        let life = self.life();
+        {
+            let mut state = life.state();
+            let value = life.value();
+            if state.is_changing || state.queues.values().any(|seen| *seen < value) {
+                return Err(RestackError::Busy);
+            }
+            state.is_changing = true;
+            state.failure = None;
+            state.next.clone_from(&layers);
+        }
+        let is_kept = |old: &Arc<dyn Layer>| layers.iter().any(|new| Arc::ptr_eq(old, new));
+        let leaving: Vec<_> = self.layers().into_iter().filter(|old| !is_kept(old)).collect();
+        for layer in &leaving {
+            layer.retire(self, limit);
+        }
+        let change = (life.value() >> PHASE_BITS) + 1;
+        let carried_out = self.carry_out(change, &leaving, limit);
+        {
+            let mut state = life.state();
+            if carried_out.is_ok() {
+                self.set_layers(layers);
+            }
+            state.is_changing = false;
+            state.failure = None;
+            state.next.clear();
+            life.value.store(change << PHASE_BITS | DONE, Ordering::Release);
+        }
+        if carried_out.is_ok() {
+            self.remeasure();
+        }
+        self.tell(DiskChange::Restacked);
+        // Those that take longer go on by themselves.
+        let _ = life.wait(change << PHASE_BITS | DONE, Instant::now() + SETTLE_TIME_MAX);
+        carried_out
+    }
+
+    fn carry_out(
+        self: &Arc<Self>,
+        change: u64,
+        leaving: &[Arc<dyn Layer>],
+        limit: Duration,
+    ) -> Result<(), RestackError> {
+        self.enter(change << PHASE_BITS | PREPARE, limit)?;
+        for layer in leaving {
+            let left = layer.leave(self, limit);
+            left.map_err(|error| RestackError::Leave(layer.name(), error))?;
+        }
+        self.enter(change << PHASE_BITS | CLOSE, limit)
+    }
+
+    /// Has all queues come to a phase.
+    fn enter(&self, value: u64, limit: Duration) -> Result<(), RestackError> {
+        let life = self.life();
+        {
+            let _state = life.state();
+            life.value.store(value, Ordering::Release);
+        }
+        self.tell(DiskChange::Restacked);
+        life.wait(value, Instant::now() + limit)
+    }
+}
