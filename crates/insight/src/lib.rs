@@ -5,6 +5,8 @@
 //! ([`Confidence`]). Texts (paths, groups, commands) travel as numbers of a bounded table,
 //! [`Names`].
 //!
+//! What the tap tells of a request is an [`event`]; the columns that queries see are made of it.
+//!
 //! **An insight is a hint.** A guest can lie about itself, and its memory changes while it is
 //! read: a wrong insight may cost time, never data.
 
@@ -12,6 +14,7 @@
 #![warn(missing_docs)]
 
 mod class;
+pub mod event;
 mod kind;
 mod names;
 mod part;

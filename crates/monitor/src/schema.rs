@@ -1,56 +1,12 @@
 //! The stream of I/O events.
 
-use fathom_cql::Type::{self, Integer, Text};
+use fathom_cql::Type;
 use fathom_cql::catalog::StreamSchema;
-
-/// The columns, in order: first those of the monitoring paper's Table 3.1 with its names, in 64
-/// bits where the paper had 32, then what is known of a request's meaning (`docs/events.md`).
-const COLUMNS: [(&str, Type); 31] = [
-    ("BlktapTS", Integer),
-    ("Type", Text),
-    ("IOOp", Text),
-    ("ReqId", Integer),
-    ("Sector", Integer),
-    ("Size", Integer),
-    ("VMName", Text),
-    ("VDisk", Text),
-    ("PDisk", Text),
-    ("FtrTS", Integer),
-    ("MtrTS", Integer),
-    ("IP", Integer),
-    ("Kind", Text),
-    ("Class", Integer),
-    ("Inode", Integer),
-    ("Path", Text),
-    ("FileSize", Integer),
-    ("FileSystem", Text),
-    ("Cgroup", Text),
-    ("Process", Text),
-    ("ProcessId", Integer),
-    ("Device", Text),
-    ("Error", Text),
-    ("Flags", Integer),
-    ("IoPriority", Integer),
-    ("CacheHit", Text),
-    ("Layer", Integer),
-    ("Source", Text),
-    ("Confidence", Text),
-    ("Queue", Integer),
-    ("WriteHint", Integer),
-];
+use fathom_insight::event::{COLUMNS, EventColumn, Get};
 
 /// The paper's listings and tables are not of one mind about the name of `IOOp`; `I00p` is how
 /// its Table 3.1 reads.
 const ALIASES: [(&str, &str); 3] = [("IOP", "IOOp"), ("IOPp", "IOOp"), ("I00p", "IOOp")];
-
-/// The values that some columns have: a query that asks for others finds nothing.
-const VALUES: [(&str, &[&str]); 5] = [
-    ("Type", &["Q", "R", "E", "N"]),
-    ("IOOp", &["r", "w", "f", "d", "z", "i", "x"]),
-    ("Kind", &["data", "metadata", "journal", "swap", "direct", "directory", "device", "unknown"]),
-    ("CacheHit", &["miss", "hit", "part"]),
-    ("Confidence", &["none", "likely", "sure"]),
-];
 
 /// The stream `IOstream`: an event for each request and each response.
 ///
@@ -58,14 +14,34 @@ const VALUES: [(&str, &[&str]); 5] = [
 /// `Source`, `Error` and `Confidence` are the names of the numbers there, `CacheHit` is `miss`,
 /// `hit` or `part`. What is not known is null.
 pub fn io_stream() -> StreamSchema {
-    let mut schema = StreamSchema::new("IOstream", &COLUMNS);
+    let mut schema =
+        StreamSchema::new("IOstream", &COLUMNS.map(|column| (column.name, kind(&column))));
     let own = |&(alias, of): &(&str, &str)| (alias.to_owned(), of.to_owned());
-    let known = |&(column, values): &(&str, &[&str])| {
-        (column.to_owned(), values.iter().map(ToString::to_string).collect())
+    // A query that asks for others finds nothing.
+    let known = |column: &EventColumn| match column.get {
+        Get::Letter(texts, _) | Get::Word(texts, _) => {
+            Some((column.name.to_owned(), texts.iter().map(ToString::to_string).collect()))
+        }
+        _ => None,
     };
-    schema.values = VALUES.iter().map(known).collect();
+    schema.values = COLUMNS.iter().filter_map(known).collect();
     schema.aliases = ALIASES.iter().map(own).collect();
     schema
+}
+
+/// What a column holds.
+fn kind(column: &EventColumn) -> Type {
+    if column.get.is_text() { Type::Text } else { Type::Integer }
+}
+
+/// What the column by a name holds, if there is one.
+pub(crate) fn kind_of(name: &str) -> Option<Type> {
+    COLUMNS.iter().find(|column| column.name == name).map(kind)
+}
+
+/// Whether the column by a name holds instants of the host's clock.
+pub(crate) fn is_time(name: &str) -> bool {
+    COLUMNS.iter().any(|column| column.name == name && column.get.is_time())
 }
 
 #[cfg(test)]
@@ -89,6 +65,45 @@ mod tests {
         let schema = io_stream();
         for (position, column) in schema.columns.iter().enumerate() {
             assert_eq!(schema.find(&column.name), Some(position));
+        }
+    }
+
+    /// The rows of the page's table of columns: their names and types, and the meaning.
+    fn documented() -> Vec<(Vec<(String, String)>, String)> {
+        let page = include_str!("../../../docs/queries.md");
+        let section = page.split("\n## The columns of IOstream\n").nth(1).unwrap();
+        let rows = section.split("\n## ").next().unwrap().lines();
+        let rows = rows.filter(|line| line.starts_with("| `"));
+        rows.map(|line| {
+            let cells: Vec<&str> = line.split(" | ").collect();
+            let names = cells[0].split('`').skip(1).step_by(2);
+            let types: Vec<&str> = cells[1].split(", ").collect();
+            // One type is that of all.
+            let types = types.iter().chain(std::iter::repeat(types.last().unwrap()));
+            let columns = names.zip(types).map(|(name, kind)| (name.into(), (*kind).into()));
+            (columns.collect(), cells[2].to_owned())
+        })
+        .collect()
+    }
+
+    #[test]
+    fn the_page_has_all_columns_their_types_and_their_texts() {
+        let rows = documented();
+        let mut columns: Vec<(String, String)> =
+            rows.iter().flat_map(|(columns, _)| columns.clone()).collect();
+        columns.sort();
+        let mut expected: Vec<(String, String)> =
+            COLUMNS.iter().map(|c| (c.name.to_owned(), kind(c).to_string())).collect();
+        expected.sort();
+        assert_eq!(columns, expected);
+        for (column, texts) in io_stream().values {
+            let is_row = |(columns, _): &&(Vec<(String, _)>, _)| {
+                columns.iter().any(|(name, _)| *name == column)
+            };
+            let (_, meaning) = rows.iter().find(is_row).unwrap();
+            for text in texts {
+                assert!(meaning.contains(&format!("`{text}`")), "{column} may be {text}");
+            }
         }
     }
 }

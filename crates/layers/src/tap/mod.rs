@@ -25,10 +25,8 @@ use fathom_block::{
 use serde::{Deserialize, Serialize};
 
 pub use counters::{SIZE_CLASSES, size_class, size_class_length_max};
-pub use event::{
-    EVENT_WORDS, Event, EventType, FLAG_FORCE_UNIT_ACCESS, FLAG_KEEP_ALLOCATED, FLAG_ONLY_IF_FAST,
-    operation_letter,
-};
+pub use event::{EventType, operation_letter};
+pub use fathom_insight::event::{Event, Labels};
 pub use snapshot::{OperationSnapshot, SizeSnapshot, TapSnapshot};
 
 use crate::kind::{Key, LayerContext, LayerOptions};
@@ -49,17 +47,6 @@ impl LayerOptions for TapOptions {
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
         Ok(context.shared(Self::KIND))
     }
-}
-
-/// What is the same for all events of a disk: the columns of Table 3.1 that are strings.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Labels {
-    /// `VMName`: the virtual machine.
-    pub vm_name: String,
-    /// `VDisk`: the disk as its guest or the configuration names it.
-    pub virtual_disk: String,
-    /// `PDisk`: the image or device beneath.
-    pub physical_disk: String,
 }
 
 /// The events that a queue's ring has room for, where nothing else is said: 0.75 MiB, and a
@@ -217,7 +204,7 @@ impl TapQueue {
     /// Puts an event into the ring. Out of line: most of the time nobody listens.
     #[inline(never)]
     fn tell(&self, request: &Request, outcome: Option<Outcome>, now_ns: u64) {
-        let event = Event::new(request, outcome, self.shared.disk, self.shard.queue, now_ns);
+        let event = event::record(request, outcome, self.shared.disk, self.shard.queue, now_ns);
         self.shard.ring.get_or_init(|| Ring::new(self.shared.ring_events)).push(event);
     }
 }

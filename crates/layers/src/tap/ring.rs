@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::event::{EVENT_WORDS, Event};
+use fathom_insight::event::{EVENT_WORDS, Event};
 
 /// A position on a cache line of its own, so that the two sides do not share one.
 #[derive(Debug, Default)]

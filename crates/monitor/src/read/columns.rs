@@ -5,6 +5,7 @@ use fathom_cql::{Row, Type, Value};
 
 use super::intern::Texts;
 use super::{TimeUnit, nulls, shown};
+use crate::schema::kind_of;
 
 /// The longest field: a path may be of 4,096 bytes.
 pub const LONGEST_FIELD: usize = 8 << 10;
@@ -117,25 +118,27 @@ pub enum EventColumn {
 }
 
 /// The order is that of [`EventColumn`].
-const NAMES: [(&str, Type); EventColumn::Flags as usize + 1] = [
-    ("BlktapTS", Type::Integer),
-    ("Type", Type::Text),
-    ("IOOp", Type::Text),
-    ("ReqId", Type::Integer),
-    ("Sector", Type::Integer),
-    ("Size", Type::Integer),
-    ("VDisk", Type::Text),
-    ("Process", Type::Text),
-    ("ProcessId", Type::Integer),
-    ("Error", Type::Text),
-    ("Flags", Type::Integer),
+const NAMES: [&str; EventColumn::Flags as usize + 1] = [
+    "BlktapTS",
+    "Type",
+    "IOOp",
+    "ReqId",
+    "Sector",
+    "Size",
+    "VDisk",
+    "Process",
+    "ProcessId",
+    "Error",
+    "Flags",
 ];
 
 impl EventColumns {
     /// Where the columns are in a schema.
     pub fn new(schema: &StreamSchema, wanted: &[bool], unit: TimeUnit) -> Self {
-        let columns = NAMES.map(|(name, kind)| {
-            let column = schema.find(name).filter(|&c| schema.columns[c].kind == kind);
+        let columns = NAMES.map(|name| {
+            // A script may have declared them otherwise.
+            let column =
+                schema.find(name).filter(|&c| Some(schema.columns[c].kind) == kind_of(name));
             column.and_then(|column| place(wanted, column))
         });
         Self { width: width(wanted), unit, columns }
@@ -175,6 +178,34 @@ impl EventColumns {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_columns_of_traces_are_columns_of_events() {
+        let kinds = NAMES.map(kind_of);
+        let texts = [
+            EventColumn::Type,
+            EventColumn::Operation,
+            EventColumn::VDisk,
+            EventColumn::Process,
+            EventColumn::Error,
+        ];
+        let expected = |column| if texts.contains(&column) { Type::Text } else { Type::Integer };
+        for column in [
+            EventColumn::Time,
+            EventColumn::Type,
+            EventColumn::Operation,
+            EventColumn::Request,
+            EventColumn::Sector,
+            EventColumn::Size,
+            EventColumn::VDisk,
+            EventColumn::Process,
+            EventColumn::ProcessId,
+            EventColumn::Error,
+            EventColumn::Flags,
+        ] {
+            assert_eq!(kinds[column as usize], Some(expected(column)), "{column:?}");
+        }
+    }
 
     #[test]
     fn integers_have_64_bits() {

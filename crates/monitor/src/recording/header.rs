@@ -44,9 +44,6 @@ pub struct Header {
     pub columns: Vec<RecordedColumn>,
 }
 
-/// The columns of the stream of I/O events that hold times.
-const TIMES: [&str; 3] = ["BlktapTS", "FtrTS", "MtrTS"];
-
 fn number(kind: Type) -> u8 {
     match kind {
         Type::Boolean => 1,
@@ -72,7 +69,7 @@ impl Header {
         let column = |column: &fathom_cql::catalog::Column| RecordedColumn {
             name: column.name.clone(),
             kind: column.kind,
-            is_time: column.kind == Type::Integer && TIMES.contains(&column.name.as_str()),
+            is_time: column.kind == Type::Integer && crate::schema::is_time(&column.name),
         };
         Self {
             clock,

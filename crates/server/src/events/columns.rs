@@ -2,46 +2,42 @@
 
 use std::sync::Arc;
 
-use fathom_block::{ErrorKind, Kind};
-use fathom_insight::{Confidence, Name, Names, Source};
-use fathom_layers::tap::{Event, Labels};
+use fathom_insight::event::{COLUMNS, Event, Get, Labels};
+use fathom_insight::{Name, Names};
 use fathom_monitor::recording::{BlockBuilder, Cell};
 
 /// The texts that are found without a look into the table of names.
 const RECENT: usize = 4096;
+
+/// The columns that are texts by a number in the table of names.
+const NAMES: usize = {
+    let (mut count, mut index) = (0, 0);
+    while index < COLUMNS.len() {
+        count += matches!(COLUMNS[index].get, Get::Name(_)) as usize;
+        index += 1;
+    }
+    count
+};
 
 /// Texts of names and numbers.
 pub(super) struct Texts {
     names: Arc<Names>,
     recent: Vec<Option<(u32, Arc<str>)>>,
     letters: Vec<Arc<str>>,
-    kinds: Vec<Arc<str>>,
-    errors: Vec<Arc<str>>,
-    hits: Vec<Arc<str>>,
-    sources: Vec<Arc<str>>,
-    confidences: Vec<Arc<str>>,
+    /// Of each column its few texts, if it has such.
+    words: [Vec<Arc<str>>; COLUMNS.len()],
 }
 
-/// The labels of a disk as texts; `None` where there is none.
-pub(super) struct LabelTexts {
-    vm_name: Option<Arc<str>>,
-    virtual_disk: Option<Arc<str>>,
-    physical_disk: Option<Arc<str>>,
-}
+/// The labels of a disk as texts, by column; `None` where there is none.
+pub(super) struct LabelTexts([Option<Arc<str>>; COLUMNS.len()]);
 
 impl LabelTexts {
     pub fn new(labels: &Labels) -> Self {
-        let text = |text: &str| (!text.is_empty()).then(|| Arc::from(text));
-        Self {
-            vm_name: text(&labels.vm_name),
-            virtual_disk: text(&labels.virtual_disk),
-            physical_disk: text(&labels.physical_disk),
-        }
+        Self(COLUMNS.map(|column| match column.get {
+            Get::Label(get) => Some(get(labels)).filter(|text| !text.is_empty()).map(Arc::from),
+            _ => None,
+        }))
     }
-}
-
-fn list<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<Arc<str>> {
-    texts.into_iter().map(Arc::from).collect()
 }
 
 fn text(text: Option<&Arc<str>>) -> Cell<'_> {
@@ -53,24 +49,14 @@ fn listed(texts: &[Arc<str>], number: u8) -> Cell<'_> {
     text(usize::from(number).checked_sub(1).and_then(|place| texts.get(place)))
 }
 
-/// A number of which 0 is none.
-fn some(number: u64) -> Cell<'static> {
-    if number == 0 { Cell::Null } else { Cell::Integer(number as i64) }
-}
-
 impl Texts {
     pub fn new(names: Arc<Names>) -> Self {
-        let letters: Vec<String> = (0..128_u8).map(|byte| char::from(byte).to_string()).collect();
-        Self {
-            names,
-            recent: vec![None; RECENT],
-            letters: list(letters.iter().map(String::as_str)),
-            kinds: list(Kind::ALL.into_iter().skip(1).map(Kind::name)),
-            errors: list(ErrorKind::ALL.into_iter().map(ErrorKind::name)),
-            hits: list(["miss", "hit", "part"]),
-            sources: list(Source::ALL.into_iter().skip(1).map(Source::name)),
-            confidences: list(Confidence::ALL.into_iter().skip(1).map(Confidence::name)),
-        }
+        let letter = |byte: u8| Arc::from(char::from(byte).to_string());
+        let words = COLUMNS.map(|column| {
+            column.get.texts().unwrap_or_default().iter().map(|text| Arc::from(*text)).collect()
+        });
+        let (recent, letters) = (vec![None; RECENT], (0..128).map(letter).collect());
+        Self { names, recent, letters, words }
     }
 
     /// The text of a name, if it has one.
@@ -89,10 +75,6 @@ impl Texts {
         Some(text)
     }
 
-    fn letter(&self, letter: u8) -> Cell<'_> {
-        text(self.letters.get(usize::from(letter)))
-    }
-
     /// Adds an event as a row of [`fathom_monitor::io_stream`].
     pub fn append(
         &mut self,
@@ -101,63 +83,113 @@ impl Texts {
         collected_ns: i64,
         block: &mut BlockBuilder,
     ) {
-        let names = [event.path, event.file_system, event.cgroup, event.process, event.device];
-        let names = names.map(|name| self.name(name));
-        let [path, file_system, cgroup, process, device] = names.each_ref().map(Option::as_ref);
-        let time_ns = event.blktap_ts as i64;
-        let integer = |value: u64| Cell::Integer(value as i64);
-        let cells = [
-            Cell::Integer(time_ns),
-            self.letter(event.record_type),
-            self.letter(event.io_op),
-            integer(event.req_id),
-            integer(event.sector),
-            integer(event.size),
-            text(labels.vm_name.as_ref()),
-            text(labels.virtual_disk.as_ref()),
-            text(labels.physical_disk.as_ref()),
-            Cell::Integer(collected_ns),
-            Cell::Null,
-            Cell::Null,
-            listed(&self.kinds, event.kind),
-            event.class.checked_sub(1).map_or(Cell::Null, |class| Cell::Integer(class.into())),
-            some(event.inode),
-            text(path),
-            some(event.file_size),
-            text(file_system),
-            text(cgroup),
-            text(process),
-            some(event.process_id.into()),
-            text(device),
-            listed(&self.errors, event.error),
-            integer(event.flags.into()),
-            some(event.io_priority.into()),
-            listed(&self.hits, event.cache_hit),
-            event.layer.checked_sub(1).map_or(Cell::Null, |layer| Cell::Integer(layer.into())),
-            listed(&self.sources, event.source),
-            listed(&self.confidences, event.confidence),
-            integer(event.queue.into()),
-            some(event.write_hint.into()),
-        ];
-        block.append(time_ns, cells);
+        let mut names = [const { None }; NAMES];
+        let numbers = COLUMNS.iter().filter_map(|column| match column.get {
+            Get::Name(get) => Some(get(event)),
+            _ => None,
+        });
+        for (name, number) in names.iter_mut().zip(numbers) {
+            *name = self.name(number);
+        }
+        let mut names = names.iter();
+        let cells = COLUMNS.iter().enumerate().map(|(index, column)| match column.get {
+            Get::Time(get) => Cell::Integer(get(event) as i64),
+            Get::Collected => Cell::Integer(collected_ns),
+            Get::Received | Get::ReceivedTime => Cell::Null,
+            Get::Number(get) => {
+                get(event).map_or(Cell::Null, |number| Cell::Integer(number as i64))
+            }
+            Get::Letter(_, get) => text(self.letters.get(usize::from(get(event)))),
+            Get::Word(_, get) | Get::OpenWord(_, get) => listed(&self.words[index], get(event)),
+            Get::Name(_) => text(names.next().and_then(Option::as_ref)),
+            Get::Label(_) => text(labels.0[index].as_ref()),
+        });
+        block.append(event.blktap_ts as i64, cells);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use fathom_cql::Value;
+    use fathom_monitor::io_stream;
+    use fathom_monitor::read::Batch;
+    use fathom_monitor::recording::{BlockReader, Clock, Header, Item};
+
     use super::*;
 
+    /// An event of which every field is known. A new field has to be named here.
+    fn event(names: &Names) -> Event {
+        Event {
+            blktap_ts: 1,
+            req_id: 2,
+            sector: 3,
+            size: 4,
+            disk: 5,
+            record_type: b'E',
+            io_op: b'w',
+            flags: 6,
+            error: 1,
+            kind: 3,
+            class: 8,
+            cache_hit: 2,
+            layer: 9,
+            source: 2,
+            io_priority: 10,
+            inode: 11,
+            file_size: 12,
+            path: names.number("/a").0,
+            file_system: names.number("ext4").0,
+            cgroup: names.number("/web").0,
+            process: names.number("fio").0,
+            device: names.number("vda").0,
+            process_id: 13,
+            queue: 14,
+            parts: 15,
+            confidence: 2,
+            write_hint: 16,
+        }
+    }
+
     #[test]
-    fn lists_are_those_of_the_numbers() {
-        let texts = Texts::new(Arc::default());
-        for source in Source::ALL.into_iter().skip(1) {
-            assert_eq!(&*texts.sources[source as usize - 1], source.name());
+    fn every_column_has_its_value_and_no_other() {
+        let names = Arc::<Names>::default();
+        let event = event(&names);
+        let labels = Labels {
+            vm_name: "vm".into(),
+            virtual_disk: "disk".into(),
+            physical_disk: "/a.img".into(),
+        };
+        let header = Header::new(&io_stream(), Clock::Monotonic, 0);
+        let row = |event: &Event, labels: &Labels| {
+            let mut block = BlockBuilder::new(&header);
+            Texts::new(Arc::clone(&names)).append(event, &LabelTexts::new(labels), 17, &mut block);
+            let mut reader = BlockReader::new(header.clone(), 1 << 20);
+            assert_eq!(reader.open(&block.take().unwrap()), Ok(Some(Item::Rows)));
+            let mut batch = Batch::default();
+            assert!(reader.rows(&mut batch).unwrap());
+            batch.row(0)
+        };
+        let expected = "1 E w 2 3 4 vm disk /a.img 17   journal 7 11 /a 12 ext4 /web fio 13 vda \
+                        input/output error 6 10 hit 8 page sure 14 16";
+        let shown: Vec<String> = row(&event, &labels).iter().map(Value::to_string).collect();
+        assert_eq!(shown.join(" "), expected);
+        // What is not known is null.
+        let blank = Event { record_type: b'Q', io_op: b'r', ..Event::default() };
+        let known: Vec<&str> = row(&blank, &Labels::default())
+            .iter()
+            .zip(&COLUMNS)
+            .filter(|(value, _)| !value.is_null())
+            .map(|(_, column)| column.name)
+            .collect();
+        let always =
+            ["BlktapTS", "Type", "IOOp", "ReqId", "Sector", "Size", "FtrTS", "Flags", "Queue"];
+        assert_eq!(known, always);
+        // Numbers that nobody has given out are not known.
+        let odd = Event { kind: 200, error: 200, record_type: 200, path: 1 << 31, ..event };
+        let values = row(&odd, &labels);
+        for name in ["Kind", "Error", "Type", "Path"] {
+            let index = COLUMNS.iter().position(|column| column.name == name).unwrap();
+            assert!(values[index].is_null(), "{name}");
         }
-        for confidence in Confidence::ALL.into_iter().skip(1) {
-            assert_eq!(&*texts.confidences[confidence as usize - 1], confidence.name());
-        }
-        assert_eq!(&*texts.kinds[Kind::Journal as usize - 1], Kind::Journal.name());
-        assert!(matches!(listed(&texts.kinds, 0), Cell::Null));
-        assert!(matches!(listed(&texts.kinds, 200), Cell::Null));
     }
 }

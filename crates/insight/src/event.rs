@@ -1,0 +1,183 @@
+//! The event: one record for each request and each response, and the columns that are made of it.
+
+mod columns;
+
+pub use columns::{COLUMNS, EventColumn, Get};
+
+/// The request asked to be durable at its completion.
+pub const FLAG_FORCE_UNIT_ACCESS: u16 = 1;
+/// The request's zeroes must stay allocated.
+pub const FLAG_KEEP_ALLOCATED: u16 = 2;
+/// The request's zeroes must be fast or refused.
+pub const FLAG_ONLY_IF_FAST: u16 = 4;
+
+/// What is the same for all events of a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// `VMName`: the virtual machine.
+    pub vm_name: String,
+    /// `VDisk`: the disk as its guest or the configuration names it.
+    pub virtual_disk: String,
+    /// `PDisk`: the image or device beneath.
+    pub physical_disk: String,
+}
+
+/// Declares the record: its fields, and the words that it is carried as.
+macro_rules! record {
+    ($(#[$of_record:meta])* $record:ident { $($(#[$of_field:meta])* $field:ident: $type:ident,)* }) => {
+        $(#[$of_record])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[repr(C)]
+        pub struct $record {
+            $($(#[$of_field])* pub $field: $type,)*
+        }
+
+        /// The number of 64-bit words that an event is.
+        pub const EVENT_WORDS: usize = (0 $(+ size_of::<$type>())*) / 8;
+
+        const _: () = assert!(size_of::<$record>() == EVENT_WORDS * 8);
+
+        impl $record {
+            /// The record as words: its fields in order, little end first.
+            pub fn to_words(self) -> [u64; EVENT_WORDS] {
+                let mut bytes = [0; EVENT_WORDS * 8];
+                let mut rest = &mut bytes[..];
+                $(
+                    let (place, behind) = rest.split_at_mut(size_of::<$type>());
+                    place.copy_from_slice(&self.$field.to_le_bytes());
+                    rest = behind;
+                )*
+                let _ = rest;
+                std::array::from_fn(|index| {
+                    let mut word = [0; 8];
+                    word.copy_from_slice(&bytes[8 * index..][..8]);
+                    u64::from_le_bytes(word)
+                })
+            }
+
+            /// The record that [`to_words`](Self::to_words) took apart.
+            pub fn from_words(words: [u64; EVENT_WORDS]) -> Self {
+                let mut bytes = [0; EVENT_WORDS * 8];
+                for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+                    place.copy_from_slice(&word.to_le_bytes());
+                }
+                let mut rest = &bytes[..];
+                $(
+                    let (place, behind) = rest.split_at(size_of::<$type>());
+                    let mut field = [0; size_of::<$type>()];
+                    field.copy_from_slice(place);
+                    let $field = $type::from_le_bytes(field);
+                    rest = behind;
+                )*
+                let _ = rest;
+                Self { $($field,)* }
+            }
+        }
+    };
+}
+
+record! {
+    /// One record, 96 bytes, as `docs/events.md` draws it. The names are those of Table 3.1 of the
+    /// monitoring paper; what is known of the request's meaning is that of most of its bytes. Columns
+    /// of text are numbers of [`Names`](crate::Names), 0 is none.
+    ///
+    /// `VMName`, `VDisk` and `PDisk` are the same for all events of a disk: [`Labels`] has them, under
+    /// the number `disk`. `FtrTS`, `MtrTS` and `IP` are added by whoever receives the event.
+    Event {
+        /// `BlktapTS`: when it happened, in nanoseconds of the stack's clock (`CLOCK_MONOTONIC`).
+        blktap_ts: u64,
+        /// `ReqId`: the same for a request and its response, unique within the disk.
+        req_id: u64,
+        /// `Sector`: the first sector of 512 bytes that the range touches.
+        sector: u64,
+        /// `Size`: how many sectors the range touches; 0 where the operation has no range.
+        size: u64,
+        /// The disk's number: the key of its [`Labels`].
+        disk: u32,
+        /// `Type`: `Q` a request, `R` its response, `E` a response after a failure, `N` one that says
+        /// that the operation is not supported.
+        record_type: u8,
+        /// `IOOp`: the operation's letter.
+        io_op: u8,
+        /// Flags of the request: `FLAG_…` in the low byte, in the high byte how the guest's kernel
+        /// marked it ([`RequestFlags`](crate::RequestFlags)).
+        flags: u16,
+        /// For `E` and `N`: 1 + the position of the error among all; 0 otherwise.
+        error: u8,
+        /// `Kind`: the number of the [`Kind`](crate::Kind); 0 is unknown.
+        kind: u8,
+        /// `Class`: 1 + the I/O class, 0 where there is none.
+        class: u8,
+        /// `CacheHit`: 0 unknown, 1 miss, 2 hit, 3 in part. Empty for now.
+        cache_hit: u8,
+        /// `Layer`: 1 + the level of the layer that answered, 0 for the back end. Empty for now.
+        layer: u8,
+        /// Where the meaning was learnt: the number of the [`Source`](crate::Source).
+        source: u8,
+        /// The I/O priority that the guest gave; 0 is none.
+        io_priority: u16,
+        /// `Inode`: 0 where unknown.
+        inode: u64,
+        /// `FileSize`, in bytes; 0 where unknown.
+        file_size: u64,
+        /// `Path`.
+        path: u32,
+        /// `FileSystem`: its type.
+        file_system: u32,
+        /// `Cgroup`.
+        cgroup: u32,
+        /// `Process`: its command.
+        process: u32,
+        /// The block device that the file system names itself by.
+        device: u32,
+        /// The process number; 0 where unknown.
+        process_id: u32,
+        /// The queue of the disk that the request came through.
+        queue: u32,
+        /// The parts of different meaning that the request has; 0 where it has one.
+        parts: u16,
+        /// How sure the meaning is: the number of the [`Confidence`](crate::Confidence).
+        confidence: u8,
+        /// The lifetime that the application expects of what it writes; 0 is not set.
+        write_hint: u8,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_keep_every_field() {
+        let event = Event {
+            blktap_ts: 1,
+            req_id: 2,
+            sector: 3,
+            size: 4,
+            disk: 5,
+            record_type: b'E',
+            io_op: b'z',
+            flags: 0x0102,
+            error: 6,
+            kind: 7,
+            class: 8,
+            cache_hit: 9,
+            layer: 10,
+            source: 11,
+            io_priority: 0x0c0d,
+            inode: 14,
+            file_size: 15,
+            path: 16,
+            file_system: 17,
+            cgroup: 18,
+            process: 19,
+            device: 20,
+            process_id: 21,
+            queue: 22,
+            parts: 0x1718,
+            confidence: 25,
+            write_hint: 26,
+        };
+        assert_eq!(Event::from_words(event.to_words()), event);
+    }
+}

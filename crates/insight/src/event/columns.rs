@@ -1,0 +1,140 @@
+//! The columns of an event: names, types and how to get them, in one table.
+
+use super::{Event, Labels};
+
+/// How a column is had, which is also what it holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Get {
+    /// An integer: the instant of the event.
+    Time(fn(&Event) -> u64),
+    /// An integer: the instant at which the event was collected.
+    Collected,
+    /// An integer: an instant that whoever receives the event adds.
+    ReceivedTime,
+    /// An integer that whoever receives the event adds.
+    Received,
+    /// An integer, where there is one.
+    Number(fn(&Event) -> Option<u64>),
+    /// A text of one letter, out of these.
+    Letter(&'static [&'static str], fn(&Event) -> u8),
+    /// One of these texts, the first of which has the number 1; 0 is none.
+    Word(&'static [&'static str], fn(&Event) -> u8),
+    /// The same, where events of another origin have other texts.
+    OpenWord(&'static [&'static str], fn(&Event) -> u8),
+    /// A text by its number in [`Names`](crate::Names); 0 is none.
+    Name(fn(&Event) -> u32),
+    /// A text that all events of a disk share; none where it is empty.
+    Label(fn(&Labels) -> &str),
+}
+
+impl Get {
+    /// Whether the column holds texts; integers otherwise.
+    pub const fn is_text(&self) -> bool {
+        self.texts().is_some() || matches!(self, Self::Name(_) | Self::Label(_))
+    }
+
+    /// Whether the column holds instants of the host's clock.
+    pub const fn is_time(&self) -> bool {
+        matches!(self, Self::Time(_) | Self::Collected | Self::ReceivedTime)
+    }
+
+    /// The texts that the column of an event of a disk may hold, where they are few.
+    pub const fn texts(&self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Letter(texts, _) | Self::Word(texts, _) | Self::OpenWord(texts, _) => Some(texts),
+            _ => None,
+        }
+    }
+}
+
+/// A column.
+#[derive(Clone, Copy, Debug)]
+pub struct EventColumn {
+    /// Its name.
+    pub name: &'static str,
+    /// What it holds.
+    pub get: Get,
+}
+
+const fn column(name: &'static str, get: Get) -> EventColumn {
+    EventColumn { name, get }
+}
+
+const TYPES: &[&str] = &["Q", "R", "E", "N"];
+const OPERATIONS: &[&str] = &["r", "w", "f", "d", "z", "i", "x"];
+const KINDS: &[&str] = &["data", "metadata", "journal", "swap", "direct", "directory", "device"];
+const HITS: &[&str] = &["miss", "hit", "part"];
+const SOURCES: &[&str] = &["flags", "page", "bio", "calls", "application"];
+const CONFIDENCES: &[&str] = &["likely", "sure"];
+const ERRORS: &[&str] = &[
+    "input/output error",
+    "no space left",
+    "out of range",
+    "misaligned",
+    "read-only",
+    "unsupported",
+    "too long",
+    "malformed",
+    "shutting down",
+    "memory lost",
+];
+
+/// A number of which 0 is none.
+fn some(number: u64) -> Option<u64> {
+    if number == 0 { None } else { Some(number) }
+}
+
+/// A number that is written as one more, so that 0 is none.
+fn less_one(number: u8) -> Option<u64> {
+    if number == 0 { None } else { Some(u64::from(number) - 1) }
+}
+
+/// All columns, in order: first those of the monitoring paper's Table 3.1 with its names, in 64 bits
+/// where the paper had 32, then what is known of a request's meaning (`docs/events.md`).
+#[rustfmt::skip]
+pub const COLUMNS: [EventColumn; 31] = [
+    column("BlktapTS", Get::Time(|event| event.blktap_ts)),
+    column("Type", Get::Letter(TYPES, |event| event.record_type)),
+    column("IOOp", Get::Letter(OPERATIONS, |event| event.io_op)),
+    column("ReqId", Get::Number(|event| Some(event.req_id))),
+    column("Sector", Get::Number(|event| Some(event.sector))),
+    column("Size", Get::Number(|event| Some(event.size))),
+    column("VMName", Get::Label(|labels| &labels.vm_name)),
+    column("VDisk", Get::Label(|labels| &labels.virtual_disk)),
+    column("PDisk", Get::Label(|labels| &labels.physical_disk)),
+    column("FtrTS", Get::Collected),
+    column("MtrTS", Get::ReceivedTime),
+    column("IP", Get::Received),
+    column("Kind", Get::Word(KINDS, |event| event.kind)),
+    column("Class", Get::Number(|event| less_one(event.class))),
+    column("Inode", Get::Number(|event| some(event.inode))),
+    column("Path", Get::Name(|event| event.path)),
+    column("FileSize", Get::Number(|event| some(event.file_size))),
+    column("FileSystem", Get::Name(|event| event.file_system)),
+    column("Cgroup", Get::Name(|event| event.cgroup)),
+    column("Process", Get::Name(|event| event.process)),
+    column("ProcessId", Get::Number(|event| some(event.process_id.into()))),
+    column("Device", Get::Name(|event| event.device)),
+    column("Error", Get::OpenWord(ERRORS, |event| event.error)),
+    column("Flags", Get::Number(|event| Some(event.flags.into()))),
+    column("IoPriority", Get::Number(|event| some(event.io_priority.into()))),
+    column("CacheHit", Get::Word(HITS, |event| event.cache_hit)),
+    column("Layer", Get::Number(|event| less_one(event.layer))),
+    column("Source", Get::Word(SOURCES, |event| event.source)),
+    column("Confidence", Get::Word(CONFIDENCES, |event| event.confidence)),
+    column("Queue", Get::Number(|event| Some(event.queue.into()))),
+    column("WriteHint", Get::Number(|event| some(event.write_hint.into()))),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Confidence, Kind, Source};
+
+    #[test]
+    fn words_are_the_names_of_the_numbers() {
+        assert_eq!(KINDS, &Kind::ALL.map(Kind::name)[1..]);
+        assert_eq!(SOURCES, &Source::ALL.map(Source::name)[1..]);
+        assert_eq!(CONFIDENCES, &Confidence::ALL.map(Confidence::name)[1..]);
+    }
+}
