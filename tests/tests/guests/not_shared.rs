@@ -27,7 +27,7 @@ fn lines(daemon: &Daemon, text: &str) -> usize {
 }
 
 #[test]
-fn a_guest_whose_memory_is_not_shared_is_told_so_once() -> Result<()> {
+fn a_guest_whose_memory_is_not_shared_is_reported_once() -> Result<()> {
     let daemon = Daemon::serve(&[Served::sparse("disk", 16)])?;
     let qemu = start(&daemon, &[])?;
     let problem = until("the daemon to say what is wrong", patience(60), || {
@@ -50,7 +50,7 @@ fn a_guest_whose_memory_is_not_shared_is_told_so_once() -> Result<()> {
 }
 
 #[test]
-fn a_guest_whose_memory_is_mapped_privately_is_told_so_once() -> Result<()> {
+fn a_guest_whose_memory_is_mapped_privately_is_reported_once() -> Result<()> {
     let daemon = Daemon::serve(&[Served::sparse("disk", 16)])?;
     let folder = daemon.path("memory");
     std::fs::create_dir(&folder)?;

@@ -3,44 +3,37 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::Write as _;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use fathom_tests::{Assets, Disk, Guest, ObjectKind, Result, Truth};
 
 /// The beginning of every fifth file is on the disk where the truth has it. Gives the number of
 /// files that have a place.
 fn check_places(guest: &Guest, truth: &Truth, mount: &str, image: &Path) -> Result<usize> {
-    let sums = guest.check(&format!(
-        "cd {mount}; find . -type f | awk 'NR % 5 == 1' | while read -r file; do
-            echo \"$(head -c 512 \"$file\" | sha256sum | cut -c 1-64) ${{file#.}}\"
-        done"
+    // One program reads all of them: in an emulated guest, starting one takes longer than that.
+    let beginnings = guest.check(&format!(
+        r#"cd {mount}; find . -type f | awk 'NR % 5 == 1 {{
+            path = substr($0, 2); gsub(/\047/, "&&", path)
+            printf "select hex(substr(readfile(\047.%s\047), 1, 512)) || \047 %s\047;\n", path, path
+        }}' | sqlite3 :memory:"#
     ))?;
     let image = File::open(image)?;
     let mut count = 0;
     let mut expected = String::new();
-    for line in sums.lines() {
-        let (sum, path) = line.split_once(' ').expect("a sum and a path");
+    for line in beginnings.lines() {
+        let (beginning, path) = line.split_once(' ').expect("a beginning and a path");
         let object = truth.at_path(path).unwrap_or_else(|| panic!("no {path} in the truth"));
         assert_eq!(object.kind, ObjectKind::File, "{path}");
         let Some(extent) = object.extents.first() else { continue };
         let mut bytes = vec![0; object.size.min(512) as usize];
         image.read_exact_at(&mut bytes, extent.start)?;
-        writeln!(expected, "{sum} {path}").expect("texts take everything");
-        count += usize::from(sha256(&bytes)? == sum);
+        writeln!(expected, "{path}").expect("texts take everything");
+        let on_disk = bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"));
+        count += usize::from(on_disk == beginning);
     }
     assert_eq!(count, expected.lines().count(), "some of these are elsewhere:\n{expected}");
     Ok(count)
-}
-
-fn sha256(bytes: &[u8]) -> Result<String> {
-    let mut child =
-        Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    child.stdin.take().expect("piped").write_all(bytes)?;
-    let output = child.wait_with_output()?;
-    Ok(String::from_utf8_lossy(&output.stdout)[..64].to_owned())
 }
 
 #[test]
