@@ -141,7 +141,7 @@ fn the_page_on_queries_shows_a_split_as_it_is() {
 }
 
 #[test]
-fn what_is_odd_is_told_and_what_is_wrong_is_an_error() {
+fn what_is_odd_is_reported_and_what_is_wrong_is_an_error() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();
     let (status, stdout, _) =

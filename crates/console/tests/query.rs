@@ -34,7 +34,7 @@ fn what_it_cannot_do_it_says() {
 }
 
 #[test]
-fn lines_that_were_passed_over_are_told() {
+fn lines_that_were_passed_over_are_reported() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();
     fs::write(path.join("x.csv"), "BlktapTS,Size\n1,2\n2,two\n").expect("it is written");

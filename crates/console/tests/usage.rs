@@ -72,7 +72,7 @@ fn top_prints_objects_for_programs() {
 }
 
 #[test]
-fn files_and_their_kinds_are_told() {
+fn files_and_their_kinds_are_reported() {
     let text = output(&["files", "root"]);
     assert!(text.starts_with("root of web: ") && text.contains("; Linux 6.1.0"), "{text}");
     assert!(text.contains("fio 12") && text.contains("journal of ext4 on vda"), "{text}");

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_put_together_and_cut_answers_told() {
+    fn chunks_are_put_together_and_cut_answers_reported() {
         let whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
                       3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\n\r\n";
         assert_eq!(answered(whole).unwrap(), (200, b"abc0123456789".to_vec()));

@@ -412,7 +412,7 @@ fn check(marked: &str, message: &str, help: Option<&str>, options: &ParseOptions
 }
 
 #[test]
-fn mistakes_are_told_with_their_place() {
+fn mistakes_are_reported_with_their_place() {
     let end = "found the end of the text";
     for (marked, message, help) in [
         ("«selct» * from S", "expected a statement, found `selct`", "did you mean `select`?"),
@@ -590,7 +590,7 @@ fn mistakes_are_told_with_their_place() {
 }
 
 #[test]
-fn the_first_mistake_is_told() {
+fn the_first_mistake_is_reported() {
     // A text without an end comes later than what is wrong before it.
     check(
         "select * «fron» S where a = \"",

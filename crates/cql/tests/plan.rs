@@ -360,7 +360,7 @@ fn views_and_windows() {
 }
 
 #[test]
-fn what_grows_is_told() {
+fn what_grows_is_reported() {
     let said = |text: &str| -> Vec<String> {
         unbounded(text).into_iter().map(|(place, message)| format!("{place}: {message}")).collect()
     };
@@ -408,7 +408,7 @@ fn what_grows_is_told() {
 }
 
 #[test]
-fn what_is_odd_is_told() {
+fn what_is_odd_is_reported() {
     let odd = |text: &str| last(text).warnings;
     assert_eq!(odd("select Size from IOstream where Size > 3"), []);
     let text = "select Size from IOstream where Path = null";
@@ -417,7 +417,7 @@ fn what_is_odd_is_told() {
 }
 
 #[test]
-fn what_is_written_but_cannot_be_meant_is_told() {
+fn what_is_written_but_cannot_be_meant_is_reported() {
     let odd = |text: &str| {
         let part = |wrong: Diagnostic| format!("{}: {}", &text[wrong.span.range()], wrong.message);
         last(text).warnings.into_iter().map(part).collect::<Vec<_>>()

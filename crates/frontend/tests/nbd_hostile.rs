@@ -120,7 +120,7 @@ fn clients_that_break_the_transmission_are_cut_off_and_counted() {
 }
 
 #[test]
-fn a_client_that_reads_no_replies_holds_up_nobody() {
+fn a_client_that_reads_no_replies_holds_up_no_other() {
     let server = Server::new(&[&disk("disk", 64 * MIB)]);
     let mut good = server.client("disk", Mode::Structured);
     let mut greedy = server.client("disk", Mode::Simple);

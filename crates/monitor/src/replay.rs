@@ -33,7 +33,7 @@ const LATENESS_STEPS: u64 = 8;
 const WAITING_CHECK_BATCHES: u64 = 64;
 /// In a cluster a turn is for so many batches, as it costs messages: with more of them a filter costs
 /// less, and what is exchanged more, as it leaves the cache.
-const TURN_BATCHES: u64 = 2;
+const STEP_BATCHES: u64 = 2;
 
 /// What is asked of a file.
 #[derive(Clone, Debug)]
@@ -334,7 +334,7 @@ impl Script {
             let lateness_ns = feed.lateness_ns();
             let now_ns = latest_ns.saturating_sub(lateness_ns);
             let is_turn = if engine.is_in_cluster() {
-                batches % TURN_BATCHES == 0
+                batches % STEP_BATCHES == 0
             } else {
                 now_ns.saturating_sub(delivered_ns) >= lateness_ns / LATENESS_STEPS
             };

@@ -290,7 +290,7 @@ impl Write for Disk<'_> {
 }
 
 #[test]
-fn a_full_disk_is_told_and_a_part_is_no_file() {
+fn a_full_disk_is_reported_and_a_part_is_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("x.rec"), folder.path().join("x.parquet"));
     let header = header(OFFSET_NS);

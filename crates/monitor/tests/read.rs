@@ -152,7 +152,7 @@ fn a_declared_stream_takes_the_time_of_events() {
 }
 
 #[test]
-fn bad_lines_are_told_until_there_are_too_many() {
+fn bad_lines_are_reported_until_there_are_too_many() {
     let mut text = "BlktapTS,Size\n".to_owned();
     for line in 0..20_000 {
         text += if line % 150 == 0 { "1,2,3\n" } else { "1,2\n" };

@@ -112,7 +112,7 @@ fn columns_are_left_out_and_times_have_their_unit() {
 }
 
 #[test]
-fn notes_moments_and_the_end_are_told() {
+fn notes_moments_and_the_end_are_reported() {
     let header = Header::new(&io_stream(), Clock::Monotonic, 5);
     let mut writer = Writer::new(Vec::new(), &header, BlockLimits::default()).unwrap();
     writer.append_row(7, &vec![Value::Integer(7)]).unwrap();

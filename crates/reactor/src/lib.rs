@@ -27,7 +27,7 @@ use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 const TOKEN_BITS: u32 = 48;
 const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
 /// The mark of submissions whose completion nobody waits for.
-const NOBODY: u16 = u16::MAX;
+const NO_OWNER: u16 = u16::MAX;
 /// The bit of an owner's mark that says that the submission names no memory.
 const NAMES_NOTHING: u16 = 1 << 15;
 /// How long a reactor that is dropped waits for what the kernel still does.
@@ -311,7 +311,7 @@ impl Reactor {
             opcode::AsyncCancel::new((u64::from(owner.0) << TOKEN_BITS) | (token & TOKEN_MASK))
                 .build();
         // SAFETY: a cancellation names no memory.
-        unsafe { self.enqueue(NOBODY, 0, entry) };
+        unsafe { self.enqueue(NO_OWNER, 0, entry) };
     }
 
     /// Ends a [watch](Self::watch) of `owner` under `token`. Events of it that are under way still
@@ -320,7 +320,7 @@ impl Reactor {
         let mark = owner.0 | NAMES_NOTHING;
         let data = (u64::from(mark) << TOKEN_BITS) | (token & TOKEN_MASK);
         // SAFETY: a cancellation names no memory.
-        unsafe { self.enqueue(NOBODY, 0, opcode::PollRemove::new(data).build()) };
+        unsafe { self.enqueue(NO_OWNER, 0, opcode::PollRemove::new(data).build()) };
     }
 
     /// Cancels everything and waits until nothing that names memory is under way, for `limit` at
@@ -334,7 +334,7 @@ impl Reactor {
         // Kernels before 5.19 cannot cancel all at once: there, what is under way ends by itself.
         let cancel = opcode::AsyncCancel2::new(all).build();
         // SAFETY: a cancellation names no memory.
-        unsafe { self.enqueue(NOBODY, 0, cancel) };
+        unsafe { self.enqueue(NO_OWNER, 0, cancel) };
         let mut events = Vec::new();
         while self.under_way > 0 {
             let left = limit.saturating_sub(start.elapsed());
@@ -457,7 +457,7 @@ impl Reactor {
         for entry in self.ring.completion() {
             let data = entry.user_data();
             let mark = (data >> TOKEN_BITS) as u16;
-            if mark == NOBODY {
+            if mark == NO_OWNER {
                 continue;
             }
             let owner = Owner(mark & !NAMES_NOTHING);

@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::daemon::Daemon;
-use crate::events::{self, Wish};
+use crate::events::{self, ListenRequest};
 use crate::metrics;
 use crate::wiring::{invalid, refusal};
 use fathom_options::{Places, Problems, Title, Written};
@@ -226,22 +226,22 @@ async fn recording(
     let remedy = "ask like /v1/recording?disk=NAME&disk=NAME&pulse_ms=20";
     let invalid = |message: String| Refused(refusal(ErrorCode::Invalid, message, remedy));
     let Query(query) = query.map_err(|error| invalid(error.body_text()))?;
-    let mut wish = Wish::default();
+    let mut request = ListenRequest::default();
     for (key, value) in query {
         match key.as_str() {
-            "disk" => drop(wish.disks.insert(value)),
+            "disk" => drop(request.disks.insert(value)),
             "pulse_ms" => {
                 let time = value.parse().ok().filter(|time| (1..=60_000).contains(time));
                 let time = time.ok_or_else(|| {
                     invalid(format!("pulse_ms is {value:?}, and may be 1 to 60000"))
                 })?;
-                wish.pulse = Some(Duration::from_millis(time));
+                request.pulse = Some(Duration::from_millis(time));
             }
             _ => return Err(invalid(format!("nothing is known of {key:?}"))),
         }
     }
     // It waits until the collection has begun.
-    let listen = move || events::listen(&app.daemon, wish);
+    let listen = move || events::listen(&app.daemon, request);
     let body = match tokio::task::spawn_blocking(listen).await {
         Ok(body) => body?,
         Err(_) => return Err(Refused(refusal(ErrorCode::Failed, "the daemon failed at this", ""))),

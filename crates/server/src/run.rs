@@ -190,8 +190,8 @@ async fn serve(
             false
         }
     };
-    let told_by = Instant::now() + TELL_TIME_MAX;
-    while !daemon.events().all_told() && Instant::now() < told_by {
+    let delivered_by = Instant::now() + TELL_TIME_MAX;
+    while !daemon.events().all_delivered() && Instant::now() < delivered_by {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     server.abort();

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_systems_are_told_apart() {
+    fn file_systems_are_distinguished() {
         let mut bytes = vec![0; LENGTH];
         assert_eq!(recognise(&bytes), None);
         bytes[1080..1082].copy_from_slice(b"\x53\xef");

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_part_is_told_the_most_first() {
+    fn who_has_part_is_reported_the_most_first() {
         let mut map = BTreeMap::from([("a", 1), ("b", 3)]);
         let name = |text: &str| text.to_uppercase();
         let mix = Mix::of(&map, |text| (*text).to_owned());

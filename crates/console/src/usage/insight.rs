@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_are_told_and_those_not_understood_come_first() {
+    fn guests_are_reported_and_those_not_understood_come_first() {
         let shop = guest("shop", InsightState::Attached, "");
         let old =
             guest("old", InsightState::Blind, "Linux 5.10 is too old: 6.0 or later is needed");

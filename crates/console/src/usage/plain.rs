@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_told_where_there_is_no_interval() {
+    fn sums_are_reported_where_there_is_no_interval() {
         let all = groups(Grouping::File, 0.0);
         let text = table(&all, Grouping::File, &Scope::default(), &[], 3, None);
         assert!(text.contains("WRITES") && text.contains("/srv/table.dat"), "{text}");

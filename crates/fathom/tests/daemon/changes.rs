@@ -287,7 +287,7 @@ fn events_are_waited_for() {
 }
 
 #[test]
-fn metrics_over_tcp_serve_nothing_else_and_wait_for_nobody() {
+fn metrics_over_tcp_serve_nothing_else_and_wait_for_no_client() {
     use std::io::{Read, Write};
     let text = "[daemon]\nmetrics = \"127.0.0.1:0\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n";
     let daemon = Daemon::start(text);

@@ -78,7 +78,7 @@ fn two_listen_and_each_gets_what_it_asked_for() {
 }
 
 #[test]
-fn a_listener_that_does_not_read_holds_up_nobody() {
+fn a_listener_that_does_not_read_holds_up_no_other() {
     let daemon = Daemon::start(TWO);
     let client = daemon.client();
     let deaf = client.recording(&[], None).unwrap();
@@ -125,7 +125,7 @@ fn disks_come_and_go_while_somebody_listens() {
 }
 
 #[test]
-fn events_are_there_soon_and_moments_are_told() {
+fn events_are_there_soon_and_moments_are_reported() {
     let daemon = Daemon::start(TWO);
     let pulse = Some(Duration::from_millis(20));
     let mut stream = daemon.client().recording(&[], pulse).unwrap();
@@ -150,7 +150,7 @@ fn events_are_there_soon_and_moments_are_told() {
 }
 
 #[test]
-fn record_ends_in_order_when_it_is_told_to() {
+fn record_ends_in_order_when_it_is_reported_to() {
     let daemon = Daemon::start(TWO);
     let mut child = command(&daemon.path(""))
         .args(["record", "a", "-o", "a.rec", "--control", "control.sock"])
@@ -181,7 +181,7 @@ fn record_ends_in_order_when_it_is_told_to() {
 }
 
 #[test]
-fn a_recording_that_the_daemon_breaks_off_is_told() {
+fn a_recording_that_the_daemon_breaks_off_is_reported() {
     let daemon = Daemon::start(TWO);
     let child = command(&daemon.path(""))
         .args(["record", "a", "-o", "a.rec", "--control", "control.sock"])

@@ -189,7 +189,7 @@ const BROKEN: &str =
     "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
 #[test]
-fn a_server_is_told_and_one_that_fails_hurts_nobody() {
+fn a_server_is_reported_and_one_that_fails_hurts_no_other() {
     let writes = "select VDisk, Sector, Path from IOstream where Type = 'Q' and IOOp = 'w'";
     let (good, told) = server(TAKEN);
     let (bad, refused) = server(BROKEN);
@@ -266,7 +266,7 @@ fn identity() -> openssl::ssl::SslAcceptor {
 }
 
 #[test]
-fn a_server_that_nobody_has_vouched_for_is_told_nothing() {
+fn a_server_that_nobody_has_vouched_for_is_reported_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://{}/", listener.local_addr().unwrap());
     let (sender, handshakes) = channel();
@@ -290,7 +290,7 @@ fn a_server_that_nobody_has_vouched_for_is_told_nothing() {
 }
 
 #[test]
-fn commands_change_disks_and_failures_are_told() {
+fn commands_change_disks_and_failures_are_reported() {
     let at = |sector: u64, more: &str| {
         format!(
             "select VDisk{more} from IOstream where Type = 'R' and IOOp = 'w' and Sector = {sector}"

@@ -147,7 +147,7 @@ fn one_head_available_twice_at_once_is_served_at_most_once() {
 }
 
 #[test]
-fn a_queue_of_rubbish_harms_nobody() {
+fn a_queue_of_rubbish_harms_no_other() {
     let served = serve();
     for seed in 1..=40_u64 {
         let mut client = Client::start(&served.socket, 1, 0);

@@ -125,7 +125,7 @@ fn set_flags(event: &EventFd, flags: libc::c_int) {
 }
 
 #[test]
-fn a_full_call_descriptor_stops_nobody() {
+fn a_full_call_descriptor_stops_no_other() {
     let (served, beside) = (serve(), serve());
     let mut neighbour = Client::start(&beside.socket, 1, 0);
     let mut client = Client::start(&served.socket, 2, 0);
@@ -167,7 +167,7 @@ fn a_full_call_descriptor_stops_nobody() {
 }
 
 #[test]
-fn a_kick_descriptor_that_the_vmm_empties_stops_nobody() {
+fn a_kick_descriptor_that_the_vmm_empties_stops_no_other() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     set_flags(&client.kicks[0], 0);
@@ -267,7 +267,7 @@ fn a_change_of_layers_is_not_lost_while_a_ring_starts() {
 }
 
 #[test]
-fn a_queue_that_fails_with_requests_in_flight_takes_nobody_along() {
+fn a_queue_that_fails_with_requests_in_flight_takes_no_other_along() {
     let served = serve_file();
     served.disk.restack(vec![Arc::new(Slow::default())], fathom_block::CHANGE_TIME_MAX).unwrap();
     let mut client = Client::start(&served.socket, 1, 0);

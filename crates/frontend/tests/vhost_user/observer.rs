@@ -46,7 +46,7 @@ impl GuestObserver for Told {
 }
 
 #[test]
-fn starts_moves_stops_and_ends_are_told_in_order() {
+fn starts_moves_stops_and_ends_are_reported_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("disk.sock");
     let backend = Arc::new(fathom_backend::Memory::new(CAPACITY));

@@ -5,7 +5,7 @@ use fathom_insight::{Confidence, Facts, Insight, Kind, Names, Source};
 /// Facts about a part of a request, with texts in place of their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
-pub struct Told {
+pub struct NamedFacts {
     pub length: u64,
     pub kind: Kind,
     pub source: Source,
@@ -22,7 +22,7 @@ pub struct Told {
     pub process_id: u32,
 }
 
-impl Told {
+impl NamedFacts {
     /// What `facts` say about `length` bytes.
     pub fn new(length: u64, facts: &Facts, names: &Names) -> Self {
         let text = |name| names.text(name).map(|text| text.to_string()).unwrap_or_default();

@@ -16,7 +16,7 @@ mod store;
 mod symbols;
 mod types;
 
-pub use answer::Told;
+pub use answer::NamedFacts;
 pub use linux::{COUNTS, Counts, Linux};
 pub use mutation::{Effort, Outcome, READS_MAX, Subject, fuzz_introspection};
 pub use scene::Request;

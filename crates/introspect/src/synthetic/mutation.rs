@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fathom_insight::{ClassTable, Confidence, Insight, Kind, Names};
 
-use super::answer::Told;
+use super::answer::NamedFacts;
 use super::builder::Words;
 use super::reads::{self, Sites};
 use super::{Linux, Request, Shape, Store};
@@ -72,7 +72,7 @@ pub struct Subject {
     resolver: Resolver,
     requests: Vec<Request>,
     /// What is told of each request without mutations, and the words that are read for it.
-    clean: Vec<(Vec<Told>, Sites)>,
+    clean: Vec<(Vec<NamedFacts>, Sites)>,
     /// The words that are read to find the kernel and to ask it for everything.
     sites: Sites,
     /// What is what in memory; nothing where nobody knows.
@@ -155,8 +155,8 @@ impl Subject {
         for place in 0..subject.requests.len() {
             subject.now_ns += 2_000_000_000;
             let memory = subject.memory.clone();
-            let (told, sites) = reads::record(&memory, || subject.resolve(place).0);
-            subject.clean.push((told, sites));
+            let (reported, sites) = reads::record(&memory, || subject.resolve(place).0);
+            subject.clean.push((reported, sites));
         }
         let ((), more) = reads::record(&subject.memory, || subject.ask_everything(&subject.guest));
         sites.merge(&more);
@@ -175,13 +175,13 @@ impl Subject {
     }
 
     /// The requests, with what is told of each.
-    pub fn clean(&self) -> impl Iterator<Item = (&Request, &[Told])> {
+    pub fn clean(&self) -> impl Iterator<Item = (&Request, &[NamedFacts])> {
         self.requests.iter().zip(&self.clean).map(|(request, clean)| (request, &clean.0[..]))
     }
 
     /// Resolves a request and checks what holds for every answer. Returns the parts, and how often
     /// the memory was read.
-    fn resolve(&mut self, place: usize) -> (Vec<Told>, u64) {
+    fn resolve(&mut self, place: usize) -> (Vec<NamedFacts>, u64) {
         let request = &self.requests[place];
         let view = RequestView { now_ns: self.now_ns, ..request.view };
         let mut insight = Insight::default();
@@ -189,7 +189,7 @@ impl Subject {
         self.resolver.resolve(&view, request.pieces.iter().copied(), &self.table, &mut insight);
         let reads = reads::count() - before;
         check(&insight, view.length, &self.names);
-        (Told::all(view.length, &insight, &self.names), reads)
+        (NamedFacts::all(view.length, &insight, &self.names), reads)
     }
 
     /// Asks the kernel for everything but requests.
@@ -272,16 +272,16 @@ impl Subject {
 
     /// Resolves a request and compares with what was told before.
     fn judge(&mut self, place: usize, mutations: &[Mutation], outcome: &mut Outcome) {
-        let (told, reads) = self.resolve(place);
+        let (reported, reads) = self.resolve(place);
         outcome.reads_max = outcome.reads_max.max(reads);
         assert!(reads <= READS_MAX, "{reads} reads: {mutations:x?}");
         let clean = &self.clean[place].0;
-        if told == *clean {
-            outcome.same += told.len() as u64;
+        if reported == *clean {
+            outcome.same += reported.len() as u64;
             return;
         }
         let mut offset = 0;
-        for part in &told {
+        for part in &reported {
             let before = at(clean, offset);
             offset += part.length;
             let Some(what) = part.contradicts(before) else {
@@ -363,13 +363,13 @@ impl Subject {
 }
 
 /// The part of an answer that an offset lies in.
-fn at(told: &[Told], offset: u64) -> &Told {
+fn at(reported: &[NamedFacts], offset: u64) -> &NamedFacts {
     let mut end = 0;
-    let found = told.iter().find(|part| {
+    let found = reported.iter().find(|part| {
         end += part.length;
         offset < end
     });
-    found.unwrap_or(&told[0])
+    found.unwrap_or(&reported[0])
 }
 
 /// What holds for every answer, whatever the memory.

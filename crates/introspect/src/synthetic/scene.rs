@@ -4,7 +4,7 @@
 use fathom_insight::{Confidence, Kind, Source};
 
 use super::PAGE;
-use super::answer::Told;
+use super::answer::NamedFacts;
 use super::builder::Builder;
 use super::objects::{DIRECTORY, REGULAR};
 use super::stage::{Bio, Stage};
@@ -20,7 +20,7 @@ pub struct Request {
     /// Its memory: guest-physical addresses and lengths.
     pub pieces: Vec<(u64, u64)>,
     /// What is to be told about it.
-    pub truth: Vec<Told>,
+    pub truth: Vec<NamedFacts>,
 }
 
 /// Variables of the image.
@@ -123,15 +123,22 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let mut stage = Stage { builder, queue, sector: 2048, requests: Vec::new() };
 
     // What is true.
-    let sure =
-        |kind, source| Told { kind, source, confidence: Confidence::Sure, ..Told::default() };
-    let with = |told: &Told, group: &str| Told { cgroup: group.into(), ..told.clone() };
-    let on_ext4 = Told {
+    let sure = |kind, source| NamedFacts {
+        kind,
+        source,
+        confidence: Confidence::Sure,
+        ..NamedFacts::default()
+    };
+    let with = |reported: &NamedFacts, group: &str| NamedFacts {
+        cgroup: group.into(),
+        ..reported.clone()
+    };
+    let on_ext4 = NamedFacts {
         file_system: "ext4".into(),
         device: "vda1".into(),
         ..sure(Kind::Data, Source::Page)
     };
-    let inbox_told = Told {
+    let inbox_told = NamedFacts {
         inode: 131,
         file_size: 20_000,
         owner: 33,
@@ -139,14 +146,14 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         cgroup: "/web".into(),
         ..on_ext4.clone()
     };
-    let outbox_told = Told {
+    let outbox_told = NamedFacts {
         inode: 132,
         file_size: 5 << 20,
         path: format!("/srv/mail/{LONG}"),
         cgroup: "/batch/job".into(),
         ..on_ext4.clone()
     };
-    let database_told = Told {
+    let database_told = NamedFacts {
         inode: 140,
         file_size: 1 << 30,
         path: "/var/lib/db/main.db".into(),
@@ -154,8 +161,8 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         cgroup: "/batch/job".into(),
         ..on_ext4.clone()
     };
-    let of_ext4 = Told { kind: Kind::Metadata, ..on_ext4.clone() };
-    let unknown = Told::default();
+    let of_ext4 = NamedFacts { kind: Kind::Metadata, ..on_ext4.clone() };
+    let unknown = NamedFacts::default();
     let bio = Bio { group: Some(web), ..Bio::default() };
     let in_job = Bio { group: Some(job), ..Bio::default() };
     let in_root = Bio { group: Some(root), ..Bio::default() };
@@ -182,11 +189,15 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     ];
     let pieces = [(inbox_page, PAGE), (more[0], PAGE), (more[1], PAGE), (inbox_page, PAGE)];
     let parts = [(1, &inbox_told), (2, &outbox_told), (1, &inbox_told)]
-        .map(|(pages, told)| Told { length: pages * PAGE, ..told.clone() });
+        .map(|(pages, reported)| NamedFacts { length: pages * PAGE, ..reported.clone() });
     stage.submit("merged", 0, &merged, &pieces, &parts);
     let gone_page = stage.builder.cache(gone);
-    let gone_told =
-        Told { inode: 150, file_size: 4096, path: "/gone (deleted)".into(), ..on_ext4.clone() };
+    let gone_told = NamedFacts {
+        inode: 150,
+        file_size: 4096,
+        path: "/gone (deleted)".into(),
+        ..on_ext4.clone()
+    };
     stage.one("deleted", Bio { end: "ext4_end_bio", ..bio }, gone_page, &with(&gone_told, "/web"));
     let reserved_page = stage.builder.cache(reserved);
     stage.one(
@@ -201,67 +212,69 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     stage.builder.set(structure, "page.memcg_data", web.memory);
     stage.one("charged page", Bio { end: "ext4_end_bio", ..in_root }, charged, &inbox_told);
     let in_odd = Bio { end: "ext4_end_bio", group: Some(odd), ..Bio::default() };
-    let told = with(&inbox_told, "/o\u{fffd}[1md");
-    stage.one("odd group", in_odd, inbox_page, &told);
+    let reported = with(&inbox_told, "/o\u{fffd}[1md");
+    stage.one("odd group", in_odd, inbox_page, &reported);
     let free = Bio { end: "ext4_end_bio", ..Bio::default() };
     stage.one("no group", free, inbox_page, &with(&inbox_told, ""));
     let slab = stage.builder.slab(inbox);
     stage.one("slab", Bio { end: "f2fs_write_end_io", ..in_root }, slab, &with(&unknown, "/"));
     let private = stage.builder.anonymous();
     stage.one("anonymous", Bio { end: "ext4_end_bio", ..bio }, private, &with(&unknown, "/web"));
-    let f2fs_told = Told { file_system: "f2fs".into(), device: "vdd".into(), ..on_ext4.clone() };
+    let f2fs_told =
+        NamedFacts { file_system: "f2fs".into(), device: "vdd".into(), ..on_ext4.clone() };
     let mixed = [directory, nodes, flash].map(|inode| stage.builder.cache(inode));
     let pieces: Vec<_> = mixed.iter().map(|page| (*page, PAGE)).collect();
     let parts = [
-        Told {
+        NamedFacts {
             kind: Kind::Directory,
             inode: 4,
             file_size: PAGE,
             path: "/d".into(),
             ..f2fs_told.clone()
         },
-        Told { kind: Kind::Metadata, ..f2fs_told.clone() },
-        Told { inode: 5, file_size: 12_000, path: "/f".into(), ..f2fs_told.clone() },
+        NamedFacts { kind: Kind::Metadata, ..f2fs_told.clone() },
+        NamedFacts { inode: 5, file_size: 12_000, path: "/f".into(), ..f2fs_told.clone() },
     ]
-    .map(|told| Told { length: PAGE, cgroup: "/web".into(), ..told });
+    .map(|reported| NamedFacts { length: PAGE, cgroup: "/web".into(), ..reported });
     let each = Bio { end: "f2fs_write_end_io", size: 3 * PAGE, ..bio };
     stage.submit("mixed pages", 0, &[each], &pieces, &parts);
 
     // Buffers.
     let device_page = stage.builder.cache(vda1.inode);
     let bio_of = stage.of_buffer("journal_end_buffer_io_sync", in_root);
-    let told = with(&sure(Kind::Journal, Source::Bio), "/");
-    stage.one("journal", bio_of, device_page, &told);
-    let told = Told { kind: Kind::Journal, ..of_ext4.clone() };
+    let reported = with(&sure(Kind::Journal, Source::Bio), "/");
+    stage.one("journal", bio_of, device_page, &reported);
+    let reported = NamedFacts { kind: Kind::Journal, ..of_ext4.clone() };
     let bio_of = stage.with_buffer(journal_buffer, "end_buffer_write_sync", in_root);
-    stage.one("journal head", bio_of, device_page, &with(&told, "/"));
+    stage.one("journal head", bio_of, device_page, &with(&reported, "/"));
     let bio_of = stage.of_buffer("end_buffer_write_sync", in_root);
     stage.one("metadata", bio_of, device_page, &with(&of_ext4, "/"));
     // What jbd2 marks is its own on a file system of jbd2 only.
     let flash_page = stage.builder.cache(vdd.inode);
-    let of_f2fs = Told { file_system: "f2fs".into(), device: "vdd".into(), ..of_ext4.clone() };
-    for (name, page, told) in
-        [("journal block", device_page, &told), ("not jbd2's", flash_page, &of_f2fs)]
+    let of_f2fs =
+        NamedFacts { file_system: "f2fs".into(), device: "vdd".into(), ..of_ext4.clone() };
+    for (name, page, reported) in
+        [("journal block", device_page, &reported), ("not jbd2's", flash_page, &of_f2fs)]
     {
         let bio_of = stage.of_buffer("end_buffer_write_sync", in_root);
         stage.builder.set(bio_of.private, "buffer_head.b_state", 1 << 17);
-        stage.one(name, bio_of, page, &with(told, "/"));
+        stage.one(name, bio_of, page, &with(reported, "/"));
     }
     let bio_of = stage.of_buffer("ext4_end_bitmap_read", in_root);
-    let told = with(&sure(Kind::Metadata, Source::Bio), "/");
-    stage.one("bitmap", bio_of, device_page, &told);
+    let reported = with(&sure(Kind::Metadata, Source::Bio), "/");
+    stage.one("bitmap", bio_of, device_page, &reported);
     let raw_page = stage.builder.cache(vdb.inode);
     let bio_of = stage.of_buffer("end_buffer_async_write", in_root);
-    let told = Told { device: "vdb".into(), ..sure(Kind::Device, Source::Page) };
-    stage.one("device", bio_of, raw_page, &with(&told, "/"));
+    let reported = NamedFacts { device: "vdb".into(), ..sure(Kind::Device, Source::Page) };
+    stage.one("device", bio_of, raw_page, &with(&reported, "/"));
 
     // Past the page cache.
-    let process = |told: &Told| Told {
+    let process = |reported: &NamedFacts| NamedFacts {
         process: "postgres".into(),
         process_id: 77,
         kind: Kind::Direct,
         source: Source::Bio,
-        ..told.clone()
+        ..reported.clone()
     };
     let file = stage.builder.open(database);
     for (name, waits) in [("iomap", true), ("iomap async", false)] {
@@ -270,14 +283,17 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         stage.builder.set(iocb, "kiocb.ki_complete", complete);
         let dio = stage.holder("iomap_dio", "iomap_dio.iocb", iocb);
         stage.builder.set(dio, "iomap_dio.submit.waiter", thread);
-        let told = process(&database_told);
-        let told =
-            if waits { told } else { Told { process: String::new(), process_id: 0, ..told } };
+        let reported = process(&database_told);
+        let reported = if waits {
+            reported
+        } else {
+            NamedFacts { process: String::new(), process_id: 0, ..reported }
+        };
         stage.one(
             name,
             Bio { end: "iomap_dio_bio_end_io", private: dio, ..in_job },
             private,
-            &told,
+            &reported,
         );
     }
     let dio = stage.holder("dio", "dio.inode", inbox);
@@ -289,40 +305,40 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         &process(&inbox_told),
     );
     let dio = stage.holder("blkdev_dio", "blkdev_dio.waiter", thread);
-    let told = Told { kind: Kind::Device, cgroup: "/web".into(), ..process(&unknown) };
-    let told = Told { confidence: Confidence::Sure, ..told };
+    let reported = NamedFacts { kind: Kind::Device, cgroup: "/web".into(), ..process(&unknown) };
+    let reported = NamedFacts { confidence: Confidence::Sure, ..reported };
     stage.one(
         "device direct",
         Bio { end: "blkdev_bio_end_io", private: dio, ..bio },
         private,
-        &told,
+        &reported,
     );
     // On a stack, across the end of a page.
     let stack = stage.builder.scattered(2 * PAGE, false) + PAGE - 64;
     let simple = Bio { end: "blkdev_bio_end_io_simple", private: postgres, address: stack, ..bio };
-    stage.one("device simple", simple, private, &told);
+    stage.one("device simple", simple, private, &reported);
 
     // Swap.
-    let told = with(&sure(Kind::Swap, Source::Bio), "/");
-    stage.one("swap", Bio { end: "end_swap_bio_write", ..in_root }, private, &told);
+    let reported = with(&sure(Kind::Swap, Source::Bio), "/");
+    stage.one("swap", Bio { end: "end_swap_bio_write", ..in_root }, private, &reported);
     let stranger = Bio { end: "nobody_knows_end_io", size: PAGE, ..in_root };
-    let likely = |kind, source| Told { confidence: Confidence::Likely, ..sure(kind, source) };
-    let told = with(&likely(Kind::Swap, Source::Flags), "/");
-    stage.submit("swap by flag", SWAP, &[stranger], &[(private, PAGE)], &[told]);
-    let told = with(&likely(Kind::Metadata, Source::Flags), "/");
-    stage.submit("metadata by flag", META, &[stranger], &[(private, PAGE)], &[told]);
+    let likely = |kind, source| NamedFacts { confidence: Confidence::Likely, ..sure(kind, source) };
+    let reported = with(&likely(Kind::Swap, Source::Flags), "/");
+    stage.submit("swap by flag", SWAP, &[stranger], &[(private, PAGE)], &[reported]);
+    let reported = with(&likely(Kind::Metadata, Source::Flags), "/");
+    stage.submit("metadata by flag", META, &[stranger], &[(private, PAGE)], &[reported]);
     let waited = Bio { end: "submit_bio_wait_endio", ..bio };
-    let told = with(&likely(Kind::Device, Source::Bio), "/web");
-    stage.one("device waited", waited, private, &told);
+    let reported = with(&likely(Kind::Device, Source::Bio), "/web");
+    stage.one("device waited", waited, private, &reported);
     let stranger = Bio { end: "nobody_knows_end_io", ..bio };
-    let told = Told { confidence: Confidence::Likely, ..inbox_told.clone() };
-    stage.one("stranger", stranger, inbox_page, &told);
+    let reported = NamedFacts { confidence: Confidence::Likely, ..inbox_told.clone() };
+    stage.one("stranger", stranger, inbox_page, &reported);
     let stranger = Bio { device: vda1.device, ..stranger };
-    stage.one("stranger on its device", stranger, inbox_page, &told);
+    stage.one("stranger on its device", stranger, inbox_page, &reported);
     // Pages of a file that a program has mapped, and writes to a device: nothing of the file's.
     let mapped = stage.builder.cache_idle(inbox);
     let of_device = with(&likely(Kind::Device, Source::Bio), "/web");
-    for (name, end, device, page, told) in [
+    for (name, end, device, page, reported) in [
         ("waited, on its device", "bio_wait_end_io", vda1.device, inbox_page, &inbox_told),
         ("mapped, waited", "bio_wait_end_io", vdb.device, mapped, &of_device),
         ("mapped, waited, its device", "submit_bio_wait_endio", vda1.device, mapped, &of_device),
@@ -331,7 +347,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         ("elsewhere", "nobody_knows_end_io", vdb.device, inbox_page, &with(&unknown, "/web")),
         ("another device's", "bio_wait_end_io", vdb.device, device_page, &of_device),
     ] {
-        stage.one(name, Bio { end, device, ..bio }, page, told);
+        stage.one(name, Bio { end, device, ..bio }, page, reported);
     }
 
     // Layers of devices.
@@ -375,8 +391,8 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     // The first page of the file system's own bio tells.
     let stacked = Bio { end: "crypt_endio", private: crypt, ..in_job };
     stage.one("raid1 on dm-crypt", stacked, private, &outbox_told);
-    let told = with(&sure(Kind::Device, Source::Bio), "/");
-    stage.one("md super block", Bio { end: "super_written", ..in_root }, private, &told);
+    let reported = with(&sure(Kind::Device, Source::Bio), "/");
+    stage.one("md super block", Bio { end: "super_written", ..in_root }, private, &reported);
 
     // XFS.
     for (name, operations, kind) in [
@@ -388,10 +404,10 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         let bio = Bio { end: "xfs_buf_bio_end_io", private: buffer, ..bio };
         stage.one(name, bio, private, &with(&sure(kind, Source::Bio), "/web"));
     }
-    let told = with(&sure(Kind::Journal, Source::Bio), "/");
-    stage.one("xfs log", Bio { end: "xlog_bio_end_io", ..in_root }, private, &told);
+    let reported = with(&sure(Kind::Journal, Source::Bio), "/");
+    stage.one("xfs log", Bio { end: "xlog_bio_end_io", ..in_root }, private, &reported);
     let image_page = stage.builder.cache(disk_image);
-    let told = Told {
+    let reported = NamedFacts {
         inode: 200,
         file_size: 3 << 30,
         path: "/image".into(),
@@ -400,17 +416,17 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         cgroup: "/web".into(),
         ..sure(Kind::Data, Source::Page)
     };
-    stage.one("xfs data", Bio { end: "xfs_end_bio", ..bio }, image_page, &told);
+    stage.one("xfs data", Bio { end: "xfs_end_bio", ..bio }, image_page, &reported);
 
     // Btrfs.
-    let on_btrfs = Told {
+    let on_btrfs = NamedFacts {
         file_system: "btrfs".into(),
         device: "vdc".into(),
         cgroup: "/web".into(),
         ..sure(Kind::Data, Source::Bio)
     };
     let data_told =
-        Told { inode: 257, file_size: 70_000, path: "/home/data".into(), ..on_btrfs.clone() };
+        NamedFacts { inode: 257, file_size: 70_000, path: "/home/data".into(), ..on_btrfs.clone() };
     let embedded = |stage: &mut Stage<'_, '_>, outer: u64, end: &str, private: u64| {
         let own = stage.builder.make("btrfs_bio");
         if recent {
@@ -426,46 +442,46 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let source = if recent { Source::Bio } else { Source::Page };
     let page = if recent { private } else { stage.builder.cache(btrfs_file) };
     let address = embedded(&mut stage, btrfs_outer, "btrfs_something_else", 0);
-    let data_told = Told { source, ..data_told };
+    let data_told = NamedFacts { source, ..data_told };
     stage.one("btrfs data", Bio { address, ..simple }, page, &data_told);
     let tree_page = if recent { private } else { stage.builder.cache(tree) };
     let address = embedded(&mut stage, tree_outer, "btrfs_something_else", 0);
-    let told = Told { kind: Kind::Metadata, source, ..on_btrfs.clone() };
-    stage.one("btrfs metadata", Bio { address, ..simple }, tree_page, &told);
+    let reported = NamedFacts { kind: Kind::Metadata, source, ..on_btrfs.clone() };
+    stage.one("btrfs metadata", Bio { address, ..simple }, tree_page, &reported);
     let owner = if recent {
         0
     } else {
         stage.holder("btrfs_dio_private", "btrfs_dio_private.inode", btrfs_file)
     };
     let address = embedded(&mut stage, btrfs_outer, "btrfs_end_dio_bio", owner);
-    let told = Told { kind: Kind::Direct, source: Source::Bio, ..data_told.clone() };
-    stage.one("btrfs direct", Bio { address, ..simple }, private, &told);
+    let reported = NamedFacts { kind: Kind::Direct, source: Source::Bio, ..data_told.clone() };
+    stage.one("btrfs direct", Bio { address, ..simple }, private, &reported);
     let owner =
         if recent { 0 } else { stage.holder("compressed_bio", "compressed_bio.inode", btrfs_file) };
     let address = embedded(&mut stage, btrfs_outer, "end_compressed_bio_read", owner);
-    let told = Told { source: Source::Bio, ..data_told.clone() };
-    stage.one("btrfs compressed", Bio { address, ..simple }, private, &told);
+    let reported = NamedFacts { source: Source::Bio, ..data_told.clone() };
+    stage.one("btrfs compressed", Bio { address, ..simple }, private, &reported);
     let address = embedded(&mut stage, btrfs_outer, "btrfs_something_else", 0);
     let original = stage.above(&Bio { address, ..simple });
     let context = stage.holder("btrfs_io_context", "btrfs_io_context.orig_bio", original);
     let stripe = stage.holder("btrfs_io_stripe", "btrfs_io_stripe.bioc", context);
     let copy = Bio { end: "btrfs_clone_write_end_io", private: stripe, ..bio };
     stage.one("btrfs stripe", copy, page, &data_told);
-    let told = with(&sure(Kind::Metadata, Source::Bio), "/");
-    stage.one("btrfs super", Bio { end: "btrfs_end_super_write", ..in_root }, private, &told);
+    let reported = with(&sure(Kind::Metadata, Source::Bio), "/");
+    stage.one("btrfs super", Bio { end: "btrfs_end_super_write", ..in_root }, private, &reported);
 
     // Copies of pages that may be of several files: all of them are looked at.
-    let told = with(&unknown, "/batch/job");
-    for (name, first, told) in [
+    let reported = with(&unknown, "/batch/job");
+    for (name, first, reported) in [
         ("dm-crypt of a file", more[0], &outbox_told),
-        ("dm-crypt of two files", inbox_page, &told),
+        ("dm-crypt of two files", inbox_page, &reported),
     ] {
         let vectors = stage.vectors(&[first, more[1]]);
         let size = 2 * PAGE;
         let original = stage.above(&Bio { end: "f2fs_write_end_io", vectors, size, ..in_job });
         let crypt = stage.holder("dm_crypt_io", "dm_crypt_io.base_bio", original);
         let crypt = Bio { end: "crypt_endio", private: crypt, size, ..in_job };
-        stage.submit(name, 0, &[crypt], &[(private, size)], std::slice::from_ref(told));
+        stage.submit(name, 0, &[crypt], &[(private, size)], std::slice::from_ref(reported));
     }
 
     // Without data, and cut short.
@@ -476,8 +492,8 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     stage.submit("torn", 0, &[short, short], &[(inbox_page, PAGE)], &[]);
     let torn = stage.requests.last_mut().expect("a request");
     torn.truth = vec![
-        Told { length: PAGE, ..inbox_told.clone() },
-        Told { length: PAGE, ..with(&unknown, "/web") },
+        NamedFacts { length: PAGE, ..inbox_told.clone() },
+        NamedFacts { length: PAGE, ..with(&unknown, "/web") },
     ];
 
     let cached = [

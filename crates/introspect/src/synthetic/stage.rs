@@ -1,7 +1,7 @@
 //! How a synthetic guest submits requests: bios, what is above them, and the request itself.
 
 use super::PAGE;
-use super::answer::Told;
+use super::answer::NamedFacts;
 use super::builder::Builder;
 use super::objects::Group;
 use super::scene::Request;
@@ -72,7 +72,7 @@ impl Stage<'_, '_> {
         flags: u32,
         bios: &[Bio],
         pieces: &[(u64, u64)],
-        truth: &[Told],
+        truth: &[NamedFacts],
     ) {
         let length = bios.iter().map(|bio| bio.size).sum();
         let first = self.sector;
@@ -111,7 +111,7 @@ impl Stage<'_, '_> {
     }
 
     /// Submits a request of one bio and one page.
-    pub(super) fn one(&mut self, name: &'static str, bio: Bio, page: u64, truth: &Told) {
+    pub(super) fn one(&mut self, name: &'static str, bio: Bio, page: u64, truth: &NamedFacts) {
         let bio = Bio { size: PAGE, ..bio };
         self.submit(name, 0, &[bio], &[(page, PAGE)], std::slice::from_ref(truth));
     }

@@ -10,7 +10,7 @@ use super::mutations::Sum;
 use crate::kernel::Kernel;
 use crate::memory::GuestMemory;
 use crate::resolver::RequestView;
-use crate::synthetic::{Effort, Request, Store, Subject, Told, attach, check};
+use crate::synthetic::{Effort, NamedFacts, Request, Store, Subject, attach, check};
 
 /// What one line of the truth says.
 #[derive(Debug, Default, Clone)]
@@ -147,7 +147,7 @@ fn ring_requests(memory: &GuestMemory, ring: &Line) -> Vec<OnItsWay> {
 impl Captured {
     /// The requests that are on their way: those of a ring whose header is still part of a request
     /// to the ring's device, and that are understood.
-    fn known(&self, kernel: &Kernel, names: &Arc<Names>) -> Vec<(OnItsWay, Vec<Told>)> {
+    fn known(&self, kernel: &Kernel, names: &Arc<Names>) -> Vec<(OnItsWay, Vec<NamedFacts>)> {
         let layout = &kernel.layout;
         let disk = |request: &OnItsWay| {
             let request = request.view.header.checked_sub(layout.request_size)?;
@@ -167,12 +167,14 @@ impl Captured {
             let pieces = request.pieces.iter().copied();
             resolver.resolve(&request.view, pieces, &ClassTable::default(), &mut insight);
             check(&insight, request.view.length, names);
-            let told = Told::all(request.view.length, &insight, names);
-            (request, told)
+            let reported = NamedFacts::all(request.view.length, &insight, names);
+            (request, reported)
         };
-        let told = requests.into_iter().map(tell);
+        let reported = requests.into_iter().map(tell);
         // What is done already has no bio any more.
-        told.filter(|(_, told)| told.iter().any(|told| told.kind != Kind::Unknown)).collect()
+        reported
+            .filter(|(_, reported)| reported.iter().any(|reported| reported.kind != Kind::Unknown))
+            .collect()
     }
 }
 
@@ -192,39 +194,48 @@ fn files_that_are_cached() {
         let names = Names::default();
         let kernel = Kernel::attach(&captured.memory, None).unwrap();
         assert_eq!(kernel.release(), captured.name);
-        let cached: Vec<Told> = kernel
+        let cached: Vec<NamedFacts> = kernel
             .cached_files(&names)
             .iter()
-            .map(|file| Told::new(file.pages, &file.facts, &names))
+            .map(|file| NamedFacts::new(file.pages, &file.facts, &names))
             .collect();
         let truth = files(&captured);
         let mut found = Vec::new();
-        for told in &cached {
-            let key = (told.file_system.clone(), told.inode);
+        for reported in &cached {
+            let key = (reported.file_system.clone(), reported.inode);
             let Some(lines) = truth.get(&key) else { continue };
             let of_device =
-                |line: &&&Line| ["-", told.device.as_str()].contains(&line.text("device"));
+                |line: &&&Line| ["-", reported.device.as_str()].contains(&line.text("device"));
             let Some(line) = lines.iter().rfind(of_device) else { continue };
-            assert_eq!(told.path, line.text("path"), "{}: {told:?}", captured.name);
-            assert_eq!(u64::from(told.owner), line.number("uid"), "{}: {told:?}", captured.name);
+            assert_eq!(reported.path, line.text("path"), "{}: {reported:?}", captured.name);
+            assert_eq!(
+                u64::from(reported.owner),
+                line.number("uid"),
+                "{}: {reported:?}",
+                captured.name
+            );
             // It may have grown since.
-            let grown = told.file_size - line.number("size");
-            assert!(grown == 0 || grown == 5 && told.path == "/web/small1", "{told:?} {line:?}");
-            assert!(told.length <= told.file_size.div_ceil(4096), "{told:?}");
-            found.push((told.file_system.as_str(), told.path.as_str()));
+            let grown = reported.file_size - line.number("size");
+            assert!(
+                grown == 0 || grown == 5 && reported.path == "/web/small1",
+                "{reported:?} {line:?}"
+            );
+            assert!(reported.length <= reported.file_size.div_ceil(4096), "{reported:?}");
+            found.push((reported.file_system.as_str(), reported.path.as_str()));
         }
         // Together they are what the kernel counts.
-        let pages: u64 = cached.iter().map(|told| told.length).sum();
+        let pages: u64 = cached.iter().map(|reported| reported.length).sum();
         let counted = captured.number("vmstat", "nr_file_pages");
         assert!(pages.abs_diff(counted) < counted / 50, "{}: {pages} {counted}", captured.name);
         // Most of the truth is among them; the guest may have dropped some to have room.
-        let small = cached.iter().filter(|told| told.path.starts_with("/web/small")).count();
+        let small =
+            cached.iter().filter(|reported| reported.path.starts_with("/web/small")).count();
         assert!(found.len() > 10 && small > 40, "{}: {small}, {found:?}", captured.name);
         for fs in ["ext4", "xfs", "btrfs"] {
             assert!(found.iter().any(|(of, _)| *of == fs), "{}: {fs}", captured.name);
         }
-        let gone = cached.iter().filter(|told| told.path == "/gone (deleted)");
-        assert!(gone.clone().all(|told| told.file_size == 20_000));
+        let gone = cached.iter().filter(|reported| reported.path == "/gone (deleted)");
+        assert!(gone.clone().all(|reported| reported.file_size == 20_000));
         println!(
             "{}: {} files, {} of those that the guest told, {} of those that it removed",
             captured.name,
@@ -298,34 +309,38 @@ fn requests_that_were_on_their_way() {
         let truth = files(&captured);
         let mut waiting = 0;
         for (request, parts) in &known {
-            for told in parts {
+            for reported in parts {
                 let is = |kind, path: &str, cgroup: &str| {
-                    (told.kind, told.path.as_str(), told.cgroup.as_str()) == (kind, path, cgroup)
+                    (reported.kind, reported.path.as_str(), reported.cgroup.as_str())
+                        == (kind, path, cgroup)
                 };
                 // Blocks are charged to the next group that counts them. Btrfs writes what it has
                 // sums of through the page cache.
-                let right = match told.kind {
+                let right = match reported.kind {
                     Kind::Direct => is(Kind::Direct, "/batch/direct", "/batch"),
-                    Kind::Device => request.device == "vdb" && told.cgroup == "/batch",
+                    Kind::Device => request.device == "vdb" && reported.cgroup == "/batch",
                     Kind::Data => {
                         is(Kind::Data, "/batch/cold", "/batch")
                             || is(Kind::Data, "/web/upload", "/web")
                             || is(Kind::Data, "/web/small1", "/web")
-                            || told.file_system == "btrfs"
+                            || reported.file_system == "btrfs"
                                 && is(Kind::Data, "/batch/direct", "/batch")
                     }
-                    Kind::Metadata | Kind::Journal => told.inode == 0,
+                    Kind::Metadata | Kind::Journal => reported.inode == 0,
                     _ => false,
                 };
-                assert!(right, "{}: {request:?} {told:?}", captured.name);
-                if told.inode != 0 {
-                    let lines = &truth[&(told.file_system.clone(), told.inode)];
-                    assert!(lines.iter().any(|line| line.text("path") == told.path), "{told:?}");
-                    assert_eq!(told.device, request.device);
+                assert!(right, "{}: {request:?} {reported:?}", captured.name);
+                if reported.inode != 0 {
+                    let lines = &truth[&(reported.file_system.clone(), reported.inode)];
+                    assert!(
+                        lines.iter().any(|line| line.text("path") == reported.path),
+                        "{reported:?}"
+                    );
+                    assert_eq!(reported.device, request.device);
                 }
-                if told.process_id != 0 {
-                    assert_eq!(told.process, "fio", "{}: {told:?}", captured.name);
-                    assert!(fio.contains(&told.process_id), "{}: {told:?}", captured.name);
+                if reported.process_id != 0 {
+                    assert_eq!(reported.process, "fio", "{}: {reported:?}", captured.name);
+                    assert!(fio.contains(&reported.process_id), "{}: {reported:?}", captured.name);
                     waiting += 1;
                 }
             }
@@ -367,8 +382,8 @@ fn subject(captured: &Captured) -> Subject {
 fn images_that_are_tampered_with() {
     for captured in Captured::all() {
         let mut subject = subject(&captured);
-        for (request, told) in subject.clean() {
-            assert_eq!(told, request.truth);
+        for (request, reported) in subject.clean() {
+            assert_eq!(reported, request.truth);
         }
         for (effort, runs) in [(Effort::Request, 200_000), (Effort::Everything, 700)] {
             println!("{}, {effort:?}:", captured.name);

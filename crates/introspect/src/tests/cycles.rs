@@ -8,7 +8,7 @@ use fathom_insight::{ClassTable, Insight, Kind, Names};
 use super::Miniature;
 use crate::kernel::Kernel;
 use crate::resolver::RequestView;
-use crate::synthetic::{READS_MAX, Told, check, reads};
+use crate::synthetic::{NamedFacts, READS_MAX, check, reads};
 
 const PAGE: u64 = 4096;
 
@@ -61,7 +61,7 @@ impl Craft {
         (inode, self.get(inode + layout.inode_dentries) - layout.dentry_alias)
     }
 
-    fn resolve(&self, view: &RequestView, pieces: &[(u64, u64)]) -> Vec<Told> {
+    fn resolve(&self, view: &RequestView, pieces: &[(u64, u64)]) -> Vec<NamedFacts> {
         let mut resolver = self.guest.guest().resolver();
         let (mut insight, before, start) = (Insight::default(), reads::count(), Instant::now());
         let table = ClassTable::default();
@@ -70,10 +70,10 @@ impl Craft {
         assert!(count <= READS_MAX, "{count} reads");
         assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
         check(&insight, view.length, &self.guest.names);
-        Told::all(view.length, &insight, &self.guest.names)
+        NamedFacts::all(view.length, &insight, &self.guest.names)
     }
 
-    fn told(&self, name: &str) -> Told {
+    fn reported(&self, name: &str) -> NamedFacts {
         let request = self.guest.linux.request(name);
         self.resolve(&request.view, &request.pieces).remove(0)
     }
@@ -118,8 +118,8 @@ fn bios_that_follow_themselves() {
         let bio = craft.bio(8, size, end, 0);
         craft.set(bio, craft.kernel.layout.bio_next, bio);
         let view = craft.request(&[bio], 1 << 20);
-        let told = craft.resolve(&view, &[(page, 1 << 20)]);
-        assert_eq!(told.last().unwrap().kind, Kind::Unknown, "{size}");
+        let reported = craft.resolve(&view, &[(page, 1 << 20)]);
+        assert_eq!(reported.last().unwrap().kind, Kind::Unknown, "{size}");
     }
 }
 
@@ -129,7 +129,7 @@ fn layers_above_themselves() {
     let layout = &craft.kernel.layout;
     let bio = craft.bio_of("split");
     craft.set(bio, layout.bio_private, bio);
-    assert_eq!(craft.told("split").path, "/srv/mail/inbox", "by its page");
+    assert_eq!(craft.reported("split").path, "/srv/mail/inbox", "by its page");
     for name in ["raid1", "raid10", "md"] {
         let bio = craft.bio_of(name);
         let holder = craft.get(bio + layout.bio_private);
@@ -137,19 +137,19 @@ fn layers_above_themselves() {
         for place in places.into_iter().flatten() {
             craft.set(holder, place, bio);
         }
-        assert_eq!(craft.told(name).path, "/srv/mail/inbox", "{name}");
+        assert_eq!(craft.reported(name).path, "/srv/mail/inbox", "{name}");
     }
     let clone = craft.bio_of("dm-linear");
     let target = clone - layout.dm_io_clone.unwrap();
     let io = craft.get(target + layout.dm_target_io.unwrap());
     craft.set(io, layout.dm_io_original.unwrap(), clone);
-    assert_eq!(craft.told("dm-linear").path, "/srv/mail/inbox");
+    assert_eq!(craft.reported("dm-linear").path, "/srv/mail/inbox");
     // Two that are above each other.
     let other = craft.bio_of("raid1 on dm-crypt");
     let holder = craft.get(other + layout.bio_private);
     craft.set(holder, layout.dm_crypt_bio.unwrap(), clone);
     craft.set(io, layout.dm_io_original.unwrap(), other);
-    assert_eq!(craft.told("raid1 on dm-crypt").kind, Kind::Unknown);
+    assert_eq!(craft.reported("raid1 on dm-crypt").kind, Kind::Unknown);
 }
 
 #[test]
@@ -160,14 +160,14 @@ fn directories_in_themselves() {
     let parent = craft.get(name + layout.dentry_parent);
     // In each other.
     craft.set(parent, layout.dentry_parent, name);
-    let told = craft.told("data");
-    assert_eq!((told.kind, told.inode, told.path.as_str()), (Kind::Data, 131, ""));
+    let reported = craft.reported("data");
+    assert_eq!((reported.kind, reported.inode, reported.path.as_str()), (Kind::Data, 131, ""));
     // In itself: no tree that is mounted, so it has only its own name.
     craft.set(name, layout.dentry_parent, name);
-    assert_eq!(craft.told("data").path, "/inbox");
+    assert_eq!(craft.reported("data").path, "/inbox");
     craft.set(name, layout.dentry_parent, parent);
     craft.set(parent, layout.dentry_parent, parent);
-    assert_eq!(craft.told("data").path, "", "a tree without a root");
+    assert_eq!(craft.reported("data").path, "", "a tree without a root");
 }
 
 /// Names in each other below the root of the file system of the request "data".
@@ -205,10 +205,10 @@ fn paths_have_an_end() {
     {
         let parent = deep(&mut craft, depth, text);
         craft.set(name, place, parent);
-        let told = craft.told("data");
-        assert_eq!(!told.path.is_empty(), is_told, "{depth} times {} bytes", text.len());
-        assert!(told.path.len() <= Names::LENGTH_MAX);
-        assert!(!is_told || told.path.ends_with("/inbox"));
+        let reported = craft.reported("data");
+        assert_eq!(!reported.path.is_empty(), is_told, "{depth} times {} bytes", text.len());
+        assert!(reported.path.len() <= Names::LENGTH_MAX);
+        assert!(!is_told || reported.path.ends_with("/inbox"));
     }
 }
 
@@ -222,8 +222,8 @@ fn groups_in_themselves() {
     let cgroup = craft.get(state + layout.css_cgroup.unwrap());
     let node = craft.get(cgroup + layout.cgroup_node.unwrap());
     craft.set(node, layout.node_parent.unwrap(), node);
-    let told = craft.told("data");
-    assert_eq!((told.cgroup.as_str(), told.path.as_str()), ("", "/srv/mail/inbox"));
+    let reported = craft.reported("data");
+    assert_eq!((reported.cgroup.as_str(), reported.path.as_str()), ("", "/srv/mail/inbox"));
 }
 
 #[test]
@@ -236,10 +236,10 @@ fn lists_that_do_not_come_back() {
     let second = craft.get(first);
     let third = craft.get(second);
     craft.set(third, 0, second);
-    assert_eq!(craft.told("device").kind, Kind::Unknown, "neither mounted nor not");
-    assert_eq!(craft.told("metadata").kind, Kind::Metadata, "found before the circle");
+    assert_eq!(craft.reported("device").kind, Kind::Unknown, "neither mounted nor not");
+    assert_eq!(craft.reported("metadata").kind, Kind::Metadata, "found before the circle");
     craft.set(second, 0, second);
-    assert_eq!(craft.told("device").kind, Kind::Unknown);
+    assert_eq!(craft.reported("device").kind, Kind::Unknown);
     // Tasks.
     let task = craft.kernel.places.first_task.unwrap();
     let first = craft.get(task + layout.task_list);
@@ -262,11 +262,14 @@ fn pages_that_are_parts_of_themselves() {
     let layout = &craft.kernel.layout;
     let page = craft.kernel.page_of(craft.guest.linux.request("data").pieces[0].0);
     let place = craft.kernel.space.walk(&craft.guest.memory, page).unwrap();
-    let before = craft.told("data");
+    let before = craft.reported("data");
     for head in [page, page + layout.page_size, page + 1, u64::MAX - 1, 0, page + 8] {
         craft.guest.store.write_u64(place + layout.page_compound_head, head | 1);
-        let told = craft.told("data");
-        assert!(told.path == before.path || told.kind == Kind::Unknown, "{head:x}: {told:?}");
+        let reported = craft.reported("data");
+        assert!(
+            reported.path == before.path || reported.kind == Kind::Unknown,
+            "{head:x}: {reported:?}"
+        );
     }
 }
 
@@ -318,9 +321,9 @@ fn the_longest_way() {
     }
     assert!(craft.next < craft.guest.linux.shape.room.0 + (4 << 20), "pages have their own room");
     let view = craft.request(&bios, 512 * PAGE);
-    let told = craft.resolve(&view, &pieces);
+    let reported = craft.resolve(&view, &pieces);
     // What is too much for one request is unknown.
-    let known = told.iter().filter(|told| told.path.ends_with("/inbox")).count();
+    let known = reported.iter().filter(|reported| reported.path.ends_with("/inbox")).count();
     assert!((20..512).contains(&known), "{known}");
-    assert!(told.len() > 30);
+    assert!(reported.len() > 30);
 }

@@ -4,8 +4,8 @@ use crate::synthetic::{Shape, Subject};
 
 fn answers(shape: &Shape) {
     let subject = Subject::new(shape);
-    for (request, told) in subject.clean() {
-        assert_eq!(told, request.truth, "{}", request.name);
+    for (request, reported) in subject.clean() {
+        assert_eq!(reported, request.truth, "{}", request.name);
     }
 }
 

@@ -93,7 +93,7 @@ fn modules_with_types_and_symbols_without_an_end() {
 }
 
 #[test]
-fn more_files_than_are_told() {
+fn more_files_than_are_reported() {
     // Every page another inode's, with room for more than are counted.
     let guest = Miniature::new(&Shape { room: (2 << 20, 16 << 20), ..Shape::default() });
     let kernel = guest.guest().kernel().unwrap();

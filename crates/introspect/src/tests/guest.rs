@@ -10,7 +10,7 @@ use super::Miniature;
 use crate::guest::{Guest, GuestState};
 use crate::memory::GuestMemory;
 use crate::resolver::{RequestView, Resolver};
-use crate::synthetic::{Linux, Request, Shape, Store, Told};
+use crate::synthetic::{Linux, NamedFacts, Request, Shape, Store};
 
 const PAGE: u64 = 4096;
 
@@ -35,17 +35,17 @@ impl Followed {
         Self { resolver: guest.resolver(), guest, wakes, names, now_ns: 0 }
     }
 
-    fn resolve(&mut self, request: &Request) -> Told {
+    fn resolve(&mut self, request: &Request) -> NamedFacts {
         self.resolve_view(&request.view, &request.pieces)
     }
 
-    fn resolve_view(&mut self, view: &RequestView, pieces: &[(u64, u64)]) -> Told {
+    fn resolve_view(&mut self, view: &RequestView, pieces: &[(u64, u64)]) -> NamedFacts {
         self.now_ns += 2_000_000_000;
         let view = RequestView { now_ns: self.now_ns, ..*view };
         let mut insight = Insight::default();
         let pieces = pieces.iter().copied();
         self.resolver.resolve(&view, pieces, &ClassTable::default(), &mut insight);
-        Told::all(view.length, &insight, &self.names).remove(0)
+        NamedFacts::all(view.length, &insight, &self.names).remove(0)
     }
 
     fn wakes(&self) -> u64 {
@@ -153,7 +153,7 @@ fn searches_in_vain_are_rare() {
 }
 
 #[test]
-fn the_kernel_that_runs_is_told_from_the_one_before() {
+fn the_kernel_that_runs_is_reported_from_the_one_before() {
     // Two kernels in one memory; the note of either can come first.
     for swapped in [false, true] {
         let [first, second] = if swapped { [5, 1] } else { [1, 5] };

@@ -86,7 +86,7 @@ fn regions_that_cannot_be_are_left_out() {
 }
 
 #[test]
-fn only_touched_parts_are_told() {
+fn only_touched_parts_are_reported() {
     let store = Store::new(&[(0, 64 * PAGE), (1 << 30, 1 << 30)]).unwrap();
     for page in [3, 4, 63] {
         store.write_u64(page * PAGE + 8, 1);

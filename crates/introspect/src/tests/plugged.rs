@@ -6,7 +6,7 @@ use fathom_insight::{ClassTable, Insight, Names};
 
 use crate::guest::{Guest, GuestState};
 use crate::memory::{GuestMemory, Region};
-use crate::synthetic::{Linux, Shape, Store, Told, attach};
+use crate::synthetic::{Linux, NamedFacts, Shape, Store, attach};
 
 /// The first `count` regions of a memory.
 fn part(memory: &GuestMemory, count: usize) -> GuestMemory {
@@ -32,35 +32,35 @@ fn the_kernel_goes_on_in_changed_memory() {
     let header = linux.requests[0].view.header;
     let guest_of = |memory| Guest::new(memory, Arc::clone(&names), Box::new(|| {}));
     // As it is said to be at once, with no step in between.
-    let told = |guest: &Arc<Guest>| {
+    let reported = |guest: &Arc<Guest>| {
         let request = linux.request("data");
         let mut insight = Insight::default();
         let pieces = request.pieces.iter().copied();
         let table = ClassTable::default();
         guest.resolver().resolve(&request.view, pieces, &table, &mut insight);
-        Told::all(request.view.length, &insight, &names).remove(0)
+        NamedFacts::all(request.view.length, &insight, &names).remove(0)
     };
 
     let before = attach(&part(&whole, 2), &names, header);
-    let wanted = told(&before);
+    let wanted = reported(&before);
     assert_eq!(wanted.inode, 131);
     let with = guest_of(whole.clone());
     with.succeed(&before);
     assert_eq!((with.status().state, with.status().kernels), (GuestState::Attached, 1));
-    assert_eq!(told(&with), wanted);
+    assert_eq!(reported(&with), wanted);
     let kernel = with.kernel().unwrap();
     assert_eq!(kernel.memory().length(), whole.length());
     assert_eq!(kernel.space.direct(shape.direct + (1 << 30)), Some(1 << 30));
     let without = guest_of(part(&whole, 2));
     without.succeed(&with);
-    assert_eq!(told(&without), wanted);
+    assert_eq!(reported(&without), wanted);
     let kernel = without.kernel().unwrap();
     assert_eq!(kernel.space.direct(shape.direct + (1 << 30)), None);
 
     // What the kernel needs is gone, or there was none: it is looked for.
     let torn = guest_of(part(&whole, 1));
     torn.succeed(&with);
-    assert_eq!((torn.status().state, told(&torn).inode), (GuestState::Waiting, 0));
+    assert_eq!((torn.status().state, reported(&torn).inode), (GuestState::Waiting, 0));
     let early = guest_of(whole);
     early.succeed(&torn);
     assert_eq!(early.status().state, GuestState::Waiting);

@@ -5,7 +5,7 @@ use fathom_insight::{ClassTable, Insight, Kind};
 
 use super::Miniature;
 use crate::resolver::{RequestView, Resolver};
-use crate::synthetic::Told;
+use crate::synthetic::NamedFacts;
 
 /// A queue of a guest, at one moment.
 struct Queue {
@@ -20,13 +20,13 @@ impl Queue {
         Self { guest, resolver }
     }
 
-    fn told(&mut self, name: &str) -> Told {
+    fn reported(&mut self, name: &str) -> NamedFacts {
         let request = self.guest.linux.request(name);
         let view = RequestView { now_ns: 5_000_000_000, ..request.view };
         let mut insight = Insight::default();
         let pieces = request.pieces.iter().copied();
         self.resolver.resolve(&view, pieces, &ClassTable::default(), &mut insight);
-        Told::all(view.length, &insight, &self.guest.names).remove(0)
+        NamedFacts::all(view.length, &insight, &self.guest.names).remove(0)
     }
 
     fn get(&self, address: u64) -> u64 {
@@ -58,60 +58,60 @@ fn whatever_changes_is_seen_at_once() {
     let dentry = queue.get(inode + layout.inode_dentries) - layout.dentry_alias;
     let direct = queue.guest.linux.shape.direct;
 
-    let (inbox, outbox) = (queue.told("data"), queue.told("one file"));
+    let (inbox, outbox) = (queue.reported("data"), queue.reported("one file"));
     assert_eq!((inbox.inode, outbox.inode), (131, 132));
     assert_eq!(inbox.path, "/srv/mail/inbox");
 
     // The page is given to another file, of which the queue knows as well.
     let before = mapping(own_page);
     queue.set(direct + own_page + layout.page_mapping, mapping(other_page));
-    let told = queue.told("data");
-    assert_eq!((told.inode, told.path.as_str()), (132, outbox.path.as_str()));
+    let reported = queue.reported("data");
+    assert_eq!((reported.inode, reported.path.as_str()), (132, outbox.path.as_str()));
     // A process's own memory.
     queue.set(direct + own_page + layout.page_mapping, before | 1);
-    assert_eq!(queue.told("data").inode, 0);
+    assert_eq!(queue.reported("data").inode, 0);
     queue.set(direct + own_page + layout.page_mapping, before);
-    assert_eq!(queue.told("data"), inbox);
+    assert_eq!(queue.reported("data"), inbox);
 
     // The file grows; its inode is another file's; it moves to the directory above.
     queue.set(inode + layout.inode_size, 77_777);
-    assert_eq!(queue.told("data").file_size, 77_777);
+    assert_eq!(queue.reported("data").file_size, 77_777);
     queue.set(inode + layout.inode_number, 4711);
-    assert_eq!(queue.told("data").inode, 4711);
+    assert_eq!(queue.reported("data").inode, 4711);
     let parent = queue.get(dentry + layout.dentry_parent);
     queue.set(dentry + layout.dentry_parent, queue.get(parent + layout.dentry_parent));
-    assert_eq!(queue.told("data").path, "/srv/inbox");
+    assert_eq!(queue.reported("data").path, "/srv/inbox");
     // It gets another name, which lies where the first one did, in the dentry itself.
     let name = dentry + layout.dentry_name;
     let (text, numbers) = (queue.get(name + layout.name_text), name + layout.name_hash);
     let before = (queue.get(text), queue.get(numbers));
     queue.set(text, u64::from_le_bytes(*b"inbox.1\0"));
     queue.set(numbers, 7 << 32 | 0x1234);
-    assert_eq!(queue.told("data").path, "/srv/inbox.1");
+    assert_eq!(queue.reported("data").path, "/srv/inbox.1");
     // Another of the same length, and none.
     queue.set(text, u64::from_le_bytes(*b"inbox.2\0"));
     queue.set(numbers, 7 << 32 | 0x4321);
-    assert_eq!(queue.told("data").path, "/srv/inbox.2");
+    assert_eq!(queue.reported("data").path, "/srv/inbox.2");
     let chain = dentry + layout.dentry_hash + 8;
     let chained = queue.get(chain);
     queue.set(chain, 0);
-    assert_eq!(queue.told("data").path, "/srv/inbox.2 (deleted)");
+    assert_eq!(queue.reported("data").path, "/srv/inbox.2 (deleted)");
     queue.set(chain, chained);
     queue.set(text, before.0);
     queue.set(numbers, before.1);
     queue.set(inode + layout.inode_dentries, 0);
-    assert_eq!(queue.told("data").path, "");
+    assert_eq!(queue.reported("data").path, "");
 
     // Another group, another completion: a journal's.
     let group = layout.bio_group.unwrap();
     queue.set(own_bio + group, queue.get(other_bio + group));
-    assert_eq!(queue.told("data").cgroup, outbox.cgroup);
+    assert_eq!(queue.reported("data").cgroup, outbox.cgroup);
     queue.set(own_bio + group, 0);
-    assert_eq!(queue.told("data").cgroup, "");
+    assert_eq!(queue.reported("data").cgroup, "");
     queue.set(own_bio + layout.bio_end, queue.get(journals + layout.bio_end));
     queue.set(own_bio + layout.bio_private, queue.get(journals + layout.bio_private));
-    let told = queue.told("data");
-    assert_eq!((told.kind, told.inode), (queue.told("journal").kind, 0));
+    let reported = queue.reported("data");
+    assert_eq!((reported.kind, reported.inode), (queue.reported("journal").kind, 0));
 }
 
 #[test]
@@ -129,13 +129,13 @@ fn a_device_that_is_mounted_or_not_any_more_is_seen_at_once() {
     let super_block = queue.get(mapping - layout.inode_data + layout.inode_sb);
     let holder = device + layout.block_device_holder.unwrap();
 
-    let mounted = queue.told("metadata");
+    let mounted = queue.reported("metadata");
     assert_eq!((mounted.kind, mounted.file_system.as_str()), (Kind::Metadata, "ext4"));
     queue.set(super_block + layout.sb_device, 0);
     queue.set(holder, queue.guest.linux.shape.direct + 0x5000);
-    let free = queue.told("metadata");
+    let free = queue.reported("metadata");
     assert_eq!((free.kind, free.file_system.as_str()), (Kind::Device, ""));
     queue.set(super_block + layout.sb_device, device);
     queue.set(holder, super_block);
-    assert_eq!(queue.told("metadata"), mounted);
+    assert_eq!(queue.reported("metadata"), mounted);
 }

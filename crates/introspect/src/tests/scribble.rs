@@ -79,8 +79,9 @@ fn requests_are_answered_within_bounds_and_right_again_at_the_end() {
             assert!(reads::count() - before <= READS_MAX);
             check(&insight, view.length, &guest.names);
             if is_right {
-                let told = crate::synthetic::Told::all(view.length, &insight, &guest.names);
-                assert_eq!(told, request.truth, "{}", request.name);
+                let reported =
+                    crate::synthetic::NamedFacts::all(view.length, &insight, &guest.names);
+                assert_eq!(reported, request.truth, "{}", request.name);
             }
         }
         now_ns

@@ -296,7 +296,7 @@ mod tests {
     /// Each of two that end at once has had the other's last message before it ends itself. If it
     /// did not say that it ends, both would linger.
     #[test]
-    fn the_end_is_told_though_the_other_side_has_ended() {
+    fn the_end_is_reported_though_the_other_side_has_ended() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let channel = Channel::Plain(listener.accept().unwrap().0);

@@ -1,9 +1,9 @@
-//! How the processes of a cluster agree on what is over.
+//! How the processes of a cluster agree on the ends of epochs.
 //!
-//! Each says up to when it has told everything. The first takes the least of these, as timely
-//! dataflow's progress shows it, and tells all of them that everything before it is over: so each
-//! has the same epochs. Only so many of them are on their way at a time, which bounds what waits
-//! for a process that is slow.
+//! Each process reports the instant before which it has put in all of its events. Process 0 takes the
+//! least of these reports, as timely dataflow's progress shows it, and announces it to all processes
+//! as the end of an epoch: so all have the same epochs. The number of epochs in flight is limited,
+//! which bounds the data that waits for a slow process.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,89 +15,93 @@ use timely::dataflow::operators::probe::Handle;
 use timely::dataflow::operators::{Broadcast, Input, Inspect, Probe};
 use timely::worker::Worker;
 
-/// So many epochs are on their way at most.
-const UNDER_WAY_MAX: usize = 3;
+/// The most epochs in flight.
+const IN_FLIGHT_MAX: usize = 3;
 
 /// See the module.
-pub(super) struct Turns {
-    /// What this process has told; none, where it tells nothing more.
-    told: Option<InputHandle<u64, ()>>,
-    /// What all have.
-    all_told: Handle<u64>,
-    /// What the first process says is over; the others say nothing.
+pub(super) struct EpochBarrier {
+    /// This process's reports; `None` once it has left.
+    reported: Option<InputHandle<u64, ()>>,
+    /// The least of all processes' reports.
+    frontier: Handle<u64>,
+    /// The announcements; `Some` in process 0 alone.
     ends: Option<InputHandle<u64, u64>>,
-    /// What is over and has not been taken.
-    over: Rc<RefCell<VecDeque<u64>>>,
-    /// Whether more may come to be over.
-    goes_on: Handle<u64>,
-    /// The last epochs' ends, of those that the first process has ended.
-    under_way: VecDeque<u64>,
+    /// Announced ends that have not been taken.
+    announced: Rc<RefCell<VecDeque<u64>>>,
+    /// Whether further announcements may come.
+    announcements: Handle<u64>,
+    /// In process 0: the ends of the announced epochs that are still being worked on.
+    in_flight: VecDeque<u64>,
+    /// The last announced end.
     last: u64,
 }
 
-impl Turns {
+impl EpochBarrier {
     pub(super) fn new<A: Allocate>(worker: &mut Worker<A>) -> Self {
-        let (all_told, goes_on) = (Handle::new(), Handle::new());
-        let over: Rc<RefCell<VecDeque<u64>>> = Rc::default();
+        let (frontier, announcements) = (Handle::new(), Handle::new());
+        let announced: Rc<RefCell<VecDeque<u64>>> = Rc::default();
         let is_first = worker.index() == 0;
-        let (told, ends) = worker.dataflow::<u64, _, _>(|scope| {
-            let (told, stream) = scope.new_input::<()>();
-            stream.probe_with(&all_told);
+        let (reported, ends) = worker.dataflow::<u64, _, _>(|scope| {
+            let (reported, stream) = scope.new_input::<()>();
+            stream.probe_with(&frontier);
             let (ends, stream) = scope.new_input::<u64>();
-            let over = Rc::clone(&over);
-            let stream = stream.broadcast().inspect(move |&end| over.borrow_mut().push_back(end));
-            stream.probe_with(&goes_on);
-            (told, ends)
+            let ends_seen = Rc::clone(&announced);
+            let stream =
+                stream.broadcast().inspect(move |&end| ends_seen.borrow_mut().push_back(end));
+            stream.probe_with(&announcements);
+            (reported, ends)
         });
-        let (told, ends) = (Some(told), Some(ends).filter(|_| is_first));
-        Self { told, all_told, ends, over, goes_on, under_way: VecDeque::new(), last: 0 }
+        let (reported, ends) = (Some(reported), Some(ends).filter(|_| is_first));
+        let in_flight = VecDeque::new();
+        Self { reported, frontier, ends, announced, announcements, in_flight, last: 0 }
     }
 
-    /// This process has told everything before an instant, and has ended what is before another.
-    /// While what it told last is not ended it tells nothing more: so one message is for much where
-    /// there is much to do, and none waits where there is little.
-    pub(super) fn tell(&mut self, time_ns: u64, ended_ns: u64) {
-        let is_news =
-            |told: &&mut InputHandle<_, _>| time_ns > *told.time() && *told.time() <= ended_ns;
-        if let Some(told) = self.told.as_mut().filter(is_news) {
-            told.advance_to(time_ns);
+    /// Reports that this process has put in all events before `time_ns`; it has ended the epochs up
+    /// to `ended_ns`. There is no new report until the last reported instant has been ended. So under
+    /// load one message covers many events, and without load no message waits.
+    pub(super) fn report(&mut self, time_ns: u64, ended_ns: u64) {
+        let is_new = |reported: &&mut InputHandle<_, _>| {
+            time_ns > *reported.time() && *reported.time() <= ended_ns
+        };
+        if let Some(reported) = self.reported.as_mut().filter(is_new) {
+            reported.advance_to(time_ns);
         }
     }
 
-    /// This process tells nothing more.
+    /// This process has no further events.
     pub(super) fn leave(&mut self) {
-        self.told = None;
+        self.reported = None;
     }
 
-    /// Whether no process tells anything more, and everything has been taken.
+    /// Whether no further end will be announced and all announced ends have been taken.
     pub(super) fn is_over(&self) -> bool {
-        self.goes_on.done() && self.over.borrow().is_empty()
+        self.announcements.done() && self.announced.borrow().is_empty()
     }
 
-    /// Ends what all have told, if this is the first process; `is_done` is whether everything
-    /// before an instant has been worked on.
-    pub(super) fn lead(&mut self, is_done: &dyn Fn(u64) -> bool) {
+    /// In process 0, announces the end of an epoch at the least of all reports. `is_done` is whether
+    /// everything before an instant has been worked on.
+    pub(super) fn announce(&mut self, is_done: &dyn Fn(u64) -> bool) {
         let Some(ends) = &mut self.ends else { return };
-        while self.under_way.front().is_some_and(|&end| is_done(end)) {
-            self.under_way.pop_front();
+        while self.in_flight.front().is_some_and(|&end| is_done(end)) {
+            self.in_flight.pop_front();
         }
-        let all_told = self.all_told.with_frontier(|frontier| frontier.first().copied());
-        let Some(end) = all_told else {
-            // Everybody has left.
+        let frontier = self.frontier.with_frontier(|frontier| frontier.first().copied());
+        let Some(end) = frontier else {
+            // All processes have left.
             self.ends = None;
             return;
         };
-        if end > self.last && self.under_way.len() < UNDER_WAY_MAX {
+        if end > self.last && self.in_flight.len() < IN_FLIGHT_MAX {
             ends.send(end);
             ends.advance_to(end);
             ends.flush();
-            self.under_way.push_back(end);
+            self.in_flight.push_back(end);
             self.last = end;
         }
     }
 
-    /// The next instant before which everything is over.
+    /// The next announced end of an epoch.
     pub(super) fn next(&mut self) -> Option<u64> {
-        self.over.borrow_mut().pop_front()
+        self.announced.borrow_mut().pop_front()
     }
 }

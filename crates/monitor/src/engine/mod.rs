@@ -9,14 +9,15 @@
 //! once. Others that are added later are another one, over the same epochs.
 //!
 //! In a [cluster](crate::cluster) each process has its part of the rows, and rows are
-//! [brought](exchange) to where operators need them; the processes [agree](turns) on the stretches
-//! of time.
+//! [sent](exchange) to the process whose operators need them; the processes [agree](epochs) on the
+//! ends of epochs.
 //!
 //! A row that leaves a window is an update of the future, known when the row comes. Windows hold
 //! it back until then, so that operators behind them see what is happening only.
 
 mod bag;
 mod build;
+mod epochs;
 mod exchange;
 mod groups;
 mod input;
@@ -31,7 +32,6 @@ mod sets;
 mod state;
 mod tallies;
 mod texts;
-mod turns;
 mod vector;
 mod windows;
 
@@ -55,12 +55,12 @@ use crate::cluster::{Cluster, Loss};
 use crate::columns::Column;
 use crate::read::Condition;
 use build::{Builder, Holds, Members};
+use epochs::EpochBarrier;
 use exchange::Member;
 use input::Staged;
 use results::{Results, Teller};
 use run::Epoch;
 use texts::Texts;
-use turns::Turns;
 
 pub use results::Delta;
 
@@ -125,7 +125,8 @@ pub struct Engine {
     /// Everything before this has been put into the dataflows.
     ended_ns: u64,
     statistics: EngineStatistics,
-    turns: Option<Turns>,
+    /// In a cluster.
+    barrier: Option<EpochBarrier>,
     members: Option<Members>,
     /// Behind everything that sends to the others.
     cluster: Option<Cluster>,
@@ -167,7 +168,7 @@ impl Engine {
 
     fn of(allocator: Allocator, cluster: Option<Cluster>, sources: usize, plans: &[Plan]) -> Self {
         let mut worker = Worker::new(WorkerConfig::default(), allocator, Some(Instant::now()));
-        let turns = cluster.as_ref().map(|_| Turns::new(&mut worker));
+        let barrier = cluster.as_ref().map(|_| EpochBarrier::new(&mut worker));
         let members = cluster.as_ref().map(|cluster| Members {
             member: Member { index: cluster.index, peers: cluster.processes() },
             own_results: cluster.own_results,
@@ -186,7 +187,7 @@ impl Engine {
             latest_ns: 0,
             ended_ns: 0,
             statistics: EngineStatistics::default(),
-            turns,
+            barrier,
             members,
             cluster,
         };
@@ -322,9 +323,9 @@ impl Engine {
     /// In a cluster it does not wait for the other processes: what results comes when they have
     /// ended the same instants, in a call that may be later and need not move time on.
     pub fn advance(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) {
-        if self.turns.is_some() {
+        if self.barrier.is_some() {
             self.now_ns = self.now_ns.max(time_ns);
-            self.take_turns();
+            self.advance_in_cluster();
         } else if time_ns > self.now_ns {
             self.now_ns = time_ns;
             self.end(time_ns);
@@ -341,14 +342,14 @@ impl Engine {
         }
     }
 
-    /// Goes on as far as the other processes allow.
-    fn take_turns(&mut self) {
+    /// Processes the epochs whose ends have been announced.
+    fn advance_in_cluster(&mut self) {
         loop {
-            let Some(turns) = &mut self.turns else { return };
-            turns.tell(self.now_ns, self.ended_ns);
+            let Some(barrier) = &mut self.barrier else { return };
+            barrier.report(self.now_ns, self.ended_ns);
             let flows = &self.flows;
-            turns.lead(&|end| is_done(flows, end));
-            let next = turns.next();
+            barrier.announce(&|end| is_done(flows, end));
+            let next = barrier.next();
             if let Some(end) = next {
                 self.end(end);
             }
@@ -359,7 +360,7 @@ impl Engine {
         }
     }
 
-    /// Puts everything before an instant into the dataflows.
+    /// Ends an epoch: puts everything before `end` into the dataflows.
     fn end(&mut self, end: u64) {
         self.ended_ns = end;
         for (source, staged) in self.staged.iter_mut().enumerate() {
@@ -378,11 +379,11 @@ impl Engine {
     /// When a process of the cluster is not there any more before that.
     pub fn finish(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) -> Result<(), Loss> {
         self.advance(time_ns, sink);
-        while let Some(turns) = &mut self.turns {
+        while let Some(barrier) = &mut self.barrier {
             if self.ended_ns >= self.now_ns {
-                turns.leave();
+                barrier.leave();
             }
-            if turns.is_over() && is_done(&self.flows, self.ended_ns) {
+            if barrier.is_over() && is_done(&self.flows, self.ended_ns) {
                 break;
             }
             self.wait(WAIT);
@@ -396,12 +397,12 @@ impl Engine {
 
     /// Whether it is one of several that answer together.
     pub(crate) fn is_in_cluster(&self) -> bool {
-        self.turns.is_some()
+        self.barrier.is_some()
     }
 
     /// In a cluster, waits until another process says something, but not longer than so.
     pub fn wait(&mut self, most: Duration) {
-        if self.turns.is_some() {
+        if self.barrier.is_some() {
             self.worker.step_or_park(Some(most));
         }
     }

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sketches_hold_is_bounded_and_what_top_k_holds_is_told() {
+    fn what_sketches_hold_is_bounded_and_what_top_k_holds_is_reported() {
         let bits = 4;
         let [count, _, histogram, _, top] = functions(Precision::new(bits).unwrap());
         let held = [count, histogram, top].map(|function| {

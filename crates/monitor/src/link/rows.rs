@@ -213,7 +213,7 @@ pub mod tests {
     }
 
     #[test]
-    fn rows_that_come_often_are_told_in_parts() {
+    fn rows_that_come_often_are_reported_in_parts() {
         let plan = plan("select Size from IOstream");
         let mut writer = RowsWriter::new(&plan);
         let row: Tuple = [Value::Integer(1)].into();

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_are_told_and_passed_over() {
+    fn long_lines_are_reported_and_passed_over() {
         let mut text = b"a\n".to_vec();
         text.extend(vec![b'x'; 10 * LONGEST]);
         text.extend(b"\nb\n");

@@ -184,7 +184,7 @@ fn strangers_are_not_waited_for() {
 /// A process that ends, and one that is cut off in the middle of something, are told of, and
 /// nobody waits for ever or falls over.
 #[test]
-fn a_process_that_is_not_there_any_more_is_told() {
+fn a_process_that_is_not_there_any_more_is_reported() {
     let case = case(4);
     for cut in [false, true] {
         let mut addresses = addresses(3);

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_panics_and_delays_are_told_apart() {
+    fn failures_panics_and_delays_are_distinguished() {
         let end = Instant::now() + Duration::from_secs(2);
         let problems = run(
             vec![

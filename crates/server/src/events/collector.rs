@@ -15,17 +15,17 @@ use super::listener::Listener;
 use super::{Source, State};
 use crate::daemon::Daemon;
 
-/// How often rings are emptied while much happens, and while nothing does: even what comes at once
-/// then finds room.
+/// How often rings are emptied while there are many events, and while there are none: a ring has room
+/// for a burst in between.
 const POLL_MIN: Duration = Duration::from_millis(2);
 const POLL_MAX: Duration = Duration::from_millis(8);
-/// So many events of a round are much.
-const MUCH: usize = 256;
-/// A block is given away when it has so many events, or is so old.
+/// A round that collects this many events is followed by the shorter pause.
+const BUSY_EVENTS: usize = 256;
+/// A block is sent when it has this many events or is this old.
 const BLOCK_EVENTS: usize = 8192;
 const BLOCK_AGE: Duration = Duration::from_millis(10);
-/// So long after its instant an event is in its ring, in nanoseconds, unless the thread that puts
-/// it there is kept waiting for longer.
+/// How long after its instant an event is in its ring at the latest, in nanoseconds, unless the
+/// queue's thread is not scheduled for longer.
 const SETTLED_NS: i64 = 15_000_000;
 /// How often it is looked which disks there are.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -99,19 +99,20 @@ impl Collector {
                 return;
             }
             // What was put into a ring before the round before this one is here.
-            let pulse = listeners.iter().filter_map(|listener| listener.wish.pulse).min();
+            let pulse = listeners.iter().filter_map(|listener| listener.request.pulse).min();
             if pulse.is_some_and(|pulse| pulsed.elapsed() >= pulse) && before_ns > 0 {
                 pulsed = Instant::now();
                 self.flush(&listeners);
                 let settled_ns = before_ns - SETTLED_NS;
                 let moment = Bytes::from(moment_block(settled_ns));
-                for listener in listeners.iter().filter(|listener| listener.wish.pulse.is_some()) {
+                for listener in listeners.iter().filter(|listener| listener.request.pulse.is_some())
+                {
                     listener.offer_moment(&moment, settled_ns);
                 }
             }
             before_ns = now_ns;
             let open = self.disks.values().any(|disk| !disk.block.is_empty());
-            let pause = if collected >= MUCH || open { POLL_MIN } else { POLL_MAX };
+            let pause = if collected >= BUSY_EVENTS || open { POLL_MIN } else { POLL_MAX };
             let state = events.state();
             if !state.ending && state.listeners.len() == listeners.len() {
                 drop(
@@ -153,9 +154,9 @@ impl Collector {
             }
         }
         for listener in listeners {
-            let wish = &listener.wish.disks;
+            let request = &listener.request.disks;
             // A disk that has no tap for now may get one again.
-            if !wish.is_empty() && !wish.iter().any(|name| self.daemon.tap_of(name).is_ok()) {
+            if !request.is_empty() && !request.iter().any(|name| self.daemon.tap_of(name).is_ok()) {
                 listener.end();
             }
             listener.begin();

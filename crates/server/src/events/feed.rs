@@ -9,7 +9,7 @@ use fathom_control::ErrorBody;
 use fathom_monitor::recording::moment_block;
 
 use super::listener::Listener;
-use super::{LISTENERS_MAX, Wish, enrol};
+use super::{LISTENERS_MAX, ListenRequest, enrol};
 use crate::daemon::Daemon;
 
 /// The events of all disks as they come: the bytes of a recording behind its header. A read waits
@@ -34,9 +34,13 @@ pub(crate) fn follow(
     pulse: Duration,
     idle_pulse: Duration,
 ) -> Result<EventFeed, ErrorBody> {
-    let wish = Wish { pulse: Some(pulse), idle_pulse: Some(idle_pulse), ..Wish::default() };
+    let request = ListenRequest {
+        pulse: Some(pulse),
+        idle_pulse: Some(idle_pulse),
+        ..ListenRequest::default()
+    };
     // The daemon's own thread always has a seat.
-    let (listener, _) = enrol(daemon, wish, LISTENERS_MAX + 1)?;
+    let (listener, _) = enrol(daemon, request, LISTENERS_MAX + 1)?;
     listener.wait_until_begun(Duration::from_secs(1));
     let header = listener.wait_next().unwrap_or_default();
     Ok(EventFeed { listener, header, rest: Bytes::new() })

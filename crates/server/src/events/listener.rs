@@ -11,14 +11,14 @@ use axum::body::Bytes;
 use fathom_monitor::recording::{DropPlace, dropped_block, end_block};
 use http_body::{Body, Frame};
 
-use super::Wish;
+use super::ListenRequest;
 
 /// The most bytes that wait for a listener.
 const BUFFER_MAX: usize = 8 << 20;
 
 /// See the module.
 pub(super) struct Listener {
-    pub wish: Wish,
+    pub request: ListenRequest,
     state: Mutex<State>,
     begun: Condvar,
     /// Notified when there is something for a reader that blocks.
@@ -69,10 +69,10 @@ impl State {
 
 impl Listener {
     /// One that gets the header first.
-    pub fn new(wish: Wish, header: Vec<u8>) -> Self {
+    pub fn new(request: ListenRequest, header: Vec<u8>) -> Self {
         let mut state = State::default();
         state.put(header.into());
-        Self { wish, state: Mutex::new(state), begun: Condvar::new(), filled: Condvar::new() }
+        Self { request, state: Mutex::new(state), begun: Condvar::new(), filled: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -81,7 +81,7 @@ impl Listener {
 
     /// Whether it wants the events of a disk.
     pub fn wants(&self, disk: &str) -> bool {
-        self.wish.disks.is_empty() || self.wish.disks.contains(disk)
+        self.request.disks.is_empty() || self.request.disks.contains(disk)
     }
 
     /// Whether it has left.
@@ -123,7 +123,7 @@ impl Listener {
 
     /// Gives it a moment, unless nothing has happened for so long that it wants few of them.
     pub fn offer_moment(&self, block: &Bytes, moment_ns: i64) {
-        if let Some(idle) = self.wish.idle_pulse {
+        if let Some(idle) = self.request.idle_pulse {
             let idle_ns = idle.as_nanos() as i64;
             let mut state = self.state();
             if std::mem::take(&mut state.stirred) {
@@ -240,9 +240,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_does_not_read_loses_and_is_told() {
-        let wish = Wish::default();
-        let listener = Listener::new(wish, vec![0; 10]);
+    fn who_does_not_read_loses_and_is_reported() {
+        let request = ListenRequest::default();
+        let listener = Listener::new(request, vec![0; 10]);
         let block = Bytes::from(vec![0; 1 << 20]);
         for _ in 0..20 {
             listener.offer(&block, 100);
@@ -265,8 +265,8 @@ mod tests {
     #[test]
     fn moments_are_few_while_nothing_happens() {
         let second = Duration::from_secs(1);
-        let wish = Wish { idle_pulse: Some(second), ..Wish::default() };
-        let listener = Listener::new(wish, vec![0; 10]);
+        let request = ListenRequest { idle_pulse: Some(second), ..ListenRequest::default() };
+        let listener = Listener::new(request, vec![0; 10]);
         let block = Bytes::from_static(b"moment");
         let step_ns = 50_000_000;
         let told = |listener: &Listener| {
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_blocks_gets_what_there_is_and_the_end() {
-        let listener = Arc::new(Listener::new(Wish::default(), vec![7; 10]));
+        let listener = Arc::new(Listener::new(ListenRequest::default(), vec![7; 10]));
         let reads = Arc::clone(&listener);
         let reader = std::thread::spawn(move || {
             let mut count = 0;

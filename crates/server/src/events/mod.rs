@@ -59,7 +59,7 @@ impl Events {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends all streams in good order, and waits for that, but not for long.
+    /// Ends all streams in order, and waits for that until the limit.
     pub(crate) fn end(&self, limit: Duration) {
         let end = Instant::now() + limit;
         self.state().ending = true;
@@ -69,20 +69,20 @@ impl Events {
         }
     }
 
-    /// Whether every listener has everything.
-    pub(crate) fn all_told(&self) -> bool {
+    /// Whether every listener has received all events.
+    pub(crate) fn all_delivered(&self) -> bool {
         self.state().listeners.iter().all(|listener| listener.is_gone())
     }
 }
 
 /// What a listener asks for.
 #[derive(Default)]
-pub(crate) struct Wish {
+pub(crate) struct ListenRequest {
     /// The disks; all where there are none.
     pub disks: BTreeSet<String>,
-    /// How often to say up to when everything was told.
+    /// How often to report the instant before which all events have been sent.
     pub pulse: Option<Duration>,
-    /// How often that is enough while nothing happens.
+    /// How often to report it while there are no events.
     pub idle_pulse: Option<Duration>,
 }
 
@@ -93,20 +93,23 @@ fn header(daemon: &Daemon) -> Header {
     Header::new(&io_stream(), recording::Clock::Monotonic, offset)
 }
 
-/// A stream of what a listener asks for, from now on.
-pub(crate) fn listen(daemon: &Arc<Daemon>, wish: Wish) -> Result<EventBody, ErrorBody> {
-    subscribe(daemon, wish).map(|(listener, _)| EventBody::new(listener))
+/// A stream of the events that `request` asks for, from now on.
+pub(crate) fn listen(daemon: &Arc<Daemon>, request: ListenRequest) -> Result<EventBody, ErrorBody> {
+    subscribe(daemon, request).map(|(listener, _)| EventBody::new(listener))
 }
 
 /// One more who listens, and the header that its blocks belong to.
-fn subscribe(daemon: &Arc<Daemon>, wish: Wish) -> Result<(Arc<Listener>, Header), ErrorBody> {
-    for name in &wish.disks {
+fn subscribe(
+    daemon: &Arc<Daemon>,
+    request: ListenRequest,
+) -> Result<(Arc<Listener>, Header), ErrorBody> {
+    for name in &request.disks {
         if daemon.tap_of(name)?.is_none() {
             let message = format!("the disk {name:?} has no tap, so nobody knows its events");
             return Err(refusal(ErrorCode::Conflict, message, "give it `tap = true`"));
         }
     }
-    let (listener, header) = enrol(daemon, wish, LISTENERS_MAX)?;
+    let (listener, header) = enrol(daemon, request, LISTENERS_MAX)?;
     // Until it is collected nothing is told: whoever has an answer misses nothing from then on.
     listener.wait_until_begun(Duration::from_secs(1));
     Ok((listener, header))
@@ -115,14 +118,14 @@ fn subscribe(daemon: &Arc<Daemon>, wish: Wish) -> Result<(Arc<Listener>, Header)
 /// Has events collected for one more listener, if there are fewer than `most`.
 fn enrol(
     daemon: &Arc<Daemon>,
-    wish: Wish,
+    request: ListenRequest,
     most: usize,
 ) -> Result<(Arc<Listener>, Header), ErrorBody> {
     let header = header(daemon);
     let bytes = header
         .to_bytes()
         .map_err(|error| refusal(ErrorCode::Failed, format!("there is no header: {error}"), ""))?;
-    let listener = Arc::new(Listener::new(wish, bytes));
+    let listener = Arc::new(Listener::new(request, bytes));
     let events = daemon.events();
     let mut state = events.state();
     state.listeners.retain(|listener| !listener.is_gone());

@@ -11,7 +11,7 @@ use fathom_monitor::read::Batch;
 use fathom_monitor::recording::{BLOCK_MAX, BlockReader, Item};
 
 use super::listener::Listener;
-use super::{Wish, subscribe};
+use super::{ListenRequest, subscribe};
 use crate::daemon::Daemon;
 
 /// How often to hear up to when everything was told.
@@ -64,8 +64,8 @@ impl EventSource for DiskEvents {
     fn begin(&mut self, wanted: &[bool]) -> Result<(), String> {
         self.open = None;
         let daemon = self.daemon.upgrade().ok_or("the daemon ends")?;
-        let wish = Wish { pulse: Some(PULSE), ..Wish::default() };
-        let (listener, header) = subscribe(&daemon, wish).map_err(|refused| refused.message)?;
+        let request = ListenRequest { pulse: Some(PULSE), ..ListenRequest::default() };
+        let (listener, header) = subscribe(&daemon, request).map_err(|refused| refused.message)?;
         let reader = BlockReader::of_columns(header, &io_stream(), wanted, BLOCK_MAX);
         self.open = Some(Open { listener, reader, header_read: false });
         Ok(())

@@ -132,7 +132,7 @@ mod tests {
     use fathom_layers::classify::{GroupSnapshot, TotalsSnapshot};
 
     #[test]
-    fn groups_and_the_unknown_are_told_apart() {
+    fn groups_and_the_unknown_are_distinguished() {
         let mut group = GroupSnapshot { cgroup: "/web".into(), accounts: Default::default() };
         let account = &mut group.accounts[Kind::Journal as usize][Direction::Write as usize];
         *account = GroupAccount { requests: 2, bytes: 8192, latency_sum_ns: 1_500_000_000 };

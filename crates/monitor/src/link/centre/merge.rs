@@ -28,7 +28,7 @@ const FUTURE_MAX_NS: i64 = 5_000_000_000;
 pub type Input<'i> = dyn FnMut(usize, i64, Tuple, i64) + 'i;
 
 /// What a host says of a fragment.
-pub struct Told {
+pub struct RowsReport {
     pub fragment: u16,
     /// Whether it begins to tell all of a relation.
     pub reset: bool,
@@ -142,11 +142,11 @@ impl Merge {
         &mut self,
         name: &str,
         connection: u64,
-        told: Told,
+        report: RowsReport,
         now_ns: i64,
         input: &mut Input<'_>,
     ) -> Result<(), &'static str> {
-        let Told { fragment, reset, changes, lease } = told;
+        let RowsReport { fragment, reset, changes, lease } = report;
         let watermark_ns = self.watermark_ns;
         let is_stream = self.is_stream.get(usize::from(fragment)).copied();
         let Some(member) = self.member(name, connection) else { return Ok(()) };
@@ -374,8 +374,8 @@ mod tests {
             };
             let changes = Changes { rows: rows.iter().map(row).collect(), weight: 100 };
             let lease = self.budget.take(100, &|| true).unwrap();
-            let told = Told { fragment, reset: false, changes, lease };
-            self.with(|merge, input| merge.changes(of.0, of.1, told, now_ns, input))
+            let report = RowsReport { fragment, reset: false, changes, lease };
+            self.with(|merge, input| merge.changes(of.0, of.1, report, now_ns, input))
         }
 
         fn watermark(&mut self, of: (&str, u64), time_ns: i64, now_ns: i64) -> i64 {
@@ -503,8 +503,8 @@ mod tests {
             let row: Tuple = vec![Value::Text(text), Value::Integer(number)].into();
             let changes = Changes { rows: vec![(now + 1, row, count)], weight: 100 };
             let lease = budget.take(100, &|| true).unwrap();
-            let told = Told { fragment: 1, reset: false, changes, lease };
-            let sent = merge.changes("a", 1, told, now, &mut |_, _, _, _| ());
+            let report = RowsReport { fragment: 1, reset: false, changes, lease };
+            let sent = merge.changes("a", 1, report, now, &mut |_, _, _, _| ());
             merge.release(now + 2);
             sent
         };
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_no_sense_is_told_so_and_what_is_over_makes_room() {
+    fn who_makes_no_sense_is_refused_and_what_is_over_makes_room() {
         let mut case = Case::new();
         let now = 100 * SECOND;
         case.join("a", 1, false, now);

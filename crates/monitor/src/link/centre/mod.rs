@@ -33,7 +33,7 @@ use crate::cluster::{Cluster, ClusterOptions};
 use crate::held::HeldLimit;
 use crate::replay::{QueryError, RESULT, ResultSink, Script, deliver};
 use budget::Budget;
-use merge::{Merge, Told};
+use merge::{Merge, RowsReport};
 
 pub use status::{CentreStatus, HostState, HostStatus, Refusal};
 
@@ -45,7 +45,7 @@ const MESSAGES_MAX: usize = 1024;
 /// How long the engine waits for messages.
 const MESSAGE_WAIT: Duration = Duration::from_millis(10);
 /// What the [`Merge`] holds.
-const TOLD: &str = "what hosts have told of relations";
+const RELATIONS: &str = "rows of the relations that hosts report";
 /// The last who were turned away.
 const REFUSALS_MAX: usize = 16;
 /// How long the one who accepts rests when it cannot, and how often it looks whether to end.
@@ -199,7 +199,7 @@ struct Message {
 
 enum What {
     Joined { resumed: bool },
-    Rows(Told),
+    Rows(RowsReport),
     Watermark { time_ns: i64 },
     Left { for_good: bool },
 }
@@ -318,7 +318,7 @@ impl Centre {
                 }
             }
             self.advance(sink)?;
-            let beside = [(RESULT, sink.held()), (TOLD, self.merge.held())];
+            let beside = [(RESULT, sink.held()), (RELATIONS, self.merge.held())];
             self.limit.check(&self.engine, &beside)?;
             if let Some(loss) = self.engine.loss() {
                 return Err(QueryError::Lost(loss));
@@ -356,7 +356,7 @@ impl Centre {
                 merge.joined(&name, connection, resumed, now_ns, input);
                 Ok(())
             }
-            What::Rows(told) => merge.changes(&name, connection, told, now_ns, input),
+            What::Rows(report) => merge.changes(&name, connection, report, now_ns, input),
             What::Watermark { time_ns } => merge.watermark(&name, connection, time_ns, now_ns),
             What::Left { for_good } => {
                 // What it has told last is to count before nobody waits for it.

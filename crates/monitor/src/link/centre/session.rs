@@ -13,7 +13,7 @@ use super::super::frame::{FromCentre, FromHost, Sender};
 use super::super::rows::{Changes, RowsReader};
 use super::super::unix_time_ns;
 use super::budget::Budget;
-use super::merge::Told;
+use super::merge::RowsReport;
 use super::{Current, Eject, HOSTS_MAX, HostState, Message, Record, Shared, What};
 
 /// How long it may take until it is known who connects.
@@ -474,7 +474,7 @@ impl<'s> Session<'s> {
         };
         let rows = changes.rows.len() as u64;
         self.with_record(|record| record.status.rows += rows);
-        self.tell(What::Rows(Told { fragment, reset, changes, lease }))
+        self.tell(What::Rows(RowsReport { fragment, reset, changes, lease }))
     }
 
     fn note(&mut self) {
@@ -500,7 +500,7 @@ impl<'s> Session<'s> {
     /// Ends the connection, with a word to the host, and lets go of the name.
     fn end(mut self, reason: &str, for_good: bool) {
         // In this order: whoever takes the name next speaks after this.
-        let told = self.tell(What::Left { for_good });
+        let report = self.tell(What::Left { for_good });
         let connection = self.claimed.connection;
         self.with_record(|record| {
             record.fresh |= for_good;
@@ -513,7 +513,7 @@ impl<'s> Session<'s> {
             status.since_unix_ns = 0;
             (status.events_per_second, status.bytes_per_second) = (0.0, 0.0);
         });
-        if told.is_ok() || self.shared.is_ending() {
+        if report.is_ok() || self.shared.is_ending() {
             FromCentre::Bye { reason }.write(self.line.output());
         }
         self.line.end();

@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Parts of the events that are taken between two looks at the connection.
 const PARTS: usize = 256;
 /// So often are the last events looked for.
-const LAST_TURNS: usize = 16;
+const LAST_ROUNDS: usize = 16;
 /// Fragments of a centre that has been away for so long are let go of.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 
@@ -272,9 +272,9 @@ impl Worker {
 
     fn run(&mut self) {
         while !self.shared.ending.load(Ordering::Acquire) {
-            self.turn();
+            self.round();
         }
-        for _ in 0..LAST_TURNS {
+        for _ in 0..LAST_ROUNDS {
             self.take_events();
         }
         if let Link::Up(session) =
@@ -285,7 +285,7 @@ impl Worker {
         self.source.end();
     }
 
-    fn turn(&mut self) {
+    fn round(&mut self) {
         match &mut self.link {
             Link::Away { next } => {
                 if Instant::now() >= *next {
@@ -302,7 +302,7 @@ impl Worker {
             },
             Link::Up(session) => {
                 let clock = || self.source.clock_ns().saturating_add(self.source.unix_offset_ns());
-                match session.turn(&mut self.outbox, &clock) {
+                match session.round(&mut self.outbox, &clock) {
                     Ok(asked) => asked.into_iter().for_each(|asked| self.carry_out(asked)),
                     Err(error) => self.down(&error.to_string()),
                 }

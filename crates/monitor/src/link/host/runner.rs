@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn relations_are_told_by_changes_and_as_a_whole_where_these_were_lost() {
+    fn relations_are_reported_by_changes_and_as_a_whole_where_these_were_lost() {
         let text = "select VDisk, count(*) from IOstream [range 100 nanoseconds] group by VDisk";
         let (mut runner, plans) = runner(text);
         let mut outbox = Outbox::new(1 << 20);

@@ -78,7 +78,11 @@ impl Session {
     ///
     /// # Errors
     /// When the connection is broken, or the centre makes no sense or leaves.
-    pub fn turn(&mut self, outbox: &mut Outbox, clock: &dyn Fn() -> i64) -> io::Result<Vec<Asked>> {
+    pub fn round(
+        &mut self,
+        outbox: &mut Outbox,
+        clock: &dyn Fn() -> i64,
+    ) -> io::Result<Vec<Asked>> {
         let received = self.line.received;
         self.line.fill()?;
         if self.line.received > received {

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_counted_and_told() {
+    fn what_has_no_room_is_counted_and_reported() {
         let outbox = Outbox::default();
         let lost: u64 = (0..5000).map(|number| outbox.put(&change(number, ""), 0)).sum();
         assert_eq!(lost, 5000 - ROWS_MAX as u64);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_panics_holds_up_nobody() {
+    fn a_thread_that_panics_holds_up_no_other() {
         let outbox = Outbox::start("test", |outbox| {
             outbox.take(1);
             // A panic without the noise of one.
