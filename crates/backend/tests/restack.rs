@@ -205,6 +205,9 @@ fn all_queues_have_one_set_of_layers_whatever_fails() {
             thread::yield_now();
         }
     };
+    while first.opened.load(Ordering::Relaxed) < QUEUES {
+        thread::yield_now();
+    }
     let mut current = Arc::clone(&first);
     for number in 1..60 {
         goes_on();

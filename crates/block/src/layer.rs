@@ -4,11 +4,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::Backend;
 use crate::crossing::Crossing;
 use crate::disk::Disk;
 use crate::geometry::{Capabilities, Geometry};
 use crate::observer::Observer;
 use crate::open::OpenContext;
+use crate::report::LayerReport;
 use crate::request::{ErrorKind, Outcome, Request};
 
 /// The most layers that a disk can have.
@@ -35,6 +37,17 @@ pub trait Layer: Send + Sync {
     /// `below`. A function of `below` and of what is fixed while the layer lives.
     fn capacity(&self, below: u64) -> u64 {
         below
+    }
+
+    /// How the layer is: figures of its own, and what does not work. Never blocks.
+    fn status(&self) -> LayerReport {
+        LayerReport::default()
+    }
+
+    /// The further stores that the layer keeps something in. Whoever watches over the disk looks
+    /// whether they are sound.
+    fn stores(&self) -> Vec<Arc<dyn Backend>> {
+        Vec::new()
     }
 
     /// The part below is about to have `to` bytes instead of `from`. The layer may have to refuse,

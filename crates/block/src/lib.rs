@@ -28,6 +28,7 @@ mod mapping;
 mod observer;
 mod open;
 mod problem;
+mod report;
 mod request;
 mod shared;
 mod split;
@@ -50,6 +51,7 @@ pub use mapping::{Budget, LossCause, Mapping, MemoryOwner, faults};
 pub use observer::{Observed, Observer, Place};
 pub use open::{Offer, OpenContext};
 pub use problem::BackendProblem;
+pub use report::{Figure, FigureKind, LayerProblem, LayerReport};
 pub use request::{
     Allocation, Course, ErrorKind, Extent, Flags, Operation, Outcome, REQUEST_LENGTH_MAX, Request,
     SERIAL_LENGTH,

@@ -39,26 +39,10 @@ pub struct DiskStatus {
     /// How far the disk's guest has been understood.
     #[serde(default)]
     pub insight: InsightStatus,
-    /// How the log of the layer `wal` is, where there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wal: Option<WalStatus>,
     /// Requests that a crossing refused: out of range, not offered, contradictory.
     pub refused: u64,
     /// What does not work now; empty on a sound disk.
     pub problems: Vec<Problem>,
-}
-
-/// How the log of a disk is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WalStatus {
-    /// The bytes of it that are in use.
-    pub used_bytes: u64,
-    /// Its size.
-    pub size_bytes: u64,
-    /// How often something was brought home.
-    pub rounds: u64,
-    /// Flushes of the log volume since it was opened, for all disks on it.
-    pub volume_flushes: u64,
 }
 
 /// Sizes, in bytes.
@@ -100,6 +84,28 @@ pub struct LayerStatus {
     pub name: String,
     /// How it is set.
     pub definition: LayerDefinition,
+    /// Figures of its own, by name: what each is, the metrics say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub figures: Vec<LayerFigure>,
+}
+
+/// A figure of a layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerFigure {
+    /// Its name, with the unit at the end: `used_bytes`. One that only grows ends with `_total`.
+    pub name: String,
+    /// What it is, in a sentence.
+    pub meaning: String,
+    /// Its value.
+    pub value: u64,
+}
+
+impl DiskStatus {
+    /// A figure of a layer of this disk.
+    pub fn figure(&self, layer: &str, figure: &str) -> Option<u64> {
+        let layer = self.layers.iter().find(|status| status.name == layer)?;
+        layer.figures.iter().find(|one| one.name == figure).map(|one| one.value)
+    }
 }
 
 /// What keeps a disk's bytes.

@@ -39,8 +39,9 @@ pub enum ProblemKind {
     IoErrors,
     /// The storage does not answer: requests in flight do not come back.
     NotAnswering,
-    /// The log of the layer `wal` takes no more changes, or nothing goes home from it.
-    LogFailed,
+    /// A layer says what does not work in it, such as a log volume that fails, or a log from which
+    /// nothing goes home.
+    LayerFailed,
     /// The disk is being removed, but its requests in flight do not come back.
     Leaving,
     /// A queue's thread failed by a bug of the daemon's.
@@ -74,7 +75,7 @@ impl ProblemKind {
             Self::WaitingForRoom => "waiting-for-room",
             Self::IoErrors => "io-errors",
             Self::NotAnswering => "not-answering",
-            Self::LogFailed => "log-failed",
+            Self::LayerFailed => "layer-failed",
             Self::Leaving => "leaving",
             Self::QueueFailed => "queue-failed",
             Self::VmmRefused => "vmm-refused",

@@ -1,5 +1,6 @@
 //! `/metrics`: Prometheus' text format, version 0.0.4.
 
+mod layers;
 mod monitor;
 mod query;
 mod usage;
@@ -62,6 +63,7 @@ pub(crate) fn text(
     of_process(&mut page, info);
     of_disks(&mut page, info, disks, statistics);
     of_operations(&mut page, statistics);
+    layers::of_layers(&mut page, disks);
     of_guests(&mut page, disks);
     usage::of_insight(&mut page, disks);
     usage::of_groups(&mut page, groups);

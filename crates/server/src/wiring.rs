@@ -241,7 +241,8 @@ pub(crate) enum LayerKey {
 }
 
 impl LayerKey {
-    fn listed(definition: &LayerDefinition) -> Self {
+    /// The key of a listed layer.
+    pub(crate) fn listed(definition: &LayerDefinition) -> Self {
         // A disk has one log, which stays while it is the same, whatever else is said of it.
         let is_log = definition.kind == WalDefinition::KIND;
         let options = if is_log { Map::new() } else { definition.options.clone() };

@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fathom_control::{Bytes, DiskStatus, FrontendStatus, count};
+use fathom_control::{Bytes, DiskStatus, FrontendStatus, LayerFigure, count};
 use fathom_image::{ForeignFormat, LossRecord};
 use serde::Serialize;
 
@@ -254,6 +254,10 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
     sheet.fact_if_any("offers", offered.join(", "));
     let layers: Vec<&str> = status.layers.iter().map(|layer| layer.name.as_str()).collect();
     sheet.fact_if_any("layers", layers.join(" → "));
+    for layer in &status.layers {
+        let figures: Vec<String> = layer.figures.iter().map(figure).collect();
+        sheet.fact_if_any(&layer.name, figures.join(", "));
+    }
     let backend = &status.backend;
     let mut below = backend.name.clone();
     if let Some(image) = &backend.image {
@@ -315,5 +319,14 @@ fn frontend_text(frontend: &FrontendStatus) -> (&'static str, String) {
                 count(status.connections, "connection")
             ),
         ),
+    }
+}
+
+/// A figure of a layer in words: its unit is the last word of its name.
+fn figure(figure: &LayerFigure) -> String {
+    let words = figure.name.strip_suffix("_total").unwrap_or(&figure.name);
+    match words.strip_suffix("_bytes") {
+        Some(what) => format!("{} {}", Bytes(figure.value), what.replace('_', " ")),
+        None => format!("{} {}", figure.value, words.replace('_', " ")),
     }
 }

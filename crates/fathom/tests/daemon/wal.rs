@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fathom_control::{Bytes, DiskChange, LayerDefinition};
+use fathom_control::{Bytes, DiskChange, DiskStatus, LayerDefinition, ProblemKind};
 use serde_json::json;
 
 use crate::nbd::Nbd;
@@ -30,6 +30,10 @@ fn configuration(age: &str) -> String {
 fn wal(daemon: &Daemon, log: &str) -> LayerDefinition {
     let options = json!({ "log": daemon.path(log), "size": "1M", "age": "1ms" });
     LayerDefinition::new("wal", options)
+}
+
+fn rounds(status: &DiskStatus) -> Option<u64> {
+    status.figure("wal", "rounds_total")
 }
 
 fn layers(layers: Vec<LayerDefinition>) -> DiskChange {
@@ -286,10 +290,10 @@ fn the_log_comes_and_goes_while_the_disk_is_in_use() {
         for round in 0..8 {
             std::thread::sleep(Duration::from_millis(200));
             let status = client.change_disk("a", &layers(vec![])).unwrap();
-            assert!(status.wal.is_none(), "round {round}");
+            assert!(rounds(&status).is_none(), "round {round}");
             std::thread::sleep(Duration::from_millis(50));
             let status = client.change_disk("a", &layers(vec![log()])).unwrap();
-            assert!(status.wal.is_some(), "round {round}");
+            assert!(rounds(&status).is_some(), "round {round}");
         }
         let output = bench.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -303,9 +307,30 @@ fn the_log_comes_and_goes_while_the_disk_is_in_use() {
         assert_eq!(write(&mut nbd, 2000, 9), Some(0));
         let refused = client.change_disk("a", &layers(vec![])).unwrap_err().to_string();
         assert!(refused.contains("the layer `wal` stays"), "{refused}");
+        daemon.until("the layer's problem is shown", || {
+            let problems = client.disk("a").unwrap().problems;
+            let mut of_layer =
+                problems.iter().filter(|problem| problem.kind == ProblemKind::LayerFailed);
+            of_layer.any(|problem| problem.message.contains("nothing goes home from its log"))
+        });
+        let metrics = client.metrics().unwrap();
+        let line = "fathom_layer_wal_size_bytes{disk=\"a\",vm=\"\"}";
+        assert!(metrics.contains(line) && metrics.contains("fathom_layer_wal_rounds_total{"));
+        let mut info = command(daemon.path("").as_path());
+        let info = info.args(["disk", "info", "a", "--control", "control.sock"]).output().unwrap();
+        let info = String::from_utf8_lossy(&info.stdout).into_owned();
+        assert!(info.contains(" used, ") && info.contains(" volume flushes"), "{info}");
         let after = client.change_disk("a", &layers(vec![log()])).unwrap();
-        assert!(after.wal.unwrap().rounds >= before.wal.unwrap().rounds, "it is the same log");
+        assert!(
+            rounds(&after) >= rounds(&before) && rounds(&before) > Some(0),
+            "it is the same log"
+        );
         assert_eq!(read(&mut nbd, 2000), 9);
+        std::fs::remove_file(daemon.path("logs")).unwrap();
+        daemon.until("a log that was deleted is shown", || {
+            let problems = client.disk("a").unwrap().problems;
+            problems.iter().any(|problem| problem.message.contains("what `wal` keeps"))
+        });
         client.change_disk("a", &layers(vec![])).unwrap();
         for (first, written, count) in written {
             assert!(count > 100, "{count} writes");

@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
-    Capabilities, Clock, Disk, ErrorKind, Geometry, Layer, LayerPart, OpenContext, Shared, Stack,
-    Waker,
+    Backend, Capabilities, Clock, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart,
+    LayerProblem, LayerReport, OpenContext, Shared, Stack, Waker,
 };
 use fathom_reactor::Reactor;
 use fathom_wal::{Checkpoint, Log, Superblock};
@@ -224,6 +224,41 @@ impl Layer for Wal {
     fn resizing(&self, from: u64, to: u64) -> Result<(), ErrorKind> {
         // What the log holds of the part that is cut off would come back after a later growth.
         if to < from { Err(ErrorKind::Unsupported) } else { Ok(()) }
+    }
+
+    fn status(&self) -> LayerReport {
+        let status = Wal::status(self);
+        let mut problems = Vec::new();
+        if status.log_failed.is_some() {
+            problems.push(LayerProblem {
+                message: "its log volume fails: no change is taken any more".into(),
+                remedy:
+                    "mend the log volume, then serve all disks with a log there anew: nothing is \
+                         lost"
+                        .into(),
+            });
+        } else if let Some(kind) = status.home_failed {
+            let share = status.used * 100 / status.size.max(1);
+            problems.push(LayerProblem {
+                message: format!("nothing goes home from its log, which is {share} % full: {kind}"),
+                remedy: "mend what is beneath: it goes on by itself".into(),
+            });
+        }
+        let figures = vec![
+            Figure::gauge("used_bytes", "Bytes of the log in use.", status.used),
+            Figure::gauge("size_bytes", "Bytes of the log.", status.size),
+            Figure::counter("rounds_total", "Rounds in which changes went home.", status.rounds),
+            Figure::counter(
+                "volume_flushes_total",
+                "Flushes of the log volume, for all disks with a log there.",
+                status.volume_flushes,
+            ),
+        ];
+        LayerReport { figures, problems }
+    }
+
+    fn stores(&self) -> Vec<Arc<dyn Backend>> {
+        vec![Arc::clone(self.inner.volume.backend())]
     }
 
     fn retire(&self, disk: &Arc<Disk>, limit: Duration) {

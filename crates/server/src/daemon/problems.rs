@@ -15,7 +15,7 @@ use fathom_frontend::vhost_user::{Refusal, Server};
 use tokio::sync::Notify;
 
 use super::{Daemon, Served, unix_time_ns};
-use crate::wiring::Watchers;
+use crate::wiring::{KeyedLayer, Watchers};
 
 /// How often the watch looks while something is wrong.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -163,6 +163,9 @@ impl Daemon {
                     // One that hangs keeps this thread; the next look passes it over.
                     if served.begin_inspection() {
                         served.disk.backend().inspect();
+                        for layer in served.disk.layers() {
+                            layer.stores().iter().for_each(|store| store.inspect());
+                        }
                         served.health().inspecting = None;
                     }
                 }
@@ -245,7 +248,7 @@ impl Served {
 /// What is wrong with a disk. Asks no file system.
 fn of_disk(served: &Served) -> Vec<Found> {
     let disk = &served.disk;
-    let (definition, Watchers { tap, room, log, .. }, guest) = {
+    let (definition, Watchers { tap, room, layers, .. }, guest) = {
         let live = served.live();
         let guest = live.server.as_ref().map(Server::status);
         (live.definition.clone(), live.watchers.clone(), guest)
@@ -291,22 +294,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
         found.push(Found(ProblemKind::IoErrors, message, remedy));
     }
 
-    if let Some(status) = log.map(|log| log.wal.status()) {
-        if status.log_failed.is_some() {
-            let message = "its log volume fails: no change is taken any more".to_owned();
-            let remedy =
-                "mend the log volume, then serve the disk anew: nothing is lost".to_owned();
-            found.push(Found(ProblemKind::LogFailed, message, remedy));
-        } else if let Some(kind) = status.home_failed {
-            let share = status.used * 100 / status.size.max(1);
-            let message = format!(
-                "nothing goes home from its log, which is {share} % full: {kind} at {image}"
-            );
-            let remedy = "mend what is beneath: it goes on by itself".to_owned();
-            found.push(Found(ProblemKind::LogFailed, message, remedy));
-        }
-    }
-
+    found.extend(of_layers(&layers));
     let silent = health.inspecting.is_some_and(|since| now - since > INSPECTION_TIME_MAX);
     let stalled = tap.is_some_and(|tap| {
         let snapshot = tap.snapshot(fathom_block::Clock::System.now_ns());
@@ -349,6 +337,25 @@ fn of_disk(served: &Served) -> Vec<Found> {
         }
     }
     found
+}
+
+/// What the layers of a disk say, and what is wrong with their stores.
+fn of_layers(layers: &[KeyedLayer]) -> Option<Found> {
+    let (mut messages, mut remedies) = (Vec::new(), Vec::new());
+    for (_, layer) in layers {
+        for problem in layer.status().problems {
+            messages.push(problem.message);
+            remedies.push(problem.remedy);
+        }
+        for store in layer.stores() {
+            let name = layer.name();
+            messages.extend(
+                store.problems().iter().map(|problem| format!("what `{name}` keeps: {problem}")),
+            );
+        }
+    }
+    let remedy = remedies.join("; ");
+    (!messages.is_empty()).then(|| Found(ProblemKind::LayerFailed, messages.join("; "), remedy))
 }
 
 fn of_backend(problem: &BackendProblem) -> Found {

@@ -5,14 +5,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use fathom_control::{
     BackendDefinition, BackendStatus, CapabilitiesStatus, DaemonInfo, DaemonState, DiskList,
-    DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, LayerDefinition, LayerStatus,
-    ListenerStatus, NbdStatus, Problem, TlsDefinition, VERSION, VhostUserDefinition,
-    VhostUserStatus, WalStatus, count,
+    DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, LayerDefinition, LayerFigure,
+    LayerStatus, ListenerStatus, NbdStatus, Problem, TlsDefinition, VERSION, VhostUserDefinition,
+    VhostUserStatus, count,
 };
 use fathom_frontend::{nbd, vhost_user};
 
 use super::{Daemon, Listening, Served};
-use crate::wiring;
+use crate::wiring::{self, KeyedLayer, LayerKey};
 
 /// A listener at one moment, as all disks see it.
 struct ListenerMoment {
@@ -113,15 +113,7 @@ fn status(served: &Served, listeners: &[ListenerMoment], problems: Vec<Problem>)
     let live = served.live();
     let definition = live.definition.clone();
     let guest = live.server.as_ref().map(vhost_user::Server::status);
-    let wal = live.watchers.log.as_ref().map(|log| {
-        let status = log.wal.status();
-        WalStatus {
-            used_bytes: status.used,
-            size_bytes: status.size,
-            rounds: status.rounds,
-            volume_flushes: status.volume_flushes,
-        }
-    });
+    let made = live.watchers.layers.clone();
     drop(live);
     let mut frontends = Vec::new();
     if let (Some(vhost_user), Some(guest)) = (&definition.vhost_user, guest) {
@@ -159,7 +151,7 @@ fn status(served: &Served, listeners: &[ListenerMoment], problems: Vec<Problem>)
             extents: capabilities.extents,
             rotational: capabilities.rotational,
         },
-        layers: layers(&definition),
+        layers: layers(&definition, &made),
         backend: BackendStatus {
             name: disk.backend().name().into(),
             image: match definition.backend() {
@@ -171,7 +163,6 @@ fn status(served: &Served, listeners: &[ListenerMoment], problems: Vec<Problem>)
         },
         frontends,
         insight,
-        wal,
         refused: disk.counters().refused.load(std::sync::atomic::Ordering::Relaxed),
         problems,
     }
@@ -184,16 +175,26 @@ fn guest_problem(guest: &vhost_user::VhostUserStatus) -> Option<String> {
     })
 }
 
-/// The layers in the order in which requests cross them.
-fn layers(definition: &fathom_control::DiskDefinition) -> Vec<LayerStatus> {
+/// The layers in the order in which requests cross them, each with what it says of itself.
+fn layers(definition: &fathom_control::DiskDefinition, made: &[KeyedLayer]) -> Vec<LayerStatus> {
+    let mut made = made.to_vec();
+    let mut status = |definition: LayerDefinition| {
+        let key = LayerKey::listed(&definition);
+        let index = made.iter().position(|(other, _)| *other == key);
+        let report = index.map(|index| made.remove(index).1.status()).unwrap_or_default();
+        let figures = report.figures.iter().map(|figure| LayerFigure {
+            name: figure.name.into(),
+            meaning: figure.meaning.into(),
+            value: figure.value,
+        });
+        LayerStatus { name: definition.name().into(), figures: figures.collect(), definition }
+    };
     let implied = [(definition.classify, "classify"), (definition.tap, "tap")];
-    implied
+    let implied = implied
         .into_iter()
         .filter(|(wanted, name)| *wanted && !wiring::names_layer(definition, name))
-        .map(|(_, name)| LayerDefinition::new(name, serde_json::Value::Null))
-        .chain(definition.layers.iter().cloned())
-        .map(|definition| LayerStatus { name: definition.name().into(), definition })
-        .collect()
+        .map(|(_, name)| LayerDefinition::new(name, serde_json::Value::Null));
+    implied.chain(definition.layers.iter().cloned()).map(&mut status).collect()
 }
 
 fn serial(bytes: &[u8]) -> String {

@@ -1,0 +1,28 @@
+//! The figures of disks' layers: one family for each that any layer has.
+
+use std::collections::BTreeMap;
+
+use fathom_control::{DiskList, DiskStatus, LayerFigure};
+
+use super::{Page, disk_labels};
+
+pub(super) fn of_layers(page: &mut Page, disks: &DiskList) {
+    let mut families: BTreeMap<String, Vec<(&DiskStatus, &LayerFigure)>> = BTreeMap::new();
+    for disk in &disks.disks {
+        for layer in &disk.layers {
+            for figure in &layer.figures {
+                let name = layer.name.replace('-', "_");
+                let family = format!("fathom_layer_{name}_{}", figure.name);
+                families.entry(family).or_default().push((disk, figure));
+            }
+        }
+    }
+    for (family, samples) in &families {
+        let kind = if family.ends_with("_total") { "counter" } else { "gauge" };
+        let meaning = samples.first().map_or("", |(_, figure)| &figure.meaning);
+        page.family(family, kind, meaning);
+        for (disk, figure) in samples {
+            page.sample(family, &disk_labels(&disk.name, &disk.vm), figure.value);
+        }
+    }
+}
