@@ -212,12 +212,32 @@ pub struct Extent {
     pub allocation: Allocation,
 }
 
+/// Whether a layer had what a request read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CacheHit {
+    /// No layer looked.
+    #[default]
+    Unknown = 0,
+    /// Nothing of it.
+    Miss = 1,
+    /// All of it.
+    Hit = 2,
+    /// A part of it.
+    Part = 3,
+}
+
 /// How a request went, as far as anyone looked at the clock while it did. Times are those of the
 /// stack's clock in nanoseconds, exact to one round of its thread, and 0 where nobody looked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Course {
     /// Requests that were under way in the same stack when this one came.
     pub ahead: u32,
+    /// Whether a layer had what was read, as that layer says.
+    pub cache_hit: CacheHit,
+    /// 1 + the position of the layer that has it or has answered it, counted from the front end; 0
+    /// for the back end.
+    pub layer: u8,
     /// When the back end got it.
     pub sent_ns: u64,
     /// When the back end had given it back; 0 also where nothing lies between it and whoever

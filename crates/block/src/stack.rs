@@ -459,6 +459,7 @@ impl Stack {
             BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
         for mut request in self.sending.drain(..) {
             request.course.sent_ns = self.round_ns.get();
+            request.course.layer = 0;
             match request.operation {
                 Operation::GetId => {
                     request.buffers.copy_from(0, self.disk.serial());
@@ -493,6 +494,7 @@ impl Stack {
             if let LayerPart::Observer(observer) = &mut self.layers[level] {
                 observer.down(slice::from_mut(&mut request), Place { level, moment });
             } else if let Some((layer, mut crossing)) = self.layer(level) {
+                request.course.layer = 1 + level as u8;
                 return layer.submit(request, &mut crossing);
             }
         }

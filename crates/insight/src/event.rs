@@ -108,9 +108,10 @@ record! {
         kind: u8,
         /// `Class`: 1 + the I/O class, 0 where there is none.
         class: u8,
-        /// `CacheHit`: 0 unknown, 1 miss, 2 hit, 3 in part. Empty for now.
+        /// `CacheHit` of a response: 0 unknown, 1 miss, 2 hit, 3 in part.
         cache_hit: u8,
-        /// `Layer`: 1 + the level of the layer that answered, 0 for the back end. Empty for now.
+        /// `Layer` of a response: 1 + the position of the layer that answered, counted from the
+        /// front end; 0 for the back end.
         layer: u8,
         /// Where the meaning was learnt: the number of the [`Source`](crate::Source).
         source: u8,

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use fathom_block::{
     Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, Disk, DiskOptions,
-    ErrorKind, Flags, Geometry, Operation, Request,
+    ErrorKind, Flags, Geometry, Layer, Operation, Request,
 };
-use fathom_layers::Wal;
+use fathom_layers::tap::{EventType, Labels};
 use fathom_layers::wal::{LogVolume, WalError, WalOptions};
+use fathom_layers::{Tap, Wal};
 use fathom_reactor::{Event, Reactor};
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, ModelDisk, SimBackend, SimOptions, SimRecord,
@@ -416,6 +417,29 @@ fn what_a_queue_leaves_behind_goes_home_by_an_idle_one() {
         idle.step();
     }
     assert_eq!(rig.wal.status().used, 0);
+}
+
+/// Who answered travels with the request: the tap above sees it.
+#[test]
+fn the_tap_sees_what_the_log_answered() {
+    let volume = volume(&SimOptions::new(LOG_CAPACITY), 1);
+    let wal = Wal::open(&volume, &WalOptions { age_ns: u64::MAX, ..options() }).unwrap();
+    let tap = Tap::new(1, Labels::default());
+    let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), 2));
+    let layers: Vec<Arc<dyn Layer>> = vec![Arc::new(tap.clone()), Arc::new(wal)];
+    let disk = Disk::new(DiskOptions::default(), layers, home).unwrap();
+    let mut reader = tap.attach().unwrap();
+    let mut harness = Harness::new(&disk, &HarnessOptions::default(), 1);
+    let read = |offset, length| Action { operation: Operation::Read, length, ..write(offset, 0) };
+    for action in [write(4096, 1), read(4096, 4096), read(0, 8192), read(16384, 4096)] {
+        harness.submit(0, &action);
+        harness.drain(|_| {});
+    }
+    let mut events = Vec::new();
+    reader.drain(&mut events);
+    let answered = events.iter().filter(|event| event.record_type == EventType::Response as u8);
+    let answered: Vec<_> = answered.map(|event| (event.layer, event.cache_hit)).collect();
+    assert_eq!(answered, [(2, 0), (2, 2), (2, 3), (0, 0)]);
 }
 
 /// A queue that ends with records half written holds nobody up.

@@ -97,7 +97,8 @@ pub(super) fn record(
         parts: u16::try_from(insight.parts.len()).unwrap_or(u16::MAX),
         confidence: facts.confidence as u8,
         write_hint: facts.write_hint,
-        ..Event::default()
+        cache_hit: outcome.map_or(0, |_| request.course.cache_hit as u8),
+        layer: outcome.map_or(0, |_| request.course.layer),
     }
 }
 

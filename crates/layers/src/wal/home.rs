@@ -77,11 +77,11 @@ impl WalQueue {
             }
             if state.is_moving {
                 // Should that queue end, another goes on.
-                wake_ns = Some(now_ns + age_ns.max(RETRY_NS));
+                wake_ns = Some(now_ns.saturating_add(age_ns.max(RETRY_NS)));
                 return None;
             }
             let is_due = state.is_draining || state.is_pressed || state.log.used() >= size / 2;
-            let mut due_ns = if is_due { 0 } else { state.since_ns + age_ns };
+            let mut due_ns = if is_due { 0 } else { state.since_ns.saturating_add(age_ns) };
             if state.home_failed.is_some() {
                 due_ns = due_ns.max(state.retry_ns);
             }

@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use fathom_block::{
-    Allocation, Capabilities, Crossing, ErrorKind, Extent, LayerQueue, Operation, Outcome, Request,
-    StoreId, Waker, faults,
+    Allocation, CacheHit, Capabilities, Crossing, ErrorKind, Extent, LayerQueue, Operation,
+    Outcome, Request, StoreId, Waker, faults,
 };
 use fathom_reactor::Pending;
 use fathom_wal::{
@@ -402,6 +402,8 @@ impl WalQueue {
         if faults() != before {
             return self.read_over(request, Err(ErrorKind::Memory), next);
         }
+        let is_part = segments.iter().any(|segment| segment.source.is_none());
+        request.course.cache_hit = if is_part { CacheHit::Part } else { CacheHit::Hit };
         let split = next.split(request);
         for segment in &segments {
             let from = segment.offset - start;
