@@ -1,4 +1,4 @@
-//! Which accelerator guests run with here: found by trying.
+//! The accelerator that guests run with on this host, found by a trial.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 use crate::process::Process;
 use crate::{Assets, Qemu, Result, patience};
 
-/// The argument of QEMU's `-accel`: KVM where a guest really runs under it, else emulation.
+/// The argument of QEMU's `-accel`: KVM if a guest runs under it, else emulation.
 ///
-/// A device file tells nothing: `/dev/kvm` may open and its guests never run an instruction. So a
-/// kernel is started once and must print; the answer is kept beside the guest's images until the
+/// The device file is no proof: `/dev/kvm` may open, and still no guest runs an instruction. So a
+/// kernel is started once and must print; the result is kept beside the guest's images until the
 /// host boots again.
 ///
 /// # Errors

@@ -39,7 +39,7 @@ impl Assets {
     /// The guest of `scripts/guest`, made when it is not there.
     ///
     /// # Errors
-    /// When it cannot be made; the script's words are in the output of the test.
+    /// When it cannot be made; the script's messages are in the output of the test.
     pub fn get() -> Result<&'static Self> {
         static ASSETS: OnceLock<std::result::Result<Assets, String>> = OnceLock::new();
         let assets = ASSETS.get_or_init(|| Self::make().map_err(|error| error.to_string()));
@@ -62,7 +62,7 @@ impl Assets {
     }
 
     /// A kernel of `scripts/guest-kernel` by its name, for guests with a root disk. `None`, with
-    /// a word why, where it cannot be had.
+    /// the reason on standard error, if it is not available.
     ///
     /// # Errors
     /// When it cannot be made.

@@ -34,7 +34,7 @@ impl Disk {
         Self { kind, properties: String::new() }
     }
 
-    /// A raw image that QEMU itself opens; what the guest writes is forgotten.
+    /// A raw image that QEMU itself opens; the guest's writes are discarded at the end.
     pub fn snapshot_of(image: impl Into<PathBuf>) -> Self {
         let kind = Kind::File { image: image.into(), snapshot: true };
         Self { kind, properties: String::new() }
@@ -112,13 +112,13 @@ impl Builder {
         self
     }
 
-    /// The guest's memory; 512 MiB unless told.
+    /// The guest's memory; 512 MiB by default.
     pub fn memory_mib(mut self, size: u32) -> Self {
         self.memory_mib = size;
         self
     }
 
-    /// The guest's processors; 2 unless told.
+    /// The guest's processors; 2 by default.
     pub fn processors(mut self, number: u32) -> Self {
         self.processors = number;
         self
@@ -156,7 +156,7 @@ impl Builder {
         self
     }
 
-    /// How long the guest may take to boot; 90 s unless told.
+    /// How long the guest may take to boot; 90 s by default.
     pub fn ready_within(mut self, seconds: u64) -> Self {
         self.ready_seconds = seconds;
         self
@@ -186,8 +186,8 @@ impl Builder {
     fn command_line(&self, qemu: &Qemu, directory: &TempDir) -> Result<Vec<String>> {
         let assets = Assets::get()?;
         let accelerator = accelerator()?;
-        // Emulated, `rep movsb` copies byte by byte: a guest that is told that it is quick uses it for
-        // all that it copies, and takes a sixth more processor time.
+        // Under emulation `rep movsb` copies byte by byte. A guest whose processor announces it as
+        // fast uses it for all copies, // and takes a sixth more processor time.
         let model = if accelerator.starts_with("kvm") { "host" } else { "max,erms=off,fsrm=off" };
         let path = |name: &str| directory.path().join(name).display().to_string();
         let memory = self.memory_mib;
@@ -208,7 +208,7 @@ impl Builder {
         };
         add(&["-kernel", &image.display().to_string(), "-initrd", &initrd.display().to_string()]);
         let root = if self.root.is_some() { " root=/dev/vda rw" } else { "" };
-        // Errors and warnings reach the console, the boot's chatter does not.
+        // Errors and warnings reach the console, the kernel's other messages do not.
         let append = format!("console=ttyS0 loglevel=5 mitigations=off{root}{}", self.append);
         add(&["-append", &append]);
         for (index, disk) in self.root.iter().chain(&self.disks).enumerate() {

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
 
-/// The longest script: the guest's serial port holds not much more before it is read.
+/// The longest script, in bytes: little more than this fits into the guest's serial port before it
+/// is read.
 const SCRIPT_LENGTH_MAX: usize = 32 << 10;
 
-/// What a command in the guest left behind.
+/// The result of a command in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// Its exit status; 128 and the signal's number when a signal ended it.
@@ -103,7 +104,7 @@ fn read_answers(mut reader: BufReader<UnixStream>, shared: &Shared) {
     changed.notify_all();
 }
 
-/// The next answer; lines that are none, such as a reboot's remains, are passed over.
+/// The next answer; other lines, such as those of a reboot, are skipped.
 fn read_answer(reader: &mut BufReader<UnixStream>) -> std::io::Result<Option<(u64, Output)>> {
     let mut line = Vec::new();
     loop {

@@ -1,9 +1,9 @@
-//! What the daemon's log layer says of a request and its parts.
+//! What the daemon's log layer reports about a request and its parts.
 
-/// A request of which the daemon has said what it is.
+/// A request and what the daemon reported about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Classified {
-    /// What is done, such as `write`.
+    /// The operation, such as `write`.
     pub operation: String,
     /// Where it begins on the disk, in bytes.
     pub offset: u64,
@@ -75,12 +75,12 @@ impl Kind {
 }
 
 impl Classified {
-    /// The requests among the lines of a log, in order; every other line is passed over.
+    /// The requests among the lines of a log, in order; other lines are skipped.
     ///
     /// A line is `… #ID OPERATION OFFSET+LENGTH FLAG… | LENGTH KIND key=value… | …`.
     ///
     /// # Errors
-    /// With the line that begins as a request and goes on as something else.
+    /// With the line that begins as a request but is malformed.
     pub fn parse_log(text: &str) -> crate::Result<Vec<Self>> {
         let mut requests = Vec::new();
         for line in text.lines() {
@@ -134,7 +134,7 @@ impl Part {
             ..Self::default()
         };
         for fact in facts {
-            // Words without a value, and keys that mean nothing here, are for others to read.
+            // Words without a value, and keys that are not needed here, are skipped.
             let Some((key, value)) = fact.split_once('=') else { continue };
             match key {
                 "inode" => part.inode = Some(number(value)?),

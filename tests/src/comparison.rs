@@ -1,4 +1,4 @@
-//! What the daemon said of requests, held against the truth.
+//! Compares what the daemon reported about requests with the truth.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,22 +8,23 @@ use crate::classified::{Classified, Kind, Part};
 use crate::ranges::Ranges;
 use crate::truth::{Moved, Object, ObjectKind, Owner, Truth};
 
-/// Wrong or unknown answers that are kept to be shown, of each.
+/// The most examples of wrong answers, and of unknown ones, that are kept to be shown.
 const EXAMPLES_MAX: usize = 12;
 
 /// The requests of one phase of a guest, between two snapshots of the truth.
 ///
-/// Of the writes only the last to each byte can be judged, by the snapshot after them; reads are
-/// judged by the snapshot before, and by the one after where they read what was written last. What
-/// belonged to something that is there no longer (or not yet)
-/// is "gone": it can be neither right nor wrong.
+/// Only the last write to each byte can be judged, by the snapshot after it. Reads are judged by
+/// the snapshot before, and by the one after if they read the last written content. Bytes of an
+/// object that does not exist any more (or not yet) are "gone": an answer about them is neither
+/// right nor wrong.
 #[derive(Debug, Default)]
 pub struct Comparison {
-    /// By the kind that the bytes really are of.
+    /// By the true kind of the bytes.
     pub reads: BTreeMap<&'static str, Row>,
     /// The same for writes.
     pub writes: BTreeMap<&'static str, Row>,
-    /// What was said to be each control group's, of all requests; without a group, of "".
+    /// The bytes reported for each control group, of all requests; for requests without a group, of
+    /// "".
     pub groups: BTreeMap<String, Moved>,
     wrong: Vec<String>,
     unknown: Vec<String>,
@@ -32,15 +33,15 @@ pub struct Comparison {
 /// Bytes by how they were judged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Row {
-    /// The right kind, and the right file or directory where it is one's.
+    /// The right kind, and the right file or directory if the bytes belong to one.
     pub right: u64,
     /// The same by its inode, with another path than it has in the snapshot.
     pub renamed: u64,
-    /// Anything else that was said.
+    /// Any other answer.
     pub wrong: u64,
-    /// Nothing was said, or not which file.
+    /// No answer, or an answer without the file.
     pub unknown: u64,
-    /// Can not be judged.
+    /// Not to be judged.
     pub gone: u64,
 }
 
@@ -114,7 +115,7 @@ impl Comparison {
         comparison
     }
 
-    /// Judges and counts what was said of a range.
+    /// Judges and counts the answer about a range.
     fn judge(
         &mut self,
         read: bool,
@@ -130,8 +131,8 @@ impl Comparison {
         }
     }
 
-    /// The same for a read of what was written both before and after it: whose it was then can
-    /// only be known of what does not change hands.
+    /// The same for a read of a range that was written both before and after it. Its owner at the
+    /// time is known only if both /// snapshots have the same owner.
     fn judge_overwritten(
         &mut self,
         range: Range<u64>,
@@ -207,8 +208,8 @@ impl Comparison {
         })
     }
 
-    /// As [`check`](Self::check), however much could not be judged, and with another bound on what is
-    /// unknown.
+    /// As [`check`](Self::check), with any number of bytes that could not be judged, and with
+    /// another limit on unknown bytes.
     ///
     /// # Errors
     /// With the table and examples.
@@ -221,8 +222,8 @@ impl Comparison {
         Err(crate::Error::new(format!("what was said is not what is:\n{self}")))
     }
 
-    /// Fails when anything was wrong, or more than one byte in a thousand unknown, or more than a
-    /// tenth could not be judged.
+    /// Fails when any answer was wrong, more than one byte in a thousand was unknown, or more than
+    /// a tenth could not be judged.
     ///
     /// # Errors
     /// With the table and examples.
@@ -239,11 +240,11 @@ impl Comparison {
         Err(crate::Error::new(format!("what was said is not what is:\n{self}")))
     }
 
-    /// Fails unless every control group but the root's has been said to move what the kernel
-    /// counts for it (`io.stat`), up to `tolerance` bytes and a hundredth.
+    /// Fails unless the bytes reported for every control group except the root's equal the kernel's
+    /// counts (`io.stat`), up to /// `tolerance` bytes and a hundredth.
     ///
     /// # Errors
-    /// With what was said and counted.
+    /// With the reported and the counted bytes.
     pub fn check_groups(&self, before: &Truth, after: &Truth, tolerance: u64) -> crate::Result<()> {
         for (path, end) in after.groups.iter().filter(|(path, _)| *path != "/") {
             let start = before.groups.get(path).copied().unwrap_or_default();
@@ -270,7 +271,7 @@ impl Row {
     }
 }
 
-/// The parts of a request; all of it, of which nothing is known, where it has none.
+/// The parts of a request; one unknown part with all of its bytes if it has none.
 fn parts(request: &Classified) -> Vec<Part> {
     if request.parts.is_empty() {
         return vec![Part { offset: request.offset, length: request.length, ..Part::default() }];
@@ -283,8 +284,9 @@ fn parts(request: &Classified) -> Vec<Part> {
 fn judge(part: &Part, owner: &Owner, truth: &Truth, direct: &[&str], written: bool) -> Verdict {
     use Kind::{Data, Device, Direct, Directory, Journal, Metadata, Swap, Unknown};
     let right_if = |right| if right { Verdict::Right } else { Verdict::Wrong };
-    // It was of something that is there no longer, whoever has its inode now: the journal may
-    // have the place's new contents, the place itself still the old ones.
+    // The bytes belonged to an object that does not exist any more, even if another has its inode
+    // now: the journal may have the // new content of the place, while the place itself still has
+    // the old one.
     let same = |object: &Object| part.path.as_ref().is_none_or(|path| object.path == *path);
     let left =
         written && part.inode.is_some_and(|inode| !truth.with_inode(inode).is_some_and(same));
@@ -296,7 +298,7 @@ fn judge(part: &Part, owner: &Owner, truth: &Truth, direct: &[&str], written: bo
     }
     match owner {
         Owner::Free => {
-            // Free room is among files' blocks only, with these.
+            // In these file systems, free space is among the blocks of files only.
             let areas = ["btrfs", "f2fs"].contains(&truth.filesystem.as_str());
             let possible = match part.kind {
                 Data | Direct | Directory => true,
@@ -311,8 +313,8 @@ fn judge(part: &Part, owner: &Owner, truth: &Truth, direct: &[&str], written: bo
             let past =
                 |object: &&Object| direct.iter().any(|folder| object.path.starts_with(folder));
             match (objects[0].kind, part.kind) {
-                // A directory's blocks are metadata like any other to those who lay out metadata
-                // by blocks.
+                // File systems that lay out metadata by blocks treat a directory's blocks as
+                // metadata.
                 (ObjectKind::Directory, Metadata) => right_if(truth.filesystem != "f2fs"),
                 (ObjectKind::Directory, Data | Direct) if left => Verdict::Gone,
                 (ObjectKind::File, Data) if part.inode.is_none() && part.path.is_none() => {
@@ -327,7 +329,8 @@ fn judge(part: &Part, owner: &Owner, truth: &Truth, direct: &[&str], written: bo
         }
         Owner::Journal => right_if(part.kind == Journal),
         Owner::Metadata => {
-            // Where directories are, nobody says of these; they keep them as files.
+            // No tool reports where these file systems have their directories, which they keep as
+            // files.
             let tree = part.kind == Directory
                 && ["btrfs", "minix", "udf", "erofs", "ntfs3"].contains(&truth.filesystem.as_str());
             right_if(part.kind == Metadata || tree)
@@ -337,7 +340,7 @@ fn judge(part: &Part, owner: &Owner, truth: &Truth, direct: &[&str], written: bo
     }
 }
 
-/// Judges whose it is said to be, as far as that is said.
+/// Judges the reported owner, as far as one was reported.
 fn identity(part: &Part, objects: &[&Object], truth: &Truth, written: bool) -> Verdict {
     let same_path = |path: &String| objects.iter().any(|object| object.path == *path);
     match (part.inode, &part.path) {

@@ -25,7 +25,7 @@ impl Daemon {
     /// sockets and images, and gives the text of the configuration file.
     ///
     /// # Errors
-    /// When it does not come up; with what it said.
+    /// When it does not come up; with its output.
     pub fn start(configuration: impl FnOnce(&Path) -> String) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let text = configuration(directory.path());
@@ -90,7 +90,7 @@ impl Daemon {
         }
     }
 
-    /// Ends the daemon in order (SIGTERM) and gives how it ended.
+    /// Ends the daemon in order (SIGTERM) and returns its exit status.
     ///
     /// # Errors
     /// When it does not run or does not end.
@@ -126,7 +126,7 @@ impl Daemon {
         Client::new(self.control_socket())
     }
 
-    /// What the daemon says of a disk.
+    /// The daemon's status of a disk.
     ///
     /// # Errors
     /// When it does not say.
@@ -134,10 +134,10 @@ impl Daemon {
         self.client().disk(name).map_err(|error| self.explained(&error.to_string()))
     }
 
-    /// What the daemon says of the guest on a disk.
+    /// The daemon's status of the guest on a disk.
     ///
     /// # Errors
-    /// When it does not say, or the disk is on no vhost-user socket.
+    /// When it does not answer, or the disk has no vhost-user socket.
     pub fn guest(&self, name: &str) -> Result<VhostUserStatus> {
         self.status(name)?
             .frontends

@@ -13,7 +13,7 @@ use crate::{Error, Qmp, Result, patience, until};
 
 pub use crate::builder::{Builder, Disk};
 
-/// What the guest's kernel says when a disk or a file system fails it.
+/// Messages of the guest's kernel about a failing disk or file system.
 const COMPLAINTS: &[&str] = &[
     "I/O error",
     "Buffer I/O",
@@ -32,7 +32,7 @@ const COMPLAINTS: &[&str] = &[
     "Out of memory",
 ];
 
-/// A virtual machine; QEMU ends when the value goes.
+/// A virtual machine; QEMU ends when the value is dropped.
 pub struct Guest {
     // Dropped in this order: connections first, QEMU next, the folder last.
     channel: Channel,
@@ -87,8 +87,8 @@ impl Guest {
             .map_err(|error| Error::new(format!("in the guest: {script}\n{error}")))
     }
 
-    /// Runs a shell script (under `set -e`) that has to succeed, for a minute at most, and gives
-    /// what it printed.
+    /// Runs a shell script (under `set -e`) that has to succeed, for a minute at most, and returns
+    /// its output.
     ///
     /// # Errors
     /// When it fails.
@@ -141,7 +141,7 @@ impl Guest {
         }
     }
 
-    /// What the disks of the guest have under way, and what its programs wait for, in words.
+    /// The requests in flight on the guest's disks, and what its programs wait for, in words.
     fn processes(&self) -> String {
         let script = "for disk in /sys/block/vd*; do
             echo \"  ${disk##*/}: $(cat $disk/inflight) reads and writes in flight; $(cat $disk/stat)\"
@@ -177,7 +177,7 @@ impl Guest {
         let console = self.console();
         let complains = |line: &&str| {
             COMPLAINTS.iter().any(|complaint| line.contains(complaint))
-                // XFS tells of its every mount.
+                // XFS reports each mount.
                 && !(line.contains("XFS (vd")
                     && ["ounting", "nding clean mount"].iter().any(|news| line.contains(news)))
         };
@@ -267,7 +267,8 @@ impl Guest {
         self.wait_until_ready(boots + 1, patience(90))
     }
 
-    /// Presses the reset button, in mid-flight, and waits until the guest takes commands again.
+    /// Presses the reset button, with requests in flight, and waits until the guest takes commands
+    /// again.
     ///
     /// # Errors
     /// When it does not come up.
@@ -280,7 +281,7 @@ impl Guest {
     /// Shuts the guest down in order: programs end, file systems are unmounted, QEMU ends.
     ///
     /// # Errors
-    /// When QEMU does not end by itself, or not well.
+    /// When QEMU does not end by itself, or fails.
     pub fn shutdown(self) -> Result<()> {
         self.spawn("poweroff")?;
         let status = self.process.wait(patience(60)).map_err(|error| self.explained(&error))?;
@@ -299,7 +300,7 @@ impl Guest {
         self.directory.path().join(name)
     }
 
-    /// The error, with the end of the console and of what QEMU said.
+    /// The error, with the end of the console and of QEMU's output.
     pub fn explained(&self, error: &Error) -> Error {
         Error::new(format!(
             "{error}\n--- the guest's console ---\n{}\n--- QEMU said ---\n{}",

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::{Error, Result, until};
 
-/// A running program; it is killed when the value goes, and when the test process does.
+/// A running program; it is killed when the value is dropped, and when the test process ends.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -44,15 +44,15 @@ impl Process {
         self.child.lock().unwrap().id()
     }
 
-    /// How it ended, or `None` while it runs.
+    /// Its exit status, or `None` while it runs.
     ///
     /// # Errors
-    /// When the system does not tell.
+    /// When the system does not know.
     pub fn status(&self) -> Result<Option<ExitStatus>> {
         Ok(self.child.lock().unwrap().try_wait()?)
     }
 
-    /// Fails when the process has ended: to be asked while waiting for something that it does.
+    /// Fails when the process has ended. To be called while waiting for one of its effects.
     ///
     /// # Errors
     /// With the last lines that the program printed.
@@ -117,7 +117,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         let failed = {
             let mut child = self.child.lock().unwrap();
-            // A crash during a test is a finding even where nobody waits for the program.
+            // A crash during a test is a failure even if the test does not wait for the program.
             let crashed = match child.try_wait() {
                 Ok(Some(status)) => status.signal().is_some_and(|signal| signal != 9),
                 _ => false,

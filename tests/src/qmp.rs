@@ -18,7 +18,7 @@ pub struct Qmp {
 struct Inner {
     reader: BufReader<UnixStream>,
     events: Vec<Value>,
-    /// A line of which the end has not come yet.
+    /// The beginning of an incomplete line.
     partial: Vec<u8>,
 }
 
@@ -26,7 +26,7 @@ impl Qmp {
     /// Connects and negotiates.
     ///
     /// # Errors
-    /// When nobody listens, or something else than QEMU does.
+    /// When there is no listener, or the listener is not QEMU.
     pub fn connect(path: &Path) -> Result<Self> {
         let stream = UnixStream::connect(path)?;
         let reader = BufReader::new(stream);
@@ -59,7 +59,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event by its name and gives it; those before it stay to be asked for.
+    /// Waits for an event by its name and returns it; earlier events are kept for later calls.
     ///
     /// # Errors
     /// After `limit`.

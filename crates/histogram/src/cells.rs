@@ -4,13 +4,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Histogram, RESOLUTION, RESOLUTION_BITS, index};
 
-/// The power of two that greater values count as the one below: 68 s in nanoseconds.
+/// The power of two that bounds the counted values: 68 s in nanoseconds. Greater values count as
+/// the largest /// value below it.
 const POWER_MAX: u32 = 36;
 const VALUE_MAX: u64 = (1 << POWER_MAX) - 1;
 const BUCKETS: usize = (POWER_MAX - RESOLUTION_BITS + 1) as usize * RESOLUTION as usize;
 
-/// A distribution of values up to 2³⁶, greater ones counted as that, which one thread writes with a
-/// plain load and store while others read: no cache line is fought over and nothing is locked.
+/// A distribution of values up to 2³⁶; greater values count as the limit. One thread writes it with
+/// plain loads /// and stores while others read, so that there are no locks and no contended cache
+/// lines.
 #[derive(Debug)]
 pub struct Cells(Box<[AtomicU64]>);
 

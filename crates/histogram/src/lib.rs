@@ -1,16 +1,17 @@
 //! Distributions of numbers, such as latencies.
 //!
-//! [`Histogram`] is a distribution that can be added to, subtracted and sent; [`Cells`] is one that a
-//! thread counts in while others look. Both have the same buckets, of a fixed, logarithmic width:
-//! values below 32 have a bucket each, and above, each power of two is cut into 32, so that a value
-//! is at most 3.1 % below the largest of its bucket. The value `v` with the highest bit `e` lies in
-//! bucket `(e - 4) * 32 + ((v >> (e - 5)) & 31)`. That is the layout of HDR histograms. It never
-//! changes, so histograms of different times, disks and daemons can be added, and the difference of
-//! two samples of one growing histogram is the distribution in between.
+//! [`Histogram`] is a distribution that can be added to, subtracted and sent; [`Cells`] is a
+//! distribution in which one thread counts while others read. Both have the same buckets, of a
+//! fixed, logarithmic width: values below 32 have a bucket each, and above, each power of two is
+//! cut into 32, so that a value is at most 3.1 % below the largest of its bucket. The value `v`
+//! with the highest bit `e` lies in bucket `(e - 4) * 32 + ((v >> (e - 5)) & 31)`. That is the
+//! layout of HDR histograms. It never changes, so histograms of different times, disks and daemons
+//! can be added, and the difference of two samples of one growing histogram is the distribution in
+//! between.
 //!
-//! The crate `hdrhistogram`, which the load generator uses where three digits are wanted, has neither
-//! counts that a thread writes while another reads without a lock, nor a form to send that tells
-//! nothing of empty buckets and is JSON.
+//! The crate `hdrhistogram`, which the load generator uses where it needs three digits, has neither
+//! counts that one thread writes while another reads without a lock, nor a JSON form that omits
+//! empty buckets.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

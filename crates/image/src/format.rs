@@ -1,17 +1,18 @@
 //! Formats of images that are not raw.
 //!
-//! A raw image may hold any bytes, also those that another format begins with: its guest writes
-//! them. So a recognised format is a reason to ask, and never proof.
+//! A raw image may hold any bytes that its guest writes, including the beginning of another format.
+//! So a recognised format is a reason to ask the operator, never proof.
 
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// How many bytes at an image's start [`ForeignFormat::recognise`] looks at.
+/// The number of bytes at an image's start that [`ForeignFormat::recognise`] examines.
 pub const FOREIGN_HEAD_LENGTH: usize = 4096;
 
-/// The unit in which an image is read, in bytes: what direct I/O is aligned to on any disk.
+/// The unit in which an image is read, in bytes: an alignment that satisfies direct I/O on any
+/// disk.
 const UNIT: usize = 4096;
 /// The length of the footer of a VHD or a DMG image, in bytes.
 const FOOTER_LENGTH: usize = 512;
@@ -63,8 +64,8 @@ impl ForeignFormat {
         Some(found)
     }
 
-    /// Reads what is needed of an image and recognises its format. The file may be open for direct
-    /// I/O. `size` is the image's, in bytes.
+    /// Reads the necessary parts of an image and recognises its format. The file may be open for
+    /// direct I/O. `size` is the image's, in bytes.
     ///
     /// # Errors
     /// When the file cannot be read.

@@ -1,10 +1,10 @@
-//! Image files, as the back end that serves them and the commands that make and resize them both
-//! need to know them.
+//! Image files: what both the back end that serves them and the commands that make and resize them
+//! need.
 //!
 //! - `format`: which formats are not raw, by their magic numbers.
 //! - `mark`: whether an image's last changes are in a log elsewhere.
-//! - `record`: what a later daemon has to know of writes that were lost.
-//! - `lock`: the lock that keeps a second user away, and what the kernel says of other writers.
+//! - `record`: what a later daemon has to know about lost writes.
+//! - `lock`: the lock that excludes a second user, and what the kernel reports about other writers.
 
 mod format;
 mod lock;

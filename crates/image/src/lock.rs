@@ -18,26 +18,26 @@ use std::time::{Duration, Instant};
 /// How long another process may still hold an image. The kernel takes down a killed daemon's
 /// `io_uring`, which has descriptors of its own, some time after the process is gone.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How often a held image is tried again.
+/// The interval between attempts to lock a held image.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What an image is locked for.
+/// The purpose of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading: others may read too.
     Shared,
-    /// Writing: nobody else may lock it. The file has to be open for writing.
+    /// Writing: no other lock is possible. The file has to be open for writing.
     Exclusive,
 }
 
-/// Why there is no lock.
+/// Why an image could not be locked.
 #[derive(Debug)]
 pub enum LockError {
-    /// Another open file description has one that conflicts.
+    /// Another open file description holds a conflicting lock.
     Held,
     /// The file system has no locks.
     Unsupported(io::Error),
-    /// Anything else that the operating system says.
+    /// Any other error of the operating system.
     Io(io::Error),
 }
 
@@ -67,7 +67,7 @@ fn whole_file(access: Access) -> libc::flock {
     }
 }
 
-/// Takes the lock, if nobody has one that conflicts. It lasts as long as the file is open.
+/// Takes the lock, unless there is a conflicting one. It lasts as long as the file is open.
 ///
 /// # Errors
 /// See [`LockError`].
@@ -87,7 +87,8 @@ pub fn try_lock(file: &File, access: Access) -> Result<(), LockError> {
     })
 }
 
-/// Takes the lock, and waits up to three seconds for a holder that is about to end.
+/// Takes the lock, and waits for up to three seconds if another process that is about to end holds
+/// it.
 ///
 /// # Errors
 /// See [`LockError`].
@@ -103,8 +104,8 @@ pub fn lock(file: &File, access: Access) -> Result<(), LockError> {
     }
 }
 
-/// Whether anybody else has locked any part of the file; `None` where the file system cannot tell.
-/// Takes no lock.
+/// Whether another open file description has a lock on any part of the file; `None` if the file
+/// system does not /// know. Takes no lock.
 pub fn is_locked(file: &File) -> Option<bool> {
     let mut lock = whole_file(Access::Exclusive);
     // SAFETY: the structure lives through the call, which writes to it.
@@ -115,22 +116,23 @@ pub fn is_locked(file: &File) -> Option<bool> {
 /// Whether a file is open for writing anywhere on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writers {
-    /// By nobody.
+    /// It is not open for writing.
     None,
-    /// By somebody: a process of any user in any container, or the kernel (a loop device).
+    /// A process of any user in any container, or the kernel (a loop device), has it open for
+    /// writing.
     Some,
-    /// The kernel does not say: a file of another user, or a file system without leases.
+    /// The kernel does not know: a file of another user, or a file system without leases.
     Unknown,
 }
 
 /// Asks the kernel whether a file is open for writing anywhere on this host, by a lease that is
-/// given back at once. `file` must be open for reading only. Waits up to three seconds for a writer
+/// released at once. `file` must be open for reading only. Waits up to three seconds for a writer
 /// that is about to end.
 pub fn writers(file: &File) -> Writers {
     let start = Instant::now();
-    // An open for writing that meets the lease in that moment waits for its end, and has this
-    // signal sent, which would end the process.
-    // SAFETY: to ignore a signal is a plain system call.
+    // If a process opens the file for writing while the lease exists, its `open` waits for the end
+    // of the lease, and the // kernel sends this signal to the lease's holder. By default the
+    // signal would end the process. SAFETY: to ignore a signal is a plain system call.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     loop {
         // SAFETY: a system call on our own descriptor.

@@ -1,12 +1,12 @@
 //! The record of lost writes, kept where the next daemon finds it.
 //!
-//! The kernel reports a failed write-back once, to whoever asks first. A daemon that has taken the
-//! report and ends would leave the next one with a file that looks sound, under a guest that still
-//! repeats its flush. So the report is recorded before anybody is answered: as an extended
-//! attribute of the image where its file system has them, else in a file beside the image, else in
-//! a folder of the daemon's own. Block devices have no place of their own, so theirs is the
-//! folder. The record is not synchronised: it has to outlive this process, not the host, because
-//! a guest does not outlive the host either.
+//! The kernel reports a failed write-back once, to the first that asks. If a daemon took the report
+//! and ended, the next daemon would serve a file that looks sound to a guest that repeats its
+//! flush. So the report is recorded before any request is answered: as an extended attribute of the
+//! image where its file system has them, else in a file beside the image, else in a folder of the
+//! daemon's own. Block devices have no place of their own, so theirs is the folder. The record is
+//! not synchronised: it has to outlive this process, not the host, because a guest does not outlive
+//! the host either.
 
 #![expect(unsafe_code, reason = "an ioctl")]
 
@@ -21,7 +21,7 @@ use rustix::fs::{XattrFlags, fsetxattr};
 
 /// The extended attribute.
 const ATTRIBUTE: &CStr = c"user.fathom.writes-lost";
-/// What is put behind an image's name for the file beside it.
+/// The suffix of the file beside an image.
 const SUFFIX: &str = ".fathom-writes-lost";
 /// The longest record that is read, in bytes.
 const LENGTH_MAX: usize = 256;
@@ -29,7 +29,7 @@ const LENGTH_MAX: usize = 256;
 /// What is recorded of lost writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// What the kernel said when they were lost.
+    /// The kernel's error when they were lost.
     pub errno: i32,
     /// The file that holds the record; `None` for the image's own extended attribute.
     pub file: Option<PathBuf>,

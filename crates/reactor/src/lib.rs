@@ -44,7 +44,7 @@ pub struct Group(u64);
 /// One completion.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
-    /// Who submitted it.
+    /// The owner of the submission.
     pub owner: Owner,
     /// The queue that the owner belongs to.
     pub group: Group,
@@ -56,8 +56,9 @@ pub struct Event {
     pub more: bool,
 }
 
-/// How many submissions of a [`Group`] name memory and have not come back: shared with whoever owns
-/// that memory, who must not free it while there are any. It outlives the reactor.
+/// The number of submissions of a [`Group`] in flight that name memory. It is shared with the owner
+/// of that memory, who /// must not free the memory while the number is not zero. It outlives the
+/// reactor.
 #[derive(Clone, Debug, Default)]
 pub struct Pending(Arc<AtomicUsize>);
 

@@ -1,11 +1,11 @@
 //! A faulty store.
 //!
-//! Requests wait for some rounds. On the way a request takes effect (a write becomes visible, a
-//! read looks) in one round and comes back in the same or a later one, in any order among those
-//! under way. What a write made visible lies in a cache of sectors until a flush that was
-//! submitted after the write had come back makes it durable; force unit access passes the cache.
-//! A crash leaves, for each sector, the durable content or any that the cache has had since, and
-//! any of the sectors of writes that had not yet taken effect.
+//! Requests wait for some rounds. A request takes effect (a write becomes visible, a read takes its
+//! data) in one round and completes in the same or a later round, in any order among the requests
+//! in flight. The content of a write stays in a cache of sectors until a flush makes it durable
+//! that was submitted after the write had completed; force unit access bypasses the cache. A crash
+//! leaves in each sector the durable content or any content that the cache has had since, and any
+//! of the sectors of writes that had not yet taken effect.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,10 +35,10 @@ pub struct SimOptions {
     pub write_error_rate: f64,
     /// The share of flushes that fail; nothing becomes durable then.
     pub flush_error_rate: f64,
-    /// How many bytes there is room for, in sectors that hold data; writes beyond fail with
+    /// The most bytes in sectors that hold data; writes that need more fail with
     /// [`ErrorKind::NoSpace`].
     pub room: u64,
-    /// Whether everything that takes effect is remembered, for [`SimBackend::image_after`].
+    /// Whether every effect is recorded, for [`SimBackend::image_after`].
     pub journal: bool,
 }
 
@@ -58,7 +58,7 @@ impl SimOptions {
     }
 }
 
-/// Something that took effect, in order.
+/// An effect, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JournalEntry {
     /// These bytes became visible at this offset.
@@ -68,7 +68,7 @@ pub enum JournalEntry {
         /// The content; zeroes for discards and zeroes.
         data: Vec<u8>,
     },
-    /// A flush came back in success.
+    /// A flush succeeded.
     Flush,
 }
 
@@ -78,7 +78,7 @@ struct Cached {
     data: Box<[u8]>,
     /// The request that wrote it.
     request: u64,
-    /// How many requests had come back when that one did, once it has.
+    /// How many requests had completed when that request did; `None` while it is in flight.
     completed_at: Option<u64>,
 }
 
@@ -113,13 +113,13 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl SimBackend {
-    /// An empty store; `seed` determines all that goes wrong.
+    /// An empty store; `seed` determines all faults.
     pub fn new(options: SimOptions, seed: u64) -> Self {
         let image = vec![0; options.capacity as usize];
         Self::with_image(options, seed, image)
     }
 
-    /// A store that holds `image`, durable: what a [`crash`](Self::crash) left behind.
+    /// A store with the durable content `image`, such as the result of a [`crash`](Self::crash).
     ///
     /// # Panics
     /// When the image is not as long as the capacity says.
@@ -149,7 +149,7 @@ impl SimBackend {
         Self { record: Some((record, number)), ..self }
     }
 
-    /// What a crash at this moment leaves, by `seed`. The store itself goes on.
+    /// The content that a crash at this moment leaves, by `seed`. The store itself is not changed.
     pub fn crash(&self, seed: u64) -> Vec<u8> {
         let state = lock(&self.state);
         let mut random = fastrand::Rng::with_seed(seed);
@@ -164,7 +164,7 @@ impl SimBackend {
             }
         }
         for (sector, contents) in versions {
-            // One more than there are: the durable content stays.
+            // The index after the last one means that the durable content stays.
             if let Some(bytes) = contents.get(random.usize(0..=contents.len())) {
                 image[sector * SECTOR_BYTES..][..SECTOR_BYTES].copy_from_slice(bytes);
             }
@@ -172,12 +172,12 @@ impl SimBackend {
         image
     }
 
-    /// What can be read at this moment.
+    /// The visible content at this moment.
     pub fn image(&self) -> Vec<u8> {
         lock(&self.state).visible.clone()
     }
 
-    /// What is durable at this moment.
+    /// The durable content at this moment.
     pub fn durable(&self) -> Vec<u8> {
         lock(&self.state).durable.clone()
     }
@@ -192,7 +192,7 @@ impl SimBackend {
         lock(&self.state).journal.clone()
     }
 
-    /// What a store holds that let the first `count` entries of the journal through and no more.
+    /// The content after exactly the first `count` entries of the journal.
     pub fn image_after(&self, count: usize) -> Vec<u8> {
         let state = lock(&self.state);
         let mut image = state.base.clone();
@@ -250,15 +250,15 @@ impl Backend for SimBackend {
     }
 }
 
-/// A request on its way.
+/// A request in flight.
 struct Pending {
     request: Box<Request>,
     number: u64,
-    /// Requests that had come back when this one was submitted.
+    /// The number of requests that had completed when this one was submitted.
     completions_before: u64,
     /// Rounds until it takes effect; `None` once it has.
     effect_in: Option<u32>,
-    /// Rounds until it comes back.
+    /// Rounds until it completes.
     back_in: u32,
     outcome: Outcome,
 }
@@ -289,7 +289,7 @@ impl State {
         }
     }
 
-    /// Request `number` has come back as the one with index `at`.
+    /// Request `number` has completed as the one with index `at`.
     fn complete(&mut self, number: u64, at: u64) {
         for cached in &mut self.cache {
             if cached.request == number {
@@ -298,10 +298,10 @@ impl State {
         }
     }
 
-    /// Makes everything durable that had come back before `completions` requests had.
+    /// Makes all writes durable that were among the first `completions` requests to complete.
     fn flush(&mut self, completions: u64) {
         let covered = |cached: &Cached| cached.completed_at.is_some_and(|at| at < completions);
-        // The last content of each sector that is covered; what came before it is of the past.
+        // The last covered content of each sector replaces all earlier ones.
         let mut last: BTreeMap<usize, usize> = BTreeMap::new();
         for (index, cached) in self.cache.iter().enumerate() {
             if covered(cached) {
@@ -320,7 +320,7 @@ impl State {
         });
     }
 
-    /// Takes or gives back the room of some sectors, or refuses.
+    /// Allocates or frees the space of some sectors, or fails.
     fn allocate(&mut self, first: usize, count: usize, taken: bool, room: u64) -> Outcome {
         let sectors = first..first + count;
         let change = self.allocated[sectors.clone()].iter().filter(|now| **now != taken).count();
@@ -358,7 +358,7 @@ impl SimQueue {
         rate > 0.0 && self.random.f64() < rate
     }
 
-    /// Lets a request that modifies take effect.
+    /// Applies a request that modifies the store.
     fn change(&mut self, pending: &Pending) -> Outcome {
         let failed = self.fails(self.options.write_error_rate);
         let request = &pending.request;
@@ -390,7 +390,7 @@ impl SimQueue {
         Ok(())
     }
 
-    /// Remembers what has taken effect, for whoever wants to know.
+    /// Records an effect in the journal, if there is one.
     fn note(&self, entry: JournalEntry) {
         if self.options.journal {
             lock(&self.state).journal.push(entry.clone());
@@ -440,7 +440,7 @@ impl SimQueue {
 }
 
 impl Drop for SimQueue {
-    /// Whoever ends a queue waits for the kernel: what is under way takes effect or never will.
+    /// The end of a queue waits for the kernel: each request in flight takes effect or never will.
     fn drop(&mut self) {
         for mut pending in std::mem::take(&mut self.pending) {
             if pending.effect_in.is_some() && self.random.bool() {

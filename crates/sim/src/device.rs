@@ -1,9 +1,10 @@
-//! A real disk with blocks that cannot be written: what the kernel does about them is its own.
+//! A real disk with blocks that cannot be written, so that the kernel's own error handling is
+//! tested.
 //!
 //! A loop device lies on a file of a small tmpfs, and a file system on the loop device. To break a
-//! block of an image there, its place in the tmpfs file is given back and the tmpfs is filled:
-//! the block reads as zeroes, and the kernel's write-back of it fails with `ENOSPC`. It needs root
-//! and loop devices; tests skip where they cannot be had.
+//! block of an image there, its space in the tmpfs file is freed and the tmpfs is filled: the block
+//! reads as zeroes, and the kernel's write-back of it fails with `ENOSPC`. It needs root and loop
+//! devices; tests skip where they cannot be had.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const DEVICE_BLOCK: u64 = 4096;
 /// The size of the device, in bytes.
 const DEVICE_SIZE: u64 = 24 << 20;
-/// The size of the tmpfs, in bytes: what is not the device's is filled to break blocks.
+/// The size of the tmpfs, in bytes. The space that the device does not use is filled to break
+/// blocks.
 const STORE_SIZE: u64 = 25 << 20;
 
 /// A mounted file system whose blocks can be broken. All of it is gone when it is dropped.
@@ -45,7 +47,7 @@ impl FaultyDevice {
         }
     }
 
-    /// Takes the file system away; the device stays.
+    /// Unmounts the file system; the device stays.
     ///
     /// # Panics
     /// When a file of it is open.
@@ -135,7 +137,7 @@ impl FaultyDevice {
         while filler.write_all(&block).is_ok() {}
     }
 
-    /// Makes room, so that broken blocks can be written again.
+    /// Frees space, so that broken blocks can be written again.
     ///
     /// # Panics
     /// When the filler cannot be removed.
@@ -143,7 +145,8 @@ impl FaultyDevice {
         std::fs::remove_file(self.filler()).expect("a filler");
     }
 
-    /// Has the second half of the device fail to be read, with `EIO`: the file beneath is cut.
+    /// Makes reads of the second half of the device fail with `EIO`, by truncating the file below
+    /// it.
     ///
     /// # Panics
     /// When the file cannot be cut.
@@ -164,7 +167,7 @@ impl FaultyDevice {
         file.set_len(length).expect("another length");
     }
 
-    /// Has every write to the file system wait, until it thaws.
+    /// Makes every write to the file system wait until [`thaw`](Self::thaw).
     ///
     /// # Panics
     /// When it cannot be frozen.
@@ -180,7 +183,7 @@ impl FaultyDevice {
         run(Command::new("fsfreeze").arg("--unfreeze").arg(self.mount())).expect("a thawed mount");
     }
 
-    /// Has the kernel write back all that is dirty, and takes no report of what fails.
+    /// Makes the kernel write back all dirty pages, without taking its reports of failures.
     pub fn write_back(&self) {
         // `syncfs` has reports of its own; those of the files stay where they are.
         let _ = Command::new("sync").arg("-f").arg(self.mount()).output();
@@ -217,7 +220,7 @@ impl Drop for FaultyDevice {
             let _ = run(Command::new("umount").arg("--lazy").arg(self.mount()));
         }
         if let Some(device) = &self.device {
-            // While it is in use still, it goes as soon as it is not.
+            // A device that is still in use is detached as soon as it is not.
             let _ = run(Command::new("losetup").args(["--detach", device]));
         }
         if self.store_mounted {

@@ -16,7 +16,7 @@ use crate::workload::{Action, Workload, pattern};
 pub struct HarnessOptions {
     /// How many queues are open, all driven by this thread.
     pub queues: usize,
-    /// How many requests each queue has under way at most.
+    /// The most requests in flight on each queue.
     pub depth: usize,
     /// Whether time is simulated: it stands still until every request waits for it.
     pub simulated: bool,
@@ -28,7 +28,7 @@ impl Default for HarnessOptions {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Requests that succeeded.
@@ -52,7 +52,7 @@ pub struct Harness {
     time_ns: Option<Rc<Cell<u64>>>,
     next_id: u64,
     statistics: Statistics,
-    /// Errors are part of the game.
+    /// Whether requests may fail.
     may_fail: bool,
     memory: Vec<u8>,
 }
@@ -105,7 +105,7 @@ impl Harness {
         &mut self.model
     }
 
-    /// What has come back so far.
+    /// The requests that have completed so far.
     pub fn statistics(&self) -> Statistics {
         self.statistics
     }
@@ -115,9 +115,9 @@ impl Harness {
         self.time_ns.as_ref().map_or(0, |time_ns| time_ns.get())
     }
 
-    /// Submits `count` requests of `workload` as room allows, calling `inspect` after each round,
-    /// while what came back in it is not yet known to the model. Requests may still be under way
-    /// at the end.
+    /// Submits `count` requests of `workload` as the depth allows. Calls `inspect` after each
+    /// round, before the model is updated /// with the round's completions. Requests may still be
+    /// in flight at the end.
     ///
     /// # Panics
     /// When the disk does what the model does not allow.
@@ -142,7 +142,7 @@ impl Harness {
         }
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until no request is in flight.
     ///
     /// # Panics
     /// When the disk does what the model does not allow, or never finishes.
@@ -155,7 +155,7 @@ impl Harness {
         }
     }
 
-    /// Makes one round, and says how many requests are still under way.
+    /// Makes one round, and returns how many requests are still in flight.
     ///
     /// # Panics
     /// When the disk does what the model does not allow.
@@ -164,7 +164,7 @@ impl Harness {
         self.queues.iter().map(|queue| queue.stack.in_flight()).sum()
     }
 
-    /// Waits until nothing is under way, of the layers' own either.
+    /// Waits until no request is in flight, including the layers' own.
     ///
     /// # Panics
     /// When the disk does what the model does not allow, or never rests.
@@ -223,7 +223,7 @@ impl Harness {
         queue.stack.submit(request, &mut queue.reactor);
     }
 
-    /// Lets every queue make its round.
+    /// Makes a round of every queue.
     fn round(&mut self, idle: bool, inspect: &mut impl FnMut(&ModelDisk)) {
         for queue in &mut self.queues {
             queue.reactor.submit().expect("the ring takes entries");
@@ -274,10 +274,11 @@ impl Harness {
         }
     }
 
-    /// Nothing came back: lets time pass until something may.
+    /// Nothing completed: lets time pass until something may.
     fn wait(&mut self) {
         if let Some(time_ns) = &self.time_ns {
-            // A back end that works in rounds needs no time; one that holds requests says when.
+            // A back end that works in rounds needs no time; one that holds requests gives a
+            // deadline.
             let deadline = self.queues.iter().filter_map(|queue| queue.stack.deadline_ns()).min();
             if let Some(deadline_ns) = deadline {
                 time_ns.set(time_ns.get().max(deadline_ns));
@@ -293,7 +294,7 @@ impl Harness {
         }
         for queue in &mut self.queues {
             if queue.stack.in_flight() > 0 && !queue.stack.has_completed() {
-                // One back end is waited for at a time, briefly: the others have their turn next.
+                // Waits for one back end at a time, briefly, and then for the others.
                 limit = limit.min(Duration::from_micros(50));
                 queue.reactor.wait(Some(limit)).expect("the ring can be waited for");
             }

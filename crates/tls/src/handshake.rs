@@ -1,4 +1,4 @@
-//! Handshakes on sockets with timeouts, and who is on the other side.
+//! Handshakes on sockets with timeouts, and the name of the peer.
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
@@ -11,11 +11,11 @@ use openssl::x509::X509Ref;
 use super::Tls;
 
 impl Tls {
-    /// Shakes hands with one who connects until `end`, and gives the names of its certificate.
-    /// The socket has timeouts.
+    /// Performs the handshake with a client until `end`, and returns the names of the client's
+    /// certificate. The socket has /// timeouts.
     ///
     /// # Errors
-    /// When it fails, or is not over in time; the text is for people.
+    /// When the handshake fails, or does not end in time; the text is for people.
     pub fn accept(
         &self,
         stream: TcpStream,
@@ -28,7 +28,7 @@ impl Tls {
         Ok((stream, names))
     }
 
-    /// Shakes hands with another, whose certificate is to have this name, until `end`.
+    /// Performs the handshake with a server, whose certificate must have this name, until `end`.
     ///
     /// # Errors
     /// See [`accept`](Self::accept).
@@ -51,8 +51,7 @@ impl Tls {
 
 type Handshake = Result<SslStream<TcpStream>, HandshakeError<TcpStream>>;
 
-/// Goes on with a handshake, however slow the other side is, but not beyond `end`. The socket has
-/// timeouts.
+/// Continues a handshake, however slow the peer is, until `end`. The socket has timeouts.
 fn shake_hands(mut handshake: Handshake, end: Instant) -> io::Result<SslStream<TcpStream>> {
     loop {
         match handshake {
@@ -90,8 +89,8 @@ fn failure(middle: &MidHandshakeSslStream<TcpStream>) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, format!("no TLS: {reason}"))
 }
 
-/// The names that a certificate is for: those of the DNS, or the common name where it has none,
-/// and then its addresses.
+/// The names of a certificate: its DNS names, or its common name if it has none, and then its
+/// addresses.
 pub(super) fn names(certificate: &X509Ref) -> Vec<String> {
     let alternatives = || certificate.subject_alt_names().into_iter().flatten();
     let mut names: Vec<String> =

@@ -1,4 +1,4 @@
-//! Keys shared beforehand.
+//! Pre-shared keys.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,18 +14,17 @@ use super::{Tls, builder, named};
 const KEY_LENGTH_MAX: usize = 256;
 
 impl Tls {
-    /// TLS with keys shared beforehand. Each line of the file is `user:key`, the key in
-    /// hexadecimal, as `psktool` of `GnuTLS` writes it; empty lines and lines that begin with `#`
-    /// are skipped.
+    /// TLS with pre-shared keys. Each line of the file is `user:key`, the key in hexadecimal, as
+    /// `psktool` of `GnuTLS` writes it; empty lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
-    /// When the file cannot be read or a line is no such line; the text names file and line.
+    /// When the file cannot be read or a line is malformed; the text names file and line.
     pub fn shared_keys(path: &Path) -> io::Result<Self> {
         let keys = Arc::new(read_keys(path)?);
         let mut builder = builder(SslMethod::tls_server(), SslVersion::TLS1_2)?;
         builder.set_options(SslOptions::CIPHER_SERVER_PREFERENCE);
-        // The hash of a shared key is SHA-256 unless both sides say otherwise, and a suite of
-        // another hash would make TLS 1.3 pass the key over.
+        // The hash of a shared key is SHA-256 unless both sides agree on another. TLS 1.3 would not
+        // use the key with a suite of // another hash.
         builder
             .set_ciphersuites("TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256")
             .map_err(io::Error::from)?;

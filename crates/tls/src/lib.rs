@@ -1,6 +1,6 @@
-//! TLS by OpenSSL: what servers and clients encrypt with, out of certificates or keys shared
-//! beforehand (PSK) as `GnuTLS` clients speak it. Streams that do not block are the caller's
-//! ([`Tls::context`]); [`Tls::accept`] and [`Tls::connect`] shake hands on sockets with timeouts.
+//! TLS by OpenSSL for servers and clients, with certificates or pre-shared keys (PSK) as `GnuTLS`
+//! clients use them. Callers with non-blocking streams use [`Tls::context`]; [`Tls::accept`] and
+//! [`Tls::connect`] perform handshakes on sockets with timeouts.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -22,12 +22,12 @@ use openssl::ssl::{
 /// Where a side's certificates are, as PEM files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificates {
-    /// The own certificate, and behind it the chain up to what the other side knows.
+    /// This side's certificate, followed by the chain up to an authority that the peer knows.
     pub certificate: PathBuf,
     /// The private key.
     pub key: PathBuf,
-    /// The authority that the other side's certificate must be signed by; `None` lets a server's
-    /// clients in without any.
+    /// The authority that must have signed the peer's certificate; with `None` a server accepts
+    /// clients without a /// certificate.
     pub authority: Option<PathBuf>,
 }
 
@@ -43,7 +43,7 @@ impl Certificates {
     }
 }
 
-/// How a side encrypts.
+/// The TLS settings of one side.
 #[derive(Clone)]
 pub struct Tls {
     context: SslContext,
@@ -56,8 +56,8 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// A server's TLS for clients of any make: 1.2 or newer. Clients need a certificate where an
-    /// authority is named.
+    /// A server's TLS for any client: 1.2 or newer. Clients need a certificate if an authority is
+    /// named.
     ///
     /// # Errors
     /// When a file cannot be read or does not fit the others; the text names the file.
@@ -94,7 +94,7 @@ impl Tls {
         Ok(Self { context: builder.build() })
     }
 
-    /// What streams of the caller's own are made with.
+    /// The context for streams that the caller makes.
     pub fn context(&self) -> &SslContext {
         &self.context
     }
@@ -105,7 +105,7 @@ impl Tls {
     }
 }
 
-/// What all kinds of TLS have in common.
+/// The settings common to all kinds of TLS.
 fn builder(method: SslMethod, oldest: SslVersion) -> io::Result<SslContextBuilder> {
     let mut builder = SslContext::builder(method)?;
     builder.set_min_proto_version(Some(oldest))?;
@@ -115,14 +115,15 @@ fn builder(method: SslMethod, oldest: SslVersion) -> io::Result<SslContextBuilde
             | SslMode::ACCEPT_MOVING_WRITE_BUFFER
             | SslMode::RELEASE_BUFFERS,
     );
-    // A connection lives for long, as a guest does: there is nothing to resume.
+    // Connections are as long-lived as guests, so sessions are not resumed.
     builder.set_options(SslOptions::NO_TICKET | SslOptions::NO_RENEGOTIATION);
     builder.set_session_cache_mode(SslSessionCacheMode::OFF);
     builder.set_num_tickets(0)?;
     Ok(builder)
 }
 
-/// Takes the files, and has the other side's certificate verified where an authority is named.
+/// Loads the files, and turns on the verification of the peer's certificate if an authority is
+/// named.
 fn set_files(builder: &mut SslContextBuilder, files: &Certificates) -> io::Result<()> {
     let Certificates { certificate, key, authority } = files;
     for path in [certificate, key].into_iter().chain(authority) {

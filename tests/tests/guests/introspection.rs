@@ -1,5 +1,5 @@
-//! What the daemon says of a guest's requests, from the guest's memory alone, is so: held against
-//! what the guest's own tools say lies at the place of each request.
+//! What the daemon reports about a guest's requests, from the guest's memory alone, is compared
+//! with what the guest's own tools report for the place of each request.
 
 use fathom_tests::{Comparison, Result, Truth};
 
@@ -11,8 +11,8 @@ impl Scene {
         self.prepare(&format!("{make} /dev/vdb; mount /dev/vdb /mnt"))
     }
 
-    /// Runs a script between two snapshots, notes what was said wrongly of its requests, and gives
-    /// the second snapshot.
+    /// Runs a script between two snapshots, notes wrong reports about its requests, and returns the
+    /// second snapshot.
     fn phase(&mut self, name: &str, script: &str, before: &Truth, of: &str) -> Result<Truth> {
         let (comparison, after) = self.compare(name, script, before, of)?;
         self.note(name, comparison.check());
@@ -30,7 +30,7 @@ impl Scene {
         Ok(())
     }
 
-    /// The same on one file system after the other, each on the whole disk: a row each.
+    /// Does this on several file systems, one after the other, each on the whole disk.
     fn rows(&mut self, rows: &[&str]) -> Result<()> {
         for make in rows {
             self.mount(make)?;

@@ -1,5 +1,6 @@
-//! Layers of devices that copy blocks or put them elsewhere, where nobody says which block is where:
-//! each block of each file begins with the file's path, so the disk itself says what is right.
+//! Device layers that copy blocks or place them elsewhere, where no tool reports which block is
+//! where. Each block of each file begins with the file's path, so the disk itself has the right
+//! answer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -260,8 +261,8 @@ fn bcache() -> Result<()> {
     let comparison = Comparison::of(&backing, &before, &after, DIRECT);
     println!("{comparison}");
     scene.note("through", comparison.check());
-    // The device is checked above. The cache gets as much as it has room for at the moment, and what
-    // is read from the device besides: nobody says any more what that is.
+    // The device is checked above. The cache gets as many blocks as it has room for at the moment;
+    // the owner of blocks that are read from the device besides is not known any more.
     scene.expect("through", &moved, &[("read", Kind::Data, "/through", 1000)]);
     scene.expect_known("through", &moved, &["read"]);
     let (_, moved) = scene.labelled(

@@ -1,5 +1,5 @@
-//! File systems that Debian's plain kernel has, a row each: what the daemon says of a guest's
-//! requests is so. As `introspection.rs`, with less work for each.
+//! The file systems of Debian's plain kernel, one after the other, compared as in
+//! `introspection.rs` with less work for each.
 
 use fathom_tests::{Result, Truth};
 

@@ -1,4 +1,4 @@
-//! The commonest mistake of whoever attaches a guest: its memory is not shared with the daemon.
+//! The most common mistake in attaching a guest: its memory is not shared with the daemon.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ fn a_guest_whose_memory_is_mapped_privately_is_reported_once() -> Result<()> {
         let memory = format!("{kind},id=memory,size=64M,share=off");
         let qemu = start(&daemon, &["-object", &memory, "-machine", "memory-backend=memory"])?;
         let before = lines(&daemon, "problem memory-not-shared");
-        // Nobody asks: the ring's own thread notices it.
+        // Without a query of the status: the ring's own thread notices it.
         until("the daemon to log what is wrong", patience(60), || {
             qemu.expect_running()?;
             Ok((lines(&daemon, "problem memory-not-shared") > before).then_some(()))

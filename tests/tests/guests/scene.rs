@@ -40,7 +40,7 @@ impl Scene {
         Ok(Some(Self { daemon, guest, problems: Vec::new() }))
     }
 
-    /// Runs a script that has much to say; `$disk` is the disk.
+    /// Runs a script whose output is shown only if it fails; `$disk` is the disk.
     pub fn prepare(&self, script: &str) -> Result<()> {
         let script = format!(
             "export DM_DISABLE_UDEV=1 disk=/dev/vdb
@@ -49,8 +49,8 @@ impl Scene {
         self.guest.check(&script).map(drop)
     }
 
-    /// Whether the guest has these modules, which it loads, and programs. Where not, `name` is left
-    /// out, which is said.
+    /// Whether the guest has these modules, which it loads, and programs. If not, prints that
+    /// `name` is left out.
     pub fn has(&self, name: &str, modules: &str, programs: &str) -> Result<bool> {
         let missing = self.guest.check(&format!(
             "for module in {modules}; do modprobe -q $module || echo \"the module $module\"; done
@@ -77,8 +77,8 @@ impl Scene {
         Classified::parse_log(&String::from_utf8_lossy(&bytes))
     }
 
-    /// Runs a script between two snapshots of the truth. Gives what was said of its requests, and
-    /// the second snapshot; `of` is what [`Truth::of`] asks for.
+    /// Runs a script between two snapshots of the truth. Returns the comparison of its requests,
+    /// and the second snapshot; `of` is /// the argument of [`Truth::of`].
     pub fn compare(
         &self,
         name: &str,

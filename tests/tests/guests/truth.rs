@@ -1,5 +1,5 @@
-//! The truth that introspection is held against: what lies where it says, in all file systems,
-//! through device mapper and md.
+//! The truth that introspection is compared with: each file is where the truth has it, in all file
+//! systems, through device //! mapper and md.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -11,7 +11,8 @@ use fathom_tests::{Assets, Disk, Guest, ObjectKind, Result, Truth};
 /// The beginning of every fifth file is on the disk where the truth has it. Gives the number of
 /// files that have a place.
 fn check_places(guest: &Guest, truth: &Truth, mount: &str, image: &Path) -> Result<usize> {
-    // One program reads all of them: in an emulated guest, starting one takes longer than that.
+    // One program reads all of them: in an emulated guest, the start of a program takes longer than
+    // reading a file.
     let beginnings = guest.check(&format!(
         r#"cd {mount}; find . -type f | awk 'NR % 5 == 1 {{
             path = substr($0, 2); gsub(/\047/, "&&", path)

@@ -1,4 +1,4 @@
-//! What is told about a request, in words that can be compared.
+//! What is reported about a request, in a form that can be compared.
 
 use fathom_insight::{Confidence, Facts, Insight, Kind, Names, Source};
 

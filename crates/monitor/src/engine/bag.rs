@@ -1,4 +1,4 @@
-//! How often things are there.
+//! Multisets.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -6,7 +6,7 @@ use std::ops::Bound;
 
 use super::build::Holds;
 
-/// Things in their order, each with how often it is there: never 0 times.
+/// An ordered multiset: things in order, each with its count, which is never 0.
 #[derive(Clone, Debug)]
 pub(super) struct Bag<T>(BTreeMap<T, i64>);
 
@@ -17,7 +17,7 @@ impl<T> Default for Bag<T> {
 }
 
 impl<T: Ord> Bag<T> {
-    /// A thing is there so many times more. Returns how often it was, and how often it is.
+    /// Changes the count of a thing. Returns the count before and after.
     pub(super) fn add(&mut self, thing: T, count: i64) -> (i64, i64) {
         match self.0.entry(thing) {
             Entry::Vacant(vacant) => {
@@ -39,23 +39,23 @@ impl<T: Ord> Bag<T> {
         }
     }
 
-    /// How often a thing is there.
+    /// The count of a thing.
     pub(super) fn count(&self, thing: &T) -> i64 {
         self.0.get(thing).copied().unwrap_or(0)
     }
 
-    /// The last thing before another, and how often it is there.
+    /// The last thing before `thing`, and its count.
     pub(super) fn before(&self, thing: &T) -> Option<(&T, i64)> {
         self.0.range(..thing).next_back().map(|(thing, &count)| (thing, count))
     }
 
-    /// The first thing behind another, and how often it is there.
+    /// The first thing after `thing`, and its count.
     pub(super) fn behind(&self, thing: &T) -> Option<(&T, i64)> {
         let behind = (Bound::Excluded(thing), Bound::Unbounded);
         self.0.range(behind).next().map(|(thing, &count)| (thing, count))
     }
 
-    /// The last thing up to another that is there.
+    /// The last thing that is not greater than `thing`.
     pub(super) fn last_up_to(&self, thing: &T) -> Option<&T> {
         self.0.range(..=thing).next_back().map(|(thing, _)| thing)
     }

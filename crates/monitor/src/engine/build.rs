@@ -1,4 +1,4 @@
-//! From nodes to dataflows. What two plans have in common is built once.
+//! Builds dataflows from nodes. Nodes that two plans have in common are built once.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -22,7 +22,7 @@ use super::select::select;
 use super::sets::{Combination, Top, distinct};
 use super::windows::{LastRows, Range};
 
-/// What an operator puts out: one epoch after the other.
+/// The output of an operator: one epoch after the other.
 pub(super) type Epochs<G> = Stream<G, Rc<Epoch>>;
 
 /// The state of an operator.
@@ -41,9 +41,9 @@ impl<T: Holds> Holds for RefCell<T> {
 #[derive(Clone)]
 pub(super) struct Members {
     pub(super) member: Member,
-    /// Whether each tells what it has of the results.
+    /// Whether each process gives its part of the results.
     pub(super) own_results: bool,
-    /// Is told of a process that sends what makes no sense.
+    /// Called with the number of a process that sends invalid data.
     pub(super) wrong: Rc<dyn Fn(usize)>,
 }
 
@@ -51,9 +51,9 @@ pub(super) struct Members {
 pub(super) struct Builder<G: Scope<Timestamp = u64>> {
     sources: Vec<Epochs<G>>,
     members: Option<Members>,
-    /// What has been built, by what it is.
+    /// The operators built so far, by their descriptions.
     built: HashMap<String, Epochs<G>>,
-    /// What operators hold, each with the query that it was built for, and what it does.
+    /// The states of operators, each with the query that it was built for and the operator's name.
     states: Vec<(usize, &'static str, Rc<dyn Holds>)>,
     query: usize,
 }
@@ -63,7 +63,8 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         Self { sources, members, built: HashMap::new(), states: Vec::new(), query: 0 }
     }
 
-    /// Builds what a query needs. What results is at the first process, unless each tells its own.
+    /// Builds the operators of a query. The results are at process 0, unless each process gives its
+    /// own.
     pub(super) fn build_for(&mut self, query: usize, node: &Node) -> Epochs<G> {
         self.query = query;
         if self.members.as_ref().is_some_and(|members| members.own_results) {
@@ -94,8 +95,8 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         built
     }
 
-    /// The rows of a node, brought to where they are to be. Rows go before windows by time do, so
-    /// that they travel once, and leave where they have come.
+    /// The rows of a node, sent to the processes of `place`. Rows are sent before windows by time,
+    /// so that each row is sent once /// and leaves its window in the process to which it was sent.
     fn at(&mut self, node: &Node, place: &Place) -> Epochs<G> {
         let Some(members) = self.members.clone() else { return self.node(node) };
         let name = format!("{node:?} at {place:?}");
@@ -231,12 +232,12 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         self.unary(input, "range", Range::new(length_ns, slide_ns), Range::epoch)
     }
 
-    /// Where rows are to be that a node looks at by some columns.
+    /// The place of the rows of a node that an operator groups by some columns.
     fn by(&self, columns: Vec<usize>, node: &Node) -> Place {
         if columns.is_empty() { Place::One(self.one(node)) } else { Place::By(columns) }
     }
 
-    /// An operator over one input that holds something.
+    /// An operator over one input with a state.
     fn unary<S: Holds + 'static>(
         &mut self,
         input: &Epochs<G>,
@@ -248,7 +249,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         unary(input, name, move |epoch| logic(&mut state.borrow_mut(), epoch))
     }
 
-    /// An operator over two inputs that holds something.
+    /// An operator over two inputs with a state.
     fn binary<S: Holds + 'static>(
         &mut self,
         left: &Epochs<G>,
@@ -294,13 +295,13 @@ where
     })
 }
 
-/// An operator that makes an epoch of two of the same stretch of time.
+/// An operator that makes an epoch from two epochs of the same interval.
 fn binary<G, L>(left: &Epochs<G>, right: &Epochs<G>, name: &str, mut logic: L) -> Epochs<G>
 where
     G: Scope<Timestamp = u64>,
     L: FnMut(&[Run], &[Run]) -> Vec<Run> + 'static,
 {
-    // Both sides get an epoch of each stretch of time, the one perhaps before the other.
+    // Both sides get every epoch, one side perhaps before the other.
     let mut lefts: VecDeque<(Capability<u64>, Rc<Epoch>)> = VecDeque::new();
     let mut rights: VecDeque<Rc<Epoch>> = VecDeque::new();
     left.binary::<_, CapacityContainerBuilder<Vec<Rc<Epoch>>>, _, _, _, _>(

@@ -1,9 +1,9 @@
-//! Rows on their way to the process that works on them.
+//! Sends rows to the process that works on them.
 //!
-//! Where an operator needs all rows that have something in common, each process parts what it has
-//! by a hash of that, keeps its own part, and sends the others' to them. Whoever gets an epoch of
-//! everybody makes one of them all. Every process has the same epochs, so that each knows what to
-//! wait for.
+//! If an operator needs all rows with the same key, each process divides its rows by a hash of the
+//! key, keeps its own part, and sends the other parts to their processes. A process that has
+//! received an epoch from all processes merges them into one. All processes have the same epochs,
+//! so each knows which epochs to wait for.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,20 +25,20 @@ use super::input::in_arrival_order;
 use super::run::{Counts, Epoch, Run};
 use crate::columns::{Column, hash_of};
 
-/// Where the rows of a node are to be.
+/// The process to which each row of a node is sent.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
-    /// All at one process.
+    /// All rows to one process.
     One(usize),
-    /// All of one process, those of each instant in the order of their values.
+    /// All rows to one process, those of each instant in the order of their values.
     InOrder(usize),
-    /// Those that are equal in some columns at the same process.
+    /// Rows that are equal in some columns to the same process.
     By(Vec<usize>),
-    /// Those that are equal at the same process.
+    /// Equal rows to the same process.
     Row,
 }
 
-/// Which of how many processes this is.
+/// The number of this process, and the number of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Member {
     pub(super) index: usize,
@@ -49,14 +49,14 @@ pub(super) struct Member {
 type SameHasher = BuildHasherDefault<DefaultHasher>;
 
 impl Member {
-    /// The process that has all of something, by its name.
+    /// The process that has all rows of something, chosen by its name.
     pub(super) fn of(self, name: &str) -> usize {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
         (hasher.finish() % self.peers as u64) as usize
     }
 
-    /// Parts a run: the rows of each process.
+    /// Divides a run into the rows of each process.
     fn part(self, run: &Run, place: &Place) -> Vec<(usize, Run)> {
         let every: Vec<usize>;
         let by = match place {
@@ -78,7 +78,7 @@ impl Member {
     }
 }
 
-/// What one process sends to another of an epoch.
+/// The part of an epoch that one process sends to another.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Packet {
     to: u64,
@@ -105,7 +105,7 @@ enum PackedColumn {
     Nulls,
     Integers(Vec<i64>),
     Values(Vec<Value>),
-    /// Some values, and of each row which of them it has.
+    /// Distinct values, and for each row the index of its value.
     Indexed(Vec<Value>, Vec<u32>),
 }
 
@@ -120,7 +120,7 @@ impl PackedRun {
         Self { times: run.times().to_vec(), counts, columns: columns.collect() }
     }
 
-    /// The run; `None` where what came makes none.
+    /// The run; `None` if the received data is invalid.
     fn unpack(self) -> Option<Run> {
         let rows = self.times.len();
         let counts = match self.counts {
@@ -141,7 +141,7 @@ impl PackedColumn {
             Column::Integers(integers) => Self::Integers(integers[rows].to_vec()),
             Column::Values(values) => Self::of_values(&values[rows]),
             Column::Indexed(of, at) => {
-                // Those values that there are, in the order in which they come.
+                // Only the values that occur, in the order of their first rows.
                 let mut places = vec![u32::MAX; of.len()];
                 let mut values = Vec::new();
                 let rows = at[rows].iter().map(|&at| {
@@ -158,7 +158,7 @@ impl PackedColumn {
         }
     }
 
-    /// Values are mostly texts, few of which are there often.
+    /// Values are mostly texts, of which few distinct ones occur often.
     fn of_values(values: &[Value]) -> Self {
         let mut known: HashMap<&Value, u32> = HashMap::new();
         let mut different = Vec::new();
@@ -192,11 +192,11 @@ impl PackedColumn {
     }
 }
 
-/// What has come of an epoch, and what time it holds back.
+/// Received parts of epochs, each with the capability that holds back its time.
 type Held = VecDeque<(Capability<u64>, Rc<Epoch>)>;
 
-/// Brings the rows of a node to their places. Tells `wrong` of a process that sends what makes no
-/// sense.
+/// Sends the rows of a node to their places. Calls `wrong` with the number of a process that sends
+/// invalid data.
 pub(super) fn exchange<G: Scope<Timestamp = u64>>(
     input: &Epochs<G>,
     member: Member,
@@ -204,7 +204,7 @@ pub(super) fn exchange<G: Scope<Timestamp = u64>>(
     wrong: &Rc<dyn Fn(usize)>,
 ) -> Epochs<G> {
     let Member { index, peers } = member;
-    // What one of the operators has parted for the other.
+    // The parts that the first operator has made for the second.
     let others: Rc<RefCell<VecDeque<Vec<Packet>>>> = Rc::default();
     let parted = Rc::clone(&others);
     let by = place.clone();
@@ -289,7 +289,7 @@ pub(super) fn exchange<G: Scope<Timestamp = u64>>(
     )
 }
 
-/// The own part of an epoch, and what is sent to the others: to each something.
+/// This process's part of an epoch, and the packets for the others: one for each.
 fn parts(epoch: &Epoch, member: Member, place: &Place) -> (Epoch, Vec<Packet>) {
     let Member { index, peers } = member;
     let mut own = Epoch { end: epoch.end, runs: Vec::new() };

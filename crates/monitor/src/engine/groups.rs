@@ -22,9 +22,9 @@ struct Group {
     states: Vec<State>,
     /// The aggregates that the relation shows, if it shows any.
     shown: Option<Vec<Value>>,
-    /// Whether it is among those that were touched at this instant.
+    /// Whether it was changed at this instant.
     touched: bool,
-    /// Its number among those that were touched in this epoch.
+    /// Its number among the groups that were changed in this epoch.
     number: Option<u32>,
 }
 
@@ -32,20 +32,20 @@ struct Group {
 #[derive(Debug)]
 struct Known {
     columns: Rc<Vec<Rc<Column>>>,
-    /// The first row, and the groups of it and those behind it.
+    /// The first row; the groups are those of this row and the following ones.
     first: usize,
     places: Vec<u32>,
 }
 
-/// The groups of the combinations of keys that have been met, where keys are of few values.
+/// The groups of the combinations of keys met so far, for keys with few distinct values.
 struct Combinations<'k> {
-    /// Of each key: of each row which value it has, and how many values there are.
+    /// For each key: the index of each row's value, and the number of values.
     keys: Vec<(&'k [u32], usize)>,
     places: Vec<Option<u32>>,
 }
 
 impl<'k> Combinations<'k> {
-    /// Those of some keys; `None` where there may be more of them than rows.
+    /// The combinations of some keys; `None` if there may be more of them than rows.
     fn of(keys: &[&'k Rc<Column>], rows: usize) -> Option<Self> {
         let mut all = 1_usize;
         let keys = keys.iter().map(|key| {
@@ -70,25 +70,25 @@ impl<'k> Combinations<'k> {
 pub(super) struct Groups {
     keys: usize,
     aggregates: Vec<Aggregate>,
-    /// Of each aggregate, its argument's column.
+    /// For each aggregate, its argument's column.
     arguments: Vec<Option<usize>>,
     hasher: DefaultHashBuilder,
-    /// Where in `all` a key is.
+    /// The place of each key in `all`.
     table: HashTable<u32>,
     all: Vec<Group>,
     /// Places in `all` that are free.
     free: Vec<u32>,
-    /// The groups of the rows of columns that are in a window: they leave with the same columns,
-    /// and until then their groups are there.
+    /// The groups of the rows in a window, by columns. Rows leave the window with the same columns,
+    /// and their groups exist until then.
     known: VecDeque<Known>,
     /// Whether rows leave as the same columns with which they came.
     remembers: bool,
-    /// What is used again and again: the groups of each row, of each run.
+    /// Reused memory: the group of each row of each run.
     places: Vec<Vec<u32>>,
     changes: Vec<Change>,
     touched: Vec<u32>,
-    /// The groups that were touched in this epoch, and of each row that is put out its group's
-    /// number among them.
+    /// The groups that were changed in this epoch, and for each output row its group's number among
+    /// them.
     numbered: Vec<u32>,
     shown: Vec<u32>,
     values: Vec<Value>,
@@ -126,7 +126,7 @@ impl Groups {
         }
     }
 
-    /// What changes of the groups as rows come and go.
+    /// The changes of the groups that an epoch's inserted and deleted rows cause.
     pub(super) fn epoch(&mut self, runs: &[Run]) -> Vec<Run> {
         if runs.iter().all(|run| run.len() == 0) {
             return Vec::new();
@@ -159,7 +159,7 @@ impl Groups {
         result.into_iter().collect()
     }
 
-    /// Finds the groups of rows that leave as those with which they came.
+    /// Finds the groups of rows that leave, as noted when the rows came.
     fn remembered(&mut self, run: &Run, places: &mut Vec<u32>) -> bool {
         let rows = run.rows();
         if !self.remembers || rows.is_empty() || run.count(rows.start) >= 0 {
@@ -200,7 +200,7 @@ impl Groups {
         }
     }
 
-    /// Finds the group of each row; one that is new has no rows yet.
+    /// Finds the group of each row; a new group has no rows yet.
     fn find(&mut self, run: &Run, places: &mut Vec<u32>) {
         let keys: Vec<&Rc<Column>> = (0..self.keys).filter_map(|key| run.column(key)).collect();
         let mut met = Combinations::of(&keys, run.len());
@@ -249,7 +249,7 @@ impl Groups {
         group.rows += count;
         for (state, argument) in group.states.iter_mut().zip(&self.arguments) {
             match argument.map(|argument| run.column(argument).map(|column| &**column)) {
-                // Of no argument each row counts.
+                // Without an argument each row counts.
                 None => state.add_integer(0, count),
                 Some(Some(Column::Integers(integers))) => state.add_integer(integers[row], count),
                 Some(Some(Column::Values(values))) => state.add(&values[row], count),
@@ -266,7 +266,7 @@ impl Groups {
         }
     }
 
-    /// Puts out what has changed of the groups that were touched at an instant.
+    /// Outputs the changes of the groups that were changed at an instant.
     fn show(&mut self, time: u64) {
         for place in self.touched.drain(..) {
             let group = &mut self.all[place as usize];
@@ -293,7 +293,7 @@ impl Groups {
             if is {
                 self.builder.push(time, 1, &self.values);
                 self.shown.push(number);
-                // They change places: nothing is copied.
+                // The vectors are swapped: nothing is copied.
                 std::mem::swap(group.shown.get_or_insert_default(), &mut self.values);
             } else {
                 group.shown = None;
@@ -301,7 +301,7 @@ impl Groups {
         }
     }
 
-    /// What was put out: the keys, of which there are few, and the aggregates.
+    /// The output: the keys, of which there are few, and the aggregates.
     fn result(&mut self) -> Option<Run> {
         let rows = Rc::new(std::mem::take(&mut self.shown));
         let all = &self.all;
@@ -318,7 +318,7 @@ impl Groups {
         Some(run.with_columns(keys.into_iter().chain(aggregates).collect()))
     }
 
-    /// Forgets groups without rows. Their places have been of use until now.
+    /// Removes groups without rows, at the end of an epoch: their places are needed until then.
     fn remove_empty(&mut self, runs: usize) {
         for places in &mut self.places[..runs] {
             for place in places.drain(..) {

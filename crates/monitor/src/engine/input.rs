@@ -1,4 +1,4 @@
-//! What has come of an input and is not over yet.
+//! The rows of an input whose instants have not ended.
 
 use std::rc::Rc;
 
@@ -7,12 +7,12 @@ use fathom_cql::Value;
 use super::run::{Counts, Run, RunBuilder, in_order};
 use crate::columns::Column;
 
-/// Rows that wait for their instants to be over, in the order of their arrival.
+/// Rows that wait for the ends of their instants, in the order of their arrival.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
     runs: Vec<Run>,
     builder: RunBuilder,
-    /// The latest instant of what is in `builder`.
+    /// The latest instant of the rows in `builder`.
     last: u64,
     /// Whether rows of one instant arrive in the order of their values.
     by_value: bool,
@@ -33,7 +33,8 @@ impl Staged {
         self.builder.push(time, count, row);
     }
 
-    /// A row comes or goes. From now on those of one instant arrive in the order of their values.
+    /// Inserts or deletes a row. From now on the rows of one instant arrive in the order of their
+    /// values.
     pub(super) fn change(&mut self, time: u64, count: i64, row: &[Value]) {
         self.by_value = true;
         self.push(time, count, row);
@@ -54,7 +55,7 @@ impl Staged {
         self.runs.push(Run::new(times, Counts::All(1), columns));
     }
 
-    /// Takes what is before an instant, in order of time and, within an instant, of arrival.
+    /// Takes the rows before an instant, in order of time and, within an instant, of arrival.
     pub(super) fn take(&mut self, end: u64) -> Vec<Run> {
         self.runs.extend(self.builder.take());
         let mut now = Vec::new();

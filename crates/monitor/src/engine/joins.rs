@@ -1,4 +1,4 @@
-//! Joins: each side is kept by key, and what changes on one side meets what is on the other.
+//! Joins: each side is kept by key, and a change on one side is matched with the rows of the other.
 
 use std::mem;
 use std::rc::Rc;
@@ -17,15 +17,15 @@ use crate::columns::{Column, hash_of, hash_of_row};
 
 const LEFT: usize = 0;
 
-/// A row of one side, and where its values are.
+/// A row of one side, and the place of its values.
 #[derive(Debug)]
 struct Held {
     columns: Rc<Vec<Rc<Column>>>,
     row: u32,
     /// How often it is there.
     count: i64,
-    /// How many rows of the other side it has matched, each as often as it is there. Counted only
-    /// where rows without a partner stay.
+    /// The number of matching rows on the other side, by their counts. Kept only if rows without a
+    /// partner stay in the result.
     partners: i64,
 }
 
@@ -33,7 +33,7 @@ impl Held {
     fn is(&self, run: &Run, row: usize) -> bool {
         #[cfg(test)]
         tests::COMPARED.set(tests::COMPARED.get() + 1);
-        // Often it is the same row of the same columns that goes.
+        // A deleted row is often the same row of the same columns.
         Rc::ptr_eq(&self.columns, run.columns()) && self.row as usize == row
             || self
                 .columns
@@ -43,7 +43,7 @@ impl Held {
     }
 }
 
-/// What there is of one key.
+/// The rows of one key.
 #[derive(Debug)]
 struct Bucket {
     hash: u64,
@@ -52,7 +52,7 @@ struct Bucket {
     sides: [Rows; 2],
 }
 
-/// So many rows of a key are searched one by one.
+/// The most rows of a key that are searched one by one.
 const SEARCHED_MAX: usize = 16;
 
 /// The rows of one side that have a key. Many are found by the hash of the whole row: to look at each
@@ -60,7 +60,7 @@ const SEARCHED_MAX: usize = 16;
 #[derive(Debug, Default)]
 struct Rows {
     held: SmallVec<[Held; 1]>,
-    /// Hashes, and the places of their rows; there where there are many.
+    /// Hashes and the places of their rows, if there are many rows.
     index: Option<Box<HashTable<(u64, u32)>>>,
 }
 
@@ -69,7 +69,7 @@ impl Rows {
         self.held.is_empty()
     }
 
-    /// A row is there so many times more.
+    /// Changes the count of a row.
     fn hold(
         &mut self,
         run: &Run,
@@ -170,7 +170,7 @@ impl Key {
     }
 }
 
-/// A join, and all that is on its sides.
+/// A join and the rows of its sides.
 #[derive(Debug)]
 pub(super) struct Join {
     hasher: DefaultHashBuilder,
@@ -179,7 +179,7 @@ pub(super) struct Join {
     pairs: Pairs,
 }
 
-/// Puts out pairs.
+/// Outputs pairs.
 #[derive(Debug)]
 struct Pairs {
     matching: Matching,
@@ -204,7 +204,7 @@ impl Join {
         }
     }
 
-    /// What changes of the pairs as rows come and go.
+    /// The changes of the pairs that inserted and deleted rows cause.
     pub(super) fn epoch(&mut self, left: &[Run], right: &[Run]) -> Vec<Run> {
         let mut changes = mem::take(&mut self.changes);
         in_order(left.iter().chain(right), &mut changes);
@@ -223,7 +223,7 @@ impl Join {
         self.pairs.builder.take().into_iter().collect()
     }
 
-    /// A row of one side comes or goes.
+    /// Inserts or deletes a row of one side.
     fn change(&mut self, side: usize, run: &Run, keys: &[&Rc<Column>], row: usize, time: u64) {
         let count = run.count(row);
         let Self { hasher, table, pairs, .. } = self;
@@ -260,7 +260,8 @@ impl Holds for Join {
 }
 
 impl Pairs {
-    /// A row that comes or goes meets the rows of the other side. Returns how many it has matched.
+    /// Matches an inserted or deleted row with the rows of the other side. Returns the number of
+    /// matches.
     fn meet(
         &mut self,
         side: usize,
@@ -298,7 +299,7 @@ impl Pairs {
         partners
     }
 
-    /// Whether a pair with equal keys is one.
+    /// Whether two rows with equal keys are a pair.
     fn matches(&mut self, left: Place<'_>, right: Place<'_>) -> bool {
         let Some(residual) = &self.matching.residual else { return true };
         self.scratch.clear();
@@ -308,7 +309,7 @@ impl Pairs {
         is_true(&evaluate(residual, &self.scratch))
     }
 
-    /// Puts out a pair, so many times.
+    /// Outputs a pair, `count` times.
     fn pair(&mut self, left: Place<'_>, right: Place<'_>, time: u64, count: i64) {
         let outputs = &self.matching.outputs;
         let middle = self.matching.widths[LEFT];
@@ -322,7 +323,7 @@ impl Pairs {
         }
     }
 
-    /// Puts out a row beside nothing, so many times.
+    /// Outputs a row without a partner, `count` times.
     fn alone(&mut self, side: usize, mine: &[Rc<Column>], row: usize, time: u64, count: i64) {
         let outputs = &self.matching.outputs;
         let first = if side == LEFT { 0 } else { self.matching.widths[LEFT] };

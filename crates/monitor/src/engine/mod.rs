@@ -1,19 +1,19 @@
 //! The engine: plans as dataflows, on one thread of one process or of several.
 //!
-//! A plan becomes [nodes](node), and each node an operator of timely dataflow's. What travels
-//! between operators are [epochs](run::Epoch): all that changes in a stretch of time, by column, as
-//! rows that come and go in event time. Whoever calls [`Engine::advance`] says how long a stretch
-//! is, and each operator works once for all of it.
+//! A plan becomes [nodes](node), and each node an operator of timely dataflow. Operators exchange
+//! [epochs](run::Epoch): all changes within an interval of event time, by column, as inserted and
+//! deleted rows. The caller of [`Engine::advance`] decides how long an epoch is, and each operator
+//! runs once for each epoch.
 //!
-//! Queries that are added together are one dataflow, in which what they have in common is there
-//! once. Others that are added later are another one, over the same epochs.
+//! Queries that are added together are one dataflow, in which common parts exist once. Queries
+//! added later are another dataflow, over the same epochs.
 //!
 //! In a [cluster](crate::cluster) each process has its part of the rows, and rows are
 //! [sent](exchange) to the process whose operators need them; the processes [agree](epochs) on the
 //! ends of epochs.
 //!
-//! A row that leaves a window is an update of the future, known when the row comes. Windows hold
-//! it back until then, so that operators behind them see what is happening only.
+//! When a row comes, the instant at which it leaves its window is already known. Windows hold this
+//! deletion back until then, so that the operators after them see only current changes.
 
 mod bag;
 mod build;
@@ -64,7 +64,7 @@ use texts::Texts;
 
 pub use results::Delta;
 
-/// How long a process waits for the others before it looks what there is to do.
+/// How long a process waits for the others before it checks again for work.
 const WAIT: Duration = Duration::from_millis(1);
 
 /// A row by itself: cheap to copy.
@@ -75,9 +75,9 @@ type Tuple = Rc<[Value]>;
 pub struct EngineStatistics {
     /// Events that were taken.
     pub events: u64,
-    /// Events that came when their instant was already over. They were left out.
+    /// Events that came after the end of their instant. They were dropped.
     pub late: u64,
-    /// How much later than the latest instant seen before it such an event came at most, in
+    /// The largest lateness of such an event against the latest instant seen before it, in
     /// nanoseconds.
     pub late_ns: u64,
     /// Operators of all plans.
@@ -95,8 +95,8 @@ pub struct StateSize {
     pub rows: usize,
 }
 
-/// What is known of the rows of a source that plans look at: each has, in some columns, the texts
-/// of one of these. `None` where nothing is known.
+/// The conditions on the rows of a source that plans use: each such row has, in some columns, the
+/// texts of one of these. `None` /// if there are no conditions.
 pub(crate) fn conditions(plans: &[Plan], source: usize) -> Option<Vec<Condition>> {
     let mut all = Vec::new();
     let mut known = |plan: &Plan| {
@@ -109,16 +109,16 @@ pub(crate) fn conditions(plans: &[Plan], source: usize) -> Option<Vec<Condition>
 pub struct Engine {
     worker: Worker<Allocator>,
     staged: Vec<Staged>,
-    /// The long texts of all that has come.
+    /// The long texts of all events.
     texts: RefCell<Texts>,
     flows: Vec<Flow>,
     results: Results,
-    /// The queries whose result is that of each output; none, where all were removed.
+    /// For each output, the queries with this result; empty if all were removed.
     queries: Vec<Vec<usize>>,
-    /// How many queries there have ever been.
+    /// The number of queries added so far, including removed ones.
     numbers: usize,
     teller: Teller,
-    /// Everything before this is over.
+    /// All instants before this have ended.
     now_ns: u64,
     /// The latest instant that was seen.
     latest_ns: u64,
@@ -128,7 +128,7 @@ pub struct Engine {
     /// In a cluster.
     barrier: Option<EpochBarrier>,
     members: Option<Members>,
-    /// Behind everything that sends to the others.
+    /// Dropped after everything that sends to the other processes.
     cluster: Option<Cluster>,
 }
 
@@ -156,8 +156,8 @@ impl Engine {
 
     /// An engine of several processes, each of which makes one for the same plans. Each takes
     /// events of its own, and the results are those of all events together; rows of one instant
-    /// arrive in the order of their values. What results is told by the first process, unless the
-    /// cluster is asked that each tells its own.
+    /// arrive in the order of their values. Process 0 gives the results, unless the cluster is
+    /// configured so that each process gives its own.
     ///
     /// # Panics
     /// When an engine has been made of the cluster before.
@@ -195,9 +195,9 @@ impl Engine {
         engine
     }
 
-    /// Adds queries, and returns their numbers. They see the events of all instants that are not
-    /// over yet. What they have in common is computed, and held, once. In a cluster all processes
-    /// add the same ones, and that before time moves on.
+    /// Adds queries, and returns their numbers. They see the events of all instants that have not
+    /// ended. Common parts are computed /// and held once. In a cluster all processes add the same
+    /// queries, before time advances.
     pub fn add(&mut self, plans: &[Plan]) -> Range<usize> {
         let first = self.numbers;
         self.numbers += plans.len();
@@ -238,8 +238,8 @@ impl Engine {
         first..self.numbers
     }
 
-    /// Removes a query: it has no more results. What is held for those alone that were removed is
-    /// given up once all that were added with it are.
+    /// Removes a query: it has no more results. The state of removed queries is freed once all
+    /// queries that were added together have /// been removed.
     pub fn remove(&mut self, query: usize) {
         for queries in &mut self.queries {
             queries.retain(|&other| other != query);
@@ -254,7 +254,7 @@ impl Engine {
         });
     }
 
-    /// Where what comes at an instant goes, which is counted; nowhere, if the instant is over.
+    /// The input for an event at an instant, and counts the event; `None` if the instant has ended.
     fn staged(&mut self, source: usize, time_ns: u64) -> Option<&mut Staged> {
         let staged = self.staged.get_mut(source)?;
         if time_ns < self.now_ns {
@@ -268,13 +268,13 @@ impl Engine {
         Some(staged)
     }
 
-    /// An event that nobody asks for was seen at an instant, in nanoseconds.
+    /// Notes the instant of an event that no query needs, in nanoseconds.
     pub(crate) fn saw(&mut self, time_ns: u64) {
         self.latest_ns = self.latest_ns.max(time_ns);
     }
 
-    /// Takes an event of a source at an instant, in nanoseconds. An event of an instant that is
-    /// over is counted and left out.
+    /// Takes an event of a source at an instant, in nanoseconds. An event whose instant has ended
+    /// is counted and dropped.
     pub fn push(&mut self, source: usize, time_ns: u64, row: &[Value]) {
         if let Some(staged) = self.staged(source, time_ns) {
             staged.push(time_ns, 1, row);
@@ -303,13 +303,12 @@ impl Engine {
         }
     }
 
-    /// Takes a change of an input that is a relation: at an instant, in nanoseconds, a row is there
-    /// so often more or, below 0, less. Rows of a stream may be given so too: within an instant
-    /// they then arrive in the order of their values. What comes when its instant is over is
-    /// counted and left out, as events are.
-    ///
-    /// The caller sees to it that no row is there less often than never at the end of an instant,
-    /// and that counts, which a peer may have given, stay far from the limits of their type.
+    /// Takes a change of an input that is a relation: at an instant, in nanoseconds, the count of a
+    /// row changes by `count`. Rows of a /// stream may be given in this way too: within an instant
+    /// they then arrive in the order of their values. A change whose instant /// has ended is
+    /// counted and dropped, as events are. The caller ensures that no row has a negative count at
+    /// the end of an instant, and that counts, which a peer may have given, stay /// far from the
+    /// limits of their type.
     pub fn change(&mut self, source: usize, time_ns: u64, row: &[Value], count: i64) {
         if let Some(staged) = self.staged(source, time_ns) {
             staged.change(time_ns, count, row);
@@ -317,11 +316,10 @@ impl Engine {
         }
     }
 
-    /// Ends all instants before `time_ns`, and calls `sink` for each change that results: those
-    /// of one query in order of time, and within an instant in order of the rows.
-    ///
-    /// In a cluster it does not wait for the other processes: what results comes when they have
-    /// ended the same instants, in a call that may be later and need not move time on.
+    /// Ends all instants before `time_ns`, and calls `sink` for each change that results: those of
+    /// one query in order of time, and within an instant in order of the rows. In a cluster it does
+    /// not wait for the other processes: the results come when these have ended the same instants,
+    /// in a later call /// that need not advance time.
     pub fn advance(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) {
         if self.barrier.is_some() {
             self.now_ns = self.now_ns.max(time_ns);
@@ -372,11 +370,11 @@ impl Engine {
         }
     }
 
-    /// Ends all instants before `time_ns`, after which nothing comes; see
-    /// [`advance`](Self::advance). In a cluster it waits until all processes have ended theirs.
+    /// Ends all instants before `time_ns`, after which no events come; see
+    /// [`advance`](Self::advance). In a cluster it waits until all /// processes have ended theirs.
     ///
     /// # Errors
-    /// When a process of the cluster is not there any more before that.
+    /// When a process of the cluster is lost before that.
     pub fn finish(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) -> Result<(), Loss> {
         self.advance(time_ns, sink);
         while let Some(barrier) = &mut self.barrier {
@@ -395,26 +393,25 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether it is one of several that answer together.
+    /// Whether it is one of several engines that answer together.
     pub(crate) fn is_in_cluster(&self) -> bool {
         self.barrier.is_some()
     }
 
-    /// In a cluster, waits until another process says something, but not longer than so.
+    /// In a cluster, waits for a message of another process, for at most `most`.
     pub fn wait(&mut self, most: Duration) {
         if self.barrier.is_some() {
             self.worker.step_or_park(Some(most));
         }
     }
 
-    /// The process of the cluster that is not there any more, if one is not: nothing results then.
-    /// It is told a second later, when what it has said last has come.
+    /// The lost process of the cluster, if there is one: there are no more results then. It is
+    /// reported a second after the loss, when its /// last messages have been processed.
     pub fn loss(&self) -> Option<Loss> {
         self.cluster.as_ref().and_then(Cluster::loss)
     }
 
-    /// Up to when everything has been put into the dataflows, in nanoseconds: what comes later
-    /// waits for it.
+    /// The instant before which everything has been put into the dataflows, in nanoseconds.
     pub fn ended_ns(&self) -> u64 {
         self.ended_ns
     }
@@ -425,7 +422,7 @@ impl Engine {
         EngineStatistics { operators, ..self.statistics }
     }
 
-    /// What each operator holds that holds anything from one instant to the next.
+    /// The state of each operator that keeps one from one instant to the next.
     pub fn state(&self) -> impl Iterator<Item = StateSize> {
         let states = self.flows.iter().flat_map(|flow| &flow.states);
         states.map(|&(query, operator, ref state)| StateSize {
@@ -435,19 +432,19 @@ impl Engine {
         })
     }
 
-    /// How many rows, groups and values the operators hold. To find out takes time with the size of
-    /// some states.
+    /// How many rows, groups and values the operators hold. The call takes time in proportion to
+    /// the size of some states.
     pub fn held(&self) -> usize {
         self.state().map(|state| state.rows).sum()
     }
 
-    /// The bytes of long texts that have come and are still held, also where they wait or have
-    /// become results. Each counts once. To find out takes time with their number.
+    /// The bytes of long texts that are held, including those of waiting events and of results.
+    /// Each counts once. The call takes time in /// proportion to their number.
     pub fn text_bytes(&self) -> usize {
         self.texts.borrow_mut().bytes()
     }
 
-    /// How many events wait for their instants to be over.
+    /// How many events wait for the ends of their instants.
     pub fn waiting(&self) -> usize {
         self.staged.iter().map(Staged::len).sum()
     }

@@ -1,7 +1,7 @@
-//! From plans to what is built: rows are selected, and computed from, as early as may be.
+//! Makes nodes of plans: rows are filtered and projected as early as possible.
 //!
-//! Windows by time keep what comes out of a selection, so that they hold the rows and the values
-//! only that somebody asks for, and each is computed once, however often a row comes and goes.
+//! Windows by time keep the output of a selection, so that they hold only the rows and values that
+//! the query needs, and each value is computed once, although a row is inserted and deleted.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -14,12 +14,12 @@ use fathom_cql::walk::{combine, conjuncts, each_column, substitute};
 
 use crate::read::Condition;
 
-/// An operator and what it is over.
+/// An operator and its inputs.
 #[derive(Debug)]
 pub(super) enum Node {
     /// An input.
     Source(usize),
-    /// Rows chosen and computed from.
+    /// Rows, filtered and projected.
     Select(Rc<Node>, Selection),
     /// A window by time.
     Range { input: Rc<Node>, length_ns: u64, slide_ns: u64 },
@@ -31,32 +31,32 @@ pub(super) enum Node {
     Groups { input: Rc<Node>, keys: usize, aggregates: Vec<Aggregate> },
     /// Each row once.
     Distinct(Rc<Node>),
-    /// Two relations combined, other than by a union that keeps all.
+    /// Two relations combined, except by `union all`.
     Set { left: Rc<Node>, right: Rc<Node>, operation: SetOperation, all: bool },
-    /// What is in one, and what is in the other.
+    /// The rows of both inputs.
     Both(Rc<Node>, Rc<Node>),
     /// The first rows.
     Top { input: Rc<Node>, keys: Vec<OrderKey>, limit: u64 },
-    /// What a relation's changes are.
+    /// The changes of a relation, as a stream.
     Stream(ToStream, Rc<Node>),
 }
 
-/// What is done to each row by itself.
+/// A filter and a projection of single rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
-    /// What must be true.
+    /// The condition of the filter.
     pub(super) predicate: Option<Expression>,
-    /// What becomes of a row; `None` is what it was.
+    /// The projection; `None` keeps the row.
     pub(super) outputs: Option<Vec<Expression>>,
 }
 
-/// Which rows make a pair, and what becomes of it.
+/// Which rows make a pair, and the columns of the pair.
 #[derive(Clone, Debug)]
 pub(super) struct Matching {
     pub(super) kind: JoinKind,
     /// The columns that must be equal, of the left and of the right.
     pub(super) equal: [Vec<usize>; 2],
-    /// What must be true besides, over the columns of both.
+    /// A further condition over the columns of both.
     pub(super) residual: Option<Expression>,
     /// How many columns each side has.
     pub(super) widths: [usize; 2],
@@ -64,12 +64,12 @@ pub(super) struct Matching {
     pub(super) outputs: Vec<usize>,
 }
 
-/// What a relation is made by.
+/// The node that makes a relation.
 fn relation(relation: &Relation) -> Rc<Node> {
     selected(relation, Selection::default())
 }
 
-/// What the result of a plan is made by.
+/// The node that makes the result of a plan.
 pub(super) fn output(of: &Output) -> Rc<Node> {
     match of {
         Output::Stream(of) => stream(of),
@@ -77,13 +77,14 @@ pub(super) fn output(of: &Output) -> Rc<Node> {
     }
 }
 
-/// What a stream is made by.
+/// The node that makes a stream.
 fn stream(of: &Stream) -> Rc<Node> {
     selected_stream(of, Selection::default())
 }
 
-/// What is known of the rows of a source that a node looks at: each meets one of the conditions
-/// that are added, all of its columns having these texts. False where nothing is known.
+/// Adds the conditions on the rows of a source that a node uses: each such row meets one of them,
+/// which means that all columns of the /// condition have its texts. False if there are no
+/// conditions.
 pub(super) fn conditions(node: &Node, source: usize, add: &mut impl FnMut(Condition)) -> bool {
     match node {
         Node::Source(of) => *of != source,
@@ -109,7 +110,7 @@ pub(super) fn conditions(node: &Node, source: usize, add: &mut impl FnMut(Condit
     }
 }
 
-/// The column and the text of a part that says that they are equal.
+/// The column and the text of a condition that compares them for equality.
 fn equal_text(part: &Expression) -> Option<(usize, Arc<str>)> {
     let Expression::Binary(BinaryOperator::Equal, left, right) = part else { return None };
     match (&**left, &**right) {
@@ -171,8 +172,8 @@ fn selected(relation: &Relation, selection: Selection) -> Rc<Node> {
     }
 }
 
-/// A selection of the pairs of a join. Each side has the columns that somebody asks for, then what
-/// its keys are computed to.
+/// A selection of the pairs of a join. Each side has the needed columns, then the values of its
+/// keys.
 fn join(join: &Join, selection: Selection) -> Rc<Node> {
     let width = join.left_columns + join.right_columns;
     let asked_of = |expressions: &mut dyn Iterator<Item = &Expression>, asked: &mut Vec<bool>| {
@@ -189,7 +190,7 @@ fn join(join: &Join, selection: Selection) -> Rc<Node> {
     let mut asked = shown.clone();
     asked_of(&mut join.residual.iter(), &mut asked);
 
-    // The columns of each side that are asked for, and what of each side is selected.
+    // The needed columns of each side, and the selection of each side.
     let columns = |of: Range<usize>| of.filter(|&column| asked[column]).collect::<Vec<_>>();
     let sides = [columns(0..join.left_columns), columns(join.left_columns..width)];
     let only = |first: usize, columns: &[usize], keys: &mut dyn Iterator<Item = &Expression>| {
@@ -203,7 +204,7 @@ fn join(join: &Join, selection: Selection) -> Rc<Node> {
     let keys = join.equal.len();
     let widths = [sides[0].len() + keys, sides[1].len() + keys];
     let [mine, theirs] = &sides;
-    // Where a column of the join is beside the others.
+    // The place of a column of the join among the needed columns.
     let place = |column: usize| {
         let of = |side: &[usize]| side.iter().position(|&other| other == column);
         of(mine).or_else(|| of(theirs).map(|at| widths[0] + at))
@@ -242,7 +243,7 @@ fn on(node: Rc<Node>, selection: Selection) -> Rc<Node> {
     }
 }
 
-/// An expression with others in the place of its columns. Columns that are nowhere are null.
+/// An expression with other expressions in place of its columns. A column without one is null.
 fn moved(mut expression: Expression, to: &dyn Fn(usize) -> Option<Expression>) -> Expression {
     substitute(&mut expression, &mut |column| {
         to(column).unwrap_or(Expression::Literal(Value::Null))
@@ -277,8 +278,8 @@ impl Selection {
         Self { predicate: Some(combine(BinaryOperator::And, parts)), outputs: self.outputs }
     }
 
-    /// A projection, then this, as one; or this again, where something would be computed more than
-    /// once for it.
+    /// A projection, then this, as one selection; or this unchanged if a value would be computed
+    /// more than once.
     fn behind(self, expressions: &[Expression]) -> Result<Self, Self> {
         let mut uses = vec![0; expressions.len()];
         self.each_column(&mut |column| {

@@ -1,4 +1,4 @@
-//! What comes out at the end.
+//! The results of queries.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,14 +15,13 @@ pub struct Delta<'a> {
     pub query: usize,
     /// The instant, in nanoseconds.
     pub time_ns: u64,
-    /// How often more the row is there; less, where it is negative. Of a stream, how often it
-    /// comes.
+    /// The change of the row's count; for a stream, how often the row comes.
     pub count: i64,
     /// The row.
     pub row: &'a [Value],
 }
 
-/// What queries have given and nobody has seen yet, each with the number of its output.
+/// Results of queries that have not been taken yet, each with the number of its output.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Results(Rc<RefCell<Outputs>>);
 
@@ -54,7 +53,7 @@ struct Ranks {
 }
 
 impl Ranks {
-    /// Finds them out. Of several runs, which have values of their own, nothing is known.
+    /// Computes the ranks. There are none for several runs, which have values of their own.
     fn find(&mut self, runs: &[Run]) {
         self.rows.clear();
         self.columns = 0;
@@ -91,7 +90,8 @@ pub(super) struct Teller {
 }
 
 impl Teller {
-    /// Calls `tell` for each net change: in order of time, and within an instant of the rows.
+    /// Calls `tell` for each net change: in order of time, and within an instant in order of the
+    /// rows.
     pub(super) fn tell(&mut self, runs: &[Run], mut tell: impl FnMut(u64, i64, &[Value])) {
         let Self { changes, ranks, row } = self;
         in_order(runs, changes);

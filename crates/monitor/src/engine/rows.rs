@@ -1,9 +1,9 @@
-//! Operators that look at rows one by one, an instant after the other.
+//! Operators that process rows one by one, instant after instant.
 
 use super::Tuple;
 use super::run::{Change, Run, RunBuilder, in_order};
 
-/// Rows, and how often more or less each is there.
+/// Rows and the changes of their counts.
 pub(super) type Results = Vec<(Tuple, i64)>;
 
 /// Calls something for each instant of some runs, in order of time.

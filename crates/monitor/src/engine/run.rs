@@ -1,4 +1,4 @@
-//! What travels between operators: rows that come and go, by column, in order of time.
+//! The data between operators: inserted and deleted rows, by column, in order of time.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -8,22 +8,22 @@ use fathom_cql::Value;
 
 use crate::columns::Column;
 
-/// How often more (less, below 0) each row of a run is there.
+/// The change of the count of each row of a run.
 #[derive(Clone, Debug)]
 pub(super) enum Counts {
-    /// All alike.
+    /// The same for all rows.
     All(i64),
     /// By row.
     Each(Rc<Vec<i64>>),
 }
 
-/// Rows that come and go, in order of time. Cheap to copy: what it holds is shared.
+/// Inserted and deleted rows, in order of time. Cheap to copy: the data is shared.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     times: Rc<Vec<u64>>,
     counts: Counts,
     columns: Rc<Vec<Rc<Column>>>,
-    /// The rows of these that count.
+    /// The valid rows of the columns.
     rows: Range<usize>,
 }
 
@@ -47,7 +47,7 @@ impl Run {
         self.times[row]
     }
 
-    /// The times of the rows that count.
+    /// The times of the valid rows.
     pub(super) fn times(&self) -> &[u64] {
         &self.times[self.rows.clone()]
     }
@@ -59,7 +59,7 @@ impl Run {
         }
     }
 
-    /// Of all rows of its columns, those that count and others.
+    /// The counts of all rows of the columns, valid or not.
     pub(super) fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -85,7 +85,7 @@ impl Run {
 
     /// The same rows, each at another time, in the same order, and as often times `factor`.
     pub(super) fn moved(&self, factor: i64, time: impl Fn(u64) -> u64) -> Self {
-        // What is before the rows that count is looked at by nobody.
+        // Rows before the first valid one are ignored.
         let before = std::iter::repeat_n(0, self.rows.start);
         let times = before.chain(self.times().iter().map(|&each| time(each))).collect();
         let counts = match &self.counts {
@@ -150,11 +150,11 @@ impl Run {
     }
 }
 
-/// All that changes in some stretch of time. Between two operators stretches follow each other
-/// without a gap, and each is handed on once, be there anything in it or not.
+/// All changes within an interval of time. Between two operators epochs follow each other without a
+/// gap, and each is sent once, even /// if it is empty.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Epoch {
-    /// The first instant behind it.
+    /// The first instant after it.
     pub(super) end: u64,
     /// What changes. Each run is in order of time; of a stream, rows of one instant arrive in the
     /// order of the runs.
@@ -224,7 +224,7 @@ impl RunBuilder {
         if self.times.is_empty() {
             return None;
         }
-        // About as many will come again.
+        // The next run will have about as many rows.
         let room = self.times.len();
         let times = std::mem::replace(&mut self.times, Vec::with_capacity(room));
         let columns = self.columns.iter_mut().map(|column| Rc::new(column.replace(room)));

@@ -1,10 +1,10 @@
-//! Rows chosen, and computed from, each by itself.
+//! Filters and projections of single rows.
 
 use super::node::Selection;
 use super::run::Run;
 use super::vector::{column, filter};
 
-/// The rows of a run that a selection leaves, and what it makes of them, if there are any.
+/// The rows of a run that a selection keeps, projected; `None` if there are none.
 pub(super) fn select(selection: &Selection, run: &Run) -> Option<Run> {
     let length = run.rows().end;
     let mut selected = None;

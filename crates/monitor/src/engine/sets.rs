@@ -14,7 +14,7 @@ use super::bag::Bag;
 use super::build::Holds;
 use super::rows::Results;
 
-/// What changes of the rows that are there at all, as a row is there so many times more.
+/// The changes of the distinct rows when the count of a row changes.
 pub(super) fn distinct(counts: &mut Bag<Tuple>, row: &Tuple, count: i64, results: &mut Results) {
     let (before, after) = counts.add(row.clone(), count);
     let change = i64::from(after > 0) - i64::from(before > 0);
@@ -36,7 +36,7 @@ impl Combination {
         Self { operation, all, counts: HashMap::new() }
     }
 
-    /// How often a row is there that the sides have so often.
+    /// The count of a row in the result, from its counts on the sides.
     fn count(&self, [left, right]: [i64; 2]) -> i64 {
         match (self.operation, self.all) {
             (SetOperation::Union, true) => left + right,
@@ -116,7 +116,7 @@ pub(super) struct Top {
     edge: Option<Edge>,
 }
 
-/// The last row that is shown. All rows before it are, and none behind it.
+/// The last row that is shown. All rows before it are shown, and none after it.
 #[derive(Debug)]
 struct Edge {
     /// The row, which may have gone.

@@ -1,4 +1,4 @@
-//! What is kept of the values of an aggregate, so that each that comes or goes costs little.
+//! The state of an aggregate, in a form in which adding or removing a value costs little.
 
 use std::collections::BTreeMap;
 
@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    /// How many values, ranks and buckets are kept by themselves.
+    /// The number of values, ranks and buckets that are kept separately.
     pub(super) fn values(&self) -> usize {
         match self {
             Self::Count(_) | Self::Sums(_) => 0,

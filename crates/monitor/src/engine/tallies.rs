@@ -1,5 +1,4 @@
-//! Counts from which values can be taken back: registers, buckets, and values by how often they are
-//! there.
+//! Counts from which values can be taken back: registers, buckets, and values by their counts.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -123,7 +122,7 @@ impl Histogram {
         }
     }
 
-    /// Counts wrap around and back: parts from elsewhere may say anything.
+    /// Counts wrap around and back: parts from other hosts may contain any numbers.
     fn count(&mut self, place: Place, count: i64) {
         let counted = self.counts.entry(place).or_default();
         *counted = counted.wrapping_add(count);
@@ -151,7 +150,8 @@ impl Holds for Histogram {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ranking {
     counts: Bag<Value>,
-    /// The same, those that are there most often first, and of these the smallest.
+    /// The same values, the most frequent first, and among equally frequent ones the smallest
+    /// first.
     order: BTreeSet<(Reverse<i64>, Value)>,
 }
 

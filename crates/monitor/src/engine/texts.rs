@@ -1,8 +1,9 @@
 //! The bytes of long texts that are held, wherever they are.
 //!
-//! What is held is counted in rows, groups and values, of which each has a moderate size as long as
-//! its texts do. A host may send longer ones. Operators share texts, so each is counted once, from
-//! when it comes until nobody has it any more. Texts that functions of a query make are not counted.
+//! State is counted in rows, groups and values, whose size is moderate unless their texts are long.
+//! A host may send long texts. Operators share texts, so each text is counted once, from its
+//! arrival until its last reference is dropped. Texts that functions of a query make are not
+//! counted.
 
 use std::sync::{Arc, Weak};
 
@@ -13,15 +14,15 @@ use crate::columns::Column;
 
 /// A text counts by itself from this length on, in bytes.
 const LONG: usize = 256;
-/// Texts that may be gone and still be noted, beside as many as are there.
+/// The number of noted texts that may be freed already, in addition to as many as still exist.
 const GONE_MAX: usize = 1024;
 
 /// The long texts that have come and are still there.
 #[derive(Debug, Default)]
 pub(super) struct Texts {
-    /// By their addresses, which no other text can get as long as they are noted.
+    /// By their addresses, which no other text can get while they are noted.
     known: HashMap<usize, Weak<str>>,
-    /// How many were there when it was last looked.
+    /// How many texts existed at the last check.
     there: usize,
 }
 
@@ -53,13 +54,13 @@ impl Texts {
         }
     }
 
-    /// Forgets those that nobody has any more. Their memory is given back then, and not before.
+    /// Removes texts without references. Only then is their memory freed.
     fn forget(&mut self) {
         self.known.retain(|_, text| text.strong_count() > 0);
         self.there = self.known.len();
     }
 
-    /// The bytes of all that are there. Takes time with their number.
+    /// The bytes of all existing texts. Takes time in proportion to their number.
     pub(super) fn bytes(&mut self) -> usize {
         self.forget();
         self.known.values().filter_map(Weak::upgrade).map(|text| text.len()).sum()

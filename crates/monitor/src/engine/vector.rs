@@ -35,7 +35,7 @@ pub(super) fn filter(predicate: &Expression, run: &Run, rows: &mut Vec<u32>) {
     keep(rows, |row| is_true(&scratch.value(predicate, run, row)));
 }
 
-/// Leaves the rows that pass a test, without a branch on what it says.
+/// Leaves the rows that pass a test, without a branch on its result.
 fn keep(rows: &mut Vec<u32>, mut test: impl FnMut(usize) -> bool) {
     let mut kept = 0;
     for at in 0..rows.len() {
@@ -110,7 +110,7 @@ pub(super) fn column(
     Rc::new(if let Some(rows) = selected {
         rows.iter().map(|&row| value(row as usize)).collect()
     } else {
-        // What is before the rows that count is looked at by nobody.
+        // Rows before the first valid one are ignored.
         let before = std::iter::repeat_with(|| Value::Null).take(run.rows().start);
         before.chain(run.rows().map(value)).collect()
     })
@@ -143,7 +143,7 @@ fn of_integers(expression: &Expression, run: &Run, selected: Option<&[u32]>) -> 
     values.map(Column::Integers)
 }
 
-/// A row with the columns that an expression looks at; the others are null.
+/// A row with the columns that an expression uses; the others are null.
 struct Scratch {
     row: Vec<Value>,
     columns: Vec<usize>,

@@ -10,7 +10,7 @@ use super::build::Holds;
 use super::rows::{Results, key};
 use super::run::{Epoch, Run};
 
-/// A window by time: a row's coming and going are known when it comes.
+/// A window by time: the instants at which a row enters and leaves it are known when the row comes.
 #[derive(Debug)]
 pub(super) struct Range {
     length: u64,
@@ -20,7 +20,7 @@ pub(super) struct Range {
 }
 
 impl Range {
-    /// A window that is so long and moves so often, in nanoseconds.
+    /// A window of this length that moves by this slide, in nanoseconds.
     pub(super) fn new(length: u64, slide: u64) -> Self {
         Self { length, slide, coming: Waiting::default(), going: Waiting::default() }
     }
@@ -40,10 +40,10 @@ impl Range {
     }
 
     fn arrive(&self, run: &Run, coming: &mut Vec<Run>, going: &mut Vec<Run>) {
-        // What would come or go when time has ended never does.
+        // A change beyond the end of time never happens.
         let comes = |time: u64| time.checked_next_multiple_of(self.slide);
         let goes = |time: u64| time.checked_add(self.length).and_then(comes);
-        // What comes and goes at the same instant is never there.
+        // A row that enters and leaves at the same instant is never in the window.
         let is_there = |row: &usize| {
             let time = run.time(*row);
             comes(time).is_some() && comes(time) != goes(time)
@@ -83,7 +83,7 @@ impl Waiting {
         }
     }
 
-    /// Takes what happens before an instant.
+    /// Takes the changes before an instant.
     fn take(&mut self, end: u64, taken: &mut Vec<Run>) {
         while let Some(first) = self.0.front_mut() {
             for run in &mut *first {

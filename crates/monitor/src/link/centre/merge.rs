@@ -41,7 +41,7 @@ pub struct RowsReport {
 struct Member {
     /// The connection whose rows count.
     connection: Option<u64>,
-    /// It has left for good, or is forgotten: nobody waits for it.
+    /// It has left for good, or is forgotten: the centre does not wait for it.
     gone: bool,
     watermark_ns: Option<i64>,
     /// It is waited for until then, whatever its watermark is.
@@ -68,7 +68,7 @@ struct Held {
 /// See the module.
 pub struct Merge {
     patience_ns: i64,
-    /// Whether time goes on where there is nobody to wait for.
+    /// Whether time advances when there is no host to wait for.
     goes_alone: bool,
     watermark_ns: i64,
     is_stream: Vec<bool>,
@@ -177,7 +177,7 @@ impl Merge {
         Ok(())
     }
 
-    /// A host has told everything from before an instant.
+    /// A host has reported everything from before an instant.
     ///
     /// # Errors
     /// See [`changes`](Self::changes).
@@ -261,7 +261,7 @@ impl Merge {
 }
 
 impl Member {
-    /// Up to when it lets time go on; `None` where nobody waits for it.
+    /// The instant up to which it lets time advance; `None` if the centre does not wait for it.
     fn waited_at(&self, now_ns: i64, patience_ns: i64) -> Option<i64> {
         let young = |watermark_ns: &i64| now_ns.saturating_sub(*watermark_ns) <= patience_ns;
         if let Some(watermark_ns) = self.watermark_ns.filter(young) {
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(case.watermark(a, now + 5, now + 10), 0);
         assert_eq!(case.watermark(b, now + 3, now + 10), now + 3);
         assert_eq!(case.watermark(b, now + 9, now + 10), now + 5);
-        // It lags: for two seconds all wait, then nobody.
+        // It lags: all wait for it for two seconds, and not longer.
         assert_eq!(case.watermark(b, now + 2 * SECOND, now + 2 * SECOND), now + 5);
         let later = now + 2 * SECOND + 6;
         assert!(case.merge.is_waited_for("b", later) && !case.merge.is_waited_for("a", later));

@@ -224,8 +224,8 @@ pub struct Centre {
     merge: Merge,
     engine: Engine,
     limit: HeldLimit,
-    /// Everything before this is told.
-    told_ns: i64,
+    /// All results before this have been reported.
+    reported_ns: i64,
 }
 
 impl Centre {
@@ -264,8 +264,8 @@ impl Centre {
             .name("accept".into())
             .spawn(move || accept(&listener, &accepting, &sender))?;
         let limit = script.held_limit();
-        let told_ns = 0;
-        Ok(Self { shared, messages, address, script, merge, engine, limit, told_ns })
+        let reported_ns = 0;
+        Ok(Self { shared, messages, address, script, merge, engine, limit, reported_ns })
     }
 
     /// Where it listens.
@@ -291,14 +291,15 @@ impl Centre {
         let epoch = self.shared.current().epoch.wrapping_add(1);
         let (current, merge, engine) = begin(&script, epoch, &self.shared.options, &mut |_| true)?;
         self.limit = script.held_limit();
-        (self.script, self.merge, self.engine, self.told_ns) = (script, merge, engine, 0);
+        (self.script, self.merge, self.engine, self.reported_ns) = (script, merge, engine, 0);
         let mut place = self.shared.current.write().unwrap_or_else(PoisonError::into_inner);
         *place = Arc::new(current);
         Ok(())
     }
 
     /// Runs the queries, and tells `sink` what they give, until `goes_on` says no: it is asked
-    /// often, with the instant up to which everything is told, in nanoseconds since 1970 (0: none).
+    /// often, with the instant up to which all results have been reported, in nanoseconds since
+    /// 1970 (0: none).
     ///
     /// # Errors
     /// When the results cannot be written, too much is held, or another process is not there any
@@ -309,7 +310,7 @@ impl Centre {
         goes_on: &mut dyn FnMut(i64) -> bool,
     ) -> Result<(), QueryError> {
         self.script.begin(sink)?;
-        while goes_on(self.told_ns) {
+        while goes_on(self.reported_ns) {
             if let Some(message) = self.wait() {
                 self.take(message);
                 for _ in 1..MESSAGES_MAX {
@@ -359,7 +360,7 @@ impl Centre {
             What::Rows(report) => merge.changes(&name, connection, report, now_ns, input),
             What::Watermark { time_ns } => merge.watermark(&name, connection, time_ns, now_ns),
             What::Left { for_good } => {
-                // What it has told last is to count before nobody waits for it.
+                // Its last report counts before it is not waited for any more.
                 merge.advance(now_ns);
                 merge.left(&name, connection, for_good, input);
                 Ok(())
@@ -390,12 +391,12 @@ impl Centre {
         self.merge.advance(now_ns);
         let watermark_ns = self.merge.watermark_ns();
         // In a cluster something may result of what the others tell.
-        if watermark_ns > self.told_ns || self.shared.options.cluster.is_some() {
+        if watermark_ns > self.reported_ns || self.shared.options.cluster.is_some() {
             deliver(&mut self.engine, watermark_ns as u64, sink)?;
             sink.flush()?;
             let ended_ns = self.engine.ended_ns();
-            self.told_ns = ended_ns as i64;
-            self.merge.release(self.told_ns);
+            self.reported_ns = ended_ns as i64;
+            self.merge.release(self.reported_ns);
             self.shared.watermark_ns.store(ended_ns, Ordering::Relaxed);
         }
         self.note(now_ns);
@@ -487,7 +488,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, sender: &SyncSender<Mess
     while !shared.is_ending() {
         match listener.accept() {
             Ok((stream, address)) => serve(stream, &address.to_string(), shared, sender),
-            // Nobody there, or no descriptor for them.
+            // No connection, or no descriptor for one.
             Err(_) => std::thread::sleep(ACCEPT_PAUSE),
         }
     }
