@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use fathom_reactor::{Event, Reactor};
 
@@ -75,6 +76,8 @@ pub(crate) struct Aside {
     pub(crate) splits: Splits,
     pub(crate) wakes: Wakes,
     pub(crate) alarm: Option<Alarm>,
+    /// The computations of the queue's parts whose answers were not fetched.
+    pub(crate) computing: Arc<AtomicUsize>,
 }
 
 impl Aside {

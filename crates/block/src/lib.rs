@@ -34,6 +34,7 @@ mod shared;
 mod split;
 mod stack;
 mod waker;
+mod work;
 
 pub use aside::StoreId;
 pub use backend::{Backend, BackendContext, BackendQueue};
@@ -60,3 +61,4 @@ pub use shared::Shared;
 pub use split::Split;
 pub use stack::{Stack, StackCounters};
 pub use waker::Waker;
+pub use work::{Urgency, Work};

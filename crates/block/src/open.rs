@@ -10,6 +10,7 @@ use crate::backend::Backend;
 use crate::clock::Clock;
 use crate::geometry::{Capabilities, Geometry};
 use crate::waker::{Alarm, Waker};
+use crate::work::{Urgency, Work};
 
 /// What a part of a disk offers to the part above it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,5 +76,16 @@ impl OpenContext<'_> {
         }
         let alarm = self.aside.alarm.as_ref().ok_or(io::ErrorKind::Other)?;
         Ok(alarm.waker(self.level))
+    }
+
+    /// What has the computations of this part done by other threads. A queue is drained only once
+    /// the answers to all of them have been fetched.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn work<T: Send + 'static>(&mut self, urgency: Urgency) -> io::Result<Work<T>> {
+        let waker = self.waker()?;
+        let simulated = matches!(self.clock, Clock::Simulated(_));
+        Ok(Work::new(urgency, waker, &self.aside.computing, simulated))
     }
 }

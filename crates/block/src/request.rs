@@ -107,6 +107,9 @@ pub struct Flags {
     /// [`Operation::WriteZeroes`] must fail with [`ErrorKind::Unsupported`] rather than be as slow
     /// as writing the zeroes out (NBD's `FAST_ZERO`).
     pub only_if_fast: bool,
+    /// It is work in the background, which no guest's request waits for: where requests queue up
+    /// for the storage, it comes after them.
+    pub background: bool,
 }
 
 /// Why a request failed. Small and `Copy`: what there is to tell a person is logged where the

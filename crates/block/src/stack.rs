@@ -349,7 +349,9 @@ impl Stack {
 
     /// Whether nothing is under way, neither of the owner's nor of the layers'.
     pub fn is_drained(&self) -> bool {
-        self.in_flight == 0 && self.pool.own() == 0
+        self.in_flight == 0
+            && self.pool.own() == 0
+            && self.aside.computing.load(Ordering::Relaxed) == 0
     }
 
     /// The layer at `level`, and what it can reach; `None` for one that looks on.

@@ -29,7 +29,12 @@ const FLUSH: Action = Action {
     operation: Operation::Flush,
     offset: 0,
     length: 0,
-    flags: Flags { force_unit_access: false, keep_allocated: false, only_if_fast: false },
+    flags: Flags {
+        force_unit_access: false,
+        keep_allocated: false,
+        only_if_fast: false,
+        background: false,
+    },
     content: 0,
 };
 

@@ -332,6 +332,10 @@ fn failure(request: &Request, errno: i32) -> ErrorKind {
     }
 }
 
+/// The priority of work in the background, as `ioprio_set(2)` has it: the lowest of the class
+/// `best effort`, so that it goes on, slowly, while requests come without end.
+const BACKGROUND: u16 = 2 << 13 | 7;
+
 fn transfer_entry(
     file: types::Fd,
     request: &Request,
@@ -341,21 +345,28 @@ fn transfer_entry(
     let segments = buffers.segments();
     let count = segments.len().min(SEGMENTS_MAX) as u32;
     let flags = if request.flags.force_unit_access { libc::RWF_DSYNC } else { 0 };
+    let priority = if request.flags.background { BACKGROUND } else { 0 };
     match (request.operation == Operation::Read, segments) {
         (true, [segment]) => {
             opcode::Read::new(file, segment.iov_base.cast(), segment.iov_len as u32)
                 .offset(offset)
+                .ioprio(priority)
                 .build()
         }
-        (true, _) => opcode::Readv::new(file, segments.as_ptr(), count).offset(offset).build(),
+        (true, _) => opcode::Readv::new(file, segments.as_ptr(), count)
+            .offset(offset)
+            .ioprio(priority)
+            .build(),
         (false, [segment]) => {
             opcode::Write::new(file, segment.iov_base.cast(), segment.iov_len as u32)
                 .offset(offset)
+                .ioprio(priority)
                 .rw_flags(flags)
                 .build()
         }
         (false, _) => opcode::Writev::new(file, segments.as_ptr(), count)
             .offset(offset)
+            .ioprio(priority)
             .rw_flags(flags)
             .build(),
     }

@@ -112,6 +112,7 @@ impl WalQueue {
         let Some(mut first) = moving.segments.pop_front() else { return };
         let mut own = next.request();
         own.token = purpose::COPY;
+        own.flags.background = true;
         own.offset = first.offset;
         let zeroes = match first.source {
             Some(Source::Ring(_)) | None => None,

@@ -18,6 +18,8 @@ const REFUSED_PAYLOAD_MAX: u64 = 64 << 20;
 /// The least number of requests that are begun before replies are looked after: small, so that a
 /// client takes up the first replies while the server works on the rest of what it sent.
 const BATCH_MIN: usize = 4;
+/// The most where the thread serves others too: a flood of small requests must not keep them waiting.
+const BATCH_SHARED_MAX: usize = 64;
 
 impl Transmission {
     /// Whether more may be read from the client now.
@@ -158,7 +160,8 @@ impl Transmission {
         let Some(first) = RequestHeader::parse(bytes, self.mode) else { return BATCH_MIN };
         let payload = if first.command == command::WRITE { first.length } else { 0 };
         let length = payload.saturating_add(self.mode.request_length() as u64);
-        (bytes.len() as u64 / length / 2).max(BATCH_MIN as u64) as usize
+        let most = if self.seat.is_alone() { usize::MAX } else { BATCH_SHARED_MAX };
+        (bytes.len() as u64 / length / 2).clamp(BATCH_MIN as u64, most as u64) as usize
     }
 
     fn begin_request(&mut self, header: &RequestHeader, reactor: &mut Reactor) {
