@@ -7,6 +7,8 @@
 
 use fathom_insight::Kind;
 
+use crate::systems::FILE_SYSTEMS;
+
 /// Who submitted a bio, by its completion (or a buffer, by its own).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completion {
@@ -62,10 +64,9 @@ pub(crate) enum Completion {
     Waited,
 }
 
-/// The functions by name.
+/// The functions by name, but those of file systems, which their rows have.
 pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     // The page cache.
-    ("ext4_end_bio", Completion::OneFile),
     ("mpage_end_io", Completion::OneFile),
     ("mpage_read_end_io", Completion::OneFile),
     ("mpage_write_end_io", Completion::OneFile),
@@ -73,14 +74,10 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("iomap_writeback_end_bio", Completion::OneFile),
     ("ioend_writeback_end_bio", Completion::OneFile),
     ("iomap_read_end_io", Completion::OneFile),
-    ("xfs_end_bio", Completion::OneFile),
-    ("f2fs_read_end_io", Completion::Pages),
-    ("f2fs_write_end_io", Completion::Pages),
     // Buffers, and the journals that write through them.
     ("end_bio_bh_io_sync", Completion::Buffer),
     ("bio_submit_or_kill", Completion::Buffer),
     ("journal_end_buffer_io_sync", Completion::OfBuffer(Some(Kind::Journal))),
-    ("ext4_end_buffer_io_sync", Completion::OfBuffer(Some(Kind::Journal))),
     ("end_buffer_async_read", Completion::OfBuffer(None)),
     ("end_buffer_async_read_io", Completion::OfBuffer(None)),
     ("end_buffer_async_write", Completion::OfBuffer(None)),
@@ -90,7 +87,6 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("bh_end_async_write", Completion::OfBuffer(None)),
     ("bh_end_read", Completion::OfBuffer(None)),
     ("bh_end_write", Completion::OfBuffer(None)),
-    ("ext4_end_bitmap_read", Completion::OfBuffer(Some(Kind::Metadata))),
     // Past the page cache.
     ("iomap_dio_bio_end_io", Completion::IomapDirect),
     ("iomap_dio_simple_end_io", Completion::IomapSimple),
@@ -103,25 +99,6 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("end_swap_bio_read", Completion::Kind(Kind::Swap)),
     ("swap_bio_read_end_io", Completion::Kind(Kind::Swap)),
     ("end_swap_bio_write", Completion::Kind(Kind::Swap)),
-    // XFS.
-    ("xfs_buf_bio_end_io", Completion::XfsBuffer),
-    ("xlog_bio_end_io", Completion::Kind(Kind::Journal)),
-    // JFS: its log, and the pages of its other structures.
-    ("lbmIODone", Completion::Kind(Kind::Journal)),
-    ("metapage_read_end_io", Completion::Kind(Kind::Metadata)),
-    ("metapage_write_end_io", Completion::Kind(Kind::Metadata)),
-    // ReiserFS: content that has to be on the disk before the journal, and what the journal holds.
-    ("reiserfs_end_ordered_io", Completion::OfBuffer(None)),
-    ("reiserfs_end_buffer_io_sync", Completion::OfBuffer(None)),
-    // NILFS2: segments, of the page cache of files and of its own structures.
-    ("nilfs_end_bio_write", Completion::Pages),
-    // Btrfs.
-    ("btrfs_simple_end_io", Completion::Btrfs),
-    ("btrfs_orig_write_end_io", Completion::Btrfs),
-    ("btrfs_raid56_end_io", Completion::Btrfs),
-    ("btrfs_end_bio", Completion::Btrfs),
-    ("btrfs_clone_write_end_io", Completion::BtrfsStripe),
-    ("btrfs_end_super_write", Completion::Kind(Kind::Metadata)),
     // Layers between a file system and its disk.
     ("clone_endio", Completion::DmClone),
     ("crypt_endio", Completion::DmCrypt),
@@ -159,36 +136,16 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("bio_wait_end_io", Completion::Waited),
 ];
 
-/// The functions that end Btrfs's I/O past the page cache.
-pub(crate) const BTRFS_DIRECT: &[&str] = &["btrfs_end_dio_bio", "btrfs_dio_end_io"];
-
-/// The functions that end Btrfs's I/O of compressed data.
-pub(crate) const BTRFS_COMPRESSED: &[&str] = &[
-    "end_compressed_bio_read",
-    "end_compressed_bio_write",
-    "end_bbio_compressed_read",
-    "end_bbio_compressed_write",
-];
-
-/// The operations of XFS's buffers that hold parts of directories.
-pub(crate) const XFS_DIRECTORY: &[&str] = &[
-    "xfs_dir3_block_buf_ops",
-    "xfs_dir3_data_buf_ops",
-    "xfs_dir3_free_buf_ops",
-    "xfs_dir3_leaf1_buf_ops",
-    "xfs_dir3_leafn_buf_ops",
-];
-
 /// What an address of a function or of operations means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
     /// A completion.
     Completion(Completion),
-    /// See [`BTRFS_DIRECT`].
+    /// It ends Btrfs's I/O past the page cache.
     BtrfsDirect,
-    /// See [`BTRFS_COMPRESSED`].
+    /// It ends Btrfs's I/O of compressed data.
     BtrfsCompressed,
-    /// See [`XFS_DIRECTORY`].
+    /// Operations of XFS's buffers that hold parts of directories.
     XfsDirectory,
 }
 
@@ -196,10 +153,7 @@ pub(crate) enum Meaning {
 pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
     let completions =
         COMPLETIONS.iter().map(|(name, completion)| (*name, Meaning::Completion(*completion)));
-    let direct = BTRFS_DIRECT.iter().map(|name| (*name, Meaning::BtrfsDirect));
-    let compressed = BTRFS_COMPRESSED.iter().map(|name| (*name, Meaning::BtrfsCompressed));
-    let directory = XFS_DIRECTORY.iter().map(|name| (*name, Meaning::XfsDirectory));
-    completions.chain(direct).chain(compressed).chain(directory)
+    completions.chain(FILE_SYSTEMS.iter().flat_map(|row| row.symbols.iter().copied()))
 }
 
 /// No more addresses have a meaning: a guest could have each question search a crowded table.

@@ -6,6 +6,7 @@ use fathom_insight::{Facts, Name, Names};
 
 use crate::kernel::Kernel;
 use crate::paging::printable;
+use crate::systems::FileSystem;
 
 /// A path has no more parts than this.
 const DEPTH_MAX: usize = 128;
@@ -29,13 +30,6 @@ const TYPE_MASK: u64 = 0o17_0000;
 const TYPE_DIRECTORY: u64 = 0o04_0000;
 const TYPE_REGULAR: u64 = 0o10_0000;
 const TYPE_LINK: u64 = 0o12_0000;
-/// The first inode of ext2, 3 and 4 that is not the file system's own; 2 is the root.
-const EXT_FIRST_INODE: u64 = 11;
-/// The same of NILFS2, where 2 is the root: DAT, checkpoints, segments, inodes.
-const NILFS_FIRST_INODE: u64 = 11;
-/// The same of NTFS, where 5 is the root: `$MFT`, `$LogFile`, `$Bitmap`, `$UpCase` and others.
-const NTFS_FIRST_INODE: u64 = 16;
-
 /// What the inode of a page stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Nature {
@@ -51,16 +45,13 @@ pub(crate) enum Nature {
     Device,
 }
 
-/// A file system that is mounted from a block device, and how its journal is known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A file system that is mounted from a block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mounted {
-    /// The address of ext4's super block, which leads to the buffer that holds its journal's; or 0.
-    pub journal_buffer_of: u64,
-    /// Whether jbd2 marks its own blocks among the file system's buffers.
-    pub has_journal_blocks: bool,
-    /// The address of the super block, where its own structures say in which part of the device
-    /// the journal is; or 0.
-    pub journal_range_of: u64,
+    /// The address of its super block.
+    pub super_block: u64,
+    /// Its row.
+    pub row: &'static FileSystem,
 }
 
 /// What an inode is.
@@ -98,7 +89,7 @@ struct Entry {
 }
 
 /// What a super block says.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct System {
     address: u64,
     /// The address of its type, and the beginning of the text that names its device: another file
@@ -107,27 +98,9 @@ struct System {
     device_text: u64,
     type_name: Name,
     device: Name,
-    family: Family,
-    /// Of its family, whether it is ext4, which keeps other things than ext2 where its journal is.
-    is_ext4: bool,
+    row: &'static FileSystem,
     block_device: u64,
     read_ns: u64,
-}
-
-/// File systems that keep their own structures in inodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Family {
-    #[default]
-    Other,
-    Ext,
-    Btrfs,
-    F2fs,
-    Nilfs,
-    Ntfs,
-    Erofs,
-    Reiserfs,
-    /// OCFS2, whose journal is jbd2's as well.
-    Ocfs,
 }
 
 /// The files that were met.
@@ -225,26 +198,8 @@ impl FileCache {
             return Some(entry);
         }
         let system = self.system(kernel, names, super_block, now_ns)?;
-        let internal = match system.family {
-            // The inode of all extent buffers.
-            Family::Btrfs => number == 1,
-            // Nodes and what the segments' tables are in.
-            Family::F2fs => number == 1 || number == 2,
-            Family::Ext => number < EXT_FIRST_INODE && number != 2,
-            // The nodes of a file's tree are in an inode of their own with the file's number.
-            Family::Nilfs => {
-                number < NILFS_FIRST_INODE && number != 2 || Self::is_inaccessible(kernel, address)
-            }
-            Family::Ntfs => number < NTFS_FIRST_INODE && number != 5,
-            // What nobody can open holds compressed content.
-            Family::Erofs => false,
-            Family::Reiserfs | Family::Ocfs | Family::Other => {
-                Self::is_inaccessible(kernel, address)
-            }
-        };
-        if system.family == Family::Erofs && Self::is_inaccessible(kernel, address) {
-            return None;
-        }
+        let is_hidden = || Self::is_inaccessible(kernel, address);
+        let internal = system.row.own.has(number, is_hidden)?;
         let nature = match mode {
             _ if internal => Nature::Internal,
             TYPE_REGULAR | TYPE_LINK => Nature::File,
@@ -313,14 +268,8 @@ impl FileCache {
         if mounted != 0 {
             let system = self.system(kernel, names, mounted, now_ns)?;
             let (file_system, device) = (system.type_name, system.device);
-            let has_buffer = system.family == Family::Ext && system.is_ext4;
-            let has_range = system.family == Family::Reiserfs;
             return Some(Inode {
-                nature: Nature::Mounted(Mounted {
-                    journal_buffer_of: if has_buffer { mounted } else { 0 },
-                    has_journal_blocks: matches!(system.family, Family::Ext | Family::Ocfs),
-                    journal_range_of: if has_range { mounted } else { 0 },
-                }),
+                nature: Nature::Mounted(Mounted { super_block: mounted, row: system.row }),
                 device: bdev.unwrap_or(0),
                 facts: Facts { file_system, device, ..Facts::default() },
             });
@@ -408,17 +357,6 @@ fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Opt
     if name.len() < 2 || !name.bytes().all(is_letter) {
         return None;
     }
-    let family = match name.as_str() {
-        "ext2" | "ext3" | "ext4" => Family::Ext,
-        "btrfs" => Family::Btrfs,
-        "f2fs" => Family::F2fs,
-        "nilfs2" => Family::Nilfs,
-        "ntfs3" => Family::Ntfs,
-        "erofs" => Family::Erofs,
-        "reiserfs" => Family::Reiserfs,
-        "ocfs2" => Family::Ocfs,
-        _ => Family::Other,
-    };
     let device = kernel.text(address.wrapping_add(layout.sb_name), 32)?;
     Some(System {
         address,
@@ -426,23 +364,13 @@ fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Opt
         device_text: kernel.u64(address.wrapping_add(layout.sb_name))?,
         type_name: names.number(&name),
         device: names.number(&device),
-        family,
-        is_ext4: name == "ext4",
+        row: FileSystem::of(&name),
         block_device: kernel.u64(address.wrapping_add(layout.sb_device))?,
         read_ns: now_ns,
     })
 }
 
 impl Kernel {
-    /// The address of the buffer that holds the super block of the journal of the ext4 whose super
-    /// block is at an address.
-    pub(crate) fn journal_buffer(&self, super_block: u64) -> Option<u64> {
-        let layout = &self.layout;
-        let private = self.pointer(super_block.wrapping_add(layout.sb_private?))?;
-        let journal = self.pointer(private.wrapping_add(layout.ext4_journal?))?;
-        self.pointer(journal.wrapping_add(layout.journal_superblock?))
-    }
-
     /// Whether a sector of the disk is in the journal of the file system with a super block, which
     /// is mounted from a block device of that disk.
     pub(crate) fn is_in_journal(&self, super_block: u64, device: u64, sector: u64) -> bool {
@@ -478,32 +406,7 @@ fn journal_sectors(kernel: &Kernel, super_block: u64) -> Option<Range<u64>> {
     let kind = kernel.pointer(super_block.wrapping_add(layout.sb_type))?;
     let name = kernel.text(kernel.pointer(kind.wrapping_add(layout.type_name))?, 32)?;
     let private = kernel.pointer(super_block.wrapping_add(layout.sb_private?))?;
-    let at = |address: u64, place: Option<u64>| kernel.pointer(address.wrapping_add(place?));
-    let number = |address: u64, place: Option<u64>| {
-        Some(u64::from(kernel.u32(address.wrapping_add(place?))?))
-    };
-    match name.as_str() {
-        "xfs" => {
-            let log = at(private, layout.xfs_log)?;
-            let device = at(at(log, layout.xfs_log_target)?, layout.xfs_target_device)?;
-            if kernel.u64(super_block.wrapping_add(layout.sb_device))? != device {
-                return None;
-            }
-            let start = kernel.u64(log.wrapping_add(layout.xfs_log_start?))?;
-            Some(start..start.checked_add(number(log, layout.xfs_log_length)?)?)
-        }
-        "reiserfs" => {
-            // The block of the super block as it is on the disk: little-endian and packed.
-            let on_disk = at(private, layout.reiserfs_super)?;
-            let size = kernel.u32(on_disk.wrapping_add(layout.reiserfs_block_size?))?;
-            let sectors = u64::from(size & 0xffff) / 512;
-            let start = number(on_disk, layout.reiserfs_journal_start)?;
-            // One block more: the journal's own header.
-            let length = number(on_disk, layout.reiserfs_journal_length)? + 1;
-            Some(start * sectors..(start + length) * sectors)
-        }
-        _ => None,
-    }
+    (FileSystem::of(&name).journal_sectors.as_ref()?.get)(kernel, super_block, private)
 }
 
 /// Takes a step; `None` when there have been too many.

@@ -32,6 +32,7 @@ mod resolver;
 mod survey;
 #[cfg(any(test, feature = "synthetic"))]
 pub mod synthetic;
+mod systems;
 mod tasks;
 #[cfg(test)]
 mod tests;

@@ -521,10 +521,11 @@ impl Resolver {
             };
             return Facts { kind, source, confidence: Confidence::Likely, ..Facts::default() };
         };
-        if let Nature::Mounted(Mounted { journal_range_of: mounted @ 1.., .. }) = found.nature {
+        if let Nature::Mounted(Mounted { super_block, row }) = found.nature {
             // A module that was loaded since knows where its journal is.
-            if kernel.layout.reiserfs_super.is_none() {
-                self.stranger(mounted);
+            let journal = row.journal_sectors.as_ref().filter(|journal| journal.has_buffers);
+            if journal.is_some_and(|journal| !(journal.is_known)(&kernel.layout)) {
+                self.stranger(super_block);
             }
         }
         let mut facts = found.facts;
@@ -584,9 +585,9 @@ fn is_journals(kernel: &Kernel, mounted: Mounted, device: u64, each: Each) -> bo
     if each.buffer == 0 {
         return false;
     }
-    mounted.journal_buffer_of != 0
-        && kernel.journal_buffer(mounted.journal_buffer_of) == Some(each.buffer)
-        || mounted.has_journal_blocks && kernel.is_journals(each.buffer)
-        || mounted.journal_range_of != 0
-            && kernel.is_in_journal(mounted.journal_range_of, device, each.sector)
+    let Mounted { super_block, row } = mounted;
+    row.journal_buffer.is_some_and(|get| get(kernel, super_block) == Some(each.buffer))
+        || row.has_marked_journal && kernel.is_journals(each.buffer)
+        || row.journal_sectors.as_ref().is_some_and(|journal| journal.has_buffers)
+            && kernel.is_in_journal(super_block, device, each.sector)
 }

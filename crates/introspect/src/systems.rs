@@ -1,0 +1,374 @@
+//! The file systems that are told apart, a row each: which of their inodes hold their own structures,
+//! how their journal is known, and what the functions mean that end their I/O.
+//!
+//! All others are read like [`OTHER`].
+
+use std::fmt;
+use std::ops::Range;
+
+use fathom_insight::Kind;
+
+use crate::completion::{Completion, Meaning};
+use crate::kernel::Kernel;
+use crate::layout::Layout;
+
+/// A row.
+pub(crate) struct FileSystem {
+    /// The names of its types in the kernel.
+    pub names: &'static [&'static str],
+    /// The inodes that hold its own structures.
+    pub own: OwnInodes,
+    /// Its journal is jbd2's, which marks its own blocks among the file system's buffers.
+    pub has_marked_journal: bool,
+    /// The address of the buffer that holds its journal's super block, by its own super block.
+    pub journal_buffer: Option<fn(&Kernel, u64) -> Option<u64>>,
+    /// The sectors of its block device in which its journal is, by its super block.
+    pub journal_sectors: Option<JournalSectors>,
+    /// Symbols of its functions and operations.
+    pub symbols: &'static [(&'static str, Meaning)],
+}
+
+/// Where a journal is.
+pub(crate) struct JournalSectors {
+    /// Where it is, by the addresses of the super block and of what its file system keeps with it.
+    pub get: fn(&Kernel, u64, u64) -> Option<Range<u64>>,
+    /// Whether the file system writes it by the buffers that it has everything else in.
+    pub has_buffers: bool,
+    /// Whether the file system's module has been read, which says where that is noted.
+    pub is_known: fn(&Layout) -> bool,
+}
+
+/// Which inodes hold a file system's own structures.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum OwnInodes {
+    /// Those that nothing opens: they have the operations that each inode is born with.
+    Hidden,
+    /// These.
+    Numbers(&'static [u64]),
+    /// Those before the first of a file, but the root.
+    Below { first: u64, root: u64 },
+    /// The same, and those that nothing opens.
+    BelowOrHidden { first: u64, root: u64 },
+    /// None: those that nothing opens hold content of which nothing is known.
+    HiddenUnknown,
+}
+
+impl OwnInodes {
+    /// Whether the inode with a number is one of them. `None` where nothing can be known of it.
+    pub fn has(self, number: u64, is_hidden: impl FnOnce() -> bool) -> Option<bool> {
+        Some(match self {
+            Self::Hidden => is_hidden(),
+            Self::Numbers(numbers) => numbers.contains(&number),
+            Self::Below { first, root } => number < first && number != root,
+            Self::BelowOrHidden { first, root } => number < first && number != root || is_hidden(),
+            Self::HiddenUnknown if is_hidden() => return None,
+            Self::HiddenUnknown => false,
+        })
+    }
+}
+
+/// What is not in [`FILE_SYSTEMS`].
+pub(crate) static OTHER: FileSystem = FileSystem::new(&[], OwnInodes::Hidden, &[]);
+
+/// The inodes of ext2, 3 and 4.
+const EXT: OwnInodes = OwnInodes::Below { first: 11, root: 2 };
+
+/// What ends a bio or a buffer.
+const fn ends(completion: Completion) -> Meaning {
+    Meaning::Completion(completion)
+}
+
+/// The rows.
+pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
+    FileSystem {
+        has_marked_journal: true,
+        journal_buffer: Some(ext4_journal_buffer),
+        ..FileSystem::new(
+            &["ext4"],
+            EXT,
+            &[
+                ("ext4_end_bio", ends(Completion::OneFile)),
+                // Fast commits.
+                ("ext4_end_buffer_io_sync", ends(Completion::OfBuffer(Some(Kind::Journal)))),
+                ("ext4_end_bitmap_read", ends(Completion::OfBuffer(Some(Kind::Metadata)))),
+            ],
+        )
+    },
+    FileSystem { has_marked_journal: true, ..FileSystem::new(&["ext2", "ext3"], EXT, &[]) },
+    FileSystem {
+        journal_sectors: Some(JournalSectors {
+            get: xfs_log,
+            has_buffers: false,
+            is_known: |layout| layout.xfs_log.is_some(),
+        }),
+        ..FileSystem::new(
+            &["xfs"],
+            OwnInodes::Hidden,
+            &[
+                ("xfs_end_bio", ends(Completion::OneFile)),
+                ("xfs_buf_bio_end_io", ends(Completion::XfsBuffer)),
+                ("xlog_bio_end_io", ends(Completion::Kind(Kind::Journal))),
+                ("xfs_dir3_block_buf_ops", Meaning::XfsDirectory),
+                ("xfs_dir3_data_buf_ops", Meaning::XfsDirectory),
+                ("xfs_dir3_free_buf_ops", Meaning::XfsDirectory),
+                ("xfs_dir3_leaf1_buf_ops", Meaning::XfsDirectory),
+                ("xfs_dir3_leafn_buf_ops", Meaning::XfsDirectory),
+            ],
+        )
+    },
+    FileSystem::new(
+        &["btrfs"],
+        // That of all extent buffers.
+        OwnInodes::Numbers(&[1]),
+        &[
+            ("btrfs_simple_end_io", ends(Completion::Btrfs)),
+            ("btrfs_orig_write_end_io", ends(Completion::Btrfs)),
+            ("btrfs_raid56_end_io", ends(Completion::Btrfs)),
+            ("btrfs_end_bio", ends(Completion::Btrfs)),
+            ("btrfs_clone_write_end_io", ends(Completion::BtrfsStripe)),
+            ("btrfs_end_super_write", ends(Completion::Kind(Kind::Metadata))),
+            ("btrfs_end_dio_bio", Meaning::BtrfsDirect),
+            ("btrfs_dio_end_io", Meaning::BtrfsDirect),
+            ("end_compressed_bio_read", Meaning::BtrfsCompressed),
+            ("end_compressed_bio_write", Meaning::BtrfsCompressed),
+            ("end_bbio_compressed_read", Meaning::BtrfsCompressed),
+            ("end_bbio_compressed_write", Meaning::BtrfsCompressed),
+        ],
+    ),
+    FileSystem::new(
+        &["f2fs"],
+        // Nodes, and what the segments' tables are in.
+        OwnInodes::Numbers(&[1, 2]),
+        &[
+            ("f2fs_read_end_io", ends(Completion::Pages)),
+            ("f2fs_write_end_io", ends(Completion::Pages)),
+        ],
+    ),
+    FileSystem::new(
+        &["jfs"],
+        OwnInodes::Hidden,
+        &[
+            ("lbmIODone", ends(Completion::Kind(Kind::Journal))),
+            ("metapage_read_end_io", ends(Completion::Kind(Kind::Metadata))),
+            ("metapage_write_end_io", ends(Completion::Kind(Kind::Metadata))),
+        ],
+    ),
+    FileSystem::new(
+        &["nilfs2"],
+        // DAT, checkpoints, segments, inodes; the nodes of a file's tree are in an inode of their
+        // own with the file's number.
+        OwnInodes::BelowOrHidden { first: 11, root: 2 },
+        // Segments, of the page cache of files and of its own structures.
+        &[("nilfs_end_bio_write", ends(Completion::Pages))],
+    ),
+    // `$MFT`, `$LogFile`, `$Bitmap`, `$UpCase` and others.
+    FileSystem::new(&["ntfs3"], OwnInodes::Below { first: 16, root: 5 }, &[]),
+    FileSystem::new(&["erofs"], OwnInodes::HiddenUnknown, &[]),
+    FileSystem {
+        journal_sectors: Some(JournalSectors {
+            get: reiserfs_journal,
+            has_buffers: true,
+            is_known: |layout| layout.reiserfs_super.is_some(),
+        }),
+        ..FileSystem::new(
+            &["reiserfs"],
+            OwnInodes::Hidden,
+            &[
+                // Content that has to be on the disk before the journal, and what the journal holds.
+                ("reiserfs_end_ordered_io", ends(Completion::OfBuffer(None))),
+                ("reiserfs_end_buffer_io_sync", ends(Completion::OfBuffer(None))),
+            ],
+        )
+    },
+    FileSystem { has_marked_journal: true, ..FileSystem::new(&["ocfs2"], OwnInodes::Hidden, &[]) },
+];
+
+impl FileSystem {
+    /// A row of a file system whose journal, if it has one, is known by its functions alone.
+    const fn new(
+        names: &'static [&'static str],
+        own: OwnInodes,
+        symbols: &'static [(&'static str, Meaning)],
+    ) -> Self {
+        Self {
+            names,
+            own,
+            has_marked_journal: false,
+            journal_buffer: None,
+            journal_sectors: None,
+            symbols,
+        }
+    }
+
+    /// The row of the type with a name.
+    pub fn of(name: &str) -> &'static Self {
+        FILE_SYSTEMS.iter().find(|row| row.names.contains(&name)).unwrap_or(&OTHER)
+    }
+}
+
+impl PartialEq for FileSystem {
+    /// Rows are the same where they are in the same place.
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for FileSystem {}
+
+impl fmt::Debug for FileSystem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:?}", self.names)
+    }
+}
+
+fn ext4_journal_buffer(kernel: &Kernel, super_block: u64) -> Option<u64> {
+    let layout = &kernel.layout;
+    let private = kernel.pointer(super_block.wrapping_add(layout.sb_private?))?;
+    let journal = kernel.pointer(private.wrapping_add(layout.ext4_journal?))?;
+    kernel.pointer(journal.wrapping_add(layout.journal_superblock?))
+}
+
+/// What is at a member of a structure.
+fn at(kernel: &Kernel, address: u64, place: Option<u64>) -> Option<u64> {
+    kernel.pointer(address.wrapping_add(place?))
+}
+
+fn number(kernel: &Kernel, address: u64, place: Option<u64>) -> Option<u64> {
+    Some(u64::from(kernel.u32(address.wrapping_add(place?))?))
+}
+
+fn xfs_log(kernel: &Kernel, super_block: u64, private: u64) -> Option<Range<u64>> {
+    let layout = &kernel.layout;
+    let log = at(kernel, private, layout.xfs_log)?;
+    let target = at(kernel, log, layout.xfs_log_target)?;
+    let device = at(kernel, target, layout.xfs_target_device)?;
+    // It may be on another device.
+    if kernel.u64(super_block.wrapping_add(layout.sb_device))? != device {
+        return None;
+    }
+    let start = kernel.u64(log.wrapping_add(layout.xfs_log_start?))?;
+    Some(start..start.checked_add(number(kernel, log, layout.xfs_log_length)?)?)
+}
+
+fn reiserfs_journal(kernel: &Kernel, _: u64, private: u64) -> Option<Range<u64>> {
+    let layout = &kernel.layout;
+    // The block of the super block as it is on the disk: little-endian and packed.
+    let on_disk = at(kernel, private, layout.reiserfs_super)?;
+    let size = kernel.u32(on_disk.wrapping_add(layout.reiserfs_block_size?))?;
+    let sectors = u64::from(size & 0xffff) / 512;
+    let start = number(kernel, on_disk, layout.reiserfs_journal_start)?;
+    // One block more: the journal's own header.
+    let length = number(kernel, on_disk, layout.reiserfs_journal_length)? + 1;
+    Some(start * sectors..(start + length) * sectors)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fmt::Write as _;
+
+    use super::*;
+    use crate::completion::{ENTRIES_MAX, meanings};
+
+    /// Where the page has what is made of the rows.
+    const BEGIN: &str = "<!-- the rows, made by the test `the_page_has_all_rows` -->\n";
+    const END: &str = "<!-- end of the rows -->\n";
+
+    #[test]
+    fn names_and_symbols_are_in_one_row() {
+        let mut names = BTreeSet::new();
+        for row in &FILE_SYSTEMS {
+            for name in row.names {
+                assert!(names.insert(*name), "{name}");
+                assert_eq!(FileSystem::of(name), row);
+            }
+        }
+        assert_eq!(FileSystem::of("udf"), &OTHER);
+        let symbols: Vec<&str> = meanings().map(|(symbol, _)| symbol).collect();
+        assert_eq!(symbols.iter().collect::<BTreeSet<_>>().len(), symbols.len());
+        assert!(symbols.len() <= ENTRIES_MAX);
+    }
+
+    #[test]
+    fn own_inodes_are_told_from_files() {
+        let of = |name: &str, number, is_hidden| FileSystem::of(name).own.has(number, || is_hidden);
+        for (name, own, files) in [
+            ("ext4", &[1, 3, 8, 10][..], &[2, 11, 12][..]),
+            ("ext2", &[1, 10], &[2, 11]),
+            ("btrfs", &[1], &[2, 256]),
+            ("f2fs", &[1, 2], &[3, 4]),
+            ("nilfs2", &[1, 3, 10], &[2, 11]),
+            ("ntfs3", &[0, 4, 6, 15], &[5, 16]),
+            ("xfs", &[], &[1, 128]),
+            ("minix", &[], &[1, 2]),
+        ] {
+            for number in own {
+                assert_eq!(of(name, *number, false), Some(true), "{name} {number}");
+            }
+            for number in files {
+                assert_eq!(of(name, *number, false), Some(false), "{name} {number}");
+            }
+        }
+        for name in ["xfs", "nilfs2", "reiserfs", "ocfs2", "udf"] {
+            assert_eq!(of(name, 100, true), Some(true), "{name}");
+        }
+        assert_eq!(of("ext4", 100, true), Some(false));
+        assert_eq!((of("erofs", 100, true), of("erofs", 100, false)), (None, Some(false)));
+    }
+
+    /// What the page says of a row.
+    fn described(row: &FileSystem) -> String {
+        let own = match row.own {
+            OwnInodes::Hidden => "inodes that nothing opens".to_owned(),
+            OwnInodes::Numbers(numbers) => {
+                let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+                format!("inode {}", numbers.join(", inode "))
+            }
+            OwnInodes::Below { first, root } => {
+                format!("inodes below {first} but the root, {root}")
+            }
+            OwnInodes::BelowOrHidden { first, root } => {
+                format!("inodes below {first} but the root, {root}; those that nothing opens")
+            }
+            OwnInodes::HiddenUnknown => "inodes that nothing opens are `unknown`".to_owned(),
+        };
+        let mut journal = Vec::new();
+        for (symbol, meaning) in row.symbols {
+            let Meaning::Completion(completion) = meaning else { continue };
+            let kinds =
+                [Completion::Kind(Kind::Journal), Completion::OfBuffer(Some(Kind::Journal))];
+            if kinds.contains(completion) {
+                journal.push(format!("what `{symbol}` ends"));
+            }
+        }
+        if row.has_marked_journal {
+            journal.push("blocks that jbd2 writes or marks".into());
+        }
+        if row.journal_buffer.is_some() {
+            journal.push("the journal's super block".into());
+        }
+        if row.journal_sectors.is_some() {
+            journal.push("its place on the disk".into());
+        }
+        format!("{own} | {}", journal.join("; "))
+    }
+
+    #[test]
+    fn the_page_has_all_rows() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/introspection.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let (before, rest) = page.split_once(BEGIN).expect("the page has a beginning of the rows");
+        let (written, after) = rest.split_once(END).expect("the page has an end of the rows");
+        let mut made =
+            "| file system | its own structures | its journal |\n|---|---|---|\n".to_owned();
+        for row in &FILE_SYSTEMS {
+            writeln!(made, "| `{}` | {} |", row.names.join("`, `"), described(row)).unwrap();
+        }
+        writeln!(made, "| others | {} |", described(&OTHER)).unwrap();
+        if std::env::var_os("FATHOM_WRITE_DOCS").is_some() {
+            std::fs::write(path, format!("{before}{BEGIN}{made}{END}{after}")).unwrap();
+        } else {
+            assert_eq!(written, made, "FATHOM_WRITE_DOCS=1 writes the page");
+        }
+    }
+}
