@@ -21,7 +21,9 @@ pub fn console() -> Command {
     path.pop();
     path.set_file_name("examples/console");
     assert!(path.exists(), "{} is not built: run `cargo test -p fathom-console`", path.display());
-    let mut command = Command::new(path);
+    // A shell that runs the tests in the background has had them ignore an interrupt.
+    let mut command = Command::new("/usr/bin/env");
+    command.arg("--default-signal=INT,TERM,HUP").arg(path);
     command.env_remove("FATHOM_CONTROL").env("LC_ALL", "C").env("TZ", "UTC");
     command
 }
