@@ -1,5 +1,8 @@
 //! Other layers: in all queues at once, or, where something fails, the old ones.
 
+#[path = "support/changing.rs"]
+mod changing;
+
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,11 +10,12 @@ use std::thread;
 use std::time::Duration;
 
 use fathom_block::{
-    Backend, Capabilities, Clock, Crossing, Disk, DiskOptions, Layer, LayerPart, LayerQueue,
-    OpenContext, Operation, Outcome, Request, RestackError, Stack,
+    Backend, Capabilities, Crossing, Disk, DiskOptions, Layer, LayerPart, LayerQueue, OpenContext,
+    Operation, Outcome, Request, RestackError,
 };
-use fathom_reactor::Reactor;
 use fathom_sim::{SimBackend, SimOptions};
+
+use changing::{LIMIT, Queue, restack};
 
 const CAPACITY: u64 = 256 << 10;
 
@@ -22,64 +26,6 @@ fn store(options: SimOptions, seed: u64) -> Arc<SimBackend> {
 fn disk(layers: Vec<Arc<dyn Layer>>, home: Arc<dyn Backend>) -> Arc<Disk> {
     Disk::new(DiskOptions::default(), layers, home).unwrap()
 }
-
-/// A stack with its reactor and a clock that runs.
-struct Queue {
-    reactor: Reactor,
-    stack: Stack,
-}
-
-impl Queue {
-    fn open(disk: &Arc<Disk>) -> Self {
-        let mut reactor = Reactor::new(8).unwrap();
-        let stack = disk.open_queue(&mut reactor, Clock::System).unwrap();
-        Self { reactor, stack }
-    }
-
-    /// One round, which sleeps for at most `limit` where nothing is there.
-    fn round(&mut self, limit: Duration) {
-        let mut events = Vec::new();
-        self.reactor.wait(Some(limit)).unwrap();
-        self.reactor.collect(&mut events).unwrap();
-        for event in &events {
-            self.stack.event(event, &mut self.reactor);
-        }
-        self.stack.advance(&mut self.reactor);
-    }
-
-    fn outcome_of(&mut self, operation: Operation, offset: u64, length: u64) -> Outcome {
-        let mut request = self.stack.request();
-        (request.operation, request.offset, request.length) = (operation, offset, length);
-        if operation.carries_data() {
-            request.buffers.allocate(length as usize);
-        }
-        self.stack.submit(request, &mut self.reactor);
-        loop {
-            if let Some((request, outcome)) = self.stack.completed() {
-                self.stack.recycle(request);
-                return outcome;
-            }
-            self.round(Duration::from_millis(1));
-        }
-    }
-}
-
-/// Takes other layers in a thread of its own, while `round` lets the queues make their rounds.
-fn restack(
-    disk: &Arc<Disk>,
-    layers: Vec<Arc<dyn Layer>>,
-    limit: Duration,
-    mut round: impl FnMut(),
-) -> Result<(), RestackError> {
-    let disk = Arc::clone(disk);
-    let change = thread::spawn(move || disk.restack(layers, limit));
-    while !change.is_finished() {
-        round();
-    }
-    change.join().unwrap()
-}
-
-const LIMIT: Duration = Duration::from_secs(20);
 
 /// Says when its queues open and close; opening and leaving fail when they are told to.
 #[derive(Default)]

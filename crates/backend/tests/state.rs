@@ -1,6 +1,9 @@
 //! Layers with a state of their own: further stores, split requests, background work, and requests
 //! that wait for another queue.
 
+#[path = "support/changing.rs"]
+mod changing;
+
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,13 +14,13 @@ use std::time::Duration;
 use fathom_backend::Memory;
 use fathom_block::{
     Backend, Capabilities, Clock, Crossing, Disk, DiskOptions, ErrorKind, Geometry, Layer,
-    LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request, RestackError, Stack, StoreId,
-    Waker,
+    LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request, RestackError, StoreId, Waker,
 };
-use fathom_reactor::Reactor;
 use fathom_sim::{
     Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
 };
+
+use changing::{LIMIT, Queue, restack};
 
 const CAPACITY: u64 = 256 << 10;
 /// The token of the background's requests.
@@ -249,64 +252,6 @@ fn an_error_of_either_copy_is_the_requests() {
     });
     assert!(failed > 50, "{failed} failures");
 }
-
-/// A stack with its reactor and a clock that runs.
-struct Queue {
-    reactor: Reactor,
-    stack: Stack,
-}
-
-impl Queue {
-    fn open(disk: &Arc<Disk>) -> Self {
-        let mut reactor = Reactor::new(8).unwrap();
-        let stack = disk.open_queue(&mut reactor, Clock::System).unwrap();
-        Self { reactor, stack }
-    }
-
-    /// One round, which sleeps for at most `limit` where nothing is there.
-    fn round(&mut self, limit: Duration) {
-        let mut events = Vec::new();
-        self.reactor.wait(Some(limit)).unwrap();
-        self.reactor.collect(&mut events).unwrap();
-        for event in &events {
-            self.stack.event(event, &mut self.reactor);
-        }
-        self.stack.advance(&mut self.reactor);
-    }
-
-    fn outcome_of(&mut self, operation: Operation, offset: u64, length: u64) -> Outcome {
-        let mut request = self.stack.request();
-        (request.operation, request.offset, request.length) = (operation, offset, length);
-        if operation.carries_data() {
-            request.buffers.allocate(length as usize);
-        }
-        self.stack.submit(request, &mut self.reactor);
-        loop {
-            if let Some((request, outcome)) = self.stack.completed() {
-                self.stack.recycle(request);
-                return outcome;
-            }
-            self.round(Duration::from_millis(1));
-        }
-    }
-}
-
-/// Takes other layers in a thread of its own, while `round` lets the queues make their rounds.
-fn restack(
-    disk: &Arc<Disk>,
-    layers: Vec<Arc<dyn Layer>>,
-    limit: Duration,
-    mut round: impl FnMut(),
-) -> Result<(), RestackError> {
-    let disk = Arc::clone(disk);
-    let change = thread::spawn(move || disk.restack(layers, limit));
-    while !change.is_finished() {
-        round();
-    }
-    change.join().unwrap()
-}
-
-const LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_queue_has_other_layers_when_the_background_is_done_and_not_before() {

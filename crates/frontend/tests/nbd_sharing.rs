@@ -1,5 +1,7 @@
 //! Connections that share a thread: each is served, and none waits for another.
 
+#[path = "common/hanging.rs"]
+mod hanging;
 mod nbd_common;
 
 use std::io;
@@ -8,11 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fathom_backend::Memory;
-use fathom_block::{
-    Capabilities, Crossing, Disk, DiskOptions, Layer, LayerPart, LayerQueue, OpenContext, Outcome,
-    Request,
-};
+use fathom_block::{Disk, DiskOptions};
 use fathom_frontend::nbd::{Address, Exports, Listener, ListenerOptions};
+use hanging::Hanging;
 use nbd_common::*;
 
 const CROWD: u64 = 500;
@@ -120,49 +120,6 @@ fn a_client_that_takes_no_replies_stops_no_other_of_its_thread() {
         for _ in 0..reads {
             assert_eq!(client.receive().1.error, 0);
         }
-    }
-}
-
-/// A layer that keeps reads of the first block while it is to, as a disk that hangs does.
-#[derive(Clone, Default)]
-struct Hanging(Arc<AtomicBool>);
-
-impl Hanging {
-    fn pass(&self, request: Box<Request>, next: &mut Crossing<'_>) {
-        if self.0.load(Ordering::Relaxed) && request.offset == 0 {
-            let deadline_ns = next.now_ns() + 1_000_000;
-            next.hold(request, None, deadline_ns);
-        } else {
-            next.submit(request);
-        }
-    }
-}
-
-impl Layer for Hanging {
-    fn name(&self) -> &'static str {
-        "hanging"
-    }
-
-    fn capabilities(&self, below: Capabilities) -> Capabilities {
-        below
-    }
-
-    fn open_queue(&self, _: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        Ok(LayerPart::queue(self.clone()))
-    }
-}
-
-impl LayerQueue for Hanging {
-    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
-        self.pass(request, next);
-    }
-
-    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
-        next.complete(request, outcome);
-    }
-
-    fn resume(&mut self, request: Box<Request>, _: Option<Outcome>, next: &mut Crossing<'_>) {
-        self.pass(request, next);
     }
 }
 

@@ -5,6 +5,8 @@
 
 mod client;
 mod fuzz;
+#[path = "../common/hanging.rs"]
+mod hanging;
 mod hostile;
 mod hostile_vmm;
 mod loss;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fathom_backend::Memory;
@@ -12,6 +12,7 @@ use fathom_block::{
 use vhost::VhostBackend;
 
 use crate::client::{Client, DATA, READ, WRITE};
+use crate::hanging::Hanging;
 use crate::{CAPACITY, Served, serve_threads};
 
 const QUEUES: usize = 4;
@@ -52,50 +53,6 @@ fn rings_are_spread_over_the_threads() {
         assert_eq!(threads(name), QUEUES.min(count.into()), "{name}");
         served.server.shutdown();
         assert_eq!(threads(name), 0, "{name}");
-    }
-}
-
-/// A layer that keeps reads of the first block while it is told to, as a disk that hangs does.
-#[derive(Clone, Default)]
-struct Hanging(Arc<AtomicBool>);
-
-impl Hanging {
-    fn pass(&self, request: Box<Request>, next: &mut Crossing<'_>) {
-        let hangs = request.operation == Operation::Read && request.offset == 0;
-        if hangs && self.0.load(Ordering::Relaxed) {
-            let deadline_ns = next.now_ns() + 1_000_000;
-            next.hold(request, None, deadline_ns);
-        } else {
-            next.submit(request);
-        }
-    }
-}
-
-impl Layer for Hanging {
-    fn name(&self) -> &'static str {
-        "hanging"
-    }
-
-    fn capabilities(&self, below: Capabilities) -> Capabilities {
-        below
-    }
-
-    fn open_queue(&self, _: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        Ok(LayerPart::queue(self.clone()))
-    }
-}
-
-impl LayerQueue for Hanging {
-    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
-        self.pass(request, next);
-    }
-
-    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
-        next.complete(request, outcome);
-    }
-
-    fn resume(&mut self, request: Box<Request>, _: Option<Outcome>, next: &mut Crossing<'_>) {
-        self.pass(request, next);
     }
 }
 
