@@ -17,9 +17,8 @@ use fathom_reactor::{Event, Group, Owner, Pending, Reactor};
 
 use crate::clock::Clock;
 use crate::stack::Stack;
-use mailbox::Mailbox;
-pub use mailbox::Wake;
-pub use spin::{Spin, preemptions};
+pub use mailbox::{Mail, Mailbox, Wake};
+use spin::{Spin, preemptions};
 pub use thread::DriveThread;
 
 /// How often the sources are looked at between two looks at the clock.
@@ -72,6 +71,9 @@ pub trait Source {
     fn is_ended(&self) -> bool;
 }
 
+/// A change that the thread is to make.
+type Change<S> = Box<dyn FnOnce(&mut Drive<S>) + Send>;
+
 /// A source that has ended, whose layers have not.
 struct Leaving<S> {
     source: S,
@@ -84,7 +86,7 @@ pub struct Drive<S: Source> {
     group: Group,
     pending: Pending,
     owner: Owner,
-    mailbox: Arc<Mailbox<S>>,
+    mailbox: Arc<Mailbox<Change<S>>>,
     sources: Vec<S>,
     leaving: Vec<Leaving<S>>,
     /// How long to look for new requests, and, where disks work on something, for what comes first
@@ -99,11 +101,11 @@ pub struct Drive<S: Source> {
 impl<S: Source> Drive<S> {
     /// A loop without sources, whose ring has room for `entries` submissions and which looks for
     /// work for `spin_ns` at the longest before it sleeps.
-    fn new(entries: u32, spin_ns: u64, mailbox: Arc<Mailbox<S>>) -> io::Result<Self> {
+    fn new(entries: u32, spin_ns: u64, mailbox: Arc<Mailbox<Change<S>>>) -> io::Result<Self> {
         let mut reactor = Reactor::new(entries)?;
         let group = reactor.begin_group();
         let owner = reactor.register();
-        reactor.watch_always(owner, WAKE, mailbox.wake.descriptor());
+        reactor.watch_always(owner, WAKE, mailbox.wake().descriptor());
         Ok(Self {
             group,
             pending: reactor.pending(),
@@ -161,7 +163,7 @@ impl<S: Source> Drive<S> {
             }
             if self.mailbox.is_pending() {
                 busy = true;
-                while let Some(change) = self.mailbox.next() {
+                while let Mail::Due(change) = self.mailbox.next(|_| true) {
                     change(self);
                 }
             }
@@ -204,9 +206,9 @@ impl<S: Source> Drive<S> {
     /// Gives `event` to whom it belongs.
     fn hand_out(&mut self, event: &Event) {
         if event.group == self.group {
-            self.mailbox.wake.take();
+            self.mailbox.wake().take();
             if !event.more {
-                self.reactor.watch_always(self.owner, WAKE, self.mailbox.wake.descriptor());
+                self.reactor.watch_always(self.owner, WAKE, self.mailbox.wake().descriptor());
             }
             return;
         }

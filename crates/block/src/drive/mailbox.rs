@@ -9,11 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Drive, Source};
-
-/// A change that the thread is to make.
-pub(super) type Change<S> = Box<dyn FnOnce(&mut Drive<S>) + Send>;
-
 /// Wakes a thread that sleeps in its reactor.
 #[derive(Debug)]
 pub struct Wake(File);
@@ -44,49 +39,69 @@ impl Wake {
     }
 }
 
-/// Changes on their way to a drive's thread.
-pub(super) struct Mailbox<S: Source> {
-    changes: Mutex<VecDeque<Change<S>>>,
-    /// Whether there may be changes: one load a round.
+/// Mail from any thread to a part of a drive's thread, which looks at it between two rounds.
+#[derive(Debug)]
+pub struct Mailbox<T> {
+    mail: Mutex<VecDeque<T>>,
+    /// Whether there may be mail: one load a round.
     pending: AtomicBool,
-    pub wake: Arc<Wake>,
+    wake: Arc<Wake>,
 }
 
-impl<S: Source> Mailbox<S> {
-    pub(super) fn new() -> io::Result<Self> {
-        Ok(Self {
-            changes: Mutex::default(),
-            pending: AtomicBool::new(false),
-            wake: Arc::new(Wake::new()?),
-        })
+/// What the thread finds in a mailbox.
+pub enum Mail<T> {
+    /// Nothing.
+    None,
+    /// The oldest mail.
+    Due(T),
+    /// The oldest mail is to wait, and what came after it too.
+    Waiting,
+}
+
+impl<T> Mailbox<T> {
+    /// An empty one, whose mail wakes a thread by `wake`.
+    pub fn new(wake: Arc<Wake>) -> Self {
+        Self { mail: Mutex::default(), pending: AtomicBool::new(false), wake }
     }
 
-    pub(super) fn is_pending(&self) -> bool {
+    /// Whether there may be mail. One load.
+    pub fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    pub(super) fn next(&self) -> Option<Change<S>> {
-        let mut changes = self.changes();
-        let change = changes.pop_front();
-        if change.is_none() {
-            self.pending.store(false, Ordering::Release);
+    /// The oldest mail, if it `is_due`.
+    pub fn next(&self, is_due: impl FnOnce(&T) -> bool) -> Mail<T> {
+        let mut mail = self.mail();
+        if mail.front().is_some_and(|oldest| !is_due(oldest)) {
+            return Mail::Waiting;
         }
-        change
+        let Some(oldest) = mail.pop_front() else {
+            self.pending.store(false, Ordering::Release);
+            return Mail::None;
+        };
+        Mail::Due(oldest)
     }
 
-    pub(super) fn send(&self, change: Change<S>) {
-        self.changes().push_back(change);
+    /// Sends `mail`, and wakes the thread. Never blocks.
+    pub fn send(&self, mail: T) {
+        self.mail().push_back(mail);
         self.pending.store(true, Ordering::Release);
         self.wake.wake();
     }
 
-    pub(super) fn clear(&self) {
-        let changes = std::mem::take(&mut *self.changes());
-        // What a change holds may be dropped only without the lock.
-        drop(changes);
+    /// What wakes the thread.
+    pub fn wake(&self) -> &Arc<Wake> {
+        &self.wake
     }
 
-    fn changes(&self) -> MutexGuard<'_, VecDeque<Change<S>>> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Drops what nobody will look at.
+    pub(super) fn clear(&self) {
+        let mail = std::mem::take(&mut *self.mail());
+        // What mail holds is dropped without the lock.
+        drop(mail);
+    }
+
+    fn mail(&self) -> MutexGuard<'_, VecDeque<T>> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

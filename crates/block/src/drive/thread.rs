@@ -3,14 +3,13 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fathom_reactor::Reactor;
 
-use super::mailbox::Mailbox;
-use super::{Drive, Source, Wake};
+use super::{Change, Drive, Mailbox, Source, Wake};
 
 /// How often a sender looks whether the thread that it waits for is still there.
 const LOOK: Duration = Duration::from_millis(100);
@@ -21,7 +20,7 @@ type Disturb = Box<dyn Fn(&JoinHandle<()>) + Send + Sync>;
 /// A thread that serves queues. It ends when this is dropped: whoever added a source keeps it at
 /// least until the source has ended.
 pub struct DriveThread<S: Source + 'static> {
-    mailbox: Arc<Mailbox<S>>,
+    mailbox: Arc<Mailbox<Change<S>>>,
     thread: Option<JoinHandle<()>>,
     disturb: Disturb,
 }
@@ -41,7 +40,7 @@ impl<S: Source + 'static> DriveThread<S> {
         failed: impl FnOnce() + Send + 'static,
         disturb: impl Fn(&JoinHandle<()>) + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let mailbox = Arc::new(Mailbox::new()?);
+        let mailbox = Arc::new(Mailbox::new(Arc::new(Wake::new()?)));
         let for_thread = Arc::clone(&mailbox);
         let (sender, receiver) = sync_channel(1);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
@@ -84,7 +83,7 @@ impl<S: Source + 'static> DriveThread<S> {
 
     /// What wakes the thread.
     pub fn wake(&self) -> Arc<Wake> {
-        Arc::clone(&self.mailbox.wake)
+        Arc::clone(self.mailbox.wake())
     }
 
     /// Whether the thread has ended, which it does by itself only where it fails.
@@ -93,7 +92,7 @@ impl<S: Source + 'static> DriveThread<S> {
     }
 
     /// Ends what the thread may wait for.
-    pub fn disturb(&self) {
+    fn disturb(&self) {
         if let Some(thread) = &self.thread {
             (self.disturb)(thread);
         }
@@ -104,12 +103,25 @@ impl<S: Source + 'static> DriveThread<S> {
         &self,
         change: impl FnOnce(&mut Drive<S>) -> R + Send + 'static,
     ) -> Option<R> {
+        self.ask(&self.mailbox, |sender| {
+            Box::new(move |drive: &mut Drive<S>| drop(sender.send(change(drive))))
+        })
+    }
+
+    /// Sends what `mail` makes to `mailbox`, which a part of the thread looks at, and waits for what
+    /// is sent in answer; `None` where the mail is dropped without one, as all is where the thread
+    /// has ended.
+    pub fn ask<T, R>(
+        &self,
+        mailbox: &Mailbox<T>,
+        mail: impl FnOnce(SyncSender<R>) -> T,
+    ) -> Option<R> {
         let (sender, receiver) = sync_channel(1);
-        self.mailbox.send(Box::new(move |drive| drop(sender.send(change(drive)))));
+        mailbox.send(mail(sender));
         loop {
-            // A thread that has ended reads no mail: dropping the change drops the sender.
+            // A thread that has ended reads no mail: dropping the mail drops the sender.
             if self.is_finished() {
-                self.mailbox.clear();
+                mailbox.clear();
             }
             match receiver.recv_timeout(LOOK) {
                 Ok(result) => return Some(result),
@@ -122,13 +134,12 @@ impl<S: Source + 'static> DriveThread<S> {
 
 impl<S: Source + 'static> Drop for DriveThread<S> {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        if thread.thread().id() == std::thread::current().id() {
+        let current = std::thread::current().id();
+        if self.thread.as_ref().is_some_and(|thread| thread.thread().id() == current) {
             // Dropped by what it serves: it cannot wait for its own end, and ends next.
             self.mailbox.send(Box::new(|drive| drive.ended = true));
             return;
         }
-        self.thread = Some(thread);
         self.call(|drive| drive.ended = true);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -4,10 +4,9 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use fathom_block::DiskChange;
+use fathom_block::{DiskChange, Wake};
 use rustix::net::{SendFlags, send};
 
-use super::mailbox::Restacker;
 use super::memory::Memory;
 use super::sight::Sight;
 
@@ -16,7 +15,8 @@ use super::sight::Sight;
 #[derive(Default)]
 pub(super) struct Live {
     pub(super) channel: Option<UnixStream>,
-    pub(super) restackers: Vec<(usize, Restacker)>,
+    /// What wakes the rings' threads, by ring.
+    pub(super) wakes: Vec<(usize, Arc<Wake>)>,
     /// The guest's memory as it is now, for other parts of the daemon.
     pub memory: Arc<Memory>,
     pub running_queues: u16,
@@ -34,8 +34,8 @@ impl Live {
         match change {
             DiskChange::Resized => self.announce_config(),
             DiskChange::Restacked => {
-                for (_, restacker) in &self.restackers {
-                    restacker.restack();
+                for (_, wake) in &self.wakes {
+                    wake.wake();
                 }
             }
         }

@@ -1,16 +1,12 @@
 //! How other threads reach a ring: by mail, which its thread reads between two rounds.
 
-use std::collections::VecDeque;
 use std::io;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use fathom_block::{Disk, DriveThread, Wake};
-use fathom_reactor::Reactor;
+use fathom_block::{Disk, DriveThread, Mailbox, Wake};
 
 use super::event;
 use super::status::Counters;
@@ -18,10 +14,8 @@ use super::worker::{Worker, WorkerStart};
 
 /// The entries of a thread's `io_uring`.
 const REACTOR_ENTRIES: u32 = 256;
-/// How often a sender looks whether the thread that it waits for is still there.
-const LOOK: Duration = Duration::from_millis(100);
 
-type Change = Box<dyn FnOnce(&mut Worker, &mut Reactor) + Send>;
+type Change = Box<dyn FnOnce(&mut Worker) + Send>;
 
 /// A change to be made by a ring's thread.
 pub(super) struct Command {
@@ -32,7 +26,7 @@ pub(super) struct Command {
 
 /// How the session's thread reaches a worker.
 pub(super) struct WorkerHandle {
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<Mailbox<Command>>,
     thread: Arc<RingThread>,
     stopped: bool,
 }
@@ -83,82 +77,12 @@ impl Deref for RingThread {
     }
 }
 
-/// Commands on their way to a ring.
-pub(super) struct Mailbox {
-    commands: Mutex<VecDeque<Command>>,
-    /// Whether there may be commands: one load a round.
-    pending: AtomicBool,
-    wake: Arc<Wake>,
-    /// The thread is writing to a descriptor that the VMM holds too.
-    pub writing: Arc<AtomicBool>,
-}
-
-/// What the thread finds in its mailbox.
-pub(super) enum Mail {
-    /// Nothing.
-    None,
-    /// A change to be made now.
-    Change(Change),
-    /// A change that waits until nothing is in flight.
-    Waiting,
-}
-
-impl Mailbox {
-    /// Whether there may be mail. One load.
-    pub(super) fn is_pending(&self) -> bool {
-        self.pending.load(Ordering::Acquire)
-    }
-
-    /// The next command that can be carried out with `in_flight` requests in flight.
-    pub(super) fn next(&self, in_flight: usize) -> Mail {
-        let mut commands = self.commands();
-        if commands.front().is_some_and(|command| command.drained && in_flight > 0) {
-            return Mail::Waiting;
-        }
-        let Some(command) = commands.pop_front() else {
-            self.pending.store(false, Ordering::Release);
-            return Mail::None;
-        };
-        Mail::Change(command.change)
-    }
-
-    fn clear(&self) {
-        let commands = std::mem::take(&mut *self.commands());
-        // What a command holds is dropped without the lock.
-        drop(commands);
-    }
-
-    fn commands(&self) -> MutexGuard<'_, VecDeque<Command>> {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn send(&self, command: Command) {
-        self.commands().push_back(command);
-        self.pending.store(true, Ordering::Release);
-        self.wake.wake();
-    }
-}
-
-/// Has a ring's thread, from any thread, take part in a change of its disk's layers.
-pub(super) struct Restacker(Arc<Mailbox>);
-
-impl Restacker {
-    pub(super) fn restack(&self) {
-        self.0.wake.wake();
-    }
-}
-
 impl WorkerHandle {
     /// Has `thread` serve the ring. Fails where the disk cannot be opened for it.
     pub(super) fn start(start: WorkerStart, thread: Arc<RingThread>) -> io::Result<Self> {
-        let mailbox = Arc::new(Mailbox {
-            commands: Mutex::default(),
-            pending: AtomicBool::new(false),
-            wake: thread.wake(),
-            writing: Arc::clone(&thread.writing),
-        });
-        let for_worker = Arc::clone(&mailbox);
-        thread.add(move |reactor| Worker::new(start, for_worker, reactor))?;
+        let mailbox = Arc::new(Mailbox::new(thread.wake()));
+        let (for_worker, writing) = (Arc::clone(&mailbox), Arc::clone(&thread.writing));
+        thread.add(move |reactor| Worker::new(start, for_worker, writing, reactor))?;
         Ok(Self { mailbox, thread, stopped: false })
     }
 
@@ -169,25 +93,15 @@ impl WorkerHandle {
         drained: bool,
         change: impl FnOnce(&mut Worker) -> R + Send + 'static,
     ) -> Option<R> {
-        let (sender, receiver) = sync_channel(1);
-        let change: Change = Box::new(move |worker, _| drop(sender.send(change(worker))));
-        self.mailbox.send(Command { drained, change });
-        loop {
-            // A thread that has ended reads no mail: drop the command, and with it the sender.
-            if self.thread.is_finished() {
-                self.mailbox.clear();
-            }
-            match receiver.recv_timeout(LOOK) {
-                Ok(result) => return Some(result),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => self.thread.disturb(),
-            }
-        }
+        self.thread.ask(&self.mailbox, |sender| Command {
+            drained,
+            change: Box::new(move |worker: &mut Worker| drop(sender.send(change(worker)))),
+        })
     }
 
-    /// Lets another thread tell of a change of layers.
-    pub(super) fn restacker(&self) -> Restacker {
-        Restacker(Arc::clone(&self.mailbox))
+    /// What wakes the ring's thread, to take part in a change of its disk's layers.
+    pub(super) fn wake(&self) -> Arc<Wake> {
+        Arc::clone(self.mailbox.wake())
     }
 
     /// Completes what is in flight, ends the ring, and returns how far it had come.

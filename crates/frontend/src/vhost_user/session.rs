@@ -201,12 +201,12 @@ impl Session {
                 return Err(failed(error));
             }
         };
-        let restacker = worker.restacker();
+        let wake = worker.wake();
         self.rings[index].worker = Some(worker);
         let mut live = self.live();
         // A change of layers may have begun while the ring was not yet among those that are told so.
-        restacker.restack();
-        live.restackers.push((index, restacker));
+        wake.wake();
+        live.wakes.push((index, wake));
         live.running_queues += 1;
         Ok(())
     }
@@ -232,7 +232,7 @@ impl Session {
             setup.base = base;
         }
         let mut live = self.live();
-        live.restackers.retain(|(ring, _)| *ring != index);
+        live.wakes.retain(|(ring, _)| *ring != index);
         live.running_queues -= 1;
         drop(live);
         if !self.is_running() {

@@ -13,10 +13,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fathom_block::{
-    Clock, Disk, ErrorKind, GuestAddress, MemoryOwner, Operation, Outcome, Source, Stack,
+    Clock, Disk, ErrorKind, GuestAddress, Mail, Mailbox, MemoryOwner, Operation, Outcome, Source,
+    Stack,
 };
 use fathom_reactor::{Event, Group, Owner, Reactor};
 
@@ -24,7 +25,7 @@ use super::chain::Chain;
 use super::dirty_log::DirtyLog;
 use super::event::{self, Call};
 use super::inflight::QueueInflight;
-use super::mailbox::{Mail, Mailbox};
+use super::mailbox::Command;
 use super::request::{self, Segment};
 use super::ring::Ring;
 use super::sight::{Lookout, Sight};
@@ -78,7 +79,9 @@ pub(super) struct Worker {
     inflight: Option<QueueInflight>,
     counters: Arc<Counters>,
     lookout: Lookout,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<Mailbox<Command>>,
+    /// The thread is writing to a descriptor that the VMM holds too.
+    writing: Arc<AtomicBool>,
     group: Group,
     owner: Owner,
     stack: Stack,
@@ -107,7 +110,8 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn new(
         start: WorkerStart,
-        mailbox: Arc<Mailbox>,
+        mailbox: Arc<Mailbox<Command>>,
+        writing: Arc<AtomicBool>,
         reactor: &mut Reactor,
     ) -> io::Result<Self> {
         event::check(&start.kick, "kick")?;
@@ -135,6 +139,7 @@ impl Worker {
             counters: start.counters,
             lookout: Lookout::new(start.sight),
             mailbox,
+            writing,
             group: reactor.group(),
             owner,
             stack,
@@ -334,15 +339,16 @@ impl Worker {
     /// Interrupts the guest.
     pub(super) fn interrupt(&mut self) {
         if let Some(call) = &mut self.call {
-            call.signal(&self.mailbox.writing);
+            call.signal(&self.writing);
         }
     }
 
     /// Makes the changes that the session asks for.
-    fn take_commands(&mut self, reactor: &mut Reactor) -> bool {
+    fn take_commands(&mut self) -> bool {
         loop {
-            match self.mailbox.next(self.stack.in_flight()) {
-                Mail::Change(change) => change(self, reactor),
+            let in_flight = self.stack.in_flight();
+            match self.mailbox.next(|command| !command.drained || in_flight == 0) {
+                Mail::Due(command) => (command.change)(self),
                 Mail::Waiting => {
                     self.draining = true;
                     return false;
@@ -416,10 +422,10 @@ impl Source for Worker {
         true
     }
 
-    fn give(&mut self, reactor: &mut Reactor) -> bool {
+    fn give(&mut self, _: &mut Reactor) -> bool {
         let mut busy = self.give_back();
         if self.mailbox.is_pending() {
-            busy |= self.take_commands(reactor);
+            busy |= self.take_commands();
         }
         busy
     }
