@@ -1,5 +1,5 @@
-//! The write-ahead log over a faulty log volume and a faulty disk, by seed: whatever instant a crash
-//! of both comes at, what was acknowledged is there.
+//! Runs the write-ahead log, by seed, over a faulty log volume and a faulty disk. Whenever both
+//! crash, all acknowledged changes survive.
 
 use std::io;
 use std::sync::Arc;
@@ -43,13 +43,13 @@ fn workload(seed: u64) -> Workload {
     Workload::new(options, seed)
 }
 
-/// What is on the disk after a start with `images`: the log's, then home's.
+/// The content of the disk after a start with `images`: the log's, then home's.
 fn recovered(images: &Images) -> Vec<u8> {
     let (log, mut disk) = (&images[0], images[1].clone());
     let superblock = select(&log[..SUPERBLOCK_LENGTH], &log[SUPERBLOCK_LENGTH..]).unwrap();
     let mut scanner = Scanner::new(&superblock);
-    while let Some((offset, length)) = scanner.want() {
-        let Some(found) = scanner.give(&log[offset as usize..][..length]) else { continue };
+    while let Some((offset, length)) = scanner.next_read() {
+        let Some(found) = scanner.feed(&log[offset as usize..][..length]) else { continue };
         for (entry, position) in found.record.places(superblock.block_size) {
             let target = &mut disk[entry.offset as usize..][..entry.length as usize];
             let start = (position - found.record.position) as usize;
@@ -92,7 +92,7 @@ impl Rig {
         Self { record, _log: log, home, wal, disk }
     }
 
-    /// Compares what each crash since the last look left with what it may have left.
+    /// Checks the content after each crash since the last call.
     fn check_crashes(&self, model: &ModelDisk) -> usize {
         let mut crashes = self.record.crashes();
         crashes.push(self.record.crash());
@@ -115,7 +115,7 @@ fn harness(rig: &Rig, seed: u64) -> Harness {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_a_crash_of_both_stores() {
+fn acknowledged_changes_survive_a_crash_of_both_stores() {
     let (mut cases, mut crashes, mut rounds) = (0, 0, 0);
     each_seed(1000, |seed| {
         cases += 1;
@@ -127,7 +127,7 @@ fn what_was_acknowledged_is_there_after_a_crash_of_both_stores() {
         harness.verify(CAPACITY);
         harness.rest(|_| {});
         rounds += rig.wal.status().rounds;
-        // All goes home before the layer does.
+        // Everything is written back before the layer leaves.
         rig.wal.drain(&rig.disk, Duration::from_secs(20)).unwrap();
         assert_eq!(harness.model().check_now(&rig.home.image()), Ok(()));
         assert_eq!(harness.model().check_crash(&rig.record.crash()[1]), Ok(()));
@@ -139,7 +139,7 @@ fn what_was_acknowledged_is_there_after_a_crash_of_both_stores() {
     );
 }
 
-/// Every change is durable when it completes, flush or not.
+/// Every change is durable when it completes, with or without a flush.
 #[test]
 fn a_change_is_durable_when_it_completes() {
     each_seed(200, |seed| {
@@ -158,9 +158,9 @@ fn a_change_is_durable_when_it_completes() {
     });
 }
 
-/// Several lives: each begins with what the crash before left, in both stores.
+/// Several lives: each begins with the data that the crash before it left in both stores.
 #[test]
-fn a_disk_goes_on_after_each_crash() {
+fn a_disk_is_usable_after_each_crash() {
     each_seed(150, |seed| {
         let mut images = blank();
         let mut workload = workload(seed);
@@ -180,16 +180,16 @@ fn a_disk_goes_on_after_each_crash() {
             if life == 3 {
                 harness.verify(CAPACITY);
             }
-            // The crash comes with requests under way.
+            // The crash occurs with requests in flight.
             images = rig.record.crash();
             assert_eq!(harness.model().check_crash(&recovered(&images)), Ok(()));
         }
     });
 }
 
-/// Errors of either store: what fails is told, and what was acknowledged is there.
+/// Errors of either store are reported, and acknowledged changes survive.
 #[test]
-fn a_store_that_fails_loses_nothing_that_was_acknowledged() {
+fn acknowledged_changes_survive_errors_of_a_store() {
     let (mut cases, mut failed, mut stopped, mut retried) = (0, 0, 0, 0);
     each_seed(300, |seed| {
         cases += 1;
@@ -201,7 +201,8 @@ fn a_store_that_fails_loses_nothing_that_was_acknowledged() {
             home.write_error_rate = 0.1;
             home.flush_error_rate = 0.1;
         }
-        // An error while it is opened is told there; the same seed gives the same errors.
+        // `Wal::open` returns an error that occurs during the opening. The same seed gives the same
+        // errors.
         if seed % 3 == 0 && Wal::open(&volume(&log, seed), &options()).is_err() {
             return;
         }
@@ -217,7 +218,7 @@ fn a_store_that_fails_loses_nothing_that_was_acknowledged() {
         let status = rig.wal.status();
         stopped += u64::from(status.log_failed.is_some());
         retried += u64::from(status.home_failed.is_some() || status.rounds > 0);
-        // What was acknowledged can be read in either case.
+        // Acknowledged changes can be read in either case.
         harness.verify(CAPACITY);
     });
     assert!(
@@ -302,9 +303,9 @@ impl BackendQueue for SlowReadsQueue {
     }
 }
 
-/// What is read from the log is not written over meanwhile, although all of it has gone home.
+/// Space of the log that is being read is not overwritten, even after its content was written back.
 #[test]
-fn a_reader_keeps_what_it_reads() {
+fn space_is_not_overwritten_while_it_is_read() {
     each_seed(60, |seed| {
         let log =
             SimBackend::new(SimOptions { rounds_max: 2, ..SimOptions::new(LOG_CAPACITY) }, seed);
@@ -320,7 +321,7 @@ fn a_reader_keeps_what_it_reads() {
     });
 }
 
-/// Disks on one volume keep apart, and flush together.
+/// Disks on one volume use separate regions, and share flushes.
 #[test]
 fn disks_on_one_volume_share_its_flushes() {
     const DISKS: u64 = 50;
@@ -335,7 +336,7 @@ fn disks_on_one_volume_share_its_flushes() {
             Wal::open(&volume, &WalOptions { name, offset, size: SIZE, ..options() }).unwrap();
         let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), number));
         let disk = Disk::new(DiskOptions::default(), vec![Arc::new(wal)], home).unwrap();
-        // With simulated time a flush would soon have taken very long.
+        // With simulated time a flush would soon exceed its time limit.
         let options = HarnessOptions { queues: 1, depth: 1, simulated: false };
         harnesses.push(Harness::new(&disk, &options, number));
     }
@@ -346,7 +347,7 @@ fn disks_on_one_volume_share_its_flushes() {
             let action = workload.find(|action| action.operation == Operation::Write).unwrap();
             harness.submit(0, &Action { length: action.length.min(4096), ..action });
         }
-        // All threads at once, as it were.
+        // Advances all threads in parallel.
         while harnesses.iter_mut().map(Harness::step).max() != Some(0) {}
     }
     let flushes = volume.flush_count() - flushes;
@@ -361,9 +362,10 @@ fn write(offset: u64, content: u64) -> Action {
     Action { operation, offset, length: 4096, flags, content }
 }
 
-/// A thread that hangs with its own disk, while it has a flush of the volume, holds up no other disk.
+/// A thread that hangs with its own disk while it has a flush of the volume does not delay another
+/// disk.
 #[test]
-fn a_thread_that_hangs_holds_up_no_other_disk_of_the_volume() {
+fn a_thread_that_hangs_delays_no_other_disk_of_the_volume() {
     const SIZE: u64 = RING_OFFSET + (64 << 10);
     let log = SimOptions { rounds_max: 2, ..SimOptions::new(2 * SIZE) };
     let volume = volume(&log, 1);
@@ -394,16 +396,16 @@ fn a_thread_that_hangs_holds_up_no_other_disk_of_the_volume() {
         assert!(rounds < 1000, "the other disk waits for the thread that hangs");
     }
     assert!(other.now_ns() > 900_000_000, "it shares a flush for as long as one may take");
-    // The late one is of no harm.
+    // The late completion does no harm.
     hanging.drain(|_| {});
     for harness in &mut harnesses {
         harness.verify(CAPACITY);
     }
 }
 
-/// What one queue leaves in the log goes home by another, also where that has nothing else to do.
+/// An idle queue writes back what another queue left in the log.
 #[test]
-fn what_a_queue_leaves_behind_goes_home_by_an_idle_one() {
+fn an_idle_queue_writes_back_what_another_left() {
     let rig = Rig::new(1, 0.0, blank());
     let one_queue = HarnessOptions { queues: 1, ..Default::default() };
     let mut idle = Harness::new(&rig.disk, &one_queue, 1);
@@ -419,7 +421,7 @@ fn what_a_queue_leaves_behind_goes_home_by_an_idle_one() {
     assert_eq!(rig.wal.status().used, 0);
 }
 
-/// Who answered travels with the request: the tap above sees it.
+/// The tap above sees in the request which layer answered it.
 #[test]
 fn the_tap_sees_what_the_log_answered() {
     let volume = volume(&SimOptions::new(LOG_CAPACITY), 1);
@@ -442,16 +444,16 @@ fn the_tap_sees_what_the_log_answered() {
     assert_eq!(answered, [(2, 0), (2, 2), (2, 3), (0, 0)]);
 }
 
-/// A queue that ends with records half written holds nobody up.
+/// Other queues do not wait for a queue that ended with records half written.
 #[test]
-fn a_queue_that_is_gone_holds_nobody_up() {
+fn a_queue_that_ended_delays_no_other() {
     each_seed(200, |seed| {
         let rig = Rig::new(seed, 0.0, blank());
         let mut lost =
             Harness::new(&rig.disk, &HarnessOptions { queues: 1, ..Default::default() }, 1);
         let mut kept =
             Harness::new(&rig.disk, &HarnessOptions { queues: 2, ..Default::default() }, 2);
-        // Each has its half of the disk.
+        // Each queue has its half of the disk.
         for number in 0..6 {
             lost.submit(0, &write(number * 4096, number + 1));
             kept.submit(number as usize % 2, &write((number + 8) * 4096, number + 100));
@@ -469,7 +471,7 @@ fn a_queue_that_is_gone_holds_nobody_up() {
 }
 
 #[test]
-fn a_log_is_refused_where_it_is_not_this_disks() {
+fn a_log_of_another_disk_is_rejected() {
     let store = SimOptions { rounds_max: 0, ..SimOptions::new(LOG_CAPACITY) };
     let volume = volume(&store, 1);
     Wal::open(&volume, &options()).unwrap();
@@ -485,7 +487,7 @@ fn a_log_is_refused_where_it_is_not_this_disks() {
     };
     let other = refusal(|options| options.name = "another".into());
     assert!(other.contains("belongs to the disk \"disk\"") && other.contains(';'), "{other}");
-    // Empty, it goes with the disk to another image.
+    // An empty log stays with the disk when its image changes.
     assert_eq!(refusal(|options| options.home = "copy".into()), "");
     assert_eq!(refusal(|_| ()), "");
     let wal = Wal::open(&volume, &options()).unwrap();
@@ -497,7 +499,7 @@ fn a_log_is_refused_where_it_is_not_this_disks() {
     harness.rest(|_| {});
     let meets = refusal(|_| ());
     assert!(meets.contains("another disk's log"), "{meets}");
-    // What is cut off could come back.
+    // Changes in the log beyond the new end would reappear after a growth.
     assert_eq!(disk.resize(CAPACITY / 2), Err(ErrorKind::Unsupported));
     assert_eq!(disk.capacity(), CAPACITY);
     harness.submit(0, &workload.find(|action| action.operation == Operation::Write).unwrap());

@@ -1,4 +1,4 @@
-//! Little-endian numbers in a block. Places are constants within a block whose length is checked.
+//! Little-endian numbers in a block. Offsets are constants, and callers check the block's length.
 
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(array(bytes, at))
@@ -12,7 +12,8 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(bytes, at))
 }
 
-/// The bytes at `at`; zeroes where there are none, which no checksum that was verified allows.
+/// The `LENGTH` bytes at `at`; zeroes if they are not all within `bytes`. A block whose checksum
+/// was verified has them all.
 pub(crate) fn array<const LENGTH: usize>(bytes: &[u8], at: usize) -> [u8; LENGTH] {
     let mut array = [0; LENGTH];
     if let Some(source) = bytes.get(at..at + LENGTH) {

@@ -1,12 +1,12 @@
-//! Any bytes as a log: for the fuzzer, and for the tests with seeded inputs.
+//! Reads arbitrary bytes as a log: for the fuzzer, and for tests with seeded inputs.
 
 use crate::bytes::put;
 use crate::record::header_checksum;
 use crate::{Log, RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, select};
 
-/// Reads `data` as a log volume, and panics when the reader breaks a promise. With a first byte
-/// that is odd the checksums of superblocks and headers are mended first, so that what is behind
-/// them is met.
+/// Reads `data` as a log volume, and panics if the reader breaks a promise. If the first byte is
+/// odd, the checksums of superblocks and headers are corrected first, so that the input reaches the
+/// checks behind them.
 pub fn fuzz_log(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     let mut region = data.to_vec();
@@ -21,7 +21,7 @@ pub fn fuzz_log(data: &[u8]) {
         }
     }
     let Ok(superblock) = select(&region[..block], &region[block..2 * block]) else { return };
-    // Who uses the scanner compares the length with the volume's.
+    // A user of the scanner compares this length with the volume's, too.
     if RING_OFFSET + superblock.ring_length > region.len() as u64 {
         return;
     }
@@ -29,7 +29,7 @@ pub fn fuzz_log(data: &[u8]) {
     let mut log = Log::new(superblock.clone());
     let mut steps = 0;
     let mut bytes = Vec::new();
-    while let Some((offset, length)) = scanner.want() {
+    while let Some((offset, length)) = scanner.next_read() {
         steps += 1;
         let blocks = superblock.ring_length / u64::from(superblock.block_size);
         assert!(steps <= 2 * blocks + 4, "a scan reads each block twice at most");
@@ -41,12 +41,12 @@ pub fn fuzz_log(data: &[u8]) {
             let checksum = header_checksum(&bytes);
             put(&mut bytes, 4, &checksum.to_le_bytes());
         }
-        if let Some(found) = scanner.give(&bytes) {
+        if let Some(found) = scanner.feed(&bytes) {
             assert_eq!(found.bytes.len() as u64, found.record.length);
             log.recover(&found);
         }
     }
-    let end = scanner.end().expect("a scan that wants nothing has ended");
+    let end = scanner.end().expect("a scan without a next read has ended");
     assert!(log.used() <= superblock.ring_length && log.is_settled());
     assert_eq!(log.durable(), end.sequence);
     log.resume(&superblock.owner, superblock.ring_length);
@@ -55,7 +55,7 @@ pub fn fuzz_log(data: &[u8]) {
         for pair in round.segments.windows(2) {
             assert!(pair[0].offset + pair[0].length <= pair[1].offset);
         }
-        log.home(round.last);
+        log.checkpoint(round.last);
         log.checkpointed();
     }
     assert!(log.is_empty() && log.map().is_empty());

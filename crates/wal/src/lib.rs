@@ -1,14 +1,15 @@
-//! A write-ahead log: its format, its ring and what it holds. It does no I/O: it says which bytes
-//! go where in the log volume, and is given what was read there. So it works over any store.
+//! A write-ahead log: its format, its ring, and its content. The crate does no I/O: it returns the
+//! bytes to write and their places in the log volume, and takes the bytes that were read there. So
+//! it works over any store.
 //!
-//! - [`Superblock`]: whose log it is, and from where on it counts. Two copies, written in turn.
-//! - [`Record`]: what is written at one go: a header and the data of some entries.
-//! - [`Scanner`]: reads the records from the tail on, up to the first that is torn or stale.
-//! - [`Map`]: which bytes of the disk are newer in the log, and where.
-//! - [`Log`]: all of it: space that is reserved before a write begins, records that become durable
-//!   in their order, and the checkpoint, which gives space back.
+//! - [`Superblock`]: the log's owner, and its tail. Two copies are written alternately.
+//! - [`Record`]: the unit of writing: a header, and the data of some entries.
+//! - [`Scanner`]: reads the records from the tail to the first torn or stale one.
+//! - [`Map`]: the ranges of the disk whose newest content is in the log, and its places.
+//! - [`Log`]: the log's state: space that is reserved before a write begins, records that become
+//!   durable in order, and the checkpoint, which frees space.
 //!
-//! `docs/wal.md` has the format byte by byte.
+//! `docs/wal.md` describes the format byte by byte.
 
 #![forbid(unsafe_code)]
 

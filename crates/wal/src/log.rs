@@ -1,4 +1,4 @@
-//! The log as a state: what is reserved, written, durable, at home.
+//! The state of the log: which records are reserved, written, durable, and at home.
 //!
 //! ```text
 //!        tail                    durable            head
@@ -6,13 +6,13 @@
 //!     free │ durable, in the map    │ being written   │ free
 //!    ──────┴────────────────────────┴─────────────────┴──────
 //! ```
-//! - Records are reserved at the head, in one order. They are written in any order, by whomever.
-//! - A record is durable when a flush that began after it was written has come back, and all
-//!   records before it are durable: a scan ends at the first that is missing. Then, and not
-//!   before, it is in the map: whatever the map names would be found after a crash.
-//! - What the map names is brought home in rounds. The tail moves on when all that its records
-//!   hold is at home and durable there. Space is free when the superblock that says so is durable,
-//!   and when nobody reads there any more.
+//! - Records are reserved at the head, in one order. Any thread may write them, in any order.
+//! - A record is durable once a flush that began after its write has completed, and all records
+//!   before it are durable: a scan ends at the first missing record. Only then does the record
+//!   enter the map, so a scan after a crash finds everything that the map names.
+//! - Content is written back home in rounds. The tail advances once all content of the records
+//!   before it is durable at home. Space is free once the superblock with the new tail is durable
+//!   and no reader has the space pinned.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -22,40 +22,40 @@ use crate::record::{DATA_LENGTH_MAX, Entry, EntryKind, Record};
 use crate::scan::Found;
 use crate::superblock::{Owner, SUPERBLOCK_LENGTH, Superblock};
 
-/// The most parts of a disk that are in the log, which bounds its memory.
+/// The most ranges in the map, which bounds its memory.
 const PLACES_MAX: usize = 1 << 20;
 
-/// There is no space: a round home and a checkpoint give some back.
+/// The log has no space now. A write-back round and a checkpoint free some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// A record's place, which is its alone. Whoever has it writes the record there.
+/// The space reserved for one record. Its holder writes the record there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// The record's header.
     pub record: Record,
-    /// Where it goes, in bytes from the start of the region.
+    /// Where to write it, in bytes from the start of the region.
     pub offset: u64,
 }
 
-/// Keeps the space that was in use when it was taken, for somebody who reads there.
+/// Keeps the ring's space that was in use when it was made, for a reader.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "a pin that is not given back keeps its space for good"]
+#[must_use = "a pin that is not released keeps its space forever"]
 pub struct Pin(u64);
 
-/// What is to be brought home at one go.
+/// One round of write-back.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Round {
-    /// The sequence of the last record whose content is in it.
+    /// The sequence of the last record with content in this round.
     pub last: u64,
-    /// What to write, in order of the disk.
+    /// The segments to write home, in order of their offsets.
     pub segments: Vec<Segment>,
 }
 
 /// A superblock to be written and flushed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Where it goes, in bytes from the start of the region.
+    /// Where to write it, in bytes from the start of the region.
     pub offset: u64,
     /// Its bytes.
     pub bytes: Box<[u8; SUPERBLOCK_LENGTH]>,
@@ -64,7 +64,7 @@ pub struct Checkpoint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Writing,
-    /// The flush with this number makes it durable.
+    /// The flush with this number, or a later one, makes the record durable.
     Written(u64),
     Durable,
 }
@@ -75,12 +75,12 @@ struct Live {
     state: State,
 }
 
-/// See the module.
+/// The state of a log. See the module.
 #[derive(Debug)]
 pub struct Log {
-    /// The one that is durable.
+    /// The durable superblock.
     superblock: Superblock,
-    /// The one that is being written.
+    /// The superblock that is being written.
     next: Option<Superblock>,
     /// The records from the tail to the head.
     live: VecDeque<Live>,
@@ -93,7 +93,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// The log whose superblock is durable, without its records. After a start each record that a
+    /// A log with the durable `superblock`, and no records yet. After a start, each record that a
     /// scan finds is given to [`recover`](Self::recover).
     pub fn new(superblock: Superblock) -> Self {
         Self {
@@ -108,7 +108,7 @@ impl Log {
         }
     }
 
-    /// Takes up a record that a scan has found.
+    /// Adds a record that a scan found.
     pub fn recover(&mut self, found: &Found<'_>) {
         let record = found.record.clone();
         self.head_position = record.end();
@@ -117,27 +117,27 @@ impl Log {
         self.make_durable();
     }
 
-    /// Begins a new epoch, behind what a scan has found, for `owner`. The ring has `ring_length`
-    /// bytes from now on where it is empty. Nothing may be reserved before the superblock and all
-    /// that was found are durable.
+    /// Begins a new epoch for `owner`, after the records that a scan found. If the ring is empty,
+    /// its length becomes `ring_length` bytes. The caller reserves nothing before the superblock
+    /// and all found records are durable.
     pub fn resume(&mut self, owner: &Owner, ring_length: u64) -> Checkpoint {
         let mut next = self.superblock.clone();
         next.epoch += 1;
         next.owner.clone_from(owner);
         if self.is_empty() {
-            // What is left of before has earlier positions, wherever it stands.
+            // Records of earlier epochs have lower positions, wherever they are in the ring.
             next.ring_length = ring_length;
             next.tail_epoch = next.epoch;
         }
         self.write(next)
     }
 
-    /// The superblock that is durable.
+    /// The durable superblock.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// The most data that a record may have, in bytes: one that is longer may never fit the ring.
+    /// The most data that a record may have, in bytes: a longer record might never fit the ring.
     pub fn data_length_max(&self) -> u64 {
         let block_size = u64::from(self.superblock.block_size);
         DATA_LENGTH_MAX.min(self.superblock.ring_length / 4 / block_size * block_size)
@@ -149,10 +149,10 @@ impl Log {
         self.superblock.tail_position.min(pinned)
     }
 
-    /// Reserves the next record's place.
+    /// Reserves space for the next record.
     ///
     /// # Errors
-    /// When there is no space for it now.
+    /// If there is no space for it now.
     pub fn reserve(&mut self, entries: Vec<Entry>) -> Result<Reservation, Full> {
         let block_size = self.superblock.block_size;
         let data: u64 = entries.iter().map(|entry| entry.data_length(block_size)).sum();
@@ -174,15 +174,16 @@ impl Log {
     }
 
     /// Record `sequence` has been written. The flush with number `flush`, and each later one,
-    /// begins after this.
+    /// begins after this call.
     pub fn written(&mut self, sequence: u64, flush: u64) {
         if let Some(live) = self.live_mut(sequence) {
             live.state = State::Written(flush);
         }
     }
 
-    /// Record `sequence` will not be written by whom its place was reserved for. Its place is given
-    /// out again, for a record without entries, which keeps the order of the others whole.
+    /// The holder of the reservation of record `sequence` will not write it. Returns a reservation
+    /// of the same space for a record without entries, which keeps the sequence without a gap;
+    /// `None` if the record has been written.
     pub fn void(&mut self, sequence: u64) -> Option<Reservation> {
         let live = self.live_mut(sequence).filter(|live| live.state == State::Writing)?;
         live.record.entries.clear();
@@ -190,7 +191,7 @@ impl Log {
         Some(Reservation { offset: self.place(record.position), record })
     }
 
-    /// The flush with number `flush` has come back. Whether more is durable than before.
+    /// The flush with number `flush` has completed. Returns whether it made any record durable.
     pub fn flushed(&mut self, flush: u64) -> bool {
         let before = self.durable;
         while let Some(live) = self.live_mut(self.durable) {
@@ -202,7 +203,7 @@ impl Log {
         self.durable > before
     }
 
-    /// The first record that is not durable is.
+    /// Makes the first record durable that is not, and adds its entries to the map.
     fn make_durable(&mut self) {
         let block_size = self.superblock.block_size;
         let index = (self.durable - self.first()) as usize;
@@ -229,9 +230,9 @@ impl Log {
         self.durable
     }
 
-    /// The flush that makes the first records durable that are not; `None` while the first of them
-    /// is being written, or where all are durable.
-    pub fn awaits(&self) -> Option<u64> {
+    /// The number of the flush that makes the oldest non-durable records durable; `None` while the
+    /// first of them is being written, or if all records are durable.
+    pub fn awaited_flush(&self) -> Option<u64> {
         let index = (self.durable - self.first()) as usize;
         let mut needed = None;
         for live in self.live.range(index.min(self.live.len())..) {
@@ -241,12 +242,12 @@ impl Log {
         needed
     }
 
-    /// Whether no record is on its way to be durable.
+    /// Whether all reserved records are durable.
     pub fn is_settled(&self) -> bool {
         self.durable == self.head_sequence
     }
 
-    /// Whether all is at home, and the log says so.
+    /// Whether all content is at home and the durable superblock has no records.
     pub fn is_empty(&self) -> bool {
         self.live.is_empty()
     }
@@ -256,27 +257,27 @@ impl Log {
         self.head_position - self.floor()
     }
 
-    /// Which parts of the disk are newer in the log.
+    /// The ranges of the disk whose newest content is in the log.
     pub fn map(&self) -> &Map {
         &self.map
     }
 
-    /// Forgets what lies behind the end of a disk of `capacity` bytes.
+    /// Removes ranges beyond the end of a disk of `capacity` bytes from the map.
     pub fn clip(&mut self, capacity: u64) {
         self.map.cut(&(capacity..u64::MAX));
     }
 
-    /// Calls `visit` with the parts of `range`, in order, and keeps the space of those that are in
-    /// the ring until the pin is [given back](Self::unpin).
-    pub fn look(&mut self, range: Range<u64>, visit: impl FnMut(Segment)) -> Pin {
+    /// Calls `visit` with the segments of `range`, in order. The pin keeps the space of the
+    /// segments that are in the ring until [`unpin`](Self::unpin).
+    pub fn pin(&mut self, range: Range<u64>, visit: impl FnMut(Segment)) -> Pin {
         self.map.segments(range, visit);
         let tail = self.superblock.tail_position;
         *self.pins.entry(tail).or_default() += 1;
         Pin(tail)
     }
 
-    /// Whoever has read is done.
-    #[expect(clippy::needless_pass_by_value, reason = "a pin is given back once")]
+    /// Releases a pin.
+    #[expect(clippy::needless_pass_by_value, reason = "a pin is released once")]
     pub fn unpin(&mut self, pin: Pin) {
         let Pin(tail) = pin;
         if let Some(count) = self.pins.get_mut(&tail) {
@@ -287,13 +288,13 @@ impl Log {
         }
     }
 
-    /// Where a position of the ring is, in bytes from the start of the region.
+    /// The place of a position of the ring, in bytes from the start of the region.
     pub fn place(&self, position: u64) -> u64 {
         crate::RING_OFFSET + position % self.superblock.ring_length
     }
 
-    /// What to bring home next: the content of the oldest durable records, of about `limit` bytes of
-    /// the ring. `None` where there is none, or a checkpoint is on its way.
+    /// The next round of write-back: the content of the oldest durable records, about `limit` bytes
+    /// of the ring. `None` if there is none, or while a checkpoint is being written.
     pub fn round(&self, limit: u64) -> Option<Round> {
         let tail = self.superblock.tail_position;
         let mut last = None;
@@ -310,8 +311,9 @@ impl Log {
         Some(Round { last, segments: self.map.until(last).collect() })
     }
 
-    /// A round is over: all of it is durable at home. The checkpoint is to be written and flushed.
-    pub fn home(&mut self, last: u64) -> Checkpoint {
+    /// Completes the round up to record `last`, whose content is durable at home. Returns the
+    /// checkpoint to write and flush.
+    pub fn checkpoint(&mut self, last: u64) -> Checkpoint {
         self.map.forget(last);
         let kept = (last + 1 - self.first()) as usize;
         let mut next = self.superblock.clone();
@@ -329,7 +331,7 @@ impl Log {
         checkpoint
     }
 
-    /// The checkpoint is durable: what is before its tail is free.
+    /// The checkpoint is durable: the space before its tail is free.
     pub fn checkpointed(&mut self) {
         let Some(next) = self.next.take() else { return };
         while self.live.front().is_some_and(|live| live.record.sequence < next.tail_sequence) {

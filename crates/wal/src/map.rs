@@ -1,24 +1,24 @@
-//! Which bytes of the disk are newer in the log than at home, and where.
+//! The ranges of the disk whose newest content is in the log, and where it is.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Where the newest content of a range is.
+/// The place of a range's newest content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// In the ring, from this position on.
     Ring(u64),
     /// It reads as zeroes.
     Zeroes {
-        /// It keeps its room beneath.
+        /// Whether the range stays allocated in the disk's store.
         keep_allocated: bool,
     },
-    /// It reads as zeroes, and gives its room back.
+    /// It reads as zeroes, and its space in the disk's store is released.
     Discard,
 }
 
 impl Source {
-    /// The same for what begins `count` bytes later.
+    /// The source of the content that begins `count` bytes later.
     fn skip(self, count: u64) -> Self {
         match self {
             Self::Ring(position) => Self::Ring(position + count),
@@ -34,33 +34,34 @@ struct Place {
     source: Source,
 }
 
-/// A range of the disk, all of it in one place.
+/// A range of the disk whose newest content has one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it begins, in bytes of the disk.
+    /// Where the range begins, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes; never 0.
+    /// The length of the range, in bytes; never 0.
     pub length: u64,
-    /// Where its newest content is; `None` at home.
+    /// The source of the newest content; `None` for home.
     pub source: Option<Source>,
-    /// The sequence of the record that it comes from; 0 at home.
+    /// The sequence of the record that the content comes from; 0 for home.
     pub sequence: u64,
 }
 
-/// See the module. Ranges do not overlap: a later one takes the place of what was there.
+/// A map from ranges of the disk to the sources of their newest content. Ranges do not overlap: a
+/// new range replaces the parts of older ones that it covers.
 #[derive(Debug, Default)]
 pub struct Map {
     places: BTreeMap<u64, Place>,
 }
 
 impl Map {
-    /// The content of `range` is from now on that of record `sequence`, at `source`.
+    /// The newest content of `range` is now that of record `sequence`, at `source`.
     pub fn insert(&mut self, range: Range<u64>, sequence: u64, source: Source) {
         self.cut(&range);
         self.places.insert(range.start, Place { end: range.end, sequence, source });
     }
 
-    /// Forgets `range`.
+    /// Removes `range` from the map.
     pub fn cut(&mut self, range: &Range<u64>) {
         if let Some((&start, &place)) = self.places.range(..range.start).next_back() {
             if place.end > range.start {
@@ -80,7 +81,7 @@ impl Map {
         }
     }
 
-    /// Calls `visit` with the parts of `range`, in order.
+    /// Calls `visit` with the segments of `range`, in order.
     pub fn segments(&self, range: Range<u64>, mut visit: impl FnMut(Segment)) {
         let before = self.places.range(..=range.start).next_back().map(|(start, _)| *start);
         let mut offset = range.start;
@@ -103,7 +104,7 @@ impl Map {
         }
     }
 
-    /// The first part of `range`, which must not be empty.
+    /// The first segment of `range`, which must not be empty.
     pub fn first(&self, range: Range<u64>) -> Segment {
         let Range { start, end } = range;
         let before = self.places.range(..=start).next_back();
@@ -116,7 +117,7 @@ impl Map {
         Segment { offset: start, length: next - start, source: None, sequence: 0 }
     }
 
-    /// The parts that come of records up to `sequence`, in order of the disk.
+    /// The segments with content of records up to `sequence`, in order of their offsets.
     pub fn until(&self, sequence: u64) -> impl Iterator<Item = Segment> {
         self.places.iter().filter(move |(_, place)| place.sequence <= sequence).map(
             |(&offset, place)| Segment {
@@ -128,12 +129,12 @@ impl Map {
         )
     }
 
-    /// Forgets what comes of records up to `sequence`.
+    /// Removes the content of records up to `sequence`.
     pub fn forget(&mut self, sequence: u64) {
         self.places.retain(|_, place| place.sequence > sequence);
     }
 
-    /// How many parts there are.
+    /// The number of ranges.
     pub fn len(&self) -> usize {
         self.places.len()
     }

@@ -1,5 +1,5 @@
-//! What is written to the ring at one go: a header of one block, and the data of its entries, each
-//! from the start of a block on.
+//! A record, the unit in which the ring is written: a header of one block, and the data of its
+//! entries, each at the start of a block.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::superblock::{POSITION_MAX, Superblock};
 
 /// The smallest block of a log, in bytes.
 pub const BLOCK_SIZE_MIN: u32 = 512;
-/// The largest.
+/// The largest block of a log, in bytes.
 pub const BLOCK_SIZE_MAX: u32 = 4096;
 /// The most data of a record, in bytes.
 pub const DATA_LENGTH_MAX: u64 = 1 << 20;
@@ -18,25 +18,25 @@ const ENTRIES_AT: usize = 64;
 const ENTRY_LENGTH: usize = 32;
 const KEEP_ALLOCATED: u8 = 1;
 
-/// The most entries of a record, where blocks have `block_size` bytes.
+/// The most entries of a record in a log whose blocks have `block_size` bytes.
 pub fn entries_max(block_size: u32) -> usize {
     (block_size as usize - ENTRIES_AT) / ENTRY_LENGTH
 }
 
-/// What an entry does to its range of the disk.
+/// The effect of an entry on its range of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
-    /// It holds the entry's data afterwards.
+    /// The range holds the entry's data afterwards.
     Data {
         /// The data's CRC-32C.
         checksum: u32,
     },
-    /// It reads as zeroes afterwards.
+    /// The range reads as zeroes afterwards.
     Zeroes {
-        /// It keeps its room beneath.
+        /// Whether the range stays allocated in the disk's store.
         keep_allocated: bool,
     },
-    /// It is of no use any more, and reads as zeroes.
+    /// The range is not needed any more, and reads as zeroes afterwards.
     Discard,
 }
 
@@ -45,14 +45,14 @@ pub enum EntryKind {
 pub struct Entry {
     /// Where the range begins, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes; never 0.
+    /// The length of the range, in bytes; never 0.
     pub length: u64,
-    /// What becomes of it.
+    /// The kind of change.
     pub kind: EntryKind,
 }
 
 impl Entry {
-    /// The bytes that the entry's data take in the log.
+    /// The length of the entry's data in the log, in bytes, rounded up to whole blocks.
     pub fn data_length(&self, block_size: u32) -> u64 {
         match self.kind {
             EntryKind::Data { .. } => self.length.next_multiple_of(u64::from(block_size)),
@@ -64,24 +64,24 @@ impl Entry {
 /// A record's header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The opening in which it was written.
+    /// The epoch in which the record was written.
     pub epoch: u64,
     /// Counts the records, without a gap.
     pub sequence: u64,
-    /// Where it begins in the ring, counted on from lap to lap.
+    /// The position in the ring where the record begins. Positions count on from lap to lap.
     pub position: u64,
-    /// How long it is, in bytes, its header included.
+    /// The length of the record in bytes, with its header.
     pub length: u64,
     /// The changes, in order.
     pub entries: Vec<Entry>,
 }
 
-/// Why there is no record in a place.
+/// Why there is no valid record in a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordError {
-    /// No header of this log: nothing has been written here, or only in part.
+    /// There is no header of this log: nothing was written here, or only a part of a header.
     Missing,
-    /// A header, but of an earlier lap or opening.
+    /// There is a header of an earlier lap or opening.
     Stale,
     /// The header's checksum is wrong.
     TornHeader,
@@ -105,23 +105,22 @@ impl fmt::Display for RecordError {
 
 impl std::error::Error for RecordError {}
 
-/// The place that a record must have to be the next one.
+/// The fields that the next record must have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {
     pub(crate) position: u64,
     pub(crate) sequence: u64,
-    /// The lowest and the highest epoch.
+    /// The lowest and the highest epoch that the record may have.
     pub(crate) epochs: (u64, u64),
-    /// What is left of the ring from the position on, in bytes, the lap's end and the tail
-    /// considered.
+    /// The bytes that the record may take at most: up to the end of the lap, and up to the tail.
     pub(crate) room: u64,
 }
 
-/// Writes the header of a record into its first block: `entries` at `position`, `length` bytes in
-/// all. The data of the entries stand behind it already, or are to be written too.
+/// Writes the header of `record` into its first block. The caller writes the data of the entries
+/// behind it.
 ///
 /// # Panics
-/// Where `block` is no block of the log, or the entries are too many.
+/// If `block` has another length than a block of the log, or there are too many entries.
 pub fn finish(block: &mut [u8], superblock: &Superblock, record: &Record) {
     assert_eq!(block.len(), superblock.block_size as usize, "a header has a block of its own");
     assert!(record.entries.len() <= entries_max(superblock.block_size), "entries fit the header");
@@ -150,14 +149,14 @@ pub fn finish(block: &mut [u8], superblock: &Superblock, record: &Record) {
     put(block, CHECKSUM_AT, &checksum.to_le_bytes());
 }
 
-/// Over all of the block but the checksum itself.
+/// The checksum of a header's block without the checksum itself.
 pub(crate) fn header_checksum(block: &[u8]) -> u32 {
     let checksum = crc32c::crc32c(&block[..CHECKSUM_AT]);
     crc32c::crc32c_append(checksum, &block[CHECKSUM_AT + 4..])
 }
 
 impl Record {
-    /// Reads the header in `block`, which must be the `expected` one's.
+    /// Reads the header in `block` and compares it with the `expected` fields.
     pub(crate) fn decode(
         block: &[u8],
         superblock: &Superblock,
@@ -215,7 +214,7 @@ impl Record {
         Ok(Self { epoch, sequence, position, length, entries })
     }
 
-    /// The first position behind the record.
+    /// The first position after the record.
     pub fn end(&self) -> u64 {
         self.position + self.length
     }
@@ -230,7 +229,7 @@ impl Record {
         })
     }
 
-    /// Compares the data in `bytes`, all of the record, with their checksums.
+    /// Compares the data in `bytes`, which are the whole record, with their checksums.
     pub(crate) fn verify(&self, bytes: &[u8], block_size: u32) -> Result<(), RecordError> {
         for (entry, position) in self.places(block_size) {
             let EntryKind::Data { checksum } = entry.kind else { continue };

@@ -1,9 +1,10 @@
-//! Reading the records from the tail on.
+//! Reads the records of a log, beginning at its tail.
 //!
-//! A record is the next one if its header says so: this log, the next sequence, this position
-//! (which counts on from lap to lap, so that no earlier lap's fits), an epoch that is not before
-//! the last one's (so that nothing fits that was written behind a record that an earlier opening
-//! found torn), and checksums that are right. The first place without one ends the log.
+//! The record at a place is the next one if its header has the identity of this log, the next
+//! sequence, this position, and an epoch that is not lower than the last record's, and if all its
+//! checksums are right. Positions count on from lap to lap, so a record of an earlier lap never
+//! matches. The epoch excludes records behind one that an earlier opening found torn. The first
+//! place without a next record is the end of the log.
 
 use crate::record::{Expected, Record, RecordError};
 use crate::superblock::Superblock;
@@ -12,40 +13,40 @@ use crate::{RING_OFFSET, superblock::POSITION_MAX};
 /// A record that was read, and its data.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Found<'a> {
-    /// Its header.
+    /// The record's header.
     pub record: Record,
-    /// All its bytes: header, and data.
+    /// All bytes of the record: its header, and its data.
     pub bytes: &'a [u8],
 }
 
-/// Where and why a scan ended.
+/// The place and the reason of a scan's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanEnd {
     /// The position of the next record to be written.
     pub position: u64,
-    /// Its sequence.
+    /// The sequence of the next record to be written.
     pub sequence: u64,
-    /// What is there instead of a record.
+    /// What the scan found instead of a record.
     pub reason: RecordError,
 }
 
-/// See the module. It asks for bytes of the region ([`want`](Self::want)), and is given them
-/// ([`give`](Self::give)), until it has come to the end.
+/// A scan of the ring. Its user reads the bytes that [`next_read`](Self::next_read) names, and
+/// passes them to [`feed`](Self::feed), until there is no next read. See the module.
 #[derive(Debug)]
 pub struct Scanner {
     superblock: Superblock,
     position: u64,
     sequence: u64,
     epoch: u64,
-    /// The header of the record whose data are wanted.
+    /// The header of the record whose data are read next.
     header: Option<Record>,
-    /// What was found at the end of a lap, while its start is looked at.
+    /// What was found at the end of a lap, while the start of the next lap is checked.
     lap_end: Option<RecordError>,
     end: Option<ScanEnd>,
 }
 
 impl Scanner {
-    /// A scan from the tail of `superblock` on.
+    /// A scan from the tail of `superblock`.
     pub fn new(superblock: &Superblock) -> Self {
         Self {
             position: superblock.tail_position,
@@ -58,7 +59,8 @@ impl Scanner {
         }
     }
 
-    /// The position that is looked at: the start of the next lap, once the end of one is over.
+    /// The position to check next: the start of the next lap, if there was no record before the end
+    /// of this one.
     fn place(&self) -> u64 {
         match self.lap_end {
             Some(_) => self.position.next_multiple_of(self.superblock.ring_length),
@@ -66,9 +68,9 @@ impl Scanner {
         }
     }
 
-    /// What is to be read next: where, in bytes from the start of the region, and how much. `None`
-    /// at the end.
-    pub fn want(&self) -> Option<(u64, usize)> {
+    /// The next bytes to read: their offset in bytes from the start of the region, and their
+    /// length. `None` at the end.
+    pub fn next_read(&self) -> Option<(u64, usize)> {
         if self.end.is_some() {
             return None;
         }
@@ -79,8 +81,9 @@ impl Scanner {
         Some((RING_OFFSET + self.place() % self.superblock.ring_length, length as usize))
     }
 
-    /// Takes the bytes that were wanted. A record that they complete comes back.
-    pub fn give<'a>(&mut self, bytes: &'a [u8]) -> Option<Found<'a>> {
+    /// Takes the bytes that [`next_read`](Self::next_read) named. Returns the record that they
+    /// complete, if any.
+    pub fn feed<'a>(&mut self, bytes: &'a [u8]) -> Option<Found<'a>> {
         let block_size = self.superblock.block_size;
         if let Some(record) = self.header.take() {
             return match record.verify(bytes, block_size) {
@@ -104,10 +107,10 @@ impl Scanner {
             room: ring_length.saturating_sub(used).min(ring_length - place % ring_length),
         };
         match Record::decode(bytes, &self.superblock, expected) {
-            // Without data it is complete.
+            // A record without data is complete.
             Ok(record) if record.length == u64::from(block_size) => {
                 self.header = Some(record);
-                self.give(bytes)
+                self.feed(bytes)
             }
             Ok(record) => {
                 self.header = Some(record);
@@ -117,7 +120,8 @@ impl Scanner {
         }
     }
 
-    /// There is no record here. One that did not fit the end of a lap stands at the next one's start.
+    /// There is no record here. A record that did not fit the end of a lap is at the start of the
+    /// next.
     fn fail(&mut self, reason: RecordError) -> Option<Found<'static>> {
         let (position, ring_length) = (self.position, self.superblock.ring_length);
         let at_start = position % ring_length == 0;
@@ -132,7 +136,7 @@ impl Scanner {
         None
     }
 
-    /// Where and why it ended; `None` while it has not.
+    /// The place and the reason of the scan's end; `None` before it has ended.
     pub fn end(&self) -> Option<ScanEnd> {
         self.end
     }

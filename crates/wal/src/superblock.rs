@@ -1,45 +1,46 @@
-//! Whose log it is, and from where on it counts.
+//! A superblock: the owner of a log, and the tail of its ring.
 //!
-//! There are two copies, which are written in turn: while one is being written, the other holds.
-//! All of a superblock that counts lies in its first 512 bytes, a sector.
+//! There are two copies, which are written alternately: while one is being written, the other is
+//! valid. The used bytes of a superblock are the first 512, a sector.
 
 use std::fmt;
 
 use crate::bytes::{array, put, u16_at, u32_at, u64_at};
 use crate::record::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN};
 
-/// The bytes that a superblock takes in the log volume.
+/// The length of a superblock in the log volume, in bytes.
 pub const SUPERBLOCK_LENGTH: usize = 4096;
-/// The bytes of it that count.
+/// The number of bytes that are used.
 const USED: usize = 512;
-/// What a superblock begins with.
+/// The first bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"\x8eFATHWAL";
 const VERSION: u32 = 1;
 /// The longest name of a disk, in bytes.
 pub const NAME_LENGTH_MAX: usize = 128;
-/// The longest name of a disk's store, in bytes. Of a longer one the end is kept.
+/// The longest name of a disk's store, in bytes. Only the end of a longer name is kept.
 pub const HOME_LENGTH_MAX: usize = 256;
 const NAME_AT: usize = 104;
 const HOME_AT: usize = NAME_AT + NAME_LENGTH_MAX;
 const CHECKSUM_AT: usize = USED - 4;
-/// No ring is longer, in bytes, and no position in it is behind [`POSITION_MAX`].
+/// The longest ring, in bytes.
 const RING_LENGTH_MAX: u64 = 1 << 48;
+/// The highest position in a ring, in bytes.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
-/// Which disk a log belongs to.
+/// The disk that a log belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The disk's name.
     pub name: String,
-    /// What names the store that the log's writes go to, for example an image's path.
+    /// The name of the disk's store, for example its image's path.
     pub home: String,
 }
 
 impl Owner {
-    /// The disk `name` whose store is `home`.
+    /// The disk `name` with the store `home`.
     ///
     /// # Errors
-    /// Where the name is longer than [`NAME_LENGTH_MAX`].
+    /// If the name is longer than [`NAME_LENGTH_MAX`].
     pub fn new(name: &str, home: &str) -> Result<Self, SuperblockError> {
         if name.len() > NAME_LENGTH_MAX {
             return Err(SuperblockError::Name);
@@ -52,37 +53,38 @@ impl Owner {
     }
 }
 
-/// See the module.
+/// A superblock. See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// The log's own identity, drawn when it was made.
+    /// The log's identity, drawn at random when the log was made.
     pub log: [u8; 16],
-    /// Which disk it belongs to.
+    /// The disk that the log belongs to.
     pub owner: Owner,
-    /// What records and their data are multiples of, in bytes.
+    /// The size of a block, in bytes. Records begin and end on a block's boundary, and so do their
+    /// data.
     pub block_size: u32,
     /// The length of the ring, in bytes: a multiple of the block size.
     pub ring_length: u64,
-    /// Counts the superblocks that were written: the higher one holds.
+    /// The number of the superblock. Of two copies, the one with the higher number is valid.
     pub number: u64,
-    /// Counts the openings. Records carry the epoch in which they were written.
+    /// The number of openings so far. A record has the epoch in which it was written.
     pub epoch: u64,
-    /// The position of the first record that counts.
+    /// The position of the oldest valid record.
     pub tail_position: u64,
-    /// Its sequence.
+    /// The sequence of that record.
     pub tail_sequence: u64,
-    /// The lowest epoch that it may have.
+    /// The lowest epoch that record may have.
     pub tail_epoch: u64,
 }
 
 /// Why a superblock cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SuperblockError {
-    /// There is none yet: zeroes, or the making of a log was interrupted.
+    /// There is no log yet: zeroes, or a log that was not completely made.
     Blank,
-    /// There is something else.
+    /// There is other data than a log.
     Foreign,
-    /// It was written by a later version, which is named.
+    /// The log has a later format, which this program does not support. Contains its version.
     Newer(u32),
     /// Both copies are damaged.
     Damaged,
@@ -94,10 +96,10 @@ impl fmt::Display for SuperblockError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Blank => formatter.write_str("there is no log yet"),
-            Self::Foreign => formatter.write_str("there is something else than a log"),
+            Self::Foreign => formatter.write_str("there is other data than a log"),
             Self::Newer(version) => write!(
                 formatter,
-                "the log has format {version}, and this program knows formats up to {VERSION}"
+                "the log has format {version}, and this program supports formats up to {VERSION}"
             ),
             Self::Damaged => formatter.write_str("both superblocks of the log are damaged"),
             Self::Name => {
@@ -113,7 +115,7 @@ impl Superblock {
     /// The superblock's bytes.
     ///
     /// # Panics
-    /// Where the owner was not made by [`Owner::new`].
+    /// If the owner was not made by [`Owner::new`].
     pub fn encode(&self) -> [u8; SUPERBLOCK_LENGTH] {
         let mut bytes = [0; SUPERBLOCK_LENGTH];
         put(&mut bytes, 0, &MAGIC);
@@ -155,7 +157,7 @@ impl Superblock {
         if u32_at(bytes, CHECKSUM_AT) != crc32c::crc32c(&bytes[..CHECKSUM_AT]) {
             return Err(SuperblockError::Damaged);
         }
-        // Every version has its magic, version and checksum here.
+        // Every version of the format has its magic number, version and checksum at these offsets.
         let version = u32_at(bytes, 8);
         if version > VERSION {
             return Err(SuperblockError::Newer(version));
@@ -185,7 +187,8 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Whether nothing that is computed from it can overflow or leave the ring.
+    /// Whether all fields are within their limits, so that no position computed from them overflows
+    /// or lies outside the ring.
     pub(crate) fn is_sane(&self) -> bool {
         let block = u64::from(self.block_size);
         self.block_size.is_power_of_two()
@@ -200,24 +203,25 @@ impl Superblock {
             && self.number < POSITION_MAX
     }
 
-    /// Where the superblock goes, in bytes from the start of the region.
+    /// Where to write the superblock, in bytes from the start of the region.
     pub fn offset(&self) -> u64 {
         (self.number & 1) * SUPERBLOCK_LENGTH as u64
     }
 }
 
-/// The superblock that holds, out of the two copies.
+/// Selects the valid superblock of the two copies.
 ///
 /// # Errors
-/// Where none can be used. [`SuperblockError::Blank`] says that a log may be made here.
+/// If neither can be used. After [`SuperblockError::Blank`] a log may be made here.
 pub fn select(first: &[u8], second: &[u8]) -> Result<Superblock, SuperblockError> {
     use SuperblockError::{Blank, Damaged, Foreign, Newer};
     match (Superblock::decode(first), Superblock::decode(second)) {
         (Ok(one), Ok(other)) if one.log != other.log => Err(Damaged),
         (Ok(one), Ok(other)) => Ok(if one.number > other.number { one } else { other }),
-        // A log that a later version has opened is that version's, whatever the other copy says.
+        // A log that a later version has opened belongs to that version, whatever the other copy
+        // is.
         (Err(Newer(version)), _) | (_, Err(Newer(version))) => Err(Newer(version)),
-        // The second copy is written when the first one is durable: a log is made once both are.
+        // The second copy is written after the first one is durable. A log is made once both are.
         (Ok(_) | Err(Blank | Damaged), Err(Blank)) => Err(Blank),
         (Ok(one), Err(Damaged | Foreign)) | (Err(Damaged | Foreign), Ok(one)) => Ok(one),
         (Err(Damaged), _) | (_, Err(Damaged)) | (Err(Blank), Ok(_)) => Err(Damaged),
@@ -244,7 +248,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_superblock_comes_back_and_any_other_bit_is_noticed() {
+    fn a_superblock_survives_encoding_and_each_flipped_bit_is_detected() {
         let superblock = superblock();
         let bytes = superblock.encode();
         assert_eq!(Superblock::decode(&bytes), Ok(superblock));
@@ -256,7 +260,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_newer_copy_holds_and_a_torn_one_does_not() {
+    fn the_newer_sound_copy_is_selected() {
         let blank = [0; SUPERBLOCK_LENGTH];
         let older = superblock();
         let newer = Superblock { number: 7, epoch: 4, ..older.clone() };
@@ -267,7 +271,7 @@ pub(crate) mod tests {
         torn[300..].fill(0);
         assert_eq!(select(&old, &torn), Ok(older.clone()));
         assert_eq!(select(&torn, &torn), Err(SuperblockError::Damaged));
-        // The making was interrupted, in whatever way.
+        // The making of the log was interrupted after any of its steps.
         for first in [blank, old, torn] {
             assert_eq!(select(&first, &blank), Err(SuperblockError::Blank));
         }
@@ -285,7 +289,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn long_names_are_refused_and_of_long_stores_the_end_is_kept() {
+    fn long_disk_names_are_rejected_and_long_store_names_are_cut() {
         assert_eq!(Owner::new(&"a".repeat(129), ""), Err(SuperblockError::Name));
         let owner = Owner::new(&"a".repeat(128), &"\u{e4}".repeat(200)).unwrap();
         assert_eq!(owner.home.len(), 256);

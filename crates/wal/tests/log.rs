@@ -1,5 +1,6 @@
-//! The log over a region in memory that loses and tears what was not flushed, by seed: what a scan
-//! finds is what was durable, and perhaps more, in order; nothing stale is ever taken for new.
+//! Runs the log, by seed, over a region in memory that loses and tears unflushed writes. A scan
+//! finds the durable records and perhaps more, in order, and never takes a stale record for a new
+//! one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,14 +10,14 @@ use fathom_wal::{
 };
 
 const SECTOR: usize = 512;
-/// The disk, in bytes.
+/// The size of the disk, in bytes.
 const CAPACITY: u64 = 16 << 10;
 
 /// A store with a volatile cache.
 struct Region {
     durable: Vec<u8>,
     visible: Vec<u8>,
-    /// Sectors that were written since the last flush, and what they held meanwhile.
+    /// The sectors written since the last flush, each with all contents written to it since.
     versions: BTreeMap<usize, Vec<Vec<u8>>>,
 }
 
@@ -67,16 +68,17 @@ impl Region {
         }
     }
 
-    /// Recovers the log, and gives the entries that were found, by sequence, with their data.
+    /// Recovers the log. Returns it with the found entries and their data, by sequence, and the
+    /// scan's end.
     fn open(&mut self) -> (Log, Vec<(Entry, Vec<u8>)>, ScanEnd) {
         let (first, second) = self.visible.split_at(SUPERBLOCK_LENGTH);
         let superblock = select(first, &second[..SUPERBLOCK_LENGTH]).unwrap();
         let mut scanner = Scanner::new(&superblock);
         let mut log = Log::new(superblock.clone());
         let mut entries = Vec::new();
-        while let Some((offset, length)) = scanner.want() {
+        while let Some((offset, length)) = scanner.next_read() {
             let bytes = &self.visible[offset as usize..][..length];
-            if let Some(found) = scanner.give(bytes) {
+            if let Some(found) = scanner.feed(bytes) {
                 for (entry, place) in found.record.places(superblock.block_size) {
                     let start = (place - found.record.position) as usize;
                     let data = match entry.kind {
@@ -122,17 +124,17 @@ fn encode(log: &Log, reservation: &Reservation, data: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// One life after another, each of which begins with what the crash before left.
+/// One life after another. Each begins with the data that the crash before it left.
 #[expect(clippy::too_many_lines, reason = "one life from its start to its crash")]
 fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
     let mut random = fastrand::Rng::with_seed(seed);
     let block_size = if random.bool() { 512 } else { 1024 };
     let mut region = Region::new(RING_OFFSET + 24 * 1024);
     region.make(block_size);
-    // Home is written through: what was brought there is durable. The order of its own flush is
-    // the layer's.
+    // Home is written through: written content is durable. The layer is responsible for the order
+    // of home's own flush.
     let mut home = vec![0; CAPACITY as usize];
-    // All that was ever reserved since the last recovery, and how much of it must be found.
+    // All records reserved since the last recovery. Those not in `base` need not be found.
     let mut history: Vec<(Vec<Entry>, Vec<Vec<u8>>)> = Vec::new();
     let mut base = home.clone();
     let (mut found_more, mut laps, mut reasons) = (0, 0, BTreeSet::new());
@@ -144,13 +146,13 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
             RecordError::Stale => "stale",
             RecordError::TornHeader => "torn header",
             RecordError::TornData => "torn data",
-            RecordError::Malformed => panic!("nobody wrote such a thing"),
+            RecordError::Malformed => panic!("a malformed record, which the test never writes"),
         });
         let mut disk = home.clone();
         for (entry, data) in &entries {
             apply(&mut disk, entry, data);
         }
-        // What was found is a prefix of what was written, and not less than was durable.
+        // The found records are a prefix of the written ones, and include all durable ones.
         let mut expected = base.clone();
         let mut matched = (expected == disk).then_some(0);
         for (index, (entries, data)) in history.iter().enumerate() {
@@ -161,7 +163,7 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                 matched = Some(index + 1);
             }
         }
-        let count = matched.expect("what was found is a prefix of what was written");
+        let count = matched.expect("the found records are a prefix of the written ones");
         found_more += usize::from(count > 0);
         base.clone_from(&disk);
         history.clear();
@@ -206,7 +208,7 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                 8 | 9 => {
                     region.flush();
                     flushes += 1;
-                    // What is written while the flush is on its way back waits for the next one.
+                    // A record written after the flush began waits for the next flush.
                     if random.bool() && !waiting.is_empty() {
                         let (reservation, data) = waiting.pop().unwrap();
                         region.write(reservation.offset, &encode(&log, &reservation, &data));
@@ -236,9 +238,9 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                             Source::Zeroes { .. } | Source::Discard => home[range].fill(0),
                         }
                     }
-                    let checkpoint = log.home(round.last);
+                    let checkpoint = log.checkpoint(round.last);
                     region.write(checkpoint.offset, &*checkpoint.bytes);
-                    // Crashes before it is durable, too.
+                    // Also crash before the checkpoint is durable.
                     if random.u8(0..4) == 0 {
                         break;
                     }
@@ -247,9 +249,9 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                     laps = laps.max(log.superblock().tail_position / log.superblock().ring_length);
                 }
                 _ => {
-                    // A reader sees what is durable, for as long as it likes.
+                    // A reader sees the durable content for as long as it holds its pin.
                     let mut parts = Vec::new();
-                    let pin = log.look(0..CAPACITY, |segment| parts.push(segment));
+                    let pin = log.pin(0..CAPACITY, |segment| parts.push(segment));
                     pins.push((pin, parts));
                     if pins.len() > 2 {
                         let (pin, parts) = pins.remove(0);
@@ -273,7 +275,7 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
             }
         }
         region.crash(&mut random);
-        // What was durable is the least that must be found.
+        // At least the durable content must be found.
         base.clone_from(&durable_disk);
         history.drain(..applied);
     }
@@ -281,7 +283,7 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
 }
 
 #[test]
-fn what_a_scan_finds_is_what_was_durable_and_perhaps_more_in_order() {
+fn a_scan_finds_the_durable_records_and_perhaps_more_in_order() {
     let (mut found, mut laps, mut reasons) = (0, 0, BTreeSet::new());
     for seed in 0..2000 {
         let result = std::panic::catch_unwind(|| lives(seed));
@@ -307,10 +309,11 @@ fn entry(content: u64) -> (Vec<Entry>, Vec<Vec<u8>>) {
     (vec![Entry { offset: content * 512, length: 512, kind }], vec![data])
 }
 
-/// Records 0 to 3 are written, of which the second is torn; an opening finds one, and writes
-/// another second one. The third of the first opening fits behind it in every way but its epoch.
+/// Records 0 to 3 are written, and the second is torn. An opening finds the first, and writes
+/// another second record. The third record of the first opening fits behind it except for its
+/// epoch.
 #[test]
-fn a_record_behind_a_torn_one_is_never_taken_for_a_new_one() {
+fn a_record_behind_a_torn_one_is_never_recovered() {
     for moved in [false, true] {
         let (mut region, mut log) = small();
         for content in 0..4 {
@@ -332,9 +335,9 @@ fn a_record_behind_a_torn_one_is_never_taken_for_a_new_one() {
         region.flush();
         assert!(log.flushed(1));
         if moved {
-            // With its forerunner gone, the superblock alone knows the epoch.
+            // The record before is no longer in the log: only the superblock has its epoch.
             let round = log.round(u64::MAX).unwrap();
-            let checkpoint = log.home(round.last);
+            let checkpoint = log.checkpoint(round.last);
             region.write(checkpoint.offset, &*checkpoint.bytes);
             region.flush();
         }
@@ -346,7 +349,7 @@ fn a_record_behind_a_torn_one_is_never_taken_for_a_new_one() {
 }
 
 #[test]
-fn a_place_that_nobody_fills_is_given_out_again() {
+fn an_unwritten_place_is_reserved_again() {
     let (mut region, mut log) = small();
     let (entries, data) = entry(1);
     let lost = log.reserve(entries.clone()).unwrap();
@@ -365,7 +368,7 @@ fn a_place_that_nobody_fills_is_given_out_again() {
 }
 
 #[test]
-fn a_full_log_is_known_before_a_write_begins_and_a_reader_keeps_its_space() {
+fn a_full_log_rejects_a_reservation_and_a_pin_keeps_its_space() {
     let (_, mut log) = small();
     let mut count = 0;
     while log.reserve(entry(1).0).is_ok() {
@@ -376,19 +379,19 @@ fn a_full_log_is_known_before_a_write_begins_and_a_reader_keeps_its_space() {
         log.written(sequence, 1);
     }
     log.flushed(1);
-    let pin = log.look(0..CAPACITY, |_| ());
+    let pin = log.pin(0..CAPACITY, |_| ());
     let round = log.round(u64::MAX).unwrap();
     assert_eq!((round.last, round.segments.len()), (7, 1));
-    log.home(round.last);
+    log.checkpoint(round.last);
     assert_eq!((log.round(u64::MAX), log.reserve(entry(1).0)), (None, Err(Full)));
     log.checkpointed();
-    assert_eq!(log.reserve(entry(1).0), Err(Full), "somebody reads there");
+    assert_eq!(log.reserve(entry(1).0), Err(Full), "a reader has pinned the space");
     log.unpin(pin);
     assert!(log.is_empty() && log.reserve(entry(1).0).is_ok());
 }
 
 #[test]
-fn any_bytes_are_taken_for_what_they_are() {
+fn arbitrary_bytes_are_read_without_a_panic() {
     let (mut region, mut log) = small();
     for content in 0..6 {
         let (entries, data) = entry(content);
@@ -402,7 +405,7 @@ fn any_bytes_are_taken_for_what_they_are() {
         let mut bytes = whole.clone();
         bytes[0] = random.u8(..);
         for _ in 0..random.usize(1..8) {
-            // Where something is, mostly.
+            // Mostly places with content.
             let start = [0, 4096, 8192, 8704][random.usize(0..4)];
             let at = 1 + start + random.usize(0..128);
             match random.u8(0..3) {

@@ -298,7 +298,7 @@ fn the_log_comes_and_goes_while_the_disk_is_in_use() {
         let output = bench.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
-        // Nothing gets home: the layer stays, and the disk serves on from its log.
+        // Write-back fails: the layer stays, and the disk continues to use its log.
         let failing = vec![log(), fails];
         let before = client.change_disk("a", &layers(failing)).unwrap();
         stop.store(true, Ordering::Relaxed);
@@ -311,7 +311,7 @@ fn the_log_comes_and_goes_while_the_disk_is_in_use() {
             let problems = client.disk("a").unwrap().problems;
             let mut of_layer =
                 problems.iter().filter(|problem| problem.kind == ProblemKind::LayerFailed);
-            of_layer.any(|problem| problem.message.contains("nothing goes home from its log"))
+            of_layer.any(|problem| problem.message.contains("is not written back"))
         });
         let metrics = client.metrics().unwrap();
         let line = "fathom_layer_wal_size_bytes{disk=\"a\",vm=\"\"}";

@@ -1,8 +1,8 @@
-//! Bringing home what the log holds, in whichever queue is open.
+//! Writes the log's changes back home, in any open queue.
 //!
 //! A round copies the newest content of the oldest records home, flushes home, and writes a
-//! checkpoint. One queue has the round; others go on. What is written meanwhile is of later
-//! records, which the log keeps.
+//! checkpoint. One queue has the round; the other queues continue to serve. Changes written
+//! meanwhile are in later records, which stay in the log.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -12,17 +12,17 @@ use fathom_wal::{Round, Segment, Source};
 
 use super::queue::{WalQueue, purpose};
 
-/// The most bytes that are copied at a time.
+/// The most bytes of one copy.
 const COPY_LENGTH_MAX: u64 = 1 << 20;
-/// The most copies under way.
+/// The most copies in flight.
 const COPIES_MAX: usize = 8;
-/// The most bytes of the log that a round takes on.
+/// The most bytes of the ring that a round writes back.
 const ROUND_LENGTH_MAX: u64 = 64 << 20;
-/// When a round home that failed is tried again, in nanoseconds.
+/// The time between a failed round and the next attempt, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 
-/// A round under way.
-pub(super) struct Moving {
+/// A write-back round in progress.
+pub(super) struct WriteBack {
     last: u64,
     segments: VecDeque<Segment>,
     in_flight: usize,
@@ -31,38 +31,38 @@ pub(super) struct Moving {
 }
 
 impl WalQueue {
-    /// Begins a round where one is due, and goes on with that of this queue.
+    /// Begins a round if one is due, and continues this queue's round.
     pub(super) fn bring_home(&mut self, next: &mut Crossing<'_>) {
-        if self.moving.is_none() && !self.is_closed && self.below.write {
-            self.moving = self.begin_round(next);
+        if self.write_back.is_none() && !self.is_closed && self.below.write {
+            self.write_back = self.begin_round(next);
         }
         loop {
             let is_closed = self.is_closed;
-            let Some(moving) = &mut self.moving else { return };
-            let may_copy = moving.failed.is_none() && !is_closed;
-            if may_copy && moving.in_flight < COPIES_MAX && !moving.segments.is_empty() {
-                moving.in_flight += 1;
+            let Some(write_back) = &mut self.write_back else { return };
+            let may_copy = write_back.failed.is_none() && !is_closed;
+            if may_copy && write_back.in_flight < COPIES_MAX && !write_back.segments.is_empty() {
+                write_back.in_flight += 1;
                 self.copy(next);
                 continue;
             }
-            if moving.in_flight > 0 {
+            if write_back.in_flight > 0 {
                 return;
             }
-            if let (true, None) = (moving.is_flushing, moving.failed) {
+            if let (true, None) = (write_back.is_flushing, write_back.failed) {
                 return self.end_round(next);
             }
             if !may_copy {
-                return self.leave_round(next);
+                return self.abandon_round(next);
             }
-            moving.is_flushing = true;
-            moving.in_flight = 1;
+            write_back.is_flushing = true;
+            write_back.in_flight = 1;
             let mut own = next.request();
             (own.operation, own.token) = (Operation::Flush, purpose::HOME_FLUSH);
             next.submit(own);
         }
     }
 
-    fn begin_round(&self, next: &mut Crossing<'_>) -> Option<Moving> {
+    fn begin_round(&self, next: &mut Crossing<'_>) -> Option<WriteBack> {
         let age_ns = self.inner.age_ns.load(Ordering::Relaxed);
         let size = self.inner.superblock.ring_length;
         let limit = ROUND_LENGTH_MAX.min(size / 2);
@@ -75,12 +75,13 @@ impl WalQueue {
             if state.failed.is_some() {
                 return None;
             }
-            if state.is_moving {
-                // Should that queue end, another goes on.
+            if state.is_writing_back {
+                // If the other queue closes, this one takes over.
                 wake_ns = Some(now_ns.saturating_add(age_ns.max(RETRY_NS)));
                 return None;
             }
-            let is_due = state.is_draining || state.is_pressed || state.log.used() >= size / 2;
+            let is_due =
+                state.is_draining || state.is_space_awaited || state.log.used() >= size / 2;
             let mut due_ns = if is_due { 0 } else { state.since_ns.saturating_add(age_ns) };
             if state.home_failed.is_some() {
                 due_ns = due_ns.max(state.retry_ns);
@@ -90,14 +91,14 @@ impl WalQueue {
                 return None;
             }
             let round = state.log.round(limit)?;
-            (state.is_moving, state.is_pressed, state.since_ns) = (true, false, now_ns);
+            (state.is_writing_back, state.is_space_awaited, state.since_ns) = (true, false, now_ns);
             Some(round)
         });
         if let Some(wake_ns) = wake_ns {
             next.wake_at(wake_ns);
         }
         let Round { last, segments } = round?;
-        Some(Moving {
+        Some(WriteBack {
             last,
             segments: segments.into(),
             in_flight: 0,
@@ -106,10 +107,10 @@ impl WalQueue {
         })
     }
 
-    /// Copies some neighbours home.
+    /// Copies adjacent segments home.
     fn copy(&mut self, next: &mut Crossing<'_>) {
-        let Some(moving) = &mut self.moving else { return };
-        let Some(mut first) = moving.segments.pop_front() else { return };
+        let Some(write_back) = &mut self.write_back else { return };
+        let Some(mut first) = write_back.segments.pop_front() else { return };
         let mut own = next.request();
         own.token = purpose::COPY;
         own.flags.background = true;
@@ -134,21 +135,21 @@ impl WalQueue {
                 (first.offset, first.length) =
                     (first.offset + own.length, first.length - own.length);
                 if first.length > 0 {
-                    moving.segments.push_front(first);
+                    write_back.segments.push_front(first);
                 }
             }
             return next.submit(own);
         }
         let mut run = vec![first];
         own.length = first.length;
-        while let Some(&segment) = moving.segments.front() {
+        while let Some(&segment) = write_back.segments.front() {
             let fits = matches!(segment.source, Some(Source::Ring(_)))
                 && segment.offset == own.offset + own.length
                 && own.length + segment.length <= COPY_LENGTH_MAX;
             if !fits {
                 break;
             }
-            moving.segments.pop_front();
+            write_back.segments.pop_front();
             own.length += segment.length;
             run.push(segment);
         }
@@ -166,7 +167,7 @@ impl WalQueue {
         next.join(split);
     }
 
-    /// What is to be copied has been read from the log.
+    /// The pieces of a copy have been read from the log.
     pub(super) fn copied(
         &mut self,
         parent: Box<Request>,
@@ -177,38 +178,38 @@ impl WalQueue {
             return next.submit(parent);
         }
         next.recycle(parent);
-        self.moved(outcome);
+        self.part_completed(outcome);
         self.bring_home(next);
     }
 
-    /// A part of the round has come back.
-    pub(super) fn moved(&mut self, outcome: Outcome) {
-        let Some(moving) = &mut self.moving else { return };
-        moving.in_flight -= 1;
+    /// A request of the round has completed.
+    pub(super) fn part_completed(&mut self, outcome: Outcome) {
+        let Some(write_back) = &mut self.write_back else { return };
+        write_back.in_flight -= 1;
         if let Err(kind) = outcome {
-            moving.failed.get_or_insert(kind);
+            write_back.failed.get_or_insert(kind);
         }
     }
 
-    /// All of the round is durable at home.
+    /// The whole round is durable at home.
     fn end_round(&mut self, next: &mut Crossing<'_>) {
-        let Some(Moving { last, .. }) = self.moving.take() else { return };
+        let Some(WriteBack { last, .. }) = self.write_back.take() else { return };
         self.inner.shared.look(|state| {
-            state.is_moving = false;
+            state.is_writing_back = false;
             state.home_failed = None;
-            state.checkpoint = Some(state.log.home(last));
+            state.checkpoint = Some(state.log.checkpoint(last));
         });
         self.inner.rounds.fetch_add(1, Ordering::Relaxed);
         self.inner.shared.wake();
         self.write_checkpoint(next);
     }
 
-    /// The round failed, or its queue closes. The log keeps all of it.
-    fn leave_round(&mut self, next: &mut Crossing<'_>) {
-        let Some(Moving { failed, .. }) = self.moving.take() else { return };
+    /// The round failed, or its queue closes. The log keeps its content.
+    fn abandon_round(&mut self, next: &mut Crossing<'_>) {
+        let Some(WriteBack { failed, .. }) = self.write_back.take() else { return };
         let retry_ns = next.now_ns() + RETRY_NS;
         self.inner.shared.look(|state| {
-            state.is_moving = false;
+            state.is_writing_back = false;
             if failed.is_some() {
                 (state.home_failed, state.retry_ns) = (failed, retry_ns);
             }
@@ -219,9 +220,9 @@ impl WalQueue {
         self.inner.shared.wake();
     }
 
-    /// Writes the checkpoint that is to be written.
+    /// Writes the next checkpoint, if there is one.
     pub(super) fn write_checkpoint(&mut self, next: &mut Crossing<'_>) {
-        if self.is_closed || self.checking.is_some() {
+        if self.is_closed || self.checkpoint_in_flight.is_some() {
             return;
         }
         let taken = self
@@ -236,12 +237,12 @@ impl WalQueue {
         own.length = checkpoint.bytes.len() as u64;
         own.buffers.allocate(checkpoint.bytes.len());
         own.buffers.copy_from(0, &*checkpoint.bytes);
-        self.checking = Some(checkpoint);
+        self.checkpoint_in_flight = Some(checkpoint);
         next.submit_to(self.store, own);
     }
 
     pub(super) fn checkpoint_written(&mut self, outcome: Outcome) {
-        self.checking = None;
+        self.checkpoint_in_flight = None;
         match outcome {
             Ok(()) => {
                 let needed = self.inner.volume.next();

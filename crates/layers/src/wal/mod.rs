@@ -1,21 +1,22 @@
-//! A write-ahead log before a slow disk.
+//! A write-ahead log for a slow disk.
 //!
-//! Every change is durable in a log volume before it is acknowledged, and goes home later, many of
-//! them together and in the order of the disk. So a flush has nothing left to wait for, and a sync
-//! takes as long as the log volume's. The log itself is `fathom_wal`; `docs/wal.md` has its format.
+//! Every change is durable in a log volume before it is acknowledged. Changes are written back home
+//! later, in batches and in order of their offsets. So a flush has nothing to wait for, and a
+//! synchronous write takes as long as the log volume needs for it. The log itself is `fathom_wal`;
+//! `docs/wal.md` describes its format.
 //!
-//! - [`LogVolume`]: where logs lie; the disks on it share their flushes.
+//! - [`LogVolume`]: the store of logs; the disks with a log on it share its flushes.
 //! - `open`: makes a log, or recovers one, before the first queue is opened.
-//! - `queue`: a queue's part: changes into records, reads from the log and from home.
-//! - `home`: brings home what the log holds, in whichever queue is open.
+//! - `queue`: one queue's work: it puts changes into records, and reads from the log and from home.
+//! - `home`: writes changes back home, in any open queue.
 //!
-//! What queues share is a [`Shared`]: the log, which gives all changes one order, and the flushes
-//! of the volume. A record that is missing, because its queue ended before it was written, is
-//! filled by another queue, so that no queue waits for one that is gone.
+//! The queues of a disk share a [`Shared`] with the log, which gives all changes one order, and
+//! share the flushes of the volume. If a queue ends before it has written a record, another queue
+//! fills the record's place, so that no queue waits for a closed one.
 //!
-//! When the log volume fails, the disk takes no more changes: nothing is acknowledged that is not
-//! durable. What is in the log stays there. When the disk beneath fails, changes go on until the
-//! log is full, and then fail with the disk's error; bringing home is tried again each second.
+//! After the log volume has failed, the disk rejects changes: only durable changes are
+//! acknowledged. The log keeps its content. If the disk beneath fails, changes succeed until the
+//! log is full, and then fail with the disk's error. Write-back is tried again each second.
 
 mod home;
 mod open;
@@ -41,38 +42,39 @@ use queue::WalQueue;
 use volume::Claim;
 pub use volume::LogVolume;
 
-/// How often whoever has all brought home looks how far it is.
+/// How often a drain checks its progress.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(1);
-/// How many rounds home a log that is to leave makes while the disk still serves. The last one takes
-/// what was written in the one before, while the disk stands still.
+/// The write-back rounds that a log completes before it leaves, while the disk still serves. The
+/// last round, while the disk stands still, writes back only the changes of the round before.
 const RETIRE_ROUNDS: u64 = 3;
-/// How long what is under way may take to end at least.
+/// The least time that requests in flight get to complete.
 const FINISH_TIME_MIN: Duration = Duration::from_secs(2);
 
-/// What the queues of one disk share.
+/// The state that the queues of one disk share.
 struct State {
     log: Log,
-    /// The log volume has failed: no more changes.
+    /// The error of the log volume. After it, changes are rejected.
     failed: Option<ErrorKind>,
-    /// Records that nobody writes: their queue is gone.
+    /// Records that their queues did not write before they closed.
     orphans: Vec<u64>,
-    /// The queues that are open, and how many ever were.
+    /// The open queues by number, and the number of queues opened so far.
     queues: Vec<(u64, Waker)>,
     opened: u64,
-    /// Whether a queue brings home.
-    is_moving: bool,
-    /// The checkpoint that is to be written.
+    /// Whether a queue has a write-back round in progress.
+    is_writing_back: bool,
+    /// The next checkpoint to write.
     checkpoint: Option<Checkpoint>,
-    /// The checkpoint was written, and this flush makes it durable.
+    /// The flush that makes the written checkpoint durable.
     checkpoint_flush: Option<u64>,
-    /// Why the last round home failed, and when the next one is due, in nanoseconds.
+    /// The error of the last write-back round, and the earliest time of the next one, in
+    /// nanoseconds.
     home_failed: Option<ErrorKind>,
     retry_ns: u64,
-    /// Since when something is in the log only, in nanoseconds.
+    /// The time since when the log has had changes that are not at home, in nanoseconds.
     since_ns: u64,
-    /// Somebody waits for space.
-    is_pressed: bool,
-    /// All is to go home at once.
+    /// Whether a change waits for space.
+    is_space_awaited: bool,
+    /// Whether to write back all changes now.
     is_draining: bool,
 }
 
@@ -80,7 +82,7 @@ struct Inner {
     volume: Arc<LogVolume>,
     /// Where the region begins in the volume, in bytes.
     base: u64,
-    /// What of it does not change while the log is open.
+    /// The superblock at the opening. Only its constant fields are used.
     superblock: Superblock,
     age_ns: AtomicU64,
     shared: Shared<State>,
@@ -89,37 +91,37 @@ struct Inner {
 }
 
 impl Inner {
-    /// Where a position of the ring is in the volume, in bytes.
+    /// The place of a ring's position in the volume, in bytes.
     fn place(&self, position: u64) -> u64 {
         self.base + fathom_wal::RING_OFFSET + position % self.superblock.ring_length
     }
 }
 
-/// How a log is.
+/// The state of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WalStatus {
     /// The bytes of the ring that are in use.
     pub used: u64,
-    /// The bytes of the ring.
+    /// The length of the ring, in bytes.
     pub size: u64,
-    /// Why the log takes no more changes.
+    /// The error after which the log rejects changes.
     pub log_failed: Option<ErrorKind>,
-    /// Why the last attempt to bring home failed.
+    /// The error of the last write-back round, if it failed.
     pub home_failed: Option<ErrorKind>,
-    /// How often something was brought home.
+    /// The number of completed write-back rounds.
     pub rounds: u64,
     /// The flushes of the log volume since it was opened, for all disks on it.
     pub volume_flushes: u64,
 }
 
-/// See the module.
+/// The layer. See the module.
 #[derive(Clone)]
 pub struct Wal {
     inner: Arc<Inner>,
 }
 
 impl Wal {
-    /// How the log is now.
+    /// The state of the log now.
     pub fn status(&self) -> WalStatus {
         self.inner.shared.look(|state| WalStatus {
             used: state.log.used(),
@@ -131,17 +133,18 @@ impl Wal {
         })
     }
 
-    /// Brings all home that the log holds, through a queue of its own, within `limit`. `disk` is
-    /// the one with this layer, which takes no more changes. Not to be called by a queue's thread.
+    /// Writes all changes of the log back home within `limit`, in a queue that it opens for this.
+    /// `disk` has this layer, and must not take changes any more. A queue's thread must not call
+    /// this function.
     ///
     /// # Errors
-    /// When the disk or the log volume fails, or the time is over. What is not at home stays in
+    /// If the disk or the log volume fails, or `limit` has passed. The remaining changes stay in
     /// the log.
     pub fn drain(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
         self.bring_home_until(|state| state.log.is_empty(), disk, limit)
     }
 
-    /// Brings home until `is_done`. The disk may take changes meanwhile.
+    /// Writes changes back until `is_done`. The disk may take changes meanwhile.
     fn bring_home_until(
         &self,
         is_done: impl Fn(&State) -> bool,
@@ -155,19 +158,19 @@ impl Wal {
         }
         let mut reactor = Reactor::new(64)?;
         let mut stack = disk.open_aside(&mut reactor, Clock::System)?;
-        // An earlier failure says nothing of now.
+        // An earlier failure need not occur again.
         shared.look(|state| {
             (state.is_draining, state.home_failed, state.retry_ns) = (true, None, 0);
         });
         let drained = self.bring_home(is_done, &mut stack, &mut reactor, end);
         shared.look(|state| state.is_draining = false);
-        // What is under way ends before the queue does.
+        // Requests in flight complete before the queue closes.
         let left = end.saturating_duration_since(Instant::now()).max(FINISH_TIME_MIN);
         stack.finish(&mut reactor, left)?;
         drained
     }
 
-    /// How long a change may be in the log only, in nanoseconds, from now on.
+    /// Sets how long a change may be only in the log, in nanoseconds.
     pub fn set_age(&self, age_ns: u64) {
         self.inner.age_ns.store(age_ns, Ordering::Relaxed);
     }
@@ -214,7 +217,7 @@ impl Layer for Wal {
     }
 
     fn geometry(&self, below: Geometry) -> Geometry {
-        // What is in the log is read from there.
+        // Reads of the ring have the log volume's alignment.
         let alignment = below.alignment.max(self.inner.volume.backend().geometry().alignment);
         let block_size = below.block_size.max(alignment);
         let physical_block_size = below.physical_block_size.max(block_size);
@@ -222,7 +225,8 @@ impl Layer for Wal {
     }
 
     fn resizing(&self, from: u64, to: u64) -> Result<(), ErrorKind> {
-        // What the log holds of the part that is cut off would come back after a later growth.
+        // After a shrink and a later growth, changes that the log holds beyond the end would
+        // reappear.
         if to < from { Err(ErrorKind::Unsupported) } else { Ok(()) }
     }
 
@@ -231,26 +235,26 @@ impl Layer for Wal {
         let mut problems = Vec::new();
         if status.log_failed.is_some() {
             problems.push(LayerProblem {
-                message: "its log volume fails: no change is taken any more".into(),
+                message: "its log volume failed: the disk rejects changes".into(),
                 remedy:
-                    "mend the log volume, then serve all disks with a log there anew: nothing is \
-                         lost"
+                    "repair the log volume, then serve all disks with a log on it again: the log \
+                         keeps all changes"
                         .into(),
             });
         } else if let Some(kind) = status.home_failed {
             let share = status.used * 100 / status.size.max(1);
             problems.push(LayerProblem {
-                message: format!("nothing goes home from its log, which is {share} % full: {kind}"),
-                remedy: "mend what is beneath: it goes on by itself".into(),
+                message: format!("its log, {share} % full, is not written back: {kind}"),
+                remedy: "repair the disk beneath: write-back then continues automatically".into(),
             });
         }
         let figures = vec![
             Figure::gauge("used_bytes", "Bytes of the log in use.", status.used),
             Figure::gauge("size_bytes", "Bytes of the log.", status.size),
-            Figure::counter("rounds_total", "Rounds in which changes went home.", status.rounds),
+            Figure::counter("rounds_total", "Completed write-back rounds.", status.rounds),
             Figure::counter(
                 "volume_flushes_total",
-                "Flushes of the log volume, for all disks with a log there.",
+                "Flushes of the log volume, for all disks with a log on it.",
                 status.volume_flushes,
             ),
         ];
@@ -267,7 +271,7 @@ impl Layer for Wal {
             let rounds = self.inner.rounds.load(Ordering::Relaxed) - begun;
             state.log.is_empty() || rounds >= RETIRE_ROUNDS
         };
-        // What fails is said when it leaves.
+        // `leave` reports an error that persists.
         let _ = self.bring_home_until(is_done, disk, limit);
     }
 
@@ -289,5 +293,5 @@ impl Layer for Wal {
     }
 }
 
-/// A part of the log volume, in bytes.
+/// A part of a log volume, in bytes.
 type Region = Range<u64>;

@@ -1,4 +1,4 @@
-//! Making a log, or recovering one, before the first queue is opened. It blocks.
+//! Makes a log, or recovers one, before the first queue is opened. These functions block.
 
 use std::fmt;
 use std::io;
@@ -17,48 +17,50 @@ use super::{Inner, LogVolume, Region, State, Wal};
 
 /// The smallest ring, in blocks.
 const RING_BLOCKS_MIN: u64 = 16;
-/// How long one request to the log volume may take.
+/// The time limit of one request to the log volume.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
-/// What is read at a time while a log is scanned, in bytes.
+/// The most bytes of one read during a scan.
 const READ_LENGTH: u64 = DATA_LENGTH_MAX + BLOCK_SIZE_MAX as u64;
 
-/// Which log a disk has, and how it is used.
+/// The place of a disk's log, and its settings.
 #[derive(Clone, Debug)]
 pub struct WalOptions {
     /// The disk's name.
     pub name: String,
-    /// What names the disk's store, such as its image's path.
+    /// The name of the disk's store, such as its image's path.
     pub home: String,
     /// The size of the disk, in bytes.
     pub home_capacity: u64,
     /// Where the log's region begins in the volume, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes; 0 for all that is left of the volume.
+    /// The length of the region, in bytes; 0 for the rest of the volume.
     pub size: u64,
-    /// The size of its blocks, in bytes; 0 for what suits the volume. Only for a log that is made.
+    /// The size of the log's blocks, in bytes; 0 for the volume's physical block size. Used only
+    /// when a log is made.
     pub block_size: u32,
-    /// The identity of a log that is made: drawn at random.
+    /// The identity of the log if one is made, drawn at random.
     pub identity: [u8; 16],
-    /// How long a change may be in the log only, in nanoseconds.
+    /// How long a change may be only in the log, in nanoseconds.
     pub age_ns: u64,
-    /// The identity of the log that holds changes of the disk, where one does: no other will do.
+    /// The identity of the log that holds changes of the disk, if there is one. No other log is
+    /// accepted.
     pub expected: Option<[u8; 16]>,
 }
 
 /// Why a log cannot be used.
 #[derive(Debug)]
 pub enum WalError {
-    /// Its superblock.
+    /// The superblock cannot be used, or the disk's name is too long for one.
     Superblock(SuperblockError),
     /// It is not the log that holds changes of the disk.
     NotExpected,
-    /// It belongs to another disk, which is named.
+    /// It belongs to another disk. Contains the disk's name.
     OtherDisk(String),
-    /// It holds changes of this disk for another store, which is named.
+    /// It holds changes of this disk for another store. Contains the store's name.
     OtherHome(String),
-    /// Its region is not in the volume, or too small, or misaligned.
+    /// Its region does not fit the volume, is too small, or is misaligned.
     Region(String),
-    /// The volume fails.
+    /// The volume failed.
     Volume(io::Error),
 }
 
@@ -76,24 +78,25 @@ impl fmt::Display for WalError {
             }
             Self::Superblock(error @ SuperblockError::Damaged) => write!(
                 formatter,
-                "{error}; restore the log volume, or, if what it held may be lost, fill the log's \
+                "{error}; restore the log volume, or, if its changes may be lost, fill the log's \
                  first 8 KiB with zeroes"
             ),
             Self::Superblock(error) => write!(formatter, "{error}; choose a shorter one"),
             Self::NotExpected => formatter
-                .write_str("it is not the log that holds changes of the disk; bring that one back"),
+                .write_str("it is not the log that holds changes of the disk; restore that log"),
             Self::OtherDisk(name) => write!(
                 formatter,
                 "the log belongs to the disk {name:?}; choose another place, or, if that disk is \
-                 gone for good, fill the log's first 8 KiB with zeroes"
+                 removed, fill the log's first 8 KiB with zeroes"
             ),
             Self::OtherHome(home) => write!(
                 formatter,
-                "the log holds changes of this disk for {home:?}; serve that once more, so that \
-                 they go home, or, if they may be lost, fill the log's first 8 KiB with zeroes"
+                "the log holds changes of this disk for {home:?}; serve that store again, so \
+                 that they are written back, or, if they may be lost, fill the log's first \
+                 8 KiB with zeroes"
             ),
             Self::Region(text) => formatter.write_str(text),
-            Self::Volume(error) => write!(formatter, "the log volume fails: {error}; mend it"),
+            Self::Volume(error) => write!(formatter, "the log volume failed: {error}; repair it"),
         }
     }
 }
@@ -112,7 +115,7 @@ impl From<SuperblockError> for WalError {
     }
 }
 
-/// Requests to the log volume, one at a time.
+/// Sends requests to the log volume, one at a time.
 struct Access {
     reactor: Reactor,
     stack: Stack,
@@ -151,7 +154,7 @@ impl Access {
             if Instant::now() > end {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            // A store that works in rounds has nothing in the kernel to wait for.
+            // A store without requests in the kernel advances only in rounds, so do not wait.
             let is_awaited = self.reactor.pending().count() > 0;
             self.reactor.wait(Some(Duration::from_millis(u64::from(is_awaited))))?;
             self.events.clear();
@@ -168,7 +171,7 @@ impl Access {
         Ok(bytes)
     }
 
-    /// Writes a superblock and makes it durable, with all that was written before.
+    /// Writes a superblock, and makes it and all earlier writes durable.
     fn checkpoint(&mut self, base: u64, checkpoint: &Checkpoint) -> io::Result<()> {
         let mut bytes = checkpoint.bytes.clone();
         self.carry_out(Operation::Write, base + checkpoint.offset, &mut bytes[..])?;
@@ -183,21 +186,21 @@ impl Drop for Access {
 }
 
 impl Wal {
-    /// Recovers the log in `volume`, or makes one where there is none. What it holds is seen through
-    /// the layer at once and goes home later.
+    /// Recovers the log in `volume`, or makes one if there is none. Reads through the layer include
+    /// the log's changes immediately; write-back follows later.
     ///
     /// # Errors
-    /// Where it cannot be used. Nothing has changed then.
+    /// If the log cannot be used. Nothing has changed then.
     pub fn open(volume: &Arc<LogVolume>, options: &WalOptions) -> Result<Self, WalError> {
         let owner = Owner::new(&options.name, &options.home)?;
         let region = region(volume, options)?;
         let claim = volume.claim(&region).ok_or_else(|| {
-            let text = "another disk's log has a part of its place; correct `offset` and `size`";
+            let text = "its place overlaps another disk's log; correct `offset` and `size`";
             WalError::Region(text.into())
         })?;
         if volume.finished().1 {
-            let text = "a flush of it has failed under another disk's log: end the use of all disks \
-                        with a log there";
+            let text = "a flush of it failed for another disk's log: stop serving all disks with a \
+                        log on it, then serve them again";
             return Err(WalError::Volume(io::Error::other(text)));
         }
         let mut access = Access::open(volume)?;
@@ -222,18 +225,18 @@ impl Wal {
         let alignment = volume.backend().geometry().alignment;
         if superblock.block_size < alignment {
             return Err(WalError::Region(format!(
-                "the log has blocks of {} bytes, and its volume takes {alignment} at a time; put it \
-                 back on a device like the one that it was made on",
+                "the log has blocks of {} bytes, and its volume an alignment of {alignment}; put it \
+                 back on a device like that on which it was made",
                 superblock.block_size
             )));
         }
         if RING_OFFSET + superblock.ring_length > length {
             return Err(WalError::Region(format!(
-                "the log has {} bytes, and its place {length}; make the place as large as it was",
+                "the log has {} bytes, and its place has {length}; make the place as large as it was",
                 RING_OFFSET + superblock.ring_length
             )));
         }
-        write_again(&mut access, volume, &region, &superblock)?;
+        rewrite(&mut access, volume, &region, &superblock)?;
         let mut log = recover(&mut access, &region, &superblock)?;
         if !log.is_empty() && superblock.owner.home != owner.home {
             return Err(WalError::OtherHome(superblock.owner.home));
@@ -254,13 +257,13 @@ impl Wal {
                 orphans: Vec::new(),
                 queues: Vec::new(),
                 opened: 0,
-                is_moving: false,
+                is_writing_back: false,
                 checkpoint: None,
                 checkpoint_flush: None,
                 home_failed: None,
                 retry_ns: 0,
                 since_ns: 0,
-                is_pressed: false,
+                is_space_awaited: false,
                 is_draining: false,
             }),
             rounds: AtomicU64::new(0),
@@ -278,12 +281,12 @@ fn region(volume: &LogVolume, options: &WalOptions) -> Result<Region, WalError> 
         size => options.offset.checked_add(size),
     };
     let end = end.filter(|end| *end <= capacity && options.offset < *end).ok_or_else(|| {
-        let text = format!("the log's place ends behind the log volume's {capacity} bytes");
+        let text = format!("the log's place ends beyond the log volume's {capacity} bytes");
         WalError::Region(format!("{text}; correct `offset` and `size`, or use a larger volume"))
     })?;
     if options.offset % u64::from(BLOCK_SIZE_MAX) != 0 || alignment > u64::from(BLOCK_SIZE_MAX) {
         return Err(WalError::Region(
-            "the log's place begins at no multiple of 4 KiB; correct `offset`".into(),
+            "the log's place does not begin at a multiple of 4 KiB; correct `offset`".into(),
         ));
     }
     Ok(options.offset..end)
@@ -321,7 +324,7 @@ fn make(
     if superblock.ring_length < least {
         let least = RING_OFFSET + least;
         return Err(WalError::Region(format!(
-            "a log takes {least} bytes at least; correct `size`, or use a larger volume"
+            "a log has at least {least} bytes; correct `size`, or use a larger volume"
         )));
     }
     for number in 0..2 {
@@ -339,10 +342,10 @@ fn recover(access: &mut Access, region: &Region, superblock: &Superblock) -> Res
     Ok(log)
 }
 
-/// Where an earlier flush of the volume has failed, the kernel may show what the volume does not
-/// hold, and no later flush writes it. So all that counts is written once more before it is
-/// believed. What was acknowledged, another flush had made durable before.
-fn write_again(
+/// Writes the valid superblock and records again, if an earlier flush of the volume has failed. The
+/// kernel may then return data that the volume does not hold and that no later flush writes.
+/// Acknowledged changes were made durable by an earlier flush.
+fn rewrite(
     access: &mut Access,
     volume: &LogVolume,
     region: &Region,
@@ -367,7 +370,7 @@ fn write_again(
     Ok(())
 }
 
-/// Gives `visit` each record that counts, and its place in bytes from the start of the region.
+/// Calls `visit` with each valid record and its place in bytes from the start of the region.
 fn scan(
     access: &mut Access,
     region: &Region,
@@ -376,16 +379,16 @@ fn scan(
 ) -> Result<(), WalError> {
     let mut scanner = Scanner::new(superblock);
     let ring_end = RING_OFFSET + superblock.ring_length;
-    // What was read last, and where it begins: records are many and small.
+    // The last read, and where it begins: one read covers many small records.
     let (mut start, mut bytes) = (0, Vec::new());
-    while let Some((offset, length)) = scanner.want() {
+    while let Some((offset, length)) = scanner.next_read() {
         if offset < start || offset + length as u64 > start + bytes.len() as u64 {
             start = offset;
             let count = READ_LENGTH.max(length as u64).min(ring_end - offset);
             bytes = access.read(region.start + offset, count)?;
         }
         let at = (offset - start) as usize;
-        if let Some(found) = scanner.give(&bytes[at..at + length]) {
+        if let Some(found) = scanner.feed(&bytes[at..at + length]) {
             visit(offset, &found);
         }
     }

@@ -1,4 +1,4 @@
-//! A queue's part: changes into records, reads from the log and from home.
+//! A queue's work: it puts changes into records, and reads from the log and from home.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,13 +13,14 @@ use fathom_wal::{
 };
 
 use super::Inner;
-use super::home::Moving;
-use super::volume::Turn;
+use super::home::WriteBack;
+use super::volume::FlushAnswer;
 
-/// The records that a queue writes at a time: what comes meanwhile is gathered in the next one.
+/// The most records that a queue writes at a time. Changes that arrive meanwhile are gathered in
+/// the next record.
 const RECORDS_MAX: usize = 1;
 
-/// What a request of the layer's own is for: the low bits of its token.
+/// The purposes of the layer's own requests, in the low bits of their tokens.
 pub(super) mod purpose {
     pub(crate) const BITS: u32 = 3;
     pub(crate) const PIECE: u64 = 0;
@@ -31,47 +32,48 @@ pub(super) mod purpose {
     pub(crate) const EXTENTS: u64 = 6;
 }
 
-/// A change that is not wholly in records.
+/// A change that is not completely in records.
 struct Change {
     request: Box<Request>,
-    /// How much of it is, in bytes.
+    /// The number of its bytes that are in records.
     done: u64,
 }
 
-/// A record that has no place yet.
+/// A record without a reserved place.
 struct Prepared {
     own: Box<Request>,
     entries: Vec<Entry>,
-    /// The changes that are wholly in records with this one.
+    /// The changes that are completely in records with this one.
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     whole: Vec<Box<Request>>,
 }
 
 pub(super) struct WalQueue {
     pub(super) inner: Arc<Inner>,
-    /// Counts the queues that were opened.
+    /// The number of the queue, in order of opening.
     number: u64,
     pub(super) store: StoreId,
     pub(super) waker: Waker,
     pending_in_kernel: Pending,
-    /// What the disk beneath can do.
+    /// The capabilities of the disk beneath.
     pub(super) below: Capabilities,
     pending: VecDeque<Change>,
     prepared: Option<Prepared>,
-    /// Changes that are in records, and the sequence of the last of these.
+    /// Changes in records, each with the sequence of its last record.
     waiting: VecDeque<(u64, Box<Request>)>,
-    /// The records that are being written.
+    /// The sequences of the records that are being written.
     records: Vec<u64>,
-    /// The flush of the log volume that this queue has begun.
+    /// The number of the flush of the log volume that this queue has begun.
     flushing: Option<u64>,
-    pub(super) checking: Option<Checkpoint>,
-    pub(super) moving: Option<Moving>,
+    pub(super) checkpoint_in_flight: Option<Checkpoint>,
+    pub(super) write_back: Option<WriteBack>,
     pub(super) is_closed: bool,
-    /// The pins of reads, by number, and requests for extents of which a part was asked below.
+    /// The pins of reads, and the requests for extents that wait for an answer of the disk beneath,
+    /// by number.
     pins: HashMap<u64, Pin>,
-    asking: HashMap<u64, Box<Request>>,
+    extent_requests: HashMap<u64, Box<Request>>,
     count: u64,
-    /// For use again.
+    /// Kept to reuse its memory.
     segments: Vec<Segment>,
 }
 
@@ -83,7 +85,7 @@ impl WalQueue {
         pending_in_kernel: Pending,
         below: Capabilities,
     ) -> Self {
-        // What was found in the log goes home without anybody's request.
+        // Write-back of recovered records begins without a request.
         waker.wake();
         let number = inner.shared.look(|state| {
             state.opened += 1;
@@ -102,17 +104,17 @@ impl WalQueue {
             waiting: VecDeque::new(),
             records: Vec::new(),
             flushing: None,
-            checking: None,
-            moving: None,
+            checkpoint_in_flight: None,
+            write_back: None,
             is_closed: false,
             pins: HashMap::new(),
-            asking: HashMap::new(),
+            extent_requests: HashMap::new(),
             count: 0,
             segments: Vec::new(),
         }
     }
 
-    /// Everything that can go on now.
+    /// Continues all work that can continue now.
     fn work(&mut self, next: &mut Crossing<'_>) {
         self.settle(next);
         self.write_checkpoint(next);
@@ -125,7 +127,7 @@ impl WalQueue {
         self.park(next);
     }
 
-    /// Takes up what the flushes that came back made durable, and completes the changes in it.
+    /// Applies the completed flushes, and completes the changes that they made durable.
     fn settle(&mut self, next: &mut Crossing<'_>) {
         let (finished, is_failed) = self.inner.volume.finished();
         let (durable, failed, changed) = self.inner.shared.look(|state| {
@@ -155,22 +157,22 @@ impl WalQueue {
             }
         }
         if let Some(kind) = failed {
-            self.refuse(kind, next);
+            self.fail_waiting(kind, next);
         }
     }
 
-    /// Lets the changes fail that have no place in the log.
-    fn refuse(&mut self, kind: ErrorKind, next: &mut Crossing<'_>) {
+    /// Fails the changes without a place in the log.
+    fn fail_waiting(&mut self, kind: ErrorKind, next: &mut Crossing<'_>) {
         if let Some(prepared) = self.prepared.take() {
-            self.give_up(prepared, kind, next);
+            self.fail_prepared(prepared, kind, next);
         }
         for pending in std::mem::take(&mut self.pending) {
             next.complete(pending.request, Err(kind));
         }
     }
 
-    /// Lets the changes of a record fail.
-    fn give_up(&mut self, prepared: Prepared, kind: ErrorKind, next: &mut Crossing<'_>) {
+    /// Fails the changes of a record.
+    fn fail_prepared(&mut self, prepared: Prepared, kind: ErrorKind, next: &mut Crossing<'_>) {
         next.recycle(prepared.own);
         for request in prepared.whole {
             next.complete(request, Err(kind));
@@ -182,7 +184,7 @@ impl WalQueue {
         }
     }
 
-    /// Makes records of the changes that wait, as far as there is space.
+    /// Writes waiting changes in records, as far as there is space.
     fn pump(&mut self, next: &mut Crossing<'_>) {
         while self.records.len() < RECORDS_MAX {
             let Some(prepared) = self.prepared.take().or_else(|| self.prepare(next)) else {
@@ -199,7 +201,7 @@ impl WalQueue {
                 if let Ok(reservation) = state.log.reserve(prepared.entries.clone()) {
                     return Some(Ok(reservation));
                 }
-                state.is_pressed = true;
+                state.is_space_awaited = true;
                 state.home_failed.map(Err)
             });
             match reserved {
@@ -207,13 +209,13 @@ impl WalQueue {
                     self.prepared = Some(prepared);
                     return;
                 }
-                Some(Err(kind)) => self.give_up(prepared, kind, next),
+                Some(Err(kind)) => self.fail_prepared(prepared, kind, next),
                 Some(Ok(reservation)) => self.write(prepared, &reservation, next),
             }
         }
     }
 
-    /// Puts as many of the changes that wait into a record as fit.
+    /// Puts as many waiting changes into a record as fit.
     fn prepare(&mut self, next: &mut Crossing<'_>) -> Option<Prepared> {
         let block_size = self.inner.superblock.block_size;
         let data_max = self.inner.shared.look(|state| state.log.data_length_max());
@@ -254,7 +256,7 @@ impl WalQueue {
                     let before = faults();
                     request.buffers.copy_to(pending.done, data);
                     if faults() != before {
-                        // Its memory is gone: what was copied is nobody's.
+                        // The guest's memory is gone, and the copied bytes are invalid.
                         if let Some(pending) = self.pending.pop_front() {
                             next.complete(pending.request, Err(ErrorKind::Memory));
                         }
@@ -298,7 +300,7 @@ impl WalQueue {
         next.submit_to(self.store, own);
     }
 
-    /// Fills the places of records that their queues did not write.
+    /// Writes an empty record in the place of one that its queue did not write.
     fn adopt(&mut self, next: &mut Crossing<'_>) {
         if self.is_closed {
             return;
@@ -322,19 +324,19 @@ impl WalQueue {
         self.send_record(own, sequence, next);
     }
 
-    /// Begins the flush that is waited for, if it is this queue's turn. Whether it has come back
-    /// already.
+    /// Begins the flush that records wait for, unless another queue has one in flight. Returns
+    /// whether that flush has completed already.
     fn flush(&mut self, next: &mut Crossing<'_>) -> bool {
         if self.flushing.is_some() || self.is_closed {
             return false;
         }
         let needed = self.inner.shared.look(|state| {
-            state.log.awaits().max(state.checkpoint_flush).filter(|_| state.failed.is_none())
+            state.log.awaited_flush().max(state.checkpoint_flush).filter(|_| state.failed.is_none())
         });
         let Some(needed) = needed else { return false };
-        match self.inner.volume.want(&self.waker, needed, next.now_ns()) {
-            Turn::Over => true,
-            Turn::Begin(number) => {
+        match self.inner.volume.request_flush(&self.waker, needed, next.now_ns()) {
+            FlushAnswer::Completed => true,
+            FlushAnswer::Begin(number) => {
                 self.flushing = Some(number);
                 let mut own = next.request();
                 own.operation = Operation::Flush;
@@ -342,7 +344,7 @@ impl WalQueue {
                 next.submit_to(self.store, own);
                 false
             }
-            Turn::Wait(again_ns) => {
+            FlushAnswer::Wait(again_ns) => {
                 if again_ns != u64::MAX {
                     next.wake_at(again_ns);
                 }
@@ -351,16 +353,16 @@ impl WalQueue {
         }
     }
 
-    /// Changes that wait for another queue's record have this queue woken.
+    /// Registers the queue to be woken, if its changes wait for another queue's record or flush.
     fn park(&mut self, next: &mut Crossing<'_>) {
         let Some(&(last, _)) = self.waiting.front() else { return };
         if self.flushing.is_some() || !self.records.is_empty() {
             return;
         }
-        let gone_on = self.inner.shared.attempt(&self.waker, |state| {
+        let has_advanced = self.inner.shared.attempt(&self.waker, |state| {
             (state.log.durable() > last || state.failed.is_some()).then_some(())
         });
-        if gone_on.is_some() {
+        if has_advanced.is_some() {
             self.settle(next);
         }
     }
@@ -373,7 +375,7 @@ impl WalQueue {
             if state.log.map().is_empty() {
                 return None;
             }
-            Some(state.log.look(range, |segment| segments.push(segment)))
+            Some(state.log.pin(range, |segment| segments.push(segment)))
         });
         let Some(pin) = pin else {
             self.segments = segments;
@@ -400,7 +402,7 @@ impl WalQueue {
             }
         }
         if faults() != before {
-            return self.read_over(request, Err(ErrorKind::Memory), next);
+            return self.end_read(request, Err(ErrorKind::Memory), next);
         }
         let is_part = segments.iter().any(|segment| segment.source.is_none());
         request.course.cache_hit = if is_part { CacheHit::Part } else { CacheHit::Hit };
@@ -424,18 +426,18 @@ impl WalQueue {
         self.segments = segments;
     }
 
-    /// A read is done: the space that it read may be used again.
-    fn read_over(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+    /// Ends a read, and releases the space that it read.
+    fn end_read(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let number = std::mem::take(next.word(&mut request));
         if let Some(pin) = self.pins.remove(&number) {
             self.inner.shared.look(|state| state.log.unpin(pin));
-            // Somebody may wait for that space.
+            // A change may wait for that space.
             self.inner.shared.wake();
         }
         next.complete(request, outcome);
     }
 
-    /// Says what is in the log, and asks below for what is not.
+    /// Answers from the log, or asks the disk beneath for a range that is not in the log.
     fn extents(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
         let range = request.offset..request.offset + request.length;
         let first = self.inner.shared.look(|state| state.log.map().first(range));
@@ -450,7 +452,7 @@ impl WalQueue {
                 own.operation = Operation::Extents;
                 (own.offset, own.length) = (first.offset, first.length);
                 own.token = self.count << purpose::BITS | purpose::EXTENTS;
-                self.asking.insert(self.count, request);
+                self.extent_requests.insert(self.count, request);
                 return next.submit(own);
             }
         };
@@ -459,7 +461,7 @@ impl WalQueue {
         next.complete(request, Ok(()));
     }
 
-    /// The log volume has failed.
+    /// Marks the log volume as failed.
     pub(super) fn fail(&mut self, kind: ErrorKind) {
         self.inner.shared.look(|state| state.failed = state.failed.or(Some(kind)));
         self.inner.shared.wake();
@@ -476,7 +478,7 @@ impl LayerQueue for WalQueue {
                     self.work(next);
                 }
             }
-            // What has completed is durable in the log.
+            // Completed changes are durable in the log.
             Operation::Flush => next.complete(request, Ok(())),
             Operation::Extents => self.extents(request, next),
             Operation::GetId => next.submit(request),
@@ -495,7 +497,7 @@ impl LayerQueue for WalQueue {
                 self.records.retain(|record| *record != number);
                 match outcome {
                     Ok(()) => {
-                        // Any flush that begins from now on covers it.
+                        // Any flush that begins after this covers the record.
                         let needed = self.inner.volume.next();
                         self.inner.shared.look(|state| state.log.written(number, needed));
                     }
@@ -507,9 +509,9 @@ impl LayerQueue for WalQueue {
                 self.inner.volume.end(number, outcome);
             }
             purpose::CHECKPOINT => self.checkpoint_written(outcome),
-            purpose::COPY | purpose::HOME_FLUSH => self.moved(outcome),
+            purpose::COPY | purpose::HOME_FLUSH => self.part_completed(outcome),
             purpose::EXTENTS => {
-                if let Some(mut parent) = self.asking.remove(&number) {
+                if let Some(mut parent) = self.extent_requests.remove(&number) {
                     parent.extents.extend_from_slice(&request.extents);
                     next.complete(parent, outcome);
                 }
@@ -526,7 +528,7 @@ impl LayerQueue for WalQueue {
         if parent.operation != Operation::Read {
             return self.copied(parent, outcome, next);
         }
-        self.read_over(parent, outcome, next);
+        self.end_read(parent, outcome, next);
     }
 
     fn advance(&mut self, next: &mut Crossing<'_>) {
@@ -540,32 +542,33 @@ impl LayerQueue for WalQueue {
 }
 
 impl Drop for WalQueue {
-    /// Others take over what this queue has begun. By now its thread has waited for the kernel. What
-    /// the kernel has not given back by now may be written at any time: nobody else writes there.
+    /// Other queues take over this queue's records, checkpoint and round. Its thread has already
+    /// waited for the kernel. The kernel may still write the data of requests that it has not
+    /// completed, so no other queue writes to their places.
     fn drop(&mut self) {
         let is_stuck = self.pending_in_kernel.count() > 0;
         let others = self.inner.shared.look(|state| {
             state.queues.retain(|(number, _)| *number != self.number);
-            if is_stuck && (!self.records.is_empty() || self.checking.is_some()) {
+            if is_stuck && (!self.records.is_empty() || self.checkpoint_in_flight.is_some()) {
                 state.failed.get_or_insert(ErrorKind::Io);
             }
             state.orphans.append(&mut self.records);
             for (_, pin) in self.pins.drain() {
                 state.log.unpin(pin);
             }
-            if let Some(checkpoint) = self.checking.take() {
+            if let Some(checkpoint) = self.checkpoint_in_flight.take() {
                 state.checkpoint = Some(checkpoint);
             }
-            if self.moving.take().is_some() {
-                state.is_moving = is_stuck;
+            if self.write_back.take().is_some() {
+                state.is_writing_back = is_stuck;
                 if is_stuck {
                     state.home_failed = Some(ErrorKind::Io);
                 }
             }
             if state.log.is_empty() { Vec::new() } else { state.queues.clone() }
         });
-        // What this queue would have brought home is another one's now, even where that has nothing
-        // else to do.
+        // Wakes the other queues, even idle ones, because one of them has to continue the
+        // write-back.
         for (_, waker) in others {
             waker.wake();
         }

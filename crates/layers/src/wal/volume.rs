@@ -1,4 +1,4 @@
-//! A log volume: the store on which logs lie, and the flushes that they share.
+//! A log volume: the store of one or several logs, and the flushes that these logs share.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,46 +7,47 @@ use fathom_block::{Backend, Outcome, Shared, Waker};
 
 use super::Region;
 
-/// How long a flush may take before another queue begins one of its own, in nanoseconds: the thread
-/// that has the first may hang with its own disk, and holds up no other.
+/// The time after which another queue begins a flush of its own, in nanoseconds. The thread of the
+/// earlier flush may hang with its own disk, which must not delay other disks.
 const FLUSH_TIME_MAX_NS: u64 = 1_000_000_000;
-/// How long a log that is opened waits for an earlier one in its place to end.
+/// How long the opening of a log waits for an earlier log in its place to close.
 const CLAIM_TIME_MAX: Duration = Duration::from_secs(3);
 const CLAIM_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The flushes of a log volume, which are numbered as they begin. One is under way at a time: what
-/// is written meanwhile, by whichever disk, waits for the next one, together. Each covers what was
-/// written before it began, so a later one that has come back covers an earlier one that has not.
+/// The flushes of a log volume, numbered as they begin. Usually one is in flight at a time: writes
+/// of all disks meanwhile wait for the next flush together. A flush covers all writes that
+/// completed before it began, so a completed flush also covers an earlier one that has not
+/// completed.
 #[derive(Default)]
 struct Flushes {
     started: u64,
     finished: u64,
-    /// The latest one, while it is under way, and since when, in nanoseconds.
-    flying: Option<(u64, u64)>,
+    /// The number of the latest flush while it is in flight, and its start time in nanoseconds.
+    in_flight: Option<(u64, u64)>,
     is_failed: bool,
 }
 
-/// What comes of asking for a flush.
+/// The answer to a request for a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// It has come back already.
-    Over,
-    /// The flush with this number is the caller's to begin.
+pub(super) enum FlushAnswer {
+    /// The flush has completed already.
+    Completed,
+    /// The caller has to begin the flush with this number.
     Begin(u64),
-    /// Another queue has one under way: the caller is woken when it has come back, and asks again at
-    /// this time, in nanoseconds, at the latest.
+    /// Another queue has a flush in flight. The caller is woken when that flush has completed, and
+    /// asks again at this time, in nanoseconds, at the latest.
     Wait(u64),
 }
 
-/// A store on which the logs of one or several disks lie, each in a region of its own.
+/// A store with the logs of one or several disks, each in a region of its own.
 pub struct LogVolume {
     backend: Arc<dyn Backend>,
     flushes: Shared<Flushes>,
-    /// The regions of the logs that are open.
+    /// The regions of the open logs.
     claims: Mutex<Vec<Region>>,
 }
 
-/// A region that is one log's, until this is dropped.
+/// A region claimed by one log until the claim is dropped.
 pub(super) struct Claim {
     volume: Arc<LogVolume>,
     region: Region,
@@ -62,13 +63,13 @@ impl Drop for Claim {
 }
 
 impl LogVolume {
-    /// The log volume in `backend`. All disks that have a log there must share it.
+    /// The log volume in `backend`. All disks with a log on it must share the volume.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         Self { backend, flushes: Shared::new(Flushes::default()), claims: Mutex::default() }
     }
 
-    /// Claims `region`; `None` where another log that is open has a part of it. Waits for a moment:
-    /// a disk that was removed may still be held by whoever looks at it.
+    /// Claims `region`; `None` if it overlaps the region of another open log. Waits up to 3 s,
+    /// because a removed disk may still be in use for a moment.
     pub(super) fn claim(self: &Arc<Self>, region: &Region) -> Option<Claim> {
         let end = Instant::now() + CLAIM_TIME_MAX;
         let meets = |other: &Region| other.start < region.end && region.start < other.end;
@@ -91,7 +92,7 @@ impl LogVolume {
         &self.backend
     }
 
-    /// How many flushes have been asked of the store.
+    /// The number of flushes begun so far.
     pub fn flush_count(&self) -> u64 {
         self.flushes.look(|flushes| flushes.started)
     }
@@ -101,40 +102,40 @@ impl LogVolume {
         self.flushes.look(|flushes| flushes.started + 1)
     }
 
-    /// The number of the last flush that came back, and whether one has failed.
+    /// The number of the last completed flush, and whether a flush has failed.
     pub(super) fn finished(&self) -> (u64, bool) {
         self.flushes.look(|flushes| (flushes.finished, flushes.is_failed))
     }
 
-    /// Asks for flush `number`, or a later one, at `now_ns`. `waker` is used when one that is under
-    /// way has come back.
-    pub(super) fn want(&self, waker: &Waker, number: u64, now_ns: u64) -> Turn {
+    /// Requests flush `number`, or a later one, at `now_ns`. `waker` wakes the caller when the
+    /// flush in flight has completed.
+    pub(super) fn request_flush(&self, waker: &Waker, number: u64, now_ns: u64) -> FlushAnswer {
         let mut again_ns = u64::MAX;
-        let turn = self.flushes.attempt(waker, |flushes| {
+        let answer = self.flushes.attempt(waker, |flushes| {
             if flushes.finished >= number {
-                return Some(Turn::Over);
+                return Some(FlushAnswer::Completed);
             }
             if flushes.is_failed {
                 return None;
             }
-            if let Some((_, since_ns)) = flushes.flying {
+            if let Some((_, since_ns)) = flushes.in_flight {
                 again_ns = since_ns.saturating_add(FLUSH_TIME_MAX_NS);
                 if now_ns < again_ns {
                     return None;
                 }
             }
             flushes.started += 1;
-            flushes.flying = Some((flushes.started, now_ns));
-            Some(Turn::Begin(flushes.started))
+            flushes.in_flight = Some((flushes.started, now_ns));
+            Some(FlushAnswer::Begin(flushes.started))
         });
-        turn.unwrap_or(Turn::Wait(again_ns))
+        answer.unwrap_or(FlushAnswer::Wait(again_ns))
     }
 
-    /// Flush `number` has come back. Once one has failed, the store has forgotten what was lost:
-    /// nothing on it is believed durable any more that was not before.
+    /// Flush `number` has completed. After a failed flush the kernel does not report the lost
+    /// writes again, so later flushes make nothing durable.
     pub(super) fn end(&self, number: u64, outcome: Outcome) {
         self.flushes.look(|flushes| {
-            flushes.flying = flushes.flying.filter(|(flying, _)| *flying != number);
+            flushes.in_flight = flushes.in_flight.filter(|(in_flight, _)| *in_flight != number);
             match outcome {
                 Ok(()) if !flushes.is_failed => flushes.finished = flushes.finished.max(number),
                 Ok(()) => {}
@@ -144,10 +145,10 @@ impl LogVolume {
         self.flushes.wake();
     }
 
-    /// Nobody knows what becomes of flush `number`: its queue is gone.
+    /// The result of flush `number` is unknown, because its queue has closed.
     pub(super) fn abandon(&self, number: u64) {
         self.flushes.look(|flushes| {
-            flushes.flying = flushes.flying.filter(|(flying, _)| *flying != number);
+            flushes.in_flight = flushes.in_flight.filter(|(in_flight, _)| *in_flight != number);
         });
         self.flushes.wake();
     }
