@@ -202,7 +202,7 @@ mod tests {
 main #7 write 4096+12288 fua done 81250 ns
 main #8 read 0+512
 main #9 flush
-12 lines were left out
+12 lines dropped
 main #10 discard 0+4096 failed 3 ns: input/output error"#;
         let requests = Classified::parse_log(text).unwrap();
         let [write, read] = &requests[..] else { panic!("{requests:?}") };

@@ -1,5 +1,6 @@
-//! What the layer `classify` costs where no guest is understood, and what accounting adds to that:
-//! nanoseconds per request. (What it costs to ask a guest's memory is `introspect`'s to measure.)
+//! Measures the cost of the layer `classify` without a known guest, and the additional cost of
+//! accounting, in nanoseconds per request. (The crate `introspect` measures the cost of reading a
+//! guest's memory.)
 //!
 //! ```text
 //! cargo run --release -p fathom-layers --example classify_cost
@@ -22,7 +23,8 @@ use fathom_reactor::Reactor;
 
 use support::Variant;
 
-/// A layer that knows of each request the file, one of `files` by turns, or of each half another.
+/// A layer that sets the file of each request, or a file for each half of it. The files rotate
+/// through `files` numbers.
 #[derive(Clone, Copy)]
 struct Oracle {
     files: u64,
@@ -57,7 +59,7 @@ impl Layer for Oracle {
 
 impl LayerQueue for Oracle {
     fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        // As a guest's requests have one.
+        // Requests of a guest have a header.
         request.header = Some(GuestAddress(4096));
         if self.files > 0 {
             request.insight.facts = self.facts();

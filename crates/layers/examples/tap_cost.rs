@@ -1,4 +1,4 @@
-//! What the tap costs: nanoseconds per request with and without it.
+//! Measures the cost of the tap: nanoseconds per request with and without it.
 //!
 //! ```text
 //! cargo run --release -p fathom-layers --example tap_cost

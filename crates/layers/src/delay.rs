@@ -1,4 +1,4 @@
-//! A slower disk.
+//! A layer that delays requests.
 
 use std::io;
 use std::sync::Arc;
@@ -13,68 +13,68 @@ use serde::{Deserialize, Serialize};
 use crate::generator;
 use crate::kind::{Key, LayerContext, LayerOptions, Operations};
 
-/// The configuration of a layer that makes requests take longer.
+/// The configuration of a layer that delays requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DelayOptions {
-    /// How much longer each takes.
+    /// The fixed delay of each request.
     pub time: Nanoseconds,
-    /// How much longer still, at most: drawn evenly for each request.
+    /// The most additional delay, drawn evenly for each request.
     pub jitter: Nanoseconds,
-    /// The operations that are delayed.
+    /// The delayed operations.
     #[serde(skip_serializing_if = "Operations::is_default")]
     pub operations: Operations,
-    /// Makes the draws repeatable.
+    /// The seed of the random delays.
     pub seed: u64,
 }
 
 impl LayerOptions for DelayOptions {
     const KIND: &'static str = "delay";
-    const MEANING: &'static str = "makes requests take longer";
+    const MEANING: &'static str = "delays requests";
     const KEYS: &'static [Key] = &[
-        Key::new("time", "0", "how much longer each takes"),
-        Key::new("jitter", "0", "up to how much longer still, drawn evenly"),
-        Key::new("operations", "[]", "the operations that are delayed; all where none is named"),
-        Key::new("seed", "0", "makes the draws repeatable"),
+        Key::new("time", "0", "the delay of each request"),
+        Key::new("jitter", "0", "the most additional delay, drawn evenly for each request"),
+        Key::new("operations", "[]", "the delayed operations; all by default"),
+        Key::new("seed", "0", "the seed of the random delays"),
     ];
 
     fn make(&self, _: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
         let layer = Delay::new(self.seed);
         let time = DelayTime { fixed_ns: self.time.0, jitter_ns: self.jitter.0 };
-        for operation in self.operations.meant() {
+        for operation in self.operations.selected() {
             layer.set(*operation, time);
         }
         Ok(Some(Arc::new(layer)))
     }
 }
 
-/// How much time an operation loses.
+/// The delay of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DelayTime {
-    /// What every request waits, in nanoseconds.
+    /// The fixed delay, in nanoseconds.
     pub fixed_ns: u64,
-    /// Up to how much more it waits, evenly distributed by seed, in nanoseconds.
+    /// The most additional delay, drawn evenly by seed, in nanoseconds.
     pub jitter_ns: u64,
 }
 
 impl DelayTime {
-    /// A wait of `fixed_ns` nanoseconds, always.
+    /// A fixed delay of `fixed_ns` nanoseconds.
     pub fn fixed(fixed_ns: u64) -> Self {
         Self { fixed_ns, jitter_ns: 0 }
     }
 }
 
-/// The times of all operations, which can change while requests are under way.
+/// The delays of all operations, which can change while requests are in flight.
 #[derive(Debug, Default)]
 struct Times {
     fixed_ns: [AtomicU64; Operation::ALL.len()],
     jitter_ns: [AtomicU64; Operation::ALL.len()],
 }
 
-/// A layer that lets requests wait on their way down.
+/// A layer that holds requests on their way down.
 ///
-/// Requests that wait do not wait for each other, so with jitter they reach the part below in
-/// another order than they came: whatever a guest has in flight at once has no order.
+/// Delayed requests do not wait for each other, so with jitter they may reach the part below out of
+/// order. That is permitted, because requests in flight at the same time have no order.
 #[derive(Debug)]
 pub struct Delay {
     times: Arc<Times>,
@@ -82,12 +82,12 @@ pub struct Delay {
 }
 
 impl Delay {
-    /// A layer that delays nothing yet. `seed` determines all jitter.
+    /// A layer without delays. `seed` determines all jitter.
     pub fn new(seed: u64) -> Self {
         Self { times: Arc::default(), seed }
     }
 
-    /// A layer that delays every operation by `time`.
+    /// A layer that delays all operations by `time`.
     pub fn every(time: DelayTime, seed: u64) -> Self {
         let delay = Self::new(seed);
         for operation in Operation::ALL {
@@ -96,13 +96,13 @@ impl Delay {
         delay
     }
 
-    /// Delays `operation` by `time` from now on, on all queues.
+    /// Delays `operation` by `time` after this call, in all queues.
     pub fn set(&self, operation: Operation, time: DelayTime) {
         self.times.fixed_ns[operation as usize].store(time.fixed_ns, Ordering::Relaxed);
         self.times.jitter_ns[operation as usize].store(time.jitter_ns, Ordering::Relaxed);
     }
 
-    /// By how much `operation` is delayed.
+    /// The delay of `operation`.
     pub fn time(&self, operation: Operation) -> DelayTime {
         DelayTime {
             fixed_ns: self.times.fixed_ns[operation as usize].load(Ordering::Relaxed),

@@ -1,12 +1,12 @@
-//! A disk that fails, by seed.
+//! A layer that makes requests fail, by seed.
 //!
-//! A [`FaultRule`] says which requests it means (operation, range, a count of requests to let
-//! pass first), how often it strikes and what happens then. The first rule that strikes decides.
+//! A [`FaultRule`] selects requests by operation, range and a number of requests to skip first. It
+//! has a rate at which it strikes, and an effect. The first rule that strikes a request determines
+//! its fate.
 //!
-//! A write that is cut short or torn becomes writes of this layer's own: a prefix of the range, or
-//! some of its sectors, is written below, and when that is done the request fails. So a guest sees
-//! an error, and the disk beneath holds what a disk would hold after a loss of power or a broken
-//! cable in mid-write.
+//! A short or torn write is replaced by writes of this layer: it writes a prefix of the range, or
+//! some of its sectors, and then fails the request. So the guest sees an error, and the disk
+//! beneath has the content that a disk has after a power loss or a cable fault during a write.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,33 +24,33 @@ use serde::{Deserialize, Serialize};
 use crate::generator;
 use crate::kind::{Key, LayerContext, LayerOptions, Operations};
 
-/// The configuration of a layer that makes requests fail: one rule.
+/// The configuration of a layer that makes requests fail, by one rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FaultOptions {
-    /// What happens to a request that is struck.
+    /// The effect on a request that is struck.
     pub effect: FaultEffect,
-    /// The share of the requests that is struck, from 0 to 1.
+    /// The share of the selected requests that are struck, from 0 to 1.
     pub rate: f64,
-    /// The operations that are meant.
+    /// The selected operations.
     #[serde(skip_serializing_if = "Operations::is_default")]
     pub operations: Operations,
-    /// Where the part of the disk that is meant begins.
+    /// The offset of the selected range of the disk.
     pub offset: Bytes,
-    /// How long that part is; the rest of the disk where it is 0. Where both are 0, requests without
-    /// a range are meant too.
+    /// The length of the selected range; 0 for the rest of the disk. If both are 0, requests
+    /// without a range are selected, too.
     pub length: Bytes,
-    /// How many requests pass before the first is struck.
+    /// The number of selected requests that pass before the first is struck.
     pub after: u64,
-    /// How many are struck at most; any number where there is none.
+    /// The most requests that are struck; no limit by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strikes_max: Option<u64>,
-    /// Makes the draws repeatable.
+    /// The seed of the random choices.
     pub seed: u64,
 }
 
 impl Default for FaultOptions {
-    /// Every request fails.
+    /// All requests fail.
     fn default() -> Self {
         Self {
             effect: FaultEffect::Refused,
@@ -72,28 +72,36 @@ impl LayerOptions for FaultOptions {
         Key::new(
             "effect",
             "\"refused\"",
-            "`\"refused\"`: nothing of it is carried out; `\"late\"`: it is carried out and fails \
-             all the same; `\"short\"`: a prefix is written; `\"torn\"`: some sectors are written",
+            "`\"refused\"`: the request is not carried out; `\"late\"`: it is carried out, and then \
+             fails; `\"short\"`: only a prefix is written; `\"torn\"`: only some sectors are written",
         ),
-        Key::new("rate", "1.0", "the share of the requests that is struck, from 0 to 1"),
-        Key::new("operations", "[]", "the operations that are meant; all where none is named"),
-        Key::new("offset", "0", "where the part of the disk that is meant begins"),
-        Key::new("length", "0", "how long that part is; the rest of the disk where it is 0"),
-        Key::new("after", "0", "how many requests pass before the first is struck"),
-        Key::new("strikes_max", "", "how many are struck at most; any number where there is none"),
-        Key::new("seed", "0", "makes the draws repeatable"),
+        Key::new("rate", "1.0", "the share of the selected requests that are struck, from 0 to 1"),
+        Key::new("operations", "[]", "the selected operations; all by default"),
+        Key::new("offset", "0", "the offset of the selected range of the disk"),
+        Key::new("length", "0", "the length of that range; 0 for the rest of the disk"),
+        Key::new(
+            "after",
+            "0",
+            "the number of selected requests that pass before the first is struck",
+        ),
+        Key::new("strikes_max", "", "the most requests that are struck; no limit by default"),
+        Key::new("seed", "0", "the seed of the random choices"),
     ];
 
     fn check(&self, check: &mut Check<'_>) {
         if !(0.0..=1.0).contains(&self.rate) {
             check.problem(
                 "rate",
-                format!("a rate of {} is no share", self.rate),
+                format!("a rate of {} is not between 0 and 1", self.rate),
                 "choose a number from 0 to 1: 0.01 strikes one request in a hundred",
             );
         }
         if self.offset.0.checked_add(self.length.0).is_none() {
-            check.problem("offset", "`offset` and `length` lead too far", "shorten them");
+            check.problem(
+                "offset",
+                "`offset` plus `length` exceeds 64 bits",
+                "choose smaller values",
+            );
         }
     }
 
@@ -113,45 +121,45 @@ impl LayerOptions for FaultOptions {
     }
 }
 
-/// What happens to a request that a rule strikes.
+/// The effect on a request that a rule strikes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultEffect {
-    /// It fails, and nothing of it reaches the disk.
+    /// It fails, and is not carried out.
     #[default]
     Refused,
-    /// It is carried out, and fails all the same.
+    /// It is carried out, and then fails.
     Late,
-    /// A prefix of what it modifies reaches the disk, and it fails. Operations that modify nothing
-    /// are refused.
+    /// Only a prefix of the modified range reaches the disk, and the request fails. An operation
+    /// that modifies nothing is refused.
     Short,
-    /// Any of the sectors that it modifies reach the disk, and it fails. Operations that modify
-    /// nothing are refused.
+    /// Only some of the modified sectors reach the disk, and the request fails. An operation that
+    /// modifies nothing is refused.
     Torn,
 }
 
-/// Which requests fail, how often and how.
+/// A rule that selects requests to fail.
 #[derive(Clone, Debug)]
 pub struct FaultRule {
-    /// The operations that are meant; an empty list means all.
+    /// The selected operations; an empty list selects all.
     pub operations: Vec<Operation>,
-    /// The bytes of the disk that are meant: every request that touches one of them. `None` means
-    /// all requests, with and without a range.
+    /// The selected bytes of the disk: a request is selected if it touches one of them. `None`
+    /// selects all requests, with and without a range.
     pub range: Option<Range<u64>>,
-    /// How many of the requests that are meant pass before the rule begins to strike.
+    /// The number of selected requests that pass before the rule begins to strike.
     pub after: u64,
-    /// The share of the requests that it strikes from then on, from 0 to 1.
+    /// The share of the selected requests that the rule then strikes, from 0 to 1.
     pub rate: f64,
-    /// How often it strikes at most.
+    /// The most requests that the rule strikes.
     pub strikes_max: u64,
-    /// What happens.
+    /// The effect on a request that is struck.
     pub effect: FaultEffect,
-    /// The error that the request fails with.
+    /// The error with which the request fails.
     pub error: ErrorKind,
 }
 
 impl Default for FaultRule {
-    /// Every request fails with an I/O error.
+    /// All requests fail with an I/O error.
     fn default() -> Self {
         Self {
             operations: Vec::new(),
@@ -166,7 +174,7 @@ impl Default for FaultRule {
 }
 
 impl FaultRule {
-    fn means(&self, request: &Request) -> bool {
+    fn selects(&self, request: &Request) -> bool {
         if !self.operations.is_empty() && !self.operations.contains(&request.operation) {
             return false;
         }
@@ -180,9 +188,9 @@ impl FaultRule {
 
 struct Shared {
     rules: Vec<FaultRule>,
-    /// For each rule, how many requests it meant.
-    meant: Vec<AtomicU64>,
-    /// For each rule, how many requests it struck.
+    /// The number of selected requests of each rule.
+    selected: Vec<AtomicU64>,
+    /// The number of struck requests of each rule.
     strikes: Vec<AtomicU64>,
     enabled: AtomicBool,
     atom: u64,
@@ -195,33 +203,33 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A layer with `rules`, switched on. `seed` determines which requests are struck and what of
-    /// them is left.
+    /// A layer with `rules`, enabled. `seed` determines which requests are struck, and which of
+    /// their parts are written.
     pub fn new(rules: Vec<FaultRule>, seed: u64) -> Self {
         Self::with_atom(rules, seed, SECTOR_SIZE)
     }
 
-    /// The same for a disk that writes `atom` bytes wholly or not at all: a multiple of the disk's
+    /// The same for a disk that writes units of `atom` bytes atomically: a multiple of the disk's
     /// alignment, at least 1.
     pub fn with_atom(rules: Vec<FaultRule>, seed: u64, atom: u64) -> Self {
         let zeroes = || rules.iter().map(|_| AtomicU64::new(0)).collect();
-        let (meant, strikes) = (zeroes(), zeroes());
+        let (selected, strikes) = (zeroes(), zeroes());
         let enabled = AtomicBool::new(true);
         let atom = atom.max(1);
-        Self { shared: Arc::new(Shared { rules, meant, strikes, enabled, atom }), seed }
+        Self { shared: Arc::new(Shared { rules, selected, strikes, enabled, atom }), seed }
     }
 
-    /// Switches all rules on or off, from the next request on.
+    /// Enables or disables all rules, from the next request on.
     pub fn set_enabled(&self, enabled: bool) {
         self.shared.enabled.store(enabled, Ordering::Relaxed);
     }
 
-    /// Whether the rules are switched on.
+    /// Whether the rules are enabled.
     pub fn is_enabled(&self) -> bool {
         self.shared.enabled.load(Ordering::Relaxed)
     }
 
-    /// How many requests each rule has struck, in the order of the rules.
+    /// The number of requests that each rule has struck, in the order of the rules.
     pub fn strikes(&self) -> Vec<u64> {
         self.shared.strikes.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
@@ -246,7 +254,7 @@ impl Layer for Fault {
     }
 }
 
-/// A request of which only pieces reach the disk.
+/// A request of which only some pieces reach the disk.
 struct Partial {
     request: Box<Request>,
     error: ErrorKind,
@@ -256,20 +264,20 @@ struct Partial {
 struct FaultQueue {
     shared: Arc<Shared>,
     random: fastrand::Rng,
-    /// By number: requests whose pieces are under way.
+    /// Requests whose pieces are in flight, by number.
     partial: HashMap<u64, Partial>,
     partial_count: u64,
 }
 
 impl FaultQueue {
-    /// The effect and error of the first rule that strikes.
+    /// The effect and error of the first rule that strikes `request`.
     fn strike(&mut self, request: &Request) -> Option<(FaultEffect, ErrorKind)> {
         for (index, rule) in self.shared.rules.iter().enumerate() {
-            if !rule.means(request) {
+            if !rule.selects(request) {
                 continue;
             }
-            let meant = self.shared.meant[index].fetch_add(1, Ordering::Relaxed);
-            if meant < rule.after || self.random.f64() >= rule.rate {
+            let selected = self.shared.selected[index].fetch_add(1, Ordering::Relaxed);
+            if selected < rule.after || self.random.f64() >= rule.rate {
                 continue;
             }
             let strikes = &self.shared.strikes[index];
@@ -281,7 +289,7 @@ impl FaultQueue {
         None
     }
 
-    /// The parts of `range` that reach the disk.
+    /// The parts of the request's range that reach the disk.
     fn pieces(&mut self, request: &Request, effect: FaultEffect) -> Vec<Range<u64>> {
         let atom = self.shared.atom;
         let end = request.offset + request.length;
@@ -297,7 +305,7 @@ impl FaultQueue {
         }
         let mut kept = 0;
         for index in 0..atoms {
-            // At least one atom is lost, so that the request has a reason to fail.
+            // At least one atom is not written, so that the error is true.
             let last_chance = kept == index && index + 1 == atoms;
             if last_chance || self.random.bool() {
                 continue;
@@ -344,7 +352,7 @@ impl FaultQueue {
     }
 }
 
-/// What the layer's word on a request means: nothing, or the error to put in place of a success.
+/// The layer's word of a request is 0, or this bit and the error that replaces a success.
 const LATE: u64 = 1 << 32;
 
 impl LayerQueue for FaultQueue {
@@ -377,7 +385,7 @@ impl LayerQueue for FaultQueue {
     }
 
     fn returned(&mut self, request: Box<Request>, _outcome: Outcome, next: &mut Crossing<'_>) {
-        // What became of a piece does not matter: the request fails whichever way.
+        // The outcome of a piece does not matter: the request fails in any case.
         let number = request.token;
         next.recycle(request);
         let Some(partial) = self.partial.get_mut(&number) else { return };

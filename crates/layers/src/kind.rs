@@ -1,8 +1,9 @@
 //! The kinds of layers that a configuration can name.
 //!
-//! A layer's configuration is one type, in the layer's own file: serde reads it from TOML, JSON and
-//! flags, and [`LayerOptions`] checks it, documents it and makes the layer of it. [`LayerKind`] is
-//! the same for all kinds at once. A new plain layer has its own file and a line in [`KINDS`].
+//! The configuration of a kind is one type, in the layer's own file. serde reads it from TOML, JSON
+//! and flags; [`LayerOptions`] checks it, documents it and makes the layer. [`LayerKind`] is the
+//! same for any kind, without the type. To add a plain layer, write its file and a line in
+//! [`KINDS`].
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use serde_json::Value;
 
 use crate::LogSink;
 
-/// The kinds that need nothing but this crate.
+/// The kinds that need only this crate.
 pub const KINDS: [LayerKind; 5] = [
     LayerKind::of::<crate::tap::TapOptions>(),
     LayerKind::of::<crate::classify::ClassifyOptions>(),
@@ -25,19 +26,19 @@ pub const KINDS: [LayerKind; 5] = [
     LayerKind::of::<crate::log::LogOptions>(),
 ];
 
-/// A key of a layer's options, for the documentation.
+/// The documentation of a key of a layer's options.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
-    /// Its name.
+    /// The key's name.
     pub name: &'static str,
-    /// Its default as TOML has it; empty where there is none.
+    /// The default in TOML syntax; empty for none.
     pub default: &'static str,
-    /// What it says.
+    /// The meaning of the key.
     pub meaning: &'static str,
 }
 
 impl Key {
-    /// A key with a default, or with an empty text for none.
+    /// A key with a default; an empty text for none.
     pub const fn new(name: &'static str, default: &'static str, meaning: &'static str) -> Self {
         Self { name, default, meaning }
     }
@@ -45,55 +46,54 @@ impl Key {
 
 /// The configuration of a kind of layer.
 pub trait LayerOptions: Default + Serialize + DeserializeOwned + 'static {
-    /// The word for the kind, which is also [`Layer::name`].
+    /// The name of the kind, which is also [`Layer::name`].
     const KIND: &'static str;
-    /// What such a layer does, as the rest of a sentence that begins with its name.
+    /// The effect of such a layer, as a predicate that follows its name.
     const MEANING: &'static str;
-    /// All keys, in the order in which they are documented.
+    /// All keys, in the order of the documentation.
     const KEYS: &'static [Key];
-    /// Why a disk has at most one such layer; `None` where it may have several.
+    /// Why a disk has at most one such layer; `None` if it may have several.
     const ONCE: Option<&'static str> = None;
-    /// Whether the layer keeps changes of the disk, so that the disk has to have an image that is
-    /// written.
+    /// Whether the layer keeps changes of the disk, so that the disk must have a writable image.
     const NEEDS_IMAGE: bool = false;
 
-    /// Says what is wrong with values that could be read. It looks at files, but opens nothing.
+    /// Reports invalid values. It looks at files, but opens none.
     fn check(&self, _: &mut Check<'_>) {}
 
-    /// The layer; `None` where it is not a part of this disk after all.
+    /// Makes the layer; `None` if it is not part of this disk.
     ///
     /// # Errors
-    /// When what it needs cannot be had.
+    /// If a resource that the layer needs is not available.
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>>;
 }
 
-/// What there is to make layers with.
+/// The disk's resources from which layers are made.
 pub struct LayerContext<'a> {
     /// The disk's name.
     pub disk: &'a str,
-    /// The texts that insights of the disk's requests have.
+    /// The texts of the insights of the disk's requests.
     pub names: &'a Arc<Names>,
     /// Makes a sink for lines in the daemon's log.
     pub log: &'a dyn Fn() -> LogSink,
-    /// The layers of the disk that others look at too, which exist already.
+    /// The layers of the disk that other components use as well, which exist already.
     pub shared: &'a [Arc<dyn Layer>],
 }
 
 impl LayerContext<'_> {
-    /// The shared layer by a name.
+    /// The shared layer with a name.
     pub fn shared(&self, name: &str) -> Option<Arc<dyn Layer>> {
         self.shared.iter().find(|layer| layer.name() == name).map(Arc::clone)
     }
 }
 
-/// Options that could be read and make sense.
+/// Valid options of a layer.
 pub trait Prepared {
-    /// All of them, those left out by their defaults, as JSON has them.
+    /// All options as JSON, defaults included.
     fn complete(&self) -> Value;
     /// See [`LayerOptions::make`].
     ///
     /// # Errors
-    /// When what the layer needs cannot be had.
+    /// If a resource that the layer needs is not available.
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>>;
 }
 
@@ -127,7 +127,7 @@ pub struct LayerKind {
 }
 
 impl LayerKind {
-    /// The kind whose options are an `O`.
+    /// The kind with options of type `O`.
     pub const fn of<O: LayerOptions>() -> Self {
         Self {
             name: O::KIND,
@@ -142,13 +142,13 @@ impl LayerKind {
         }
     }
 
-    /// Reads options, and gives all of them, those left out by their defaults.
+    /// Reads options. Returns all options, defaults included.
     pub fn complete(&self, written: &Written<'_>, problems: &mut Problems) -> Option<Value> {
         (self.read)(written, problems).map(|options| options.complete())
     }
 
-    /// Reads and checks options. What is wrong is added to `problems`; `None` where nothing can be
-    /// made of the rest.
+    /// Reads and checks options. Adds errors to `problems`; returns `None` if the options cannot be
+    /// read.
     pub fn prepare(
         &self,
         written: &Written<'_>,
@@ -162,7 +162,7 @@ impl LayerKind {
         (self.complete_default)()
     }
 
-    /// The names of all options, as they are read.
+    /// The names of all options in configurations.
     pub fn fields(&self) -> &'static [&'static str] {
         (self.fields)()
     }
@@ -177,24 +177,24 @@ fn prepare<O: LayerOptions>(
     Some(Box::new(options))
 }
 
-/// The operations that a layer is about; all where none is named. They are written as a list of
-/// their names, or as one name.
+/// The operations that a layer applies to; an empty list stands for all. Configurations have a list
+/// of names, or one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Operations(Vec<Operation>);
 
 impl Operations {
-    /// Whether none is named, which means all.
+    /// Whether the list is empty, which stands for all.
     pub fn is_default(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Those that are named.
+    /// The listed operations.
     pub fn named(&self) -> &[Operation] {
         &self.0
     }
 
-    /// Those that are meant.
-    pub fn meant(&self) -> &[Operation] {
+    /// The operations that the list stands for.
+    pub fn selected(&self) -> &[Operation] {
         if self.0.is_empty() { &Operation::ALL } else { &self.0 }
     }
 }
@@ -236,7 +236,7 @@ impl<'de> Deserialize<'de> for Operations {
     }
 }
 
-/// The operation called `name`.
+/// The operation with a name.
 fn operation<E: serde::de::Error>(name: &str) -> Result<Operation, E> {
     const NAMES: &[&str] = &{
         let mut names = [""; Operation::ALL.len()];
@@ -258,11 +258,11 @@ mod tests {
     #[test]
     fn operations_are_a_name_or_a_list_of_names() {
         let read = |text| serde_json::from_str::<Operations>(text);
-        assert_eq!(read("\"read\"").unwrap().meant(), [Operation::Read]);
+        assert_eq!(read("\"read\"").unwrap().selected(), [Operation::Read]);
         let both = read("[\"read\", \"flush\", \"read\"]").unwrap();
         assert_eq!(both.named(), [Operation::Read, Operation::Flush]);
         assert_eq!(serde_json::to_string(&both).unwrap(), "[\"read\",\"flush\"]");
-        assert_eq!(read("[]").unwrap().meant(), Operation::ALL);
+        assert_eq!(read("[]").unwrap().selected(), Operation::ALL);
         assert!(read("[\"reed\"]").is_err() && read("7").is_err());
     }
 }

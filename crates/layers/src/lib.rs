@@ -1,18 +1,18 @@
 //! Layers between a front end and a back end.
 //!
-//! | layer | what it does |
+//! | layer | function |
 //! |---|---|
 //! | [`Classify`] | finds out what requests of a guest mean, and accounts for them |
-//! | [`Passthrough`] | nothing: the shape of a layer |
-//! | [`Tap`] | counts, measures, and gives one event for each request and each response |
+//! | [`Passthrough`] | passes all requests unchanged: an example of a layer |
+//! | [`Tap`] | counts and measures requests, and emits an event for each request and each response |
 //! | [`Delay`] | makes operations slower, by a fixed time and a seeded jitter |
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
-//! | [`WaitForRoom`] | keeps writes for which the storage has no room, and tries them again |
-//! | [`Wal`] | makes changes durable in a log first and brings them home later |
+//! | [`WaitForRoom`] | holds writes while the storage is full, and tries them again |
+//! | [`Wal`] | makes changes durable in a log first, and writes them back home later |
 //! | [`Log`] | writes a line for each request and each response |
 //!
-//! A layer knows neither its neighbours nor where requests come from. It spawns no threads and
-//! takes time and randomness as arguments, so a seed replays a whole run.
+//! A layer depends neither on its neighbours nor on the source of requests. It spawns no threads,
+//! and takes time and randomness as arguments, so a seed replays a whole run.
 
 #![forbid(unsafe_code)]
 
@@ -36,8 +36,8 @@ pub use room::WaitForRoom;
 pub use tap::Tap;
 pub use wal::Wal;
 
-/// A generator for queue `queue` out of a layer's `seed`: neighbouring queues get unrelated
-/// sequences.
+/// A random generator for a queue, from a layer's `seed` and the queue's number. Different queues
+/// get unrelated sequences.
 fn generator(seed: u64, queue: u64) -> fastrand::Rng {
     fastrand::Rng::with_seed(seed ^ (queue + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }

@@ -1,4 +1,4 @@
-//! A line for each request and each response.
+//! A layer that writes a line for each request and each response.
 
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
@@ -16,16 +16,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::kind::{Key, LayerContext, LayerOptions};
 
-/// The most lines that may be asked for in a second.
+/// The highest limit of lines per second that can be configured.
 const LINES_PER_SECOND_LIMIT: u64 = 1_000_000;
 
 /// The configuration of a layer that writes requests to a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogOptions {
-    /// How many lines are written in a second at most; any number where it is 0.
+    /// The most lines that are written in a second; 0 for no limit.
     pub lines_per_second_max: u64,
-    /// The file that they are added to; the daemon's log where there is none.
+    /// The file to which lines are appended; the daemon's log by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
 }
@@ -44,64 +44,64 @@ impl LayerOptions for LogOptions {
         Key::new(
             "lines_per_second_max",
             "100",
-            "how many lines are written in a second at most; any number where it is 0",
+            "the most lines that are written in a second; 0 for no limit",
         ),
         Key::new(
             "file",
             "",
-            "the file that the lines are added to, each written at once; the daemon's log where \
-             there is none",
+            "the file to which each line is appended immediately; the daemon's log by \
+             default",
         ),
     ];
 
     fn check(&self, check: &mut Check<'_>) {
         if self.lines_per_second_max > LINES_PER_SECOND_LIMIT {
             let message = format!("{} lines a second are too many", self.lines_per_second_max);
-            let remedy = format!("choose at most {LINES_PER_SECOND_LIMIT}, or 0 for any number");
+            let remedy = format!("choose at most {LINES_PER_SECOND_LIMIT}, or 0 for no limit");
             check.problem("lines_per_second_max", message, remedy);
         }
         if let Some(file) = &self.file {
-            check.new_file("file", file, "no lines can be added to");
+            check.new_file("file", file, "lines cannot be appended to");
         }
     }
 
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
-        let most = self.lines_per_second_max;
+        let lines_max = self.lines_per_second_max;
         let log = if let Some(path) = &self.file {
-            // The lines name files of guests.
+            // The lines contain file names of guests, so only the daemon's user may read them.
             let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
             let file = file.map_err(|error| {
                 let shown = path.display();
-                let text = format!("no lines can be added to {shown}: {error}");
+                let text = format!("lines cannot be appended to {shown}: {error}");
                 io::Error::other(format!("{text}; name a file that the daemon may write"))
             })?;
-            Log::to_writer(context.disk, most, file)
+            Log::to_writer(context.disk, lines_max, file)
         } else {
-            Log::new("", most, (context.log)())
+            Log::new("", lines_max, (context.log)())
         };
         Ok(Some(Arc::new(log.with_names(Arc::clone(context.names)))))
     }
 }
 
-/// Where lines go. Called by the queue's thread: it must not block for long.
+/// The destination of lines. The queue's thread calls it: it must not block for long.
 pub type LogSink = Box<dyn FnMut(&str) + Send>;
 
-/// How many lines may still be written, and where they go.
+/// The state that the queues of a disk share.
 struct Shared {
     sink: LogSink,
     names: Arc<Names>,
-    /// Lines left in the second that began at `second_ns`.
+    /// Lines that may still be written in the second that began at `second_ns`.
     left: u64,
     second_ns: u64,
-    /// Lines of this second that were not written.
+    /// Lines of this second that were dropped.
     dropped: u64,
     dropped_total: u64,
     lines_per_second_max: u64,
     line: String,
 }
 
-/// A layer that writes one line for each request and one for each response, and no more than it
-/// was told in a second; what it leaves out, it counts and says.
+/// A layer that writes one line for each request and one for each response, up to a limit per
+/// second. It counts the dropped lines, and writes a line with their number.
 ///
 /// ```text
 /// disk0 #12 write 4096+512 fua
@@ -110,17 +110,17 @@ struct Shared {
 /// disk0 #14 write 4096+8192 | 4096 data source=bio inode=12 size=30 | 4096 metadata source=page
 /// ```
 ///
-/// Where the meaning of a request is known, its line tells it part by part, in order: the length
-/// and [the facts in words](Facts::describe).
+/// If the meaning of a request is known, its line describes each part in order: the length, and
+/// [the facts in words](Facts::describe).
 pub struct Log {
     shared: Arc<Mutex<Shared>>,
     prefix: Arc<str>,
 }
 
 impl Log {
-    /// A layer that gives its lines, without line ends, to `sink`; each begins with `prefix`, for
-    /// example the disk's name. At most `lines_per_second_max` in each second of the stack's
-    /// clock; any number where that is 0.
+    /// A layer that passes its lines, without line ends, to `sink`. Each line begins with `prefix`,
+    /// for example the disk's name. `lines_per_second_max` limits the lines in each second of the
+    /// stack's clock; 0 means no limit.
     pub fn new(prefix: &str, lines_per_second_max: u64, sink: LogSink) -> Self {
         let shared = Shared {
             sink,
@@ -144,7 +144,7 @@ impl Log {
     ) -> Self {
         let mut ended = String::new();
         let sink = move |line: &str| {
-            // In one piece, so that whoever reads along never sees half a line.
+            // One write for each line, so that concurrent readers of a file never see half a line.
             ended.clear();
             ended.push_str(line);
             ended.push('\n');
@@ -153,7 +153,7 @@ impl Log {
         Self::new(prefix, lines_per_second_max, Box::new(sink))
     }
 
-    /// The same, with the table that has the texts of the requests' meanings.
+    /// Sets the table with the texts of insights.
     #[must_use]
     pub fn with_names(self, names: Arc<Names>) -> Self {
         if let Ok(mut shared) = self.shared.lock() {
@@ -162,14 +162,14 @@ impl Log {
         self
     }
 
-    /// How many lines have been left out so far.
+    /// The number of dropped lines so far.
     pub fn dropped(&self) -> u64 {
         self.shared.lock().map_or(0, |shared| shared.dropped_total)
     }
 }
 
 impl Shared {
-    /// Writes one line, if this second has room for it.
+    /// Writes one line, unless the second's limit is reached.
     fn write(&mut self, now_ns: u64, fill: impl FnOnce(&mut String, &Names)) {
         const SECOND_NS: u64 = 1_000_000_000;
         let bounded = self.lines_per_second_max > 0;
@@ -177,7 +177,8 @@ impl Shared {
             self.second_ns = now_ns;
             self.left = self.lines_per_second_max;
             if self.dropped > 0 {
-                let notice = format!("{} lines were left out", self.dropped);
+                let lines = if self.dropped == 1 { "line" } else { "lines" };
+                let notice = format!("{} {lines} dropped", self.dropped);
                 (self.sink)(&notice);
                 self.dropped = 0;
             }
@@ -234,7 +235,7 @@ fn describe(line: &mut String, prefix: &str, request: &Request) {
     }
 }
 
-/// ` | 4096 data source=bio …` for each part, where anything is known.
+/// ` | 4096 data source=bio …` for each part, if the meaning is known.
 fn explain(line: &mut String, names: &Names, request: &Request) {
     let insight = &request.insight;
     if insight.parts.is_empty() && insight.facts == Facts::default() {
@@ -251,7 +252,7 @@ impl Observer for LogQueue {
         for request in requests {
             let now_ns = place.now_ns();
             *place.observe(request).word() = now_ns;
-            // A sink that panicked once is left alone: a log never fails a disk.
+            // After a panic of the sink, no more lines are written: a log never fails a disk.
             if let Ok(mut shared) = self.shared.lock() {
                 shared.write(now_ns, |line, names| {
                     describe(line, &self.prefix, request);

@@ -1,12 +1,12 @@
-//! The do-nothing layer.
+//! A layer that does nothing.
 
 use fathom_block::{
     Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Outcome, Request,
 };
 use std::io;
 
-/// A layer that hands everything on, for measuring what a crossing costs and as a first page for
-/// whoever writes a layer.
+/// A layer that passes everything on unchanged. It serves to measure the cost of a crossing, and as
+/// an example for authors of layers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Passthrough;
 

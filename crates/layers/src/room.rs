@@ -1,4 +1,4 @@
-//! Writes that wait for room instead of failing.
+//! A layer in which writes wait for space instead of failing.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,50 +8,50 @@ use fathom_block::{
     Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, OpenContext, Outcome, Request,
 };
 
-/// How often a request that waits is tried again, in nanoseconds.
+/// The interval at which a waiting request is tried again, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 
-/// What is called when requests begin or cease to wait.
+/// A function that is called when requests begin or cease to wait.
 type Watcher = Box<dyn Fn() + Send + Sync>;
 
-/// What the queues of one disk share.
+/// The state that the queues of one disk share.
 #[derive(Default)]
 struct Shared {
-    /// Requests that wait now.
+    /// The number of waiting requests.
     waiting: AtomicU64,
-    /// Nobody waits any more.
+    /// Whether requests fail instead of waiting.
     released: AtomicBool,
     watcher: OnceLock<Watcher>,
 }
 
-/// A layer that keeps requests for which the storage has no room, and tries them again until there
-/// is some. The guest sees a slow disk rather than an error, as under a virtual machine monitor
-/// with `werror=enospc`; what needs no room goes on.
+/// A layer that holds requests for which the storage has no space, and tries them again until there
+/// is space. The guest sees a slow disk rather than an error, as under a virtual machine monitor
+/// with `werror=enospc`. Requests that need no space are not delayed.
 ///
-/// It belongs next to the back end, so that the layers above see one request.
+/// The layer belongs directly above the back end, so that the layers above see one request.
 #[derive(Clone, Default)]
 pub struct WaitForRoom {
     shared: Arc<Shared>,
 }
 
 impl WaitForRoom {
-    /// A layer in which nothing waits yet.
+    /// A layer without waiting requests.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Has `watcher` called, on the thread of a queue, when the first request begins to wait and
-    /// when the last one ceases to. It must not block. Only the first watcher is kept.
+    /// Sets the function that is called, on a queue's thread, when the first request begins to wait
+    /// and when the last one ceases to wait. It must not block. Only the first watcher is kept.
     pub fn watch(&self, watcher: impl Fn() + Send + Sync + 'static) {
         let _ = self.shared.watcher.set(Box::new(watcher));
     }
 
-    /// The requests that wait now.
+    /// The number of waiting requests.
     pub fn waiting(&self) -> u64 {
         self.shared.waiting.load(Ordering::Relaxed)
     }
 
-    /// Lets requests that wait fail, and those to come: the disk is to be removed.
+    /// Fails waiting requests and later ones that would wait, because the disk is to be removed.
     pub fn release(&self) {
         self.shared.released.store(true, Ordering::Release);
     }
@@ -83,7 +83,7 @@ struct RoomQueue {
     shared: Arc<Shared>,
 }
 
-/// The word of a request that waits, or has waited.
+/// The word of a request that waits or has waited.
 const WAITED: u64 = 1;
 
 impl RoomQueue {

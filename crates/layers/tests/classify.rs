@@ -1,4 +1,4 @@
-//! What requests mean reaches the layers below, and is accounted for.
+//! The meaning of requests reaches the layers below and the accounts.
 
 #![allow(unsafe_code)]
 
@@ -19,7 +19,7 @@ use fathom_layers::{Classify, Delay, DelayTime, GuestSlot, Log, Tap};
 
 use support::Bench;
 
-/// A layer that knows what each request means, in place of a guest.
+/// A layer that sets the meaning of each request, in place of a guest.
 struct Oracle(Mutex<Insight>);
 
 impl Oracle {
@@ -27,8 +27,8 @@ impl Oracle {
         Arc::new(Self(Mutex::default()))
     }
 
-    /// What the next requests mean.
-    fn say(&self, parts: &[(u64, Facts)]) {
+    /// Sets the meaning of the next requests.
+    fn set_meaning(&self, parts: &[(u64, Facts)]) {
         let mut insight = Insight::default();
         for (length, facts) in parts {
             insight.push(*length, *facts);
@@ -39,7 +39,7 @@ impl Oracle {
     }
 }
 
-/// The layer itself: tests keep the other half.
+/// The layer itself; the test keeps the other handle.
 struct Told(Arc<Oracle>);
 
 impl Layer for Told {
@@ -77,7 +77,7 @@ struct Case {
     bench: Bench,
 }
 
-/// An oracle over all that uses its words, over a delay of 2 ms for reads.
+/// An oracle, above all layers that use insights, above a delay of 2 ms for reads.
 fn case() -> Case {
     let (oracle, names, slot) = (Oracle::new(), Arc::new(Names::default()), Arc::default());
     let classify = Classify::new(
@@ -130,13 +130,13 @@ fn row(usage: &UsageSnapshot, inode: u64, direction: Direction) -> (u64, u64) {
 }
 
 #[test]
-fn lines_and_events_tell_what_a_request_means() {
+fn lines_and_events_have_the_meaning_of_a_request() {
     let mut case = case();
     let metadata = Facts { kind: Kind::Metadata, source: Source::Page, ..Facts::default() };
-    case.oracle.say(&[(4096, case.file(12, "/a")), (4096, metadata)]);
+    case.oracle.set_meaning(&[(4096, case.file(12, "/a")), (4096, metadata)]);
     let mut reader = case.tap.attach().unwrap();
     assert_eq!(case.bench.run(Operation::Write, 4096, 8192, 1), Ok(()));
-    case.oracle.say(&[]);
+    case.oracle.set_meaning(&[]);
     assert_eq!(case.bench.run(Operation::Flush, 0, 0, 0), Ok(()));
     let lines = case.lines.lock().unwrap();
     let expected = [
@@ -170,13 +170,13 @@ fn the_log_loses_no_line_without_a_bound() {
 fn requests_are_accounted_for_where_they_belong() {
     let mut case = case();
     let (a, b) = (case.file(1, "/a"), case.file(2, "/b"));
-    case.oracle.say(&[(512, a), (1024, b)]);
+    case.oracle.set_meaning(&[(512, a), (1024, b)]);
     for _ in 0..40 {
         assert_eq!(case.bench.run(Operation::Write, 0, 1536, 1), Ok(()));
     }
-    case.oracle.say(&[(4096, b)]);
+    case.oracle.set_meaning(&[(4096, b)]);
     assert_eq!(case.bench.run(Operation::Read, 0, 4096, 0), Ok(()));
-    case.oracle.say(&[]);
+    case.oracle.set_meaning(&[]);
     assert_eq!(case.bench.run(Operation::Read, 0, 512, 0), Ok(()));
     assert_eq!(case.bench.run(Operation::Flush, 0, 0, 0), Ok(()));
 
@@ -197,16 +197,16 @@ fn requests_are_accounted_for_where_they_belong() {
     assert_eq!(&*groups[0].cgroup, "/web");
     assert_eq!(accounts[Direction::Write as usize].bytes, 40 * 1536);
 
-    // Queues come and go, the accounts stay.
+    // Queues open and close; the accounts stay.
     let Case { classify, bench, .. } = case;
     drop(bench);
     assert_eq!(row(&classify.usage(), 1, Direction::Write), (40, 40 * 512));
 }
 
 #[test]
-fn the_slowest_are_known_with_where_their_time_went() {
+fn the_slowest_requests_are_kept_with_their_courses() {
     let mut case = case();
-    case.oracle.say(&[(4096, case.file(9, "/slow"))]);
+    case.oracle.set_meaning(&[(4096, case.file(9, "/slow"))]);
     for _ in 0..100 {
         assert_eq!(case.bench.run(Operation::Write, 0, 4096, 1), Ok(()));
     }
@@ -219,14 +219,14 @@ fn the_slowest_are_known_with_where_their_time_went() {
     let first = slow.iter().find(|slow| slow.offset == 8192).unwrap();
     assert_eq!((first.operation, first.length), (Operation::Read, 4096));
     assert_eq!((first.start_ns, first.latency_ns), (start_ns, 2_000_000));
-    assert_eq!(first.course.sent_ns - start_ns, 2_000_000, "all of it in the delay");
+    assert_eq!(first.course.sent_ns - start_ns, 2_000_000, "the whole latency is the delay's");
     assert_eq!(first.course.ahead, 0);
     assert!(slow.iter().any(|slow| slow.course.ahead == 1));
     assert_eq!(case.names.text(first.insight.facts.path).as_deref(), Some("/slow"));
     assert!(first.insight.flags.contains(RequestFlags::SYNCHRONOUS));
 }
 
-/// A guest with nothing in its memory.
+/// A guest with blank memory.
 fn blank_guest(names: &Arc<Names>) -> Arc<Guest> {
     let pages = Arc::new(vec![0_u64; 4096]);
     let region = Region {
@@ -235,13 +235,13 @@ fn blank_guest(names: &Arc<Names>) -> Arc<Guest> {
         place: pages.as_ptr().cast(),
         file: None,
     };
-    // SAFETY: the pages live as long as their owner, and nobody writes there.
+    // SAFETY: the pages live as long as their owner, and are never written.
     let memory = unsafe { GuestMemory::new(vec![region], pages) };
     Guest::new(memory, Arc::clone(names), Box::new(|| {}))
 }
 
 #[test]
-fn a_guest_is_followed_and_let_go() {
+fn a_change_of_guest_is_followed_and_the_old_guest_dropped() {
     let (slot, names) = (Arc::new(GuestSlot::new()), Arc::new(Names::default()));
     let table = ClassTable::default();
     let options = UsageOptions::default();
@@ -263,7 +263,7 @@ fn a_guest_is_followed_and_let_go() {
     slot.set(Some(Arc::clone(&guest)));
     let held = Arc::strong_count(&guest);
     ask(None);
-    assert_eq!(Arc::strong_count(&guest), held, "a client of another kind asks no guest");
+    assert_eq!(Arc::strong_count(&guest), held, "requests of other clients are not resolved");
     for address in [4096, 0, u64::MAX, 32768] {
         ask(Some(GuestAddress(address)));
     }
@@ -276,7 +276,7 @@ fn a_guest_is_followed_and_let_go() {
 }
 
 #[test]
-fn a_slot_that_nobody_fills_costs_nothing_but_a_look() {
+fn an_empty_slot_leaves_requests_without_insight() {
     let mut case = case();
     assert!(case.slot.guest().is_none());
     assert_eq!(case.bench.run(Operation::Read, 0, 512, 0), Ok(()));

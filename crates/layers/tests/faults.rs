@@ -1,4 +1,4 @@
-//! Delay, fault and log do what they say.
+//! The layers delay, fault and log.
 
 mod support;
 
@@ -32,13 +32,13 @@ fn rules_choose_by_operation_range_and_count() {
     assert_eq!(bench.run(Operation::Write, 4096, 512, 1), Ok(()), "the first");
     assert_eq!(bench.run(Operation::Write, 3584, 1024, 1), Ok(()), "the second");
     assert_eq!(bench.run(Operation::Write, 7680, 1024, 9), Err(ErrorKind::NoSpace));
-    assert_eq!(bench.read(7680, 512), [0; 512], "nothing of it reached the disk");
+    assert_eq!(bench.read(7680, 512), [0; 512], "the request was not carried out");
     assert_eq!(bench.run(Operation::Write, 4096, 512, 1), Ok(()), "it strikes once");
     assert_eq!(fault.strikes(), [1]);
 }
 
 #[test]
-fn it_can_be_switched_off_and_on() {
+fn rules_can_be_disabled_and_enabled() {
     let (fault, mut bench) = over_memory(vec![FaultRule::default()], 0);
     assert_eq!(bench.run(Operation::Flush, 0, 0, 0), Err(ErrorKind::Io));
     fault.set_enabled(false);
@@ -68,18 +68,18 @@ fn writes_are_cut_short_or_torn_and_fail() {
                 })
                 .collect();
             let written = sectors.iter().filter(|written| **written).count();
-            assert!(written < 8, "it failed although all is written");
+            assert!(written < 8, "the write failed, so some sector is not written");
             partly += u32::from(written > 0);
             if effect == FaultEffect::Short {
                 assert!(sectors.is_sorted_by(|left, right| left >= right), "a prefix");
             }
         }
-        assert!(partly > 20, "{effect:?}: most of the time something is written");
+        assert!(partly > 20, "{effect:?}: most requests write some sectors");
     }
 }
 
 #[test]
-fn a_late_failure_has_happened() {
+fn a_late_failure_carries_out_the_request() {
     let rule = FaultRule {
         operations: vec![Operation::Write],
         effect: FaultEffect::Late,
@@ -92,7 +92,7 @@ fn a_late_failure_has_happened() {
 }
 
 #[test]
-fn the_rate_and_the_seed_decide_who_is_struck() {
+fn the_rate_and_the_seed_determine_which_requests_are_struck() {
     let outcomes = |seed| -> Vec<bool> {
         let rule = FaultRule { rate: 0.25, ..FaultRule::default() };
         let (_, mut bench) = over_memory(vec![rule], seed);
@@ -149,7 +149,7 @@ fn the_log_has_a_line_each_and_is_bounded() {
         "disk0 #0 write 512+1024",
         "disk0 #0 write 512+1024 done 250 ns",
         "disk0 #2 flush",
-        "1 lines were left out",
+        "1 line dropped",
         "disk0 #3 flush",
         "disk0 #3 flush done 250 ns",
     ];

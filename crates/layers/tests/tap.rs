@@ -1,4 +1,4 @@
-//! The tap counts everything, tells what it can, and never slows a disk.
+//! The tap counts all requests, emits events, and never delays a disk.
 
 mod support;
 
@@ -71,7 +71,7 @@ fn a_request_and_its_response_have_one_event_each() {
     assert_eq!((events[5].error, events[7].error), (1, 1 + ErrorKind::Unsupported as u8));
     assert_eq!(reader.labels().vm_name, "muscatvm51");
 
-    // Nobody listens: nothing is told, and a new reader begins with nothing old.
+    // Without a reader there are no events, and a new reader gets no old ones.
     drop(reader);
     assert_eq!(bench.run(Operation::Read, 0, 512, 0), Ok(()));
     let mut reader = tap.attach().unwrap();
@@ -81,7 +81,7 @@ fn a_request_and_its_response_have_one_event_each() {
 }
 
 #[test]
-fn a_full_ring_drops_and_says_so() {
+fn a_full_ring_drops_events_and_counts_them() {
     let tap = Tap::with_ring(1, labels(), 8);
     let mut bench = bench(&tap);
     let mut reader = tap.attach().unwrap();
@@ -91,13 +91,13 @@ fn a_full_ring_drops_and_says_so() {
     let mut events = Vec::new();
     reader.drain(&mut events);
     assert_eq!((events.len(), reader.dropped()), (8, 12));
-    assert_eq!(tap.snapshot(0).count(), 10, "counters drop nothing");
+    assert_eq!(tap.snapshot(0).count(), 10, "counters count all requests");
     drop(reader);
     assert_eq!(tap.attach().unwrap().dropped(), 0, "drops are counted for each reader");
 }
 
 #[test]
-fn counters_tell_what_happened() {
+fn counters_count_requests_by_outcome() {
     let tap = Tap::new(1, labels());
     let mut bench = bench(&tap);
     let start = tap.snapshot(bench.time_ns.get());
@@ -121,7 +121,7 @@ fn counters_tell_what_happened() {
     assert!((found.depth_mean() - 1.0).abs() < 0.01, "one at a time: {}", found.depth_mean());
     assert!((found.requests_per_second() - 1250.0).abs() < 1.0);
 
-    // Ten at once; one more is under way at the end.
+    // Ten at the same time; one more is in flight at the end.
     for _ in 0..10 {
         bench.submit(Operation::Read, 0, 512, 0);
     }
@@ -133,7 +133,7 @@ fn counters_tell_what_happened() {
     let found = end.since(&middle);
     assert_eq!((found.count(), found.in_flight), (10, 1));
     assert!((found.depth_mean() - 10.0).abs() < 0.01, "{}", found.depth_mean());
-    assert_eq!(found.operation(Operation::Read).sizes[3].count, 0, "only what is new");
+    assert_eq!(found.operation(Operation::Read).sizes[3].count, 0, "only new requests");
     assert!(found.operation(Operation::Read).sizes[3].latency_ns.buckets.is_empty());
     assert_eq!(bench.outcome(), Ok(()));
 }

@@ -465,6 +465,6 @@ mod tests {
         let wrong = configuration(&["delay,time=1s,time=2s"]).unwrap_err();
         assert!(wrong.contains("`time` is there twice"), "{wrong}");
         let wrong = configuration(&["fault,rate=2"]).unwrap_err();
-        assert!(wrong.starts_with("--layer: a rate of 2 is no share"), "{wrong}");
+        assert!(wrong.starts_with("--layer: a rate of 2 is not between 0 and 1"), "{wrong}");
     }
 }

@@ -1,5 +1,5 @@
-//! Nanoseconds per request through stacks that are measured by turns in one run; the least of many
-//! short turns, so that a busy host disturbs little.
+//! Measures nanoseconds per request for several stacks, which run alternately in many short passes.
+//! The result is each stack's fastest pass, which a busy host affects least.
 
 use std::io;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use fathom_reactor::{Event, Reactor};
 pub const CAPACITY: u64 = 64 << 20;
 const DEPTH: usize = 32;
 const ROUNDS: usize = 2_000;
-/// Two events a request, and room for 8192.
+/// A request has two events, and the ring has space for 8192.
 const ROUNDS_PER_DRAIN: usize = 100;
-const TURNS: usize = 100;
+const PASSES: usize = 100;
 
-/// A back end that is done with everything in the next round, as a file is.
+/// A back end that completes each request in the next round, as a file does.
 pub struct Later;
 
 impl Backend for Later {
@@ -76,7 +76,7 @@ impl BackendQueue for LaterQueue {
     }
 }
 
-/// One variant: a stack, and the reader that keeps its ring empty where events are wanted.
+/// One variant: a stack, and the reader that keeps its ring empty if events are collected.
 pub struct Variant {
     name: &'static str,
     stack: Stack,
@@ -99,14 +99,14 @@ impl Variant {
     }
 }
 
-/// The back ends that a layer's cost is measured over.
+/// The back ends over which the cost of a layer is measured.
 pub fn backends() -> [Arc<dyn Backend>; 3] {
     [Arc::new(Null::new(CAPACITY)), Arc::new(Memory::new(CAPACITY)), Arc::new(Later)]
 }
 
-/// Lets the variants, which are all over `backend`, take turns, and says what each costs.
+/// Runs the variants alternately, all over `backend`, and prints the cost of each.
 pub fn compare(backend: &dyn Backend, variants: &mut [Variant], reactor: &mut Reactor) {
-    for _ in 0..TURNS {
+    for _ in 0..PASSES {
         for variant in &mut *variants {
             run(variant, reactor);
         }
@@ -144,7 +144,7 @@ fn run(variant: &mut Variant, reactor: &mut Reactor) {
             }
         }
         spent += start.elapsed();
-        // The reader has a thread of its own in life: its time is not the request's.
+        // In a daemon, the reader has a thread of its own, so its time is not counted here.
         if let Some(reader) = &mut variant.reader {
             events.clear();
             reader.drain(&mut events);
@@ -155,7 +155,7 @@ fn run(variant: &mut Variant, reactor: &mut Reactor) {
     variant.nanoseconds.push(spent.as_nanos() as f64 / count as f64);
 }
 
-/// The turn that was disturbed least.
+/// The result of the fastest pass.
 fn least(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::INFINITY, f64::min)
 }

@@ -1,15 +1,16 @@
-//! What is counted of requests: by one thread for all to see, and in tables under a lock.
+//! Counters of requests: cells that one thread writes while others read, and plain accounts for
+//! tables under a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::Operation;
 
-/// The steps that latencies are told apart by: powers of two, from below 1 µs to above 68 s.
+/// The number of latency steps: powers of two, from below 1 µs to above 68 s.
 pub const LATENCY_STEPS: usize = 28;
-/// The power of two that the first step begins with, in nanoseconds.
+/// The exponent of the first step's lower bound, in nanoseconds.
 const FIRST_POWER: u32 = 9;
 
-/// Which of three kinds of work a request is: accounts tell no more apart.
+/// The direction of a request's data. Accounts distinguish only these three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Direction {
@@ -17,15 +18,15 @@ pub enum Direction {
     Read = 0,
     /// It writes.
     Write = 1,
-    /// It is none of the two: a flush, a discard, zeroes.
+    /// Any other operation, such as a flush, a discard or zeroes.
     Other = 2,
 }
 
 impl Direction {
-    /// All of them, in order.
+    /// All directions, in order.
     pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Other];
 
-    /// What `operation` is.
+    /// The direction of `operation`.
     pub fn of(operation: Operation) -> Self {
         match operation {
             Operation::Read => Self::Read,
@@ -57,22 +58,22 @@ pub fn latency_step(latency_ns: u64) -> usize {
 /// A latency in the middle of a step, in nanoseconds.
 pub fn latency_of_step(step: usize) -> u64 {
     let low = 1_u64 << (step as u32 + FIRST_POWER);
-    // The square root of two: as far from the next power as from this one.
+    // The factor √2, which lies in the middle between two powers of two.
     low + low * 414 / 1000
 }
 
-/// What was counted of some requests that succeeded.
+/// Counts of requests that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// How many there were. A request of several parts counts once for each row that it is in.
+    /// The number of requests. A request of several parts counts once for each row that it is in.
     pub requests: u64,
-    /// Their bytes.
+    /// The sum of their bytes.
     pub bytes: u64,
-    /// How long they took together, in nanoseconds.
+    /// The sum of their latencies, in nanoseconds.
     pub latency_sum_ns: u64,
-    /// How long the slowest took.
+    /// The longest latency, in nanoseconds.
     pub latency_max_ns: u64,
-    /// How many took how long, by [`latency_step`].
+    /// The number of requests by [`latency_step`].
     pub latency: [u64; LATENCY_STEPS],
 }
 
@@ -89,7 +90,7 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Counts one.
+    /// Counts one request.
     pub(super) fn add(&mut self, bytes: u64, latency_ns: u64) {
         self.requests += 1;
         self.bytes += bytes;
@@ -98,7 +99,7 @@ impl Account {
         self.latency[latency_step(latency_ns)] += 1;
     }
 
-    /// Adds what `other` has counted.
+    /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.bytes += other.bytes;
@@ -113,7 +114,7 @@ impl Account {
 /// One [`Account`] for each [`Direction`].
 pub type Accounts = [Account; 3];
 
-/// Adds what `from` has counted, direction by direction.
+/// Adds the counts of `from`, direction by direction.
 pub(super) fn merge(into: &mut Accounts, from: &Accounts) {
     for (into, from) in into.iter_mut().zip(from) {
         into.merge(from);
@@ -156,13 +157,13 @@ impl Cell {
     }
 }
 
-/// What one queue counts of whole requests: nothing is missing here.
+/// The counts of all whole requests of one queue.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Totals {
-    /// Of requests that nothing is known about.
+    /// Requests without a known meaning.
     unknown: [Cell; 3],
-    /// Of the others.
+    /// Requests with a known meaning.
     known: [Cell; 3],
     errors: [AtomicU64; 3],
 }
@@ -187,12 +188,12 @@ impl Totals {
     }
 }
 
-/// What was counted of whole requests.
+/// The counts of whole requests.
 #[derive(Clone, Debug, Default)]
 pub struct TotalsSnapshot {
-    /// Of requests that succeeded and that nothing is known about.
+    /// Requests that succeeded, without a known meaning.
     pub unknown: Accounts,
-    /// Of the others that succeeded.
+    /// Requests that succeeded, with a known meaning.
     pub known: Accounts,
     /// Requests that failed, by [`Direction`].
     pub errors: [u64; 3],

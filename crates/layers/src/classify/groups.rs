@@ -1,4 +1,5 @@
-//! Accounts by control group and kind, for metrics: few, and none that ever goes down.
+//! Accounts by control group and kind of data, for metrics: a bounded number, and no count ever
+//! decreases.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,27 +8,27 @@ use fathom_insight::Kind;
 
 use super::cells::Direction;
 
-/// The name of the account of all groups that have none of their own.
+/// The name of the account of all groups without an account of their own.
 pub const GROUP_OTHER: &str = "other";
 
-/// A group that has done nothing for so long gives its place to another, in nanoseconds.
+/// The idle time after which a group's place may be given to another group, in nanoseconds.
 const IDLE_NS: u64 = 600_000_000_000;
-/// How often a group without a place asks for one again, in nanoseconds.
-const PATIENCE_NS: u64 = 10_000_000_000;
+/// The time after which a group without a place tries again to get one, in nanoseconds.
+const RETRY_NS: u64 = 10_000_000_000;
 
-/// What one group did of one kind.
+/// The counts of one group's requests of one kind and direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupAccount {
-    /// Requests that succeeded; one of several parts counts once for each.
+    /// Requests that succeeded. A request of several parts counts once for each part.
     pub requests: u64,
-    /// Their bytes.
+    /// The sum of their bytes.
     pub bytes: u64,
-    /// How long they took together, in nanoseconds.
+    /// The sum of their latencies, in nanoseconds.
     pub latency_sum_ns: u64,
 }
 
 impl GroupAccount {
-    /// Adds what `other` counted.
+    /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.bytes += other.bytes;
@@ -35,22 +36,22 @@ impl GroupAccount {
     }
 }
 
-/// What one group did, by [`Kind`] and [`Direction`].
+/// The accounts of one group, by [`Kind`] and [`Direction`].
 #[derive(Clone, Debug)]
 pub struct GroupSnapshot {
-    /// The group's path; empty where it is not known, [`GROUP_OTHER`] for those without an account
-    /// of their own.
+    /// The group's path; empty if it is unknown, [`GROUP_OTHER`] for groups without an account of
+    /// their own.
     pub cgroup: Arc<str>,
-    /// Its accounts; those of what did not occur are zero.
+    /// The group's accounts. Combinations that did not occur are zero.
     pub accounts: [[GroupAccount; 3]; Kind::ALL.len()],
 }
 
-/// Where a row's group is counted.
+/// The place of the account of a row's group.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
     slot: u32,
     generation: u32,
-    /// When to look again, for a group that is among the others.
+    /// When a group without a place of its own tries again to get one.
     retry_ns: u64,
 }
 
@@ -62,24 +63,25 @@ struct Slot {
 
 /// The groups of a disk.
 pub(super) struct Groups {
-    /// Of groups that are not known, of the others, and of one group each.
+    /// First the slot of unknown groups, then the slot of other groups, then one slot for each
+    /// group.
     slots: Vec<Slot>,
-    /// Where each group is that has a place of its own.
+    /// The slot of each group that has a place of its own.
     index: HashMap<Arc<str>, usize>,
-    most: usize,
+    named_max: usize,
 }
 
 const NAMELESS: u32 = 0;
 const OTHERS: u32 = 1;
 
 impl Groups {
-    /// Accounts for `groups_max` groups at a time.
+    /// Makes accounts for at most `groups_max` groups at a time.
     pub(super) fn new(groups_max: usize) -> Self {
         let slots = vec![Slot::new(""), Slot::new(GROUP_OTHER)];
-        Self { slots, index: HashMap::new(), most: groups_max }
+        Self { slots, index: HashMap::new(), named_max: groups_max }
     }
 
-    /// Where `cgroup` is counted from now on.
+    /// The place where requests of `cgroup` are counted.
     pub(super) fn place(&mut self, cgroup: Option<&Arc<str>>, now_ns: u64) -> Place {
         let Some(cgroup) = cgroup else { return Place { slot: NAMELESS, ..Place::default() } };
         let own = self.index.get(cgroup).copied();
@@ -90,14 +92,14 @@ impl Groups {
                 retry_ns: u64::MAX,
             },
             None => {
-                Place { slot: OTHERS, generation: 0, retry_ns: now_ns.saturating_add(PATIENCE_NS) }
+                Place { slot: OTHERS, generation: 0, retry_ns: now_ns.saturating_add(RETRY_NS) }
             }
         }
     }
 
-    /// A place for a new group: a free one, or that of one that has long been idle.
+    /// Finds a place for a new group: a free place, or that of a group that has long been idle.
     fn make_room(&mut self, cgroup: &Arc<str>, now_ns: u64) -> Option<usize> {
-        if self.slots.len() - 2 < self.most {
+        if self.slots.len() - 2 < self.named_max {
             self.slots.push(Slot { last_ns: now_ns, ..Slot::new(cgroup) });
             self.index.insert(Arc::clone(cgroup), self.slots.len() - 1);
             return Some(self.slots.len() - 1);
@@ -117,7 +119,7 @@ impl Groups {
         Some(idle)
     }
 
-    /// Whether a row has to ask for its place again.
+    /// Whether a row has to look up its place again.
     pub(super) fn is_stale(&self, place: Place, now_ns: u64) -> bool {
         let generation = self.slots.get(place.slot as usize).map(|slot| slot.generation);
         generation != Some(place.generation) || place.slot == OTHERS && now_ns >= place.retry_ns
@@ -141,7 +143,7 @@ impl Groups {
         account.latency_sum_ns = account.latency_sum_ns.wrapping_add(latency_ns);
     }
 
-    /// All that did anything.
+    /// The accounts of all groups with requests.
     pub(super) fn snapshot(&self) -> Vec<GroupSnapshot> {
         let used = |group: &GroupSnapshot| {
             group.accounts.iter().flatten().any(|account| account.requests > 0)
@@ -184,7 +186,8 @@ mod tests {
         };
         let expected = [("", 80), ("other", 40), ("/a", 10), ("/b", 20)];
         assert_eq!(bytes(&groups), expected.map(|(name, sum)| (name.to_owned(), sum)));
-        // The first group has been idle for long: its place is free, and its rows ask anew.
+        // The first group has long been idle: its place is free, and its rows look up their place
+        // again.
         let later = IDLE_NS + 3;
         assert!(groups.is_stale(among_others, later));
         let place = groups.place(c.as_ref(), later);

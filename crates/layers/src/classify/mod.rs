@@ -1,11 +1,11 @@
-//! What each request means, and who causes how much.
+//! Finds the meaning of each request, and accounts for requests by meaning.
 //!
-//! On its way down, each request of a guest is asked for its meaning in the guest's own memory
-//! ([`fathom_introspect::Resolver`]), and the insight rides on from there. On its way up it is
-//! accounted for by file, control group, process and kind ([`UsageSnapshot`]).
+//! On a request's way down, the layer looks up the meaning of a guest's request in the guest's
+//! memory ([`fathom_introspect::Resolver`]), and adds it to the request as its insight. On the way
+//! up, it accounts for the request by file, control group, process and kind ([`UsageSnapshot`]).
 //!
-//! Without a guest, or with one whose kernel is not known, a request costs a load and some
-//! counting. A resolver that fails is given up for its queue: the disk goes on without insight.
+//! Without a guest, or if its kernel is not known, a request costs a load and some counting. If a
+//! resolver panics, its queue drops it, and the disk continues without insight.
 
 mod cells;
 mod groups;
@@ -39,14 +39,14 @@ pub use usage::{UsageOptions, UsageSnapshot};
 use crate::kind::{Key, LayerContext, LayerOptions};
 use usage::{Usage, UsageQueue};
 
-/// The configuration of the layer `classify`, which says no more than where it is.
+/// The configuration of the layer `classify`. Only its position among the layers can be chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClassifyOptions {}
 
 impl LayerOptions for ClassifyOptions {
     const KIND: &'static str = "classify";
-    const MEANING: &'static str = "finds out what requests mean; it is said where that happens, if not above the tap. Layers above it do not learn what requests mean";
+    const MEANING: &'static str = "finds out what requests mean. By default it is directly above the tap; name it to place it elsewhere. Layers above it do not learn what requests mean";
     const KEYS: &'static [Key] = &[];
     const ONCE: Option<&'static str> = Some("it would account for everything twice");
 
@@ -55,11 +55,11 @@ impl LayerOptions for ClassifyOptions {
     }
 }
 
-/// What the queues of a disk share.
+/// The state that the queues of a disk share.
 struct Shared {
     slot: Arc<GuestSlot>,
     table: Mutex<Arc<ClassTable>>,
-    /// Resolvers that failed and were given up.
+    /// Resolvers that panicked and were dropped.
     failures: AtomicU64,
     usage: Arc<Usage>,
 }
@@ -71,8 +71,8 @@ pub struct Classify {
 }
 
 impl Classify {
-    /// A layer that asks the guest in `slot` and gives classes by `table`. `names` has the texts
-    /// of the guest's insights.
+    /// A layer that resolves requests in the memory of the guest in `slot`, and assigns classes by
+    /// `table`. `names` has the texts of the guest's insights.
     pub fn new(
         slot: Arc<GuestSlot>,
         table: ClassTable,
@@ -88,28 +88,29 @@ impl Classify {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Gives classes by another table, in queues that are opened from now on.
+    /// Assigns classes by another table, in queues opened after this call.
     pub fn set_table(&self, table: ClassTable) {
         *self.shared.table.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
     }
 
-    /// How many queues lost their insight to a bug.
+    /// The number of queues that lost their insight because of a bug.
     pub fn failures(&self) -> u64 {
         self.shared.failures.load(Ordering::Relaxed)
     }
 
-    /// What the requests meant and cost since the layer was made.
+    /// The accounts of all requests since the layer was made.
     pub fn usage(&self) -> UsageSnapshot {
         self.shared.usage.snapshot()
     }
 
-    /// The same by control group and kind, few rows that never count down, with the totals.
+    /// The totals, and the accounts by control group and kind. They are few, and their counts never
+    /// decrease.
     pub fn groups(&self) -> (TotalsSnapshot, Vec<GroupSnapshot>) {
         self.shared.usage.groups()
     }
 
-    /// The slowest requests of the last minute or two at `now_ns` of the stacks' clock, the
-    /// slowest first, `count` at most.
+    /// The slowest requests of the last one to two minutes before `now_ns` (by the stacks' clock):
+    /// at most `count`, the slowest first.
     pub fn slow(&self, now_ns: u64, count: usize) -> Vec<SlowRequest> {
         self.shared.usage.slow(now_ns, count)
     }
@@ -146,13 +147,13 @@ struct ClassifyQueue {
     table: Arc<ClassTable>,
     usage: UsageQueue,
     resolver: Option<Resolver>,
-    /// The slot's generation that the resolver is of.
+    /// The generation of the slot's guest that the resolver belongs to.
     generation: u64,
 }
 
 impl ClassifyQueue {
-    /// Takes over the guest that is in the slot now. If it is being changed this very moment, the
-    /// next request will see it.
+    /// Changes to the guest in the slot. If another thread is changing the slot now, the next
+    /// request changes to the new guest.
     #[cold]
     fn follow(&mut self) {
         if let Some((generation, guest)) = self.shared.slot.try_guest() {
@@ -163,7 +164,7 @@ impl ClassifyQueue {
         }
     }
 
-    /// Asks what `request`, whose header is at `header`, means.
+    /// Resolves the meaning of `request`, whose header is at the address `header`.
     fn resolve(&mut self, request: &mut Observed<'_>, header: GuestAddress, now_ns: u64) {
         if self.shared.slot.generation() != self.generation {
             self.follow();

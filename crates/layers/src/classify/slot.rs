@@ -1,15 +1,15 @@
-//! The place that says whose memory a disk's requests lie in.
+//! The slot with the guest whose memory has a disk's requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_introspect::Guest;
 
-/// The guest of a disk at this moment. Whoever knows the front end puts it here; the disk's queues
-/// notice a change by one load for each request.
+/// The current guest of a disk. The owner of the front end sets it. The disk's queues notice a
+/// change with one load for each request.
 #[derive(Default)]
 pub struct GuestSlot {
-    /// Changes with each change of the guest.
+    /// Increases with each change of the guest.
     generation: AtomicU64,
     guest: Mutex<Option<Arc<Guest>>>,
 }
@@ -20,13 +20,13 @@ impl GuestSlot {
         Self::default()
     }
 
-    /// Puts another guest, or none, in place of what is there.
+    /// Replaces the guest.
     pub fn set(&self, guest: Option<Arc<Guest>>) {
         let mut place = self.guest.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *place, guest);
         self.generation.fetch_add(1, Ordering::Release);
         drop(place);
-        // Outside the lock: the last holder of a guest unmaps its memory.
+        // The last holder of a guest unmaps its memory, which should not happen under the lock.
         drop(before);
     }
 
@@ -35,12 +35,12 @@ impl GuestSlot {
         self.guest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A number that is another after each change.
+    /// A number that differs after each change.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The guest and the generation that it belongs to, unless somebody is changing it right now.
+    /// The guest and its generation; `None` while another thread is changing the slot.
     pub(super) fn try_guest(&self) -> Option<(u64, Option<Arc<Guest>>)> {
         let place = self.guest.try_lock().ok()?;
         Some((self.generation(), place.clone()))

@@ -1,39 +1,39 @@
-//! The slowest requests of late, and what is known of them.
+//! The slowest recent requests, and their insights.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use fathom_block::{Course, ErrorKind, Insight, Operation, Outcome, Request};
 
-/// How long a request is remembered, at least; and at most twice that, in nanoseconds.
+/// The length of a window, in nanoseconds. A request is kept for one to two windows.
 const WINDOW_NS: u64 = 60_000_000_000;
-/// The parts of a request that are kept.
+/// The most parts of a request that are kept.
 const PARTS_MAX: usize = 16;
 
-/// A request that was slow.
+/// A slow request.
 #[derive(Clone, Debug, Default)]
 pub struct SlowRequest {
-    /// Its number.
+    /// The request's number.
     pub id: u64,
-    /// The queue that it came through.
+    /// The queue of the request.
     pub queue: u64,
-    /// What was asked.
+    /// The operation.
     pub operation: Operation,
-    /// Where its range begins, in bytes.
+    /// The offset of its range, in bytes.
     pub offset: u64,
-    /// How long its range is, in bytes.
+    /// The length of its range, in bytes.
     pub length: u64,
-    /// When it came, in nanoseconds of the stack's clock.
+    /// When it arrived, in nanoseconds of the stack's clock.
     pub start_ns: u64,
-    /// How long it took, in nanoseconds.
+    /// Its latency, in nanoseconds.
     pub latency_ns: u64,
-    /// How it went.
+    /// The times at which it passed the layers.
     pub course: Course,
-    /// Why it failed, if it did.
+    /// Its error, if it failed.
     pub error: Option<ErrorKind>,
-    /// What it meant; of its parts, the first 16.
+    /// Its insight, with at most the first 16 parts.
     pub insight: Insight,
-    /// How many parts were left out.
+    /// The number of parts that the insight lacks.
     pub parts_left_out: usize,
 }
 
@@ -44,7 +44,7 @@ impl SlowRequest {
         queue: u64,
         outcome: Outcome,
         start_ns: u64,
-        took_ns: u64,
+        latency_ns: u64,
     ) {
         self.id = request.id;
         self.queue = queue;
@@ -52,7 +52,7 @@ impl SlowRequest {
         self.offset = request.offset;
         self.length = request.length;
         self.start_ns = start_ns;
-        self.latency_ns = took_ns;
+        self.latency_ns = latency_ns;
         self.course = request.course;
         self.error = outcome.err();
         let (mine, theirs) = (&mut self.insight, &request.insight);
@@ -66,7 +66,7 @@ impl SlowRequest {
     }
 }
 
-/// The slowest of two windows of time: the one that runs, and the one before.
+/// The slowest requests of two windows: the current one, and the one before.
 #[derive(Debug, Default)]
 struct Lists {
     now: Vec<SlowRequest>,
@@ -77,9 +77,9 @@ struct Lists {
 #[derive(Debug)]
 pub(super) struct Slow {
     count_max: usize,
-    /// Requests that took no longer than this are not among the slowest.
+    /// The latency that a request must exceed to be among the slowest.
     floor_ns: AtomicU64,
-    /// When the window ends.
+    /// When the current window ends.
     end_ns: AtomicU64,
     lists: Mutex<Lists>,
 }
@@ -94,7 +94,8 @@ impl Slow {
         }
     }
 
-    /// Looks whether a request that is done at `now_ns` is among the slowest. Two loads, mostly.
+    /// Keeps a request that completed at `now_ns` if it is among the slowest. Usually costs two
+    /// loads.
     #[inline]
     pub(super) fn offer(
         &self,
@@ -104,18 +105,26 @@ impl Slow {
         start_ns: u64,
         now_ns: u64,
     ) {
-        let took_ns = now_ns.saturating_sub(start_ns);
-        let over = now_ns >= self.end_ns.load(Ordering::Relaxed);
-        if over || took_ns > self.floor_ns.load(Ordering::Relaxed) {
-            self.keep(request, queue, outcome, start_ns, took_ns);
+        let latency_ns = now_ns.saturating_sub(start_ns);
+        let is_window_over = now_ns >= self.end_ns.load(Ordering::Relaxed);
+        if is_window_over || latency_ns > self.floor_ns.load(Ordering::Relaxed) {
+            self.keep(request, queue, outcome, start_ns, latency_ns);
         }
     }
 
     #[cold]
-    fn keep(&self, request: &Request, queue: u64, outcome: Outcome, start_ns: u64, took_ns: u64) {
-        // While somebody reads or another queue writes, this one goes untold: nobody waits.
+    fn keep(
+        &self,
+        request: &Request,
+        queue: u64,
+        outcome: Outcome,
+        start_ns: u64,
+        latency_ns: u64,
+    ) {
+        // The queue never waits: while a reader or another queue has the lock, the request is
+        // dropped.
         let Ok(mut lists) = self.lists.try_lock() else { return };
-        let now_ns = start_ns + took_ns;
+        let now_ns = start_ns + latency_ns;
         if now_ns >= self.end_ns.load(Ordering::Relaxed) {
             let lists = &mut *lists;
             std::mem::swap(&mut lists.now, &mut lists.before);
@@ -127,11 +136,11 @@ impl Slow {
         if list.len() < self.count_max {
             list.push(SlowRequest::default());
             if let Some(last) = list.last_mut() {
-                last.fill(request, queue, outcome, start_ns, took_ns);
+                last.fill(request, queue, outcome, start_ns, latency_ns);
             }
         } else if let Some(least) = list.iter_mut().min_by_key(|slow| slow.latency_ns) {
-            if least.latency_ns < took_ns {
-                least.fill(request, queue, outcome, start_ns, took_ns);
+            if least.latency_ns < latency_ns {
+                least.fill(request, queue, outcome, start_ns, latency_ns);
             }
         }
         if list.len() == self.count_max {
@@ -140,7 +149,8 @@ impl Slow {
         }
     }
 
-    /// The slowest of the last minute or two at `now_ns`, the slowest first.
+    /// The slowest requests of the last one to two minutes before `now_ns`: at most `count`, the
+    /// slowest first.
     pub(super) fn list(&self, now_ns: u64, count: usize) -> Vec<SlowRequest> {
         let lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = |slow: &&SlowRequest| slow.start_ns + slow.latency_ns + 2 * WINDOW_NS > now_ns;
@@ -161,15 +171,15 @@ mod tests {
     fn the_slowest_of_late_are_kept() {
         let slow = Slow::new(3);
         let mut request = Request::default();
-        for (id, took_ns) in [5, 1, 9, 7, 3, 8].into_iter().enumerate() {
+        for (id, latency_ns) in [5, 1, 9, 7, 3, 8].into_iter().enumerate() {
             request.id = id as u64;
-            slow.offer(&request, 0, Ok(()), 10, 10 + took_ns);
+            slow.offer(&request, 0, Ok(()), 10, 10 + latency_ns);
         }
         let latencies = |now_ns| -> Vec<u64> {
             slow.list(now_ns, 10).iter().map(|slow| slow.latency_ns).collect()
         };
         assert_eq!(latencies(20), [9, 8, 7]);
-        // The next window begins with room for all.
+        // The next window begins with an empty list.
         slow.offer(&request, 0, Err(ErrorKind::Io), WINDOW_NS, WINDOW_NS + 50);
         assert_eq!(latencies(WINDOW_NS + 60), [50, 9, 8, 7]);
         assert_eq!(slow.list(WINDOW_NS + 60, 1)[0].error, Some(ErrorKind::Io));

@@ -1,4 +1,4 @@
-//! Who caused how much: a bounded table of rows.
+//! The accounts by subject: a bounded table of rows.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
@@ -9,7 +9,7 @@ use fathom_insight::{Facts, Kind, Name, Names};
 use super::cells::{Account, Accounts, Direction};
 use super::groups::{GroupSnapshot, Groups, Place};
 
-/// What a row is about.
+/// The subject of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     inode: u64,
@@ -48,8 +48,9 @@ impl Key {
     }
 }
 
-/// Hashes keys, of which there is one for each request: quicker than the standard library's way.
-/// Each table begins with a seed of its own, so that no guest can choose files that collide.
+/// A seeded hash function for keys, one of which is hashed for each request. It is faster than the
+/// standard library's. Each table has a random seed, so that no guest can choose files that
+/// collide.
 #[derive(Clone)]
 struct Seed(u64);
 
@@ -67,7 +68,7 @@ impl BuildHasher for Seed {
     }
 }
 
-/// Words folded into one by multiplications.
+/// Folds words into one by multiplications.
 struct Mix(u64);
 
 impl Hasher for Mix {
@@ -96,7 +97,7 @@ impl Hasher for Mix {
     }
 }
 
-/// A part of a request that is done, on its way into the table.
+/// A part of a completed request, to be counted in the table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) facts: Facts,
@@ -106,28 +107,28 @@ pub(super) struct Record {
     pub(super) now_ns: u64,
 }
 
-/// What a row is about, in texts: they outlive their numbers.
+/// The subject of a row as texts, which remain valid after the numbers of names are reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Subject {
     /// The kind of data.
     pub kind: Kind,
-    /// The file's number in its file system; 0 where there is no file or it is unknown.
+    /// The file's inode number in its file system; 0 if there is no file, or if it is unknown.
     pub inode: u64,
     /// The file's path from the root of its file system.
     pub path: Option<Arc<str>>,
     /// The type of the file system.
     pub file_system: Option<Arc<str>>,
-    /// The block device that the file system names itself by.
+    /// The name of the file system's block device.
     pub device: Option<Arc<str>>,
     /// The path of the control group.
     pub cgroup: Option<Arc<str>>,
     /// The command of the process.
     pub process: Option<Arc<str>>,
-    /// Its number; 0 where unknown.
+    /// The number of the process; 0 if unknown.
     pub process_id: u32,
 }
 
-/// No account yet.
+/// The index of a missing account.
 const NONE: u32 = u32::MAX;
 
 struct Row {
@@ -136,38 +137,38 @@ struct Row {
     instance: u64,
     file_size: u64,
     owner: u32,
-    /// Whether it was used since the hand last passed.
+    /// Whether the row was used since the hand last passed it.
     used: bool,
-    /// Places of the accounts by direction.
+    /// The indexes of the accounts by direction.
     accounts: [u32; 3],
     group: Place,
 }
 
-/// A row as others see it.
+/// A row of the table.
 #[derive(Clone, Debug, Default)]
 pub struct UsageRow {
-    /// What it is about.
+    /// The subject of the row.
     pub subject: Subject,
-    /// Another number than before means that the row was counted anew: what it had counted is in
-    /// the other rows' account.
+    /// Changes when the row was removed and made again. The counts of the removed row are then in
+    /// the account of other rows.
     pub instance: u64,
-    /// The file's size when it was last seen, in bytes; 0 where unknown.
+    /// The file's size when it was last seen, in bytes; 0 if unknown.
     pub file_size: u64,
-    /// The file's owner, a user number of the guest.
+    /// The file's owner, as a user ID of the guest.
     pub owner: u32,
-    /// What was counted, by [`Direction`].
+    /// The counts, by [`Direction`].
     pub accounts: Accounts,
 }
 
-/// The rows of a disk. At most so many: a new one takes the place of one that has not been used
-/// for long, whose counts go to the account of all others.
+/// The rows of a disk, at most `rows_max`. A new row replaces one that has not been used recently,
+/// whose counts are added to the account of others (a clock replacement).
 pub(super) struct Table {
     rows_max: usize,
     rows: Vec<Row>,
     index: HashMap<Key, u32, Seed>,
-    /// The row of the last record: the next one is often the same's.
+    /// The row of the last record. The next record often belongs to the same row.
     last: u32,
-    /// Where to look for a row that can go.
+    /// The next row to consider for replacement.
     hand: usize,
     accounts: Vec<Account>,
     free: Vec<u32>,
@@ -175,7 +176,7 @@ pub(super) struct Table {
     folded: u64,
     instances: u64,
     groups: Groups,
-    /// A list that has room, for a reader to leave in place of one that it takes.
+    /// An empty list with capacity, which a reader exchanges for a queue's list.
     spare: Vec<Record>,
 }
 
@@ -197,12 +198,12 @@ impl Table {
         }
     }
 
-    /// An empty list that has room.
+    /// Takes the empty list with capacity.
     pub(super) fn take_spare(&mut self) -> Vec<Record> {
         std::mem::take(&mut self.spare)
     }
 
-    /// Takes it back, or another one.
+    /// Stores a list for the next [`take_spare`](Self::take_spare).
     pub(super) fn give_spare(&mut self, spare: Vec<Record>) {
         self.spare = spare;
     }
@@ -228,7 +229,7 @@ impl Table {
         self.accounts[*account as usize].add(bytes, latency_ns);
     }
 
-    /// The place of the row that `record` belongs to.
+    /// The index of the row of `record`.
     fn row(&mut self, record: &Record, names: &Names) -> u32 {
         let key = Key::of(&record.facts);
         let last = self.rows.get(self.last as usize);
@@ -240,7 +241,8 @@ impl Table {
                 return self.last;
             }
         }
-        // Not when it is new: a file that is used once only goes before one that is used twice.
+        // A new row is not marked as used, so a file that is used only once is replaced before a
+        // file that is used twice.
         self.rows[self.last as usize].used = true;
         self.last
     }
@@ -280,7 +282,8 @@ impl Table {
         place as u32
     }
 
-    /// Folds a row that has not been used since the hand last passed, and gives its place.
+    /// Removes a row that was not used since the hand last passed it, and returns its index. Its
+    /// counts are added to the account of others.
     fn make_room(&mut self) -> usize {
         loop {
             let place = self.hand;
@@ -301,17 +304,17 @@ impl Table {
         }
     }
 
-    /// What rows have counted that are gone.
+    /// The counts of removed rows.
     pub(super) fn others(&self) -> Accounts {
         self.others
     }
 
-    /// How many rows are gone.
+    /// The number of removed rows.
     pub(super) fn folded(&self) -> u64 {
         self.folded
     }
 
-    /// The rows.
+    /// All rows.
     pub(super) fn rows(&self) -> Vec<UsageRow> {
         let account = |place: u32| {
             if place == NONE { Account::default() } else { self.accounts[place as usize] }

@@ -1,9 +1,10 @@
-//! The accounts of a disk: written by its queues' threads, which never wait, and read by others.
+//! The accounts of a disk. Threads of its queues write them and never wait; other threads read
+//! them.
 //!
-//! Whole requests are counted in cells of each queue's own: nothing is missing there. What is
-//! known of a request goes to the table of the disk by way of a short list that the queue's thread
-//! empties into the table itself, unless somebody has the table just then; a reader empties the
-//! lists first. If a list grows too long meanwhile, its newest parts are dropped and counted.
+//! Each queue counts all whole requests in cells of its own. Parts with a known meaning are counted
+//! in the disk's table. They wait in a short list, which the queue's thread moves into the table
+//! unless another thread has the table locked. A reader moves all lists into the table before it
+//! reads. If a list reaches its limit meanwhile, further parts are dropped and counted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,19 +18,19 @@ use super::groups::GroupSnapshot;
 use super::slow::{Slow, SlowRequest};
 use super::table::{Record, Subject, Table, UsageRow};
 
-/// So many parts are taken into the table at one go.
-const BATCH: usize = 32;
-/// The most parts that wait for the table in one queue.
+/// The number of waiting parts at which a queue moves them into the table.
+const BATCH_MIN: usize = 32;
+/// The most parts of one queue that wait for the table.
 const PENDING_MAX: usize = 4096;
 
-/// How much is kept.
+/// The limits of the accounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsageOptions {
-    /// Rows of the disk's table.
+    /// The most rows of the disk's table.
     pub rows_max: usize,
-    /// Control groups that have accounts of their own for metrics.
+    /// The most control groups with accounts of their own, for metrics.
     pub groups_max: usize,
-    /// Slow requests of one minute.
+    /// The most slow requests kept in one minute.
     pub slow_max: usize,
 }
 
@@ -40,24 +41,24 @@ impl Default for UsageOptions {
     }
 }
 
-/// What a disk's requests meant and cost, since the accounts were opened.
+/// The accounts of a disk's requests since the accounts were opened.
 #[derive(Clone, Debug, Default)]
 pub struct UsageSnapshot {
-    /// Whole requests; nothing is missing here.
+    /// The counts of all whole requests.
     pub totals: TotalsSnapshot,
-    /// What is known, by what it is about.
+    /// The rows of requests with a known meaning, one for each subject.
     pub rows: Vec<UsageRow>,
-    /// What rows have counted that are gone.
+    /// The counts of removed rows.
     pub others: Accounts,
-    /// How many rows are gone.
+    /// The number of removed rows.
     pub folded: u64,
-    /// Parts of requests that are in no row, because the table was busy for too long.
+    /// Parts of requests that are in no row, because the table was locked for too long.
     pub dropped: u64,
-    /// The bytes of those.
+    /// The bytes of the dropped parts.
     pub dropped_bytes: u64,
 }
 
-/// What one queue shares with readers.
+/// The state that one queue shares with readers.
 #[derive(Default)]
 struct Shard {
     totals: Totals,
@@ -71,7 +72,7 @@ struct Shard {
 #[derive(Default)]
 struct Shards {
     open: Vec<Arc<Shard>>,
-    /// What queues have counted that are closed.
+    /// The counts of closed queues.
     past: TotalsSnapshot,
     dropped_past: u64,
     dropped_bytes_past: u64,
@@ -115,7 +116,7 @@ impl Usage {
         let table = self.settled(&shards);
         let (rows, others, folded) = (table.rows(), table.others(), table.folded());
         drop((table, shards));
-        UsageSnapshot { totals, rows: united(rows), others, folded, dropped, dropped_bytes }
+        UsageSnapshot { totals, rows: merge_rows(rows), others, folded, dropped, dropped_bytes }
     }
 
     pub(super) fn groups(&self) -> (TotalsSnapshot, Vec<GroupSnapshot>) {
@@ -132,11 +133,11 @@ impl Usage {
         self.slow.list(now_ns, count)
     }
 
-    /// The table with all that waits for it.
+    /// The table, with all waiting parts counted.
     fn settled(&self, shards: &Shards) -> MutexGuard<'_, Table> {
         let mut table = lock(&self.table);
         for shard in &shards.open {
-            // The queue's thread does without its list for no longer than this swap.
+            // The queue's thread finds its list locked only during this swap.
             let mut records = table.take_spare();
             std::mem::swap(&mut records, &mut *lock(&shard.pending));
             for record in records.drain(..) {
@@ -148,36 +149,36 @@ impl Usage {
     }
 }
 
-/// One row for each subject: a text that was forgotten and came again has another number.
-fn united(rows: Vec<UsageRow>) -> Vec<UsageRow> {
+/// Merges rows with the same subject: a name that was removed and added again has a new number.
+fn merge_rows(rows: Vec<UsageRow>) -> Vec<UsageRow> {
     let mut places: HashMap<Subject, usize> = HashMap::with_capacity(rows.len());
-    let mut united: Vec<UsageRow> = Vec::with_capacity(rows.len());
+    let mut merged: Vec<UsageRow> = Vec::with_capacity(rows.len());
     for row in rows {
         if let Some(place) = places.get(&row.subject) {
-            let first = &mut united[*place];
+            let first = &mut merged[*place];
             merge(&mut first.accounts, &row.accounts);
             if row.instance > first.instance {
                 (first.file_size, first.owner) = (row.file_size, row.owner);
             }
             first.instance = first.instance.min(row.instance);
         } else {
-            places.insert(row.subject.clone(), united.len());
-            united.push(row);
+            places.insert(row.subject.clone(), merged.len());
+            merged.push(row);
         }
     }
-    united
+    merged
 }
 
-/// One queue's way into the accounts.
+/// The accounts as one queue writes them.
 pub(super) struct UsageQueue {
     usage: Arc<Usage>,
     shard: Arc<Shard>,
     queue: u64,
-    /// Parts for which even the list was busy.
+    /// Parts that arrived while the list was locked.
     waiting: Vec<Record>,
 }
 
-/// Whether anything is known of a request.
+/// Whether a request has a known meaning.
 fn is_known(insight: &Insight) -> bool {
     insight.facts.kind != Kind::Unknown
         || !insight.parts.is_empty()
@@ -191,7 +192,7 @@ impl UsageQueue {
         Self { usage, shard, queue, waiting: Vec::new() }
     }
 
-    /// Accounts for a request that came at `start_ns` and is done at `now_ns`.
+    /// Accounts for a request that arrived at `start_ns` and completed at `now_ns`.
     pub(super) fn add(&mut self, request: &Request, outcome: Outcome, start_ns: u64, now_ns: u64) {
         self.usage.slow.offer(request, self.queue, outcome, start_ns, now_ns);
         let direction = Direction::of(request.operation);
@@ -201,7 +202,7 @@ impl UsageQueue {
         }
         let latency_ns = now_ns.saturating_sub(start_ns);
         let known = is_known(&request.insight);
-        let bytes = moved(request);
+        let bytes = accounted_bytes(request);
         self.shard.totals.add(direction, known, bytes, latency_ns);
         if known {
             self.add_parts(request, bytes, direction, latency_ns, now_ns);
@@ -225,7 +226,7 @@ impl UsageQueue {
             now_ns,
         });
         let Ok(mut pending) = self.shard.pending.try_lock() else {
-            // A reader takes the list this very moment.
+            // A reader is swapping the list now.
             for record in records {
                 keep(&self.shard, &mut self.waiting, record);
             }
@@ -234,7 +235,7 @@ impl UsageQueue {
         for record in self.waiting.drain(..).chain(records) {
             keep(&self.shard, &mut pending, record);
         }
-        if pending.len() >= BATCH {
+        if pending.len() >= BATCH_MIN {
             if let Ok(mut table) = self.usage.table.try_lock() {
                 for record in pending.drain(..) {
                     table.add(&record, &self.usage.names);
@@ -244,8 +245,8 @@ impl UsageQueue {
     }
 }
 
-/// The bytes that a request that succeeded is accounted for with.
-fn moved(request: &Request) -> u64 {
+/// The bytes for which a successful request is accounted.
+fn accounted_bytes(request: &Request) -> u64 {
     match request.operation {
         Operation::Read | Operation::Write | Operation::Discard | Operation::WriteZeroes => {
             request.length
@@ -332,7 +333,7 @@ mod tests {
     fn a_queue_never_waits_and_counts_what_it_drops() {
         let usage = usage();
         let mut queue = UsageQueue::open(Arc::clone(&usage), 0);
-        // A reader that does not let go of the table, and then not of the list either.
+        // A reader holds the lock of the table, and then also that of the list.
         let table = lock(&usage.table);
         for _ in 0..PENDING_MAX {
             queue.add(&request(1, 10), Ok(()), 0, 1);

@@ -1,8 +1,8 @@
-//! What a queue counts, always.
+//! The counters of a queue, which are always on.
 //!
-//! Every cell is written by one thread, the queue's, with a plain load and store; others only
-//! read. So no cache line is fought over, nothing is locked, and a reader that is slow or stops
-//! never holds up the queue. A reader may see one cell of a request before another of it.
+//! Only the queue's thread writes a cell, with a plain load and store; other threads only read. So
+//! there are no locks and no contended cache lines, and a slow reader never delays the queue. A
+//! reader may see one cell of a request before another cell of it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fathom_block::{ErrorKind, Operation, Outcome};
 use fathom_histogram::Cells;
 
-/// The classes of request sizes: class n holds lengths up to 512 · 2ⁿ bytes, the last one also
-/// everything longer.
+/// The number of classes of request sizes: class n has lengths up to 512 · 2ⁿ bytes, and the last
+/// class has all greater lengths as well.
 pub const SIZE_CLASSES: usize = 12;
 
 /// The number of [`Operation`]s.
@@ -19,14 +19,13 @@ pub(super) const OPERATIONS: usize = Operation::ALL.len();
 /// The number of kinds of error.
 pub(super) const ERRORS: usize = ErrorKind::ALL.len();
 
-/// The class that a request of `length` bytes belongs to; operations without a range are in the
-/// first.
+/// The class of a request of `length` bytes. Operations without a range are in the first class.
 pub fn size_class(length: u64) -> usize {
     let units_but_one = length.saturating_sub(1) >> 9;
     ((u64::BITS - units_but_one.leading_zeros()) as usize).min(SIZE_CLASSES - 1)
 }
 
-/// The greatest length of a size class, in bytes; the last one has no bound.
+/// The greatest length of a size class, in bytes; the last class has no limit.
 pub fn size_class_length_max(class: usize) -> u64 {
     512 << class
 }
@@ -36,26 +35,26 @@ fn add(cell: &AtomicU64, value: u64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
 }
 
-/// What is counted for one operation and one size class.
+/// The counts of one operation and one size class.
 #[derive(Debug, Default)]
 pub(super) struct Cell {
     pub(super) count: AtomicU64,
     pub(super) bytes: AtomicU64,
-    /// How long all of them took together, in nanoseconds.
+    /// The sum of the latencies, in nanoseconds.
     pub(super) latency_sum_ns: AtomicU64,
-    /// Made when the first request of this kind succeeds.
+    /// Made when the first request of this operation and class succeeds.
     pub(super) latency: OnceLock<Cells>,
 }
 
-/// What one queue counts.
+/// The counts of one queue.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Counters {
-    /// Requests under way now.
+    /// Requests in flight now.
     pub(super) in_flight: AtomicU64,
-    /// When `in_flight` changed last.
+    /// When `in_flight` last changed, in nanoseconds.
     pub(super) changed_ns: AtomicU64,
-    /// The time during which anything was under way, up to `changed_ns`.
+    /// The time with requests in flight, up to `changed_ns`.
     pub(super) busy_ns: AtomicU64,
     /// The integral of `in_flight` over time, up to `changed_ns`.
     pub(super) depth_ns: AtomicU64,
@@ -64,13 +63,14 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// So many requests have come.
+    /// Counts requests that have arrived.
     pub(super) fn begin(&self, requests: u64, now_ns: u64) {
         let in_flight = self.pass(now_ns);
         self.in_flight.store(in_flight + requests, Ordering::Relaxed);
     }
 
-    /// So many requests that came at `start_ns` are done, all of the same kind, length and outcome.
+    /// Counts requests that arrived at `start_ns` and completed at `now_ns`, all with the same
+    /// operation, length and outcome.
     pub(super) fn end(
         &self,
         requests: u64,
@@ -95,14 +95,14 @@ impl Counters {
         }
     }
 
-    /// Takes account of the time until `now_ns`. Returns how many requests were under way in it.
+    /// Accounts for the time up to `now_ns`. Returns the number of requests in flight during it.
     fn pass(&self, now_ns: u64) -> u64 {
         let in_flight = self.in_flight.load(Ordering::Relaxed);
         if in_flight > 0 {
             let changed_ns = self.changed_ns.load(Ordering::Relaxed);
             let passed_ns = now_ns.saturating_sub(changed_ns);
             if passed_ns == 0 {
-                // One of several that come or go together.
+                // One of several requests that arrive or complete together.
                 return in_flight;
             }
             add(&self.busy_ns, passed_ns);
@@ -112,7 +112,7 @@ impl Counters {
         in_flight
     }
 
-    /// Adds the counts of a queue that has closed. The caller is the only writer of this object.
+    /// Adds the counts of a closed queue. The caller is the only writer of this object.
     pub(super) fn merge(&self, other: &Self) {
         let each = |target: &AtomicU64, source: &AtomicU64| {
             add(target, source.load(Ordering::Relaxed));

@@ -5,22 +5,22 @@ use fathom_insight::event::{
     Event, FLAG_FORCE_UNIT_ACCESS, FLAG_KEEP_ALLOCATED, FLAG_ONLY_IF_FAST,
 };
 
-/// What a record tells about (`Type` of Table 3.1 of the monitoring paper).
+/// The type of an event (`Type` of Table 3.1 of the monitoring paper).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum EventType {
-    /// `Q`: a request has been queued.
+    /// `Q`: a request was queued.
     Request = b'Q',
-    /// `R`: its response, after success.
+    /// `R`: a request succeeded.
     Response = b'R',
-    /// `E`: its response, after a failure.
+    /// `E`: a request failed.
     Error = b'E',
-    /// `N`: its response, because the operation is not supported.
+    /// `N`: a request failed because its operation is not supported.
     Unsupported = b'N',
 }
 
 impl EventType {
-    /// What the response to a request with `outcome` is.
+    /// The type of the response to a request with `outcome`.
     pub fn of(outcome: Outcome) -> Self {
         match outcome {
             Ok(()) => Self::Response,
@@ -30,7 +30,7 @@ impl EventType {
     }
 }
 
-/// The letter of an operation (`IOOp` of Table 3.1, whose `r` and `w` keep their meaning).
+/// The letter of an operation (`IOOp` of Table 3.1; `r` and `w` have the same meaning there).
 pub fn operation_letter(operation: Operation) -> u8 {
     match operation {
         Operation::Read => b'r',
@@ -43,8 +43,8 @@ pub fn operation_letter(operation: Operation) -> u8 {
     }
 }
 
-/// The record of `request` on queue `queue` of disk `disk` at `now_ns`: of its arrival when
-/// there is no outcome yet.
+/// The event of `request` on queue `queue` of disk `disk` at `now_ns`. Without an outcome it is the
+/// event of the request's arrival, else that of its response.
 pub(super) fn record(
     request: &Request,
     outcome: Option<Outcome>,

@@ -1,14 +1,14 @@
-//! What happens on a disk: counted always, told while someone listens.
+//! Counters of a disk's requests, and events while a reader is attached.
 //!
-//! Each queue has a shard of its own: [counters](TapSnapshot) and latency histograms that are
-//! always on, and a ring of [`Event`]s that is filled while a [`TapReader`] is attached. A shard is
-//! written by its queue's thread alone, with plain stores: two queues share no cache line that
-//! either writes, and neither a slow reader nor none at all ever holds up a request. Without a
-//! reader a request costs one load for the events.
+//! Each queue has a shard of its own: [counters](TapSnapshot) and latency histograms, which are
+//! always on, and a ring of [`Event`]s, which is filled while a [`TapReader`] is attached. Only the
+//! queue's thread writes a shard, with plain stores. Two queues share no cache line that either of
+//! them writes, and a slow or missing reader never delays a request. Without a reader, the events
+//! cost a request one load.
 //!
-//! The clock is read at most once a round for all requests that arrive together or come back
-//! together ([`Place::round_ns`]), and once more for a request that comes back in the round in
-//! which it went.
+//! The clock is read at most once a round for all requests that arrive or complete together
+//! ([`Place::round_ns`]), and once more for a request that completes in the round in which it
+//! arrived.
 
 mod counters;
 mod event;
@@ -33,14 +33,14 @@ use crate::kind::{Key, LayerContext, LayerOptions};
 use counters::Counters;
 use ring::Ring;
 
-/// The configuration of the layer `tap`, which says no more than where it is.
+/// The configuration of the layer `tap`. Only its position among the layers can be chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TapOptions {}
 
 impl LayerOptions for TapOptions {
     const KIND: &'static str = "tap";
-    const MEANING: &'static str = "counts and measures; it is said where the tap is, if not first";
+    const MEANING: &'static str = "counts and measures requests. By default it is the first layer; name it to place it elsewhere";
     const KEYS: &'static [Key] = &[];
     const ONCE: Option<&'static str> = Some("it would count everything twice");
 
@@ -49,8 +49,8 @@ impl LayerOptions for TapOptions {
     }
 }
 
-/// The events that a queue's ring has room for, where nothing else is said: 0.75 MiB, and a
-/// fiftieth of a second at 400,000 requests a second.
+/// The default capacity of a queue's ring, in events: 0.75 MiB, or a fiftieth of a second at
+/// 400,000 requests a second.
 pub const RING_EVENTS: usize = 8192;
 
 /// One queue's shard.
@@ -58,7 +58,7 @@ pub const RING_EVENTS: usize = 8192;
 struct Shard {
     queue: u64,
     counters: Counters,
-    /// Made when there is a reader for the first time.
+    /// Made when a reader is attached for the first time.
     ring: OnceLock<Ring>,
 }
 
@@ -66,13 +66,13 @@ struct Shard {
 #[derive(Debug, Default)]
 struct Shards {
     open: Vec<Arc<Shard>>,
-    /// Queues that have closed and whose ring a reader has yet to empty.
+    /// Closed queues whose rings a reader has not yet emptied.
     closed: Vec<Arc<Shard>>,
-    /// The counts of all queues that have closed.
+    /// The counts of all closed queues.
     past: Counters,
-    /// Events dropped by rings that are gone.
+    /// Events dropped by rings that no longer exist.
     dropped_past: u64,
-    /// Events dropped by all rings before the reader was attached.
+    /// Events dropped by all rings before the current reader was attached.
     dropped_before: u64,
     attached: bool,
 }
@@ -92,7 +92,7 @@ impl Shards {
 
 #[derive(Debug)]
 struct Shared {
-    /// Whether a reader is attached: the one word that each request looks at.
+    /// Whether a reader is attached: the one word that each request loads.
     listening: AtomicBool,
     disk: u32,
     labels: Labels,
@@ -106,19 +106,19 @@ impl Shared {
     }
 }
 
-/// The layer that counts and tells.
+/// The layer that counts requests and emits events.
 #[derive(Clone, Debug)]
 pub struct Tap {
     shared: Arc<Shared>,
 }
 
 impl Tap {
-    /// A tap whose events carry the number `disk`, with rings of [`RING_EVENTS`].
+    /// A tap whose events have the disk number `disk`, with rings of [`RING_EVENTS`].
     pub fn new(disk: u32, labels: Labels) -> Self {
         Self::with_ring(disk, labels, RING_EVENTS)
     }
 
-    /// The same with rings for at least `ring_events` events in each queue.
+    /// A tap with rings for at least `ring_events` events in each queue.
     pub fn with_ring(disk: u32, labels: Labels, ring_events: usize) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -131,18 +131,18 @@ impl Tap {
         }
     }
 
-    /// The number that the events carry.
+    /// The disk number of the events.
     pub fn disk(&self) -> u32 {
         self.shared.disk
     }
 
-    /// What is the same for all events.
+    /// The labels of all events of the disk.
     pub fn labels(&self) -> &Labels {
         &self.shared.labels
     }
 
-    /// Begins to collect events, or `None` while another reader does: a ring has one reader, and
-    /// whoever wants to serve several copies the events.
+    /// Attaches a reader and begins to collect events; `None` while another reader is attached. A
+    /// ring has only one reader, which copies the events if it serves several listeners.
     pub fn attach(&self) -> Option<TapReader> {
         let mut shards = self.shared.shards();
         if shards.attached {
@@ -158,15 +158,15 @@ impl Tap {
         Some(TapReader { shared: Arc::clone(&self.shared) })
     }
 
-    /// Everything that was counted since the tap was made. `now_ns` is the time by the clock of
-    /// the stacks ([`Clock::System`](fathom_block::Clock) in the daemon).
+    /// All counts since the tap was made. `now_ns` is the time by the clock of the stacks
+    /// ([`Clock::System`](fathom_block::Clock) in the daemon).
     pub fn snapshot(&self, now_ns: u64) -> TapSnapshot {
         let mut snapshot = TapSnapshot { at_ns: now_ns, ..TapSnapshot::default() };
         let shards = self.shared.shards();
         snapshot.queues = shards.open.len();
         snapshot.add(&shards.past);
         let open = shards.open.clone();
-        // A queue that closes from here on is counted once: its shard is in hand.
+        // A queue that closes after this is still counted once, because `open` holds its shard.
         drop(shards);
         for shard in open {
             snapshot.add(&shard.counters);
@@ -197,13 +197,13 @@ struct TapQueue {
 }
 
 impl TapQueue {
-    fn is_heard(&self) -> bool {
+    fn has_reader(&self) -> bool {
         self.shared.listening.load(Ordering::Relaxed)
     }
 
-    /// Puts an event into the ring. Out of line: most of the time nobody listens.
+    /// Puts an event into the ring. Not inlined, because usually no reader is attached.
     #[inline(never)]
-    fn tell(&self, request: &Request, outcome: Option<Outcome>, now_ns: u64) {
+    fn push_event(&self, request: &Request, outcome: Option<Outcome>, now_ns: u64) {
         let event = event::record(request, outcome, self.shared.disk, self.shard.queue, now_ns);
         self.shard.ring.get_or_init(|| Ring::new(self.shared.ring_events)).push(event);
     }
@@ -225,16 +225,17 @@ impl Observer for TapQueue {
     fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
         let now_ns = place.round_ns();
         self.shard.counters.begin(requests.len() as u64, now_ns);
-        let heard = self.is_heard();
+        let has_reader = self.has_reader();
         for request in requests {
             *place.observe(request).word() = now_ns;
-            if heard {
-                self.tell(request, None, now_ns);
+            if has_reader {
+                self.push_event(request, None, now_ns);
             }
         }
     }
 
-    /// Counts neighbours that are alike at one go: those that came together often are.
+    /// Counts adjacent requests with equal keys in one step: requests that arrived together often
+    /// have equal keys.
     fn up(&mut self, mut requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
         let mut now_ns = place.round_ns();
         while let Some((first, outcome)) = requests.first() {
@@ -249,9 +250,9 @@ impl Observer for TapQueue {
             let count = 1 + requests[1..].iter().take_while(alike).count();
             self.shard.counters.end(count as u64, operation, length, outcome, start_ns, now_ns);
             let (done, rest) = requests.split_at_mut(count);
-            if self.is_heard() {
+            if self.has_reader() {
                 for (request, outcome) in done {
-                    self.tell(request, Some(*outcome), now_ns);
+                    self.push_event(request, Some(*outcome), now_ns);
                 }
             }
             requests = rest;
@@ -259,18 +260,18 @@ impl Observer for TapQueue {
     }
 }
 
-/// The one reader of a tap's events. Dropping it ends the collection.
+/// The only reader of a tap's events. Dropping it ends the collection.
 #[derive(Debug)]
 pub struct TapReader {
     shared: Arc<Shared>,
 }
 
 impl TapReader {
-    /// Moves the events of all queues into `events`: in order within each queue, one queue after
-    /// the other. Whoever needs them in order of time merges them.
+    /// Moves the events of all queues into `events`: queue by queue, in order within each queue. A
+    /// caller that needs them in order of time has to merge them.
     ///
-    /// A response may come without its request: when the request was queued before the reader was
-    /// attached, or its event was dropped.
+    /// A response may occur without its request, if the request was queued before the reader was
+    /// attached, or if its event was dropped.
     pub fn drain(&mut self, events: &mut Vec<Event>) {
         let mut shards = self.shared.shards();
         for ring in shards.open.iter().chain(&shards.closed).filter_map(|shard| shard.ring.get()) {
@@ -279,13 +280,13 @@ impl TapReader {
         shards.forget_closed();
     }
 
-    /// How many events found a full ring since the reader was attached.
+    /// The number of events dropped because of a full ring since the reader was attached.
     pub fn dropped(&self) -> u64 {
         let shards = self.shared.shards();
         shards.dropped() - shards.dropped_before
     }
 
-    /// What is the same for all events.
+    /// The labels of all events of the disk.
     pub fn labels(&self) -> &Labels {
         &self.shared.labels
     }

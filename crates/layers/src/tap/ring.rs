@@ -1,8 +1,8 @@
 //! A bounded ring between a queue's thread and one reader.
 //!
-//! One thread pushes, one thread pops, and neither waits: a push into a full ring is dropped and
-//! counted. The slots are words that only one side touches at a time, which the two positions
-//! order: the pusher publishes `head` after it filled a slot, the reader publishes `tail` after it
+//! One thread pushes and one thread pops, and neither waits: a push into a full ring drops the
+//! event and counts it. The two positions ensure that only one side at a time accesses a slot: the
+//! pusher publishes `head` after it has filled a slot, and the reader publishes `tail` after it has
 //! emptied one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use fathom_insight::event::{EVENT_WORDS, Event};
 #[repr(align(128))]
 struct Position(AtomicU64);
 
-/// See the module.
+/// A ring of events. See the module.
 #[derive(Debug)]
 pub(super) struct Ring {
     slots: Box<[[AtomicU64; EVENT_WORDS]]>,
@@ -37,7 +37,7 @@ impl Ring {
         }
     }
 
-    /// Adds `event`, or counts it as dropped. Called by one thread only.
+    /// Adds `event`, or drops and counts it if the ring is full. Only one thread calls this.
     pub(super) fn push(&self, event: Event) {
         let head = self.head.0.load(Ordering::Relaxed);
         if head - self.tail.0.load(Ordering::Acquire) == self.slots.len() as u64 {
@@ -52,7 +52,7 @@ impl Ring {
         self.head.0.store(head + 1, Ordering::Release);
     }
 
-    /// Moves what is there into `events`. Called by one thread at a time.
+    /// Moves all events into `events`. Only one thread at a time calls this.
     pub(super) fn drain(&self, events: &mut Vec<Event>) {
         let tail = self.tail.0.load(Ordering::Relaxed);
         let head = self.head.0.load(Ordering::Acquire);
@@ -65,12 +65,12 @@ impl Ring {
         self.tail.0.store(head, Ordering::Release);
     }
 
-    /// Forgets what is there. Called by one thread at a time, the reader's.
+    /// Discards all events. Only the reader's thread calls this.
     pub(super) fn clear(&self) {
         self.tail.0.store(self.head.0.load(Ordering::Acquire), Ordering::Release);
     }
 
-    /// How many events found no room since the ring was made.
+    /// The number of events dropped since the ring was made.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped.0.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What a disk has counted, as plain values.
+//! The counts of a disk, as plain values.
 
 use std::sync::atomic::Ordering;
 
@@ -12,11 +12,11 @@ use super::counters::{Cell, Counters, ERRORS, OPERATIONS, SIZE_CLASSES};
 pub struct SizeSnapshot {
     /// Requests that succeeded.
     pub count: u64,
-    /// The bytes that they asked for.
+    /// The sum of their lengths, in bytes.
     pub bytes: u64,
-    /// How long they took together, in nanoseconds.
+    /// The sum of their latencies, in nanoseconds.
     pub latency_sum_ns: u64,
-    /// How long they took, in nanoseconds.
+    /// The distribution of their latencies, in nanoseconds.
     pub latency_ns: Histogram,
 }
 
@@ -35,7 +35,7 @@ impl OperationSnapshot {
         self.sizes.iter().map(|size| size.count).sum()
     }
 
-    /// The bytes that they asked for.
+    /// The bytes of the requests that succeeded.
     pub fn bytes(&self) -> u64 {
         self.sizes.iter().map(|size| size.bytes).sum()
     }
@@ -50,7 +50,7 @@ impl OperationSnapshot {
         self.errors[error as usize]
     }
 
-    /// How long requests of all sizes took, in nanoseconds; empty where there were none.
+    /// The latencies of requests of all sizes, in nanoseconds; empty if there were none.
     pub fn latency_ns(&self) -> Histogram {
         let mut all = Histogram::default();
         for size in &self.sizes {
@@ -60,23 +60,23 @@ impl OperationSnapshot {
     }
 }
 
-/// What a disk has counted on all its queues, those that have closed included.
+/// The counts of all queues of a disk, including closed ones.
 #[derive(Clone, Debug, Default)]
 pub struct TapSnapshot {
-    /// When it was taken, in nanoseconds of the stacks' clock.
+    /// When the snapshot was taken, in nanoseconds of the stacks' clock.
     pub at_ns: u64,
-    /// The time that the counts are about; 0 for everything since the tap was made. See
+    /// The interval of the counts, in nanoseconds; 0 for all counts since the tap was made. See
     /// [`since`](Self::since).
     pub interval_ns: u64,
-    /// Queues that are open.
+    /// Open queues.
     pub queues: usize,
-    /// Requests under way at that time.
+    /// Requests in flight at that time.
     pub in_flight: u64,
-    /// The time during which a queue had anything under way, summed over the queues.
+    /// The time with requests in flight, in nanoseconds, summed over the queues.
     pub busy_ns: u64,
-    /// The integral of the requests under way over time, in request nanoseconds.
+    /// The integral of the number of requests in flight over time, in nanoseconds.
     pub depth_ns: u64,
-    /// By [`Operation`] in the order of its declaration.
+    /// The counts by [`Operation`], in the order of its declaration.
     pub operations: [OperationSnapshot; OPERATIONS],
 }
 
@@ -96,12 +96,12 @@ impl TapSnapshot {
         self.operations.iter().map(OperationSnapshot::failed).sum()
     }
 
-    /// How many requests were under way on average, over `interval_ns`; 0 where that is unknown.
+    /// The mean number of requests in flight during `interval_ns`; 0 if the interval is unknown.
     pub fn depth_mean(&self) -> f64 {
         if self.interval_ns == 0 { 0.0 } else { self.depth_ns as f64 / self.interval_ns as f64 }
     }
 
-    /// Requests that succeeded in a second, over `interval_ns`; 0 where that is unknown.
+    /// Requests that succeeded per second of `interval_ns`; 0 if the interval is unknown.
     pub fn requests_per_second(&self) -> f64 {
         if self.interval_ns == 0 {
             0.0
@@ -110,7 +110,7 @@ impl TapSnapshot {
         }
     }
 
-    /// What was counted between `earlier` and this snapshot of the same tap.
+    /// The counts between `earlier` and this snapshot of the same tap.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut interval = self.clone();
@@ -131,7 +131,7 @@ impl TapSnapshot {
         interval
     }
 
-    /// Adds one queue's counts, with what is under way counted up to `at_ns`.
+    /// Adds one queue's counts. Requests in flight are accounted up to `at_ns`.
     pub(super) fn add(&mut self, counters: &Counters) {
         let in_flight = counters.in_flight.load(Ordering::Relaxed);
         self.in_flight += in_flight;

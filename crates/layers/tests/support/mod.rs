@@ -43,12 +43,12 @@ impl Bench {
         self.stack.submit(request, &mut self.reactor);
     }
 
-    /// Lets time pass until the next request is done.
+    /// Advances the simulated time until the next request completes.
     pub fn outcome(&mut self) -> Outcome {
         self.finish().0
     }
 
-    /// The same, with what the request's buffers hold.
+    /// The same, with the content of the request's buffers.
     pub fn finish(&mut self) -> (Outcome, Vec<u8>) {
         loop {
             if let Some((request, outcome)) = self.stack.completed() {
@@ -56,7 +56,7 @@ impl Bench {
                 self.stack.recycle(request);
                 return (outcome, data);
             }
-            let deadline_ns = self.stack.deadline_ns().expect("something is under way");
+            let deadline_ns = self.stack.deadline_ns().expect("a request is in flight");
             self.time_ns.set(self.time_ns.get().max(deadline_ns));
             self.stack.advance(&mut self.reactor);
         }

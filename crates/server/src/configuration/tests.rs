@@ -310,7 +310,7 @@ f.toml:11:10: a disk cannot have 300 queues
         "\
 f.toml:4:10: the disk \"a\" has 2 layers `tap`
   → keep one: it would count everything twice
-f.toml:4:72: a rate of 2 is no share
+f.toml:4:72: a rate of 2 is not between 0 and 1
   → choose a number from 0 to 1: 0.01 strikes one request in a hundred",
     );
 }
@@ -339,7 +339,7 @@ f.toml:4:16: `class_bounds` of [[disk]] has to be a list, and is a text
     );
     assert_eq!(
         text,
-        "f.toml:4:34: no lines can be added to nowhere/lines\n  \
+        "f.toml:4:34: lines cannot be appended to nowhere/lines\n  \
          → name a file in a folder that exists"
     );
 }
