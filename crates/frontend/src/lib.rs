@@ -1,4 +1,4 @@
-//! Front ends: vhost-user-blk and NBD, the only code that knows the wire.
+//! Front ends: vhost-user-blk and NBD, the only code that knows the wire formats.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Unix sockets that only their owner can reach.
+//! Unix sockets that only their owner can connect to.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -12,16 +12,16 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// The mode of every socket.
 const MODE: Mode = Mode::from_raw_mode(0o600);
-/// Clients that may wait to be accepted: bursts of all guests of a host at once. The host may
-/// allow fewer (`net.core.somaxconn`).
+/// The most clients that may wait to be accepted: enough for a burst of all guests of a host. The
+/// host may allow fewer (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
 
-/// Listens on a Unix socket at `path`, mode 0600 from its first moment. A socket that nobody
-/// listens on any more is replaced.
+/// Listens on a Unix socket at `path`, whose mode is 0600 from its creation. Replaces a socket
+/// without a listener.
 ///
 /// # Errors
-/// [`io::ErrorKind::AddrInUse`] where somebody listens there, or where something else than a
-/// socket is in the way; else what the operating system says.
+/// [`io::ErrorKind::AddrInUse`] if the socket has a listener, or if another kind of file is at the
+/// path; else the operating system's error.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     use std::os::unix::fs::FileTypeExt;
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
@@ -36,16 +36,16 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
         std::fs::remove_file(path)?;
     }
     let socket = new_socket(SocketFlags::empty())?;
-    // On Linux a socket that is bound to a path takes over the mode that it had before, less the
-    // umask: so there is no moment at which the path is open to others.
+    // On Linux a socket that is bound to a path keeps its mode from before, less the umask. So the
+    // path is never open to others.
     rustix::fs::fchmod(&socket, MODE)?;
     rustix::net::bind(&socket, &address(path)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(UnixListener::from(socket))
 }
 
-/// Whether somebody listens at `path`. Does not block: a process that is stopped while the queue of
-/// its socket is full listens too.
+/// Whether a process listens at `path`. Does not block, and returns true also for a process that is
+/// stopped while the queue of its socket is full.
 pub fn is_served(path: &Path) -> bool {
     match connect(path) {
         Ok(()) => true,
@@ -53,8 +53,8 @@ pub fn is_served(path: &Path) -> bool {
     }
 }
 
-/// Connects without blocking, and leaves at once. [`io::ErrorKind::WouldBlock`] where the queue of
-/// the socket is full.
+/// Connects without blocking, and disconnects immediately. Returns [`io::ErrorKind::WouldBlock`] if
+/// the queue of the socket is full.
 fn connect(path: &Path) -> io::Result<()> {
     let socket = new_socket(SocketFlags::NONBLOCK)?;
     Ok(rustix::net::connect(&socket, &address(path)?)?)
@@ -65,30 +65,30 @@ fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// Sleeps until `listener` has a client or `wake` is signalled, for `limit` at most. False once
-/// `wake` has been signalled.
+/// Sleeps until `listener` has a client or `wake` is signalled, for at most `limit`. Returns false
+/// once `wake` has been signalled.
 pub(crate) fn wait(
     listener: Option<BorrowedFd<'_>>,
     wake: BorrowedFd<'_>,
     limit: Option<Duration>,
 ) -> bool {
     let entry = |descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN);
-    // Without a listener, the same once more.
+    // Without a listener, `wake` fills both places.
     let mut polls = [entry(wake), entry(listener.unwrap_or(wake))];
     wait_for(&mut polls, limit);
     polls[0].revents().is_empty()
 }
 
-/// Sleeps until one of `polls` is ready, for `limit` at most, and returns how many are. A signal
-/// ends the sleep.
+/// Sleeps until one of `polls` is ready, for at most `limit`, and returns the number of ready ones.
+/// A signal ends the sleep.
 pub(crate) fn wait_for(polls: &mut [PollFd<'_>], limit: Option<Duration>) -> usize {
-    // A limit that no clock reaches is none.
+    // A limit that does not fit into a `Timespec` counts as none.
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     poll(polls, limit.as_ref()).unwrap_or(0)
 }
 
 fn address(path: &Path) -> io::Result<SocketAddrUnix> {
-    // One byte is left for the terminating zero. An empty path would be a name of the kernel's.
+    // One byte is left for the terminating zero. An empty path would be an abstract name.
     let fits = (1..=107).contains(&path.as_os_str().len());
     fits.then(|| SocketAddrUnix::new(path).ok()).flatten().ok_or_else(|| {
         let text = format!("{}: a socket's path has 1 to 107 bytes", path.display());
@@ -102,7 +102,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn only_the_owner_gets_in_and_only_dead_sockets_are_replaced() {
+    fn only_the_owner_can_connect_and_only_dead_sockets_are_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listener = listen(&path).unwrap();
@@ -120,13 +120,13 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_blocks_nobody_who_asks_whether_a_socket_is_served() {
+    fn a_full_queue_does_not_block_the_check_for_a_listener() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         assert!(!is_served(&path));
         let listener = listen(&path).unwrap();
         assert!(is_served(&path));
-        // A process that is stopped: it accepts nobody, and its queue is full.
+        // A stopped process: it accepts no clients, and its queue is full.
         rustix::net::listen(&listener, 0).unwrap();
         let mut waiting = Vec::new();
         loop {
@@ -143,11 +143,11 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_clients_is_not_turned_away() {
+    fn a_burst_of_clients_is_accepted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let _listener = listen(&path).unwrap();
-        // As many as the host allows by default, before anybody is accepted.
+        // The number that a host allows by default, before the first is accepted.
         for number in 0..128 {
             connect(&path).unwrap_or_else(|error| panic!("client {number}: {error}"));
         }

@@ -1,4 +1,4 @@
-//! A connection's bytes, plain or encrypted, without blocking.
+//! The byte stream of a connection, plain or encrypted, without blocking.
 
 use std::io::{self, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -8,7 +8,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 
 use fathom_tls::Tls;
 
-/// How much is encrypted at once, in bytes: the longest TLS record.
+/// The most bytes that are encrypted together: the longest TLS record.
 const RECORD_LENGTH: usize = 16 << 10;
 
 /// A nonblocking stream socket.
@@ -16,14 +16,14 @@ const RECORD_LENGTH: usize = 16 << 10;
 pub struct Socket(OwnedFd);
 
 impl Socket {
-    /// Takes a connected socket that does not block.
+    /// Wraps a connected, nonblocking socket.
     pub fn new(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
 
-    /// Says that nothing more will be sent.
+    /// Closes the socket's sending side.
     pub fn shut(&self) {
-        // A peer that has left already is no error here.
+        // It is no error if the peer has already disconnected.
         let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
     }
 
@@ -39,13 +39,13 @@ impl Socket {
         Ok(rustix::net::send(&self.0, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
     }
 
-    /// Sends what the segments name.
+    /// Sends the bytes of the segments. Returns the number of bytes sent.
     ///
     /// # Safety
     /// The segments must be readable.
     unsafe fn send(&self, segments: &mut [libc::iovec]) -> io::Result<usize> {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the caller vouches for the segments.
+        // SAFETY: the caller guarantees that the segments are readable.
         let count = unsafe {
             if let [segment] = segments {
                 libc::send(self.0.as_raw_fd(), segment.iov_base, segment.iov_len, flags)
@@ -88,30 +88,30 @@ impl Write for Socket {
     }
 }
 
-/// Where a connection's bytes come from and go to. Every call returns at once; what cannot go on
-/// is an error of kind `WouldBlock`.
+/// A connection's byte stream. No call blocks: a call that cannot proceed returns an error of kind
+/// `WouldBlock`.
 pub enum Channel {
-    /// As they are.
+    /// Without encryption.
     Plain(Socket),
     /// Encrypted.
     Secure(Box<Secure>),
-    /// Neither: while the one becomes the other, and if that fails.
+    /// Unusable: during the change from plain to encrypted, and after its failure.
     Closed,
 }
 
 /// An encrypted stream.
 pub struct Secure {
     stream: SslStream<Socket>,
-    /// What is to be encrypted next: whole replies are gathered into large records.
+    /// The bytes to be encrypted next: whole replies are gathered into large records.
     staging: Vec<u8>,
     staged_sent: usize,
 }
 
 impl Channel {
-    /// Turns a plain channel into an encrypted one that has yet to shake hands.
+    /// Converts a plain channel into an encrypted one, whose TLS handshake has not begun.
     pub fn secure(self, tls: &Tls) -> io::Result<Self> {
         let Self::Plain(socket) = self else {
-            return Err(io::Error::other("the channel is encrypted already"));
+            return Err(io::Error::other("the channel is already encrypted"));
         };
         let ssl = Ssl::new(tls.context())?;
         let stream = SslStream::new(ssl, socket)?;
@@ -122,7 +122,8 @@ impl Channel {
         })))
     }
 
-    /// Goes on with the TLS handshake. `Err(WouldBlock)` with what it waits for in `writable`.
+    /// Continues the TLS handshake. On `Err(WouldBlock)`, `writable` is whether it waits to send
+    /// rather than to receive.
     pub fn shake_hands(&mut self, writable: &mut bool) -> io::Result<()> {
         let Self::Secure(secure) = self else { return Ok(()) };
         match secure.stream.accept() {
@@ -150,7 +151,7 @@ impl Channel {
         }
     }
 
-    /// The socket, to be watched.
+    /// The socket, for polling.
     ///
     /// # Errors
     /// When the channel is closed.
@@ -158,10 +159,10 @@ impl Channel {
         self.socket().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Says that nothing more will be sent.
+    /// Closes the channel's sending side.
     pub fn shut(&mut self) {
         if let Self::Secure(secure) = self {
-            // Best effort: the peer learns that the end is no cut.
+            // Best effort: the peer can distinguish this end from a broken connection.
             let _ = secure.stream.shutdown();
         }
         if let Some(socket) = self.socket() {
@@ -169,7 +170,8 @@ impl Channel {
         }
     }
 
-    /// Receives into `first` and what is left into `second`. 0 is the end of the stream.
+    /// Receives into `first`, and the rest into `second`. Returns the number of bytes; 0 is the end
+    /// of the stream.
     pub fn receive(&mut self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Closed => Err(io::ErrorKind::NotConnected.into()),
@@ -191,14 +193,15 @@ impl Channel {
         }
     }
 
-    /// Sends as much as there is room for, and returns how many bytes are taken care of.
+    /// Sends as many bytes as there is room for. Returns the number of bytes that were sent or
+    /// staged.
     ///
     /// # Safety
     /// The segments must be readable.
     pub unsafe fn send(&mut self, segments: &mut [libc::iovec]) -> io::Result<usize> {
         match self {
             Self::Closed => Err(io::ErrorKind::NotConnected.into()),
-            // SAFETY: the caller vouches for the segments.
+            // SAFETY: the caller guarantees that the segments are readable.
             Self::Plain(socket) => unsafe { socket.send(segments) },
             Self::Secure(secure) => secure.send(segments.iter().map(|segment| {
                 // SAFETY: as above.
@@ -209,7 +212,7 @@ impl Channel {
         }
     }
 
-    /// As [`Self::send`], of bytes that are our own.
+    /// The same as [`Self::send`], for bytes of the daemon.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Closed => Err(io::ErrorKind::NotConnected.into()),
@@ -218,12 +221,12 @@ impl Channel {
         }
     }
 
-    /// Whether bytes that were taken care of have yet to leave; [`Self::flush`] goes on with them.
+    /// Whether there are staged bytes that have not been sent; [`Self::flush`] sends them.
     pub fn has_staged(&self) -> bool {
         matches!(self, Self::Secure(secure) if !secure.staging.is_empty())
     }
 
-    /// Sends what is staged.
+    /// Sends the staged bytes.
     pub fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::Plain(_) | Self::Closed => Ok(()),
@@ -233,7 +236,7 @@ impl Channel {
 }
 
 impl Secure {
-    /// Receives until the buffer is full or nothing more is there.
+    /// Receives until the buffer is full or no more bytes are available.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
@@ -247,7 +250,7 @@ impl Secure {
         Ok(done)
     }
 
-    /// As [`Channel::send`]. What the parts are made of is read once.
+    /// The same as [`Channel::send`]. Each part is read once.
     fn send<'b>(&mut self, parts: impl Iterator<Item = &'b [u8]>) -> io::Result<usize> {
         let mut taken = 0;
         for mut bytes in parts {
@@ -271,7 +274,7 @@ impl Secure {
         }
     }
 
-    /// Encrypts and sends what is staged.
+    /// Encrypts and sends the staged bytes.
     fn drain(&mut self) -> io::Result<()> {
         while self.staged_sent < self.staging.len() {
             match self.stream.ssl_write(&self.staging[self.staged_sent..]) {
@@ -285,7 +288,7 @@ impl Secure {
     }
 }
 
-/// Whether an error only says that nothing can be done now.
+/// Whether an error only means that the call must be repeated later.
 pub fn is_blocked(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

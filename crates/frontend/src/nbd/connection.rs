@@ -1,5 +1,5 @@
-//! One connection from its first byte to its transmission phase, on a thread of its own that ends
-//! where the export's threads take over.
+//! A connection's negotiation, on a thread of its own. The thread ends when one of the export's
+//! threads begins to serve the connection.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,12 +19,12 @@ use super::transmission::{Ending, Transmission};
 use crate::socket::wait_for;
 use fathom_tls::Tls;
 
-/// How much is read at once while negotiating, in bytes.
+/// The most bytes read in one call during the negotiation.
 const PIECE_LENGTH: usize = 4096;
-/// More output than this is sent before the next option is looked at, in bytes.
+/// The output length from which the output is sent before the next option is parsed, in bytes.
 const OUTPUT_LENGTH_MAX: usize = 64 << 10;
 
-/// What all connections of a listener share.
+/// The state that all connections of a listener share.
 pub struct Shared {
     pub(super) exports: Arc<Exports>,
     pub(super) tls: Option<Tls>,
@@ -34,7 +34,7 @@ pub struct Shared {
     pub(super) counters: Counters,
 }
 
-/// What a listener counts.
+/// The counters of a listener.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub(super) accepted: AtomicU64,
@@ -43,11 +43,11 @@ pub struct Counters {
     pub(super) requests: AtomicU64,
 }
 
-/// How a negotiation ended without a transmission.
+/// Why a negotiation ended without a transmission.
 enum Failure {
-    /// The client left, or everything is being closed.
+    /// The client has disconnected, or the connection was stopped.
     Left,
-    /// The client broke the protocol or was not let in.
+    /// The client violated the protocol or was not admitted.
     Refused(String),
 }
 
@@ -57,7 +57,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Negotiates with a client, and hands its connection to a thread of the export's.
+/// Negotiates with a client, and passes its connection to a thread of the export.
 pub(super) fn serve(socket: OwnedFd, entered: Entered) {
     let shared = entered.shared();
     let control = entered.control();
@@ -81,7 +81,7 @@ pub(super) fn serve(socket: OwnedFd, entered: Entered) {
     let Handshake { channel, input, .. } = handshake;
     let export = Arc::clone(&agreement.export);
     control.set_export(export.name(), agreement.mode.name());
-    // Entered before the disk is opened, so that no change of it goes unheard.
+    // Added before the disk is opened, so that the connection misses no change of the disk.
     if !export.enter(control) {
         return;
     }
@@ -96,8 +96,8 @@ pub(super) fn serve(socket: OwnedFd, entered: Entered) {
     }
 }
 
-/// A connection in its transmission phase, as its export and its listener know it. It is struck out
-/// of their lists when this is dropped.
+/// The entries of a connection in the lists of its export and its listener, during the transmission
+/// phase. Dropping it removes them.
 pub(super) struct Presence {
     entered: Entered,
     export: Arc<Export>,
@@ -113,7 +113,7 @@ impl Presence {
         self.entered.shared()
     }
 
-    /// Notes why the connection ends: the first reason counts.
+    /// Records why the connection ends; only the first reason is kept.
     pub(super) fn end(&mut self, ending: Ending) {
         self.ending.get_or_insert(ending);
     }
@@ -129,7 +129,7 @@ impl Drop for Presence {
         match &self.ending {
             Some(Ending::Orderly) => tracing::debug!(peer, export, "NBD client left"),
             Some(Ending::Lost(error)) => {
-                tracing::debug!(peer, export, %error, "NBD client vanished");
+                tracing::debug!(peer, export, %error, "NBD client lost");
             }
             Some(Ending::Violation(reason)) => {
                 counters.protocol_errors.fetch_add(1, Ordering::Relaxed);
@@ -138,13 +138,13 @@ impl Drop for Presence {
             Some(Ending::Unable(error)) => {
                 tracing::error!(peer, export, %error, "an NBD connection cannot be served");
             }
-            // Why is known to whoever has failed.
+            // The cause has already been logged by the code that failed.
             None => tracing::debug!(peer, export, "NBD client cut off"),
         }
     }
 }
 
-/// The socket's side of a negotiation: it blocks, but never beyond the deadline.
+/// A negotiation's use of the socket: it blocks, but never past the deadline.
 struct Handshake<'a> {
     channel: Channel,
     control: &'a Arc<Control>,
@@ -154,7 +154,7 @@ struct Handshake<'a> {
 }
 
 impl Handshake<'_> {
-    /// Negotiates. What arrived behind the last option stays in `input`.
+    /// Negotiates. Bytes after the last option stay in `input`.
     fn run(&mut self, shared: &Shared) -> Result<Agreement<Arc<Export>>, Failure> {
         let mut negotiation = Negotiation::new(shared.security);
         self.output.extend(Negotiation::GREETING);
@@ -178,8 +178,8 @@ impl Handshake<'_> {
                 Step::StartTls => {
                     self.send()?;
                     if used < self.input.len() {
-                        // Someone may have put plain options in front of the encrypted ones.
-                        return Err(Failure::Refused("options behind STARTTLS".into()));
+                        // An attacker may have inserted plain options before the encrypted ones.
+                        return Err(Failure::Refused("options after STARTTLS".into()));
                     }
                     self.input.clear();
                     used = 0;
@@ -192,7 +192,7 @@ impl Handshake<'_> {
                     return Ok(agreement);
                 }
                 Step::Leave => {
-                    // A client that leaves need not wait for the answer.
+                    // The client may have disconnected without waiting for the reply.
                     let _ = self.send();
                     self.channel.shut();
                     return Err(Failure::Left);
@@ -226,13 +226,13 @@ impl Handshake<'_> {
         loop {
             match self.channel.receive(&mut [], &mut self.input[length..]) {
                 Ok(0) if length == 0 => return Err(Failure::Left),
-                Ok(0) => return Err(Failure::Refused("the client vanished in mid-option".into())),
+                Ok(0) => return Err(Failure::Refused("the connection ended in an option".into())),
                 Ok(count) => {
                     self.input.truncate(length + count);
                     return Ok(());
                 }
                 Err(error) if is_blocked(&error) => self.wait(PollFlags::IN)?,
-                // A client that only looked whether someone listens.
+                // The client has only checked whether the socket is served.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset && length == 0 => {
                     return Err(Failure::Left);
                 }
@@ -260,7 +260,8 @@ impl Handshake<'_> {
         Ok(())
     }
 
-    /// Sleeps until the socket is ready, someone stops the connection, or its time is over.
+    /// Sleeps until the socket is ready; fails if the connection is stopped or its time has
+    /// expired.
     fn wait(&self, events: PollFlags) -> Result<(), Failure> {
         let mut polls = [
             PollFd::from_borrowed_fd(self.channel.descriptor()?, events),
@@ -269,7 +270,7 @@ impl Handshake<'_> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Failure::Refused("too slow in negotiating".into()));
+                return Err(Failure::Refused("the negotiation took too long".into()));
             }
             let count = wait_for(&mut polls, Some(left));
             if self.control.is_stopping() {

@@ -1,4 +1,4 @@
-//! What others may tell a connection's thread, and what it tells about itself.
+//! The part of a connection that other threads use: commands to its thread, and its status.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -10,20 +10,20 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// A connection, as seen from outside.
+/// The status of a connection.
 #[derive(Clone, Debug)]
 pub struct ConnectionStatus {
     /// Counts up from 0 for each connection of the listener.
     pub id: u64,
     /// The client: an address, or `pid N uid N` for a Unix socket.
     pub peer: String,
-    /// The export's name, or `None` while the client is still negotiating.
+    /// The export's name; `None` during the negotiation.
     pub export: Option<String>,
-    /// Whether the connection is encrypted, and how: `TLSv1.3`.
+    /// The version of TLS, such as `TLSv1.3`; `None` if the connection is not encrypted.
     pub tls: Option<String>,
     /// The form of requests and replies: `simple`, `structured`, `extended`.
     pub mode: &'static str,
-    /// How long it has been there, in seconds.
+    /// The time since the connection was accepted, in seconds.
     pub age_s: u64,
     /// Requests answered.
     pub requests: u64,
@@ -54,7 +54,7 @@ pub struct Control {
     pub(super) in_flight: AtomicU64,
 }
 
-/// What is learnt while a client negotiates.
+/// The properties that the negotiation determines.
 #[derive(Debug, Default)]
 struct Facts {
     export: Option<String>,
@@ -78,19 +78,19 @@ impl Control {
         })
     }
 
-    /// Ends the connection after what it has in flight.
+    /// Ends the connection after its requests in flight.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Has the thread look around.
+    /// Wakes the connection's thread.
     pub(super) fn wake(&self) {
-        // Fails only when the counter is full, and then the thread is being woken already.
+        // Fails only when the counter is full, and then a wake-up is already pending.
         let _ = (&self.wake).write(&1_u64.to_ne_bytes());
     }
 
-    /// Takes back the wake-ups so far.
+    /// Clears the wake-ups so far.
     pub(super) fn awake(&self) {
         let _ = (&self.wake).read(&mut [0; 8]);
     }

@@ -1,4 +1,4 @@
-//! The exports: names, their disks, and who is connected to them.
+//! The exports: their names, their disks, and their connections.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,13 +13,13 @@ use super::negotiation::{Catalogue, Description};
 use super::threads::Threads;
 use super::wire::{STRING_LENGTH_MAX, transmission};
 
-/// How long the removal of an export waits for its connections.
+/// The longest time that the removal of an export waits for its connections.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(15);
 
 /// Why an export could not be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameError {
-    /// There is an export of this name.
+    /// Another export has this name.
     Taken,
     /// The name is longer than the protocol allows, or contains a NUL.
     Invalid,
@@ -28,23 +28,22 @@ pub enum NameError {
 impl fmt::Display for NameError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::Taken => "an export of this name exists already",
-            Self::Invalid => "an export's name has 4096 bytes at most and no NUL among them",
+            Self::Taken => "another export has this name",
+            Self::Invalid => "an export's name has at most 4096 bytes, none of them NUL",
         })
     }
 }
 
 impl std::error::Error for NameError {}
 
-/// The disks that NBD clients can reach, under their names. Shared by listeners, and changed while
-/// they run.
+/// The disks that NBD clients can reach, by name. Listeners share it; it can change while they run.
 pub struct Exports {
     table: RwLock<Table>,
     threads_max: usize,
 }
 
 impl Default for Exports {
-    /// No exports, and as many threads for each as the process may use processors.
+    /// No exports, and for each at most as many threads as there are available processors.
     fn default() -> Self {
         Self::with_threads(std::thread::available_parallelism().map_or(1, usize::from))
     }
@@ -62,15 +61,15 @@ impl Exports {
         Self::default()
     }
 
-    /// No exports yet. At most `threads_max` threads serve the connections of each.
+    /// No exports yet. At most `threads_max` threads serve the connections of each export.
     pub fn with_threads(threads_max: usize) -> Self {
         Self { table: RwLock::default(), threads_max }
     }
 
-    /// Offers `disk` as `name`, with a text for people that may be empty.
+    /// Exports `disk` as `name`, with a description for people that may be empty.
     ///
     /// # Errors
-    /// When the name is taken or cannot be an export's.
+    /// When the name is taken or invalid.
     pub fn add(&self, name: &str, text: &str, disk: Arc<Disk>) -> Result<(), NameError> {
         if name.len() > STRING_LENGTH_MAX || text.len() > STRING_LENGTH_MAX || name.contains('\0') {
             return Err(NameError::Invalid);
@@ -79,7 +78,7 @@ impl Exports {
             name: name.to_owned(),
             text: text.to_owned(),
             disk,
-            guests: Mutex::default(),
+            connections: Mutex::default(),
             borrowed: AtomicU64::new(0),
             left: Condvar::new(),
             threads: Threads::new(self.threads_max),
@@ -95,7 +94,7 @@ impl Exports {
         export.disk.listen(Box::new(move |change| {
             let Some(export) = weak.upgrade() else { return false };
             match change {
-                // Told to new connections: the protocol has no way to tell the others.
+                // Only new connections see the new size: the protocol cannot announce it to others.
                 DiskChange::Resized => {}
                 DiskChange::Restacked => export.each(Control::wake),
             }
@@ -104,18 +103,18 @@ impl Exports {
         Ok(())
     }
 
-    /// Takes an export away: no new connection finds it, and those that are there end after the
-    /// requests that they have in flight. Returns its disk once they have ended, or once a slow
-    /// end has been waited for long enough (15 s); `None` where there is no such export.
+    /// Removes an export: new connections do not find it, and its current ones end after their
+    /// requests in flight. Returns its disk once they have ended, or after 15 s; `None` if there is
+    /// no such export.
     pub fn remove(&self, name: &str) -> Option<Arc<Disk>> {
-        let leaving = self.withdraw(name)?;
-        leaving.wait(REMOVAL_TIME_MAX);
-        Some(Arc::clone(&leaving.0.disk))
+        let withdrawn = self.withdraw(name)?;
+        withdrawn.wait(REMOVAL_TIME_MAX);
+        Some(Arc::clone(&withdrawn.0.disk))
     }
 
-    /// Takes an export away without waiting: no new connection finds it, and those that are there
-    /// end after the requests that they have in flight. `None` where there is no such export.
-    pub fn withdraw(&self, name: &str) -> Option<Leaving> {
+    /// Removes an export without waiting: new connections do not find it, and its current ones end
+    /// after their requests in flight. `None` if there is no such export.
+    pub fn withdraw(&self, name: &str) -> Option<WithdrawnExport> {
         let export = {
             let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
             if table.default.as_deref() == Some(name) {
@@ -123,22 +122,22 @@ impl Exports {
             }
             table.exports.remove(name)?
         };
-        let mut guests = export.guests.lock().unwrap_or_else(PoisonError::into_inner);
-        guests.closed = true;
-        for control in &guests.controls {
+        let mut connections = export.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.closed = true;
+        for control in &connections.controls {
             control.stop();
         }
-        drop(guests);
-        Some(Leaving(export))
+        drop(connections);
+        Some(WithdrawnExport(export))
     }
 
-    /// The export that the empty name means. Where none is chosen, an only export is the default.
+    /// Sets the export that the empty name denotes. If none is set, a sole export is the default.
     pub fn set_default(&self, name: Option<&str>) {
         self.table.write().unwrap_or_else(PoisonError::into_inner).default =
             name.map(str::to_owned);
     }
 
-    /// Names and disks, in order of names.
+    /// The names and the disks, in order of names.
     pub fn list(&self) -> Vec<(String, Arc<Disk>)> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let pair = |export: &Arc<Export>| (export.name.clone(), Arc::clone(&export.disk));
@@ -161,15 +160,18 @@ impl Exports {
     }
 }
 
-/// An export that has been taken away, whose connections may still have requests in flight.
-pub struct Leaving(Arc<Export>);
+/// A removed export, whose connections may still have requests in flight.
+pub struct WithdrawnExport(Arc<Export>);
 
-impl Leaving {
-    /// Waits until the last connection has ended, for `limit` at most. Returns whether it has.
+impl WithdrawnExport {
+    /// Waits until the last connection has ended, for at most `limit`. Returns whether it has
+    /// ended.
     pub fn wait(&self, limit: Duration) -> bool {
-        let guests = self.0.guests.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited =
-            self.0.left.wait_timeout_while(guests, limit, |guests| !guests.controls.is_empty());
+        let connections = self.0.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .0
+            .left
+            .wait_timeout_while(connections, limit, |connections| !connections.controls.is_empty());
         waited.unwrap_or_else(PoisonError::into_inner).0.controls.is_empty()
     }
 }
@@ -199,16 +201,16 @@ pub struct Export {
     name: String,
     text: String,
     disk: Arc<Disk>,
-    guests: Mutex<Guests>,
-    /// What its connections have taken of the budget, in bytes.
+    connections: Mutex<Connections>,
+    /// The bytes that its connections have taken from the budget.
     borrowed: AtomicU64,
-    /// Signalled when a connection has left.
+    /// Signalled when a connection has ended.
     left: Condvar,
     threads: Arc<Threads>,
 }
 
 #[derive(Default)]
-struct Guests {
+struct Connections {
     closed: bool,
     controls: Vec<Arc<Control>>,
 }
@@ -229,32 +231,33 @@ impl Export {
         &self.threads
     }
 
-    /// What its connections have taken of the budget, in bytes.
+    /// The bytes that its connections have taken from the budget.
     pub(super) fn borrowed(&self) -> &AtomicU64 {
         &self.borrowed
     }
 
-    /// Enters a connection, to be told of changes. False when the export has been removed.
+    /// Adds a connection, so that it is notified of changes. Returns false if the export has been
+    /// removed.
     pub(super) fn enter(&self, control: &Arc<Control>) -> bool {
-        let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
-        if guests.closed {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        if connections.closed {
             return false;
         }
-        guests.controls.push(Arc::clone(control));
+        connections.controls.push(Arc::clone(control));
         true
     }
 
-    /// Strikes a connection out.
+    /// Removes a connection.
     pub(super) fn leave(&self, control: &Arc<Control>) {
-        let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
-        guests.controls.retain(|other| !Arc::ptr_eq(other, control));
-        drop(guests);
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.controls.retain(|other| !Arc::ptr_eq(other, control));
+        drop(connections);
         self.left.notify_all();
     }
 
     fn each(&self, visit: impl Fn(&Control)) {
-        let guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
-        for control in &guests.controls {
+        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        for control in &connections.controls {
             visit(control);
         }
     }
@@ -269,7 +272,7 @@ impl Export {
         let mut offer = |offered: bool, flag: u16| flags |= if offered { flag } else { 0 };
         offer(!capabilities.write, transmission::READ_ONLY);
         offer(capabilities.flush, transmission::SEND_FLUSH);
-        // Where writes cannot be durable by themselves, a flush behind them makes them so.
+        // If the disk has no forced unit access, a flush after each such write makes it durable.
         let durable = capabilities.force_unit_access || capabilities.flush;
         offer(capabilities.write && durable, transmission::SEND_FUA);
         offer(capabilities.rotational, transmission::ROTATIONAL);
@@ -284,7 +287,7 @@ impl Export {
             capacity: self.disk.capacity(),
             flags,
             block_minimum: minimum,
-            // A power of two by the protocol, no larger than the maximum.
+            // The protocol requires a power of two that is not larger than the maximum.
             block_preferred: preferred
                 .checked_next_power_of_two()
                 .unwrap_or(4096)

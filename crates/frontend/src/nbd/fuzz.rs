@@ -1,12 +1,12 @@
-//! Entry points for fuzzing: bytes of a client, as hostile as they come.
+//! Entry points for fuzzing: arbitrary bytes of a client.
 
 use super::negotiation::{Catalogue, Description, Negotiation, Security, Step};
 use super::wire::{Mode, RequestHeader};
 
-/// A catalogue of two exports that keeps nothing.
-struct Two;
+/// A catalogue of two exports without disks.
+struct TwoExports;
 
-impl Two {
+impl TwoExports {
     fn description(name: &str) -> Description {
         Description {
             name: name.to_owned(),
@@ -20,7 +20,7 @@ impl Two {
     }
 }
 
-impl Catalogue for Two {
+impl Catalogue for TwoExports {
     type Export = ();
 
     fn find(&self, name: &str) -> Option<((), Description)> {
@@ -37,8 +37,8 @@ impl Catalogue for Two {
     }
 }
 
-/// Negotiates with a client that says `data`, whole and byte by byte, and panics when the two
-/// differ or a bound is passed.
+/// Negotiates with a client that sends `data`: once in one piece, once in small pieces. Panics when
+/// the results differ or a limit is exceeded.
 #[doc(hidden)]
 pub fn fuzz_negotiation(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else { return };
@@ -49,19 +49,20 @@ pub fn fuzz_negotiation(data: &[u8]) {
     };
     let whole = negotiate(security, rest, rest.len().max(1));
     let piecemeal = negotiate(security, rest, 1 + usize::from(first / 3) % 7);
-    assert_eq!(whole, piecemeal, "how the bytes are cut makes no difference");
+    assert_eq!(whole, piecemeal, "the division of the bytes makes no difference");
 }
 
-/// The answer to `data`, given in pieces, and how it ended.
+/// Negotiates over `data`, given in pieces. Returns the output, how the negotiation ended, and the
+/// number of bytes used.
 fn negotiate(security: Security, data: &[u8], piece: usize) -> (Vec<u8>, String, usize) {
     let mut negotiation = Negotiation::new(security);
     let mut output = Vec::new();
     let (mut used, mut given) = (0, 0);
     loop {
         let before = output.len();
-        let (count, step) = negotiation.feed(&data[used..given], &mut output, &Two);
+        let (count, step) = negotiation.feed(&data[used..given], &mut output, &TwoExports);
         used += count;
-        assert!(used <= given, "no more is used than is there");
+        assert!(used <= given, "no more bytes are used than given");
         assert!(output.len() - before < 4096, "an option's answer is bounded");
         match step {
             Step::Again => {}
@@ -81,7 +82,7 @@ fn negotiate(security: Security, data: &[u8], piece: usize) -> (Vec<u8>, String,
     }
 }
 
-/// Reads headers of requests out of `data`.
+/// Parses headers of requests in `data`.
 #[doc(hidden)]
 pub fn fuzz_requests(data: &[u8]) {
     for mode in [Mode::Simple, Mode::Structured, Mode::Extended] {

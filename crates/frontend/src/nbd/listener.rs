@@ -23,12 +23,12 @@ use super::negotiation::Security;
 use crate::socket::wait;
 use fathom_tls::Tls;
 
-/// The socket buffer that is asked for, in bytes; the host may give less.
+/// The requested size of the socket's send buffer, in bytes; the host may grant less.
 const SOCKET_BUFFER: usize = 1 << 20;
 /// How long the accepting thread pauses when the host has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Where a listener listens.
+/// The address on which a listener listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket at this path, for its owner only (mode 0600).
@@ -46,26 +46,26 @@ impl fmt::Display for Address {
     }
 }
 
-/// How a listener listens.
+/// The options of a listener.
 #[derive(Clone)]
 pub struct ListenerOptions {
-    /// Where.
+    /// The address.
     pub address: Address,
-    /// The keys for encrypted connections; `None` offers none.
+    /// The keys for encrypted connections; `None` for no TLS.
     pub tls: Option<Tls>,
-    /// Whether clients may go on without TLS where they need not: over TCP at all, and where
-    /// `tls` is given. A Unix socket without `tls` is always plain.
+    /// Whether clients may connect without TLS over TCP, or although `tls` is given. A Unix socket
+    /// without `tls` is always plain.
     pub plain_allowed: bool,
-    /// The most connections at once; further ones are closed as they come.
+    /// The most simultaneous connections; further ones are closed immediately.
     pub connections_max: usize,
-    /// The memory of requests; several listeners may share it.
+    /// The limit on the memory of requests; several listeners may share it.
     pub budget: Arc<Budget>,
     /// How long a client may take to negotiate.
     pub negotiation_time_max: Duration,
 }
 
 impl ListenerOptions {
-    /// Listens at `address` with nothing allowed that has to be asked for.
+    /// The default options at `address`: everything optional is disabled.
     pub fn new(address: Address) -> Self {
         Self {
             address,
@@ -82,8 +82,8 @@ impl ListenerOptions {
             (Some(_), _) if self.plain_allowed => Ok(Security::Optional),
             (Some(_), _) => Ok(Security::Required),
             (None, Address::Tcp(_)) if !self.plain_allowed => {
-                let text = "NBD over TCP without TLS lets anyone on the network at the disks: \
-                            give certificates or shared keys, or allow plain connections";
+                let text = "NBD over TCP without TLS gives anyone on the network access to the \
+                            disks: give certificates or shared keys, or allow plain connections";
                 Err(io::Error::new(io::ErrorKind::InvalidInput, text))
             }
             (None, _) => Ok(Security::Plain),
@@ -91,25 +91,25 @@ impl ListenerOptions {
     }
 }
 
-/// What a listener has counted since it began.
+/// The counters of a listener since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListenerCounters {
     /// Connections accepted.
     pub accepted: u64,
-    /// Connections closed at once, for there were too many.
+    /// Connections closed immediately because there were too many.
     pub refused: u64,
-    /// Clients that broke the protocol, were too slow, or were not let in.
+    /// Clients that violated the protocol, were too slow, or were not admitted.
     pub protocol_errors: u64,
     /// Requests answered on connections that have ended.
     pub requests: u64,
 }
 
-/// A socket on which NBD clients are served, until it is shut down or dropped.
+/// A socket on which NBD clients are served until it is shut down or dropped.
 pub struct Listener {
     address: Address,
     inner: Arc<Inner>,
     acceptor: Option<JoinHandle<()>>,
-    /// The socket file's device and inode, to remove no file of somebody else.
+    /// The socket file's device and inode, so that no other file is removed at its path.
     file: Option<(u64, u64)>,
 }
 
@@ -120,17 +120,17 @@ struct Inner {
     connections_max: usize,
     stop: AtomicBool,
     wake: File,
-    /// The connections that are there.
+    /// The current connections.
     controls: Mutex<Vec<Arc<Control>>>,
     /// Signalled when a connection has ended.
     left: Condvar,
 }
 
 impl Listener {
-    /// Listens, and serves `exports` to whoever comes.
+    /// Listens, and serves `exports` to the clients that connect.
     ///
     /// # Errors
-    /// When the address is in use or not to be had, or when the options ask for plain TCP without
+    /// When the address is in use or unavailable, or when the options select plain TCP without
     /// allowing it.
     pub fn new(options: ListenerOptions, exports: Arc<Exports>) -> io::Result<Self> {
         let security = options.security()?;
@@ -173,12 +173,12 @@ impl Listener {
         Ok(Self { address, inner, acceptor: Some(acceptor), file })
     }
 
-    /// Where it listens; for TCP with the port that port 0 became.
+    /// The address on which it listens. For TCP, port 0 is replaced by the allocated port.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// What was counted.
+    /// The current counters.
     pub fn counters(&self) -> ListenerCounters {
         let counters = &self.inner.shared.counters;
         ListenerCounters {
@@ -189,14 +189,14 @@ impl Listener {
         }
     }
 
-    /// The connections that are there now.
+    /// The current connections.
     pub fn connections(&self) -> Vec<ConnectionStatus> {
         let controls = self.inner.controls.lock().unwrap_or_else(PoisonError::into_inner);
         controls.iter().map(|control| control.status()).collect()
     }
 
-    /// Accepts no more, lets every connection finish what it has in flight, and returns when the
-    /// last one has ended.
+    /// Stops accepting, lets every connection finish its requests in flight, and returns when the
+    /// last connection has ended.
     pub fn shutdown(mut self) {
         self.end();
     }
@@ -204,9 +204,9 @@ impl Listener {
     fn end(&mut self) {
         let Some(acceptor) = self.acceptor.take() else { return };
         self.inner.stop.store(true, Ordering::Release);
-        // Fails only when the counter is full, and then the thread is being woken already.
+        // Fails only when the counter is full, and then a wake-up is already pending.
         let _ = (&self.inner.wake).write(&1_u64.to_ne_bytes());
-        // Before connections are waited for, which may hang with the disk: so the path is free for
+        // Before the wait for connections, which may hang with the disk: so the path is free for
         // the next daemon.
         if let (Address::Unix(path), Some(file)) = (&self.address, self.file) {
             let ours =
@@ -229,7 +229,7 @@ impl Drop for Listener {
 }
 
 impl Inner {
-    /// Accepts until stopped, then ends all connections.
+    /// Accepts clients until stopped, then ends all connections.
     fn accept_all(self: &Arc<Self>) {
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         let mut next = 0;
@@ -248,7 +248,7 @@ impl Inner {
                         break;
                     }
                 }
-                // The client has left already, or nobody was there.
+                // The client has already disconnected, or there was none.
                 Err(_) => {}
             }
         }
@@ -265,13 +265,13 @@ impl Inner {
         drop(left);
     }
 
-    /// Sleeps until a client is there. False when the listener is to end.
+    /// Sleeps until a client connects. Returns false when the listener has to end.
     fn wait(&self, limit: Option<Duration>) -> bool {
         wait(Some(self.socket.as_fd()), self.wake.as_fd(), limit);
         !self.stop.load(Ordering::Acquire)
     }
 
-    /// Sleeps a little without looking at the socket. False when the listener is to end.
+    /// Sleeps for [`PAUSE`] without polling the socket. Returns false when the listener has to end.
     fn pause(&self) -> bool {
         wait(None, self.wake.as_fd(), Some(PAUSE));
         !self.stop.load(Ordering::Acquire)
@@ -280,7 +280,7 @@ impl Inner {
     fn accept(&self) -> io::Result<(OwnedFd, String)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = accept_with(&self.socket, flags)?;
-        // Of use where these can be had, and no loss elsewhere.
+        // These options improve performance if the host grants them, and are not required.
         let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
         if !self.tcp {
             let peer = unix_peer(&socket);
@@ -296,7 +296,7 @@ impl Inner {
     fn begin(self: &Arc<Self>, socket: OwnedFd, peer: String, id: u64) -> Option<JoinHandle<()>> {
         let refuse = |reason: &str, peer: &str| {
             self.shared.counters.refused.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(peer, reason, "NBD client turned away");
+            tracing::warn!(peer, reason, "NBD client rejected");
         };
         let control = match Control::new(id, peer) {
             Ok(control) => Arc::new(control),
@@ -329,7 +329,7 @@ impl Inner {
     }
 }
 
-/// A connection in the listener's list; struck out when it ends, however it ends.
+/// A connection's entry in the listener's list, which is removed when the connection ends.
 pub(super) struct Entered {
     inner: Arc<Inner>,
     control: Arc<Control>,
@@ -354,28 +354,28 @@ impl Drop for Entered {
     }
 }
 
-/// Whether an accept failed for want of something that may come back.
+/// Whether an accept failed because of a shortage that may be temporary.
 fn is_shortage(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     matches!(code, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
 }
 
 fn unix_peer(socket: &OwnedFd) -> String {
-    // Not by `rustix`, whose process ids are never 0: that of a client in another namespace is.
-    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = std::mem::size_of_val(&who) as libc::socklen_t;
-    // SAFETY: the structure is as long as said.
+    // Not by `rustix`, whose process ids are never 0: the id of a client in another namespace is 0.
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = std::mem::size_of_val(&credentials) as libc::socklen_t;
+    // SAFETY: the structure has the given length.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_PEERCRED,
-            (&raw mut who).cast(),
+            (&raw mut credentials).cast(),
             &raw mut length,
         )
     };
     if result != 0 {
         return "unknown".into();
     }
-    format!("pid {} uid {}", who.pid, who.uid)
+    format!("pid {} uid {}", credentials.pid, credentials.uid)
 }

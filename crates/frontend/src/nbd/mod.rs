@@ -1,12 +1,12 @@
 //! The NBD server.
 //!
-//! A [`Listener`] accepts clients on a Unix socket or a TCP port and serves them the disks that
-//! [`Exports`] names. Each connection has a thread of its own, with its own ring and its own
-//! stack of each disk: see `transmission`. What the protocol looks like here is written down in
-//! `docs/nbd.md`.
+//! A [`Listener`] accepts clients on a Unix socket or a TCP port and serves them the disks of its
+//! [`Exports`]. A thread negotiates with each client; then a thread of the export serves the
+//! connection, with a stack of the disk for each connection: see `transmission`. `docs/nbd.md`
+//! describes the supported parts of the protocol.
 //!
 //! ```text
-//!  listener ── accept ──▶ connection: negotiation (a pure machine over bytes) ▶ transmission
+//!  listener ── accept ──▶ connection: negotiation (a state machine without I/O) ▶ transmission
 //!      │                                   │                                        │
 //!      └ status, counters               exports ── add, remove, restack ──▶ control (eventfd)
 //! ```
@@ -26,7 +26,7 @@ mod wire;
 
 pub use budget::{BUDGET_MIN, Budget};
 pub use control::ConnectionStatus;
-pub use exports::{Exports, Leaving, NameError};
+pub use exports::{Exports, NameError, WithdrawnExport};
 #[doc(hidden)]
 pub use fuzz::{fuzz_negotiation, fuzz_requests};
 pub use listener::{Address, Listener, ListenerCounters, ListenerOptions};

@@ -1,13 +1,14 @@
-//! The handshake, as a machine over bytes: it reads no socket, so that it can be tested and fuzzed.
+//! The handshake, as a state machine over bytes. It performs no I/O, so that it can be tested and
+//! fuzzed.
 //!
 //! ```text
 //!  greeting ─▶ client flags ─▶ option ─▶ option ─▶ … ─▶ GO or EXPORT_NAME ─▶ transmission
 //!                                │
-//!                                └─ STARTTLS: what was agreed so far is forgotten
+//!                                └─ STARTTLS: everything agreed so far is void
 //! ```
-//! The owner sends [`Negotiation::GREETING`], gives what arrives to [`Negotiation::feed`] and sends
-//! what comes out of it. Each call deals with one option at most, so what comes out at once is
-//! bounded by the list of exports, and the number of options is bounded too.
+//! The owner sends [`Negotiation::GREETING`], passes received bytes to [`Negotiation::feed`] and
+//! sends its output. Each call processes at most one option. So the output of a call is bounded by
+//! the list of exports. The number of options is bounded too.
 
 use super::wire::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, GREETING_MAGIC, Mode, OPTION_MAGIC, OPTION_REPLY_MAGIC,
@@ -16,25 +17,25 @@ use super::wire::{
 
 /// The length of an option's header, in bytes.
 const OPTION_HEADER_LENGTH: usize = 16;
-/// The longest option data that is looked at, in bytes. Longer data is skipped and refused.
+/// The longest option data that is parsed, in bytes. Longer data is skipped and refused.
 pub const OPTION_LENGTH_MAX: usize = 64 << 10;
-/// Option data longer than this ends the connection, in bytes.
+/// The longest option data that is skipped, in bytes. Longer data ends the connection.
 const OPTION_SKIPPED_MAX: u64 = 16 << 20;
-/// A client that sends more options than this is cut off.
+/// The most options that a client may send before its connection is closed.
 const OPTIONS_MAX: u32 = 256;
 
-/// What a client is told about an export.
+/// The description of an export for clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     /// The canonical name.
     pub name: String,
-    /// A text for people; may be empty.
+    /// A description for people; may be empty.
     pub text: String,
     /// The size, in bytes.
     pub capacity: u64,
     /// See [`transmission`].
     pub flags: u16,
-    /// What offsets and lengths must be multiples of, in bytes.
+    /// The unit of offsets and lengths, in bytes.
     pub block_minimum: u32,
     /// The best size of a request, in bytes.
     pub block_preferred: u32,
@@ -42,30 +43,30 @@ pub struct Description {
     pub block_maximum: u32,
 }
 
-/// Where the exports are found.
+/// A source of exports.
 pub trait Catalogue {
-    /// What is held while an export is used.
+    /// A handle that is held while an export is used.
     type Export;
 
     /// The export of this name; the empty name means the default one.
     fn find(&self, name: &str) -> Option<(Self::Export, Description)>;
 
-    /// Calls `visit` with name and text of each export.
+    /// Calls `visit` with the name and the text of each export.
     fn each(&self, visit: &mut dyn FnMut(&str, &str));
 }
 
-/// What client and server agreed on.
+/// The result of a successful negotiation.
 #[derive(Debug)]
 pub struct Agreement<E> {
     /// The export.
     pub export: E,
     /// The form of requests and replies.
     pub mode: Mode,
-    /// Whether block status answers in `base:allocation`.
+    /// Whether block status replies describe `base:allocation`.
     pub base_allocation: bool,
 }
 
-/// What is to be done after a call of [`Negotiation::feed`].
+/// The caller's next action after a call of [`Negotiation::feed`].
 #[derive(Debug)]
 pub enum Step<E> {
     /// Read more.
@@ -76,16 +77,16 @@ pub enum Step<E> {
     StartTls,
     /// Send the output; the rest of the bytes are requests.
     Transmit(Agreement<E>),
-    /// Send the output and close: the client leaves in good order.
+    /// Send the output and close: the client has ended the negotiation.
     Leave,
-    /// Close: the client broke the protocol, or policy does not let it in.
+    /// Close: the client violated the protocol, or policy excludes it.
     Refuse(&'static str),
 }
 
-/// Whether TLS is there to be had.
+/// Whether TLS is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Security {
-    /// There is no TLS here.
+    /// TLS is not available.
     Plain,
     /// A client may use TLS.
     Optional,
@@ -107,7 +108,7 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
-    /// What the server says first.
+    /// The server's first message.
     pub const GREETING: [u8; 18] = {
         let mut greeting = [0; 18];
         let (magic, option) = (GREETING_MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes());
@@ -134,15 +135,16 @@ impl Negotiation {
         }
     }
 
-    /// Tells that TLS is up. All that was agreed before is void, for an attacker may have said it.
+    /// Records that TLS has started. Everything agreed before is void, because an attacker may have
+    /// sent it.
     pub fn secured(&mut self) {
         self.secured = true;
         self.mode = Mode::Simple;
         self.context = None;
     }
 
-    /// Takes one step over `input`, appends the answer to `output`, and returns how many bytes of
-    /// `input` are used up.
+    /// Takes one step over `input` and appends the reply to `output`. Returns the number of bytes
+    /// of `input` that were used, and the caller's next action.
     pub fn feed<C: Catalogue>(
         &mut self,
         input: &[u8],
@@ -190,7 +192,7 @@ impl Negotiation {
             return (0, Step::Incomplete);
         };
         if flags & !u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES) != 0 {
-            return (4, Step::Refuse("unknown flags of the handshake"));
+            return (4, Step::Refuse("unknown handshake flags"));
         }
         self.client_flags = Some(flags);
         (4, Step::Again)
@@ -219,7 +221,7 @@ impl Negotiation {
             if code == option::EXPORT_NAME {
                 return Step::Refuse("a plain connection where TLS is required");
             }
-            refuse(output, code, reply::ERROR_TLS_REQUIRED, "begin TLS first");
+            refuse(output, code, reply::ERROR_TLS_REQUIRED, "TLS is required");
             return Step::Again;
         }
         match code {
@@ -235,7 +237,7 @@ impl Negotiation {
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(code, data, output, catalogue);
             }
-            _ => refuse(output, code, reply::ERROR_UNSUPPORTED, "the option is not known"),
+            _ => refuse(output, code, reply::ERROR_UNSUPPORTED, "the option is unknown"),
         }
         Step::Again
     }
@@ -247,7 +249,7 @@ impl Negotiation {
         catalogue: &C,
     ) -> Step<C::Export> {
         let Some(name) = string(data) else {
-            return Step::Refuse("an export name that is no name");
+            return Step::Refuse("an invalid export name");
         };
         let Some((export, description)) = catalogue.find(name) else {
             return Step::Refuse("no export of this name");
@@ -264,11 +266,11 @@ impl Negotiation {
     fn start_tls<E>(&self, data: &[u8], output: &mut Vec<u8>) -> Step<E> {
         let code = option::STARTTLS;
         if !data.is_empty() || self.secured {
-            refuse(output, code, reply::ERROR_INVALID, "TLS cannot begin here");
+            refuse(output, code, reply::ERROR_INVALID, "TLS cannot start here");
             return Step::Again;
         }
         if self.security == Security::Plain {
-            refuse(output, code, reply::ERROR_POLICY, "there is no TLS here");
+            refuse(output, code, reply::ERROR_POLICY, "TLS is not available");
             return Step::Again;
         }
         acknowledge(output, code);
@@ -282,8 +284,8 @@ impl Negotiation {
         output: &mut Vec<u8>,
         catalogue: &C,
     ) -> Step<C::Export> {
-        let Some((name, wanted)) = name_and_infos(data) else {
-            refuse(output, code, reply::ERROR_INVALID, "the option's lengths do not add up");
+        let Some((name, requested)) = name_and_infos(data) else {
+            refuse(output, code, reply::ERROR_INVALID, "the option's lengths are inconsistent");
             return Step::Again;
         };
         let Some((export, description)) = catalogue.find(name) else {
@@ -295,18 +297,18 @@ impl Negotiation {
         output.extend(description.capacity.to_be_bytes());
         output.extend(self.flags(&description).to_be_bytes());
         finish(output, begin);
-        // Sent whether asked for or not: who did not ask may ignore it.
+        // Sent even if the client has not requested it, because a client may ignore it.
         let begin = answer(output, code, reply::INFO);
         output.extend(info::BLOCK_SIZE.to_be_bytes());
         output.extend(description.block_minimum.to_be_bytes());
         output.extend(description.block_preferred.to_be_bytes());
         output.extend(description.block_maximum.to_be_bytes());
         finish(output, begin);
-        let wants = |kind: u16| wanted.chunks_exact(2).any(|pair| pair == kind.to_be_bytes());
+        let requests = |kind: u16| requested.chunks_exact(2).any(|pair| pair == kind.to_be_bytes());
         for (kind, text) in
             [(info::NAME, &description.name), (info::DESCRIPTION, &description.text)]
         {
-            if wants(kind) && !text.is_empty() {
+            if requests(kind) && !text.is_empty() {
                 let begin = answer(output, code, reply::INFO);
                 output.extend(kind.to_be_bytes());
                 output.extend(text.as_bytes());
@@ -320,7 +322,7 @@ impl Negotiation {
         Step::Transmit(self.agreement(export, name, &description))
     }
 
-    /// Structured replies and extended headers.
+    /// Agrees on structured replies or extended headers.
     fn widen(&mut self, code: u32, data: &[u8], output: &mut Vec<u8>) {
         let (mode, before) = if code == option::EXTENDED_HEADERS {
             (Mode::Extended, self.mode != Mode::Extended)
@@ -328,7 +330,7 @@ impl Negotiation {
             (Mode::Structured, self.mode == Mode::Simple)
         };
         if !data.is_empty() || !before {
-            refuse(output, code, reply::ERROR_INVALID, "agreed already, or data where none goes");
+            refuse(output, code, reply::ERROR_INVALID, "already agreed, or unexpected data");
             return;
         }
         self.mode = mode;
@@ -344,15 +346,15 @@ impl Negotiation {
     ) {
         let set = code == option::SET_META_CONTEXT;
         if set {
-            // Whatever was chosen before is void, even if this choice fails.
+            // The earlier choice is void, even if this one fails.
             self.context = None;
         }
         if self.mode == Mode::Simple {
-            refuse(output, code, reply::ERROR_INVALID, "structured replies come first");
+            refuse(output, code, reply::ERROR_INVALID, "structured replies must be agreed first");
             return;
         }
         let Some((name, queried, any)) = queries(data) else {
-            refuse(output, code, reply::ERROR_INVALID, "the option's lengths do not add up");
+            refuse(output, code, reply::ERROR_INVALID, "the option's lengths are inconsistent");
             return;
         };
         let Some((_, description)) = catalogue.find(name) else {
@@ -375,7 +377,7 @@ impl Negotiation {
     fn agreement<E>(&self, export: E, name: &str, description: &Description) -> Agreement<E> {
         debug_assert!(name.is_empty() || name == description.name);
         let base_allocation = self.context.as_ref().is_some_and(|chosen| {
-            // A choice holds for the export that it was made for.
+            // A choice holds only for its export.
             *chosen == description.name
         });
         Agreement { export, mode: self.mode, base_allocation }
@@ -397,7 +399,7 @@ fn string(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok()
 }
 
-/// A string behind its 32-bit length, and what follows it.
+/// Parses a string after its 32-bit length. Returns the string and the rest of the data.
 fn counted_string(data: &[u8]) -> Option<(&str, &[u8])> {
     let length = read_u32(data, 0)? as usize;
     let rest = data.get(4..)?;
@@ -412,16 +414,17 @@ fn name_and_infos(data: &[u8]) -> Option<(&str, &[u8])> {
     (infos.len() == count * 2).then_some((name, infos))
 }
 
-/// Which contexts the queries name.
+/// The contexts that the queries name.
 #[derive(Default)]
 struct Queried {
     /// `base:allocation`.
     exact: bool,
-    /// `base:`, which lists all of that namespace.
+    /// `base:`, which lists all contexts of that namespace.
     prefix: bool,
 }
 
-/// The data of the metadata context options: a name, a count, and that many counted strings.
+/// Parses the data of the metadata context options: a name, a count, and that many counted strings.
+/// Returns the name, the named contexts, and whether there is any query.
 fn queries(data: &[u8]) -> Option<(&str, Queried, bool)> {
     let (name, rest) = counted_string(data)?;
     let count = read_u32(rest, 0)?;
@@ -438,7 +441,7 @@ fn queries(data: &[u8]) -> Option<(&str, Queried, bool)> {
 
 fn list<C: Catalogue>(data: &[u8], output: &mut Vec<u8>, catalogue: &C) {
     if !data.is_empty() {
-        refuse(output, option::LIST, reply::ERROR_INVALID, "data where none goes");
+        refuse(output, option::LIST, reply::ERROR_INVALID, "unexpected data");
         return;
     }
     catalogue.each(&mut |name, text| {
@@ -451,7 +454,7 @@ fn list<C: Catalogue>(data: &[u8], output: &mut Vec<u8>, catalogue: &C) {
     acknowledge(output, option::LIST);
 }
 
-/// Begins an answer; [`finish`] puts in its length.
+/// Begins a reply; [`finish`] sets its length.
 fn answer(output: &mut Vec<u8>, code: u32, kind: u32) -> usize {
     output.extend(OPTION_REPLY_MAGIC.to_be_bytes());
     output.extend(code.to_be_bytes());

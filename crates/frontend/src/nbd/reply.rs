@@ -1,4 +1,4 @@
-//! Replies: their headers, and the queue of those that have yet to be sent.
+//! Replies: their headers, and the queue of replies to send.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,37 +11,37 @@ use super::wire::{
     chunk, state,
 };
 
-/// The most segments that one system call takes.
+/// The most segments in one system call.
 const SEGMENTS_MAX: usize = 1024;
-/// The longest header with what goes before the data, in bytes.
+/// The longest header, including the fields before the data, in bytes.
 const HEADER_LENGTH_MAX: usize = 72;
-/// Texts of errors are cut here, in bytes.
+/// The longest error text, in bytes. Longer texts are truncated.
 const TEXT_LENGTH_MAX: usize = 32;
 /// The most extents in one reply.
 const EXTENTS_MAX: usize = 64 << 10;
-/// The longest extent in a reply with narrow headers, in bytes: a multiple of every block size.
+/// The longest extent in a reply with 32-bit lengths, in bytes: a multiple of every block size.
 const NARROW_LENGTH_MAX: u32 = 0xffff_0000;
-/// Buffers for descriptions of extents that are kept for the next one.
+/// The most buffers for extents that are kept for reuse.
 const SPARE_MAX: usize = 4;
 
-/// What a reply answers.
+/// The properties of a request that its reply needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Answered {
     /// The request's cookie.
     pub cookie: u64,
     /// Where its range begins, in bytes.
     pub offset: u64,
-    /// Whether it is of the kind that structured replies are for: a read or a block status.
+    /// Whether the request is a read or a block status, which have structured replies.
     pub structured: bool,
 }
 
-/// A reply on its way.
+/// A queued reply.
 #[derive(Debug)]
 struct Reply {
     header: [u8; HEADER_LENGTH_MAX],
     header_length: usize,
     body: Body,
-    /// The bytes of the connection's budget that it gives back when it is gone.
+    /// The bytes of the connection's budget to give back when the reply has been sent.
     charged: u64,
 }
 
@@ -62,7 +62,7 @@ impl Reply {
         self.header_length += bytes.len();
     }
 
-    /// The header of a reply's only chunk, whose payload is `length` bytes.
+    /// Writes the header of a reply's only chunk, whose payload has `length` bytes.
     fn chunk(&mut self, mode: Mode, kind: u16, answered: &Answered, length: u64) {
         match mode {
             Mode::Simple | Mode::Structured => {
@@ -90,11 +90,11 @@ impl Reply {
     }
 }
 
-/// Replies in the order in which they leave.
+/// The queue of replies, in sending order.
 pub struct Replies {
     mode: Mode,
     queue: VecDeque<Reply>,
-    /// How much of the first reply has left, in bytes.
+    /// The number of bytes of the first reply that have been sent.
     sent: usize,
     segments: Vec<libc::iovec>,
     spare: Vec<Vec<u8>>,
@@ -112,17 +112,17 @@ impl Replies {
         }
     }
 
-    /// Whether all have left.
+    /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// The length of the reply that leaves next, in bytes.
+    /// The length of the next reply to send, in bytes.
     pub fn first_length(&self) -> u64 {
         self.queue.front().map_or(0, |reply| reply.length() as u64)
     }
 
-    /// Answers that a request without data has succeeded.
+    /// Queues a reply that a request without data has succeeded.
     pub fn success(&mut self, answered: &Answered, charged: u64) {
         let mut reply = Reply::new();
         reply.charged = charged;
@@ -136,7 +136,8 @@ impl Replies {
         self.queue.push_back(reply);
     }
 
-    /// Answers that a request has failed with `error` of the protocol; `text` is for people.
+    /// Queues a reply that a request has failed with the protocol's number `error`; `text` is for
+    /// people.
     pub fn failure(&mut self, answered: &Answered, error: u32, text: &str, charged: u64) {
         let mut reply = Reply::new();
         reply.charged = charged;
@@ -157,7 +158,7 @@ impl Replies {
         self.queue.push_back(reply);
     }
 
-    /// Answers a read with the request's own memory.
+    /// Queues the reply to a read, with the data in the request's own memory.
     pub fn data(&mut self, answered: &Answered, request: Box<Request>, charged: u64) {
         let mut reply = Reply::new();
         reply.charged = charged;
@@ -173,7 +174,7 @@ impl Replies {
         self.queue.push_back(reply);
     }
 
-    /// Answers a block status. Only the first extent with `one`.
+    /// Queues the reply to a block status; with `one`, the reply has only the first extent.
     pub fn extents(&mut self, answered: &Answered, extents: &[Extent], one: bool, charged: u64) {
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.clear();
@@ -190,7 +191,7 @@ impl Replies {
                 bytes.extend(u64::from(flags).to_be_bytes());
                 continue;
             }
-            // The rest of an extent that is too long for 32 bits is asked for anew.
+            // The client has to request the rest of an extent that is too long for 32 bits.
             let (narrow, cut) = match u32::try_from(length) {
                 Ok(length) => (length, false),
                 Err(_) => (NARROW_LENGTH_MAX, true),
@@ -212,11 +213,11 @@ impl Replies {
         self.queue.push_back(reply);
     }
 
-    /// Sends as much as there is room for, in as few system calls as possible. Gives the boxes of
-    /// what has left to `done`, and the budget with them. False when the channel is full.
+    /// Sends as many replies as there is room for, in as few system calls as possible. Calls `done`
+    /// with the request and the budget of each sent reply. Returns false when the channel is full.
     ///
     /// # Errors
-    /// When the peer is gone.
+    /// When the connection is broken.
     pub fn send(
         &mut self,
         channel: &mut Channel,
@@ -224,7 +225,7 @@ impl Replies {
     ) -> io::Result<bool> {
         while !self.queue.is_empty() {
             self.gather();
-            // SAFETY: the segments name the headers and bodies of replies that are in the queue.
+            // SAFETY: the segments point to headers and bodies of queued replies.
             let mut sent = match unsafe { channel.send(&mut self.segments) } {
                 Ok(count) => count,
                 Err(error) if is_blocked(&error) => return Ok(false),
@@ -261,7 +262,7 @@ impl Replies {
         Ok(true)
     }
 
-    /// Lists what is to be sent next.
+    /// Collects the segments to send next.
     fn gather(&mut self) {
         self.segments.clear();
         let mut skip = self.sent;
@@ -306,7 +307,7 @@ impl Reply {
     }
 }
 
-/// Adds a segment without its first `skip` bytes, and takes from `skip` what it left out.
+/// Adds a segment without its first `skip` bytes, and subtracts the omitted bytes from `skip`.
 fn push(segments: &mut Vec<libc::iovec>, skip: &mut usize, base: *const u8, length: usize) {
     let left_out = length.min(*skip);
     *skip -= left_out;
@@ -316,7 +317,7 @@ fn push(segments: &mut Vec<libc::iovec>, skip: &mut usize, base: *const u8, leng
     }
 }
 
-/// Lengths and flags of extents, neighbours of the same kind as one.
+/// The lengths and flags of extents; adjacent extents with equal flags are merged.
 fn merged(extents: &[Extent]) -> impl Iterator<Item = (u64, u32)> {
     let mut rest =
         extents.iter().map(|extent| (extent.length, flags(extent.allocation))).peekable();
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_and_long_extents_are_cut_for_narrow_headers() {
+    fn adjacent_extents_merge_and_long_ones_are_cut_for_32_bit_lengths() {
         let extents = [
             extent(0, 10, Allocation::Data),
             extent(10, 20, Allocation::Data),
@@ -366,7 +367,7 @@ mod tests {
         let mut narrow = Replies::new(Mode::Structured);
         narrow.extents(&answered, &extents, false, 0);
         let sent = bytes(&narrow);
-        // Header, context, and two extents: the second is cut and nothing follows it.
+        // Header, context, and two extents: the second is cut, and none follows it.
         assert_eq!(sent.len(), 20 + 4 + 2 * 8);
         assert_eq!(sent[24..28], 30_u32.to_be_bytes());
         assert_eq!(sent[32..36], 0xffff_0000_u32.to_be_bytes());

@@ -1,8 +1,9 @@
 //! The threads that serve an export's connections.
 //!
-//! Connections of one disk share threads, those of several disks do not: a disk whose storage hangs
-//! keeps the kernel's workers of a thread, and with them what other disks would ask of it. An export
-//! has as many threads as there are processors at the most, and none while no client is connected.
+//! Connections of one disk share threads; connections of different disks do not. A disk whose
+//! storage hangs occupies the kernel's workers of a thread, and so would block other disks on the
+//! thread. An export has at most as many threads as there are processors, and none while no client
+//! is connected.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use fathom_reactor::Reactor;
 
 use super::transmission::{SPIN_NS, Transmission};
 
-/// The entries of a thread's ring.
+/// The number of entries of a thread's `io_uring`.
 const RING_ENTRIES: u32 = 128;
 
 /// An export's threads.
@@ -28,16 +29,16 @@ struct Running {
 }
 
 impl Threads {
-    /// At most `most` threads, and one at least.
+    /// Creates a pool of at most `most` threads, and at least one.
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { running: Mutex::default(), most: most.max(1) })
     }
 
-    /// Has a thread serve the connection that `open` makes: a new one or, where there are as many
-    /// as there may be, the one that serves the fewest.
+    /// Serves the connection that `open` creates on a new thread or, if there are already as many
+    /// as allowed, on the one with the fewest connections.
     ///
     /// # Errors
-    /// When the host has no thread or no ring left, or what `open` says.
+    /// When the host has no thread or no `io_uring` left, or the error of `open`.
     pub(super) fn add(
         self: &Arc<Self>,
         name: &str,
@@ -68,14 +69,14 @@ impl Threads {
     }
 }
 
-/// A connection's place on a thread. The thread ends with the last of them.
+/// A connection's place on a thread. The thread ends when its last seat is dropped.
 pub(super) struct Seat {
     threads: Arc<Threads>,
     connections: Arc<AtomicUsize>,
 }
 
 impl Seat {
-    /// Whether the thread serves nobody else.
+    /// Whether the thread serves no other connection.
     pub(super) fn is_alone(&self) -> bool {
         self.connections.load(Ordering::Relaxed) == 1
     }

@@ -1,13 +1,13 @@
-//! The transmission phase: requests in, replies out, by a thread that serves one or more
+//! The transmission phase: requests in, replies out, on a thread that serves one or more
 //! connections of a disk.
 //!
-//! Each round takes what the socket has, submits every complete request, and sends every reply
-//! that is ready in one system call. Replies leave in the order of completion. What a client may
-//! have in flight is bounded in number and bytes (see `budget`); beyond the bound its socket is not
-//! read, so it waits as it would for a slow disk.
+//! Each round receives the available bytes of the socket, submits every complete request, and sends
+//! every ready reply in one system call. Replies are sent in the order of completion. The requests
+//! that a client may have in flight are bounded in number and bytes (see `budget`). At the limit
+//! its socket is not read, so the client waits as it would for a slow disk.
 //!
-//! A thread that serves one connection reads its socket again and again while there is work; one
-//! that serves several has the kernel watch those sockets that had no more to give.
+//! A thread that serves one connection reads its socket repeatedly while there is work. A thread
+//! that serves several has the kernel watch the sockets that had no more bytes.
 
 mod intake;
 mod outcome;
@@ -29,51 +29,51 @@ use super::reply::{Answered, Replies};
 use super::threads::Seat;
 use super::wire::{Mode, RequestHeader, command};
 
-/// The memory that small requests are received into, in bytes.
+/// The length of the buffer that small requests are received into, in bytes.
 const INPUT_LENGTH: usize = 128 << 10;
-/// How long a connection that is being closed waits for a client that takes no replies.
+/// How long a connection that is being closed waits for a client that reads no replies.
 const LINGER_NS: u64 = 5_000_000_000;
-/// How long a closed connection waits for the client to hang up, so that its last replies are not
-/// lost to a reset.
+/// How long a closed connection waits for the client to disconnect, so that a reset does not
+/// destroy its last replies.
 const HANG_UP_NS: u64 = 1_000_000_000;
 
-/// How long a client may keep memory that others wait for while it takes nothing of a reply, or
-/// sends nothing of a payload that it has announced.
+/// How long a client may keep memory that others wait for while it reads nothing of a reply, or
+/// sends nothing of an announced payload.
 const WITHHOLDING_NS: u64 = 4_000_000_000;
-/// How much longer for each MiB of the reply or payload: at 8 MiB a second it is in time.
+/// The additional time for each MiB of the reply or payload: a client is in time at 8 MiB a second.
 const WITHHOLDING_NS_PER_MIB: u64 = 125_000_000;
-/// How often it is looked whether others have begun to wait.
-const WITHHOLDING_LOOK_NS: u64 = 1_000_000_000;
+/// The interval between checks whether other clients wait.
+const WITHHOLDING_CHECK_NS: u64 = 1_000_000_000;
 
-/// The longest look for work before sleeping, in nanoseconds: a round trip or two of a client on the
-/// same host.
+/// The longest time that a thread polls for work before it sleeps, in nanoseconds: one or two round
+/// trips of a client on the same host.
 pub(super) const SPIN_NS: u64 = 30_000;
-/// A thread that looks for work reads its client's socket in one of so many looks.
-const LOOKS: u32 = 16;
+/// The number of polls for work for each read of the client's socket.
+const POLLS_PER_READ: u32 = 16;
 
 const SOCKET_READABLE: u64 = 1;
 const SOCKET_WRITABLE: u64 = 2;
 const WOKEN: u64 = 3;
 
-/// How a connection came to its end.
+/// How a connection ended.
 #[derive(Debug)]
 pub enum Ending {
-    /// The client left, or was asked to.
+    /// The client disconnected, or the connection was stopped.
     Orderly,
-    /// The client vanished, or the socket failed.
+    /// The connection broke, or the socket failed.
     Lost(io::Error),
-    /// The client broke the protocol.
+    /// The client violated the protocol.
     Violation(&'static str),
-    /// The thread itself cannot go on: no ring, no queue.
+    /// The thread has failed: there is no ring or no queue.
     Unable(io::Error),
 }
 
-/// What is remembered of a request in flight.
+/// The state of a request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     header: RequestHeader,
     charged: u64,
-    /// The request itself is done, and its flush is under way.
+    /// Whether the request itself has completed and its flush is in flight.
     flushing: bool,
 }
 
@@ -84,7 +84,7 @@ struct Partial {
     filled: usize,
 }
 
-/// A payload that is dropped before its request is refused.
+/// A refused request whose payload has yet to be dropped.
 struct Refused {
     left: u64,
     header: RequestHeader,
@@ -92,17 +92,17 @@ struct Refused {
     text: &'static str,
 }
 
-/// How far a connection is.
+/// The phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Requests are read.
     Open,
-    /// No more requests are read; what is in flight is answered.
+    /// No more requests are read; those in flight are completed and answered.
     Closing { since_ns: u64 },
-    /// Everything is answered; the client is given time to hang up.
+    /// Everything is answered; the client has time to disconnect.
     Parting { since_ns: u64 },
-    /// Nobody is there to be answered; what is in flight is waited for.
-    Gone,
+    /// The connection is lost; requests in flight are completed without replies.
+    Lost,
 }
 
 /// One connection in its transmission phase.
@@ -126,45 +126,45 @@ pub struct Transmission {
     in_flight: usize,
     in_flight_bytes: u64,
     budget: Arc<Budget>,
-    /// What of the bytes in flight was taken from the budget.
+    /// The part of the bytes in flight that was taken from the budget.
     borrowed: u64,
-    /// The budget was spent when the next request wanted to begin.
-    hungry: bool,
-    /// Since when the same reply or payload is under way on the socket.
-    moved_ns: u64,
-    /// The last attempt to send left something.
+    /// Whether the next request waits for memory of the budget.
+    awaits_budget: bool,
+    /// Since when the socket has been transferring the current reply or payload, in nanoseconds.
+    progress_ns: u64,
+    /// Whether the last attempt to send was incomplete.
     blocked_before: bool,
     answered: u64,
     bytes_read: u64,
     bytes_written: u64,
     phase: Phase,
-    /// The layers of the disk change; requests wait for it.
+    /// Whether the layers of the disk are changing, so that requests wait.
     closing: bool,
-    /// The client asked to leave, so nothing of it can still be on its way.
-    bidden: bool,
+    /// Whether the client has sent a disconnect request, so that no more bytes of it can arrive.
+    disconnect_received: bool,
     readable_watched: bool,
     writable_watched: bool,
     blocked: bool,
-    /// The input may hold a request that can be begun now.
+    /// Whether the input may hold a request that can be begun now.
     unparsed: bool,
-    /// The socket had no more to give when it was last read: it is read again once it is watched
-    /// or looked at.
+    /// Whether the last read of the socket received all available bytes: the socket is read again
+    /// once it is watched or polled.
     drained: bool,
-    /// Requests were taken in this round.
+    /// Whether requests were taken in this round.
     took: bool,
-    looks: u32,
+    polls: u32,
     ended: bool,
-    // Behind the stack: the disk is let go of before others learn that the connection is gone.
+    // After the stack: the disk is released before the export and the listener see the end.
     presence: Presence,
     seat: Seat,
 }
 
 impl Transmission {
-    /// Opens the export's disk on the thread of `seat`. `left_over` is what arrived behind the
-    /// handshake.
+    /// Opens the export's disk on the thread of `seat`. `left_over` is the input that arrived after
+    /// the handshake.
     ///
     /// # Errors
-    /// When there is no queue to be had.
+    /// When the disk cannot be opened.
     pub(super) fn new(
         channel: Channel,
         agreement: &Agreement<Arc<Export>>,
@@ -203,33 +203,33 @@ impl Transmission {
             in_flight_bytes: 0,
             budget,
             borrowed: 0,
-            hungry: false,
-            moved_ns: 0,
+            awaits_budget: false,
+            progress_ns: 0,
             blocked_before: false,
             answered: 0,
             bytes_read: 0,
             bytes_written: 0,
             phase: Phase::Open,
             closing: false,
-            bidden: false,
+            disconnect_received: false,
             readable_watched: false,
             writable_watched: false,
             blocked: false,
             unparsed: true,
             drained: false,
             took: false,
-            looks: 0,
+            polls: 0,
             ended: false,
             presence,
             seat,
         })
     }
 
-    /// Whether nothing is left to be done.
-    fn is_over(&self) -> bool {
+    /// Whether the connection has no more work.
+    fn is_finished(&self) -> bool {
         match self.phase {
             Phase::Open | Phase::Parting { .. } => false,
-            Phase::Gone => self.stack.in_flight() == 0,
+            Phase::Lost => self.stack.in_flight() == 0,
             Phase::Closing { since_ns } => {
                 let unanswered = self.stack.in_flight() > 0
                     || !self.replies.is_empty()
@@ -246,7 +246,7 @@ impl Transmission {
         if self.phase == Phase::Open {
             self.phase = Phase::Closing { since_ns: self.stack.now_ns() };
         }
-        // A request that has not arrived in full was never begun.
+        // An incomplete write was never submitted.
         if let Some(Partial { slot, request, .. }) = self.partial.take() {
             self.stack.recycle(request);
             self.release(slot);
@@ -256,10 +256,10 @@ impl Transmission {
 
     fn lose(&mut self, ending: Ending) {
         self.close(ending);
-        self.phase = Phase::Gone;
+        self.phase = Phase::Lost;
     }
 
-    /// Gives back what was taken from the budget and is not needed any more.
+    /// Gives back the memory of the budget that is no longer needed.
     fn repay(&mut self) {
         let needed = self.in_flight_bytes.saturating_sub(ALLOWANCE);
         if self.borrowed > needed {
@@ -268,10 +268,11 @@ impl Transmission {
         }
     }
 
-    /// Until when a client that holds memory of the budget may keep a reply or a payload under way,
-    /// by the stack's clock. `None` where it holds none, or is not what is waited for.
+    /// The time by which a client that holds memory of the budget must complete the current reply
+    /// or payload, in nanoseconds of the stack's clock. `None` if it holds none, or if
+    /// the server does not wait for it.
     fn withholding_limit_ns(&self) -> Option<u64> {
-        if self.borrowed == 0 || self.phase == Phase::Gone {
+        if self.borrowed == 0 || self.phase == Phase::Lost {
             return None;
         }
         let length = match &self.partial {
@@ -280,22 +281,23 @@ impl Transmission {
             None => return None,
         };
         let time_ns = WITHHOLDING_NS + length.saturating_mul(WITHHOLDING_NS_PER_MIB) / (1 << 20);
-        Some(self.moved_ns.saturating_add(time_ns))
+        Some(self.progress_ns.saturating_add(time_ns))
     }
 
-    /// Says good-bye. The client is given a little time to have heard it.
+    /// Shuts the channel down, and leaves the client some time to disconnect.
     fn part(&mut self) {
-        if self.phase == Phase::Gone {
+        if self.phase == Phase::Lost {
             self.ended = true;
             return;
         }
         self.channel.shut();
-        self.ended = self.bidden;
+        self.ended = self.disconnect_received;
         self.phase = Phase::Parting { since_ns: self.stack.now_ns() };
         self.drained = false;
     }
 
-    /// Drops what the client still sends, until it hangs up. Returns whether there was something.
+    /// Drops the bytes that the client still sends, until it disconnects. Returns whether there
+    /// were any.
     fn discard(&mut self, since_ns: u64) -> bool {
         self.ended |= self.stack.now_ns().saturating_sub(since_ns) > HANG_UP_NS;
         if self.ended || self.drained || self.readable_watched {
@@ -309,10 +311,10 @@ impl Transmission {
         false
     }
 
-    /// Has the kernel watch the socket for what the connection waits for.
+    /// Has the kernel watch the socket for the events that the connection waits for.
     fn watch(&mut self, reactor: &mut Reactor) {
         let parting = matches!(self.phase, Phase::Parting { .. });
-        let readable = (parting || self.wants_input()) && !self.readable_watched;
+        let readable = (parting || self.accepts_input()) && !self.readable_watched;
         let writable = self.blocked
             && matches!(self.phase, Phase::Open | Phase::Closing { .. })
             && !self.writable_watched;
@@ -333,16 +335,15 @@ impl Transmission {
         }
     }
 
-    /// Goes on with what has arrived once the layers of the disk have changed. Returns whether that
-    /// is so.
+    /// Resumes parsing once the layers of the disk have changed. Returns whether that is so.
     fn change_layers(&mut self) -> bool {
         let was_closing = std::mem::replace(&mut self.closing, self.stack.is_closing());
-        let goes_on = was_closing && !self.closing;
-        self.unparsed |= goes_on;
-        goes_on
+        let resumes = was_closing && !self.closing;
+        self.unparsed |= resumes;
+        resumes
     }
 
-    /// Shows others what was done.
+    /// Publishes the counters for other threads.
     fn publish(&self) {
         self.control.requests.store(self.answered, Ordering::Relaxed);
         self.control.bytes_read.store(self.bytes_read, Ordering::Relaxed);
@@ -380,7 +381,7 @@ impl Source for Transmission {
     fn give(&mut self, reactor: &mut Reactor) -> bool {
         let mut busy = self.reap(reactor);
         if busy {
-            // There may be flushes behind writes.
+            // Completed writes may have queued flushes.
             if let Err(error) = self.stack.settle(reactor) {
                 self.fail(&error);
             }
@@ -397,13 +398,13 @@ impl Source for Transmission {
                 self.watch(reactor);
             }
         } else if self.stack.in_flight() > 0 && (busy || took) {
-            // While the disk works, its completions must not keep new requests waiting.
+            // While the disk works, new requests must not wait for its completions.
             self.drained = false;
         }
         if !busy {
             busy = self.change_layers();
         }
-        if !busy && self.is_over() {
+        if !busy && self.is_finished() {
             self.part();
             busy = true;
         }
@@ -428,30 +429,30 @@ impl Source for Transmission {
                 if self.control.is_stopping() && self.phase == Phase::Open {
                     self.close(Ending::Orderly);
                 }
-                // There may be memory now.
-                self.unparsed |= std::mem::take(&mut self.hungry);
+                // Memory may be available now.
+                self.unparsed |= std::mem::take(&mut self.awaits_budget);
             }
             _ => {}
         }
     }
 
     fn is_ready(&mut self, reactor: &mut Reactor) -> bool {
-        self.looks = self.looks.wrapping_add(1);
-        self.looks % LOOKS == 0 && self.seat.is_alone() && self.receive(reactor)
+        self.polls = self.polls.wrapping_add(1);
+        self.polls % POLLS_PER_READ == 0 && self.seat.is_alone() && self.receive(reactor)
     }
 
     fn rest(&mut self, now_ns: u64, reactor: &mut Reactor) -> u64 {
         let mut deadline_ns = match self.phase {
-            Phase::Open | Phase::Gone => u64::MAX,
+            Phase::Open | Phase::Lost => u64::MAX,
             Phase::Closing { since_ns } => since_ns + LINGER_NS + 1,
             Phase::Parting { since_ns } => since_ns + HANG_UP_NS + 1,
         };
         if let Some(limit_ns) = self.withholding_limit_ns() {
-            if limit_ns <= now_ns && self.budget.is_wanted() {
-                self.lose(Ending::Violation("it held memory that others waited for"));
+            if limit_ns <= now_ns && self.budget.has_waiters() {
+                self.lose(Ending::Violation("it held memory that other clients waited for"));
                 return now_ns;
             }
-            deadline_ns = deadline_ns.min(limit_ns.max(now_ns + WITHHOLDING_LOOK_NS));
+            deadline_ns = deadline_ns.min(limit_ns.max(now_ns + WITHHOLDING_CHECK_NS));
         }
         if !self.seat.is_alone() {
             self.watch(reactor);
@@ -487,7 +488,7 @@ impl Drop for Transmission {
     }
 }
 
-/// The bytes that a request takes of the connection's budget.
+/// The number of bytes of the connection's budget that a request takes.
 fn charge(header: &RequestHeader) -> u64 {
     match header.command {
         command::READ | command::WRITE | command::CACHE => header.length.min(REQUEST_LENGTH_MAX),

@@ -1,22 +1,22 @@
-//! The numbers of the NBD protocol, and the shapes of its requests and replies.
+//! The constants of the NBD protocol, and the layout of its requests.
 //!
 //! All integers on the wire are big-endian.
 
-/// What a server says first: `NBDMAGIC`.
+/// The magic number of a server's first message: `NBDMAGIC`.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// What marks the newstyle handshake and every option: `IHAVEOPT`.
+/// The magic number of the newstyle handshake and of every option: `IHAVEOPT`.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// What marks a reply to an option.
+/// The magic number of a reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// What marks a request with a 32-bit length.
+/// The magic number of a request with a 32-bit length.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// What marks a request with a 64-bit length.
+/// The magic number of a request with a 64-bit length.
 pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
-/// What marks a simple reply.
+/// The magic number of a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// What marks a chunk of a structured reply.
+/// The magic number of a chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
-/// What marks a chunk of a reply with extended headers.
+/// The magic number of a chunk of a reply with extended headers.
 pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// The longest string of the protocol, in bytes.
@@ -28,7 +28,7 @@ pub const EXTENDED_REQUEST_LENGTH: usize = 32;
 
 /// Flags of the handshake, the same bits in both directions.
 pub mod handshake {
-    /// Options are answered one by one.
+    /// Each option has a reply.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
     /// No 124 zeroes after `OPTION_EXPORT_NAME`.
     pub const NO_ZEROES: u16 = 1 << 1;
@@ -36,17 +36,17 @@ pub mod handshake {
 
 /// Options of the handshake.
 pub mod option {
-    /// Choose an export and begin; has no way to answer with an error.
+    /// Choose an export and begin transmission; has no error reply.
     pub const EXPORT_NAME: u32 = 1;
-    /// Go away in good order.
+    /// End the negotiation.
     pub const ABORT: u32 = 2;
     /// List the exports.
     pub const LIST: u32 = 3;
-    /// Begin TLS.
+    /// Start TLS.
     pub const STARTTLS: u32 = 5;
     /// Describe an export.
     pub const INFO: u32 = 6;
-    /// Describe an export and begin.
+    /// Describe an export and begin transmission.
     pub const GO: u32 = 7;
     /// Use structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
@@ -60,7 +60,7 @@ pub mod option {
 
 /// Types of replies to options.
 pub mod reply {
-    /// Done.
+    /// The option has succeeded.
     pub const ACK: u32 = 1;
     /// An export's name and description.
     pub const SERVER: u32 = 2;
@@ -68,13 +68,13 @@ pub mod reply {
     pub const INFO: u32 = 3;
     /// A metadata context.
     pub const META_CONTEXT: u32 = 4;
-    /// The option is not known.
+    /// The option is unknown.
     pub const ERROR_UNSUPPORTED: u32 = 1 << 31 | 1;
-    /// The option is not allowed here.
+    /// The option is not allowed by policy.
     pub const ERROR_POLICY: u32 = 1 << 31 | 2;
-    /// The option contradicts itself or what went before.
+    /// The option is invalid, or inconsistent with earlier options.
     pub const ERROR_INVALID: u32 = 1 << 31 | 3;
-    /// TLS must come first.
+    /// TLS is required first.
     pub const ERROR_TLS_REQUIRED: u32 = 1 << 31 | 5;
     /// There is no such export.
     pub const ERROR_UNKNOWN: u32 = 1 << 31 | 6;
@@ -88,35 +88,35 @@ pub mod info {
     pub const EXPORT: u16 = 0;
     /// The export's canonical name.
     pub const NAME: u16 = 1;
-    /// A text for people.
+    /// A description for people.
     pub const DESCRIPTION: u16 = 2;
-    /// The smallest, the best and the largest size of a request.
+    /// The smallest, the preferred and the largest size of a request.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// What an export can do.
+/// Capabilities of an export.
 pub mod transmission {
-    /// The flags mean something.
+    /// The flags are valid.
     pub const HAS_FLAGS: u16 = 1 << 0;
     /// Writes are refused.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// Flush is understood.
+    /// Flush is supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// Force unit access is understood.
+    /// Force unit access is supported.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// Seeks cost time.
+    /// The disk is rotational.
     pub const ROTATIONAL: u16 = 1 << 4;
-    /// Trim is understood.
+    /// Trim is supported.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// Write-zeroes is understood.
+    /// Write-zeroes is supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// Don't-fragment is understood.
+    /// Don't-fragment is supported.
     pub const SEND_DF: u16 = 1 << 7;
-    /// What one connection wrote and flushed, all see.
+    /// After a flush on one connection, all connections see its completed writes.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// Cache is understood.
+    /// Cache is supported.
     pub const SEND_CACHE: u16 = 1 << 10;
-    /// Fast-zero is understood.
+    /// Fast-zero is supported.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
@@ -126,33 +126,33 @@ pub mod command {
     pub const READ: u16 = 0;
     /// Write a range.
     pub const WRITE: u16 = 1;
-    /// Go away in good order.
+    /// End the connection.
     pub const DISCONNECT: u16 = 2;
     /// Make completed writes durable.
     pub const FLUSH: u16 = 3;
-    /// A range is of no use any more.
+    /// Discard a range.
     pub const TRIM: u16 = 4;
-    /// A range will be read soon.
+    /// Announce that a range will be read soon.
     pub const CACHE: u16 = 5;
-    /// A range shall read as zeroes.
+    /// Write zeroes to a range.
     pub const WRITE_ZEROES: u16 = 6;
-    /// Describe a range.
+    /// Describe the allocation of a range.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
 /// Flags of a command.
 pub mod flag {
-    /// Durable before the reply.
+    /// The data is durable before the reply.
     pub const FUA: u16 = 1 << 0;
     /// Write-zeroes must leave the range allocated.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// A read's data in one chunk.
+    /// A read's data is in one chunk.
     pub const DF: u16 = 1 << 2;
-    /// Block status of the first extent only.
+    /// Block status describes only the first extent.
     pub const REQUEST_ONE: u16 = 1 << 3;
     /// Write-zeroes must be fast or fail.
     pub const FAST_ZERO: u16 = 1 << 4;
-    /// The length is that of a payload which follows (extended headers only).
+    /// The length is that of a payload after the header (extended headers only).
     pub const PAYLOAD_LENGTH: u16 = 1 << 5;
 }
 
@@ -160,7 +160,7 @@ pub mod flag {
 pub mod chunk {
     /// The flag of a reply's last chunk.
     pub const DONE: u16 = 1 << 0;
-    /// Nothing more to say.
+    /// No payload.
     pub const NONE: u16 = 0;
     /// An offset and data.
     pub const OFFSET_DATA: u16 = 1;
@@ -168,15 +168,15 @@ pub mod chunk {
     pub const BLOCK_STATUS: u16 = 5;
     /// Extents with 64-bit lengths.
     pub const BLOCK_STATUS_EXTENDED: u16 = 6;
-    /// An error and a text.
+    /// An error number and a text.
     pub const ERROR: u16 = 1 << 15 | 1;
 }
 
 /// States of an extent in the context `base:allocation`.
 pub mod state {
-    /// There is no room beneath.
+    /// The range is not allocated.
     pub const HOLE: u32 = 1 << 0;
-    /// It reads as zeroes.
+    /// The range reads as zeroes.
     pub const ZERO: u32 = 1 << 1;
 }
 
@@ -186,22 +186,22 @@ pub mod error {
     pub const PERMISSION: u32 = 1;
     /// Input or output failed.
     pub const IO: u32 = 5;
-    /// The request makes no sense here.
+    /// The request is invalid.
     pub const INVALID: u32 = 22;
-    /// No space left, or a write behind the end.
+    /// No space left, or a write past the end.
     pub const NO_SPACE: u32 = 28;
-    /// Not supported: no fast way to write zeroes.
+    /// Not supported: there is no fast way to write zeroes.
     pub const NOT_SUPPORTED: u32 = 95;
     /// The server is shutting down.
     pub const SHUTDOWN: u32 = 108;
 }
 
-/// The metadata context that says what is allocated.
+/// The metadata context for allocation.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// The number under which [`BASE_ALLOCATION`] is known on a connection.
+/// The number of [`BASE_ALLOCATION`] on a connection.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
-/// How requests and replies look on a connection.
+/// The form of requests and replies on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Simple replies only.
@@ -239,17 +239,17 @@ pub struct RequestHeader {
     pub flags: u16,
     /// See [`command`].
     pub command: u16,
-    /// What the client recognises the reply by.
+    /// The client's identifier of the request, which the reply repeats.
     pub cookie: u64,
-    /// Where the range begins, in bytes.
+    /// The offset of the range, in bytes.
     pub offset: u64,
-    /// How long the range (or the payload) is, in bytes.
+    /// The length of the range or of the payload, in bytes.
     pub length: u64,
 }
 
 impl RequestHeader {
-    /// Reads a header. `bytes` are [`Mode::request_length`] at least; `None` when the magic is
-    /// wrong.
+    /// Parses a header. `bytes` has at least [`Mode::request_length`] bytes. Returns `None` if the
+    /// magic number is wrong.
     #[inline]
     pub fn parse(bytes: &[u8], mode: Mode) -> Option<Self> {
         let (magic, length) = match mode {
@@ -269,19 +269,19 @@ impl RequestHeader {
     }
 }
 
-/// The big-endian 16-bit number at `at`, or `None` behind the end.
+/// The big-endian 16-bit number at `at`; `None` past the end.
 #[inline]
 pub fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// The big-endian 32-bit number at `at`, or `None` behind the end.
+/// The big-endian 32-bit number at `at`; `None` past the end.
 #[inline]
 pub fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// The big-endian 64-bit number at `at`, or `None` behind the end.
+/// The big-endian 64-bit number at `at`; `None` past the end.
 #[inline]
 pub fn read_u64(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_of_both_widths_are_read_and_wrong_magic_is_refused() {
+    fn headers_of_both_widths_are_parsed_and_a_wrong_magic_number_is_refused() {
         let mut bytes = Vec::new();
         bytes.extend(REQUEST_MAGIC.to_be_bytes());
         bytes.extend(flag::FUA.to_be_bytes());

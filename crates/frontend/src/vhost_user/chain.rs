@@ -1,14 +1,14 @@
 //! Descriptor chains: from a head descriptor to the list of its memory.
 //!
-//! Everything here is read from the guest once. A chain that loops, leaves its table, nests an
-//! indirect table or puts memory to be read behind memory to be written is refused by name.
+//! Every field here is read from the guest once. A chain is refused by name if it loops, leaves its
+//! table, nests an indirect table, or has readable memory after writable memory.
 
 use fathom_block::GuestAddress;
 
 use super::memory::Memory;
 use super::ring::Ring;
 
-/// The most descriptors of one request, whatever the ring's size: what QEMU allows.
+/// The most descriptors of one request, independent of the ring's size: QEMU's limit.
 pub(super) const CHAIN_LENGTH_MAX: usize = 1024;
 
 const NEXT: u16 = 1;
@@ -35,7 +35,7 @@ pub(super) struct Piece {
 /// Why a chain is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChainError {
-    /// It is longer than any table allows: it loops.
+    /// It has more descriptors than its table, so it loops.
     Loop,
     /// A link leads out of the table.
     Link,
@@ -43,7 +43,7 @@ pub(super) enum ChainError {
     Nested,
     /// An indirect table that is empty, odd in length, too long, or outside the guest's memory.
     Indirect,
-    /// Memory to be read behind memory to be written.
+    /// Readable memory after writable memory.
     Order,
 }
 
@@ -53,14 +53,14 @@ impl ChainError {
             Self::Loop => "a descriptor chain that loops",
             Self::Link => "a descriptor link that leads out of its table",
             Self::Nested => "a nested indirect table",
-            Self::Indirect => "an indirect table that is not one",
-            Self::Order => "readable memory behind writable memory",
+            Self::Indirect => "an invalid indirect table",
+            Self::Order => "readable memory after writable memory",
         }
     }
 }
 
-/// The memory of one request: what the guest gives to be read, then what it gives to be written.
-/// Kept and used again, so that a warm queue allocates nothing.
+/// The memory of one request: first the pieces that the device reads, then those that it writes.
+/// Reused for every request, so that a warm queue allocates nothing.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     pub readable: Vec<Piece>,
@@ -150,7 +150,7 @@ impl Chain {
     }
 }
 
-/// The `N` bytes of a 16-byte structure of the wire that begin at `at`.
+/// The `N` bytes of a 16-byte wire structure that begin at `at`.
 pub(super) fn field<const N: usize>(bytes: &[u8; 16], at: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[at..at + N]);

@@ -16,7 +16,7 @@ use super::request::SEGMENTS_MAX;
 const CONFIG_LENGTH: usize = 96;
 /// The most sectors that one segment of a discard or write-zeroes request may have: 2 GiB.
 const SECTORS_MAX: u32 = (2 << 30) / SECTOR_SIZE as u32;
-/// The most data segments of one request: what a chain holds, without header and status.
+/// The most data segments of one request: a chain without its header and status.
 const SEGMENTS_PER_REQUEST: u32 = 254;
 
 /// The bit of `VHOST_F_LOG_ALL`.
@@ -27,7 +27,7 @@ pub(super) fn has(features: u64, bit: u32) -> bool {
     features & (1 << bit) != 0
 }
 
-/// What the device offers for `disk`.
+/// The features that the device offers for `disk`.
 pub(super) fn features(disk: &Disk) -> u64 {
     let capabilities = disk.capabilities();
     let bits = [
@@ -50,7 +50,7 @@ pub(super) fn features(disk: &Disk) -> u64 {
         })
 }
 
-/// What the connection offers beside.
+/// The protocol features of the connection.
 pub(super) fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::LOG_SHMFD

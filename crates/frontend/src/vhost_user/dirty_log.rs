@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use fathom_block::{GuestAddress, Mapping, MemoryOwner};
 
-/// What one bit stands for, in bytes (`VHOST_LOG_PAGE`).
+/// The number of bytes that one bit stands for (`VHOST_LOG_PAGE`).
 const PAGE: u64 = 4096;
-/// The longest log, in bytes: one for all that a process can address.
+/// The longest log, in bytes: long enough for a process's whole address space.
 const LENGTH_MAX: u64 = (1 << 47) / PAGE / 8;
 
 /// The log, shared with the front end, which clears bits as it sends pages.
@@ -30,7 +30,7 @@ impl DirtyLog {
         Ok(Self { bits: Mapping::new(file, offset, length, owner)? })
     }
 
-    /// Marks the pages of a range. What lies behind the log's end is not the front end's concern.
+    /// Marks the pages of a range. Pages past the log's end are ignored.
     pub(super) fn mark(&self, GuestAddress(address): GuestAddress, length: u64) {
         if length == 0 {
             return;

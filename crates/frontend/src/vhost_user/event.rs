@@ -1,8 +1,8 @@
-//! Event descriptors that a VMM hands over: kicks that it sends, interrupts that it gets.
+//! Event descriptors from a VMM: for the kicks that it sends, and for the interrupts that it gets.
 //!
 //! The VMM holds the same open file: it can fill or empty the counter and change the flags at any
-//! moment. So nothing here relies on what an earlier look has shown for longer than it must, and
-//! whatever might wait all the same can be [interrupted](interrupt).
+//! time. So the code here relies on a checked state no longer than necessary, and a call that might
+//! still block can be [interrupted](interrupt).
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -16,45 +16,46 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-/// Ends a system call of a thread that waits. The default action of this signal is none.
+/// Interrupts a blocked system call of a thread. The default action of this signal is to ignore it.
 const WAKE_SIGNAL: libc::c_int = libc::SIGURG;
 
-/// Refuses what is no event descriptor: a write to a pipe, a socket or a file may wait for its
-/// other side, and some are readable for ever.
+/// Refuses a file that is not an event descriptor: a write to a pipe, a socket or a file may wait
+/// for its other side, and some files are always readable.
 pub(super) fn check(file: &File, what: &str) -> io::Result<()> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     if link.as_os_str() == "anon_inode:[eventfd]" {
         return Ok(());
     }
-    let text = format!("the {what} descriptor is no event descriptor (eventfd)");
+    let text = format!("the {what} descriptor is not an event descriptor (eventfd)");
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
-/// Sets the counter of a kick descriptor back, without waiting.
+/// Resets the counter of a kick descriptor, without waiting.
 pub(super) fn take(kick: &File) {
     let mut count = [0_u8; 8];
-    // The offset stands for the descriptor's position. Whether the counter was 0 is of no interest.
+    // The offset stands for the descriptor's position. The old value of the counter does not
+    // matter.
     let parts = &mut [IoSliceMut::new(&mut count)];
     let _ = preadv2(kick, parts, u64::MAX, ReadWriteFlags::NOWAIT);
 }
 
-/// Where a ring's interrupts go.
+/// The descriptor that receives a ring's interrupts.
 pub(super) struct Call {
     file: File,
-    /// Whether the VMM has said that writes are not to wait. A VMM that waits for interrupts by
-    /// reading has not, and its flags are not ours to change.
+    /// Whether the VMM has set the descriptor to non-blocking. A VMM that waits for interrupts by
+    /// reading has not, and the daemon must not change its flags.
     nonblocking: bool,
 }
 
 impl Call {
-    /// Interrupts by way of `file`.
+    /// Sends interrupts through `file`.
     pub(super) fn new(file: File) -> io::Result<Self> {
         check(&file, "call")?;
         let nonblocking = fcntl_getfl(&file)?.contains(OFlags::NONBLOCK);
         Ok(Self { file, nonblocking })
     }
 
-    /// A second handle for the same.
+    /// A second handle for the same descriptor.
     pub(super) fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { file: self.file.try_clone()?, nonblocking: self.nonblocking })
     }
@@ -69,7 +70,8 @@ impl Call {
         let result = rustix::io::write(&self.file, &count);
         writing.store(false, Ordering::Relaxed);
         if result == Err(Errno::INTR) {
-            // It has waited: the VMM has filled the counter meanwhile, or changed the flags.
+            // The write has blocked: the VMM has filled the counter meanwhile, or changed the
+            // flags.
             self.nonblocking = false;
         }
     }
@@ -87,7 +89,8 @@ extern "C" fn do_nothing(_signal: libc::c_int) {}
 pub(super) fn allow_interrupts() {
     static ALLOWED: Once = Once::new();
     ALLOWED.call_once(|| {
-        // SAFETY: the handler does nothing. Without SA_RESTART a system call that waits ends.
+        // SAFETY: the handler does nothing. Without SA_RESTART the signal interrupts a blocked
+        // system call.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             let handler: extern "C" fn(libc::c_int) = do_nothing;
@@ -97,9 +100,9 @@ pub(super) fn allow_interrupts() {
     });
 }
 
-/// Ends the system call in which `thread` waits, if it does.
+/// Interrupts the system call in which `thread` is blocked, if there is one.
 pub(super) fn interrupt(thread: &JoinHandle<()>) {
-    // SAFETY: the thread has not been joined, so that its handle stands for it.
+    // SAFETY: the thread has not been joined, so its handle is valid.
     unsafe { libc::pthread_kill(thread.as_pthread_t(), WAKE_SIGNAL) };
 }
 
@@ -122,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_descriptor_is_refused() {
+    fn other_files_than_event_descriptors_are_refused() {
         assert!(Call::new(event(EventfdFlags::empty())).is_ok());
         let (socket, _other) = UnixStream::pair().unwrap();
         assert!(Call::new(File::from(OwnedFd::from(socket))).is_err());
@@ -147,7 +150,7 @@ mod tests {
         allow_interrupts();
         let file = event(EventfdFlags::empty());
         fill(&file);
-        // As if the VMM had filled the counter and changed the flags just now.
+        // As if the VMM had filled the counter and changed the flags a moment before.
         let mut call = Call { file, nonblocking: true };
         let thread = std::thread::spawn(move || {
             let writing = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! The entry for fuzzing: a ring and all of its requests out of arbitrary bytes.
+//! The entry point for fuzzing: arbitrary bytes as a ring and all of its requests.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use super::ring::{Ring, RingAddresses};
 const MEMORY: u64 = 64 << 10;
 const RING_SIZE: u16 = 64;
 
-/// Parses whatever requests a guest with `data` as its memory has on its ring. Nothing is to come
-/// of it but an end within bounds.
+/// Parses the requests on the ring of a guest whose memory is `data`. The parser must end within
+/// its bounds.
 ///
 /// # Panics
-/// Where the parser breaks a promise: that is what a fuzzer looks for.
+/// When the parser breaks one of its guarantees, which is what the fuzzer looks for.
 #[doc(hidden)]
 pub fn fuzz_requests(data: &[u8]) {
     use std::os::unix::fs::FileExt;

@@ -1,31 +1,32 @@
 //! In-flight requests in memory that outlives the daemon.
 //!
-//! The front end keeps a shared file in which the daemon notes, for each ring, which requests it
-//! has taken and not yet given back. A daemon that is killed and started again gets the file back
-//! and carries out anew what is noted there: a read or a write may happen twice, but none is lost.
-//! The layout and the steps are those of the vhost-user specification, "Inflight I/O tracking",
-//! for split virtqueues:
+//! The front end keeps a shared file in which the daemon records, for each ring, the requests that
+//! it has taken and not yet given back. A daemon that is killed and started again receives the file
+//! and repeats the recorded requests. A read or a write may happen twice, but none is lost. The
+//! layout and the steps are those of the vhost-user specification, "Inflight I/O tracking", for
+//! split virtqueues:
 //!
 //! ```text
 //!  region of a queue (little-endian, native to both sides)
 //!  0  u64 features      0
 //!  8  u16 version       1
-//! 10  u16 desc_num      how many descriptors there is room for
+//! 10  u16 desc_num      the number of descriptor entries
 //! 12  u16 last_batch_head
 //! 14  u16 used_idx      the used index when the last batch was complete
 //! 16  desc_num × { u8 inflight, u8 repeats, 4 bytes unused, u16 next, u64 counter }
 //! ```
 //!
-//! Giving back a batch goes: link each head into a list that begins at `last_batch_head`; move the
-//! ring's used index; clear `inflight` of each; copy the used index. A crash between the second
-//! step and the last shows as two different indexes, and the list says whom to clear.
+//! Giving back a batch has these steps: link each head into a list that begins at
+//! `last_batch_head`; move the ring's used index; clear `inflight` of each head; copy the used
+//! index. After a crash between the second step and the last, the two indexes differ, and the list
+//! gives the heads to clear.
 //!
-//! `repeats` is our own use of a byte that the specification leaves free: how often the request has
-//! been repeated by daemons, or by connections, that did not get to its end. A request that ends
-//! each of them must not be repeated for ever.
+//! `repeats` is a byte that the specification leaves free: how often daemons or connections that
+//! did not complete the request have repeated it. A request that ends each of them must not be
+//! repeated for ever.
 //!
-//! There is room for the longest ring, whatever size the front end asks for: QEMU 10.0.13 asks
-//! for `queue-size` (128) and offers its guest rings of 1024 all the same.
+//! Each region has entries for the longest ring, independent of the size that the front end
+//! requests: QEMU 10.0.13 requests `queue-size` (128) but offers its guest rings of 1024.
 
 use std::fs::File;
 use std::io;
@@ -42,7 +43,8 @@ const ENTRY_LENGTH: usize = 16;
 /// Each queue's region begins at a multiple of this, in bytes.
 const REGION_ALIGNMENT: usize = 64;
 const VERSION: u16 = 1;
-/// The longest file that is mapped, in bytes: four times what all queues need.
+/// The longest file that is mapped, in bytes: four times the length for the most queues of the
+/// largest size.
 const LENGTH_MAX: u64 = 16 << 20;
 
 /// The length of the region of a queue of `size` descriptors, in bytes.
@@ -57,13 +59,13 @@ pub(super) struct Inflight {
     queues: u16,
     /// The length of each queue's region, in bytes.
     region: usize,
-    /// How many descriptors a region has room for.
+    /// The number of descriptor entries in a region.
     size: u16,
 }
 
 impl Inflight {
-    /// A new file for `queues` rings of `size` descriptors, or more of them; returns it with its
-    /// length in bytes.
+    /// Creates a file for `queues` rings of at least `size` descriptors. Returns it with its length
+    /// in bytes.
     pub(super) fn create(
         queues: u16,
         size: u16,
@@ -82,8 +84,8 @@ impl Inflight {
         Ok((inflight, file, length))
     }
 
-    /// The part (offset and length, in bytes) of a file that the front end has kept: regions of
-    /// equal length, each with room for `size` descriptors at least.
+    /// Opens the part (offset and length, in bytes) of a file that the front end has kept. Its
+    /// regions have equal lengths, each with entries for at least `size` descriptors.
     pub(super) fn open(
         file: &File,
         (offset, length): (u64, u64),
@@ -101,7 +103,7 @@ impl Inflight {
         if length > LENGTH_MAX {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "the in-flight memory is longer than any queues need",
+                "the in-flight memory is longer than its queues can need",
             ));
         }
         let region = length / u64::from(queues) / REGION_ALIGNMENT as u64 * REGION_ALIGNMENT as u64;
@@ -114,13 +116,13 @@ impl Inflight {
         if queues == 0 || queues > 256 || size == 0 || size > RING_SIZE_MAX {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "in-flight memory for no queues, or for too many or too large ones",
+                "in-flight memory for no queues, or with too many or too large queues",
             ));
         }
         Ok(())
     }
 
-    /// The region of queue `index`, or `None` where there is none.
+    /// The region of queue `index`; `None` if there is no such queue.
     pub(super) fn queue(&self, index: u16) -> Option<QueueInflight> {
         let offset = self.region * usize::from(index);
         (index < self.queues).then(|| QueueInflight {
@@ -174,20 +176,20 @@ impl QueueInflight {
         HEADER_LENGTH + ENTRY_LENGTH * usize::from(head)
     }
 
-    /// How many descriptors the region has room for.
+    /// The number of descriptor entries in the region.
     pub(super) fn size(&self) -> u16 {
         self.size
     }
 
-    /// Notes that the new request at `head`, which is below [`size`](Self::size), has been taken.
+    /// Records that the new request at `head`, which is below [`size`](Self::size), has been taken.
     pub(super) fn take(&mut self, head: u16) {
-        assert!(head < self.size, "a head has room in the in-flight memory");
+        assert!(head < self.size, "a head has an entry in the in-flight memory");
         self.repeats(head).store(0, Ordering::Relaxed);
         self.retake(head);
     }
 
-    /// Notes that the request at `head` is about to be repeated. Returns how often it has been
-    /// already.
+    /// Records that the request at `head` is about to be repeated. Returns the number of its
+    /// earlier repetitions.
     pub(super) fn repeat(&mut self, head: u16) -> u8 {
         let before = self.repeats(head).load(Ordering::Relaxed);
         self.repeats(head).store(before.saturating_add(1), Ordering::Relaxed);
@@ -206,7 +208,7 @@ impl QueueInflight {
         self.flag(head).store(1, Ordering::Release);
     }
 
-    /// Notes that the request at `head` is being given back with the next batch.
+    /// Records that the request at `head` is given back with the next batch.
     pub(super) fn give_back(&mut self, head: u16) {
         let last = self.half(12).load(Ordering::Relaxed);
         self.half(Self::entry(head) + 6).store(last, Ordering::Relaxed);
@@ -214,7 +216,7 @@ impl QueueInflight {
         self.batch.push(head);
     }
 
-    /// The used index has moved to `used_index`: the batch is done.
+    /// Ends the batch: the used index has moved to `used_index`.
     pub(super) fn published(&mut self, used_index: u16) {
         std::sync::atomic::fence(Ordering::SeqCst);
         for index in 0..self.batch.len() {
@@ -224,10 +226,10 @@ impl QueueInflight {
         self.half(14).store(used_index, Ordering::Release);
     }
 
-    /// Finishes what a crash interrupted and returns the heads that are still in flight, in the
-    /// order in which they were taken. `used_index` is the ring's. Everything in the region is
-    /// taken with suspicion: wrong contents give wrong heads below [`size`](Self::size), and no
-    /// more.
+    /// Finishes the steps that a crash interrupted. Returns the heads that are still in flight, in
+    /// the order in which they were taken. `used_index` is the ring's. The region's contents are
+    /// untrusted: invalid contents result in wrong heads below [`size`](Self::size), and nothing
+    /// worse.
     pub(super) fn recover(&mut self, used_index: u16) -> Vec<u16> {
         let mut left = used_index.wrapping_sub(self.half(14).load(Ordering::Acquire));
         if left > 0 && left <= self.size {
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_and_not_given_back_is_found_again_in_order() {
+    fn requests_taken_and_not_given_back_are_found_again_in_order() {
         let (inflight, file, length) = create(2, 8).unwrap();
         let mut queue = inflight.queue(1).unwrap();
         assert!(inflight.queue(2).is_none());
@@ -304,11 +306,11 @@ mod tests {
         }
         queue.give_back(0);
         queue.give_back(4);
-        // The ring's index has moved by two; the crash comes before `published`.
+        // The ring's index has moved by two; the crash precedes `published`.
         drop(queue);
         let again = open(&file, (0, length), 1, 8).unwrap();
         assert_eq!(again.queue(0).unwrap().recover(0), [3]);
-        // The same crash before the index moved: all three are carried out again.
+        // The same crash before the index moved: all three are repeated.
         let (inflight, ..) = create(1, 8).unwrap();
         let mut queue = inflight.queue(0).unwrap();
         for head in [0, 3, 4] {
@@ -320,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_in_the_region_gives_heads_within_the_ring_and_ends() {
+    fn invalid_bytes_in_the_region_give_heads_within_the_ring() {
         let (inflight, file, length) = create(1, 16).unwrap();
         let rubbish: Vec<u8> = (0..length).map(|byte| (byte * 167 + 13) as u8 | 1).collect();
         file.write_all_at(&rubbish, 0).unwrap();
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_may_be_longer_than_the_front_end_said() {
+    fn a_ring_may_be_longer_than_the_front_end_requested() {
         let (inflight, file, length) = create(2, 128).unwrap();
         let mut queue = inflight.queue(1).unwrap();
         assert_eq!(queue.size(), RING_SIZE_MAX);
@@ -345,7 +347,7 @@ mod tests {
         let again = open(&file, (0, length), 2, 128).unwrap();
         assert_eq!(again.queue(1).unwrap().recover(0), [1000]);
         assert!(again.queue(0).unwrap().recover(0).is_empty());
-        // A file with just the room that was asked for, as other daemons make it.
+        // A file with entries only for the requested size, as other daemons make it.
         let short = (region_length(128) * 2) as u64;
         let tight = open(&file, (0, short), 2, 128).unwrap();
         let size = tight.queue(1).unwrap().size();

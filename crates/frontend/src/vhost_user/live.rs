@@ -1,4 +1,4 @@
-//! What a connection shows to other threads.
+//! The part of a connection that other threads use.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -10,27 +10,27 @@ use rustix::net::{SendFlags, send};
 use super::memory::Memory;
 use super::sight::Sight;
 
-/// What other threads need of the connection: to tell the VMM of a new size, and the rings of new
-/// layers.
+/// The state of a connection that other threads need: to announce a new size to the VMM, and new
+/// layers to the rings.
 #[derive(Default)]
 pub(super) struct Live {
     pub(super) channel: Option<UnixStream>,
-    /// What wakes the rings' threads, by ring.
+    /// The wake-ups of the rings' threads, by ring.
     pub(super) wakes: Vec<(usize, Arc<Wake>)>,
-    /// The guest's memory as it is now, for other parts of the daemon.
+    /// The guest's current memory, for other parts of the daemon.
     pub memory: Arc<Memory>,
     pub running_queues: u16,
     pub features: u64,
     pub protocol_features: u64,
     pub inflight: bool,
     pub logging: bool,
-    /// Whether what the guest writes is seen.
+    /// Whether the guest's writes to its memory reach the daemon.
     pub sight: Arc<Sight>,
 }
 
 impl Live {
-    /// Hands a change of the disk on.
-    pub(super) fn tell(&mut self, change: DiskChange) {
+    /// Announces a change of the disk to the VMM or to the rings.
+    pub(super) fn announce(&mut self, change: DiskChange) {
         match change {
             DiskChange::Resized => self.announce_config(),
             DiskChange::Restacked => {
@@ -41,8 +41,8 @@ impl Live {
         }
     }
 
-    /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`: the VMM reads the configuration space again and
-    /// tells the guest.
+    /// Sends `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`: the VMM reads the configuration space again
+    /// and notifies the guest.
     fn announce_config(&mut self) {
         const CONFIG_CHANGE: u32 = 2;
         const VERSION: u32 = 1;
@@ -54,7 +54,7 @@ impl Live {
         let sent = send(channel, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         if sent != Ok(message.len()) {
             let error = sent.err().map_or(io::ErrorKind::WriteZero.into(), io::Error::from);
-            tracing::warn!(%error, "the VMM cannot be told of the disk's new size");
+            tracing::warn!(%error, "cannot announce the disk's new size to the VMM");
             self.channel = None;
         }
     }

@@ -1,4 +1,5 @@
-//! How other threads reach a ring: by mail, which its thread reads between two rounds.
+//! How other threads reach a ring: through a mailbox, which the ring's thread reads between two
+//! rounds.
 
 use std::io;
 use std::ops::Deref;
@@ -17,14 +18,14 @@ const REACTOR_ENTRIES: u32 = 256;
 
 type Change = Box<dyn FnOnce(&mut Worker) + Send>;
 
-/// A change to be made by a ring's thread.
+/// A change for a ring's thread to make.
 pub(super) struct Command {
-    /// Whether nothing may be in flight when the change is made.
+    /// Whether the change waits until nothing is in flight.
     pub drained: bool,
     pub change: Change,
 }
 
-/// How the session's thread reaches a worker.
+/// The session thread's handle of a worker.
 pub(super) struct WorkerHandle {
     mailbox: Arc<Mailbox<Command>>,
     thread: Arc<RingThread>,
@@ -34,13 +35,13 @@ pub(super) struct WorkerHandle {
 /// A thread that serves rings of one connection.
 pub(super) struct RingThread {
     thread: DriveThread<Worker>,
-    /// It is writing to a descriptor that the VMM holds too.
+    /// Whether the thread is writing to a descriptor that the VMM also holds.
     writing: Arc<AtomicBool>,
 }
 
 impl RingThread {
-    /// Starts the `index`th thread for rings of `disk`, which watches them for `spin_ns` at the
-    /// longest before it sleeps.
+    /// Starts the `index`th thread for rings of `disk`. It polls them for at most `spin_ns` before
+    /// it sleeps.
     pub(super) fn start(
         disk: &Arc<Disk>,
         index: usize,
@@ -58,7 +59,7 @@ impl RingThread {
             let writing = Arc::clone(&writing);
             move |thread: &JoinHandle<()>| {
                 if writing.load(Ordering::Relaxed) {
-                    // For a whole look: the VMM does not let it go on.
+                    // The write has taken unusually long: the VMM blocks it.
                     event::interrupt(thread);
                 }
             }
@@ -78,7 +79,7 @@ impl Deref for RingThread {
 }
 
 impl WorkerHandle {
-    /// Has `thread` serve the ring. Fails where the disk cannot be opened for it.
+    /// Adds the ring to `thread`. Fails if the disk cannot be opened for it.
     pub(super) fn start(start: WorkerStart, thread: Arc<RingThread>) -> io::Result<Self> {
         let mailbox = Arc::new(Mailbox::new(thread.wake()));
         let (for_worker, writing) = (Arc::clone(&mailbox), Arc::clone(&thread.writing));
@@ -86,8 +87,9 @@ impl WorkerHandle {
         Ok(Self { mailbox, thread, stopped: false })
     }
 
-    /// Runs `change` on the worker's thread and returns what it returns; `None` where the thread
-    /// has ended. With `drained`, no request is in flight by then, and no new ones were taken.
+    /// Runs `change` on the worker's thread and returns its result; `None` if the thread has ended.
+    /// With `drained`, the change waits until no request is in flight, and no new requests are
+    /// taken meanwhile.
     pub(super) fn update<R: Send + 'static>(
         &self,
         drained: bool,
@@ -99,12 +101,13 @@ impl WorkerHandle {
         })
     }
 
-    /// What wakes the ring's thread, to take part in a change of its disk's layers.
+    /// Wakes the ring's thread, to take part in a change of its disk's layers.
     pub(super) fn wake(&self) -> Arc<Wake> {
         Arc::clone(self.mailbox.wake())
     }
 
-    /// Completes what is in flight, ends the ring, and returns how far it had come.
+    /// Completes the requests in flight, ends the ring, and returns the count of requests taken
+    /// from it.
     pub(super) fn stop(mut self) -> Option<u16> {
         let base = self.update(true, |worker| {
             worker.end();

@@ -1,4 +1,4 @@
-//! The guest memory of a connection, as mapped here.
+//! The guest memory of a connection, as the daemon has mapped it.
 
 use std::fs::File;
 use std::io;
@@ -8,26 +8,27 @@ use std::time::{Duration, Instant};
 
 use fathom_block::{GuestAddress, Mapping, MemoryOwner};
 
-/// A page that is looked at, in bytes.
+/// The unit in which memory is examined, in bytes.
 const BLANK_PAGE: u64 = 4096;
 const ZEROES: [u8; BLANK_PAGE as usize] = [0; BLANK_PAGE as usize];
-/// About as many pages are looked at, besides those that are looked at densely.
+/// The approximate limit on the pages that are examined outside the densely examined ranges.
 const BLANK_PAGES_MAX: u64 = 16_384;
-/// How far memory is looked at densely, in bytes.
+/// The length of a densely examined range, in bytes.
 const BLANK_DENSE: u64 = 1 << 20;
-/// How long the look at a memory may take. Files on slow disks are not looked at to the end.
+/// The longest time that the examination of a memory may take: files on slow disks are not examined
+/// to the end.
 const BLANK_TIME_MAX: Duration = Duration::from_secs(1);
-/// The most bytes other than zero in memory of which a guest shows nothing: the flags that the
-/// daemon itself writes into rings.
+/// The most non-zero bytes in memory that counts as blank: the flags that the daemon itself writes
+/// into rings.
 const MARKS_MAX: usize = 512;
 
-/// The memory that any VMM may announce, in bytes.
+/// The memory that every VMM may announce, in bytes.
 const ANNOUNCED_MIN: u64 = 1 << 40;
 /// The most memory that a VMM may announce on the largest host, in bytes.
 const ANNOUNCED_MAX: u64 = 16 << 40;
 
-/// The most memory that one VMM may announce, in bytes: four times what the host has, because
-/// places for memory to be plugged in count too, within fixed bounds.
+/// The most memory that one VMM may announce, in bytes. It is four times the host's memory within
+/// fixed bounds, because address ranges for memory to be plugged in count too.
 pub(super) static ANNOUNCED: LazyLock<u64> = LazyLock::new(|| {
     let info = rustix::system::sysinfo();
     let host = info.totalram.saturating_mul(u64::from(info.mem_unit));
@@ -37,13 +38,13 @@ pub(super) static ANNOUNCED: LazyLock<u64> = LazyLock::new(|| {
 /// A region as the front end announced it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RegionLayout {
-    /// Where the guest sees it.
+    /// Its guest-physical address.
     pub guest_address: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// Where the front end's own process sees it; ring addresses come in these terms.
+    /// Its address in the front end's own process, in which ring addresses are given.
     pub user_address: u64,
-    /// Where it begins in its file, in bytes.
+    /// The offset in its file at which it begins, in bytes.
     pub file_offset: u64,
 }
 
@@ -54,42 +55,43 @@ struct Region {
     file: Arc<File>,
 }
 
-/// All of a guest's memory that one connection announced. Cheap to share; a new object replaces it
-/// when the front end changes its table, and the old mapping ends with its last holder.
+/// All of a guest's memory that one connection announced. Cheap to share. When the front end
+/// changes its table, a new object replaces this one; the old mapping lives as long as its last
+/// holder.
 #[derive(Clone, Default)]
 pub struct Memory {
     regions: Vec<Region>,
     owner: Arc<MemoryOwner>,
 }
 
-/// A region of a guest's memory, for parts of the daemon that read it on their own.
+/// A region of a guest's memory, for parts of the daemon that read it independently of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryRegion<'a> {
     /// The guest-physical address of its first byte.
     pub guest_address: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// Where its first byte is mapped. All of it can be read as long as the [`Memory`] lives;
-    /// pages that are lost meanwhile read as zeroes.
+    /// The address at which its first byte is mapped. All of it can be read as long as the
+    /// [`Memory`] lives; pages that are lost meanwhile read as zeroes.
     pub place: *const u8,
-    /// The file that is mapped there. Its position is shared with the VMM.
+    /// The mapped file. Its position is shared with the VMM.
     pub file: &'a File,
-    /// Where in the file the region begins, in bytes.
+    /// The offset in the file at which the region begins, in bytes.
     pub file_offset: u64,
 }
 
 impl Memory {
-    /// No memory yet, of a connection that is let go when some of it is lost.
+    /// Creates a memory without regions. The connection of its owner is closed when a page is lost.
     pub(super) fn new(owner: Arc<MemoryOwner>) -> Self {
         Self { regions: Vec::new(), owner }
     }
 
-    /// Whom the loss of a page is reported to.
+    /// The owner, to which the loss of a page is reported.
     pub(super) fn owner(&self) -> &Arc<MemoryOwner> {
         &self.owner
     }
 
-    /// Whether a region's file has been cut short.
+    /// Whether a region's file has been truncated.
     pub(super) fn is_cut(&self) -> bool {
         self.regions.iter().any(|region| {
             let end = region.layout.file_offset + region.layout.length;
@@ -97,17 +99,17 @@ impl Memory {
         })
     }
 
-    /// Whether nothing of a running guest is here: next to no byte differs from zero, of all in
-    /// small memories, else around `near`, at the beginning of each region, and in pages spread over
-    /// the rest. False where that cannot be told.
+    /// Whether the memory holds nothing of a running guest: nearly all examined bytes are zero. The
+    /// method examines every byte of a small memory. In a large one it examines the ranges around
+    /// `near` and at the beginning of each region, and pages spread over the rest. Returns false if
+    /// the examination fails or takes too long.
     ///
-    /// It reads the files, because a look through the mapping would allocate the pages that are
-    /// looked at.
+    /// It reads the files, because a read through the mapping would allocate the examined pages.
     pub(super) fn is_blank(&self, near: GuestAddress) -> bool {
         self.is_blank_within(near, BLANK_TIME_MAX)
     }
 
-    /// As [`is_blank`](Self::is_blank), with another limit of time.
+    /// The same as [`is_blank`](Self::is_blank), with another time limit.
     fn is_blank_within(&self, near: GuestAddress, limit: Duration) -> bool {
         let begun = Instant::now();
         let stride = (self.length() / BLANK_PAGES_MAX).next_multiple_of(BLANK_PAGE).max(BLANK_PAGE);
@@ -147,8 +149,8 @@ impl Memory {
         })
     }
 
-    /// Memory of these parts, each a guest-physical address, a length and a file: for tests of what
-    /// reads a guest's memory.
+    /// Creates a memory from parts, each a guest-physical address, a length and a file. For tests
+    /// of readers of a guest's memory.
     ///
     /// # Errors
     /// When a file cannot be mapped, or parts overlap.
@@ -187,8 +189,8 @@ impl Memory {
                 *ANNOUNCED >> 30
             )));
         }
-        // Descriptors are as hostile as the rest: the length is looked at, and may shrink later,
-        // which the mapping survives.
+        // The descriptor is untrusted: its length is checked here, and the mapping survives if the
+        // file shrinks later.
         if file_end > file.metadata()?.len() {
             return Err(invalid("a memory region is longer than its file"));
         }
@@ -198,7 +200,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes a region out again. Returns whether it was there.
+    /// Removes a region. Returns whether it existed.
     pub(super) fn remove(&mut self, guest_address: u64, length: u64) -> bool {
         let before = self.regions.len();
         self.regions.retain(|region| {
@@ -207,8 +209,8 @@ impl Memory {
         self.regions.len() < before
     }
 
-    /// Where `length` bytes at a guest-physical address are mapped here; `None` where they are not
-    /// all in one region.
+    /// The address at which `length` bytes at a guest-physical address are mapped; `None` unless
+    /// one region contains them all.
     pub(super) fn translate(&self, address: GuestAddress, length: u64) -> Option<*mut u8> {
         let region = self.region(address)?;
         let offset = address.0 - region.layout.guest_address;
@@ -216,8 +218,8 @@ impl Memory {
         fits.then(|| region.map.base().wrapping_add(offset as usize))
     }
 
-    /// Like [`translate`](Self::translate), but as much as the region of `address` has: the place
-    /// and the count, at most `length`.
+    /// Like [`translate`](Self::translate), but only up to the end of the region. Returns the
+    /// mapped address and the number of bytes, at most `length`.
     pub(super) fn translate_part(
         &self,
         address: GuestAddress,
@@ -229,7 +231,7 @@ impl Memory {
         Some((region.map.base().wrapping_add(offset as usize), count))
     }
 
-    /// The guest-physical address of what the front end's process sees at `user_address`.
+    /// The guest-physical address of the byte at `user_address` in the front end's process.
     pub(super) fn guest_address(&self, user_address: u64) -> Option<GuestAddress> {
         self.regions.iter().find_map(|region| {
             let offset = user_address.checked_sub(region.layout.user_address)?;
@@ -239,7 +241,8 @@ impl Memory {
     }
 
     fn region(&self, GuestAddress(address): GuestAddress) -> Option<&Region> {
-        // The regions are few and sorted: the last that begins at or below the address.
+        // The regions are few and sorted; the right one is the last that begins at or below the
+        // address.
         let index = self.regions.partition_point(|region| region.layout.guest_address <= address);
         let region = self.regions.get(index.checked_sub(1)?)?;
         (address - region.layout.guest_address < region.layout.length).then_some(region)
@@ -275,20 +278,20 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn memory_is_blank_where_nothing_of_a_guest_is() {
+    fn memory_without_contents_of_a_guest_is_blank() {
         let near = GuestAddress(40 << 20);
-        // Larger than what is looked at page by page.
+        // Larger than the memory that is examined page by page.
         let length = 4 * BLANK_PAGES_MAX * BLANK_PAGE;
         let memory = memory(length, 0);
-        // However long it takes.
+        // Without an effective time limit.
         let is_blank = || memory.is_blank_within(near, Duration::from_secs(600));
         assert!(is_blank());
         let write = |address, bytes: &[u8]| {
             let place = memory.translate(GuestAddress(address), bytes.len() as u64).unwrap();
-            // SAFETY: the place is mapped for so many bytes, and nobody else uses it.
+            // SAFETY: the address is mapped for that many bytes, and nothing else uses it.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
         };
-        // What the daemon itself writes into rings.
+        // As the daemon itself does in rings.
         write(near.0 + 0x1000, &[1]);
         write(near.0 + 0x3000, &[1]);
         assert!(is_blank());
@@ -299,7 +302,7 @@ pub(super) mod tests {
             write(address, &vec![0; length]);
             assert!(is_blank(), "{address:#x}");
         }
-        // Elsewhere it is not dense: a page between two that are looked at is overlooked.
+        // Elsewhere the examination is sparse: it misses a page between two examined ones.
         write(length / 2 + BLANK_PAGE, &data);
         assert!(is_blank());
     }
@@ -325,7 +328,8 @@ pub(super) mod tests {
         assert_eq!(memory.translate_part(GuestAddress(4096), 9999).map(|part| part.1), Some(4096));
         assert_eq!(memory.guest_address(0x9000_0010), Some(GuestAddress(0x10_0010)));
         assert_eq!(memory.guest_address(0x9000_1000), None);
-        // A second region in the same place, one that wraps, one that its file does not hold.
+        // A second region in the same place, a region that wraps around, and a region longer than
+        // its file.
         assert!(memory.add(layout, file.try_clone().unwrap()).is_err());
         let wraps = RegionLayout { guest_address: u64::MAX - 100, ..layout };
         assert!(memory.add(wraps, file.try_clone().unwrap()).is_err());

@@ -1,14 +1,14 @@
 //! The vhost-user-blk front end: disks for VMMs.
 //!
-//! ```text
-//!  Server      one thread a disk accepts VMMs, and one thread a VMM reads its messages
-//!   └ Session  what the messages have set up: memory, features, rings
-//!      └ Worker  one thread a ring: Ring ▶ Chain ▶ request ▶ Stack ▶ back
+//!  Server      one thread for each disk accepts VMMs, and one for each VMM reads its messages
+//!   └ Session  the state that the messages have set up: memory, features, rings
+//!      └ Worker  a ring, on a thread that serves one or more: Ring ▶ Chain ▶ request ▶ Stack ▶ Ring
 //! ```
 //!
-//! Guest memory is read with suspicion: each field once, then checked. What makes no sense is
-//! answered with an error, counted and logged once; a ring that contradicts itself is stopped; the
-//! other rings and disks go on.
+//!
+//! Guest memory is untrusted: each field is read once, then checked. An invalid request fails with
+//! an error, is counted, and is logged once for each connection. A ring whose indexes are invalid
+//! is stopped; the other rings and disks continue.
 
 mod chain;
 mod config;
@@ -25,10 +25,10 @@ mod peek;
 mod refusal;
 mod request;
 mod ring;
+mod ring_right;
 mod session;
 mod sight;
 mod status;
-mod turn;
 mod worker;
 
 use std::fs::File;
@@ -55,25 +55,25 @@ pub use refusal::Refusal;
 pub use status::VhostUserStatus;
 
 use live::Live;
+use ring_right::RingRight;
 use session::{Session, SessionStart};
 use status::Counters;
-use turn::Turn;
 
-/// The longest that a ring is watched before its thread sleeps, in nanoseconds, by default: what
-/// QEMU's own back ends use.
+/// The default limit on the time that a ring is polled before its thread sleeps, in nanoseconds:
+/// the value of QEMU's own back ends.
 const SPIN_NS: u64 = 32_768;
 
 /// How a disk is offered to a VMM.
 #[derive(Clone, Debug)]
 pub struct VhostUserOptions {
-    /// Where the VMM connects.
+    /// The socket to which the VMM connects.
     pub socket: PathBuf,
-    /// The most queues that it can use; at least 1.
+    /// The most queues that the VMM can use; at least 1.
     pub queues: u16,
-    /// How many threads serve the queues; `None` for as many as there are processors for them.
+    /// The number of threads that serve the queues; `None` for one for each available processor.
     pub threads: Option<u16>,
-    /// The longest that a ring is watched before its thread sleeps, in nanoseconds; 0 never
-    /// watches. The thread watches only while that pays.
+    /// The longest time that a ring is polled before its thread sleeps, in nanoseconds; 0 disables
+    /// polling. The thread polls only while polling pays.
     pub spin_ns: u64,
 }
 
@@ -83,8 +83,8 @@ impl VhostUserOptions {
         Self { socket: socket.into(), queues: 4, threads: None, spin_ns: SPIN_NS }
     }
 
-    /// How many threads serve the queues: more than there are processors only take them from one
-    /// another.
+    /// The number of threads that serve the queues: at most one for each available processor,
+    /// because more threads would compete for processors.
     pub fn threads_or_default(&self) -> u16 {
         let processors = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or_else(|| processors().try_into().unwrap_or(u16::MAX));
@@ -93,20 +93,20 @@ impl VhostUserOptions {
 }
 
 /// The most VMMs that may be connected to one disk: the source and the destination of a migration,
-/// and some that have not yet been found dead.
+/// and dead ones whose connections have not yet been closed.
 const CONNECTIONS_MAX: usize = 16;
 
-/// How long the accepting thread pauses when the host has no descriptors or threads left.
+/// The pause of the accepting thread when the host has no descriptors or threads left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// The largest tables of memory that are mapped for one disk at once: two VMMs during a migration,
-/// each with a table that replaces another.
+/// The most memory tables of the largest size that are mapped for one disk: two VMMs during a
+/// migration, each with a table that replaces another.
 const TABLES_MAX: u64 = 4;
 
-/// A disk that waits for, or serves, a VMM.
+/// A disk's server for VMMs.
 ///
 /// A second VMM may connect while the first one's guest runs, as the destination of a live
-/// migration does; its rings start once those of the first have stopped.
+/// migration does. Its rings start after the rings of the first have stopped.
 pub struct Server {
     socket: PathBuf,
     shared: Arc<Shared>,
@@ -119,14 +119,14 @@ struct Shared {
     observer: Arc<dyn GuestObserver>,
     counters: Arc<Counters>,
     connections: Mutex<Connections>,
-    turn: Arc<Turn>,
-    /// What all VMMs of the disk may have mapped.
+    right: Arc<RingRight>,
+    /// The limit on the memory that all VMMs of the disk may have mapped.
     budget: Arc<Budget>,
-    /// Why the last VMM was let go, until one is served.
+    /// Why the last VMM was disconnected; `None` once a VMM is served.
     refusal: Mutex<Option<Refusal>>,
     ended: AtomicBool,
-    /// Wakes the thread that accepts. A connection to the own socket could not do that: the path
-    /// may name another socket by then, and a full queue of clients would block it.
+    /// Wakes the thread that accepts. A connection to the server's own socket could not: the path
+    /// may name another socket by then, and a full queue of clients would block the connection.
     wake: File,
 }
 
@@ -136,7 +136,7 @@ struct Connections {
     accepted: u64,
 }
 
-/// What the server keeps of a connection.
+/// The server's record of a connection.
 struct Connection {
     number: u64,
     stream: Arc<UnixStream>,
@@ -152,15 +152,15 @@ impl Connection {
 }
 
 impl Server {
-    /// Listens on the socket, mode 0600, and serves `disk` to whoever connects, one after another.
+    /// Listens on the socket, mode 0600, and serves `disk` to the VMMs that connect.
     ///
     /// # Errors
-    /// When the socket cannot be had (see [`crate::socket::listen`]), or the options make no sense.
+    /// When the socket cannot be created (see [`crate::socket::listen`]), or an option is invalid.
     pub fn start(options: VhostUserOptions, disk: Arc<Disk>) -> io::Result<Self> {
-        Self::start_observed(options, disk, Arc::new(observer::Nobody))
+        Self::start_observed(options, disk, Arc::new(observer::NoObserver))
     }
 
-    /// The same, with somebody who is told whose memory the requests lie in.
+    /// The same, with an observer of the guests' memory.
     ///
     /// # Errors
     /// As for [`start`](Self::start).
@@ -179,7 +179,7 @@ impl Server {
             observer,
             counters: Arc::default(),
             connections: Mutex::default(),
-            turn: Arc::default(),
+            right: Arc::default(),
             budget: Arc::new(Budget::new(TABLES_MAX * *memory::ANNOUNCED)),
             refusal: Mutex::default(),
             ended: AtomicBool::new(false),
@@ -191,7 +191,7 @@ impl Server {
         disk.listen(Box::new(move |change| {
             let Some(shared) = listening.upgrade() else { return false };
             for connection in &shared.connections().list {
-                connection.live().tell(change);
+                connection.live().announce(change);
             }
             true
         }));
@@ -207,7 +207,7 @@ impl Server {
         &self.socket
     }
 
-    /// The state at this moment: of the VMM whose guest runs, or else of the last to connect.
+    /// The current state: of the VMM whose guest runs, or else of the last to connect.
     pub fn status(&self) -> VhostUserStatus {
         let counters = &self.shared.counters;
         let connections = self.shared.connections();
@@ -240,7 +240,7 @@ impl Server {
         status
     }
 
-    /// The memory of the guest that runs; empty where none does.
+    /// The memory of the running guest; empty if none runs.
     pub fn guest_memory(&self) -> Arc<Memory> {
         let connections = self.shared.connections();
         self.shared
@@ -249,8 +249,8 @@ impl Server {
             .unwrap_or_default()
     }
 
-    /// Completes the requests in flight, lets go of the VMM and removes the socket. A VMM that
-    /// reconnects finds the next daemon there and goes on where it was.
+    /// Completes the requests in flight, disconnects the VMM and removes the socket. A VMM that
+    /// reconnects continues with the next daemon.
     pub fn shutdown(mut self) {
         self.end();
     }
@@ -258,18 +258,17 @@ impl Server {
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.shared.ended.store(true, Ordering::Release);
-        // A session that waits for another's rings holds its lock.
-        self.shared.turn.close();
-        // Fails only when the counter is full, and then the thread is being woken already.
+        // A session that waits for the rings of another to stop holds its own lock.
+        self.shared.right.close();
+        // Fails only when the counter is full, and then a wake-up is already pending.
         let _ = (&self.shared.wake).write(&1_u64.to_ne_bytes());
         let _ = thread.join();
-        // Before guests are waited for, whose disk may hang: so the path is free for the next
-        // daemon.
+        // Before the wait for guests, whose disk may hang: so the path is free for the next daemon.
         let _ = std::fs::remove_file(&self.socket);
         let connections = std::mem::take(&mut self.shared.connections().list);
         for connection in &connections {
-            // First the requests, then the connection: a VMM that has seen its end listens to no
-            // interrupt any more.
+            // First the requests, then the connection: a VMM whose connection has closed ignores
+            // interrupts.
             lock(&connection.session).close();
             let _ = connection.stream.shutdown(Shutdown::Both);
         }
@@ -298,8 +297,8 @@ impl Shared {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes why a VMM is let go. It is logged only where it is not what was said last: a VMM tries
-    /// again each second.
+    /// Records why a VMM is disconnected. Logs the reason only if it differs from the last one: a
+    /// VMM reconnects each second.
     fn refuse(&self, reason: Refusal) {
         if reason.is_protocol_error {
             self.counters.protocol_errors.fetch_add(1, Ordering::Relaxed);
@@ -309,18 +308,18 @@ impl Shared {
             tracing::warn!(
                 disk = self.disk.name(),
                 vm = self.disk.vm(),
-                "the VMM is let go: {}",
+                "the VMM is disconnected: {}",
                 reason.message
             );
             *refusal = Some(reason);
-            // Whoever watches over the disk shows it.
+            // The component that watches the disk reports the refusal.
             self.disk.failures().call();
         }
     }
 
     /// The connection whose guest runs, or else the last one.
     fn foremost<'c>(&self, connections: &'c Connections) -> Option<&'c Connection> {
-        let holder = self.turn.holder();
+        let holder = self.right.holder();
         let list = &connections.list;
         list.iter().find(|connection| Some(connection.number) == holder).or(list.last())
     }
@@ -334,24 +333,24 @@ impl Shared {
         while crate::socket::wait(Some(listener.as_fd()), wake, None) && !self.ended() {
             let begun = match listener.accept() {
                 Ok((stream, _)) => stream.set_nonblocking(false).and_then(|()| self.begin(stream)),
-                // The client has left already.
+                // The client has already disconnected.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
                 Err(error) => Err(error),
             };
             if let Err(error) = begun {
                 tracing::error!(disk = self.disk.name(), %error, "cannot accept a VMM");
-                // Out of descriptors or threads, most likely: it may pass.
+                // The host has probably run out of descriptors or threads, which may be temporary.
                 crate::socket::wait(None, wake, Some(ACCEPT_PAUSE));
             }
         }
     }
 
-    /// Gives a VMM a thread of its own.
+    /// Starts a thread that serves a VMM.
     fn begin(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
         let mut connections = self.connections();
         connections.list.retain(|connection| !connection.thread.is_finished());
         if connections.list.len() >= CONNECTIONS_MAX {
-            tracing::warn!(disk = self.disk.name(), "a VMM is turned away: too many are connected");
+            tracing::warn!(disk = self.disk.name(), "a VMM is rejected: too many are connected");
             return Ok(());
         }
         let number = connections.accepted;
@@ -365,7 +364,7 @@ impl Shared {
             observer: Arc::clone(&self.observer),
             counters: Arc::clone(&self.counters),
             live: Arc::clone(&live),
-            turn: Arc::clone(&self.turn),
+            right: Arc::clone(&self.right),
             memory_owner,
         });
         let session = Arc::new(Mutex::new(session));
@@ -381,9 +380,9 @@ impl Shared {
                     tracing::error!(disk = shared.disk.name(), "a connection's thread failed");
                     lock(&served).close();
                 }
-                // Others may hold the socket for a while.
+                // Other copies of the descriptor may keep the socket open for a while.
                 let _ = ending.shutdown(Shutdown::Both);
-                // The server's own end takes the list first and joins what is in it.
+                // The server's own end first takes the list, then joins the threads in it.
                 shared.connections().list.retain(|connection| connection.number != number);
             },
         )?;
@@ -392,10 +391,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Serves `connection`; `again` is the same socket once more.
+    /// Serves `connection`; `again` is a second descriptor of the same socket.
     fn serve(&self, connection: UnixStream, again: &UnixStream, session: &Arc<Mutex<Session>>) {
         let (name, vm) = (self.disk.name(), self.disk.vm());
-        // One that comes back each second and is let go each time is not worth two lines a second.
+        // A VMM that reconnects each second and is disconnected each time is not logged again.
         let returning = self.refusal().is_some();
         if !returning {
             tracing::info!(disk = name, vm, "a VMM has connected");
@@ -403,15 +402,15 @@ impl Shared {
         let memory_owner = Arc::clone(lock(session).memory_owner());
         let mut handler = BackendReqHandler::from_stream(connection, Arc::clone(session));
         while !memory_owner.is_lost() {
-            // The protocol library keeps the channel for the daemon's own messages to itself, and
-            // has none that says "the configuration changed".
+            // The protocol library does not give access to the channel for the daemon's own
+            // messages, and has no message for a changed configuration.
             match peek::channel(again) {
                 Ok(Some(channel)) => {
                     lock(session).set_channel(channel);
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(disk = name, %error, "cannot look at a message of the VMM");
+                    tracing::debug!(disk = name, %error, "cannot peek at a message of the VMM");
                 }
             }
             match handler.handle_request() {
@@ -424,8 +423,8 @@ impl Shared {
                 }
             }
         }
-        // Completes what is in flight before the connection closes, so that the VMM finds all of
-        // it done.
+        // Completes the requests in flight before the connection closes, so that the VMM finds all
+        // of them completed.
         lock(session).close();
         drop(handler);
         if let Some(cause) = memory_owner.cause() {
@@ -434,18 +433,19 @@ impl Shared {
                 LossCause::Hardware => "the hardware has lost a page of it",
                 LossCause::Absent if lock(session).memory().is_cut() => "its file was cut short",
                 LossCause::Absent => {
-                    "a page of it cannot be had: its file system is full, there is no huge page \
-                     left, or its file was cut short"
+                    "a page of it is not available: its file system is full, there is no huge \
+                     page left, or its file was cut short"
                 }
             };
             tracing::error!(
                 disk = name,
                 vm,
-                "the VMM is let go: memory that it shares cannot be accessed any more ({cause})"
+                "the VMM is disconnected: memory that it shares cannot be accessed any more \
+                 ({cause})"
             );
         }
         if !returning {
-            tracing::info!(disk = name, vm, "the VMM has gone");
+            tracing::info!(disk = name, vm, "the VMM has disconnected");
         }
     }
 }

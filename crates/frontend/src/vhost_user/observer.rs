@@ -1,33 +1,32 @@
-//! Telling others whose memory a disk's requests lie in.
+//! Observers of the guests that run on a disk.
 
 use std::sync::Arc;
 
 use super::memory::Memory;
 
-/// Is told when guests run on a disk, and with which memory. Several VMMs may be connected to one
-/// disk, but only one has rings that run: its `stopped` comes before the next one's `started`.
+/// Learns when guests run on a disk, and with which memory. Several VMMs may be connected to one
+/// disk, but only one has running rings: its `stopped` precedes the next one's `started`.
 ///
-/// The calls come from the thread that reads the VMM's messages, or from the one that ends the
-/// server; for one session they come one after another. They may take a moment, during which that
-/// VMM waits.
+/// The thread that reads the VMM's messages, or the one that ends the server, makes the calls; for
+/// one session they are sequential. The VMM waits while a call runs.
 pub trait GuestObserver: Send + Sync {
     /// The first ring of `session` is about to start: the guest has set up its device.
     fn started(&self, session: u64, memory: &Arc<Memory>);
 
-    /// The memory changed while rings run.
+    /// The memory changed while rings were running.
     fn moved(&self, session: u64, memory: &Arc<Memory>);
 
     /// The last ring has stopped: the guest has reset its device, or is being stopped.
     fn stopped(&self, session: u64);
 
-    /// The VMM has gone. The rings have stopped by then.
+    /// The VMM has disconnected. Its rings have already stopped.
     fn ended(&self, session: u64);
 }
 
-/// Whom nothing interests.
-pub(super) struct Nobody;
+/// Observes nothing.
+pub(super) struct NoObserver;
 
-impl GuestObserver for Nobody {
+impl GuestObserver for NoObserver {
     fn started(&self, _session: u64, _memory: &Arc<Memory>) {}
 
     fn moved(&self, _session: u64, _memory: &Arc<Memory>) {}

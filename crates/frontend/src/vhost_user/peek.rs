@@ -1,4 +1,4 @@
-//! A look at the next message, to take a copy of a descriptor that it carries.
+//! Peeks at the next message, to copy a descriptor that it carries.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,8 +14,8 @@ const HEADER_LENGTH: usize = 12;
 /// Room for the descriptors of the largest message; a cut list would lose descriptors.
 const DESCRIPTORS_MAX: usize = 32;
 
-/// Waits for the next message on `socket` and leaves it there. Returns the channel that it hands
-/// over, if it is of that kind.
+/// Waits for the next message on `socket` and leaves it there. Returns the channel for the daemon's
+/// own messages if the message hands one over.
 pub(super) fn channel(socket: impl AsFd) -> io::Result<Option<UnixStream>> {
     let mut header = [0_u8; HEADER_LENGTH];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -23,7 +23,7 @@ pub(super) fn channel(socket: impl AsFd) -> io::Result<Option<UnixStream>> {
     let parts = &mut [IoSliceMut::new(&mut header)];
     let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
     let message = recvmsg(socket, parts, &mut control, flags)?;
-    // A look at a message copies its descriptors: each has to be taken, or it stays open for ever.
+    // A peek copies the message's descriptors: each has to be received, or it stays open for ever.
     let mut descriptors: Vec<OwnedFd> = Vec::new();
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = part {

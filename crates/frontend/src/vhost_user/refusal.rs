@@ -1,27 +1,28 @@
-//! Why a VMM is let go, in the operator's words.
+//! Why a VMM is disconnected, in the operator's terms.
 
 use std::io;
 
 use vhost::vhost_user::Error;
 
-/// What to do about a guest whose memory the daemon cannot see.
+/// The remedy for a guest whose memory the daemon cannot see.
 const SHARE: &str = "start QEMU with `-object memory-backend-memfd,id=mem,size=SIZE,share=on \
                      -machine memory-backend=mem`; with libvirt add `<memoryBacking><source \
                      type='memfd'/><access mode='shared'/></memoryBacking>`";
 
-/// Why a VMM was let go.
+/// Why a VMM was disconnected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// One sentence.
     pub message: String,
-    /// What to do; may be empty.
+    /// The remedy; may be empty.
     pub remedy: String,
-    /// Whether the VMM has sent what the protocol does not allow.
+    /// Whether the VMM has violated the protocol.
     pub is_protocol_error: bool,
 }
 
 impl Refusal {
-    /// Of a guest that is served, but whose VMM has mapped the memory that it hands over privately.
+    /// For a guest that is served, but whose VMM has mapped the memory that it hands over
+    /// privately.
     pub fn of_private_memory() -> Self {
         let message = "the guest's memory is not shared with the daemon: it uses its disk, but \
                        nothing that it writes to its memory arrives";
@@ -29,7 +30,7 @@ impl Refusal {
     }
 }
 
-/// What `error` of the protocol library, or of the session, means.
+/// The meaning of `error`, which comes from the protocol library or the session.
 pub(super) fn refusal(error: &Error) -> Refusal {
     let of_host = |message: String, remedy: &str| Refusal {
         message,
@@ -47,8 +48,8 @@ pub(super) fn refusal(error: &Error) -> Refusal {
             error.to_string(),
             "stop that guest first: two guests would destroy each other's files",
         ),
-        // QEMU leaves memory that is not shared out of what it hands over, so that the first ring
-        // lies nowhere; or it sends no descriptors at all.
+        // QEMU omits memory that is not shared from its table, so the first ring lies in no region;
+        // or it sends no descriptors at all.
         Error::ReqHandlerError(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
             of_host(format!("the guest's memory is not shared with the daemon ({error})"), SHARE)
         }
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_vmm_cannot_help_is_no_breach_of_the_protocol() {
+    fn refusals_that_the_vmm_did_not_cause_are_no_protocol_errors() {
         let of = |error: io::Error| refusal(&Error::ReqHandlerError(error));
         let shortage = of(io::Error::from_raw_os_error(libc::EMFILE));
         assert!(!shortage.is_protocol_error && shortage.remedy.contains("LimitNOFILE"));

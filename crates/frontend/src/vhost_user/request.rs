@@ -1,7 +1,7 @@
-//! virtio-blk requests (virtio 1.2, section 5.2.6): from a chain's memory to a request's meaning.
+//! virtio-blk requests (virtio 1.2, section 5.2.6): parses a chain's memory into a request.
 //!
-//! The device assumes no framing: the header is the first 16 readable bytes and the status the
-//! last writable byte, however the driver has cut them into descriptors.
+//! The device assumes no framing: the header is the first 16 readable bytes and the status the last
+//! writable byte, however the driver has divided them into descriptors.
 
 use fathom_block::{ErrorKind, GuestAddress, Operation, SECTOR_SIZE};
 use virtio_bindings::virtio_blk::{
@@ -20,19 +20,19 @@ pub(super) const SEGMENT_LENGTH: usize = 16;
 /// The most segments of a discard or write-zeroes request.
 pub(super) const SEGMENTS_MAX: usize = 16;
 
-/// The flag of a write-zeroes segment that allows to give its room back.
+/// The flag of a write-zeroes segment that allows the device to deallocate it.
 const SEGMENT_UNMAP: u32 = 1;
 
-/// Why a request is refused before it gets to the disk.
+/// Why a request is refused before it reaches the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestError {
-    /// There is no byte for the status: nobody can be told anything.
+    /// There is no byte for the status, so no error can be reported to the guest.
     NoStatus,
-    /// The header is cut short, or outside the guest's memory.
+    /// The header is truncated, or outside the guest's memory.
     Header,
     /// The data is outside the guest's memory.
     Data,
-    /// The payload has a length that the operation does not have.
+    /// The payload has an invalid length for the operation.
     Payload,
 }
 
@@ -40,33 +40,33 @@ impl RequestError {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::NoStatus => "a request without room for its status",
-            Self::Header => "a request header that is cut short or outside the guest's memory",
+            Self::Header => "a request header that is truncated or outside the guest's memory",
             Self::Data => "request data outside the guest's memory",
             Self::Payload => "a request payload of the wrong length",
         }
     }
 }
 
-/// A request as its chain says it.
+/// A request as described by its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parsed {
-    /// What is asked; `None` where the device does not know the type.
+    /// The requested operation; `None` if the device does not know the type.
     pub operation: Option<Operation>,
     /// The guest's priority for the request.
     pub io_priority: u16,
-    /// Where a read or write begins, in bytes.
+    /// The offset at which a read or write begins, in bytes.
     pub offset: u64,
-    /// The bytes of data, without header and status.
+    /// The length of the data, in bytes, without header and status.
     pub data_length: u64,
     /// The guest-physical address of the header.
     pub header: GuestAddress,
-    /// The place of the status byte.
+    /// The address of the status byte.
     pub status: *mut u8,
     /// Its guest-physical address.
     pub status_address: GuestAddress,
 }
 
-/// Parses what `chain` holds, and leaves in it the data alone: header and status are cut off.
+/// Parses `chain` and leaves only the data in it: header and status are cut off.
 pub(super) fn parse(memory: &Memory, chain: &mut Chain) -> Result<Parsed, RequestError> {
     let (status, status_address) = cut_status(memory, chain)?;
     let mut bytes = [0; HEADER_LENGTH];
@@ -94,7 +94,7 @@ pub(super) fn parse(memory: &Memory, chain: &mut Chain) -> Result<Parsed, Reques
     Ok(Parsed {
         operation,
         io_priority: priority as u16,
-        // A sector number that does not fit is behind the end of every disk.
+        // A sector number that does not fit is past the end of every disk.
         offset: sector.saturating_mul(SECTOR_SIZE),
         data_length,
         header,
@@ -106,11 +106,11 @@ pub(super) fn parse(memory: &Memory, chain: &mut Chain) -> Result<Parsed, Reques
 /// A segment of a discard or write-zeroes request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
-    /// Where it begins, in bytes.
+    /// The offset at which it begins, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes.
+    /// Its length in bytes.
     pub length: u64,
-    /// Whether its room may be given back.
+    /// Whether the device may deallocate it.
     pub unmap: bool,
 }
 
@@ -135,7 +135,7 @@ pub(super) fn segments(
             return Err(ErrorKind::Malformed);
         }
         let flags = u32::from_le_bytes(field(&bytes, 12));
-        // Reserved flags, and unmap on a discard, are to be refused (virtio 1.2, 5.2.6.2).
+        // Reserved flags, and unmap on a discard, must be refused (virtio 1.2, 5.2.6.2).
         let known = if operation == Operation::WriteZeroes { SEGMENT_UNMAP } else { 0 };
         if flags & !known != 0 {
             return Err(ErrorKind::Unsupported);
@@ -149,7 +149,7 @@ pub(super) fn segments(
     Ok(())
 }
 
-/// The status byte that tells the guest of an outcome.
+/// The status byte that reports an outcome to the guest.
 pub(super) fn status(outcome: fathom_block::Outcome) -> u8 {
     match outcome {
         Ok(()) => VIRTIO_BLK_S_OK as u8,
@@ -158,12 +158,12 @@ pub(super) fn status(outcome: fathom_block::Outcome) -> u8 {
     }
 }
 
-/// Takes the last writable byte off `chain`.
+/// Cuts the last writable byte off `chain`. Returns its address here and in the guest.
 pub(super) fn cut_status(
     memory: &Memory,
     chain: &mut Chain,
 ) -> Result<(*mut u8, GuestAddress), RequestError> {
-    // Pieces of no length at the end are no place for a byte.
+    // Empty pieces at the end have no room for the byte.
     while chain.writable.last().is_some_and(|piece| piece.length == 0) {
         chain.writable.pop();
     }
@@ -182,7 +182,7 @@ pub(super) fn cut_status(
     Ok((place, address))
 }
 
-/// Moves the first bytes of `pieces` into `target`. Returns how many there were.
+/// Moves the first bytes of `pieces` into `target`. Returns the number of bytes moved.
 fn cut_front(memory: &Memory, pieces: &mut Vec<Piece>, target: &mut [u8]) -> usize {
     let (mut done, mut gone) = (0, 0);
     for piece in pieces.iter_mut() {
@@ -191,9 +191,9 @@ fn cut_front(memory: &Memory, pieces: &mut Vec<Piece>, target: &mut [u8]) -> usi
         }
         let count = (target.len() - done).min(piece.length as usize);
         let Some(place) = memory.translate(piece.address, count as u64) else { break };
-        // SAFETY: `count` bytes are mapped there, and `target`, which is our own, has as many left;
-        // the guest may change them meanwhile, which gives other bytes and nothing worse: they are
-        // only looked at in `target`.
+        // SAFETY: `count` bytes are mapped there, and `target`, which is our own, has at least as
+        // many left. The guest may change them during the copy, which results in other bytes and
+        // nothing worse: they are parsed only in `target`.
         unsafe { std::ptr::copy_nonoverlapping(place, target[done..].as_mut_ptr(), count) };
         done += count;
         piece.length -= count as u32;

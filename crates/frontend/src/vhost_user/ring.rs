@@ -1,9 +1,9 @@
 //! The split virtqueue, device side (virtio 1.2, section 2.7).
 //!
-//! The ring lives in memory that the guest writes at any time. Each field of it is read once, by a
-//! volatile or atomic access, and used only after a check; what the guest changes afterwards does
-//! not matter any more. The places of the three parts are resolved when the ring starts and stay
-//! mapped as long as the [`Memory`] that the ring holds.
+//! The guest may write the ring's memory at any time. So each field is read once, by a volatile or
+//! atomic access, and checked before use; later changes by the guest have no effect. The addresses
+//! of the three parts are resolved when the ring starts. They stay mapped as long as the [`Memory`]
+//! that the ring holds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -13,8 +13,7 @@ use fathom_block::GuestAddress;
 use super::chain::RawDescriptor;
 use super::memory::Memory;
 
-/// The largest ring, in descriptors: the most that virtio allows for a split ring is 32768, and
-/// what QEMU allows is this.
+/// The largest ring, in descriptors: QEMU's limit. Virtio allows 32,768 for a split ring.
 pub(super) const RING_SIZE_MAX: u16 = 1024;
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT`.
@@ -22,14 +21,14 @@ const NO_INTERRUPT: u16 = 1;
 /// `VIRTQ_USED_F_NO_NOTIFY`.
 const NO_NOTIFY: u16 = 1;
 
-/// Why a ring is of no use any more.
+/// Why a ring cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RingError {
     /// The size is not a power of two, or too large.
     Size,
     /// A part lies outside the guest's memory, or is misaligned.
     Place,
-    /// The guest says that more requests are available than the ring has descriptors.
+    /// The guest's index announces more available requests than the ring has descriptors.
     AvailableIndex,
     /// A request begins with a descriptor that the ring does not have.
     Head,
@@ -38,7 +37,7 @@ pub(super) enum RingError {
 impl RingError {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Size => "a ring size that is no power of two or too large",
+            Self::Size => "a ring size that is not a power of two or is too large",
             Self::Place => "a ring outside the guest's memory",
             Self::AvailableIndex => "more requests available than the ring holds",
             Self::Head => "a head descriptor outside the ring",
@@ -54,7 +53,7 @@ struct UsedElement {
     length: u32,
 }
 
-/// Where the parts of a ring are, in the terms of the front end's process.
+/// The addresses of a ring's parts in the front end's process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RingAddresses {
     pub descriptors: u64,
@@ -72,11 +71,11 @@ pub(super) struct Ring {
     /// The guest-physical address of the used ring, for the dirty log.
     used_address: GuestAddress,
     event_index: bool,
-    /// The count of requests taken, modulo 2^16.
+    /// The count of requests taken, modulo 2¹⁶.
     next_available: u16,
-    /// The count of requests given back, modulo 2^16; published by [`publish`](Self::publish).
+    /// The count of requests given back, modulo 2¹⁶; published by [`publish`](Self::publish).
     next_used: u16,
-    /// The count at the last decision about an interrupt.
+    /// The value of `next_used` at the last decision about an interrupt.
     signalled_used: u16,
     notifications: bool,
 }
@@ -105,7 +104,7 @@ impl Ring {
         };
         let count = u64::from(size);
         let descriptors = place(addresses.descriptors, 16 * count, 16)?.0;
-        // Flags and index before the entries, the event word behind them.
+        // Flags and index precede the entries, and the event word follows them.
         let available = place(addresses.available, 4 + 2 * count + 2, 2)?.0;
         let (used, used_address) = place(addresses.used, 4 + 8 * count + 2, 4)?;
         let mut ring = Self {
@@ -126,7 +125,7 @@ impl Ring {
         Ok(ring)
     }
 
-    /// The same ring, from where it is now on, with its parts at `addresses` in `memory`.
+    /// The same ring with its current count, and with its parts at `addresses` in `memory`.
     pub(super) fn moved(
         &self,
         memory: Arc<Memory>,
@@ -172,12 +171,13 @@ impl Ring {
         u16::from_le(self.word(self.available, 1).load(order))
     }
 
-    /// Whether a request is available. Cheap: one load.
+    /// Whether a request is available. The check is cheap: one load.
     pub(super) fn has_available(&self) -> bool {
         self.available_index(Ordering::Relaxed) != self.next_available
     }
 
-    /// The heads of up to `most` available requests, taken off the ring in order.
+    /// Takes up to `most` available requests off the ring in order, and appends their heads to
+    /// `heads`.
     pub(super) fn take(&mut self, most: usize, heads: &mut Vec<u16>) -> Result<(), RingError> {
         // Acquire: the entries below the index, and their descriptors, are read after it.
         let waiting = self.available_index(Ordering::Acquire).wrapping_sub(self.next_available);
@@ -200,7 +200,7 @@ impl Ring {
     pub(super) fn descriptor(&self, index: u16) -> RawDescriptor {
         assert!(index < self.size, "a descriptor of the ring");
         // SAFETY: `new` checked that the table is mapped in full and aligned; a volatile read
-        // takes whatever the guest has there, once.
+        // copies the guest's current bytes once.
         unsafe { self.descriptors.wrapping_add(usize::from(index)).read_volatile() }
     }
 
@@ -215,25 +215,25 @@ impl Ring {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Lets the guest see what was given back.
+    /// Publishes the requests given back, so that the guest sees them.
     pub(super) fn publish(&mut self) {
         self.word(self.used, 1).store(self.next_used.to_le(), Ordering::Release);
     }
 
-    /// The count of requests given back, with those not yet published.
+    /// The count of requests given back, including those not yet published.
     pub(super) fn next_used(&self) -> u16 {
         self.next_used
     }
 
-    /// The guest-physical ranges that giving back the entries from count `from` on has written:
-    /// flags, index and event word of the used ring, and its entries.
+    /// The guest-physical range, address and length in bytes, that giving back requests writes:
+    /// flags, index, entries and event word of the used ring.
     pub(super) fn used_range(&self) -> (GuestAddress, u64) {
         (self.used_address, 4 + 8 * u64::from(self.size) + 2)
     }
 
-    /// Whether the guest wants an interrupt for what has been published since the last call.
-    pub(super) fn wants_interrupt(&mut self) -> bool {
-        // The index must be visible before the guest's wish is read (virtio 1.2, 2.7.7.2).
+    /// Whether the guest needs an interrupt for the requests published since the last call.
+    pub(super) fn needs_interrupt(&mut self) -> bool {
+        // The index must be visible before the guest's flag or event is read (virtio 1.2, 2.7.7.2).
         fence(Ordering::SeqCst);
         let (before, after) = (self.signalled_used, self.next_used);
         if before == after {
@@ -248,8 +248,8 @@ impl Ring {
         u16::from_le(self.word(self.available, 0).load(Ordering::Relaxed)) & NO_INTERRUPT == 0
     }
 
-    /// Asks the guest to kick for new requests. Returns whether some came in the meantime, so
-    /// that the caller must not sleep.
+    /// Asks the guest to kick for new requests. Returns whether some have arrived in the meantime,
+    /// in which case the caller must not sleep.
     pub(super) fn enable_notifications(&mut self) -> bool {
         self.notifications = true;
         if self.event_index {
@@ -258,13 +258,14 @@ impl Ring {
         } else {
             self.word(self.used, 0).store(0, Ordering::Relaxed);
         }
-        // The wish must be visible before the index is read again.
+        // The flag or event must be visible before the index is read again.
         fence(Ordering::SeqCst);
         self.has_available()
     }
 
-    /// Asks the guest not to kick: it is being watched. With the event index nothing is written:
-    /// the event stays behind, and the guest does not reach it for 65,536 requests.
+    /// Asks the guest not to kick, because the ring is polled. With the event index this writes
+    /// nothing: the old event stays behind the index, and the guest does not reach it for 65,536
+    /// requests.
     pub(super) fn disable_notifications(&mut self) {
         if self.notifications {
             self.notifications = false;
@@ -275,7 +276,7 @@ impl Ring {
     }
 }
 
-/// Whether a count that went from `old` to `new` passed `event` (virtio 1.2, 2.7.10).
+/// Whether a count that has changed from `old` to `new` has passed `event` (virtio 1.2, 2.7.10).
 fn is_crossed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_in_the_wrong_place_are_refused() {
+    fn misplaced_rings_are_refused() {
         let memory = Arc::new(memory(1 << 16, 0x1000_0000));
         let good =
             RingAddresses { descriptors: 0x1000_0000, available: 0x1000_2000, used: 0x1000_3000 };
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_lies_about_its_index_is_refused() {
+    fn a_ring_with_an_invalid_index_or_head_is_refused() {
         let memory = Arc::new(memory(1 << 16, 0));
         let addresses = RingAddresses { descriptors: 0, available: 0x2000, used: 0x3000 };
         let mut ring = Ring::new(Arc::clone(&memory), addresses, 16, false, 0).unwrap();

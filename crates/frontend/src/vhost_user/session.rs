@@ -28,13 +28,13 @@ use super::mailbox::{RingThread, WorkerHandle};
 use super::memory::{Memory, RegionLayout};
 use super::observer::GuestObserver;
 use super::ring::{RING_SIZE_MAX, Ring, RingAddresses, RingError};
+use super::ring_right::RingRight;
 use super::status::Counters;
-use super::turn::Turn;
 use super::worker::WorkerStart;
 
-/// The most memory regions of a guest: what the protocol library takes in one table.
+/// The most memory regions of a guest: the protocol library's limit for one table.
 const REGIONS_MAX: usize = 32;
-/// The configuration space can be read as if it were this long, in bytes; the rest is zeroes.
+/// The readable length of the configuration space, in bytes; the bytes past its end are zeroes.
 const CONFIG_READ_MAX: usize = 256;
 
 /// A ring as the messages have described it so far.
@@ -49,7 +49,7 @@ struct RingSetup {
     worker: Option<WorkerHandle>,
 }
 
-/// What a session begins with.
+/// The parameters of a new session.
 pub(super) struct SessionStart {
     /// Counts up from 0 for each connection.
     pub number: u64,
@@ -58,7 +58,7 @@ pub(super) struct SessionStart {
     pub observer: Arc<dyn GuestObserver>,
     pub counters: Arc<Counters>,
     pub live: Arc<Mutex<Live>>,
-    pub turn: Arc<Turn>,
+    pub right: Arc<RingRight>,
     pub memory_owner: Arc<MemoryOwner>,
 }
 
@@ -70,19 +70,19 @@ pub(super) struct Session {
     observer: Arc<dyn GuestObserver>,
     counters: Arc<Counters>,
     live: Arc<Mutex<Live>>,
-    turn: Arc<Turn>,
-    /// Whom the loss of shared memory is reported to.
+    right: Arc<RingRight>,
+    /// The owner of shared memory, to which its loss is reported.
     memory_owner: Arc<MemoryOwner>,
     memory: Arc<Memory>,
     features: u64,
     protocol_features: u64,
     rings: Vec<RingSetup>,
-    /// The threads that serve rings, as long as they do: ring n is served by the thread n modulo
-    /// their number.
+    /// The threads that serve rings; each lives as long as it does so. The thread `n` modulo the
+    /// number of threads serves the ring `n`.
     threads: Vec<Weak<RingThread>>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Inflight>,
-    /// The server ends: no ring starts any more.
+    /// Whether the session has closed: no ring starts any more.
     closed: bool,
 }
 
@@ -90,8 +90,8 @@ fn invalid(text: impl Into<String>) -> Error {
     Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, text.into()))
 }
 
-/// Why a ring cannot start. One that lies in no memory of the guest has a kind of its own: memory
-/// that is not shared is missing from what the VMM hands over.
+/// The error of a ring that cannot start. A ring outside the guest's memory has a separate kind,
+/// because memory that is not shared is missing from the VMM's table.
 fn ring_refused(index: usize, error: RingError) -> Error {
     let kind = match error {
         RingError::Place => io::ErrorKind::AddrNotAvailable,
@@ -106,7 +106,7 @@ fn failed(error: io::Error) -> Error {
 
 impl Session {
     pub(super) fn new(start: SessionStart) -> Self {
-        let SessionStart { number, disk, options, observer, counters, live, turn, memory_owner } =
+        let SessionStart { number, disk, options, observer, counters, live, right, memory_owner } =
             start;
         let rings = (0..options.queues).map(|_| RingSetup::default()).collect();
         let threads = usize::from(options.threads_or_default());
@@ -119,7 +119,7 @@ impl Session {
             observer,
             counters,
             live,
-            turn,
+            right,
             memory: Arc::new(Memory::new(Arc::clone(&memory_owner))),
             memory_owner,
             features: 0,
@@ -152,7 +152,7 @@ impl Session {
         (self.features & LOG_ALL != 0).then(|| self.log.clone()).flatten()
     }
 
-    /// Starts a ring as soon as everything about it is known.
+    /// Starts a ring if it is completely described.
     fn start(&mut self, index: usize) -> Result<()> {
         let (event_index, log) = (self.event_index(), self.active_log());
         let setup = &mut self.rings[index];
@@ -167,7 +167,7 @@ impl Session {
         if inflight.as_ref().is_some_and(|inflight| inflight.size() < setup.size) {
             return Err(invalid(format!("queue {index} is larger than its in-flight memory")));
         }
-        if !self.turn.take(self.number) {
+        if !self.right.take(self.number) {
             let text = "another VMM's guest is running on this disk";
             return Err(failed(io::Error::new(io::ErrorKind::ResourceBusy, text)));
         }
@@ -204,7 +204,7 @@ impl Session {
         let wake = worker.wake();
         self.rings[index].worker = Some(worker);
         let mut live = self.live();
-        // A change of layers may have begun while the ring was not yet among those that are told so.
+        // A change of layers may have begun before the ring's wake-up was in the list.
         wake.wake();
         live.wakes.push((index, wake));
         live.running_queues += 1;
@@ -224,7 +224,7 @@ impl Session {
         Ok(thread)
     }
 
-    /// Stops a ring once nothing is in flight, and keeps how far it had come.
+    /// Stops a ring once nothing is in flight, and keeps the count of requests taken from it.
     fn stop(&mut self, index: usize) {
         let setup = &mut self.rings[index];
         let Some(worker) = setup.worker.take() else { return };
@@ -237,7 +237,7 @@ impl Session {
         drop(live);
         if !self.is_running() {
             self.observer.stopped(self.number);
-            self.turn.give(self.number);
+            self.right.give(self.number);
         }
     }
 
@@ -246,7 +246,7 @@ impl Session {
         self.rings.iter().any(|ring| ring.worker.is_some())
     }
 
-    /// Completes what is in flight and starts nothing any more.
+    /// Completes the requests in flight. No ring starts any more.
     pub(super) fn close(&mut self) {
         self.stop_all();
         if !std::mem::replace(&mut self.closed, true) {
@@ -260,13 +260,13 @@ impl Session {
         }
     }
 
-    /// Gives running rings the memory, the places and the log that hold now. Their size and their
-    /// way of notifying stay what they were at the start.
+    /// Gives running rings the current memory, addresses and log. Their size and their kind of
+    /// notification stay as they were at the start.
     fn refresh(&mut self) -> Result<()> {
         (0..self.rings.len()).try_for_each(|index| self.refresh_ring(index))
     }
 
-    /// The same for one ring: no other waits for its requests.
+    /// The same for one ring; the other rings do not wait for its requests.
     fn refresh_ring(&mut self, index: usize) -> Result<()> {
         let (memory, log) = (Arc::clone(&self.memory), self.active_log());
         let setup = &self.rings[index];
@@ -283,7 +283,7 @@ impl Session {
             Some(Ok(())) => {}
             Some(Err(error)) => {
                 let error: RingError = error;
-                // The ring is not where the memory is any more: it must not be touched.
+                // The ring is no longer in the guest's memory, so it must not be accessed.
                 self.stop(index);
                 return Err(invalid(format!("queue {index}: {}", error.name())));
             }
@@ -302,7 +302,7 @@ impl Session {
         refreshed
     }
 
-    /// Whom the loss of shared memory is reported to.
+    /// The owner of shared memory, to which its loss is reported.
     pub(super) fn memory_owner(&self) -> &Arc<MemoryOwner> {
         &self.memory_owner
     }
@@ -312,7 +312,7 @@ impl Session {
         &self.memory
     }
 
-    /// The VMM has handed over a channel for messages of ours.
+    /// Sets the channel for the daemon's own messages, which the VMM has handed over.
     pub(super) fn set_channel(&self, channel: UnixStream) {
         self.live().channel = Some(channel);
     }
@@ -328,7 +328,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.close();
-        self.turn.give(self.number);
+        self.right.give(self.number);
     }
 }
 
@@ -398,7 +398,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             .filter(|size| size.is_power_of_two() && *size <= RING_SIZE_MAX);
         let ring = self.ring(index)?;
         let size = valid.ok_or_else(|| {
-            invalid(format!("a ring of {size} is not possible: a power of two up to 1024 is"))
+            invalid(format!("a ring of {size} entries is invalid: use a power of two up to 1024"))
         })?;
         if ring.worker.is_some() && ring.size != size {
             return Err(invalid(format!("queue {index} runs: its size cannot change")));
@@ -454,7 +454,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if let Some(worker) = &setup.worker {
             worker.update(false, move |worker| {
                 worker.call = call;
-                // One that was due may have gone to the descriptor before.
+                // A pending interrupt may have gone to the old descriptor.
                 worker.interrupt();
             });
         }
@@ -507,7 +507,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_backend_req_fd(&mut self, _backend: Backend) {
-        // The descriptor itself has been taken off the message; see `set_channel`.
+        // The descriptor has already been copied from the message; see `set_channel`.
     }
 
     fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
@@ -518,13 +518,16 @@ impl VhostUserBackendReqHandlerMut for Session {
         Err(Error::InvalidOperation("a disk shares no objects"))
     }
 
-    fn get_inflight_fd(&mut self, wish: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+    fn get_inflight_fd(
+        &mut self,
+        request: &VhostUserInflight,
+    ) -> Result<(VhostUserInflight, File)> {
         let (inflight, file, length) =
-            Inflight::create(wish.num_queues, wish.queue_size, &self.memory_owner)
+            Inflight::create(request.num_queues, request.queue_size, &self.memory_owner)
                 .map_err(failed)?;
         self.inflight = Some(inflight);
         self.live().inflight = true;
-        Ok((VhostUserInflight::new(length, 0, wish.num_queues, wish.queue_size), file))
+        Ok((VhostUserInflight::new(length, 0, request.num_queues, request.queue_size), file))
     }
 
     fn set_inflight_fd(&mut self, given: &VhostUserInflight, file: File) -> Result<()> {

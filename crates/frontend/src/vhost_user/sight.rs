@@ -1,46 +1,46 @@
-//! Whether the daemon sees what the guest writes.
+//! Whether the guest's writes to its memory reach the daemon.
 //!
-//! A VMM can hand over the file of a memory that it has mapped privately (`share=off` in QEMU). All
-//! is set up as for any guest, but the guest's stores go to copies of the file's pages: its ring
-//! stays empty here however often it kicks, and the guest waits for ever.
+//! A VMM can hand over the file of a memory that it has mapped privately (`share=off` in QEMU). The
+//! connection is set up as for any guest, but the guest's stores go to private copies of the file's
+//! pages. So its ring stays empty here however often the guest kicks, and the guest waits for ever.
 //!
-//! A kick on an empty ring proves nothing: VMMs kick once to be on the safe side. So a ring that is
-//! still empty a second later is only a reason to look at the memory as a whole. A guest that runs
-//! has its code and data there; where next to nothing but zeroes is found, the guest writes
-//! elsewhere. What follows is a warning and nothing else.
+//! A kick on an empty ring proves nothing, because some VMMs send a first kick as a precaution. So
+//! a ring that is still empty a second later is only a reason to examine the memory as a whole. A
+//! running guest has its code and data there; if the memory is nearly all zeroes, the guest writes
+//! elsewhere. The only consequence is a warning.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::ring::Ring;
 
-/// How long a ring may stay empty after a kick before the memory is looked at, in nanoseconds.
+/// How long a ring may stay empty after a kick before the memory is examined, in nanoseconds.
 const WAIT_NS: u64 = 1_000_000_000;
 
-/// Nothing is known yet.
+/// Not known yet.
 const UNKNOWN: u8 = 0;
-/// Something of the guest was seen.
+/// Writes of the guest were seen.
 const SEEN: u8 = 1;
-/// The guest has kicked, and there is nothing of it in its memory.
+/// The guest has kicked, but its memory holds nothing of a guest.
 const BLIND: u8 = 2;
 
-/// What is known about a connection's memory, by all its rings.
+/// The knowledge about a connection's memory, shared by all its rings.
 #[derive(Debug, Default)]
 pub(super) struct Sight(AtomicU8);
 
 impl Sight {
-    /// Whether the guest uses its disk but nothing of what it writes arrives here.
+    /// Whether the guest uses its disk but none of its writes to memory reach the daemon.
     pub(super) fn is_blind(&self) -> bool {
         self.0.load(Ordering::Relaxed) == BLIND
     }
 }
 
-/// One ring's part in finding out.
+/// One ring's part of the detection.
 pub(super) struct Lookout {
     sight: Arc<Sight>,
-    /// Something was seen: there is nothing left to find out.
+    /// Whether writes of the guest were seen, which ends the detection.
     ended: bool,
-    /// When to look at the memory; `u64::MAX` where no kick is unanswered.
+    /// When to examine the memory, in nanoseconds; `u64::MAX` if no kick is unanswered.
     deadline_ns: u64,
 }
 
@@ -56,7 +56,7 @@ impl Lookout {
         }
     }
 
-    /// The ring has requests. Cheap: it is called in each round.
+    /// The ring has requests. This method is cheap, because each round calls it.
     pub(super) fn see(&mut self) {
         if !self.ended {
             self.ended = true;
@@ -70,8 +70,8 @@ impl Lookout {
         self.deadline_ns
     }
 
-    /// Looks at the memory of a ring that has stayed empty. Returns whether it has just turned out
-    /// that nothing of the guest is there.
+    /// Examines the memory of a ring that has stayed empty. Returns whether this call is the first
+    /// to find nothing of the guest there.
     pub(super) fn look(&mut self, ring: &Ring) -> bool {
         self.deadline_ns = u64::MAX;
         if self.sight.0.load(Ordering::Relaxed) == SEEN {

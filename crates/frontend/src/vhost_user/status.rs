@@ -1,15 +1,15 @@
-//! What a vhost-user front end tells about itself.
+//! The reported state of a vhost-user front end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use super::refusal::Refusal;
 
-/// Counts of one front end since it started, over all its connections.
+/// Counts of one front end since its start, over all its connections.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// Requests that made no sense.
+    /// Requests that were invalid and were refused.
     pub refused: AtomicU64,
-    /// Rings that contradicted themselves.
+    /// Rings that were stopped because their contents were invalid.
     pub broken_rings: AtomicU64,
     /// Connections that ended with a protocol error.
     pub protocol_errors: AtomicU64,
@@ -25,18 +25,18 @@ pub(super) struct Counters {
     pub warned: AtomicBool,
 }
 
-/// The state of a vhost-user front end at one moment.
+/// The state of a vhost-user front end at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VhostUserStatus {
     /// Whether a VMM is connected.
     pub connected: bool,
-    /// Rings that are being served.
+    /// The number of rings that are being served.
     pub running_queues: u16,
     /// The virtio and vhost features that the guest accepted.
     pub features: u64,
     /// The vhost-user protocol features that the VMM accepted.
     pub protocol_features: u64,
-    /// Guest memory that is mapped, in bytes.
+    /// The amount of mapped guest memory, in bytes.
     pub memory: u64,
     /// Whether the VMM keeps the in-flight requests across a restart of the daemon.
     pub inflight: bool,
@@ -44,9 +44,9 @@ pub struct VhostUserStatus {
     pub logging: bool,
     /// Connections accepted since the start.
     pub connections: u64,
-    /// Requests that made no sense and were refused.
+    /// Requests that were invalid and were refused.
     pub refused: u64,
-    /// Rings that contradicted themselves and were stopped.
+    /// Rings that were stopped because their contents were invalid.
     pub broken_rings: u64,
     /// Connections that ended with a protocol error.
     pub protocol_errors: u64,
@@ -54,12 +54,12 @@ pub struct VhostUserStatus {
     pub recovered: u64,
     /// Threads that failed.
     pub panics: u64,
-    /// Connections that ended because shared memory could not be accessed any more: its file was
-    /// cut short, there was no room for a page, or the hardware lost one.
+    /// Connections that ended because shared memory became inaccessible: its file was truncated,
+    /// there was no room for a page, or the hardware lost one.
     pub lost: u64,
-    /// Whether the guest kicks its queues, but nothing of what it writes arrives here: its memory
-    /// is mapped privately by the VMM.
+    /// Whether the guest kicks its queues, but none of its writes to memory reach the daemon: the
+    /// VMM has mapped its memory privately.
     pub blind: bool,
-    /// Why the last VMM could not be served; `None` once one is.
+    /// Why the last VMM could not be served; `None` once a VMM is served.
     pub refusal: Option<Refusal>,
 }

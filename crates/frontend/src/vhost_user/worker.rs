@@ -1,9 +1,9 @@
 //! A ring.
 //!
 //! A thread drives one or more rings of a guest: it takes requests off a ring, sends them through
-//! the ring's stack, and gives back to the guest what is done. The session's thread changes a ring
-//! through [`WorkerHandle::update`](super::mailbox::WorkerHandle::update), which runs a closure on
-//! the ring's thread, between two rounds; so nothing on the request path is shared, and nothing is
+//! the ring's stack, and gives completed requests back to the guest. The session's thread changes a
+//! ring through [`WorkerHandle::update`](super::mailbox::WorkerHandle::update), which runs a
+//! closure on the ring's thread, between two rounds. So nothing on the request path is shared or
 //! locked.
 
 mod intake;
@@ -31,22 +31,22 @@ use super::ring::Ring;
 use super::sight::{Lookout, Sight};
 use super::status::Counters;
 
-/// How many requests are taken before what is done is given back: small enough that the guest
+/// The most requests that are taken before completed ones are given back: few enough that the guest
 /// works on the first while the last are being served.
 const BATCH: usize = 16;
-/// How often a request is repeated that none of the daemons or connections before got to the end
-/// of. Then it is given back as failed: it may be what ended them.
+/// How often a request is repeated if no earlier daemon or connection completed it. After that it
+/// fails, because it may be the cause of their ends.
 const REPEATS_MAX: u8 = 8;
 const TOKEN_KICK: u64 = 0;
 
-/// What a ring begins with.
+/// The parameters of a new ring.
 pub(super) struct WorkerStart {
     pub disk: Arc<Disk>,
     pub ring: Ring,
     pub kick: File,
     pub call: Option<Call>,
     pub enabled: bool,
-    /// Whether the guest knows of the volatile write cache; where not, every write is durable.
+    /// Whether the guest has accepted the volatile write cache; if not, every write is durable.
     pub write_back: bool,
     pub log: Option<Arc<DirtyLog>>,
     pub inflight: Option<QueueInflight>,
@@ -54,20 +54,20 @@ pub(super) struct WorkerStart {
     pub counters: Arc<Counters>,
 }
 
-/// What is known of the request at a head while it is in flight.
+/// The state of the request at a head while it is in flight.
 #[derive(Clone, Copy)]
 struct Taken {
-    /// Requests sent through the stack for it and not yet back; 0 where the head is free.
+    /// Requests sent through the stack for it and not yet completed; 0 if the head is free.
     left: u16,
     /// The first failure among them.
     outcome: Outcome,
-    /// The bytes that will have been written to its data.
+    /// The number of bytes written to its data if it succeeds.
     written: u32,
     status: *mut u8,
     status_address: GuestAddress,
 }
 
-/// The state of a ring, which its thread alone uses.
+/// The state of a ring, used only by the ring's thread.
 pub(super) struct Worker {
     pub ring: Ring,
     pub call: Option<Call>,
@@ -80,28 +80,29 @@ pub(super) struct Worker {
     counters: Arc<Counters>,
     lookout: Lookout,
     mailbox: Arc<Mailbox<Command>>,
-    /// The thread is writing to a descriptor that the VMM holds too.
+    /// Whether the thread is writing to a descriptor that the VMM also holds.
     writing: Arc<AtomicBool>,
     group: Group,
     owner: Owner,
     stack: Stack,
-    /// Whose memory it is: once some of it is lost, nothing is taken or given back any more.
+    /// The owner of the guest's memory. Once some of the memory is lost, no request is taken or
+    /// given back.
     memory_owner: Arc<MemoryOwner>,
     taken: Vec<Taken>,
-    /// Requests of an earlier daemon, to be carried out before any other.
+    /// Heads of requests of an earlier daemon, to be carried out before all others.
     recovered: VecDeque<u16>,
-    /// Some of them have been repeated before: each is carried out alone, so that only the one
-    /// that ends the daemon is counted.
+    /// Whether some of them have been repeated before. Then each is carried out alone, so that only
+    /// a request that ends the daemon has its repetitions counted.
     careful: bool,
     ended: bool,
-    /// A command waits until nothing is in flight.
+    /// Whether a command waits until nothing is in flight.
     draining: bool,
-    /// The ring has contradicted itself: nothing is taken from it any more.
+    /// Whether the ring's contents were invalid: no more requests are taken from it.
     broken: bool,
     heads: Vec<u16>,
     chain: Chain,
     segments: Vec<Segment>,
-    /// Whether requests were taken when the thread began to look for work.
+    /// Whether the ring took requests when the thread began to look for work.
     open: bool,
     /// Whether the guest was asked to kick.
     armed: bool,
@@ -159,26 +160,27 @@ impl Worker {
             return Err(error);
         }
         worker.ring.disable_notifications();
-        // An earlier daemon may have died between giving a request back and saying so: an interrupt
-        // too many does no harm, one that never comes leaves the guest waiting for ever.
+        // An earlier daemon may have died between giving a request back and the interrupt. A
+        // superfluous interrupt does no harm; a missing one leaves the guest waiting for ever.
         worker.interrupt();
         Ok(worker)
     }
 
-    /// Finds what an earlier daemon has taken and not given back.
+    /// Finds the requests that an earlier daemon has taken and not given back.
     fn recover(&mut self) -> io::Result<()> {
         let Some(inflight) = &mut self.inflight else { return Ok(()) };
         let used_index = self.ring.used_index();
         if self.memory_owner.is_lost() {
-            // The index is not the guest's, and what is noted in flight must not be taken for done.
+            // The index is not the guest's, and recorded requests must not be taken for completed
+            // ones.
             return Err(io::Error::other("the guest's memory is lost"));
         }
         let mut recovered = inflight.recover(used_index);
-        // There may be room for more than the ring has.
+        // The in-flight memory may have more entries than the ring.
         recovered.retain(|&head| head < self.ring.size());
         self.careful = recovered.iter().any(|&head| inflight.is_repeated(head));
         self.recovered = recovered.into();
-        // The front end knows only what was given back. What was taken is that and the rest.
+        // The front end knows only the count of requests given back; the rest were taken as well.
         self.ring.set_next_available(used_index.wrapping_add(self.recovered.len() as u16));
         if !self.recovered.is_empty() {
             tracing::info!(
@@ -191,7 +193,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether requests are taken.
+    /// Whether the ring takes requests.
     fn is_serving(&self) -> bool {
         self.enabled
             && !self.draining
@@ -200,7 +202,7 @@ impl Worker {
             && !self.memory_owner.is_lost()
     }
 
-    /// Carries out once more what an earlier daemon had taken.
+    /// Repeats a request that an earlier daemon had taken.
     fn repeat(&mut self, head: u16, reactor: &Reactor) {
         let repeats = self.inflight.as_mut().map_or(0, |inflight| inflight.repeat(head));
         if repeats < REPEATS_MAX {
@@ -210,12 +212,12 @@ impl Worker {
         tracing::error!(
             disk = self.disk.name(),
             vm = self.disk.vm(),
-            "a request that was repeated {repeats} times in vain is given back as failed"
+            "a request fails after {repeats} repetitions without a completion"
         );
         let status = if repeats == REPEATS_MAX && self.chain.read(&self.ring, head).is_ok() {
             request::cut_status(self.ring.memory(), &mut self.chain).ok()
         } else {
-            // Not even that has worked the last time.
+            // The last attempt to set the status has not succeeded.
             None
         };
         let Some((status, status_address)) = status else {
@@ -228,13 +230,14 @@ impl Worker {
         self.finish(head, Err(ErrorKind::Io));
     }
 
-    /// Tells the operator of a misbehaving guest: once for each connection, the rest is counted.
+    /// Warns the operator of a misbehaving guest, once for each connection. Every refusal is
+    /// counted.
     fn warn(&self, what: &str) {
         if !self.counters.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 disk = self.disk.name(),
                 vm = self.disk.vm(),
-                "refused from the guest: {what}; further ones are only counted"
+                "refused from the guest: {what}; further refusals are only counted"
             );
         }
     }
@@ -242,7 +245,7 @@ impl Worker {
     fn break_ring(&mut self, what: &str) {
         self.broken = true;
         if self.memory_owner.is_lost() {
-            // It reads as zeroes that the guest never wrote.
+            // The lost memory reads as zeroes that the guest never wrote.
             return;
         }
         self.counters.broken_rings.fetch_add(1, Ordering::Relaxed);
@@ -253,7 +256,7 @@ impl Worker {
         );
     }
 
-    /// Gives back what is done.
+    /// Gives completed requests back to the guest. Returns whether there were any.
     fn give_back(&mut self) -> bool {
         if !self.stack.has_completed() {
             return false;
@@ -276,7 +279,7 @@ impl Worker {
         true
     }
 
-    /// One of the requests of `head` has come back.
+    /// Counts the completion of one of the stack requests of `head`.
     fn complete(&mut self, head: u16, outcome: Outcome) {
         let taken = &mut self.taken[usize::from(head)];
         if taken.outcome.is_ok() {
@@ -288,7 +291,8 @@ impl Worker {
         }
         let Taken { outcome, written, status, status_address, .. } = *taken;
         if self.memory_owner.is_lost() {
-            // Its bytes may have come from, or gone to, a page that is not the guest's any more.
+            // The request's data may have come from, or gone to, a page that is no longer the
+            // guest's.
             return;
         }
         // SAFETY: the place was translated in the memory that the ring holds when the request was
@@ -304,7 +308,7 @@ impl Worker {
         self.return_head(head, written.saturating_add(1));
     }
 
-    /// Ends the request of `head` without the disk.
+    /// Completes the request of `head` without the disk.
     fn finish(&mut self, head: u16, outcome: Outcome) {
         self.taken[usize::from(head)].left = 1;
         self.complete(head, outcome);
@@ -318,7 +322,7 @@ impl Worker {
         self.ring.give_back(head, written);
     }
 
-    /// Lets the guest see what was given back, and interrupts it if it wants to be.
+    /// Lets the guest see the requests given back, and interrupts it if necessary.
     fn publish(&mut self) {
         if self.memory_owner.is_lost() {
             return;
@@ -331,7 +335,7 @@ impl Worker {
             let (address, length) = self.ring.used_range();
             log.mark(address, length);
         }
-        if self.ring.wants_interrupt() {
+        if self.ring.needs_interrupt() {
             self.interrupt();
         }
     }
@@ -343,7 +347,7 @@ impl Worker {
         }
     }
 
-    /// Makes the changes that the session asks for.
+    /// Makes the changes that the session has requested. Returns whether none is left.
     fn take_commands(&mut self) -> bool {
         loop {
             let in_flight = self.stack.in_flight();
@@ -366,7 +370,7 @@ impl Worker {
         self.ended = true;
     }
 
-    /// Whether new requests can be taken: not while those of an earlier daemon wait for one another.
+    /// Whether new requests can be taken: not while an earlier daemon's requests run one by one.
     fn is_open(&self) -> bool {
         self.is_serving() && (!self.careful || self.recovered.is_empty())
     }
@@ -407,7 +411,7 @@ impl Source for Worker {
         for index in 0..self.heads.len() {
             let head = self.heads[index];
             if self.taken[usize::from(head)].left > 0 {
-                // Its memory would be two requests' at once.
+                // Two requests would share its entry and its memory.
                 self.break_ring("a request that is available twice");
                 break;
             }
@@ -446,7 +450,7 @@ impl Source for Worker {
     fn rest(&mut self, now_ns: u64, _: &mut Reactor) -> u64 {
         self.open = self.is_open();
         if self.lookout.deadline_ns() <= now_ns && self.lookout.look(&self.ring) {
-            // Whoever watches over the disk shows it.
+            // The component that watches the disk reports the private memory.
             self.disk.failures().call();
         }
         self.lookout.deadline_ns()
@@ -478,7 +482,7 @@ impl Drop for Worker {
         if self.stack.is_under_way() {
             tracing::error!(
                 disk = self.disk.name(),
-                "requests of a queue that failed are still under way: their memory is kept for good"
+                "requests of a failed queue are still in flight: their memory stays mapped"
             );
             std::mem::forget(Arc::clone(self.ring.memory()));
         }

@@ -318,7 +318,7 @@ impl Client {
     }
 
     pub fn new_inflight(&mut self, queues: u16) -> (VhostUserInflight, File) {
-        let wish = VhostUserInflight::new(0, 0, queues, RING_SIZE);
-        self.frontend.get_inflight_fd(&wish).unwrap()
+        let request = VhostUserInflight::new(0, 0, queues, RING_SIZE);
+        self.frontend.get_inflight_fd(&request).unwrap()
     }
 }

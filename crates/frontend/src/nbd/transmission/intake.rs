@@ -1,4 +1,4 @@
-//! Taking requests in: from the socket to the disk.
+//! The intake of requests: from the socket to the disk.
 
 use std::io;
 
@@ -10,20 +10,21 @@ use super::super::channel::is_blocked;
 use super::super::wire::{Mode, RequestHeader, command, error, flag};
 use super::{Ending, Partial, Phase, Refused, Slot, Transmission, answered, charge};
 
-/// The requests that one connection may have in flight.
+/// The most requests that one connection may have in flight.
 const IN_FLIGHT_MAX: usize = 1024;
-/// A payload that is refused is read and dropped up to this length; a longer one is taken for an
-/// attack, in bytes.
+/// The longest refused payload that is read and dropped, in bytes. A longer one counts as an
+/// attack.
 const REFUSED_PAYLOAD_MAX: u64 = 64 << 20;
-/// The least number of requests that are begun before replies are looked after: small, so that a
-/// client takes up the first replies while the server works on the rest of what it sent.
+/// The fewest requests that are begun before replies are processed, if as many have arrived: few,
+/// so that a client receives the first replies while the server works on the other requests.
 const BATCH_MIN: usize = 4;
-/// The most where the thread serves others too: a flood of small requests must not keep them waiting.
+/// The most if the thread also serves other connections: a flood of small requests must not delay
+/// them.
 const BATCH_SHARED_MAX: usize = 64;
 
 impl Transmission {
-    /// Whether more may be read from the client now.
-    pub(super) fn wants_input(&self) -> bool {
+    /// Whether more bytes may be read from the client now.
+    pub(super) fn accepts_input(&self) -> bool {
         self.phase == Phase::Open
             && !self.stack.is_closing()
             && self.has_room(0)
@@ -35,22 +36,22 @@ impl Transmission {
             && (self.in_flight == 0 || self.in_flight_bytes + bytes <= self.budget.client())
     }
 
-    /// Takes from the budget what `bytes` more in flight need. False where it is spent: the thread
-    /// is woken once there may be more.
+    /// Takes the memory for `bytes` more in flight from the budget. Returns false if the budget is
+    /// spent; the thread is then woken when memory may be available.
     fn borrow(&mut self, bytes: u64) -> bool {
         let needed = (self.in_flight_bytes + bytes).saturating_sub(ALLOWANCE);
         let missing = needed.saturating_sub(self.borrowed);
         if missing > 0 && !self.budget.take(missing, self.export.borrowed(), &self.control) {
-            self.hungry = true;
+            self.awaits_budget = true;
             return false;
         }
         self.borrowed += missing;
         true
     }
 
-    /// Takes what the socket has. True when there was something.
+    /// Receives the available bytes of the socket. Returns whether there were any.
     pub(super) fn receive(&mut self, reactor: &mut Reactor) -> bool {
-        if self.readable_watched || !self.wants_input() {
+        if self.readable_watched || !self.accepts_input() {
             return false;
         }
         if self.begin > 0 && self.input.len() - self.end < self.input.len() / 2 {
@@ -68,7 +69,7 @@ impl Transmission {
         let room = wanted + self.input.len() - self.end;
         let count = match self.channel.receive(payload, &mut self.input[self.end..]) {
             Ok(0) => {
-                // Bytes of a request that never came in full are nothing to be answered.
+                // An incomplete request needs no reply.
                 self.lose(Ending::Lost(io::ErrorKind::UnexpectedEof.into()));
                 return true;
             }
@@ -99,7 +100,7 @@ impl Transmission {
         true
     }
 
-    /// Submits the requests that have arrived, a batch at most.
+    /// Submits the requests that have arrived, at most a batch.
     pub(super) fn parse(&mut self, reactor: &mut Reactor) {
         self.unparsed = false;
         let mut submitted = 0;
@@ -139,10 +140,10 @@ impl Transmission {
             submitted += 1;
             self.begin += self.mode.request_length();
             self.begin_request(&header, reactor);
-            // One that was refused needs nothing.
+            // A refused request needs no memory.
             self.repay();
         }
-        // What is left is taken once the layers have changed.
+        // The other requests are begun after the layers have changed.
         self.closing |= self.stack.is_closing();
         if self.begin == self.end {
             self.begin = 0;
@@ -150,11 +151,11 @@ impl Transmission {
         }
     }
 
-    /// How many requests to begin before replies are looked after: half of those that wait.
+    /// The number of requests to begin before replies are processed: half of those that wait.
     ///
-    /// Where many wait, the server is behind its client, which sleeps until there is a reply. To
-    /// wake it costs as much as several requests, so few replies at a time would keep the server
-    /// behind.
+    /// If many wait, the server is slower than its client, which sleeps until there is a reply. A
+    /// wake-up of the client costs as much as several requests, so few replies at a time would keep
+    /// the server slower.
     fn batch(&self) -> usize {
         let bytes = &self.input[self.begin..self.end];
         let Some(first) = RequestHeader::parse(bytes, self.mode) else { return BATCH_MIN };
@@ -166,7 +167,7 @@ impl Transmission {
 
     fn begin_request(&mut self, header: &RequestHeader, reactor: &mut Reactor) {
         if header.command == command::DISCONNECT {
-            self.bidden = true;
+            self.disconnect_received = true;
             self.close(Ending::Orderly);
             return;
         }
@@ -178,7 +179,8 @@ impl Transmission {
         request.offset = header.offset;
         request.length = header.length;
         let flags = header.flags;
-        // Whether a stack without this offer gets a flush behind the request is decided later.
+        // If the stack does not support forced unit access, `finish` sends a flush after the
+        // request.
         request.flags.force_unit_access =
             flags & flag::FUA != 0 && self.stack.capabilities().force_unit_access;
         match header.command {
@@ -223,11 +225,12 @@ impl Transmission {
             self.stack.submit(request, reactor);
         } else {
             self.partial = Some(Partial { slot, request, filled: count });
-            self.moved_ns = self.stack.now_ns();
+            self.progress_ns = self.stack.now_ns();
         }
     }
 
-    /// What can be said against a request before any part of the disk sees it.
+    /// Checks a request before any part of the disk receives it. Returns the error number and its
+    /// text.
     fn check(&self, header: &RequestHeader) -> Result<(), (u32, &'static str)> {
         let invalid = |text| Err((error::INVALID, text));
         let (known, data) = match header.command {
@@ -272,7 +275,7 @@ impl Transmission {
         Ok(())
     }
 
-    /// Refuses a request, once its payload has been dropped.
+    /// Refuses a request after its payload has been dropped.
     fn refuse(&mut self, header: &RequestHeader, error: u32, text: &'static str) {
         let announced = self.mode == Mode::Extended && header.flags & flag::PAYLOAD_LENGTH != 0;
         let left = if header.command == command::WRITE || announced { header.length } else { 0 };
@@ -295,7 +298,7 @@ impl Transmission {
         self.slots.len() as u32 - 1
     }
 
-    /// Frees the slot of a request that will never be answered.
+    /// Frees the slot of a request that will not be answered.
     pub(super) fn release(&mut self, index: u32) {
         self.free.push(index);
         self.in_flight -= 1;

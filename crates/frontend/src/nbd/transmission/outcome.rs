@@ -1,4 +1,4 @@
-//! Handing outcomes out: from the disk to the socket.
+//! The delivery of outcomes: from the disk to the socket.
 
 use fathom_block::{ErrorKind, Operation, Outcome, Request};
 use fathom_reactor::Reactor;
@@ -7,7 +7,7 @@ use super::super::wire::{RequestHeader, command, error, flag};
 use super::{Ending, Phase, Slot, Transmission, answered};
 
 impl Transmission {
-    /// Turns what the disk has completed into replies.
+    /// Makes replies of the completed requests. Returns whether there were any.
     pub(super) fn reap(&mut self, reactor: &mut Reactor) -> bool {
         let mut progress = false;
         while let Some((request, outcome)) = self.stack.completed() {
@@ -34,7 +34,7 @@ impl Transmission {
         }
         self.free.push(index);
         let answered = answered(&header);
-        if self.phase == Phase::Gone {
+        if self.phase == Phase::Lost {
             self.in_flight -= 1;
             self.in_flight_bytes -= charged;
             self.stack.recycle(request);
@@ -48,7 +48,7 @@ impl Transmission {
                     self.replies.data(&answered, request, charged);
                     return;
                 }
-                debug_assert!(false, "a request comes back with its buffers whole");
+                debug_assert!(false, "a completed request has all of its buffers");
                 self.replies.failure(&answered, error::IO, "incomplete", charged);
             }
             Ok(()) if header.command == command::BLOCK_STATUS => {
@@ -69,7 +69,7 @@ impl Transmission {
         self.stack.recycle(request);
     }
 
-    /// Sends replies. True when some have left.
+    /// Sends replies. Returns whether any were sent completely.
     pub(super) fn send(&mut self) -> bool {
         if self.replies.is_empty() && !self.channel.has_staged() {
             return false;
@@ -88,8 +88,8 @@ impl Transmission {
         match result {
             Ok(everything) => {
                 if !everything && (!self.blocked_before || self.answered > before) {
-                    // Another reply is under way now.
-                    self.moved_ns = self.stack.now_ns();
+                    // Sending has begun the next reply.
+                    self.progress_ns = self.stack.now_ns();
                 }
                 self.blocked_before = !everything;
                 self.blocked = !everything;
@@ -98,22 +98,22 @@ impl Transmission {
         }
         let progress = self.answered > before;
         if progress && self.begin < self.end {
-            // There may be room now for what had to wait.
+            // Requests that waited may fit now.
             self.unparsed = true;
         }
         progress
     }
 }
 
-/// The protocol's number for what became of a request.
+/// The protocol's error number for a failed request.
 fn error_number(kind: ErrorKind, header: &RequestHeader) -> u32 {
     match kind {
-        // Lost memory is a guest's: a client of NBD has none.
+        // Only a guest's memory can be lost; an NBD client has none.
         ErrorKind::Io | ErrorKind::Memory => error::IO,
         ErrorKind::NoSpace => error::NO_SPACE,
         ErrorKind::ReadOnly => error::PERMISSION,
         ErrorKind::ShuttingDown => error::SHUTDOWN,
-        // The protocol allows this number for nothing else.
+        // The protocol allows this number only for this flag.
         ErrorKind::Unsupported if header.flags & flag::FAST_ZERO != 0 => error::NOT_SUPPORTED,
         ErrorKind::OutOfRange
             if matches!(header.command, command::WRITE | command::WRITE_ZEROES) =>

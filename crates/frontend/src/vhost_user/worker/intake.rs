@@ -1,4 +1,4 @@
-//! A request on its way from the ring to the stack.
+//! The path of a request from the ring to the stack.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use crate::vhost_user::memory::Memory;
 use crate::vhost_user::request::{self, Parsed};
 
 impl Worker {
-    /// One request: from its head to the stack, or straight back.
+    /// Begins one request: passes it from its head to the stack, or completes it immediately.
     pub(super) fn begin(&mut self, head: u16, reactor: &Reactor) {
         if let Err(error) = self.chain.read(&self.ring, head) {
             return self.refuse(head, error.name());
@@ -43,7 +43,7 @@ impl Worker {
         }
     }
 
-    /// A request whose data is in the chain.
+    /// Submits a request whose data is in the chain.
     fn transfer(&mut self, head: u16, parsed: &Parsed, reactor: &Reactor) {
         let operation = parsed.operation.unwrap_or_default();
         let mut request = self.stack.request();
@@ -69,7 +69,7 @@ impl Worker {
         self.submit(head, request, parsed, reactor);
     }
 
-    /// A discard or write-zeroes request: one request of ours for each segment.
+    /// Submits a discard or write-zeroes request: one stack request for each segment.
     fn submit_segments(
         &mut self,
         head: u16,
@@ -103,8 +103,8 @@ impl Worker {
 
     fn submit(&mut self, head: u16, mut request: Box<Request>, parsed: &Parsed, reactor: &Reactor) {
         if self.memory_owner.is_lost() {
-            // What was parsed may be zeroes that the guest never wrote. The request stays noted as
-            // in flight, to be repeated.
+            // The parsed bytes may be zeroes that the guest never wrote. The request stays recorded
+            // as in flight, so that it is repeated.
             self.stack.recycle(request);
             self.taken[usize::from(head)].left -= 1;
             return;
@@ -115,7 +115,7 @@ impl Worker {
         self.stack.begin(request, reactor);
     }
 
-    /// Gives back a request that says nothing one could act on.
+    /// Gives back a request that cannot be parsed.
     fn refuse(&mut self, head: u16, what: &str) {
         if self.memory_owner.is_lost() {
             return;
@@ -127,15 +127,15 @@ impl Worker {
     }
 }
 
-/// Adds a piece of guest memory to a request, cut where regions meet. Returns whether all of it
+/// Adds a piece of guest memory to a request, split at region boundaries. Returns whether all of it
 /// is guest memory.
 fn add_piece(memory: &Memory, request: &mut Request, piece: Piece) -> bool {
     let (mut address, mut left) = (piece.address, u64::from(piece.length));
     while left > 0 {
         let Some((place, count)) = memory.translate_part(address, left) else { return false };
-        // SAFETY: the memory stays mapped while requests are in flight: the ring holds it, it is
-        // replaced only by a command that waits until none is, and a thread that fails leaks it
-        // where the kernel may still use it.
+        // SAFETY: the memory stays mapped while requests are in flight: the ring holds it; only a
+        // command that waits until none is in flight replaces it; and a thread that fails leaks it
+        // if the kernel may still use it.
         unsafe { request.buffers.push(place, count as usize, Some(address)) };
         left -= count;
         let Some(next) = address.0.checked_add(count) else { return left == 0 };

@@ -1,19 +1,19 @@
-//! Whose turn it is to serve rings.
+//! The right to run rings.
 //!
 //! During a live migration two VMMs are connected to one disk: the source, whose guest runs, and
-//! the destination, which sets up and waits. Only one of them may have running rings, or two
-//! guests would write one disk. A ring of the second starts as soon as the last of the first has
-//! stopped.
+//! the destination, which sets up its device and waits. Only one of them may have running rings, or
+//! two guests would write one disk. The second VMM's rings start as soon as the last ring of the
+//! first has stopped.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a VMM's ring waits for those of another to stop.
+/// How long a VMM's ring waits for another VMM's rings to stop.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The right to run rings, held by at most one session of a disk.
 #[derive(Default)]
-pub(super) struct Turn {
+pub(super) struct RingRight {
     state: Mutex<State>,
     freed: Condvar,
 }
@@ -21,12 +21,13 @@ pub(super) struct Turn {
 #[derive(Default)]
 struct State {
     holder: Option<u64>,
-    /// Nobody gets the turn any more.
+    /// The server ends: no session gets the right.
     closed: bool,
 }
 
-impl Turn {
-    /// Waits until nobody but `session` runs rings. Returns whether the turn is its now.
+impl RingRight {
+    /// Waits until no session other than `session` runs rings. Returns whether `session` holds the
+    /// right now.
     pub(super) fn take(&self, session: u64) -> bool {
         self.take_within(session, PATIENCE)
     }
@@ -49,7 +50,7 @@ impl Turn {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the turn of `session`, if it has it.
+    /// Takes the right from `session`, if it holds it.
     pub(super) fn give(&self, session: u64) {
         let mut state = self.state();
         if state.holder == Some(session) {
@@ -58,13 +59,13 @@ impl Turn {
         }
     }
 
-    /// The server ends: whoever waits for the turn does not get it.
+    /// The server ends: sessions that wait do not get the right.
     pub(super) fn close(&self) {
         self.state().closed = true;
         self.freed.notify_all();
     }
 
-    /// Whose turn it is.
+    /// The session that holds the right.
     pub(super) fn holder(&self) -> Option<u64> {
         self.state().holder
     }
@@ -77,21 +78,21 @@ mod tests {
 
     #[test]
     fn the_second_waits_for_the_first() {
-        let turn = Arc::new(Turn::default());
-        assert!(turn.take(1));
-        assert!(turn.take(1));
-        assert!(!turn.take_within(2, Duration::from_millis(5)));
-        turn.give(2);
-        assert_eq!(turn.holder(), Some(1));
-        let second = Arc::clone(&turn);
+        let right = Arc::new(RingRight::default());
+        assert!(right.take(1));
+        assert!(right.take(1));
+        assert!(!right.take_within(2, Duration::from_millis(5)));
+        right.give(2);
+        assert_eq!(right.holder(), Some(1));
+        let second = Arc::clone(&right);
         let waiting = std::thread::spawn(move || second.take(2));
         std::thread::sleep(Duration::from_millis(20));
-        turn.give(1);
+        right.give(1);
         assert!(waiting.join().unwrap());
-        assert_eq!(turn.holder(), Some(2));
-        let third = Arc::clone(&turn);
+        assert_eq!(right.holder(), Some(2));
+        let third = Arc::clone(&right);
         let waiting = std::thread::spawn(move || third.take(3));
-        turn.close();
+        right.close();
         assert!(!waiting.join().unwrap());
     }
 }
