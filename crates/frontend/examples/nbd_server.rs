@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let options = FileOptions { path: what.into(), ..FileOptions::default() };
             Arc::new(FileBackend::open(&options)?)
         }
-        _ => return Err("a disk is memory or file".into()),
+        _ => return Err("the kind of disk is memory or file".into()),
     };
     let options = DiskOptions { name: "disk".into(), ..DiskOptions::default() };
     let exports = Arc::new(Exports::new());

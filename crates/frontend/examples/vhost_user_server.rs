@@ -1,5 +1,5 @@
-//! Serves one image over vhost-user-blk, without a daemon around it:
-//! `vhost_user_server IMAGE SOCKET [direct]`.
+//! Serves one image over vhost-user-blk, without a daemon: `vhost_user_server IMAGE SOCKET
+//! [direct]`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The clients that people use, against a server on a memory disk and on a file.
+//! Common NBD clients against a server with a disk in memory and one in a file.
 
 mod nbd_common;
 
@@ -36,7 +36,7 @@ fn image(server: &Server, name: &str, capacity: u64) -> String {
 }
 
 #[test]
-fn nbdinfo_sees_what_is_there() {
+fn nbdinfo_shows_the_properties_of_exports() {
     if !have(&["nbdinfo"]) {
         return;
     }
@@ -59,7 +59,7 @@ fn nbdinfo_sees_what_is_there() {
     ] {
         assert!(text.contains(line), "{line} in {text}");
     }
-    // libnbd before 1.18 knows no extended headers.
+    // libnbd before 1.18 does not support extended headers.
     let packets = ["using structured packets", "using extended packets"];
     assert!(packets.iter().any(|line| text.contains(line)), "{text}");
     assert!(run("nbdinfo", &[&server.uri("locked")]).contains("is_read_only: true"));
@@ -86,7 +86,7 @@ fn nbdcopy_copies_both_ways() {
     let server = Server::new(&[&memory, &file]);
     let source = image(&server, "source.img", 64 * MIB);
     let target = server.path("target.img");
-    // Over several connections at once, and from one of our disks to the other.
+    // Over several connections, and from one of the server's disks to the other.
     run("nbdcopy", &["--flush", &source, &server.uri("memory")]);
     run("nbdcopy", &[&server.uri("memory"), &server.uri("file")]);
     run("nbdcopy", &[&server.uri("file"), &target]);
@@ -96,7 +96,7 @@ fn nbdcopy_copies_both_ways() {
 }
 
 #[test]
-fn nbdsh_gets_every_command_right() {
+fn every_command_works_with_nbdsh() {
     if !have(&["nbdsh"]) {
         return;
     }
@@ -204,7 +204,7 @@ fn qemu_converts_compares_and_maps() {
 }
 
 #[test]
-fn fio_verifies_what_it_wrote() {
+fn fio_verifies_its_writes() {
     if !have(&["fio"]) || !run("fio", &["--enghelp"]).contains("nbd") {
         return;
     }
@@ -235,7 +235,7 @@ fn fio_verifies_what_it_wrote() {
 }
 
 #[test]
-fn nbdfuse_makes_a_file_of_it() {
+fn nbdfuse_mounts_an_export_as_a_file() {
     if !have(&["nbdfuse", "fusermount3"]) || !Path::new("/dev/fuse").exists() {
         return;
     }

@@ -1,5 +1,5 @@
-//! Clients that lie, stall, vanish or babble: each is answered or cut off and counted, and the
-//! others go on.
+//! Clients that violate the protocol, stall, disconnect or flood: each is answered or cut off and
+//! counted, and the others continue.
 
 mod nbd_common;
 
@@ -20,7 +20,7 @@ fn await_errors(server: &Server, count: u64) {
 }
 
 #[test]
-fn clients_that_break_the_negotiation_are_cut_off_and_counted() {
+fn clients_that_violate_the_negotiation_are_cut_off_and_counted() {
     let server = Server::with(&[&disk("disk", MIB)], |options| {
         options.negotiation_time_max = Duration::from_millis(400);
     });
@@ -36,42 +36,43 @@ fn clients_that_break_the_negotiation_are_cut_off_and_counted() {
     // No magic.
     let mut client = Client::greet(server.connect());
     client.stream.write_all(&[b'x'; 64]).unwrap();
-    assert!(client.is_cut());
+    assert!(client.is_disconnected());
     await_errors(&server, 2);
     // An option of 4 GiB.
     let mut client = Client::greet(server.connect());
     client.stream.write_all(b"IHAVEOPT\0\0\0\x07\xff\xff\xff\xff").unwrap();
-    assert!(client.is_cut());
+    assert!(client.is_disconnected());
     await_errors(&server, 3);
     // An option that is too long is skipped, and the next one is answered.
     let mut client = Client::greet(server.connect());
     assert_eq!(client.outcome(GO, &vec![0; 300 << 10]), ERROR | 9);
     assert_eq!(client.outcome(LIST, &[]), ACK);
-    // Options without end.
+    // Too many options.
     let mut client = Client::greet(server.connect());
-    let mut babble = Vec::new();
+    let mut options = Vec::new();
     for _ in 0..300 {
-        babble.extend(b"IHAVEOPT\0\0\0\x03\0\0\0\0");
+        options.extend(b"IHAVEOPT\0\0\0\x03\0\0\0\0");
     }
-    // The server may hang up before all of it is sent.
-    let _ = client.stream.write_all(&babble);
+    // The server may disconnect before all options are sent.
+    let _ = client.stream.write_all(&options);
     let mut listed = Vec::new();
     let _ = client.stream.read_to_end(&mut listed);
     await_errors(&server, 4);
-    // Too slow: nothing at all, and an option cut short. The one skipped above has stalled too.
+    // Too slow: one client sends nothing, and one an incomplete option. The client whose option was
+    // skipped above has stalled too.
     let start = Instant::now();
     let mut silent = Client::greet(server.connect());
     let mut stalled = Client::greet(server.connect());
     stalled.stream.write_all(b"IHAVE").unwrap();
-    assert!(silent.is_cut() && stalled.is_cut());
+    assert!(silent.is_disconnected() && stalled.is_disconnected());
     assert!(start.elapsed() < Duration::from_secs(10));
     await_errors(&server, 7);
-    // Gone in the middle of an option.
+    // A client that disconnects within an option.
     let mut client = Client::greet(server.connect());
     client.stream.write_all(b"IHAVE").unwrap();
     drop(client);
     await_errors(&server, 8);
-    // Gone at once: nothing to be counted.
+    // A client that disconnects immediately is not counted.
     drop(server.connect());
 
     assert_eq!(good.read(0, 4), [0; 4]);
@@ -79,34 +80,34 @@ fn clients_that_break_the_negotiation_are_cut_off_and_counted() {
 }
 
 #[test]
-fn clients_that_break_the_transmission_are_cut_off_and_counted() {
+fn clients_that_violate_the_transmission_are_cut_off_and_counted() {
     let server = Server::new(&[&disk("disk", MIB)]);
     let mut good = server.client("disk", Mode::Structured);
-    // No magic, in both widths; what came before it is answered.
+    // No magic number, for both widths; the requests before it are answered.
     for (count, mode) in (1..).zip(MODES) {
         let mut client = server.client("disk", mode);
         let cookie = client.send(READ, 0, 0, 8, &[]);
         client.stream.write_all(&[0; 64]).unwrap();
         assert_eq!(client.receive().0, cookie);
-        assert!(client.is_cut());
+        assert!(client.is_disconnected());
         await_errors(&server, count);
     }
-    // The narrow header where the wide one was agreed on.
+    // A header with a 32-bit length after an agreement on 64-bit lengths.
     let mut client = server.client("disk", Mode::Extended);
     client.mode = Mode::Structured;
     client.send(READ, 0, 0, 8, &[0; 8]);
-    assert!(client.is_cut());
+    assert!(client.is_disconnected());
     await_errors(&server, 4);
-    // Payloads far beyond reason.
+    // Payloads far too long.
     let mut client = server.client("disk", Mode::Simple);
     client.send(WRITE, 0, 0, 0xffff_ffff, &[]);
-    assert!(client.is_cut());
+    assert!(client.is_disconnected());
     await_errors(&server, 5);
     let mut client = server.client("disk", Mode::Extended);
     client.send(WRITE, 0, 0, u64::MAX, &[]);
-    assert!(client.is_cut());
+    assert!(client.is_disconnected());
     await_errors(&server, 6);
-    // Gone in the middle of a payload: not a byte of it is on the disk.
+    // A client that disconnects within a payload: the disk receives no byte of it.
     let mut client = server.client("disk", Mode::Structured);
     client.send(WRITE, 0, 0, MIB, &vec![9; 500_000]);
     drop(client);
@@ -120,11 +121,11 @@ fn clients_that_break_the_transmission_are_cut_off_and_counted() {
 }
 
 #[test]
-fn a_client_that_reads_no_replies_holds_up_no_other() {
+fn a_client_that_reads_no_replies_delays_no_other() {
     let server = Server::new(&[&disk("disk", 64 * MIB)]);
     let mut good = server.client("disk", Mode::Structured);
     let mut greedy = server.client("disk", Mode::Simple);
-    // 100 GB of reads in requests of 32 MiB: the server stops reading them soon.
+    // Far more reads of 32 MiB than the server accepts: it soon stops reading requests.
     greedy.stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     let mut sent = 0;
     for _ in 0..200_000 {
@@ -139,7 +140,7 @@ fn a_client_that_reads_no_replies_holds_up_no_other() {
     let in_flight = status.iter().map(|connection| connection.in_flight).max().unwrap();
     assert!((1..=2).contains(&in_flight), "{in_flight} in flight");
     assert_eq!(good.read(0, 4), [0; 4]);
-    // Closing does not wait for it for ever.
+    // The shutdown does not wait for this client for ever.
     let start = Instant::now();
     server.listener.shutdown();
     assert!(start.elapsed() < Duration::from_secs(12));
@@ -162,8 +163,8 @@ fn no_more_connections_than_allowed() {
     assert_eq!(server.client("disk", Mode::Simple).read(0, 1), [0]);
 }
 
-/// What a well-behaved client says, to be mutated.
-fn polite() -> Vec<u8> {
+/// The bytes of a well-behaved client, to be mutated.
+fn well_behaved() -> Vec<u8> {
     let mut bytes = 3_u32.to_be_bytes().to_vec();
     let mut option = |code: u32, data: &[u8]| {
         bytes.extend(b"IHAVEOPT");
@@ -182,17 +183,17 @@ fn polite() -> Vec<u8> {
     bytes
 }
 
-/// A few thousand seeded inputs for what `fuzz/` searches at length.
+/// A few thousand seeded inputs for the functions that `fuzz/` tests at length.
 #[test]
 fn the_negotiation_survives_random_and_mutated_bytes() {
-    let polite = polite();
+    let well_behaved = well_behaved();
     let mut random = Random(2);
     for round in 0..6000 {
         let mut data = vec![random.next() as u8];
         if round % 4 == 0 {
             data.extend(pattern(round, random.below(200) as usize));
         } else {
-            data.extend(&polite);
+            data.extend(&well_behaved);
             for _ in 0..=random.below(4) {
                 let at = 1 + random.below(data.len() as u64 - 1) as usize;
                 match random.below(5) {
@@ -216,7 +217,7 @@ fn the_negotiation_survives_random_and_mutated_bytes() {
     }
 }
 
-/// The same bytes against a whole server, behind a good handshake too.
+/// Random bytes against a whole server, partly after a good handshake.
 #[test]
 fn a_server_survives_random_bytes() {
     let server = Server::new(&[&disk("disk", MIB)]);
@@ -230,14 +231,14 @@ fn a_server_survives_random_bytes() {
         };
         let mut data = pattern(round, random.below(3000) as usize);
         if round % 3 == 0 && round % 2 == 1 {
-            // A good header with a random rest.
+            // A good header before random bytes.
             let length = random.below(1 << 25);
             let command = random.below(9) as u16;
             let (_, header) =
                 client.header(command, random.next() as u16 & 63, random.below(2 * MIB), length);
             data.splice(0..0, header);
         }
-        // The server may hang up at any byte.
+        // The server may disconnect at any byte.
         let _ = client.stream.write_all(&data);
         if round % 5 == 0 {
             let _ = client.stream.shutdown(std::net::Shutdown::Write);

@@ -1,4 +1,4 @@
-//! The protocol, byte for byte, with a client that says exactly what it is told to.
+//! The protocol, byte for byte, with a client under the test's full control.
 
 mod nbd_common;
 
@@ -21,7 +21,7 @@ fn exports_are_listed_described_and_chosen() {
     assert_eq!(listed.len(), 3);
     assert_eq!(listed[0], (2, b"\0\0\0\x05firsta disk".to_vec()));
     assert_eq!(client.outcome(INFO, &go("third", &[])), ERROR | 6);
-    // Two exports and none chosen: there is no default.
+    // There are two exports and no default is set, so there is no default.
     assert_eq!(client.outcome(INFO, &go("", &[])), ERROR | 6);
     server.exports.set_default(Some("second"));
     let info = client.option(INFO, &go("", &[1, 2, 3]));
@@ -41,11 +41,11 @@ fn exports_are_listed_described_and_chosen() {
 }
 
 #[test]
-fn the_old_way_to_choose_an_export_still_works() {
+fn the_old_option_to_choose_an_export_still_works() {
     let server = Server::new(&[&disk("disk", MIB)]);
     for (flags, zeroes) in [(3_u32, 0), (1, 124)] {
         let mut client = Client::greet(server.connect());
-        // The greeting's answer was sent already: this one is of a second client.
+        // The greeting has already been answered; this stream belongs to a second client.
         let stream = server.connect();
         client.stream = stream;
         assert_eq!(client.take(18)[..8], *b"NBDMAGIC");
@@ -59,11 +59,11 @@ fn the_old_way_to_choose_an_export_still_works() {
     }
     let mut client = Client::greet(server.connect());
     client.send_option(EXPORT_NAME, b"nothing");
-    assert!(client.is_cut());
+    assert!(client.is_disconnected());
 }
 
 #[test]
-fn options_are_refused_where_they_make_no_sense() {
+fn invalid_options_are_refused() {
     let server = Server::new(&[&disk("disk", MIB)]);
     let mut client = Client::greet(server.connect());
     assert_eq!(client.outcome(99, b"what"), ERROR | 1);
@@ -74,7 +74,7 @@ fn options_are_refused_where_they_make_no_sense() {
     let mut long = go("disk", &[]);
     long.push(0);
     assert_eq!(client.outcome(GO, &long), ERROR | 3);
-    // Contexts come after structured replies, and none but ours is known.
+    // Contexts require structured replies, and only `base:allocation` is known.
     assert_eq!(client.outcome(SET_META, &meta("disk", &["base:allocation"])), ERROR | 3);
     assert_eq!(client.outcome(STRUCTURED, &[]), ACK);
     assert_eq!(client.outcome(STRUCTURED, &[]), ERROR | 3);
@@ -96,7 +96,7 @@ fn options_are_refused_where_they_make_no_sense() {
 
     let mut client = Client::greet(server.connect());
     assert_eq!(client.outcome(ABORT, &[]), ACK);
-    assert!(client.is_cut());
+    assert!(client.is_disconnected());
     assert_eq!(server.listener.counters().protocol_errors, 0);
 }
 
@@ -129,7 +129,7 @@ fn every_command_works_in_every_mode() {
             assert_eq!(all[1].1, 0);
             assert_eq!(client.ask(STATUS, REQUEST_ONE, 0, 64 * MIB, &[]).extents, [(2 * MIB, 3)]);
         }
-        // Nothing of the following reaches the disk.
+        // The disk receives none of the following requests.
         let before: u64 = Operation::ALL.iter().map(|operation| probe.count(*operation)).sum();
         assert_eq!(client.ask(READ, 0, 64 * MIB - 1, 2, &[]).error, 22);
         assert_eq!(client.ask(READ, 0, u64::MAX, 2, &[]).error, 22);
@@ -139,16 +139,16 @@ fn every_command_works_in_every_mode() {
         assert_eq!(client.ask(WRITE, NO_HOLE, 0, 2, b"xx").error, 22);
         assert_eq!(client.ask(ZEROES, 0, 64 * MIB, 2, &[]).error, 28);
         assert_eq!(client.ask(99, 0, 0, 0, &[]).error, 22);
-        // Too long, but read to its end so that the connection goes on.
+        // Too long, but read to its end, so that the connection continues.
         let long = vec![1; 32 * MIB as usize + 1];
         assert_eq!(client.write(0, &long), 22);
         let after: u64 = Operation::ALL.iter().map(|operation| probe.count(*operation)).sum();
         assert_eq!(after, before);
-        // The longest that is allowed.
+        // The longest allowed length.
         assert_eq!(client.write(5, &long[..32 << 20]), 0);
         assert_eq!(client.read(5, 32 * MIB), long[..32 << 20]);
         client.send(DISCONNECT, 0, 0, 0, &[]);
-        assert!(client.is_cut());
+        assert!(client.is_disconnected());
     }
 }
 
@@ -163,18 +163,18 @@ fn extended_headers_carry_64_bits() {
     assert_eq!(client.ask(ZEROES, 0, 0, 64 << 30, &[]).error, 0);
     assert_eq!(client.ask(TRIM, 0, 0, 64 << 30, &[]).error, 0);
     assert_eq!(client.read(20 << 30, 4), [0; 4]);
-    // A payload where none goes is dropped, and the connection goes on.
+    // An unexpected payload is dropped, and the connection continues.
     assert_eq!(client.ask(STATUS, PAYLOAD, 0, 12, &[0; 12]).error, 22);
     assert_eq!(client.ask(READ, 0, 0, 1 << 40, &[]).error, 22);
     assert_eq!(client.read(0, 1), [0]);
-    // The most that narrow headers can ask.
+    // The longest length of a 32-bit header.
     let mut client = server.client("disk", Mode::Structured);
     let part = client.ask(STATUS, 0, 0, 0xffff_f000, &[]).extents;
     assert_eq!(part, [(0xffff_f000, 3)]);
 }
 
 #[test]
-fn a_disk_without_force_unit_access_flushes_behind_a_write() {
+fn a_disk_without_force_unit_access_flushes_after_a_write() {
     let probe = Probe::new(0, false);
     let disk = disk_of("disk", MIB, false, vec![probe.clone()]);
     let server = Server::new(&[&disk]);
@@ -187,7 +187,7 @@ fn a_disk_without_force_unit_access_flushes_behind_a_write() {
 }
 
 #[test]
-fn a_read_only_disk_refuses_to_be_written() {
+fn a_read_only_disk_refuses_writes() {
     let disk = disk_of("disk", MIB, true, Vec::new());
     let server = Server::new(&[&disk]);
     for mode in MODES {
@@ -201,14 +201,14 @@ fn a_read_only_disk_refuses_to_be_written() {
 }
 
 #[test]
-fn many_requests_at_once_are_all_answered() {
+fn many_concurrent_requests_are_all_answered() {
     for mode in MODES {
         let probe = Probe::new(300_000, true);
         let disk = disk_of("disk", 64 * MIB, false, vec![probe]);
         let server = Server::new(&[&disk]);
         let mut client = server.client("disk", mode);
         let mut stream = client.stream.try_clone().unwrap();
-        // More than fit the bounds of a connection, so that it has to wait in between.
+        // More than a connection's limits, so that some requests have to wait.
         let mut bytes = Vec::new();
         let mut cookies = std::collections::HashSet::new();
         for index in 0..3000_u64 {
@@ -228,7 +228,7 @@ fn many_requests_at_once_are_all_answered() {
         while !cookies.is_empty() {
             let (cookie, answer) = client.receive();
             assert_eq!(answer.error, 0);
-            assert!(cookies.remove(&cookie), "each is answered once");
+            assert!(cookies.remove(&cookie), "each request is answered once");
         }
         writer.join().unwrap();
         for index in 0..3000_u64 {
@@ -237,9 +237,9 @@ fn many_requests_at_once_are_all_answered() {
     }
 }
 
-/// A seeded run of requests against a plain model, in every mode.
+/// A seeded sequence of requests against a plain model, in every mode.
 #[test]
-fn a_disk_holds_what_a_plain_array_holds() {
+fn a_disk_holds_the_same_bytes_as_an_array() {
     const LENGTH: u64 = 600_000;
     for (seed, mode) in (1..).zip(MODES) {
         let disk = disk("disk", LENGTH);
@@ -272,7 +272,7 @@ fn a_disk_holds_what_a_plain_array_holds() {
 }
 
 #[test]
-fn another_size_and_other_layers_are_taken_up() {
+fn a_new_size_and_new_layers_take_effect() {
     let disk = disk("disk", MIB);
     let server = Server::new(&[&disk]);
     let mut client = server.client("disk", Mode::Structured);
@@ -291,7 +291,7 @@ fn another_size_and_other_layers_are_taken_up() {
 }
 
 #[test]
-fn a_removed_export_finishes_what_is_in_flight() {
+fn a_removed_export_finishes_its_requests_in_flight() {
     let slow = Probe::new(300_000_000, true);
     let (first, second) = (disk_of("first", MIB, false, vec![slow]), disk("second", MIB));
     let server = Server::new(&[&first, &second]);
@@ -306,7 +306,7 @@ fn a_removed_export_finishes_what_is_in_flight() {
     for cookie in cookies {
         assert_eq!(client.receive(), (cookie, Answer::default()));
     }
-    assert!(client.is_cut());
+    assert!(client.is_disconnected());
     assert_eq!(other.read(0, 1), [0]);
     assert_eq!(waiting.outcome(INFO, &go("first", &[])), ERROR | 6);
     assert!(server.exports.remove("first").is_none());
@@ -315,7 +315,7 @@ fn a_removed_export_finishes_what_is_in_flight() {
 }
 
 #[test]
-fn a_listener_shuts_down_in_good_order() {
+fn a_listener_completes_requests_before_it_ends() {
     let slow = Probe::new(200_000_000, true);
     let disk = disk_of("disk", MIB, false, vec![slow]);
     let server = Server::new(&[&disk]);
@@ -328,8 +328,8 @@ fn a_listener_shuts_down_in_good_order() {
     assert_eq!(server.listener.connections().len(), 3);
     let reader = std::thread::spawn(move || {
         assert_eq!(client.receive(), (cookie, Answer { data: vec![0; 4096], ..Answer::default() }));
-        assert!(client.is_cut());
-        assert!(idle.is_cut());
+        assert!(client.is_disconnected());
+        assert!(idle.is_disconnected());
     });
     let start = Instant::now();
     server.listener.shutdown();
@@ -339,10 +339,10 @@ fn a_listener_shuts_down_in_good_order() {
 }
 
 #[test]
-fn a_socket_is_for_its_owner_and_found_again_after_a_crash() {
+fn a_socket_is_for_its_owner_and_is_replaced_after_a_crash() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
-    // What a daemon that was killed leaves behind.
+    // As left behind by a killed daemon.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let options = ListenerOptions::new(Address::Unix(path.clone()));
     let listener = Listener::new(options.clone(), Arc::new(Exports::new())).unwrap();
@@ -386,7 +386,7 @@ fn an_idle_connection_uses_no_processor_time() {
     }
     std::thread::sleep(Duration::from_millis(50));
     let ticks = || {
-        // Of the threads that serve, for other tests run in this process at the same time.
+        // Only the serving threads: other tests run in this process at the same time.
         let mut total = 0_u64;
         for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
             let stat = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
@@ -397,7 +397,7 @@ fn an_idle_connection_uses_no_processor_time() {
         }
         total
     };
-    // Other tests may be serving: look for a quiet moment.
+    // Other tests may be serving at the moment, so several intervals are measured.
     let quiet = (0..20).any(|_| {
         let before = ticks();
         std::thread::sleep(Duration::from_millis(300));

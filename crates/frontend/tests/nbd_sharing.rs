@@ -16,10 +16,10 @@ use hanging::Hanging;
 use nbd_common::*;
 
 const CROWD: u64 = 500;
-/// How long something that comes soon may take on a machine that is busy.
+/// A time limit for quick events on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The threads that serve connections of the disk `name`.
+/// The number of threads that serve connections of the disk `name`.
 fn threads(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names =
@@ -58,7 +58,7 @@ fn five_hundred_clients_share_a_few_threads() {
             (0..CROWD).map(|_| server.client(&name, Mode::Structured)).collect();
         assert_eq!(threads(&name), most);
         for round in 0..3_u64 {
-            // All at once.
+            // All at the same time.
             let block = |client: u64| pattern(round << 32 | client, 512);
             let writes: Vec<u64> = (0..)
                 .zip(&mut clients)
@@ -67,7 +67,7 @@ fn five_hundred_clients_share_a_few_threads() {
             for (client, cookie) in clients.iter_mut().zip(writes) {
                 assert_eq!(client.receive(), (cookie, Answer::default()));
             }
-            // Each sees what its neighbour wrote.
+            // Each client reads the data that its neighbour wrote.
             for (index, client) in (0..).zip(&mut clients) {
                 let other = (index + 1) % CROWD;
                 assert_eq!(client.read(other * 512, 512), block(other));
@@ -80,7 +80,7 @@ fn five_hundred_clients_share_a_few_threads() {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(server.listener.connections().len() as u64, CROWD);
-        // A thread ends with its last connection, and comes back with the next.
+        // A thread ends with its last connection, and the next connection starts a new one.
         clients.truncate(1);
         await_threads(&name, 1);
         assert_eq!(clients[0].read(0, 1).len(), 1);
@@ -92,17 +92,17 @@ fn five_hundred_clients_share_a_few_threads() {
 }
 
 #[test]
-fn a_client_that_takes_no_replies_stops_no_other_of_its_thread() {
+fn a_client_that_reads_no_replies_stops_no_other_of_its_thread() {
     let server = Server::new(&[&disk("deaf", 8 * MIB)]);
-    // More than the sockets take, and less than makes one wait for the memory that another holds:
-    // who holds that is cut off.
+    // More than the sockets hold, but less than makes other clients wait for memory: a client that
+    // holds such memory would be cut off.
     let reads = 8;
     let mut deaf: Vec<Client> = (0..8).map(|_| server.client("deaf", Mode::Structured)).collect();
     for client in &mut deaf {
         for _ in 0..reads {
             client.send(READ, 0, 0, MIB, &[]);
         }
-        // One whose payload never comes.
+        // A client whose payload never arrives.
         let (_, header) = client.header(WRITE, 0, 0, MIB);
         io::Write::write_all(&mut client.stream, &header).unwrap();
     }
@@ -115,7 +115,7 @@ fn a_client_that_takes_no_replies_stops_no_other_of_its_thread() {
         assert_eq!(client.read(4 * MIB + index % 100 * 4096, 4096), data);
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     }
-    // The others get what they asked for once they take it.
+    // The other clients receive their replies once they read them.
     for client in &mut deaf {
         for _ in 0..reads {
             assert_eq!(client.receive().1.error, 0);
@@ -124,7 +124,7 @@ fn a_client_that_takes_no_replies_stops_no_other_of_its_thread() {
 }
 
 #[test]
-fn a_request_that_hangs_keeps_its_own_connection_alone() {
+fn a_request_that_hangs_delays_only_its_own_connection() {
     let hanging = Hanging::default();
     let switch = Arc::clone(&hanging.0);
     let options = DiskOptions { name: "hangs".to_owned(), ..DiskOptions::default() };
@@ -134,7 +134,7 @@ fn a_request_that_hangs_keeps_its_own_connection_alone() {
     switch.store(true, Ordering::Relaxed);
     let cookies: Vec<u64> =
         stuck.iter_mut().map(|client| client.send(READ, 0, 0, 512, &[])).collect();
-    // One leaves with its request in flight.
+    // One client disconnects with its request in flight.
     drop(stuck.pop());
     let mut client = server.client("hangs", Mode::Extended);
     for index in 1..1000 {
@@ -142,7 +142,7 @@ fn a_request_that_hangs_keeps_its_own_connection_alone() {
         assert_eq!(client.read(index * 512, 512), pattern(index, 512));
     }
     assert_eq!(threads("hangs"), 1);
-    assert_eq!(server.listener.connections().len(), 4, "who left waits for the disk");
+    assert_eq!(server.listener.connections().len(), 4, "a lost connection waits for the disk");
     switch.store(false, Ordering::Relaxed);
     for (client, cookie) in stuck.iter_mut().zip(cookies) {
         assert_eq!(client.receive().0, cookie);

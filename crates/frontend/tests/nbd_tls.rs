@@ -1,4 +1,4 @@
-//! TLS with the clients' own libraries: certificates, and keys shared beforehand.
+//! TLS with the clients' own libraries: certificates, and pre-shared keys.
 
 mod nbd_common;
 
@@ -11,7 +11,7 @@ use fathom_frontend::nbd::{Address, Exports, Listener, ListenerOptions};
 use fathom_tls::{Certificates, Tls};
 use nbd_common::*;
 
-/// An authority, a server's certificate and a client's, under the names that clients look for.
+/// An authority, a server's certificate and a client's, under the file names that clients expect.
 fn certificates(directory: &Path) {
     let path = |name: &str| directory.join(name).display().to_string();
     let key = |name: &str| {
@@ -72,7 +72,7 @@ fn serve(exports: &Arc<Exports>, tls: Tls) -> (Listener, u16) {
     (listener, port)
 }
 
-/// Waits until so many clients have been refused: the server may learn of it after the client.
+/// Waits until `count` clients have been refused: the client may see the refusal before the server.
 fn await_errors(listener: &Listener, count: u64) {
     let end = Instant::now() + Duration::from_secs(10);
     while listener.counters().protocol_errors < count {
@@ -87,7 +87,7 @@ fn exports() -> Arc<Exports> {
     exports
 }
 
-/// Enough for many records and for sockets that are full, in both directions.
+/// Copies enough data for many records and for full sockets, in both directions.
 fn copy_there_and_back(directory: &Path, uri: &str) {
     let (source, target) = (directory.join("source"), directory.join("target"));
     fs::write(&source, pattern(11, 16 << 20)).unwrap();
@@ -106,20 +106,20 @@ fn certificates_encrypt_and_verify() {
     let exports = exports();
     let tls = Tls::server(&Certificates::of_directory(directory.path(), false)).unwrap();
     let (listener, port) = serve(&exports, tls);
-    // Without TLS nobody gets in, not even to the list.
+    // Without TLS no client is admitted, not even to the list.
     let plain = attempt("nbdinfo", &[&format!("nbd://localhost:{port}/disk")]);
     assert!(!plain.status.success());
     let text = String::from_utf8_lossy(&plain.stderr).into_owned();
-    // As libnbd before and from 1.20 on puts it.
+    // The messages of libnbd before and from 1.20 on.
     let said = ["server replied with error", "requires TLS"];
     assert!(said.iter().any(|words| text.contains(words)), "{text}");
     let mut client = Client::greet(std::net::TcpStream::connect(("127.0.0.1", port)).unwrap());
     assert_eq!(client.outcome(LIST, &[]), ERROR | 5);
     assert_eq!(client.outcome(GO, &go("disk", &[])), ERROR | 5);
     client.send_option(EXPORT_NAME, b"disk");
-    assert!(client.is_cut());
+    assert!(client.is_disconnected());
     assert!(!attempt("nbdinfo", &["--list", &format!("nbd://localhost:{port}")]).status.success());
-    // With it, and a client that trusts our authority.
+    // With TLS, and a client that trusts the server's authority.
     let place = directory.path().display();
     let uri = format!("nbds://localhost:{port}/disk?tls-certificates={place}");
     let info = run("nbdinfo", &[&uri]);
@@ -131,14 +131,15 @@ fn certificates_encrypt_and_verify() {
         let image = format!("driver=nbd,host=localhost,port={port},export=disk,tls-creds=tls0");
         run("qemu-img", &["info", "--object", &credentials, "--image-opts", &image]);
     }
-    // A client of another authority gives up.
+    // A client that trusts another authority disconnects.
     let other = tempfile::tempdir().unwrap();
     certificates(other.path());
     let wrong = format!("nbds://localhost:{port}/disk?tls-certificates={}", other.path().display());
     assert!(!attempt("nbdinfo", &[&wrong]).status.success());
     listener.shutdown();
 
-    // The server verifies too: a client of our authority, one of another, and one of none.
+    // The server also verifies clients: one of its authority, one of another, and one without a
+    // certificate.
     let tls = Tls::server(&Certificates::of_directory(directory.path(), true)).unwrap();
     let (listener, port) = serve(&exports, tls);
     let uri = format!("nbds://localhost:{port}/disk?tls-certificates={place}");
@@ -190,7 +191,7 @@ fn shared_keys_encrypt_and_verify() {
 }
 
 #[test]
-fn tls_is_there_on_unix_sockets_too() {
+fn tls_is_available_on_unix_sockets_too() {
     if !have(&["psktool", "nbdinfo"]) {
         return;
     }
@@ -206,7 +207,7 @@ fn tls_is_there_on_unix_sockets_too() {
     let socket = server.socket().display().to_string();
     let uri = format!("nbds+unix://alice@/disk?socket={socket}&tls-psk-file={keys}");
     assert!(run("nbdinfo", &[&uri]).contains("with TLS"));
-    // Options in front of TLS, sent so that they look like options behind it.
+    // Options before TLS, sent so that they look like options after it.
     let mut client = Client::greet(server.connect());
     let mut bytes = Vec::new();
     for code in [STARTTLS, STRUCTURED] {
@@ -216,5 +217,5 @@ fn tls_is_there_on_unix_sockets_too() {
     }
     std::io::Write::write_all(&mut client.stream, &bytes).unwrap();
     let _acknowledged = client.take(20);
-    assert!(client.is_cut());
+    assert!(client.is_disconnected());
 }

@@ -1,4 +1,4 @@
-//! A layer that behaves as a disk that hangs.
+//! A layer that simulates a disk that hangs.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use fathom_block::{
     Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
 
-/// A layer that keeps reads of the first block while it is told to, as a disk that hangs does.
+/// While the flag is set, holds reads of the first block, as a disk that hangs does.
 #[derive(Clone, Default)]
 pub struct Hanging(pub Arc<AtomicBool>);
 

@@ -1,4 +1,4 @@
-//! A server to test, and a client that says exactly what it is told to.
+//! A server to test, and a client under the test's full control.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -37,7 +37,7 @@ impl Server {
 
     pub fn with(disks: &[&Arc<Disk>], change: impl FnOnce(&mut ListenerOptions)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        // One thread for each disk: its clients share it.
+        // One thread for each disk, shared by its clients.
         let exports = Arc::new(Exports::with_threads(1));
         for disk in disks {
             exports.add(disk.name(), "a disk", Arc::clone(disk)).unwrap();
@@ -52,7 +52,7 @@ impl Server {
         self.directory.path().join("nbd.sock")
     }
 
-    /// The address of an export, as clients write it.
+    /// The URI of an export.
     pub fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
     }
@@ -67,7 +67,7 @@ impl Server {
         stream
     }
 
-    /// A client that has shaken hands and chosen `export`.
+    /// A client that has completed the handshake and chosen `export`.
     pub fn client(&self, export: &str, mode: Mode) -> Client {
         let mut client = Client::greet(self.connect());
         client.choose(export, mode);
@@ -89,7 +89,7 @@ pub fn disk_of(
     Disk::new(options, layers, Arc::new(Memory::new(capacity))).unwrap()
 }
 
-/// A layer that counts, may wait before each request, and may not offer force unit access.
+/// A layer that counts requests, may delay each, and may not support forced unit access.
 pub struct Probe {
     pub delay_ns: u64,
     pub force_unit_access: bool,
@@ -151,7 +151,7 @@ pub enum Mode {
 
 pub const MODES: [Mode; 3] = [Mode::Simple, Mode::Structured, Mode::Extended];
 
-/// Options, commands and flags, as numbers: independent of the server's own table.
+/// Options, commands and flags as numbers, independent of the server's table.
 pub const EXPORT_NAME: u32 = 1;
 pub const ABORT: u32 = 2;
 pub const LIST: u32 = 3;
@@ -184,9 +184,9 @@ pub const PAYLOAD: u16 = 32;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     pub error: u32,
-    /// Of a read.
+    /// The data of a read.
     pub data: Vec<u8>,
-    /// Of a block status: length and flags.
+    /// The lengths and flags of a block status.
     pub extents: Vec<(u64, u64)>,
 }
 
@@ -196,12 +196,12 @@ pub struct Client<S = UnixStream> {
     pub capacity: u64,
     pub flags: u16,
     next: u64,
-    /// Lengths of reads in flight: a simple reply does not say how long it is.
+    /// The lengths of reads in flight, because a simple reply does not contain its length.
     lengths: HashMap<u64, usize>,
 }
 
 impl<S: Read + Write> Client<S> {
-    /// Shakes hands.
+    /// Performs the handshake.
     pub fn greet(mut stream: S) -> Self {
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).unwrap();
@@ -266,7 +266,7 @@ impl<S: Read + Write> Client<S> {
         bytes
     }
 
-    /// A request's bytes, without a payload.
+    /// The cookie and the bytes of a request, without a payload.
     pub fn header(&mut self, command: u16, flags: u16, offset: u64, length: u64) -> (u64, Vec<u8>) {
         let cookie = self.next;
         self.next += 1;
@@ -298,7 +298,7 @@ impl<S: Read + Write> Client<S> {
         cookie
     }
 
-    /// The next reply and its cookie.
+    /// Receives the next reply and its cookie.
     pub fn receive(&mut self) -> (u64, Answer) {
         let magic = u32::from_be_bytes(self.take(4).try_into().unwrap());
         match magic {
@@ -309,7 +309,7 @@ impl<S: Read + Write> Client<S> {
                 let cookie = u64::from_be_bytes(rest[4..].try_into().unwrap());
                 let mut answer = Answer { error, ..Answer::default() };
                 if let Some(length) = self.lengths.remove(&cookie) {
-                    assert_eq!(self.mode, Mode::Simple, "reads are answered in structure");
+                    assert_eq!(self.mode, Mode::Simple, "the reply to a read is structured");
                     if error == 0 {
                         answer.data = self.take(length);
                     }
@@ -407,8 +407,8 @@ impl<S: Read + Write> Client<S> {
         answer.data
     }
 
-    /// Whether the server has hung up.
-    pub fn is_cut(&mut self) -> bool {
+    /// Whether the server has disconnected.
+    pub fn is_disconnected(&mut self) -> bool {
         let mut byte = [0];
         match self.stream.read(&mut byte) {
             Ok(0) => true,
@@ -439,7 +439,7 @@ pub fn meta(name: &str, queries: &[&str]) -> Vec<u8> {
     data
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that depend on the seed.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut random = Random(seed);
     let mut bytes: Vec<u8> =
@@ -465,7 +465,7 @@ impl Random {
     }
 }
 
-/// Whether a client program is there; says so when a test is skipped.
+/// Whether client programs are installed; prints a message if not.
 pub fn have(programs: &[&str]) -> bool {
     let paths: Vec<PathBuf> =
         std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
@@ -478,7 +478,7 @@ pub fn have(programs: &[&str]) -> bool {
     true
 }
 
-/// Runs a program and returns what it printed; panics with all of it when it fails.
+/// Runs a program and returns its standard output; panics with all output if it fails.
 pub fn run(program: &str, arguments: &[&str]) -> String {
     let output = attempt(program, arguments);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -491,13 +491,13 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     text
 }
 
-/// Runs a program, bounded in time.
+/// Runs a program for at most 60 s.
 pub fn attempt(program: &str, arguments: &[&str]) -> Output {
     let path = std::env::var("PATH").unwrap_or_default();
     Command::new("timeout")
         .args(["60", program])
         .args(arguments)
-        // Python's libnbd belongs to the distribution's interpreter.
+        // Python's libnbd belongs to the distribution's interpreter, so that one comes first.
         .env("PATH", format!("/usr/bin:{path}"))
         .output()
         .unwrap()

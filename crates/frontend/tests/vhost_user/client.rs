@@ -1,6 +1,7 @@
-//! A vhost-user-blk client that puts down whatever a test wants, sense or nonsense.
+//! A vhost-user-blk client that writes any ring contents that a test needs, valid or invalid.
 //!
-//! Guest memory is one file mapped here. Each queue has its parts at fixed places; data lies above.
+//! Guest memory is one file, which is mapped here. The parts of each queue have fixed places; data
+//! is above them.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -18,10 +19,10 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
 pub const MEMORY: u64 = 8 << 20;
-/// Where the client's own process claims to have mapped the memory.
+/// The address at which the client claims to have mapped the memory in its own process.
 pub const USER_ADDRESS: u64 = 0x7f00_0000_0000;
 pub const RING_SIZE: u16 = 64;
-/// The first address that no queue uses.
+/// The first address that is not part of a queue.
 pub const DATA: u64 = 1 << 20;
 
 pub const READ: u32 = 0;
@@ -39,7 +40,7 @@ pub const F_FLUSH: u64 = 1 << 9;
 pub const F_EVENT_INDEX: u64 = 1 << 29;
 pub const F_LOG_ALL: u64 = 1 << 26;
 
-/// One descriptor, as the test wants it.
+/// A descriptor of a test.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
     pub address: u64,
@@ -50,7 +51,7 @@ pub struct Descriptor {
 
 pub struct Client {
     pub frontend: Frontend,
-    /// The same connection, for messages that the library does not send.
+    /// A second handle of the connection, for messages that the library does not send.
     pub raw: UnixStream,
     pub memory: File,
     pub features: u64,
@@ -77,7 +78,7 @@ pub fn region(memory: &File, guest_address: u64, length: u64) -> VhostUserMemory
 }
 
 impl Client {
-    /// Connects, negotiates everything but `without`, and starts `queues` queues.
+    /// Connects, negotiates all features except `without`, and starts `queues` queues.
     pub fn start(socket: &Path, queues: usize, without: u64) -> Self {
         let mut client = Self::connect(socket, queues, without);
         for queue in 0..queues {
@@ -86,12 +87,12 @@ impl Client {
         client
     }
 
-    /// Connects and negotiates everything but `without`.
+    /// Connects and negotiates all features except `without`.
     pub fn connect(socket: &Path, queues: usize, without: u64) -> Self {
         Self::connect_with(socket, queues, without, memfd(MEMORY))
     }
 
-    /// The same with memory of the test's own, [`MEMORY`] bytes of it.
+    /// The same with a memory of the test, [`MEMORY`] bytes long.
     pub fn connect_with(socket: &Path, queues: usize, without: u64, memory: File) -> Self {
         let stream = UnixStream::connect(socket).unwrap();
         let raw = stream.try_clone().unwrap();
@@ -100,7 +101,7 @@ impl Client {
         let features = frontend.get_features().unwrap() & !without & !F_LOG_ALL;
         let protocol = frontend.get_protocol_features().unwrap();
         frontend.set_protocol_features(protocol).unwrap();
-        // Each message is answered, so that a refusal is seen where it belongs.
+        // Each message is acknowledged, so that the message that is refused fails.
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         assert!(protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));
         frontend.set_features(features).unwrap();
@@ -150,7 +151,7 @@ impl Client {
         frontend.set_vring_enable(queue, true)
     }
 
-    /// Forgets what went before, for a device that has been reset.
+    /// Clears the state of a queue, for a device that has been reset.
     pub fn clear(&mut self, queue: usize) {
         self.memory.write_all_at(&[0; 0x4000], Self::places(queue).0).unwrap();
         (self.available[queue], self.used[queue]) = (0, 0);
@@ -179,7 +180,7 @@ impl Client {
         self.put(table + 16 * u64::from(index), &bytes);
     }
 
-    /// Links `pieces` (address, length, writable) from descriptor `first` on.
+    /// Links `pieces` (address, length, writable), beginning with descriptor `first`.
     pub fn put_chain(&self, queue: usize, first: u16, pieces: &[(u64, u32, bool)]) {
         for (place, &(address, length, writable)) in pieces.iter().enumerate() {
             let index = first + place as u16;
@@ -204,7 +205,7 @@ impl Client {
         self.put(ring + 4 + 2 * slot, &head.to_le_bytes());
         self.available[queue] = self.available[queue].wrapping_add(1);
         self.put(ring + 2, &self.available[queue].to_le_bytes());
-        // The event index asks for an interrupt at the next request given back.
+        // With the event index, requests an interrupt for the next request given back.
         self.put(ring + 4 + 2 * u64::from(RING_SIZE), &self.used[queue].to_le_bytes());
     }
 
@@ -237,20 +238,20 @@ impl Client {
         Some((word(0), word(4)))
     }
 
-    /// What the client has seen of the used ring.
+    /// Sets the index up to which the client has processed the used ring.
     pub fn set_used(&mut self, queue: usize, index: u16) {
         self.used[queue] = index;
     }
 
     pub fn wait(&mut self, queue: usize) -> (u32, u32) {
-        self.wait_for(queue, Duration::from_secs(20)).expect("the request comes back")
+        self.wait_for(queue, Duration::from_secs(20)).expect("the request is given back")
     }
 
     pub fn interrupts(&self, queue: usize) -> u64 {
         self.calls[queue].read().unwrap_or(0)
     }
 
-    /// Offers a chain and waits for it: the status byte at `status` and the written length.
+    /// Offers a chain and waits for it. Returns the status byte at `status` and the written length.
     pub fn request_chain(
         &mut self,
         queue: usize,
@@ -266,7 +267,7 @@ impl Client {
         (self.get(status, 1)[0], written)
     }
 
-    /// An ordinary request: header, data and status in a descriptor each.
+    /// An ordinary request with one descriptor each for header, data and status.
     pub fn request(&mut self, queue: usize, kind: u32, sector: u64, data: &mut [u8]) -> u8 {
         let (header, status, place) = (DATA, DATA + 0x100, DATA + 0x1000);
         self.put_header(header, kind, sector);
@@ -284,7 +285,7 @@ impl Client {
         code
     }
 
-    /// Whether the queue still does its work.
+    /// Asserts that the queue still works.
     pub fn assert_works(&mut self, queue: usize) {
         let mut data = [0x5a; 512];
         assert_eq!(self.request(queue, WRITE, 3, &mut data), 0);
@@ -303,8 +304,8 @@ impl Client {
         u64::from_le_bytes(self.config()[..8].try_into().unwrap())
     }
 
-    /// Whether the daemon has let go of the connection, now or within some seconds.
-    pub fn is_let_go(&self) -> bool {
+    /// Whether the daemon closes the connection within some seconds.
+    pub fn is_disconnected(&self) -> bool {
         use std::io::Read as _;
         self.raw.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut bytes = [0; 4096];

@@ -1,9 +1,9 @@
-//! The request parser on bytes of no sense, and on bytes that make almost sense.
+//! The request parser on invalid bytes, and on nearly valid ones.
 
 use fathom_frontend::vhost_user::fuzz_requests;
 
-/// A ring with one ordinary read, as a start for mutations.
-fn sensible() -> Vec<u8> {
+/// A ring with ordinary requests, as a base for mutations.
+fn valid() -> Vec<u8> {
     let mut memory = vec![0; 8192];
     let mut descriptor = |index: usize, address: u64, length: u32, flags: u16, next: u16| {
         let place = &mut memory[16 * index..];
@@ -27,7 +27,7 @@ fn sensible() -> Vec<u8> {
 }
 
 #[test]
-fn nothing_comes_of_mutated_rings() {
+fn mutated_rings_do_no_harm() {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut random = move || {
         state ^= state << 13;
@@ -35,12 +35,12 @@ fn nothing_comes_of_mutated_rings() {
         state ^= state << 17;
         state
     };
-    let sensible = sensible();
-    fuzz_requests(&sensible);
+    let valid = valid();
+    fuzz_requests(&valid);
     for _ in 0..4000 {
-        let mut bytes = sensible.clone();
+        let mut bytes = valid.clone();
         for _ in 0..=random() % 12 {
-            // Descriptors, rings, headers and tables are below this.
+            // Descriptors, rings, headers and tables are below this address.
             let place = (random() % 0x1130) as usize;
             bytes[place] = match random() % 4 {
                 0 => 0,

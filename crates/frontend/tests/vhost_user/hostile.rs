@@ -1,5 +1,5 @@
-//! What a guest, or whoever plays one, should not do. Each is refused and counted; the queue, the
-//! connection or at least the server goes on.
+//! Violations by a guest. Each is refused and counted; the queue, the connection or at least the
+//! server continues.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use crate::client::{
 };
 use crate::serve;
 
-/// Offers head 0 with the given descriptors and expects it back without a byte written.
+/// Offers head 0 with the given descriptors and expects it back without a written byte.
 fn refused(client: &mut Client, descriptors: &[Descriptor]) {
     for (index, descriptor) in descriptors.iter().enumerate() {
         client.put_descriptor(Client::places(0).0, index as u16, *descriptor);
@@ -21,26 +21,27 @@ fn refused(client: &mut Client, descriptors: &[Descriptor]) {
 }
 
 #[test]
-fn chains_that_are_none_are_refused() {
+fn invalid_chains_are_refused() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     client.put_header(DATA, READ, 0);
     let header = Descriptor { address: DATA, length: 16, flags: NEXT, next: 1 };
     let status = Descriptor { address: DATA + 0x100, length: 1, flags: WRITABLE, next: 0 };
     let table = |length| Descriptor { address: DATA + 0x4000, length, flags: INDIRECT, next: 0 };
-    // A table within a table, for the case that nests.
+    // A table within a table, for the nested case.
     client.put_descriptor(DATA + 0x4000, 0, table(16));
     // A table that loops.
     let looped = Descriptor { address: DATA + 0x5000, length: 64, flags: INDIRECT, next: 0 };
     client.put_descriptor(DATA + 0x5000, 0, Descriptor { next: 0, ..header });
     let cases: Vec<Vec<Descriptor>> = vec![
-        // Loops: onto itself, and through a second.
+        // Loops: a descriptor that links to itself, and two that link to each other.
         vec![Descriptor { next: 0, ..header }],
         vec![header, Descriptor { flags: WRITABLE | NEXT, next: 0, ..status }],
-        // Leads out of the table.
+        // A link out of the table.
         vec![Descriptor { next: RING_SIZE, ..header }],
         vec![Descriptor { next: u16::MAX, ..header }],
-        // Indirect tables: nested, looping, empty, odd, too long, outside, with a link.
+        // Indirect tables: nested, looping, empty, odd in length, too long, outside memory, with a
+        // link.
         vec![table(16)],
         vec![looped],
         vec![table(0)],
@@ -49,17 +50,17 @@ fn chains_that_are_none_are_refused() {
         vec![Descriptor { address: MEMORY - 8, ..table(16) }],
         vec![Descriptor { address: u64::MAX - 7, ..table(16) }],
         vec![Descriptor { flags: INDIRECT | NEXT, ..table(16) }],
-        // Readable behind writable.
+        // Readable memory after writable memory.
         vec![
             Descriptor { next: 1, flags: WRITABLE | NEXT, ..status },
             Descriptor { flags: 0, ..header },
         ],
-        // No status: nothing writable, an empty one, one outside memory.
+        // No status: no writable memory, an empty piece, one outside memory.
         vec![Descriptor { flags: 0, ..header }],
         vec![header, Descriptor { length: 0, ..status }],
         vec![header, Descriptor { address: MEMORY, ..status }],
         vec![header, Descriptor { address: u64::MAX, length: 2, ..status }],
-        // A header cut short, or outside memory.
+        // A header that is truncated, or outside memory.
         vec![Descriptor { length: 15, ..header }, status],
         vec![Descriptor { address: MEMORY - 15, ..header }, status],
         vec![status],
@@ -74,7 +75,7 @@ fn chains_that_are_none_are_refused() {
 }
 
 #[test]
-fn data_outside_memory_and_lies_about_lengths_are_errors_of_the_request() {
+fn data_outside_memory_and_wrong_lengths_are_errors_of_the_request() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     let (header, status) = (DATA, DATA + 0x100);
@@ -86,7 +87,7 @@ fn data_outside_memory_and_lies_about_lengths_are_errors_of_the_request() {
             assert_eq!(client.request_chain(0, &pieces, status).0, 1, "{kind} {address:x}");
         }
     }
-    // More than a request may carry, from memory that is there.
+    // More data than a request may have, in existing memory.
     client.put_header(header, WRITE, 0);
     let mut pieces = vec![(header, 16, false)];
     pieces.extend([(0, MEMORY as u32, false); 5]);
@@ -97,22 +98,22 @@ fn data_outside_memory_and_lies_about_lengths_are_errors_of_the_request() {
 }
 
 #[test]
-fn a_ring_that_contradicts_itself_stops_until_the_device_is_reset() {
+fn a_ring_with_invalid_contents_stops_until_the_device_is_reset() {
     let served = serve();
     let mut client = Client::start(&served.socket, 2, 0);
     for round in 1..=2 {
         if round == 1 {
             client.set_available(0, RING_SIZE + 1);
         } else {
-            // A head that the ring does not have.
+            // A head outside the ring.
             client.offer(0, RING_SIZE + 3);
         }
         client.kick(0);
         assert!(client.wait_for(0, Duration::from_millis(100)).is_none());
         assert_eq!(served.server.status().broken_rings, round);
-        // The other queue does not mind.
+        // The other queue continues.
         client.assert_works(1);
-        // A reset: the ring is stopped, emptied, and started again.
+        // A reset: the ring is stopped, cleared and started again.
         client.frontend_stop(0);
         client.clear(0);
         client.start_queue(0, 0);
@@ -128,7 +129,7 @@ impl Client {
 }
 
 #[test]
-fn one_head_available_twice_at_once_is_served_at_most_once() {
+fn a_head_that_is_available_twice_is_served_at_most_once() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     client.put_header(DATA, READ, 0);
@@ -138,8 +139,8 @@ fn one_head_available_twice_at_once_is_served_at_most_once() {
         client.offer(0, 0);
     }
     client.kick(0);
-    // Memory answers at once, so each may have come back before the next was taken: what must
-    // hold is that nothing breaks but, perhaps, the ring.
+    // The memory disk completes requests immediately, so each may be given back before the next is
+    // taken. Nothing may break except, perhaps, the ring.
     while client.wait_for(0, Duration::from_millis(100)).is_some() {}
     assert_eq!(served.server.status().panics, 0);
     drop(client);
@@ -147,7 +148,7 @@ fn one_head_available_twice_at_once_is_served_at_most_once() {
 }
 
 #[test]
-fn a_queue_of_rubbish_harms_no_other() {
+fn a_queue_with_random_contents_harms_no_other() {
     let served = serve();
     for seed in 1..=40_u64 {
         let mut client = Client::start(&served.socket, 1, 0);
@@ -157,7 +158,7 @@ fn a_queue_of_rubbish_harms_no_other() {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            // Small numbers are the more telling rubbish: addresses and links that exist.
+            // Small numbers are the more useful random values: addresses and links that exist.
             *byte = if state % 3 == 0 { (state >> 32) as u8 } else { (state >> 40) as u8 & 0x11 };
         }
         client.put(0, &bytes);
@@ -175,16 +176,16 @@ fn a_queue_of_rubbish_harms_no_other() {
 }
 
 #[test]
-fn bytes_that_are_no_messages_cost_the_connection_only() {
+fn invalid_messages_end_only_their_connection() {
     let served = serve();
     let messages: [&[u8]; 6] = [
         b"GET / HTTP/1.1\r\n\r\n",
         &[0xff; 64],
-        // A length far beyond any message.
+        // A length far above that of any message.
         &[1, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
         // SET_MEM_TABLE without a body, without descriptors.
         &[5, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0],
-        // SET_VRING_NUM of a queue that is not there.
+        // SET_VRING_NUM of a queue that does not exist.
         &[8, 0, 0, 0, 9, 0, 0, 0, 8, 0, 0, 0, 0xff, 0xff, 0, 0, 64, 0, 0, 0],
         // Half a header.
         &[1, 0, 0],

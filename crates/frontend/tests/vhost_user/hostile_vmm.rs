@@ -1,6 +1,6 @@
-//! What a VMM should not do: descriptors that are full, closed or of the wrong kind, and every
-//! message at every moment, while rings run. It costs the VMM its connection at most: a neighbour in
-//! the same process is served on, and the server ends when it is asked to.
+//! Violations by a VMM: descriptors that are full, closed or of the wrong kind, and every message
+//! in every state, while rings run. At most the VMM's connection ends. Another disk in the same
+//! process is still served, and the server ends when it is stopped.
 
 use std::fs::File;
 use std::io;
@@ -25,14 +25,14 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use crate::client::{Client, DATA, MEMORY, READ, RING_SIZE, USER_ADDRESS, memfd, region};
 use crate::{Served, serve, serve_file, serve_with};
 
-/// Does `act` on another thread, which must come to an end.
+/// Runs `act` on another thread, which must end.
 fn within<R: Send + 'static>(what: &str, act: impl FnOnce() -> R + Send + 'static) -> R {
     let (sender, receiver) = channel();
     std::thread::spawn(move || drop(sender.send(act())));
     receiver.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|_| panic!("{what} hangs"))
 }
 
-/// Ends the server, which must not hang, and looks at what it counted.
+/// Ends the server, which must not hang, and checks its counts.
 fn end(served: Served) {
     assert_eq!(served.server.status().panics, 0);
     within("the end of the server", move || served.server.shutdown());
@@ -43,8 +43,8 @@ fn pair() -> (OwnedFd, OwnedFd) {
     (one.into(), other.into())
 }
 
-/// A descriptor of each kind that is no event descriptor and no file for memory, and what keeps
-/// its other side open.
+/// A descriptor of each kind that is neither an event descriptor nor a file for memory, with the
+/// descriptor that keeps its other side open.
 fn wrong_kinds() -> Vec<(&'static str, OwnedFd, Option<OwnedFd>)> {
     let open =
         |path: &str| OwnedFd::from(File::options().read(true).write(true).open(path).unwrap());
@@ -65,7 +65,7 @@ fn wrong_kinds() -> Vec<(&'static str, OwnedFd, Option<OwnedFd>)> {
 }
 
 #[test]
-fn descriptors_of_the_wrong_kind_cost_the_connection_alone() {
+fn descriptors_of_the_wrong_kind_end_only_their_connection() {
     let (served, beside) = (serve(), serve());
     let mut neighbour = Client::start(&beside.socket, 1, 0);
     let kinds = wrong_kinds();
@@ -114,7 +114,7 @@ fn descriptors_of_the_wrong_kind_cost_the_connection_alone() {
     end(served);
 }
 
-/// Makes the next write to an event descriptor wait, or fail where its flags say so.
+/// Makes the next write to an event descriptor block, or fail if its flags say non-blocking.
 fn fill(event: &EventFd) {
     let _ = event.read();
     event.write(u64::MAX - 1).unwrap();
@@ -125,7 +125,7 @@ fn set_flags(event: &EventFd, flags: libc::c_int) {
 }
 
 #[test]
-fn a_full_call_descriptor_stops_no_other() {
+fn a_full_call_descriptor_stops_no_other_disk() {
     let (served, beside) = (serve(), serve());
     let mut neighbour = Client::start(&beside.socket, 1, 0);
     let mut client = Client::start(&served.socket, 2, 0);
@@ -143,7 +143,7 @@ fn a_full_call_descriptor_stops_no_other() {
     });
     neighbour.assert_works(0);
     end(served);
-    // The same where the flags change afterwards, so that a write may wait all the same.
+    // The same if the flags change afterwards, so that a write may block nevertheless.
     let served = serve();
     let mut client = Client::connect(&served.socket, 1, 0);
     client.calls[0] = EventFd::new(libc::EFD_NONBLOCK).unwrap();
@@ -159,7 +159,7 @@ fn a_full_call_descriptor_stops_no_other() {
     client.put_chain(0, 0, &[(DATA, 16, false), (DATA + 0x1000, 512, true), (DATA + 256, 1, true)]);
     client.offer(0, 0);
     client.kick(0);
-    // Its own queue may wait until somebody asks for something; nobody else does.
+    // Its own queue may be blocked until a command interrupts it; other queues are not.
     assert!(client.wait_for(0, Duration::from_secs(20)).is_some());
     neighbour.assert_works(0);
     assert_eq!(served.server.status().running_queues, 1);
@@ -167,7 +167,7 @@ fn a_full_call_descriptor_stops_no_other() {
 }
 
 #[test]
-fn a_kick_descriptor_that_the_vmm_empties_stops_no_other() {
+fn a_kick_descriptor_that_the_vmm_empties_stops_no_other_disk() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     set_flags(&client.kicks[0], 0);
@@ -191,21 +191,21 @@ fn the_size_of_a_running_ring_does_not_change() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     client.assert_works(0);
-    // The same again is no change.
+    // The same size again is no change.
     client.frontend.set_vring_num(0, RING_SIZE).unwrap();
     client.frontend.set_vring_addr(0, &Client::vring(0)).unwrap();
     client.assert_works(0);
-    // More of it, without an answer being asked for: what follows must find no larger ring.
+    // A larger size, without a reply: the ring must not be larger for the requests that follow.
     let mut larger = 0_u32.to_ne_bytes().to_vec();
     larger.extend(1024_u32.to_ne_bytes());
     send(&client.raw, SET_VRING_NUM, &larger, &[]);
-    assert!(client.is_let_go());
+    assert!(client.is_disconnected());
     Client::start(&served.socket, 1, 0).assert_works(0);
     assert_eq!(served.server.status().broken_rings, 0);
     end(served);
 }
 
-/// A layer that takes its time to open, and says whose requests it has seen.
+/// A layer that may be slow to open, and records the requests that it has seen.
 #[derive(Default)]
 struct Slow {
     opening: Duration,
@@ -267,12 +267,12 @@ fn a_change_of_layers_is_not_lost_while_a_ring_starts() {
 }
 
 #[test]
-fn a_queue_that_fails_with_requests_in_flight_takes_no_other_along() {
+fn a_queue_that_fails_with_requests_in_flight_stops_no_other_disk() {
     let served = serve_file();
     served.disk.restack(vec![Arc::new(Slow::default())], fathom_block::CHANGE_TIME_MAX).unwrap();
     let mut client = Client::start(&served.socket, 1, 0);
     client.assert_works(0);
-    // Reads into the ring of the kernel, and a discard at which the layer fails.
+    // Reads, which enter the kernel's ring, and a discard, at which the layer fails.
     for head in 0..8 {
         let header = DATA + 0x100 * head;
         client.put_header(header, if head == 7 { crate::client::DISCARD } else { READ }, 0);
@@ -300,17 +300,17 @@ fn a_queue_that_fails_with_requests_in_flight_takes_no_other_along() {
 }
 
 const SET_VRING_NUM: u32 = 8;
-/// The messages that a front end may send, by number, and those that it may not.
+/// The numbers of the messages that a front end may send, and of some that it may not.
 const MESSAGES: u32 = 44;
 
-/// Sends a message as it stands, with an answer to it not asked for.
+/// Sends a message without a request for a reply.
 fn send(stream: &UnixStream, request: u32, body: &[u8], descriptors: &[RawFd]) {
     let mut message = Vec::new();
     for word in [request, 1, body.len() as u32] {
         message.extend(word.to_ne_bytes());
     }
     message.extend(body);
-    // A connection that is let go takes nothing any more.
+    // A closed connection accepts no messages.
     let _ = stream.send_with_fds(&[&message[..]], descriptors);
 }
 
@@ -324,7 +324,7 @@ impl Random {
         (self.0 >> 11) % below
     }
 
-    /// A number that may mean something, or not.
+    /// A random number that is sometimes meaningful.
     fn number(&mut self) -> u64 {
         match self.next(9) {
             0 => 0,
@@ -352,7 +352,7 @@ fn body(random: &mut Random, request: u32) -> (Vec<u8>, usize) {
     };
     match request {
         2 | 16 => {
-            // Features: those of before, with some bits changed.
+            // Features: the earlier ones, with some bits changed.
             let all = if request == 2 { 0x0000_0001_7000_7a44_u64 | 1 << 30 } else { 0xffff };
             ((all ^ random.number() & all).to_ne_bytes().to_vec(), 0)
         }
@@ -407,9 +407,9 @@ fn body(random: &mut Random, request: u32) -> (Vec<u8>, usize) {
     }
 }
 
-/// Every message, in whatever order, with whatever descriptors, while a ring has requests.
+/// Every message, in random order, with random descriptors, while a ring has requests.
 #[test]
-fn every_message_at_every_moment_costs_the_connection_at_most() {
+fn every_message_in_every_state_ends_at_most_the_connection() {
     let (served, beside) = (serve_file(), serve());
     let mut neighbour = Client::start(&beside.socket, 1, 0);
     let kinds = wrong_kinds();
@@ -421,7 +421,7 @@ fn every_message_at_every_moment_costs_the_connection_at_most() {
             client.frontend.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap();
         }
         for queue in 0..2 {
-            // The one before may be on its way out still.
+            // The previous connection may still be ending.
             client.start_queue(queue, 0);
         }
         client.put_header(DATA, READ, 0);

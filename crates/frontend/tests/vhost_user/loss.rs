@@ -1,5 +1,6 @@
-//! Memory that a VMM takes away, or that its host does not have: its guest is let go, and a
-//! neighbour in the same process is served on. Without the handler each of these ends the process.
+//! Memory that a VMM takes away, or that its host does not have: the VMM is disconnected, and
+//! another disk in the same process is still served. Without the handler each of these cases ends
+//! the process.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -16,7 +17,7 @@ use crate::client::{
 };
 use crate::{Served, serve, serve_file};
 
-/// A disk whose guest is served on, whatever becomes of others.
+/// A disk whose guest is served, whatever happens to others.
 struct Neighbour {
     served: Served,
     client: Client,
@@ -36,7 +37,7 @@ impl Neighbour {
     }
 }
 
-/// Waits until the server has counted so many losses.
+/// Waits until the server has counted `count` losses.
 fn wait_for_losses(served: &Served, count: u64) {
     let start = Instant::now();
     while served.server.status().lost < count {
@@ -56,10 +57,10 @@ fn offer(client: &mut Client, kind: u32, place: u64) {
 }
 
 #[test]
-fn a_guest_whose_memory_is_cut_short_is_let_go_alone() {
+fn only_the_guest_whose_memory_is_truncated_is_disconnected() {
     let mut neighbour = Neighbour::start();
     let served = serve();
-    // The data, the data and the status, everything with the ring.
+    // Truncates the data; the data and the status; all memory with the ring.
     let cuts = [(READ, MEMORY / 2), (WRITE, MEMORY / 2), (READ, 0), (WRITE, 0)];
     for (count, (kind, length)) in (1..).zip(cuts) {
         let mut client = Client::start(&served.socket, 1, 0);
@@ -74,7 +75,7 @@ fn a_guest_whose_memory_is_cut_short_is_let_go_alone() {
             client.kick(0);
         }
         neighbour.assert_works();
-        assert!(client.is_let_go(), "cut to {length}");
+        assert!(client.is_disconnected(), "cut to {length}");
         wait_for_losses(&served, count);
         neighbour.assert_works();
     }
@@ -86,7 +87,7 @@ fn a_guest_whose_memory_is_cut_short_is_let_go_alone() {
 }
 
 #[test]
-fn memory_that_the_kernel_cannot_reach_fails_its_request_alone() {
+fn memory_that_the_kernel_cannot_reach_fails_only_its_request() {
     let mut neighbour = Neighbour::start();
     let served = serve_file();
     let mut client = Client::start(&served.socket, 1, 0);
@@ -102,11 +103,11 @@ fn memory_that_the_kernel_cannot_reach_fails_its_request_alone() {
 }
 
 #[test]
-fn a_cut_in_flight_file_or_log_costs_its_guest_alone() {
+fn a_truncated_in_flight_file_or_log_disconnects_only_its_guest() {
     let mut neighbour = Neighbour::start();
     let served = serve();
     let mut client = Client::connect(&served.socket, 1, 0);
-    // A file that is not sealed, as another daemon may have made it.
+    // An unsealed file, as another daemon may have created it.
     let (mut inflight, made) = client.new_inflight(1);
     drop(made);
     let file = memfd(inflight.mmap_size);
@@ -116,7 +117,7 @@ fn a_cut_in_flight_file_or_log_costs_its_guest_alone() {
     client.assert_works(0);
     file.set_len(0).unwrap();
     offer(&mut client, READ, DATA + 0x1000);
-    assert!(client.is_let_go());
+    assert!(client.is_disconnected());
     wait_for_losses(&served, 1);
     neighbour.assert_works();
 
@@ -132,39 +133,39 @@ fn a_cut_in_flight_file_or_log_costs_its_guest_alone() {
     client.assert_works(0);
     log.set_len(0).unwrap();
     offer(&mut client, READ, DATA + 0x1000);
-    assert!(client.is_let_go());
+    assert!(client.is_disconnected());
     wait_for_losses(&served, 2);
     neighbour.assert_works();
 }
 
 #[test]
-fn whoever_reads_the_memory_beside_the_rings_survives_its_loss() {
+fn readers_of_the_memory_beside_the_rings_survive_its_loss() {
     let mut neighbour = Neighbour::start();
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     client.assert_works(0);
     let memory = served.server.guest_memory();
     client.memory.set_len(4096).unwrap();
-    // As introspection does.
+    // The same accesses as introspection.
     for region in memory.regions() {
         for at in (0..region.length).step_by(4096) {
             // Within a region that the memory keeps mapped.
             let _byte = unsafe { region.place.wrapping_add(at as usize).read_volatile() };
         }
     }
-    assert!(client.is_let_go());
+    assert!(client.is_disconnected());
     wait_for_losses(&served, 1);
     neighbour.assert_works();
 }
 
 #[test]
-fn a_request_that_was_repeated_too_often_is_given_back_as_failed() {
+fn a_request_that_was_repeated_too_often_fails() {
     let served = serve();
     let mut client = Client::connect(&served.socket, 1, 0);
     let (inflight, file) = client.new_inflight(1);
     let entry = |head: u64| 16 + 16 * head;
-    // Head 0 was repeated, long ago. Heads 3, 4 and 5 are in flight: one repeated often, one more
-    // often than that, one never.
+    // Head 0 was repeated earlier. Heads 3, 4 and 5 are in flight: one repeated as often as
+    // allowed, one more often, and one never.
     file.write_all_at(&[0, 7], entry(0)).unwrap();
     for (head, repeats) in [(3, 8), (4, 9), (5, 0)] {
         file.write_all_at(&[1, repeats], entry(head)).unwrap();
@@ -187,13 +188,13 @@ fn a_request_that_was_repeated_too_often_is_given_back_as_failed() {
     assert_eq!((status(3), status(4), status(5)), (1, 0xee, 0));
     assert_eq!(served.server.status().refused, 2);
     client.assert_works(0);
-    // What is taken anew begins to count anew.
+    // The count of a new request begins at zero.
     let mut repeats = [0; 1];
     file.read_exact_at(&mut repeats, entry(0) + 1).unwrap();
     assert_eq!(repeats, [0]);
 }
 
-/// A tmpfs of 1 MiB, unmounted in the end; `None` where nothing may be mounted.
+/// A tmpfs of 1 MiB, which is unmounted on drop; `None` where mounting is not allowed.
 struct SmallFileSystem(PathBuf, #[expect(dead_code, reason = "removed last")] tempfile::TempDir);
 
 impl SmallFileSystem {
@@ -215,10 +216,10 @@ impl Drop for SmallFileSystem {
     }
 }
 
-/// An honest VMM, memory on a file system that is full, and a request into a page that nobody ever
-/// touched: the guest is let go a few times, then its request fails, and it goes on.
+/// A well-behaved VMM, memory on a full file system, and a request for a page that was never
+/// touched. The guest is disconnected a few times; then its request fails, and the guest continues.
 #[test]
-fn memory_on_a_full_file_system_costs_the_request_in_the_end() {
+fn memory_on_a_full_file_system_fails_the_request_in_the_end() {
     let Some(small) = SmallFileSystem::mount() else { return };
     let mut neighbour = Neighbour::start();
     let served = serve();
@@ -226,7 +227,7 @@ fn memory_on_a_full_file_system_costs_the_request_in_the_end() {
     open.read(true).write(true).create(true).truncate(true);
     let memory = open.open(small.0.join("memory")).unwrap();
     memory.set_len(MEMORY).unwrap();
-    // What the guest uses is there; then the rest of the room goes to somebody else.
+    // The guest's used memory is allocated; then another file takes the rest of the space.
     memory.write_all_at(&[0; 0x4000], 0).unwrap();
     memory.write_all_at(&[0; 0x4000], DATA).unwrap();
     let filler = open.open(small.0.join("filler")).unwrap();
@@ -252,14 +253,14 @@ fn memory_on_a_full_file_system_costs_the_request_in_the_end() {
         if came_back {
             break;
         }
-        assert!(client.is_let_go());
+        assert!(client.is_disconnected());
         losses += 1;
         assert!(losses < 20, "the request is repeated for ever");
         neighbour.assert_works();
         client = connect();
         client.frontend.set_inflight_fd(&inflight, file.as_raw_fd()).unwrap();
         client.set_available(0, 1);
-        // The last connection may be let go before it has answered everything.
+        // The last connection may be closed before it has answered everything.
         let _ = client.try_start_queue(0, 0);
     }
     assert!((4..=10).contains(&losses), "{losses}");
@@ -275,7 +276,7 @@ fn more_memory_than_a_host_may_have_is_refused() {
     let huge = memfd(127 << 40);
     let client = Client::connect(&served.socket, 1, 0);
     assert!(client.frontend.set_mem_table(&[region(&huge, 0, 127 << 40)]).is_err());
-    // In pieces, over as many connections as there may be.
+    // In parts, over the most connections allowed.
     let mut mapped = 0;
     let clients: Vec<Client> = (0..10)
         .map(|_| {

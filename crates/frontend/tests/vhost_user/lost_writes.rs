@@ -17,7 +17,7 @@ const OK: u8 = 0;
 const IO_ERROR: u8 = 1;
 
 struct Faulty {
-    // In this order: the disk is closed before its device goes.
+    // In this order: the disk is closed before its device is removed.
     _server: Server,
     disk: Arc<Disk>,
     socket: std::path::PathBuf,
@@ -39,8 +39,8 @@ fn serve() -> Option<Faulty> {
     Some(Faulty { _server: server, disk, socket, _directory: directory, device })
 }
 
-/// Has one request on each queue under way at once. Gives their status bytes.
-fn at_once(client: &mut Client, requests: [(u32, u64); QUEUES]) -> [u8; QUEUES] {
+/// Runs one request on each queue concurrently. Returns their status bytes.
+fn concurrently(client: &mut Client, requests: [(u32, u64); QUEUES]) -> [u8; QUEUES] {
     let place = |queue: usize| DATA + 0x4000 * queue as u64;
     for (queue, (kind, block)) in requests.into_iter().enumerate() {
         let (header, status, data) = (place(queue), place(queue) + 0x100, place(queue) + 0x1000);
@@ -65,7 +65,7 @@ fn at_once(client: &mut Client, requests: [(u32, u64); QUEUES]) -> [u8; QUEUES] 
 }
 
 #[test]
-fn flushes_at_once_on_all_queues_fail_together() {
+fn concurrent_flushes_on_all_queues_fail_together() {
     let Some(served) = serve() else { return };
     let mut client = Client::start(&served.socket, QUEUES, 0);
     for round in 0..10 {
@@ -74,21 +74,25 @@ fn flushes_at_once_on_all_queues_fail_together() {
         if round % 2 == 0 {
             served.device.write_back();
         }
-        assert_eq!(at_once(&mut client, [(FLUSH, 0); QUEUES]), [IO_ERROR; QUEUES], "{round}");
-        assert_eq!(at_once(&mut client, [(WRITE, GOOD); QUEUES]), [IO_ERROR; QUEUES], "{round}");
+        assert_eq!(concurrently(&mut client, [(FLUSH, 0); QUEUES]), [IO_ERROR; QUEUES], "{round}");
+        assert_eq!(
+            concurrently(&mut client, [(WRITE, GOOD); QUEUES]),
+            [IO_ERROR; QUEUES],
+            "{round}"
+        );
         served.disk.backend().recover().unwrap();
-        assert_eq!(at_once(&mut client, [(FLUSH, 0); QUEUES]), [OK; QUEUES], "{round}");
+        assert_eq!(concurrently(&mut client, [(FLUSH, 0); QUEUES]), [OK; QUEUES], "{round}");
     }
 }
 
 #[test]
 fn a_durable_write_of_a_broken_block_fails_beside_good_ones() {
     let Some(served) = serve() else { return };
-    // A guest that knows of no cache: every write is durable.
+    // For a guest without a write cache, every write is durable.
     let mut client = Client::start(&served.socket, QUEUES, F_FLUSH);
     for round in 0..60 {
         let writes = [(WRITE, GOOD), (WRITE, BAD), (WRITE, GOOD + 8)];
-        let status = at_once(&mut client, writes);
+        let status = concurrently(&mut client, writes);
         assert_eq!(status[1], IO_ERROR, "round {round}: {status:?}");
         served.disk.backend().recover().unwrap();
     }

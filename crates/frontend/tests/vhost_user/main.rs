@@ -1,4 +1,4 @@
-//! The vhost-user-blk front end against a client that speaks the protocol itself.
+//! The vhost-user-blk front end against a client that implements the protocol itself.
 
 #![allow(unsafe_code)]
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "test code")]
@@ -44,7 +44,7 @@ pub fn serve_file() -> Served {
     image.as_file().set_len(CAPACITY).unwrap();
     let options = FileOptions { path: image.path().into(), ..FileOptions::default() };
     let backend = FileBackend::open(&options).unwrap();
-    // The open file stays when its name goes.
+    // The file stays open after its name is removed.
     serve_backend(Arc::new(backend), Vec::new(), false)
 }
 
@@ -53,11 +53,11 @@ pub fn serve_backend(
     layers: Vec<Arc<dyn Layer>>,
     read_only: bool,
 ) -> Served {
-    // All rings by one thread: the harder case, and the same on every machine.
+    // One thread serves all rings: the harder case, and the same on every machine.
     serve_options(backend, layers, read_only, Some(1), "test")
 }
 
-/// The same by so many threads.
+/// The same with `threads` threads.
 pub fn serve_threads(
     backend: Arc<dyn Backend>,
     layers: Vec<Arc<dyn Layer>>,

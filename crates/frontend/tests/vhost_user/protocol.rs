@@ -1,5 +1,5 @@
-//! What a VMM does beside requests: reconnecting, migrating, plugging memory, learning of a new
-//! size.
+//! Uses of the protocol by a VMM beside requests: reconnection, migration, memory hotplug, and the
+//! announcement of a new size.
 
 use std::io::Read as _;
 use std::os::fd::AsRawFd;
@@ -16,7 +16,7 @@ use crate::client::{
 use crate::{CAPACITY, serve};
 
 #[test]
-fn a_stopped_ring_goes_on_where_it_was() {
+fn a_stopped_ring_continues_at_its_index() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     for _ in 0..100 {
@@ -27,7 +27,7 @@ fn a_stopped_ring_goes_on_where_it_was() {
     assert_eq!(served.server.status().running_queues, 0);
     client.start_queue(0, base as u16);
     client.assert_works(0);
-    // A disabled ring waits.
+    // A disabled ring takes no requests.
     client.frontend.set_vring_enable(0, false).unwrap();
     client.put_header(DATA, READ, 0);
     client.put_chain(0, 0, &[(DATA, 16, false), (DATA + 0x1000, 512, true), (DATA + 9, 1, true)]);
@@ -45,8 +45,8 @@ fn requests_that_a_killed_daemon_had_taken_are_repeated() {
     let mut first = Client::connect(&served.socket, 1, 0);
     let (inflight, file) = first.new_inflight(1);
     drop(first);
-    // What a killed daemon leaves: heads 4 and 9 taken in this order, then 20; 20 given back, with
-    // the used index moved and the flag not yet cleared.
+    // The record of a killed daemon: heads 4 and 9 taken in this order, then 20; 20 given back,
+    // with the used index moved and the flag not yet cleared.
     let entry = |head: u64| 16 + 16 * head;
     for (counter, head) in [(5_u64, 4), (6, 9), (7, 20)] {
         file.write_all_at(&[1], entry(head)).unwrap();
@@ -64,8 +64,8 @@ fn requests_that_a_killed_daemon_had_taken_are_repeated() {
         client.put(at + 16, &[head as u8; 512]);
         client.put_chain(0, head, &[(at, 528, false), (at + 1024, 1, true)]);
     }
-    // The front end's base counts only what came back; the ring had 45 requests available, of
-    // which the daemon had taken 44 (42 given back and 2 in flight).
+    // The front end's base counts only requests given back. The ring had 45 requests available, of
+    // which the daemon had taken 44: 42 were given back and 2 are in flight.
     client.set_available(0, 44);
     client.put_header(DATA, WRITE, 1);
     client.put(DATA + 16, &[1; 512]);
@@ -89,7 +89,7 @@ fn requests_that_a_killed_daemon_had_taken_are_repeated() {
 }
 
 #[test]
-fn a_migration_learns_of_every_page_that_the_device_writes() {
+fn every_page_that_the_device_writes_is_logged_for_a_migration() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     client.assert_works(0);
@@ -109,10 +109,10 @@ fn a_migration_learns_of_every_page_that_the_device_writes() {
     };
     client.frontend.set_log_base(0, Some(region)).unwrap();
     client.assert_works(0);
-    assert!(dirty().is_empty(), "nothing is logged before the VMM asks for it");
+    assert!(dirty().is_empty(), "nothing is logged before the VMM requests it");
     let features = client.features | F_LOG_ALL;
     client.frontend.set_features(features).unwrap();
-    // A read of 8 KiB that touches three pages, its status in another.
+    // A read of 8 KiB into three pages, with its status in another page.
     let (header, place, status) = (DATA, DATA + 0x1ff0, DATA + 0x8000);
     client.put_header(header, READ, 0);
     let pieces = [(header, 16, false), (place, 8192, true), (status, 1, true)];
@@ -121,7 +121,7 @@ fn a_migration_learns_of_every_page_that_the_device_writes() {
     let used = page(Client::places(0).2);
     let data = page(place);
     assert_eq!(dirty(), [used, data, data + 1, data + 2, page(status)]);
-    // A write dirties no data.
+    // A write makes no data page dirty.
     client.put_header(header, WRITE, 0);
     let pieces = [(header, 16, false), (place, 512, false), (status, 1, true)];
     assert_eq!(client.request_chain(0, &pieces, status).0, 0);
@@ -132,7 +132,7 @@ fn a_migration_learns_of_every_page_that_the_device_writes() {
 }
 
 #[test]
-fn memory_comes_and_goes_while_rings_run() {
+fn memory_is_added_and_removed_while_rings_run() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     assert_eq!(client.frontend.get_max_mem_slots().unwrap(), 32);
@@ -185,7 +185,7 @@ fn layers_change_under_a_running_guest() {
 }
 
 #[test]
-fn impossible_setups_are_answered_with_an_error() {
+fn impossible_setups_are_refused_with_an_error() {
     let served = serve();
     let refuse = |act: &dyn Fn(&mut Client) -> bool| {
         let mut client = Client::connect(&served.socket, 1, 0);
@@ -239,12 +239,12 @@ fn the_destination_of_a_migration_starts_when_the_source_has_stopped() {
     drop(source);
     destination.assert_works(0);
     drop(destination);
-    // A VMM that dies without a word gives its turn up with its connection.
+    // A VMM that dies gives up its right to run rings with its connection.
     Client::start(&served.socket, 1, 0).assert_works(0);
 }
 
 #[test]
-fn a_shutdown_lets_the_client_go_and_leaves_no_socket() {
+fn a_shutdown_disconnects_the_client_and_removes_the_socket() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     client.assert_works(0);

@@ -1,4 +1,4 @@
-//! What a well-behaved guest may ask.
+//! The requests of a well-behaved guest.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use crate::client::{
 use crate::{CAPACITY, serve, serve_with};
 
 #[test]
-fn what_is_written_is_read_on_every_queue() {
+fn written_data_is_read_on_every_queue() {
     let served = serve();
     let mut client = Client::start(&served.socket, 3, 0);
     assert_eq!(client.capacity() * 512, CAPACITY);
@@ -43,7 +43,7 @@ fn the_same_without_event_index_and_through_indirect_tables() {
     client.assert_works(0);
     client.assert_works(0);
     assert!(client.interrupts(0) > 0);
-    // Header, data and status in an indirect table that is not even aligned.
+    // Header, data and status in an indirect table that is not aligned.
     let (table, header, place, status) = (DATA + 0x2003, DATA, DATA + 0x1000, DATA + 0x100);
     client.put_header(header, READ, 3);
     client.put(status, &[0xee]);
@@ -66,7 +66,7 @@ fn the_same_without_event_index_and_through_indirect_tables() {
 fn the_framing_does_not_matter() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
-    // The header in three pieces, the last of them with the first data byte.
+    // The header in three pieces, the last of which also has the first data byte.
     let (header, status) = (DATA, DATA + 0x9000);
     client.put_header(header, WRITE, 5);
     client.put(header + 16, &[7; 512]);
@@ -78,7 +78,7 @@ fn the_framing_does_not_matter() {
         (status, 1, true),
     ];
     assert_eq!(client.request_chain(0, &pieces, status), (0, 1));
-    // A read whose status is the byte behind its data.
+    // A read whose status is the byte after its data.
     client.put_header(header, READ, 5);
     let place = DATA + 0x2000;
     let pieces = [(header, 16, false), (place, 100, true), (place + 100, 413, true)];
@@ -108,7 +108,8 @@ fn discard_and_zeroes_take_several_segments() {
         let expected = if matches!(sector, 0..8 | 16..24 | 32..40) { 0 } else { 9 };
         assert!(bytes.iter().all(|&byte| byte == expected), "sector {sector}");
     }
-    // Refused: unmap on a discard, unknown flags, no segments, cut segments, too many, too far.
+    // Refused: unmap on a discard, unknown flags, no segments, a truncated segment, too many
+    // segments, a range out of bounds.
     let cases = [
         (DISCARD, segment(0, 8, 1), 2),
         (WRITE_ZEROES, segment(0, 8, 2), 2),
@@ -125,7 +126,7 @@ fn discard_and_zeroes_take_several_segments() {
 }
 
 #[test]
-fn what_the_disk_does_not_do_is_said() {
+fn unsupported_operations_are_reported() {
     let served = serve_with(Vec::new(), true);
     let mut client = Client::start(&served.socket, 1, 0);
     assert_ne!(client.features & 1 << 5, 0, "the read-only feature");
@@ -138,7 +139,7 @@ fn what_the_disk_does_not_do_is_said() {
     assert_eq!(client.request(0, READ, 0, &mut []), 1);
 }
 
-/// Notes the force-unit-access flag of every write.
+/// Records the force-unit-access flag of every write.
 #[derive(Default)]
 struct Recorder(Arc<Mutex<Vec<bool>>>);
 

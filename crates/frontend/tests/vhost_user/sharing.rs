@@ -40,7 +40,7 @@ fn rings_are_spread_over_the_threads() {
             client.assert_works(queue);
         }
         assert_eq!(threads(name), QUEUES.min(count.into()), "{name}");
-        // A thread ends with its last ring, and comes back with the next.
+        // A thread ends with its last ring, and the next ring starts a new one.
         for queue in 0..QUEUES {
             client.frontend.get_vring_base(queue).unwrap();
         }
@@ -56,7 +56,7 @@ fn rings_are_spread_over_the_threads() {
     }
 }
 
-/// Begins a read of the first block on `queue`, in memory that no other request here uses.
+/// Begins a read of the first block on `queue`, into memory that no other request here uses.
 fn begin_read(client: &mut Client, queue: usize) {
     let place = DATA + 0x10_0000 + 0x4000 * queue as u64;
     client.put_header(place, READ, 0);
@@ -67,7 +67,7 @@ fn begin_read(client: &mut Client, queue: usize) {
 }
 
 #[test]
-fn a_ring_whose_disk_hangs_stops_no_other_of_its_thread() {
+fn a_ring_whose_disk_hangs_stops_no_other_ring_of_its_thread() {
     let layer = Hanging::default();
     let served = serve(1, "hangs", vec![Arc::new(layer.clone())]);
     let mut client = Client::start(&served.socket, QUEUES, 0);
@@ -77,7 +77,7 @@ fn a_ring_whose_disk_hangs_stops_no_other_of_its_thread() {
         client.assert_works(1);
         client.assert_works(2);
     }
-    // Rings come and go meanwhile.
+    // Other rings start and stop meanwhile.
     for _ in 0..20 {
         client.frontend.get_vring_base(1).unwrap();
         client.clear(1);
@@ -85,7 +85,7 @@ fn a_ring_whose_disk_hangs_stops_no_other_of_its_thread() {
         client.assert_works(1);
         client.assert_works(3);
     }
-    assert!(client.wait_for(0, Duration::from_millis(20)).is_none(), "it does not hang");
+    assert!(client.wait_for(0, Duration::from_millis(20)).is_none(), "the read does not hang");
     layer.0.store(false, Ordering::Relaxed);
     client.wait(0);
     client.assert_works(0);
@@ -93,7 +93,7 @@ fn a_ring_whose_disk_hangs_stops_no_other_of_its_thread() {
     served.server.shutdown();
 }
 
-/// A layer that writes a block of its own when its queue is closed.
+/// A layer that writes a block when its queue is closed.
 #[derive(Clone, Default)]
 struct Tidy {
     begun: Arc<AtomicU64>,
@@ -142,13 +142,13 @@ impl LayerQueue for Tidy {
 }
 
 #[test]
-fn the_layers_of_a_ring_that_stops_finish_what_they_have_begun() {
+fn the_layers_of_a_ring_that_stops_finish_their_own_requests() {
     let layer = Tidy::default();
     let served = serve(1, "tidy", vec![Arc::new(layer.clone())]);
     let mut client = Client::start(&served.socket, 2, 0);
     let mut data = [7; 512];
     assert_eq!(client.request(1, WRITE, 5, &mut data), 0);
-    // The guest does not wait for it.
+    // The guest does not wait for the write.
     client.frontend.get_vring_base(1).unwrap();
     assert_eq!(layer.begun.load(Ordering::Relaxed), 1);
     client.assert_works(0);
@@ -158,5 +158,5 @@ fn the_layers_of_a_ring_that_stops_finish_what_they_have_begun() {
     client.assert_works(0);
     served.server.shutdown();
     assert_eq!(layer.begun.load(Ordering::Relaxed), 3);
-    assert_eq!(layer.done.load(Ordering::Relaxed), 3, "the end waits for it");
+    assert_eq!(layer.done.load(Ordering::Relaxed), 3, "the end of the ring waits for the write");
 }

@@ -1,19 +1,19 @@
-//! A guest whose memory does not arrive is told from one that has nothing to do.
+//! A guest whose writes to memory do not arrive is distinguished from an idle one.
 
 use std::time::{Duration, Instant};
 
 use crate::client::{Client, DATA, MEMORY, memfd};
 use crate::serve;
 
-/// A kick on an empty ring is looked into a second later.
+/// A kick on an empty ring is examined a second later.
 const LOOKED: Duration = Duration::from_secs(3);
 
 #[test]
-fn kicks_in_a_blank_memory_are_suspected_until_a_request_comes() {
+fn kicks_in_a_blank_memory_are_suspected_until_a_request_arrives() {
     let served = serve();
     let mut client = Client::start(&served.socket, 2, 0);
     std::thread::sleep(LOOKED);
-    assert!(!served.server.status().blind, "nobody has kicked");
+    assert!(!served.server.status().blind, "there was no kick");
     client.kick(0);
     let begun = Instant::now();
     while !served.server.status().blind {
@@ -22,7 +22,7 @@ fn kicks_in_a_blank_memory_are_suspected_until_a_request_comes() {
     }
     client.assert_works(1);
     assert!(!served.server.status().blind);
-    // Each connection is judged by itself.
+    // Each connection is examined separately.
     drop(client);
     let client = Client::start(&served.socket, 1, 0);
     assert!(!served.server.status().blind);
@@ -30,7 +30,7 @@ fn kicks_in_a_blank_memory_are_suspected_until_a_request_comes() {
 }
 
 #[test]
-fn kicks_of_a_guest_that_has_nothing_to_do_are_not_suspected() {
+fn kicks_of_an_idle_guest_are_not_suspected() {
     let served = serve();
     let memory = memfd(MEMORY);
     let mut client = Client::connect_with(&served.socket, 1, 0, memory);
