@@ -23,55 +23,55 @@ use crate::stream::AnswerStream;
 use crate::usage::UsageReport;
 use fathom_options::Bytes;
 
-/// How long the answer to a question may take unless the caller says otherwise. A daemon answers
-/// within milliseconds, whatever its disks do.
-const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
-/// The same for changes, for which a daemon waits up to 45 s by itself.
+/// How long the answer to a query may take, unless the caller sets a limit. A daemon answers
+/// queries within milliseconds, even if its disks hang.
+const QUERY_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long the answer to a change may take. The daemon itself waits for up to 45 s for a change.
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long the daemon may take to accept a connection.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
-/// How often a connection is tried again while the daemon's queue is full.
+/// The interval between attempts to connect while the queue of the daemon's socket is full.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Asks a daemon, one connection a question.
+/// A client of a daemon. It opens a connection for each request.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
     limit: Option<Duration>,
 }
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug)]
 pub enum ClientError {
-    /// Nobody could be asked.
+    /// The client could not connect.
     Unreachable {
         /// The socket.
         socket: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The connection broke, or took too long.
+    /// The connection broke.
     Broken {
         /// The socket.
         socket: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// There is a daemon, but it does not answer in time.
+    /// The daemon did not answer within the time limit.
     Silent {
         /// The socket.
         socket: PathBuf,
-        /// How long it was waited for.
+        /// How long the client waited.
         waited: Duration,
     },
-    /// The answer is not of this interface.
+    /// The answer does not conform to this interface.
     Unreadable(String),
-    /// The daemon says no.
+    /// The daemon refused the request.
     Refused(ErrorBody),
 }
 
 impl ClientError {
-    /// What to do next; may be empty.
+    /// What the user can do next; may be empty.
     pub fn remedy(&self) -> String {
         match self {
             Self::Unreachable { source, .. } => match source.kind() {
@@ -81,19 +81,19 @@ impl ClientError {
                         .into()
                 }
                 io::ErrorKind::PermissionDenied => {
-                    "only the user that the daemon runs as may ask it: try again as that user or \
-                     as root"
+                    "only the user that the daemon runs as may use its control socket: try again \
+                     as that user or as root"
                         .into()
                 }
                 _ => String::new(),
             },
             Self::Broken { .. } => "see the daemon's log".into(),
-            Self::Silent { .. } => "its process is stopped or hangs: look at it with `systemctl \
-                                    status fathom` or `ps`; a process that was stopped goes on \
-                                    after `kill -CONT`"
+            Self::Silent { .. } => "its process is stopped or hangs: examine it with `systemctl \
+                                    status fathom` or `ps`; `kill -CONT` continues a stopped \
+                                    process"
                 .into(),
-            Self::Unreadable(_) => "daemon and command must be of versions that fit: compare \
-                                    `fathom --version` with the daemon's"
+            Self::Unreadable(_) => "the versions of daemon and command have to be compatible: \
+                                    compare `fathom --version` with the daemon's"
                 .into(),
             Self::Refused(body) => body.remedy.clone(),
         }
@@ -107,7 +107,11 @@ impl fmt::Display for ClientError {
                 write!(formatter, "no daemon answers at {}: {source}", socket.display())
             }
             Self::Broken { socket, source } => {
-                write!(formatter, "the daemon at {} broke off: {source}", socket.display())
+                write!(
+                    formatter,
+                    "the connection to the daemon at {} broke: {source}",
+                    socket.display()
+                )
             }
             Self::Silent { socket, waited } => {
                 let seconds = waited.as_secs();
@@ -134,12 +138,12 @@ impl std::error::Error for ClientError {
 }
 
 impl Client {
-    /// A client of the daemon whose control socket is `socket`. Asks nothing yet.
+    /// A client of the daemon whose control socket is `socket`. Does not connect yet.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into(), limit: None }
     }
 
-    /// The same client, with another limit to how long an answer may take.
+    /// The same client, with another limit on the time of each answer.
     #[must_use]
     pub fn with_limit(self, limit: Duration) -> Self {
         Self { limit: Some(limit), ..self }
@@ -150,23 +154,23 @@ impl Client {
         &self.socket
     }
 
-    /// What the daemon is.
+    /// The daemon's version, state and listeners.
     ///
     /// # Errors
-    /// When there is no answer; so for all questions here.
+    /// When there is no answer; the same holds for all methods.
     pub fn daemon(&self) -> Result<DaemonInfo, ClientError> {
         self.get("/v1/daemon")
     }
 
-    /// The link to the centre.
+    /// The state of the link to the centre.
     ///
     /// # Errors
-    /// When there is no answer, or no link.
+    /// When there is no answer, or the daemon has no link to a centre.
     pub fn monitor(&self) -> Result<MonitorStatus, ClientError> {
         self.get("/v1/monitor")
     }
 
-    /// All disks.
+    /// The status of all disks.
     ///
     /// # Errors
     /// When there is no answer.
@@ -174,15 +178,15 @@ impl Client {
         self.get("/v1/disks")
     }
 
-    /// One disk.
+    /// The status of one disk.
     ///
     /// # Errors
-    /// When there is no answer, or no such disk.
+    /// When there is no answer, or no disk of this name.
     pub fn disk(&self, name: &str) -> Result<DiskStatus, ClientError> {
         self.get(&disk_path(name))
     }
 
-    /// Has the daemon serve one disk more.
+    /// Adds a disk to the running daemon.
     ///
     /// # Errors
     /// When there is no answer, or the disk cannot be served.
@@ -190,18 +194,19 @@ impl Client {
         self.send("POST", "/v1/disks", Some(definition))
     }
 
-    /// Changes a disk while it is in use.
+    /// Changes a disk that is in use.
     ///
     /// # Errors
-    /// When there is no answer, no such disk, or the change cannot be made.
+    /// When there is no answer, no disk of this name, or the change is not possible.
     pub fn change_disk(&self, name: &str, change: &DiskChange) -> Result<DiskStatus, ClientError> {
         self.send("PATCH", &disk_path(name), Some(change))
     }
 
-    /// Gives a disk another size. A smaller one is refused unless `shrink`.
+    /// Changes the size of a disk. A smaller size is refused unless `shrink`.
     ///
     /// # Errors
-    /// When there is no answer, no such disk, or the back end's size is given by something else.
+    /// When there is no answer, no disk of this name, or the size of the back end cannot be
+    /// changed.
     pub fn resize_disk(
         &self,
         name: &str,
@@ -213,20 +218,22 @@ impl Client {
         self.change_disk(name, &change)
     }
 
-    /// Has a disk take writes again that takes none because acknowledged ones may be lost. What was
-    /// lost stays lost.
+    /// Makes a disk accept writes again after it stopped because acknowledged writes may be lost.
+    /// Lost writes stay lost.
     ///
     /// # Errors
-    /// When there is no answer, no such disk, nothing to recover from, or the store still fails.
+    /// When there is no answer, no disk of this name, nothing to recover from, or the store still
+    /// fails.
     pub fn recover_disk(&self, name: &str) -> Result<DiskStatus, ClientError> {
         self.send::<(), _>("POST", &format!("{}/recover", disk_path(name)), None)
     }
 
-    /// Has the daemon serve a disk no more; with `force` also if a machine or an NBD client uses it.
+    /// Removes a disk from the running daemon; with `force` also while a VMM or an NBD client uses
+    /// it.
     ///
     /// # Errors
-    /// When there is no answer, or no such disk; without `force`, [`ErrorCode::Conflict`] for a
-    /// disk in use.
+    /// When there is no answer, or no disk of this name; without `force`, [`ErrorCode::Conflict`]
+    /// for a disk in use.
     ///
     /// [`ErrorCode::Conflict`]: crate::ErrorCode::Conflict
     pub fn remove_disk(&self, name: &str, force: bool) -> Result<Done, ClientError> {
@@ -234,7 +241,7 @@ impl Client {
         self.send::<(), _>("DELETE", &format!("{}{query}", disk_path(name)), None)
     }
 
-    /// A sample of what all disks have done.
+    /// A sample of the statistics of all disks.
     ///
     /// # Errors
     /// When there is no answer.
@@ -242,24 +249,25 @@ impl Client {
         self.get("/v1/statistics")
     }
 
-    /// Who caused how much: on all disks, or on that called `disk`, or on those of `vm`.
+    /// The usage by file, control group and process: of all disks, of the disk `disk`, or of the
+    /// disks of `vm`.
     ///
     /// # Errors
-    /// When there is no answer, or no such disk.
+    /// When there is no answer, or no disk of this name.
     pub fn usage(&self, disk: Option<&str>, vm: Option<&str>) -> Result<UsageReport, ClientError> {
         self.get(&with_query("/v1/usage", &[("disk", disk), ("vm", vm)]))
     }
 
-    /// The slowest requests of late, at most `count` of each disk or of that called `disk`.
+    /// The slowest recent requests, at most `count` of each disk, or only of the disk `disk`.
     ///
     /// # Errors
-    /// When there is no answer, or no such disk.
+    /// When there is no answer, or no disk of this name.
     pub fn slow(&self, disk: Option<&str>, count: usize) -> Result<SlowReport, ClientError> {
         let count = count.to_string();
         self.get(&with_query("/v1/slow", &[("disk", disk), ("count", Some(&count))]))
     }
 
-    /// All guests, and how far they have been understood.
+    /// All guests, each with the state of its introspection.
     ///
     /// # Errors
     /// When there is no answer.
@@ -267,7 +275,7 @@ impl Client {
         self.get("/v1/guests")
     }
 
-    /// The queries that the daemon keeps.
+    /// The daemon's standing queries.
     ///
     /// # Errors
     /// When there is no answer.
@@ -275,11 +283,11 @@ impl Client {
         self.get("/v1/queries")
     }
 
-    /// Sends any request whose answer is JSON. The path has to be encoded: see
+    /// Sends any request whose answer is JSON. The parts of the path have to be encoded with
     /// [`escape`](crate::escape).
     ///
     /// # Errors
-    /// When there is no answer, or the daemon says no.
+    /// When there is no answer, or the daemon refuses the request.
     pub fn request(
         &self,
         method: &str,
@@ -289,21 +297,23 @@ impl Client {
         self.send(method, path, body)
     }
 
-    /// The events after number `after`. Where there are none yet, waits for one up to `wait`.
+    /// The daemon's events after number `after`. If there are none yet, waits for one for up to
+    /// `wait`.
     ///
     /// # Errors
     /// When there is no answer.
     pub fn events(&self, after: u64, wait: Duration) -> Result<EventList, ClientError> {
         let path = format!("/v1/events?after={after}&wait_ms={}", wait.as_millis());
-        let limit = self.limit.unwrap_or(QUESTION_TIME_MAX);
+        let limit = self.limit.unwrap_or(QUERY_TIME_MAX);
         self.clone().with_limit(limit.saturating_add(wait)).get(&path)
     }
 
-    /// The events of disks as they come, or those of all disks: a recording, as
-    /// `docs/recording.md` draws it. With `pulse` it says so often up to when everything was told.
+    /// The events of some disks, or of all disks if `disks` is empty, as they occur: a recording in
+    /// the format of `docs/recording.md`. With `pulse`, the daemon states at this interval up to
+    /// which time the recording is complete.
     ///
     /// # Errors
-    /// When there is no answer, or no such disk.
+    /// When there is no answer, or no disk of this name.
     pub fn recording(
         &self,
         disks: &[String],
@@ -314,13 +324,13 @@ impl Client {
             disks.iter().map(|disk| ("disk", Some(disk.as_str()))).collect();
         parameters.push(("pulse_ms", pulse.as_deref()));
         let path = with_query("/v1/recording", &parameters);
-        let limit = self.limit.unwrap_or(QUESTION_TIME_MAX);
+        let limit = self.limit.unwrap_or(QUERY_TIME_MAX);
         let broken = |source| self.broken(source, limit);
         let mut stream = self.connect(limit)?;
         request(&mut stream, "GET", &path, None).map_err(broken)?;
         let (status, mut answer) = AnswerStream::begin(stream).map_err(broken)?;
         if status == 200 {
-            // A disk may do nothing for long.
+            // A disk may have no events for a long time.
             answer.connection().and_then(|s| s.set_read_timeout(None)).map_err(broken)?;
             return Ok(answer);
         }
@@ -329,15 +339,15 @@ impl Client {
         Err(refused(status, &body))
     }
 
-    /// Has the daemon read its configuration again.
+    /// Makes the daemon read its configuration again.
     ///
     /// # Errors
-    /// When there is no answer, or the configuration is wrong.
+    /// When there is no answer, or the configuration is invalid.
     pub fn reload(&self) -> Result<ReloadReport, ClientError> {
         self.send::<(), _>("POST", "/v1/reload", None)
     }
 
-    /// Has the daemon end. The answer comes before the end.
+    /// Makes the daemon shut down. The answer arrives before the daemon ends.
     ///
     /// # Errors
     /// When there is no answer.
@@ -350,7 +360,7 @@ impl Client {
     /// # Errors
     /// When there is no answer.
     pub fn metrics(&self) -> Result<String, ClientError> {
-        let body = self.ask("GET", "/metrics", None)?;
+        let body = self.call("GET", "/metrics", None)?;
         String::from_utf8(body).map_err(|error| ClientError::Unreadable(error.to_string()))
     }
 
@@ -366,12 +376,12 @@ impl Client {
     ) -> Result<A, ClientError> {
         let unreadable = |error: serde_json::Error| ClientError::Unreadable(error.to_string());
         let body = body.map(serde_json::to_vec).transpose().map_err(unreadable)?;
-        let answer = self.ask(method, path, body.as_deref())?;
+        let answer = self.call(method, path, body.as_deref())?;
         serde_json::from_slice(&answer).map_err(unreadable)
     }
 
-    fn ask(&self, method: &str, path: &str, body: Option<&[u8]>) -> Result<Vec<u8>, ClientError> {
-        let default = if method == "GET" { QUESTION_TIME_MAX } else { CHANGE_TIME_MAX };
+    fn call(&self, method: &str, path: &str, body: Option<&[u8]>) -> Result<Vec<u8>, ClientError> {
+        let default = if method == "GET" { QUERY_TIME_MAX } else { CHANGE_TIME_MAX };
         let limit = self.limit.unwrap_or(default);
         let mut stream = self.connect(limit)?;
         let (status, answer) = exchange(&mut stream, method, path, body)
@@ -382,7 +392,7 @@ impl Client {
         Err(refused(status, &answer))
     }
 
-    /// A connection on which nothing waits for longer than `limit`.
+    /// Opens a connection whose reads and writes wait for at most `limit`.
     fn connect(&self, limit: Duration) -> Result<UnixStream, ClientError> {
         let unreachable = |source| ClientError::Unreachable { socket: self.socket.clone(), source };
         let broken = |source| self.broken(source, limit);
@@ -391,8 +401,8 @@ impl Client {
         let waited_max = limit.min(CONNECT_TIME_MAX);
         loop {
             let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(broken)?;
-            // A blocking attempt would wait for ever for a daemon that is stopped while the queue
-            // of its socket is full; this one fails at once, and is tried again for a while.
+            // If a daemon is stopped and the queue of its socket is full, a blocking `connect`
+            // waits for ever. This one fails immediately, and is repeated for a while.
             socket.set_nonblocking(true).map_err(broken)?;
             match socket.connect(&address) {
                 Ok(()) => {
@@ -414,7 +424,7 @@ impl Client {
         }
     }
 
-    /// What `source` means on a connection whose time limit is `waited`.
+    /// The error for `source` on a connection with the time limit `waited`.
     fn broken(&self, source: io::Error, waited: Duration) -> ClientError {
         let socket = self.socket.clone();
         match source.kind() {
@@ -426,7 +436,7 @@ impl Client {
     }
 }
 
-/// What an answer that is no success means.
+/// The error for an answer whose status is not a success.
 fn refused(status: u16, answer: &[u8]) -> ClientError {
     match serde_json::from_slice::<ErrorReply>(answer) {
         Ok(reply) => ClientError::Refused(reply.error),
@@ -434,7 +444,7 @@ fn refused(status: u16, answer: &[u8]) -> ClientError {
     }
 }
 
-/// `path` with those of `parameters` that are there.
+/// `path` with a query string of those `parameters` that have a value.
 fn with_query(path: &str, parameters: &[(&str, Option<&str>)]) -> String {
     let mut path = path.to_owned();
     let mut mark = '?';
@@ -460,7 +470,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::net::UnixListener;
 
-    fn answering(answer: &'static str) -> (Client, tempfile::TempDir) {
+    fn client_with_answer(answer: &'static str) -> (Client, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -474,8 +484,8 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_carries_code_and_remedy() {
-        let (client, _folder) = answering(
+    fn a_refusal_has_a_code_and_a_remedy() {
+        let (client, _folder) = client_with_answer(
             "HTTP/1.1 404 Not Found\r\n\r\n{\"error\": {\"code\": \"not-found\", \
              \"message\": \"there is no disk \\\"a\\\"\", \"remedy\": \"see `fathom disk list`\"}}",
         );
@@ -489,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_listens_the_remedy_says_so() {
+    fn the_remedy_for_an_absent_daemon_is_to_start_it() {
         let folder = tempfile::tempdir().unwrap();
         let error = Client::new(folder.path().join("none.sock")).daemon().unwrap_err();
         assert!(matches!(error, ClientError::Unreachable { .. }));
@@ -497,23 +507,24 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_answer_is_no_answer() {
-        let (client, _folder) = answering("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{");
+    fn a_truncated_answer_is_an_error() {
+        let (client, _folder) =
+            client_with_answer("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{");
         assert!(matches!(client.daemon(), Err(ClientError::Broken { .. })));
     }
 
     #[test]
-    fn a_daemon_that_is_stopped_is_not_waited_for_without_end() {
+    fn the_wait_for_a_stopped_daemon_is_limited() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
-        // It listens and accepts nobody.
+        // It listens, and accepts no connection.
         let _listener = UnixListener::bind(&path).unwrap();
         let client = Client::new(&path).with_limit(Duration::from_millis(200));
         let begun = Instant::now();
         let error = client.daemon().unwrap_err();
         assert!(matches!(error, ClientError::Silent { .. }), "{error}");
         assert!(error.remedy().contains("kill -CONT"), "{error}");
-        // The same with its queue full.
+        // The same with a full queue.
         let address = SockAddr::unix(&path).unwrap();
         let mut waiting = Vec::new();
         loop {

@@ -1,124 +1,125 @@
-//! The daemon as a whole: what it is, what happened in it.
+//! The daemon as a whole: its state and its events.
 
 use serde::{Deserialize, Serialize};
 
 use crate::problem::Problem;
 
-/// An answer that says no more than that it was done.
+/// The answer to a request that has no other result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
-    /// One sentence for people; may be empty.
+    /// One sentence for the user; may be empty.
     pub message: String,
 }
 
-/// What a daemon is and where.
+/// The identity and the state of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonInfo {
     /// The daemon's version.
     pub version: String,
     /// The version of this interface.
     pub interface: u32,
-    /// The daemon's process.
+    /// The number of the daemon's process.
     pub process_id: u32,
-    /// When it started, in nanoseconds since 1970.
+    /// The time of the start, in nanoseconds since 1970.
     pub started_unix_time_ns: u64,
-    /// How long it took from its start until every disk was served, in microseconds.
+    /// The time from the start until every disk was served, in microseconds.
     pub ready_us: u64,
-    /// What it is doing.
+    /// The state of the daemon.
     pub state: DaemonState,
-    /// The configuration file, where there is one.
+    /// The path of the configuration file, if there is one.
     pub configuration: Option<String>,
-    /// The TCP address of `/metrics`, where there is one.
+    /// The TCP address of `/metrics`, if there is one.
     pub metrics_address: Option<String>,
-    /// How many disks it serves.
+    /// The number of disks that the daemon serves.
     pub disks: u64,
-    /// Threads that failed by a bug of the daemon's; each is in the log.
+    /// The number of threads that failed because of a bug in the daemon. Each failure is in the
+    /// log.
     pub failed_threads: u64,
-    /// What does not work now and concerns no single disk.
+    /// The current problems that concern no single disk, and the disks that are not served.
     #[serde(default)]
     pub problems: Vec<Problem>,
     /// The NBD listeners.
     pub listeners: Vec<ListenerStatus>,
 }
 
-/// What a daemon is doing.
+/// The state of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DaemonState {
-    /// It serves.
+    /// The daemon serves disks.
     Running,
-    /// It completes what is in flight and ends.
+    /// The daemon completes the requests in flight, and then ends.
     Stopping,
 }
 
 /// One NBD listener.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenerStatus {
-    /// Where it listens: `unix:/path` or `host:port`.
+    /// The address: `unix:/path` or `host:port`.
     pub address: String,
-    /// The exports that clients may ask for.
+    /// The exports that clients may request.
     pub exports: Vec<String>,
     /// `certificate`, `psk`, or `none`.
     pub tls: String,
-    /// Connections now.
+    /// The number of current connections.
     pub connections: u64,
-    /// Connections accepted since the start.
+    /// The number of connections accepted since the start.
     pub connections_total: u64,
-    /// Connections closed at once, for there were too many.
+    /// The number of connections that were closed immediately because there were too many.
     pub refused: u64,
-    /// Clients that broke the protocol, were too slow, or were not let in.
+    /// The number of clients that violated the protocol, were too slow, or were not admitted.
     pub protocol_errors: u64,
-    /// Why it does not work, where it does not.
+    /// Why the listener does not work; `None` if it works.
     pub problem: Option<String>,
 }
 
-/// The events of a daemon, from one number on.
+/// The events of a daemon after a given number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventList {
-    /// In order of occurrence.
+    /// The events, in the order of their occurrence.
     pub events: Vec<DaemonEvent>,
-    /// Ask for what comes after this number next.
+    /// The number of the last event: the next request asks for the events after it.
     pub last: u64,
-    /// How many events after the number asked for are kept no more.
+    /// The number of events after the given number that are no longer kept.
     pub lost: u64,
 }
 
-/// Something that happened: a line of the daemon's log.
+/// An event: a line of the daemon's log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonEvent {
-    /// Counts up from 1.
+    /// The number of the event; counts up from 1.
     pub sequence: u64,
-    /// When, in nanoseconds since 1970.
+    /// The time of the event, in nanoseconds since 1970.
     pub unix_time_ns: u64,
-    /// How grave.
+    /// The severity of the event.
     pub level: EventLevel,
-    /// The disk that it is about, where it is about one.
+    /// The disk that the event concerns, if it concerns one.
     pub disk: Option<String>,
-    /// What happened, with its circumstances.
+    /// A description of the event.
     pub message: String,
-    /// How many events of the same cause were left out before this one.
+    /// The number of events of the same cause that were omitted before this one.
     pub left_out: u64,
 }
 
-/// How grave an event is.
+/// The severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventLevel {
-    /// For developers.
+    /// Useful only to developers.
     Debug,
-    /// In the course of things.
+    /// Normal operation.
     Info,
-    /// Refused or degraded; the rest goes on.
+    /// The daemon refused something or works in a degraded way; it continues.
     Warning,
     /// Something does not work.
     Error,
 }
 
-/// What reading the configuration again has changed.
+/// The result of reading the configuration again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReloadReport {
-    /// What was done, a sentence each.
+    /// The changes, one sentence each.
     pub changed: Vec<String>,
-    /// What is different in the file and cannot be changed while the daemon runs, with the remedy.
+    /// The differences that cannot be applied while the daemon runs, each with the remedy.
     pub refused: Vec<String>,
 }

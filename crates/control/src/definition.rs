@@ -1,4 +1,5 @@
-//! How a disk is described: in the configuration file and when one is added to a running daemon.
+//! The definition of a disk: in the configuration file, and when a disk is added to a running
+//! daemon.
 
 use std::path::PathBuf;
 
@@ -15,30 +16,30 @@ use fathom_options::{Bytes, Nanoseconds};
 pub struct DiskDefinition {
     /// The name: unique within the daemon.
     pub name: String,
-    /// The virtual machine that it belongs to.
+    /// The virtual machine that the disk belongs to.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub vm: String,
-    /// The serial that guests see, at most 20 bytes; the name where it is empty.
+    /// The serial that guests see, at most 20 bytes; if empty, they see the name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub serial: String,
     /// A raw image or block device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<PathBuf>,
-    /// The image's format. Without it, an image whose content looks like another format than raw
-    /// is refused.
+    /// The image's format. Without it, the daemon refuses an image whose content looks like a
+    /// format other than raw.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
-    /// A disk in memory of this size, empty at the start, gone at the end.
+    /// The size of a disk in memory. It is empty at the start, and its data is lost at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
-    /// A disk of this size that reads as zeroes and forgets what is written: for measurements.
+    /// The size of a disk that reads as zeroes and discards writes: for measurements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub null: Option<Bytes>,
     /// Whether the host's page cache is bypassed (`O_DIRECT`).
     pub direct: bool,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// What becomes of writes while the file system of the image is full.
+    /// The treatment of writes while the file system of the image is full.
     #[serde(skip_serializing_if = "WhenFull::is_default")]
     pub when_full: WhenFull,
     /// The logical block size that guests see, from 512 to 4096 bytes.
@@ -46,26 +47,25 @@ pub struct DiskDefinition {
     pub block_size: Option<Bytes>,
     /// Whether the disk has a tap as its first layer.
     pub tap: bool,
-    /// Whether it is found out what a guest's requests mean, and they are accounted for by file,
-    /// control group and process.
+    /// Whether the disk has the layer `classify`, which finds the meaning of a guest's requests.
+    /// They are then counted by file, control group and process.
     pub classify: bool,
-    /// The file sizes at which the I/O class changes, descending; the daemon's choice where there
-    /// are none.
+    /// The file sizes at which the I/O class changes, descending; the daemon's default if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class_bounds: Option<Vec<Bytes>>,
-    /// Further layers, from the front end down.
+    /// Further layers, from the front end down to the back end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerDefinition>,
-    /// The disk whose timing is imitated.
+    /// The disk model whose timing is simulated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelDefinition>,
-    /// The socket for a guest.
+    /// The vhost-user socket for a guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<VhostUserDefinition>,
 }
 
 impl Default for DiskDefinition {
-    /// Nothing but a tap and the layer that finds out what requests mean.
+    /// A disk with a tap and the layer `classify`, and nothing else.
     fn default() -> Self {
         Self {
             name: String::new(),
@@ -93,7 +93,7 @@ impl Default for DiskDefinition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageFormat {
-    /// The disk's bytes as they are, whatever they look like.
+    /// The bytes of the disk without any structure, even if they look like another format.
     Raw,
 }
 
@@ -105,7 +105,7 @@ impl std::str::FromStr for ImageFormat {
     }
 }
 
-/// A format of images that is not served.
+/// The error for an image format that is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageFormatError;
 
@@ -117,14 +117,14 @@ impl std::fmt::Display for ImageFormatError {
 
 impl std::error::Error for ImageFormatError {}
 
-/// What becomes of writes for which the storage has no room.
+/// The treatment of writes for which the storage has no room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhenFull {
-    /// They fail, and the guest sees an error.
+    /// Such writes fail, and the guest sees an error.
     #[default]
     Fail,
-    /// They wait until there is room, and the guest sees a slow disk.
+    /// Such writes wait until there is room, and the guest sees a slow disk.
     Wait,
 }
 
@@ -135,19 +135,19 @@ impl WhenFull {
     }
 }
 
-/// What keeps a disk's bytes.
+/// The store of a disk's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendDefinition {
     /// A raw image or block device.
     Image(PathBuf),
     /// Memory, in bytes.
     Memory(u64),
-    /// Nothing, in bytes.
+    /// No store: reads give zeroes. The size is in bytes.
     Null(u64),
 }
 
 impl DiskDefinition {
-    /// The one back end that is named, or `None` where there is none or more than one.
+    /// The back end; `None` if the definition names none or more than one.
     pub fn backend(&self) -> Option<BackendDefinition> {
         match (&self.image, self.memory, self.null) {
             (Some(image), None, None) => Some(BackendDefinition::Image(image.clone())),
@@ -158,38 +158,39 @@ impl DiskDefinition {
     }
 }
 
-/// What changes on a running disk; what is not named stays.
+/// The changes to a running disk. An absent setting stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DiskChange {
-    /// Another size.
+    /// The new size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Bytes>,
     /// Whether the disk has a tap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tap: Option<bool>,
-    /// Whether it is found out what requests mean.
+    /// Whether the disk has the layer `classify`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub classify: Option<bool>,
-    /// Other layers below the tap.
+    /// The new layers below the tap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<LayerDefinition>>,
-    /// Allow a smaller size: what lies behind the new end is lost.
+    /// Whether a smaller size is allowed. The data beyond the new end is then lost.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub shrink: bool,
 }
 
-/// One layer: its kind, and options that only the daemon knows (`docs/configuration.md`).
+/// One layer: its kind, and its options, which only the daemon interprets
+/// (`docs/configuration.md`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerDefinition {
-    /// The word for the kind: `delay`.
+    /// The name of the kind, such as `delay`.
     pub kind: String,
-    /// The options, as they are written beside it.
+    /// The options, in the form in which they are written beside the kind.
     pub options: Map<String, Value>,
 }
 
 impl LayerDefinition {
-    /// A layer of a kind with options: an object of JSON. Anything else is no options.
+    /// A layer of a kind with the options of a JSON object. Any other JSON value gives no options.
     pub fn new(kind: &str, options: Value) -> Self {
         let options = match options {
             Value::Object(options) => options,
@@ -198,7 +199,7 @@ impl LayerDefinition {
         Self { kind: kind.to_owned(), options }
     }
 
-    /// The layer's word.
+    /// The name of the layer's kind.
     pub fn name(&self) -> &str {
         &self.kind
     }
@@ -220,44 +221,46 @@ impl<'de> Deserialize<'de> for LayerDefinition {
         let mut options = Map::<String, Value>::deserialize(deserializer)?;
         let kind = match options.remove("kind") {
             Some(Value::String(kind)) => kind,
-            Some(_) => return Err(serde::de::Error::custom("the `kind` of a layer is a text")),
+            Some(_) => {
+                return Err(serde::de::Error::custom("the `kind` of a layer has to be a text"));
+            }
             None => String::new(),
         };
         Ok(Self { kind, options })
     }
 }
 
-/// A disk whose timing is imitated.
+/// A disk model whose timing is simulated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelDefinition {
-    /// Which.
+    /// The kind of the disk.
     pub kind: ModelKind,
-    /// Makes the draws repeatable.
+    /// The seed of the random numbers: with the same seed, they are the same.
     #[serde(default)]
     pub seed: u64,
-    /// Whether a hard disk's tracks are just those that the image needs, so that seeks are as long
-    /// as on a full disk; otherwise the image lies at the outer edge of 1 TB.
+    /// Whether the image fills a hard disk, so that seeks are as long as on a full disk. Otherwise
+    /// the image lies at the outer edge of a disk of 1 TB.
     #[serde(default)]
     pub spanning: bool,
-    /// What a hard disk takes of writes before they are on its tracks.
+    /// The size of a hard disk's cache for writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_cache: Option<Bytes>,
-    /// Whether a solid-state disk's buffer survives a loss of power, so that flushes cost nothing.
+    /// Whether a solid-state disk's buffer survives a power failure, so that flushes take no time.
     #[serde(default)]
     pub power_loss_protected: bool,
 }
 
-/// The disks that can be imitated.
+/// The kinds of simulated disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelKind {
-    /// Seek, rotation, transfer, one head.
+    /// A hard disk: seeks, rotation and transfer, with one head.
     #[default]
     Hdd,
-    /// Channels; programs and erases that stand in the way of reads. An `NVMe` disk.
+    /// An `NVMe` solid-state disk: channels, with programs and erases that delay reads.
     Ssd,
-    /// The same behind SATA.
+    /// A SATA solid-state disk: otherwise the same.
     SataSsd,
 }
 
@@ -265,26 +268,26 @@ pub enum ModelKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct VhostUserDefinition {
-    /// Where the VMM connects.
+    /// The path of the socket to which the VMM connects.
     pub socket: PathBuf,
-    /// The most queues that it can use. How long they are is the VMM's choice.
+    /// The most queues that the VMM can use. The VMM chooses their length.
     pub queues: u16,
-    /// How many threads serve the queues; as many as the daemon may use processors where there is
-    /// none.
+    /// The number of threads that serve the queues. The default is the number of processors that
+    /// the daemon may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u16>,
-    /// The longest that a ring is watched before its thread sleeps; the daemon's choice where there
-    /// is none, never where it is 0.
+    /// The longest time for which a thread polls its rings before it sleeps; 0 disables polling. If
+    /// absent, the daemon chooses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spin: Option<Nanoseconds>,
-    /// The group whose members may connect too (mode 0660); only the daemon's user where there is
-    /// none (mode 0600).
+    /// A group whose members may connect too (mode 0660). Without it, only the daemon's user may
+    /// connect (mode 0600).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
 }
 
 impl Default for VhostUserDefinition {
-    /// Four queues, at no place.
+    /// Four queues, without a socket path.
     fn default() -> Self {
         Self { socket: PathBuf::new(), queues: 4, threads: None, spin: None, group: None }
     }
@@ -294,17 +297,17 @@ impl Default for VhostUserDefinition {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ListenerDefinition {
-    /// `unix:/path` or `host:port`.
+    /// The address: `unix:/path` or `host:port`.
     pub address: String,
-    /// The disks that can be had here.
+    /// The disks that the listener offers.
     pub exports: ExportsDefinition,
-    /// TLS, without which TCP is refused unless `plain_allowed`.
+    /// TLS. Without it, a TCP address is refused unless `plain_allowed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsDefinition>,
-    /// Whether connections without TLS are served over TCP, and beside TLS.
+    /// Whether connections without TLS are allowed, over TCP and where TLS is configured.
     pub plain_allowed: bool,
-    /// The group whose members may connect to a Unix socket too (mode 0660); only the daemon's user
-    /// where there is none (mode 0600).
+    /// A group whose members may connect to a Unix socket too (mode 0660). Without it, only the
+    /// daemon's user may connect (mode 0600).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
 }
@@ -312,10 +315,10 @@ pub struct ListenerDefinition {
 /// The disks that an NBD listener offers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExportsDefinition {
-    /// All, also those added later.
+    /// All disks, including those added later.
     #[default]
     All,
-    /// Those named.
+    /// The disks with these names.
     Named(Vec<String>),
 }
 
@@ -362,17 +365,18 @@ impl ExportsDefinition {
     }
 }
 
-/// How an NBD listener proves itself and whom it trusts.
+/// The credentials of an NBD listener, and the clients that it trusts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsDefinition {
     /// The server's certificate chain (PEM).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate: Option<PathBuf>,
-    /// Its private key (PEM).
+    /// The server's private key (PEM).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
-    /// The authority whose clients are let in (PEM); any client where there is none.
+    /// The authority that has to have signed a client's certificate (PEM). Without it, any client
+    /// is accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_ca: Option<PathBuf>,
     /// A file of `name:key` lines, in place of certificates.

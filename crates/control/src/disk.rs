@@ -1,4 +1,4 @@
-//! What a disk is and who is connected to it.
+//! The status of a disk and of its front ends.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::problem::Problem;
 /// All disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiskList {
-    /// In order of name.
+    /// The disks, in order of name.
     pub disks: Vec<DiskStatus>,
 }
 
@@ -18,7 +18,7 @@ pub struct DiskList {
 pub struct DiskStatus {
     /// The disk's name.
     pub name: String,
-    /// The virtual machine that it belongs to; may be empty.
+    /// The virtual machine that the disk belongs to; may be empty.
     pub vm: String,
     /// The serial that guests see; may be empty.
     pub serial: String,
@@ -26,39 +26,40 @@ pub struct DiskStatus {
     pub capacity_bytes: u64,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// The sizes that do not change.
+    /// The block sizes of the disk. They do not change.
     pub geometry: GeometryStatus,
-    /// What front ends are offered.
+    /// The capabilities that front ends can offer.
     pub capabilities: CapabilitiesStatus,
-    /// From the front end down.
+    /// The layers, from the front end down to the back end.
     pub layers: Vec<LayerStatus>,
-    /// What keeps the bytes.
+    /// The store of the bytes.
     pub backend: BackendStatus,
     /// The vhost-user socket and the NBD exports.
     pub frontends: Vec<FrontendStatus>,
-    /// How far the disk's guest has been understood.
+    /// The state of the introspection of the disk's guest.
     #[serde(default)]
     pub insight: InsightStatus,
-    /// Requests that a crossing refused: out of range, not offered, contradictory.
+    /// The number of requests that a crossing between layers refused: out of range, not offered, or
+    /// contradictory.
     pub refused: u64,
-    /// What does not work now; empty on a sound disk.
+    /// The current problems; empty on a sound disk.
     pub problems: Vec<Problem>,
 }
 
-/// Sizes, in bytes.
+/// The block sizes of a disk, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GeometryStatus {
     /// The logical block size.
     pub block_size: u32,
-    /// What the disk beneath writes at once.
+    /// The unit in which the underlying disk writes.
     pub physical_block_size: u32,
-    /// What is best for throughput, or 0.
+    /// The request size with the best throughput; 0 if it is unknown.
     pub optimal_size: u32,
-    /// What offsets and lengths must be multiples of.
+    /// The unit of which offsets and lengths must be multiples.
     pub alignment: u32,
 }
 
-/// What a disk offers.
+/// The capabilities of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CapabilitiesStatus {
     /// Writes.
@@ -67,24 +68,24 @@ pub struct CapabilitiesStatus {
     pub flush: bool,
     /// Writes that are durable at their completion.
     pub force_unit_access: bool,
-    /// Discards that give room back.
+    /// Discards that free storage.
     pub discard: bool,
     /// Writes of zeroes.
     pub write_zeroes: bool,
-    /// Knowledge of what is allocated.
+    /// Reports of the allocated extents.
     pub extents: bool,
-    /// Whether seeks cost time.
+    /// Whether seeks take time, as on a hard disk.
     pub rotational: bool,
 }
 
-/// One layer, as it was defined.
+/// One layer with its definition.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerStatus {
-    /// The layer's word: `classify`, `tap`, `delay`, `fault`, `log`, `wal`.
+    /// The name of the layer's kind: `classify`, `tap`, `delay`, `fault`, `log`, `wal`.
     pub name: String,
-    /// How it is set.
+    /// The layer's options.
     pub definition: LayerDefinition,
-    /// Figures of its own, by name: what each is, the metrics say.
+    /// The layer's own figures, which the metrics export too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<LayerFigure>,
 }
@@ -92,23 +93,24 @@ pub struct LayerStatus {
 /// A figure of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerFigure {
-    /// Its name, with the unit at the end: `used_bytes`. One that only grows ends with `_total`.
+    /// The name, with the unit at the end: `used_bytes`. The name of a figure that only grows ends
+    /// in `_total`.
     pub name: String,
-    /// What it is, in a sentence.
+    /// The meaning, in one sentence.
     pub meaning: String,
-    /// Its value.
+    /// The current value.
     pub value: u64,
 }
 
 impl DiskStatus {
-    /// A figure of a layer of this disk.
+    /// A figure of a layer of this disk; `None` if there is no such layer or figure.
     pub fn figure(&self, layer: &str, figure: &str) -> Option<u64> {
         let layer = self.layers.iter().find(|status| status.name == layer)?;
         layer.figures.iter().find(|one| one.name == figure).map(|one| one.value)
     }
 }
 
-/// What keeps a disk's bytes.
+/// The store of a disk's bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendStatus {
     /// `file`, `memory` or `null`.
@@ -117,11 +119,11 @@ pub struct BackendStatus {
     pub image: Option<String>,
     /// Whether the host's page cache is bypassed.
     pub direct: bool,
-    /// The disk whose timing is imitated, where one is.
+    /// The disk model whose timing is simulated, if any.
     pub model: Option<ModelDefinition>,
 }
 
-/// One way to a disk.
+/// One front end of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum FrontendStatus {
@@ -134,48 +136,49 @@ pub enum FrontendStatus {
 /// A vhost-user socket and its guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VhostUserStatus {
-    /// Where the VMM connects.
+    /// The path of the socket to which the VMM connects.
     pub socket: String,
-    /// Whether one is connected.
+    /// Whether a VMM is connected.
     pub connected: bool,
-    /// Queues offered.
+    /// The number of queues offered.
     pub queues_max: u16,
-    /// Queues that the guest has started.
+    /// The number of queues that the guest has started.
     pub queues_active: u16,
     /// The virtio features agreed on, by name.
     pub features: Vec<String>,
     /// The vhost-user protocol features agreed on, by name.
     pub protocol_features: Vec<String>,
-    /// Connections since the start.
+    /// The number of connections since the start.
     pub connections: u64,
-    /// Requests of the guest that were refused as malformed.
+    /// The number of the guest's requests that were refused as malformed.
     pub refused: u64,
-    /// Rings that contradicted themselves and were stopped.
+    /// The number of rings that were stopped because their contents were inconsistent.
     pub broken_queues: u64,
-    /// Connections that ended with a protocol error.
+    /// The number of connections that ended with a protocol error.
     pub protocol_errors: u64,
-    /// Connections that ended because memory that the VMM shares was lost.
+    /// The number of connections that ended because shared memory of the VMM was lost.
     #[serde(default)]
     pub memory_losses: u64,
-    /// Requests in flight at the death of an earlier daemon that were repeated.
+    /// The number of requests that were in flight when an earlier daemon died and that were
+    /// repeated.
     pub recovered: u64,
-    /// Whether the VMM keeps what is in flight across a restart of the daemon.
+    /// Whether the VMM keeps the requests in flight across a restart of the daemon.
     pub restart_safe: bool,
     /// Whether the guest is migrating.
     pub migrating: bool,
-    /// Guest memory that is mapped, in bytes.
+    /// The mapped guest memory, in bytes.
     pub guest_memory_bytes: u64,
-    /// Why it does not work, where it does not: a queue that died and why.
+    /// Why the front end does not work, such as a failed queue and its error; `None` if it works.
     pub problem: Option<String>,
 }
 
 /// An export of an NBD listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NbdStatus {
-    /// Where the listener is.
+    /// The address of the listener.
     pub address: String,
-    /// The export's name.
+    /// The name of the export.
     pub export: String,
-    /// Connections to this export now.
+    /// The number of current connections to this export.
     pub connections: u64,
 }

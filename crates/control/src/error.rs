@@ -1,40 +1,41 @@
-//! How the daemon says no.
+//! Error answers of the daemon.
 
 use serde::{Deserialize, Serialize};
 
 /// The body of every answer that is not a success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReply {
-    /// What went wrong.
+    /// The error.
     pub error: ErrorBody,
 }
 
-/// What went wrong, and what to do about it.
+/// An error, with a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// For programs.
+    /// The kind of the error, for programs.
     pub code: ErrorCode,
-    /// For people: one sentence.
+    /// The message for the user: one sentence.
     pub message: String,
-    /// What to do next; may be empty.
+    /// What the user can do next; may be empty.
     pub remedy: String,
 }
 
-/// The kinds of refusal.
+/// The kinds of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorCode {
-    /// The request itself is wrong: unreadable, or a definition that cannot be.
+    /// The request itself is invalid: unreadable, or with an impossible definition.
     Invalid,
-    /// There is no such disk or path.
+    /// There is no disk or path of this name.
     NotFound,
-    /// Something is in the way: a disk of that name, a socket in use.
+    /// The request conflicts with the daemon's state: the disk's name exists, a socket is in use.
     Conflict,
-    /// The image's content looks like another format than raw, and nothing says that it is raw.
+    /// The image's content looks like a format other than raw, and the definition does not state
+    /// that it is raw.
     ForeignFormat,
-    /// The disk or daemon cannot do this.
+    /// The disk or the daemon does not support the request.
     Unsupported,
-    /// The operating system refused.
+    /// The operating system reported an error.
     Failed,
     /// The daemon is shutting down.
     ShuttingDown,
@@ -44,7 +45,7 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// The HTTP status that carries the code.
+    /// The HTTP status of an answer with this code.
     pub fn status(self) -> u16 {
         match self {
             Self::Invalid => 400,

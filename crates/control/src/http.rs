@@ -1,4 +1,4 @@
-//! As much of HTTP/1.1 as one request on one connection takes.
+//! The part of HTTP/1.1 that a client needs to send one request on one connection.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 const ANSWER_MAX: u64 = 256 << 20;
 const HEADERS_MAX: usize = 32;
 
-/// Sends one request and reads the answer: its status and its body.
+/// Sends one request and reads the answer. Returns its status and its body.
 pub(crate) fn exchange(
     stream: &mut (impl Read + Write),
     method: &str,
@@ -46,24 +46,24 @@ fn parse(answer: &[u8]) -> io::Result<(u16, Vec<u8>)> {
     let start = match head.parse(answer) {
         Ok(httparse::Status::Complete(start)) => start,
         Ok(httparse::Status::Partial) => return Err(io::ErrorKind::UnexpectedEof.into()),
-        Err(error) => return Err(invalid(format!("the answer is no HTTP: {error}"))),
+        Err(error) => return Err(invalid(format!("the answer is not HTTP: {error}"))),
     };
     let status = head.code.unwrap_or(0);
     let find = |name: &str| head.headers.iter().find(|h| h.name.eq_ignore_ascii_case(name));
     let body = &answer[start..];
     if find("transfer-encoding").is_some() {
-        return Err(invalid("the answer comes in chunks, which no Fathom daemon sends".into()));
+        return Err(invalid("the answer is chunked, which no Fathom daemon sends".into()));
     }
     let Some(header) = find("content-length") else { return Ok((status, body.to_vec())) };
     let length = std::str::from_utf8(header.value).ok().and_then(|text| text.parse().ok());
     match length {
         Some(length) if length <= body.len() => Ok((status, body[..length].to_vec())),
         Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
-        None => Err(invalid("the answer's length is no number".into())),
+        None => Err(invalid("the length of the answer is not a number".into())),
     }
 }
 
-/// `text` as one part of a path or query: percent-encoded.
+/// Percent-encodes `text` as one part of a path or query.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_by_length_or_to_the_end_and_cut_ones_refused() {
+    fn answers_are_read_by_length_or_to_the_end_and_truncated_ones_refused() {
         let full = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
         assert_eq!(parse(full).unwrap(), (200, b"hi".to_vec()));
         let open = b"HTTP/1.1 404 Not Found\r\n\r\nrest";

@@ -1,28 +1,28 @@
-//! What is known of guests and of what their requests mean.
+//! The state of guests' introspection, and the known meaning of their requests.
 
 use serde::{Deserialize, Serialize};
 
-/// How far a guest has been understood.
+/// The state of a guest's introspection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InsightState {
-    /// The disk is not to find out what requests mean.
+    /// The disk has no layer `classify`.
     Off,
     /// No guest runs on the disk.
     #[default]
     NoGuest,
-    /// A guest runs, and nobody has looked at it yet.
+    /// A guest runs. The search for its kernel has not begun.
     Waiting,
-    /// Its kernel is looked for, and not found yet.
+    /// The search for the guest's kernel has begun, and has not found it yet.
     Searching,
-    /// Its kernel is known, and its requests are understood.
+    /// The guest's kernel is known, and the meaning of requests can be found.
     Attached,
-    /// Its requests cannot be understood; the disk goes on without.
+    /// The meaning of requests cannot be found. The disk works without it.
     Blind,
 }
 
 impl InsightState {
-    /// The word for it.
+    /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -35,36 +35,37 @@ impl InsightState {
     }
 }
 
-/// How far the guest of a disk has been understood.
+/// The state of the introspection of a disk's guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InsightStatus {
-    /// How far.
+    /// The state.
     pub state: InsightState,
-    /// Why it is no further, in words for an operator; may be empty.
+    /// The reason for the state, as a message for an operator; may be empty.
     pub reason: String,
-    /// The kernel's release; empty where none is known.
+    /// The kernel's release; empty if it is unknown.
     pub release: String,
-    /// How long the last search for a kernel took, in nanoseconds.
+    /// The duration of the last search for a kernel, in nanoseconds.
     pub search_ns: u64,
-    /// Kernels found since the guest was connected: a reboot or a kexec brings another.
+    /// The number of kernels found since the guest was connected: a reboot or a kexec starts
+    /// another.
     pub kernels: u64,
-    /// Requests that were looked at, on all disks of the guest.
+    /// The number of requests examined, on all disks of the guest.
     pub requests: u64,
-    /// Requests of those that did not lie in the kernel's structures as they should.
+    /// The number of examined requests that did not match the kernel's structures.
     pub mismatches: u64,
-    /// Kernel modules that were read.
+    /// The number of kernel modules whose types were read.
     pub modules: u64,
 }
 
-/// All guests at one time.
+/// A sample of all guests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GuestList {
-    /// When, by the host's monotonic clock, in nanoseconds.
+    /// The time of the sample, by the host's monotonic clock, in nanoseconds.
     pub time_ns: u64,
-    /// When, in nanoseconds since 1970.
+    /// The time of the sample, in nanoseconds since 1970.
     pub unix_time_ns: u64,
-    /// In the order in which they came.
+    /// The guests, in the order in which they connected.
     pub guests: Vec<GuestInfo>,
 }
 
@@ -72,155 +73,157 @@ pub struct GuestList {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GuestInfo {
-    /// Counts guests up while the daemon runs.
+    /// The guest's number. Each new guest of a daemon has the next number.
     pub number: u64,
-    /// The virtual machine that its disks belong to; may be empty.
+    /// The virtual machine of the guest's disks; may be empty.
     pub vm: String,
-    /// Its disks.
+    /// The names of the guest's disks.
     pub disks: Vec<String>,
-    /// Its memory, in bytes.
+    /// The size of the guest's memory, in bytes.
     pub memory_bytes: u64,
-    /// How far it has been understood.
+    /// The state of the guest's introspection.
     pub insight: InsightStatus,
-    /// What its kernel counts; `None` where there is none.
+    /// The kernel's counters; `None` if no kernel is known.
     pub counters: Option<GuestCounters>,
 }
 
-/// What a guest's kernel counts of its memory, in bytes; 0 where that cannot be read.
+/// A guest kernel's counters of its memory, in bytes; 0 if a counter cannot be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GuestCounters {
-    /// Data of files that is yet to be written.
+    /// Dirty pages: data of files that has to be written.
     pub dirty_bytes: u64,
-    /// Data that is being written.
+    /// Data of files that is being written.
     pub writeback_bytes: u64,
     /// Data of files in memory.
     pub file_bytes: u64,
-    /// Memory that nothing uses.
+    /// Free memory.
     pub free_bytes: u64,
-    /// Memory that the kernel manages.
+    /// The memory that the kernel manages.
     pub total_bytes: u64,
 }
 
-/// What is known of some bytes. Texts are empty and numbers 0 where nothing is.
+/// The known facts about some bytes of a request. Unknown texts are empty, and unknown numbers 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FactsStatus {
     /// `unknown`, `data`, `metadata`, `journal`, `swap`, `direct`, `directory` or `device`.
     pub kind: String,
-    /// Where that was learnt: `none`, `flags`, `page`, `bio`, `calls` or `application`.
+    /// The source of the facts: `none`, `flags`, `page`, `bio`, `calls` or `application`.
     pub source: String,
-    /// How sure it is: `none`, `likely` or `sure`.
+    /// The confidence in the facts: `none`, `likely` or `sure`.
     pub confidence: String,
-    /// The lifetime that the application expects of what it writes (`RWH_WRITE_LIFE_…`).
+    /// The lifetime that the application expects of the written data (`RWH_WRITE_LIFE_…`).
     #[serde(skip_serializing_if = "is_zero")]
     pub write_hint: u64,
-    /// The file's number in its file system.
+    /// The file's inode number.
     #[serde(skip_serializing_if = "is_zero")]
     pub inode: u64,
-    /// Its size in bytes.
+    /// The file's size, in bytes.
     #[serde(skip_serializing_if = "is_zero")]
     pub file_size_bytes: u64,
-    /// Its owner, a user number of the guest.
+    /// The file's owner, a user number of the guest.
     #[serde(skip_serializing_if = "is_zero")]
     pub owner: u64,
-    /// Its path from the root of its file system.
+    /// The file's path from the root of its file system.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// The type of the file system.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub file_system: String,
-    /// The block device that it names itself by.
+    /// The name of the block device that the guest's kernel gives the file system (`s_id`).
     #[serde(skip_serializing_if = "String::is_empty")]
     pub device: String,
-    /// The path of the control group that is charged.
+    /// The path of the control group to which the request is charged.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cgroup: String,
     /// The command of the process.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub process: String,
-    /// Its number.
+    /// The number of the process.
     #[serde(skip_serializing_if = "is_zero")]
     pub process_id: u64,
 }
 
-/// The slowest requests of disks.
+/// A sample of the slowest requests of disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SlowReport {
-    /// When, by the host's monotonic clock, in nanoseconds.
+    /// The time of the sample, by the host's monotonic clock, in nanoseconds.
     pub time_ns: u64,
-    /// When, in nanoseconds since 1970.
+    /// The time of the sample, in nanoseconds since 1970.
     pub unix_time_ns: u64,
     /// The disks, in order of name.
     pub disks: Vec<DiskSlow>,
 }
 
-/// The slowest requests of one disk in the last minute or two, the slowest first.
+/// The slowest requests of one disk in the last one to two minutes, the slowest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DiskSlow {
     /// The disk's name.
     pub name: String,
-    /// The virtual machine that it belongs to; may be empty.
+    /// The virtual machine that the disk belongs to; may be empty.
     pub vm: String,
     /// The requests.
     pub requests: Vec<SlowRequest>,
 }
 
-/// A request that was slow, and where its time went.
+/// A slow request, and how its time was spent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SlowRequest {
-    /// Its number, as in events and logs.
+    /// The number of the request, as in events and logs.
     pub id: u64,
-    /// The queue that it came through.
+    /// The queue of the request.
     pub queue: u64,
     /// `read`, `write`, `flush` and so on.
     pub operation: String,
-    /// Where its range begins, in bytes.
+    /// The offset of the request's range, in bytes.
     pub offset: u64,
-    /// How long its range is, in bytes.
+    /// The length of the request's range, in bytes.
     pub length: u64,
-    /// When it came, by the host's monotonic clock, in nanoseconds.
+    /// The time of arrival, by the host's monotonic clock, in nanoseconds.
     pub start_ns: u64,
-    /// When it came, in nanoseconds since 1970.
+    /// The time of arrival, in nanoseconds since 1970.
     pub unix_time_ns: u64,
-    /// How long it took, in nanoseconds.
+    /// The latency, in nanoseconds.
     pub latency_ns: u64,
-    /// How much of that it spent in layers on its way down, where that is known.
+    /// The part of the latency that the request spent in layers on its way down; `None` if it is
+    /// unknown.
     pub layers_down_ns: Option<u64>,
-    /// How much in the back end.
+    /// The part of the latency that the request spent in the back end; `None` if it is unknown.
     pub backend_ns: Option<u64>,
-    /// How much in layers on its way back.
+    /// The part of the latency that the request spent in layers on its way up; `None` if it is
+    /// unknown.
     pub layers_up_ns: Option<u64>,
-    /// Requests that were under way in the same queue when it came.
+    /// The number of requests in flight in the same queue when the request arrived.
     pub ahead: u64,
-    /// Why it failed; empty where it succeeded.
+    /// The error with which the request failed; empty if it succeeded.
     pub error: String,
-    /// The I/O class, where there is one.
+    /// The I/O class; `None` if it is unknown.
     pub class: Option<u8>,
-    /// The guest's I/O priority; 0 is none.
+    /// The guest's I/O priority; 0 if there is none.
     pub io_priority: u16,
-    /// How the guest's kernel marked it: `meta`, `prio`, `sync`, `read-ahead`, `swap`, `fua`,
-    /// `flush`, `background`.
+    /// The flags that the guest's kernel gave the request: `meta`, `prio`, `sync`, `read-ahead`,
+    /// `swap`, `fua`, `flush`, `background`.
     pub flags: Vec<String>,
-    /// What is known of most of its bytes.
+    /// The facts about most of the request's bytes.
     pub facts: FactsStatus,
-    /// What is known part by part, in order, where that is not the same for all: the first 16.
+    /// The facts about each part, in order, if they differ between parts: the first 16 parts.
     pub parts: Vec<PartStatus>,
-    /// How many parts were left out.
+    /// The number of parts after the first 16.
     pub parts_left_out: u64,
 }
 
-/// What is known of a part of a request.
+/// The facts about a part of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PartStatus {
-    /// Where it begins, in bytes from the start of the request.
+    /// The offset of the part, in bytes from the start of the request.
     pub offset: u64,
-    /// How long it is, in bytes.
+    /// The length of the part, in bytes.
     pub length: u64,
-    /// What is known.
+    /// The facts.
     pub facts: FactsStatus,
 }
 

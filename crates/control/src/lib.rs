@@ -1,8 +1,8 @@
-//! The control interface of the Fathom daemon: its vocabulary and a small blocking client.
+//! The control interface of the Fathom daemon: its vocabulary, and a small blocking client.
 //!
-//! The daemon speaks HTTP/1.1 with JSON bodies on a Unix socket (mode 0600). Every path begins with
-//! the version, `/v1`; within a version fields are only added, and a reader ignores those that it
-//! does not know. Errors have a body of their own, [`ErrorBody`].
+//! The daemon speaks HTTP/1.1 with JSON bodies on a Unix socket (mode 0600). Every path but
+//! `/metrics` begins with the version, `/v1`. Within a version, fields are only added, and readers
+//! ignore unknown fields. The body of an error is an [`ErrorReply`].
 //!
 //! | method and path | body | answer |
 //! |---|---|---|
@@ -18,7 +18,7 @@
 //! | `GET /v1/guests` | | [`GuestList`] |
 //! | `GET /v1/queries` | | [`QueryList`] |
 //! | `GET /v1/events?after=N&wait_ms=T` | | [`EventList`] |
-//! | `GET /v1/recording?disk=NAME&pulse_ms=T` | | a recording of events, as they come |
+//! | `GET /v1/recording?disk=NAME&pulse_ms=T` | | a recording: events as they occur |
 //! | `GET /v1/monitor` | | [`MonitorStatus`] |
 //! | `POST /v1/reload` | | [`ReloadReport`] |
 //! | `POST /v1/shutdown` | | [`Done`] |
@@ -72,9 +72,9 @@ pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
 /// The version of the interface, and the first part of its paths.
 pub const VERSION: u32 = 1;
 
-/// The environment variable that names the control socket where no flag does: for the daemon and
-/// for whoever asks it.
+/// The environment variable that names the control socket if no flag does, for the daemon and for
+/// its clients.
 pub const SOCKET_VARIABLE: &str = "FATHOM_CONTROL";
 
-/// Where the daemon's control socket is unless the configuration says otherwise.
+/// The path of the daemon's control socket, unless the configuration sets another.
 pub const SOCKET_DEFAULT: &str = "/run/fathom/control.sock";

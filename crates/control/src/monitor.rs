@@ -2,35 +2,35 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a daemon knows of its centre.
+/// The state of a daemon's link to its centre.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MonitorStatus {
-    /// Where the centre listens.
+    /// The address at which the centre listens.
     pub address: String,
-    /// The name that this host has there.
+    /// The name of this host at the centre.
     pub name: String,
     /// Whether the connection is encrypted.
     pub tls: bool,
     /// `away`, `connected`, or `running` once the centre's fragments run.
     pub state: String,
-    /// Since when it is connected, in nanoseconds since 1970; 0 while it is away.
+    /// The time of the connection, in nanoseconds since 1970; 0 while the state is `away`.
     pub since_unix_time_ns: u64,
-    /// Why it was away last, or runs nothing.
+    /// The last reason for the state `away`, or why no fragments run.
     pub problem: Option<String>,
-    /// The fragments that run.
+    /// The number of fragments that run.
     pub fragments: u64,
-    /// What is added to this host's clock for the centre's, in nanoseconds.
+    /// The correction that is added to this host's clock to get the centre's, in nanoseconds.
     pub correction_ns: i64,
-    /// Connections so far.
+    /// The number of connections so far.
     pub connections: u64,
-    /// Events that the fragments have seen, since they run.
+    /// The number of events that the fragments have processed since they started.
     pub events: u64,
-    /// Bytes that were sent.
+    /// The number of bytes sent.
     pub sent_bytes: u64,
-    /// Bytes that wait for the centre.
+    /// The number of bytes that wait for the centre.
     pub waiting_bytes: u64,
-    /// Events that the fragments did not see.
+    /// The number of events that the fragments did not process.
     pub dropped_events: u64,
-    /// Rows that were not sent, because the centre was away or slow.
+    /// The number of rows that were not sent, because the centre was away or slow.
     pub dropped_rows: u64,
 }

@@ -1,35 +1,35 @@
-//! States in which something does not work, until somebody or something mends it.
+//! Problems: states in which something does not work until it is repaired.
 
 use serde::{Deserialize, Serialize};
 
-/// Something that does not work now. It is logged when it begins and when it ends.
+/// A current problem. It is logged when it begins and when it ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// For programs.
+    /// The kind of the problem, for programs.
     pub kind: ProblemKind,
-    /// For people: one sentence, with what to do where that is known.
+    /// The message for the user: one sentence.
     pub message: String,
-    /// What to do next; may be empty.
+    /// What the user can do next; may be empty.
     #[serde(default)]
     pub remedy: String,
-    /// The disk of which the daemon itself has this problem, because it does not serve it.
+    /// For a problem of the daemon: the disk that it does not serve because of the problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-    /// Since when it is known, in nanoseconds since 1970.
+    /// The time since which the problem is known, in nanoseconds since 1970.
     pub since_unix_time_ns: u64,
 }
 
-/// The kinds of problem.
+/// The kinds of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProblemKind {
-    /// Writes that had been acknowledged may be lost; the disk takes no more writes.
+    /// Acknowledged writes may be lost. The disk accepts no more writes.
     WritesLost,
     /// The loss of writes could not be recorded for a later daemon.
     LossNotRecorded,
-    /// The image was deleted while it is served.
+    /// The image was deleted while the disk is in use.
     Deleted,
-    /// The image is shorter than the disk.
+    /// The image was made shorter than the disk.
     CutShort,
     /// Writes fail because the file system of the image is full.
     Full,
@@ -37,18 +37,18 @@ pub enum ProblemKind {
     WaitingForRoom,
     /// Requests fail with I/O errors.
     IoErrors,
-    /// The storage does not answer: requests in flight do not come back.
+    /// The storage does not answer: requests in flight do not complete.
     NotAnswering,
-    /// A layer says what does not work in it, such as a log volume that fails, or a log from which
-    /// nothing goes home.
+    /// A layer reports a problem, such as a log volume that fails, or a log whose changes are not
+    /// written home.
     LayerFailed,
-    /// The disk is being removed, but its requests in flight do not come back.
+    /// The disk is being removed, but its requests in flight do not complete.
     Leaving,
-    /// A queue's thread failed by a bug of the daemon's.
+    /// A queue's thread failed because of a bug in the daemon.
     QueueFailed,
     /// The last VMM that connected could not be served.
     VmmRefused,
-    /// A guest uses its disk, but nothing that it writes to its memory arrives at the daemon.
+    /// A guest uses its disk, but the guest's memory is not shared with the daemon.
     MemoryNotShared,
     /// A disk of the configuration is not served.
     NotServed,
@@ -56,7 +56,7 @@ pub enum ProblemKind {
     ListenerClosed,
     /// There is no link to the centre of `[monitor]`, or the centre's queries do not run.
     MonitorLink,
-    /// A thread of the daemon failed, which is a bug.
+    /// A thread of the daemon failed because of a bug.
     ThreadFailed,
     /// A kind of a newer daemon.
     #[serde(other)]
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kind_is_called_the_same_everywhere() {
+    fn a_kind_has_the_same_name_in_json_and_metrics() {
         for kind in [ProblemKind::WritesLost, ProblemKind::IoErrors, ProblemKind::VmmRefused] {
             let json = serde_json::to_string(&kind).unwrap();
             assert_eq!(json, format!("{:?}", kind.name()));

@@ -1,91 +1,91 @@
-//! The queries that the daemon keeps.
+//! The status of the daemon's kept queries.
 
 use serde::{Deserialize, Serialize};
 
-/// All queries that the daemon keeps.
+/// The kept queries of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QueryList {
-    /// In the order of the configuration.
+    /// The queries, in the order of the configuration.
     pub queries: Vec<QueryStatus>,
 }
 
-/// A query that the daemon keeps, and what has come of it.
+/// The status of a kept query.
 ///
-/// Counts are from when the query was taken up, as it stands now.
+/// All counts begin when the query was added or last changed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueryStatus {
-    /// Its name.
+    /// The name of the query.
     pub name: String,
     /// The query in CQL.
     pub text: String,
-    /// Whether its result is a stream or a relation.
+    /// Whether the result is a stream or a relation.
     pub result: ResultKind,
-    /// The columns of its result.
+    /// The columns of the result.
     pub columns: Vec<String>,
-    /// What is done: `log`, `metric`, `webhook` or `command`.
+    /// The kind of the action: `log`, `metric`, `webhook` or `command`.
     pub action: String,
-    /// With what: the level, the metric's name, the URL, method and path.
+    /// The target of the action: the level, the metric's name, the URL, or the method and path.
     pub target: String,
-    /// The changes that the action is for: `insert`, `delete` or `both`.
+    /// The changes that cause the action: `insert`, `delete` or `both`.
     pub on: String,
-    /// The limit of the action as it is written, such as `10/minute`; empty where there is none.
+    /// The limit of the action in its written form, such as `10/minute`; empty if there is none.
     pub limit: String,
-    /// How it is.
+    /// The state of the query.
     pub state: QueryState,
-    /// Operators of the dataflow that runs it.
+    /// The number of operators in the query's dataflow.
     pub operators: u64,
-    /// Rows, groups and values that its operators hold, as of a second ago.
+    /// The number of rows, groups and values that the operators hold, at most a second old.
     pub held: u64,
-    /// Events that it has seen.
+    /// The number of events that the query has processed.
     pub events: u64,
-    /// Events that it has not seen, because they came faster than they were read.
+    /// The number of events that were dropped because they came faster than they were read.
     pub events_dropped: u64,
-    /// Events that came when their instant was over. They do not count.
+    /// The number of late events: their instant had already been processed. They do not count.
     pub events_late: u64,
-    /// Rows that have come into the result.
+    /// The number of rows inserted into the result.
     pub results: u64,
-    /// Rows of a relation that have left it again.
+    /// The number of rows deleted from a relation.
     pub results_gone: u64,
-    /// Changes of the result for which the action was carried out.
+    /// The number of changes of the result for which the action was carried out.
     pub acted: u64,
-    /// Changes that the limit left out.
+    /// The number of changes that exceeded the action's limit.
     pub suppressed: u64,
-    /// Changes for which the action was not carried out although it should have been: there was no
-    /// room for them, or every attempt failed.
+    /// The number of changes for which the action was not carried out, within its limit: there was
+    /// no room for them, or every attempt failed.
     pub lost: u64,
-    /// Attempts that failed.
+    /// The number of failed attempts.
     pub failures: u64,
-    /// Series of a metric.
+    /// The number of series of a metric.
     pub series: u64,
-    /// Rows that no series of a metric shows, because there are too many.
+    /// The number of rows without a series of a metric, because there are too many.
     pub series_left_out: u64,
-    /// The failure that was last, where there was one.
+    /// The last error, if there was one.
     pub last_error: Option<String>,
-    /// When it was, in nanoseconds since 1970; 0 where there was none.
+    /// The time of the last error, in nanoseconds since 1970; 0 if there was none.
     pub last_error_unix_time_ns: u64,
 }
 
-/// What a query gives.
+/// The kind of a query's result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResultKind {
-    /// Rows that come.
+    /// Rows that are only inserted.
     #[default]
     Stream,
-    /// Rows that come and go.
+    /// Rows that are inserted and deleted.
     Relation,
 }
 
-/// How a query is.
+/// The state of a query.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QueryState {
-    /// It does not see events yet.
+    /// The query does not receive events yet.
     #[default]
     Waiting,
-    /// It sees events.
+    /// The query processes events.
     Running,
-    /// It has failed and sees events no more: `last_error` says why.
+    /// The query has failed and processes no more events. `last_error` has the reason.
     Failed,
 }

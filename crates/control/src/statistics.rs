@@ -1,8 +1,8 @@
-//! What the disks have done, for `fathom top` and for metrics.
+//! The statistics of the disks, for `fathom top` and for metrics.
 //!
-//! All counts grow from the start of the disk's counting on. A reader who wants rates keeps its
-//! last sample and takes the difference ([`OperationStatistics::since`]), so that any number of
-//! readers each have an interval of their own.
+//! All counts start with the disk's counting and only grow. A reader that needs rates keeps its
+//! last sample and takes the difference ([`OperationStatistics::since`]). So each of any number of
+//! readers has its own interval.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ use crate::problem::Problem;
 /// A sample of all disks, taken at one time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// When, by the host's monotonic clock, in nanoseconds: for intervals.
+    /// The time of the sample, by the host's monotonic clock, in nanoseconds: for intervals.
     pub time_ns: u64,
-    /// When, in nanoseconds since 1970: for people.
+    /// The time of the sample, in nanoseconds since 1970: for display.
     pub unix_time_ns: u64,
     /// The disks, in order of name.
     pub disks: Vec<DiskStatistics>,
 }
 
-/// What one disk has done.
+/// The statistics of one disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiskStatistics {
     /// The disk's name.
@@ -31,59 +31,63 @@ pub struct DiskStatistics {
     pub vm: String,
     /// The disk's size, in bytes.
     pub capacity_bytes: u64,
-    /// Another number here than in an earlier sample means that counting began anew: take no
-    /// difference then.
+    /// The number of the counting. If it differs from that of an earlier sample, the counts began
+    /// at zero again, and no difference can be taken.
     pub instance: u64,
     /// Whether the disk has a tap. Without one, nothing is counted.
     pub counted: bool,
-    /// The problems that the disk has now; empty on a sound disk.
+    /// The current problems; empty on a sound disk.
     #[serde(default)]
     pub problems: Vec<Problem>,
-    /// Requests in flight now.
+    /// The number of requests in flight.
     pub in_flight: u64,
-    /// Requests that a crossing refused: out of range, not offered, contradictory.
+    /// The number of requests that a crossing between layers refused: out of range, not offered, or
+    /// contradictory.
     pub refused: u64,
-    /// The time during which a queue had anything in flight, summed over the queues.
+    /// The time during which a queue had requests in flight, summed over the queues, in
+    /// nanoseconds.
     pub busy_ns: u64,
-    /// The integral of the requests in flight over time. Its growth divided by the time passed is
-    /// the mean queue depth.
+    /// The integral of the requests in flight over time, in nanoseconds. Its growth divided by the
+    /// elapsed time is the mean queue depth.
     pub depth_ns: u64,
-    /// By operation, those that occurred, in the order of `fathom_block::Operation`.
+    /// The operations that occurred, in the order of `fathom_block::Operation`.
     pub operations: Vec<OperationStatistics>,
 }
 
-/// What one disk has done by one operation.
+/// The statistics of one operation on one disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OperationStatistics {
     /// `read`, `write`, `flush`, `discard`, `write-zeroes`, `get-id` or `extents`.
     pub operation: String,
-    /// Requests that succeeded.
+    /// The number of requests that succeeded.
     pub count: u64,
-    /// The bytes that they asked for.
+    /// The sum of the lengths of the successful requests, in bytes.
     pub bytes: u64,
-    /// Requests that failed.
+    /// The number of requests that failed.
     pub errors: u64,
-    /// The same by kind of error, for example `out of range`; those that occurred.
+    /// The failed requests by kind of error, for example `out of range`. Only kinds that occurred
+    /// are listed.
     pub errors_by_kind: BTreeMap<String, u64>,
-    /// The sum of the latencies of those that succeeded.
+    /// The sum of the latencies of the successful requests, in nanoseconds.
     pub latency_sum_ns: u64,
-    /// The latencies of those that succeeded, in nanoseconds.
+    /// The distribution of the latencies of the successful requests, in nanoseconds.
     pub latency: Histogram,
-    /// The same by size of request, those that occurred, in ascending order.
+    /// The successful requests by length, in ascending order. Only lengths that occurred are
+    /// listed.
     pub sizes: Vec<SizeStatistics>,
 }
 
 /// The requests of one operation whose lengths lie in one range.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SizeStatistics {
-    /// The longest that belongs here, in bytes: 512 times a power of two. The entry for 1 MiB holds
-    /// everything longer too.
+    /// The longest length in this entry, in bytes: 512 times a power of two. The entry of 1 MiB has
+    /// all longer requests too.
     pub length_max_bytes: u64,
-    /// Requests that succeeded.
+    /// The number of requests that succeeded.
     pub count: u64,
-    /// The bytes that they asked for.
+    /// The sum of their lengths, in bytes.
     pub bytes: u64,
-    /// Their latencies, in nanoseconds.
+    /// The distribution of their latencies, in nanoseconds.
     pub latency: Histogram,
 }
 
@@ -100,8 +104,8 @@ impl DiskStatistics {
         self.operations.iter().find(|operation| operation.operation == name)
     }
 
-    /// What the disk did since the sample `before`: the counts of the interval, and what is in
-    /// flight now. Everything, where `before` is of another instance.
+    /// The difference to the sample `before`: the counts of the interval, and the requests in
+    /// flight now. If `before` is of another instance, all counts are returned.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         if self.instance != before.instance || self.name != before.name {
@@ -119,7 +123,7 @@ impl DiskStatistics {
         difference
     }
 
-    /// All operations together, under the name `all`.
+    /// The sum of all operations, under the name `all`.
     pub fn total(&self) -> OperationStatistics {
         let mut total = OperationStatistics { operation: "all".into(), ..Default::default() };
         for operation in &self.operations {
@@ -137,7 +141,7 @@ impl DiskStatistics {
 }
 
 impl OperationStatistics {
-    /// What was done since the sample `before` of the same operation.
+    /// The difference to the sample `before` of the same operation.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let sizes = self.sizes.iter().map(|size| {
@@ -164,7 +168,7 @@ impl OperationStatistics {
     }
 }
 
-/// The counts that have grown, and by how much.
+/// The growth of the counts that have grown.
 fn grown(now: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     now.iter()
         .map(|(kind, count)| {

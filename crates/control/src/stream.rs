@@ -1,4 +1,4 @@
-//! An answer that is read while it is made.
+//! An answer that is read while the daemon produces it.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
@@ -8,11 +8,11 @@ use std::os::unix::net::UnixStream;
 const HEAD_MAX: usize = 16 << 10;
 const LINE_MAX: u64 = 256;
 
-/// The bytes of an answer's body, as they come. Dropping it ends the answer.
+/// The body of an answer, read as it arrives. Dropping the stream closes the connection.
 pub struct AnswerStream {
     input: BufReader<UnixStream>,
     chunked: bool,
-    /// What is left of the chunk, or of the answer.
+    /// The number of bytes left in the chunk, or in the answer if it is not chunked.
     left: u64,
     begun: bool,
     ended: bool,
@@ -29,7 +29,7 @@ fn invalid(what: &str) -> io::Error {
 }
 
 impl AnswerStream {
-    /// Reads the head: gives the status, and the body.
+    /// Reads the head. Returns the status and the body.
     pub(crate) fn begin(stream: UnixStream) -> io::Result<(u16, Self)> {
         let mut input = BufReader::with_capacity(64 << 10, stream);
         let mut head = Vec::new();
@@ -43,7 +43,7 @@ impl AnswerStream {
         let mut answer = httparse::Response::new(&mut headers);
         match answer.parse(&head) {
             Ok(httparse::Status::Complete(_)) => {}
-            _ => return Err(invalid("the answer is no HTTP")),
+            _ => return Err(invalid("the answer is not HTTP")),
         }
         let find = |name: &str| {
             let header = answer.headers.iter().find(|h| h.name.eq_ignore_ascii_case(name));
@@ -52,17 +52,17 @@ impl AnswerStream {
         let chunked = find("transfer-encoding").is_some_and(|v| v.eq_ignore_ascii_case(b"chunked"));
         let length = find("content-length")
             .map(|value| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()))
-            .map(|length: Option<u64>| length.ok_or_else(|| invalid("a length is no number")))
+            .map(|length: Option<u64>| length.ok_or_else(|| invalid("a length is not a number")))
             .transpose()?;
         let left = if chunked { 0 } else { length.unwrap_or(u64::MAX) };
         let status = answer.code.unwrap_or(0);
         Ok((status, Self { input, chunked, left, begun: false, ended: left == 0 && !chunked }))
     }
 
-    /// A handle to the connection: `shutdown` on it ends a read that waits.
+    /// A handle to the connection: `shutdown` on it ends a waiting read.
     ///
     /// # Errors
-    /// When there are no more descriptors.
+    /// When the process has no free descriptor.
     pub fn connection(&self) -> io::Result<UnixStream> {
         self.input.get_ref().try_clone()
     }
@@ -79,7 +79,7 @@ impl AnswerStream {
 
     fn next_chunk(&mut self) -> io::Result<()> {
         if self.begun && !self.line()?.is_empty() {
-            return Err(invalid("a chunk is longer than it says"));
+            return Err(invalid("a chunk is longer than its length"));
         }
         self.begun = true;
         let line = self.line()?;
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    fn answered(answer: &[u8]) -> io::Result<(u16, Vec<u8>)> {
+    fn read_answer(answer: &[u8]) -> io::Result<(u16, Vec<u8>)> {
         let (ours, mut theirs) = UnixStream::pair()?;
         theirs.write_all(answer)?;
         drop(theirs);
@@ -132,22 +132,22 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_put_together_and_cut_answers_reported() {
+    fn chunks_are_joined_and_truncated_answers_reported() {
         let whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
                       3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\n\r\n";
-        assert_eq!(answered(whole).unwrap(), (200, b"abc0123456789".to_vec()));
+        assert_eq!(read_answer(whole).unwrap(), (200, b"abc0123456789".to_vec()));
         for end in 0..whole.len() {
-            assert!(answered(&whole[..end]).is_err(), "{end}");
+            assert!(read_answer(&whole[..end]).is_err(), "{end}");
         }
         let open = b"HTTP/1.1 404 No\r\n\r\nrest";
-        assert_eq!(answered(open).unwrap(), (404, b"rest".to_vec()));
+        assert_eq!(read_answer(open).unwrap(), (404, b"rest".to_vec()));
         let short = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nrest";
-        assert!(answered(short).is_err());
-        assert_eq!(answered(&[&short[..], b"more"].concat()).unwrap().1, b"restm");
+        assert!(read_answer(short).is_err());
+        assert_eq!(read_answer(&[&short[..], b"more"].concat()).unwrap().1, b"restm");
         for bad in ["x", "-1", "", "11111111111111111"] {
             let text =
                 format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{bad}\r\nabc\r\n");
-            assert!(answered(text.as_bytes()).is_err(), "{bad}");
+            assert!(read_answer(text.as_bytes()).is_err(), "{bad}");
         }
     }
 }

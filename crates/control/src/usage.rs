@@ -1,7 +1,7 @@
-//! Who causes how much: what disks did, by file, control group, process and kind.
+//! The usage of disks, by file, control group, process and kind of data.
 //!
-//! All counts grow from the start of the counting on; whoever wants an interval keeps its last
-//! sample and takes the difference ([`DiskUsage::since`]).
+//! All counts start with the disk's counting and only grow. A reader that needs an interval keeps
+//! its last sample and takes the difference ([`DiskUsage::since`]).
 
 use std::collections::HashMap;
 
@@ -12,15 +12,15 @@ use crate::Histogram;
 /// A sample of some disks, taken at one time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UsageReport {
-    /// When, by the host's monotonic clock, in nanoseconds: for intervals.
+    /// The time of the sample, by the host's monotonic clock, in nanoseconds: for intervals.
     pub time_ns: u64,
-    /// When, in nanoseconds since 1970: for people.
+    /// The time of the sample, in nanoseconds since 1970: for display.
     pub unix_time_ns: u64,
     /// The disks, in order of name.
     pub disks: Vec<DiskUsage>,
 }
 
-/// What one disk did, and for whom.
+/// The usage of one disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DiskUsage {
@@ -28,73 +28,74 @@ pub struct DiskUsage {
     pub name: String,
     /// The virtual machine that it belongs to; may be empty.
     pub vm: String,
-    /// Another number here than in an earlier sample means that counting began anew: take no
-    /// difference then.
+    /// The number of the counting. If it differs from that of an earlier sample, the counts began
+    /// at zero again, and no difference can be taken.
     pub instance: u64,
-    /// Whether the disk finds out what requests mean. Without that, all else is empty.
+    /// Whether the disk has the layer `classify`. Without it, all other fields are empty.
     pub counted: bool,
-    /// All requests that succeeded. Nothing is missing here.
+    /// All requests that succeeded, without exception.
     pub total: UsageCounts,
-    /// Those of them that nothing is known about.
+    /// The successful requests of unknown meaning.
     pub unknown: UsageCounts,
-    /// Requests that failed: reads, writes and others.
+    /// The numbers of requests that failed: reads, writes and others.
     pub errors: [u64; 3],
-    /// What is known, by what it is about; the bytes of these, of `folded` and of `dropped_bytes`
-    /// are those of `total` less `unknown`.
+    /// The usage by cause, as far as it is known. The bytes of the rows, of `folded` and of
+    /// `dropped_bytes` add up to the bytes of `total` less `unknown`.
     pub rows: Vec<UsageRow>,
-    /// What rows have counted that had to make room for others.
+    /// The sum of the counts of the rows that were removed to make room for others.
     pub folded: UsageCounts,
-    /// How many these were.
+    /// The number of rows that were removed to make room for others.
     pub folded_rows: u64,
-    /// Parts of requests that are in no row: the daemon had no time for them.
+    /// The number of parts of requests that are in no row, because the daemon had no time to count
+    /// them.
     pub dropped: u64,
-    /// Their bytes.
+    /// The bytes of these parts.
     pub dropped_bytes: u64,
 }
 
-/// What was done for one file by one process, or as much of that as is known. Texts are empty and
-/// numbers 0 where nothing is.
+/// The usage of one file by one process, as far as they are known. Unknown texts are empty, and
+/// unknown numbers 0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UsageRow {
     /// `unknown`, `data`, `metadata`, `journal`, `swap`, `direct`, `directory` or `device`.
     pub kind: String,
-    /// The path of the control group that is charged; `/` is the root group.
+    /// The path of the control group to which the requests are charged; `/` is the root group.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cgroup: String,
     /// The command of the process.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub process: String,
-    /// Its number.
+    /// The number of the process.
     #[serde(skip_serializing_if = "is_zero")]
     pub process_id: u64,
     /// The type of the file system.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub file_system: String,
-    /// The block device that it names itself by.
+    /// The name of the block device that the guest's kernel gives the file system (`s_id`).
     #[serde(skip_serializing_if = "String::is_empty")]
     pub device: String,
-    /// The file's number in its file system.
+    /// The file's inode number.
     #[serde(skip_serializing_if = "is_zero")]
     pub inode: u64,
-    /// Its path from the root of its file system.
+    /// The file's path from the root of its file system.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub path: String,
-    /// Its size when it was last seen, in bytes.
+    /// The file's size when it was last seen, in bytes.
     #[serde(skip_serializing_if = "is_zero")]
     pub file_size_bytes: u64,
-    /// Its owner, a user number of the guest.
+    /// The file's owner, a user number of the guest.
     #[serde(skip_serializing_if = "is_zero")]
     pub owner: u64,
-    /// Another number than in an earlier sample means that the row was counted anew: what it had
-    /// counted is in `folded`.
+    /// The number of the row. If it differs from that in an earlier sample, the row was removed and
+    /// added again: its earlier counts are in `folded`.
     pub instance: u64,
-    /// What was done. A request of several parts counts in the row of each.
+    /// The counts. A request of several parts counts in the row of each part.
     #[serde(flatten)]
     pub counts: UsageCounts,
 }
 
-/// What makes a row the same in two samples.
+/// The identity of a row across samples.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct RowKey<'a> {
     texts: [&'a str; 6],
@@ -117,7 +118,7 @@ impl UsageRow {
     }
 }
 
-/// Reads, writes and other requests.
+/// The counts of reads, writes and other requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UsageCounts {
@@ -127,24 +128,25 @@ pub struct UsageCounts {
     /// Writes.
     #[serde(skip_serializing_if = "UsageCount::is_empty")]
     pub write: UsageCount,
-    /// Flushes, discards, zeroes and the rest.
+    /// Flushes, discards, writes of zeroes, and all other requests.
     #[serde(skip_serializing_if = "UsageCount::is_empty")]
     pub other: UsageCount,
 }
 
-/// Some requests that succeeded.
+/// The count of some successful requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UsageCount {
-    /// How many.
+    /// The number of requests.
     pub requests: u64,
-    /// Their bytes.
+    /// The sum of their lengths, in bytes.
     pub bytes: u64,
-    /// How long they took together, in nanoseconds.
+    /// The sum of their latencies, in nanoseconds.
     pub latency_sum_ns: u64,
-    /// How long the slowest took, in nanoseconds.
+    /// The greatest of their latencies, in nanoseconds.
     pub latency_max_ns: u64,
-    /// How many took how long, to a factor of two: each counts as the middle of its step.
+    /// The distribution of their latencies, in nanoseconds, to a factor of two: each latency counts
+    /// as the middle of its step.
     pub latency: Histogram,
 }
 
@@ -154,7 +156,7 @@ impl UsageCount {
         self.requests == 0
     }
 
-    /// Adds what `other` counted.
+    /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.bytes += other.bytes;
@@ -163,7 +165,7 @@ impl UsageCount {
         self.latency.merge(&other.latency);
     }
 
-    /// What was counted since the sample `before`.
+    /// The difference to the sample `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let latency = self.latency.since(&before.latency);
@@ -188,14 +190,14 @@ impl UsageCounts {
         self.read.is_empty() && self.write.is_empty() && self.other.is_empty()
     }
 
-    /// Adds what `other` counted.
+    /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.read.merge(&other.read);
         self.write.merge(&other.write);
         self.other.merge(&other.other);
     }
 
-    /// What was counted since the sample `before`.
+    /// The difference to the sample `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -205,7 +207,7 @@ impl UsageCounts {
         }
     }
 
-    /// Reads, writes and others together.
+    /// The sum of reads, writes and others.
     pub fn sum(&self) -> UsageCount {
         let mut sum = self.read.clone();
         sum.merge(&self.write);
@@ -220,7 +222,7 @@ impl UsageReport {
         self.disks.iter().find(|disk| disk.name == name)
     }
 
-    /// What was done since the sample `before`. Disks that are not in it count in full.
+    /// The difference to the sample `before`. A disk that is not in `before` counts in full.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let disks = self.disks.iter().map(|disk| match before.disk(&disk.name) {
@@ -232,8 +234,8 @@ impl UsageReport {
 }
 
 impl DiskUsage {
-    /// What the disk did since the sample `before`; everything, where `before` is of another
-    /// instance. Rows in which nothing happened are left out.
+    /// The difference to the sample `before`. If `before` is of another instance, all counts are
+    /// returned. Rows without a difference are omitted.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         if self.instance != before.instance || self.name != before.name {
@@ -251,7 +253,7 @@ impl DiskUsage {
                 rows.push(UsageRow { counts, ..row.clone() });
             }
         }
-        // What is left was folded meanwhile, with all that it had counted before.
+        // The remaining earlier rows have been folded since, with all their earlier counts.
         let mut folded_before = before.folded.clone();
         for row in earlier.values() {
             folded_before.merge(&row.counts);
@@ -297,14 +299,15 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_has_what_happened_in_it_even_where_rows_were_folded() {
+    fn an_interval_has_its_own_counts_even_if_rows_were_folded() {
         let before = DiskUsage {
             total: count(100),
             rows: vec![row(1, 1, 60), row(2, 2, 30)],
             folded: count(10),
             ..DiskUsage::default()
         };
-        // The second row did 5 more, was folded, came again and did 1; the first did nothing.
+        // The second row counted 5 more, was folded, was added again and counted 1. The first row
+        // counted nothing.
         let after = DiskUsage {
             total: count(106),
             rows: vec![row(1, 1, 60), row(2, 3, 1)],
@@ -316,12 +319,12 @@ mod tests {
         assert_eq!(interval.rows, [row(2, 3, 1)]);
         assert_eq!(interval.folded, count(5));
         assert_eq!(interval.total, count(6));
-        let anew = DiskUsage { instance: 9, ..after.clone() };
-        assert_eq!(anew.since(&before), anew);
+        let restarted = DiskUsage { instance: 9, ..after.clone() };
+        assert_eq!(restarted.since(&before), restarted);
     }
 
     #[test]
-    fn a_row_survives_json_and_leaves_out_what_is_not_known() {
+    fn a_row_survives_json_and_omits_unknown_fields() {
         let text = serde_json::to_string(&row(7, 1, 2)).unwrap();
         assert!(!text.contains("cgroup") && !text.contains("write"), "{text}");
         assert_eq!(serde_json::from_str::<UsageRow>(&text).unwrap(), row(7, 1, 2));

@@ -1,7 +1,7 @@
 //! Formats of images that are not raw.
 //!
-//! A raw image may hold any bytes that its guest writes, including the beginning of another format.
-//! So a recognised format is a reason to ask the operator, never proof.
+//! The guest of a raw image may write any bytes to it, including the beginning of another format. A
+//! recognised format is therefore a reason to ask the operator, never proof.
 
 use std::fmt;
 use std::fs::File;
@@ -11,8 +11,7 @@ use std::os::unix::fs::FileExt;
 /// The number of bytes at an image's start that [`ForeignFormat::recognise`] examines.
 pub const FOREIGN_HEAD_LENGTH: usize = 4096;
 
-/// The unit in which an image is read, in bytes: an alignment that satisfies direct I/O on any
-/// disk.
+/// The unit in which an image is read, in bytes: its alignment satisfies direct I/O on any disk.
 const UNIT: usize = 4096;
 /// The length of the footer of a VHD or a DMG image, in bytes.
 const FOOTER_LENGTH: usize = 512;
@@ -28,11 +27,11 @@ pub enum ForeignFormat {
     Qed,
     /// `VMware`'s format: a sparse extent.
     Vmdk,
-    /// `VMware`'s format: a text that names the files with the data.
+    /// `VMware`'s format: a text with the names of the data files.
     VmdkDescriptor,
     /// Hyper-V's format.
     Vhdx,
-    /// Virtual PC's format; a fixed one has only a footer.
+    /// Virtual PC's format. A fixed image has only a footer.
     Vhd,
     /// `VirtualBox`'s format.
     Vdi,
@@ -64,8 +63,8 @@ impl ForeignFormat {
         Some(found)
     }
 
-    /// Reads the necessary parts of an image and recognises its format. The file may be open for
-    /// direct I/O. `size` is the image's, in bytes.
+    /// Reads an image's head and footer and recognises its format. The file may be open for direct
+    /// I/O. `size` is the size of the image in bytes.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -80,12 +79,13 @@ impl ForeignFormat {
         let Some(footer) = size.checked_sub(FOOTER_LENGTH as u64) else { return Ok(None) };
         let offset = footer / UNIT as u64 * UNIT as u64;
         let length = read_up_to(file, unit, offset)?;
-        // A footer lies in one unit, unless the size is no multiple of 512: then there is none.
+        // A footer lies within one unit. An image whose size is not a multiple of 512 has no
+        // footer.
         let tail = unit[..length].get((footer - offset) as usize..).unwrap_or_default();
         Ok(Self::recognise(&[], tail))
     }
 
-    /// The format's name, as people write it.
+    /// The usual name of the format.
     pub fn name(self) -> &'static str {
         match self {
             Self::Qcow2 => "qcow2",
@@ -100,7 +100,7 @@ impl ForeignFormat {
         }
     }
 
-    /// The format's name, as QEMU's programs are given it.
+    /// The name of the format on the command lines of QEMU's programs.
     pub fn qemu_name(self) -> &'static str {
         match self {
             Self::Qcow2 => "qcow2",
@@ -122,8 +122,8 @@ impl fmt::Display for ForeignFormat {
     }
 }
 
-/// Whether a text describes a VMDK image, as QEMU sees it: comments and blank lines, and then a
-/// version.
+/// Whether a text is the descriptor of a VMDK image, by QEMU's rule: after comments and blank lines
+/// there is a version.
 fn is_descriptor(head: &[u8]) -> bool {
     let mut lines = head.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
     let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"));
@@ -131,7 +131,7 @@ fn is_descriptor(head: &[u8]) -> bool {
         || first.is_some_and(|line| matches!(line, b"version=1" | b"version=2" | b"version=3"))
 }
 
-/// Fills the buffer from `offset` on, or as much of it as the file has.
+/// Fills the buffer from `offset` on, up to the end of the file. Returns the number of bytes read.
 fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -139,7 +139,7 @@ fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> 
             Ok(0) => break,
             Ok(count) => filled += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Direct I/O behind a part of a unit: that part was the last.
+            // A direct read after a partial unit fails: the partial unit was the last.
             Err(_) if filled > 0 => break,
             Err(error) => return Err(error),
         }

@@ -1,10 +1,10 @@
-//! Image files: what both the back end that serves them and the commands that make and resize them
-//! need.
+//! Image files: the parts that are common to the back end that serves images and to the commands
+//! that create and resize them.
 //!
 //! - `format`: which formats are not raw, by their magic numbers.
-//! - `mark`: whether an image's last changes are in a log elsewhere.
-//! - `record`: what a later daemon has to know about lost writes.
-//! - `lock`: the lock that excludes a second user, and what the kernel reports about other writers.
+//! - `mark`: the mark of an image whose last changes are in a log elsewhere.
+//! - `record`: the record of lost writes, for later daemons.
+//! - `lock`: the lock that excludes a second user, and the kernel's report on other writers.
 
 mod format;
 mod lock;

@@ -1,11 +1,11 @@
-//! The lock of an image, and who else writes it.
+//! The lock of an image, and the detection of other writers.
 //!
-//! The lock is one of the open file description (`F_OFD_SETLK`) on the whole file: exclusive for
-//! writers, shared for readers. It ends with the last descriptor, so a killed process leaves none
-//! behind. QEMU's image locks are of the same kind: shared locks of single bytes from 100 and from
-//! 200 on, and a test for locks of others there. An exclusive lock of the whole file conflicts with
-//! both, in either order; a shared one keeps QEMU from writing. Such locks are seen across users,
-//! containers, and on NFS across hosts.
+//! The lock belongs to the open file description (`F_OFD_SETLK`) and covers the whole file:
+//! exclusive for writers, shared for readers. It ends with the last descriptor, so a killed process
+//! leaves no lock behind. QEMU's image locks are of the same kind: QEMU takes shared locks on
+//! single bytes from offsets 100 and 200 on, and tests for locks of other processes there. An
+//! exclusive lock on the whole file conflicts with both, in either order; a shared lock prevents
+//! QEMU from writing. Such locks are visible across users and containers, and on NFS across hosts.
 
 #![expect(unsafe_code, reason = "locks of open file descriptions and leases")]
 
@@ -15,8 +15,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// How long another process may still hold an image. The kernel takes down a killed daemon's
-/// `io_uring`, which has descriptors of its own, some time after the process is gone.
+/// How long to wait while another process holds the lock. After a daemon has been killed, the
+/// kernel takes some time to free its `io_uring`, which has descriptors of its own.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The interval between attempts to lock a held image.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -24,9 +24,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// The purpose of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reading: others may read too.
+    /// Reading: other readers may hold a lock too.
     Shared,
-    /// Writing: no other lock is possible. The file has to be open for writing.
+    /// Writing: excludes every other lock. The file has to be open for writing.
     Exclusive,
 }
 
@@ -67,7 +67,7 @@ fn whole_file(access: Access) -> libc::flock {
     }
 }
 
-/// Takes the lock, unless there is a conflicting one. It lasts as long as the file is open.
+/// Takes the lock, unless there is a conflicting one. The lock lasts as long as the file is open.
 ///
 /// # Errors
 /// See [`LockError`].
@@ -87,8 +87,8 @@ pub fn try_lock(file: &File, access: Access) -> Result<(), LockError> {
     })
 }
 
-/// Takes the lock, and waits for up to three seconds if another process that is about to end holds
-/// it.
+/// Takes the lock, and waits for up to three seconds while another process holds it: that process
+/// may be about to end.
 ///
 /// # Errors
 /// See [`LockError`].
@@ -105,7 +105,7 @@ pub fn lock(file: &File, access: Access) -> Result<(), LockError> {
 }
 
 /// Whether another open file description has a lock on any part of the file; `None` if the file
-/// system does not /// know. Takes no lock.
+/// system does not report locks. Takes no lock.
 pub fn is_locked(file: &File) -> Option<bool> {
     let mut lock = whole_file(Access::Exclusive);
     // SAFETY: the structure lives through the call, which writes to it.
@@ -116,7 +116,7 @@ pub fn is_locked(file: &File) -> Option<bool> {
 /// Whether a file is open for writing anywhere on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writers {
-    /// It is not open for writing.
+    /// The file is not open for writing.
     None,
     /// A process of any user in any container, or the kernel (a loop device), has it open for
     /// writing.
@@ -125,14 +125,15 @@ pub enum Writers {
     Unknown,
 }
 
-/// Asks the kernel whether a file is open for writing anywhere on this host, by a lease that is
-/// released at once. `file` must be open for reading only. Waits up to three seconds for a writer
-/// that is about to end.
+/// Asks the kernel whether a file is open for writing anywhere on this host, with a lease that is
+/// released immediately. `file` must be open for reading only. Waits for up to three seconds while
+/// there is a writer, which may be about to end.
 pub fn writers(file: &File) -> Writers {
     let start = Instant::now();
     // If a process opens the file for writing while the lease exists, its `open` waits for the end
-    // of the lease, and the // kernel sends this signal to the lease's holder. By default the
-    // signal would end the process. SAFETY: to ignore a signal is a plain system call.
+    // of the lease, and the kernel sends this signal to the lease's holder. By default the signal
+    // would end the process.
+    // SAFETY: to ignore a signal is a plain system call.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     loop {
         // SAFETY: a system call on our own descriptor.
@@ -163,7 +164,7 @@ mod tests {
         assert_eq!(is_locked(&ours), Some(false));
         drop(ours);
         assert_eq!(is_locked(&theirs), Some(false));
-        // What QEMU does: a shared lock of one byte.
+        // QEMU's lock: a shared lock of one byte.
         let mut byte = whole_file(Access::Shared);
         (byte.l_start, byte.l_len) = (100, 1);
         // SAFETY: the structure lives through the call.

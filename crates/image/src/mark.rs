@@ -1,10 +1,11 @@
 //! The mark of an image whose last changes are in a log elsewhere.
 //!
-//! While a disk has the layer `wal`, its image alone may be behind: without the log it is an older
-//! disk, or a torn one. So the image is marked before the first change is acknowledged, and the
-//! mark is removed when the log has been emptied. The mark is an extended attribute of the image
-//! where its file system has them, else a file beside the image. That of a block device is a file
-//! in the daemon's folder, by the device's path. It has to outlive the host, so it is synchronised.
+//! While a disk has the layer `wal`, its image alone may be out of date: without the log it is an
+//! older state of the disk, or a torn one. So the image is marked before the first change is
+//! acknowledged, and the mark is removed when the log has been emptied. The mark is an extended
+//! attribute of the image if its file system supports them, else a file beside the image. The mark
+//! of a block device is a file in the daemon's folder, named after the device's path. The mark has
+//! to survive a crash of the host, so it is synchronised.
 
 use std::ffi::CStr;
 use std::fmt::Write as _;
@@ -17,7 +18,7 @@ use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 
 /// The extended attribute.
 const ATTRIBUTE: &CStr = c"user.fathom.log";
-/// What is put behind an image's name for the file beside it.
+/// The suffix of the file beside an image.
 const SUFFIX: &str = ".fathom-log";
 /// The longest mark, in bytes.
 const LENGTH_MAX: usize = 1024;
@@ -28,21 +29,23 @@ const IDENTITY_LENGTH: usize = 16;
 pub struct MarkedLog {
     /// The identity of the log.
     pub identity: [u8; IDENTITY_LENGTH],
-    /// Where it was, for people. Of a long path the end is kept.
+    /// The path of the log when the mark was written, for messages. Of a long path, the end is
+    /// kept.
     pub path: String,
 }
 
-/// Where the mark of one image or device is kept.
+/// The place of the mark of one image or device.
 pub struct LogMark {
     path: PathBuf,
     image: File,
-    /// Whether the image itself can carry the mark.
+    /// Whether the image can have extended attributes.
     has_attributes: bool,
     file: PathBuf,
 }
 
 impl LogMark {
-    /// The mark of the image at `path`. `folder` is the daemon's, for marks of block devices.
+    /// The mark of the image at `path`. `folder` is the daemon's folder, for marks of block
+    /// devices.
     ///
     /// # Errors
     /// When the image cannot be opened.
@@ -61,10 +64,10 @@ impl LogMark {
         Ok(Self { path, image, has_attributes: !is_device, file })
     }
 
-    /// The log that holds changes of the image, if one does.
+    /// The log that holds changes of the image; `None` if the image is not marked.
     ///
     /// # Errors
-    /// When that cannot be found out.
+    /// When the mark cannot be read or is damaged.
     pub fn read(&self) -> io::Result<Option<MarkedLog>> {
         let text = match self.read_attribute()? {
             None => self.read_file()?,
@@ -75,10 +78,10 @@ impl LogMark {
         parse(&text).map(Some).ok_or_else(damaged)
     }
 
-    /// Marks the image: `log` holds changes of it. The mark is durable afterwards.
+    /// Marks the image: `log` holds changes of it. On return, the mark is durable.
     ///
     /// # Errors
-    /// When no place takes the mark.
+    /// When the mark cannot be written.
     pub fn write(&self, log: &MarkedLog) -> io::Result<()> {
         let text = encode(log);
         if self.has_attributes
@@ -93,7 +96,7 @@ impl LogMark {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // `create_new` follows no link that somebody else may have put there.
+        // `create_new` does not follow a link that another user may have put there.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
         file.write_all(&text)?;
         file.sync_all()?;
@@ -101,10 +104,10 @@ impl LogMark {
         self.sync_folder()
     }
 
-    /// Removes the mark: all is in the image.
+    /// Removes the mark: the image has all changes.
     ///
     /// # Errors
-    /// When it cannot be removed. The image is then served with its log only.
+    /// When the mark cannot be removed. The image can then be served only with its log.
     pub fn clear(&self) -> io::Result<()> {
         if self.read_attribute()?.is_some() {
             fremovexattr(&self.image, ATTRIBUTE)?;
@@ -117,7 +120,7 @@ impl LogMark {
         }
     }
 
-    /// What removes the mark by hand.
+    /// The instruction that messages give for the removal of the mark by hand.
     pub fn removal(&self) -> String {
         match self.read_attribute() {
             Ok(None) => format!("remove the file {}", self.file.display()),
@@ -142,9 +145,9 @@ impl LogMark {
                 text.truncate(length);
                 Ok(Some(text))
             }
-            // None there, or a file system without attributes.
+            // The image has no mark, or its file system has no attributes.
             Err(Errno::NODATA | Errno::NOTSUP | Errno::PERM | Errno::NOSYS) => Ok(None),
-            // Longer than any that is written.
+            // The attribute is longer than any mark: an empty text is reported as damaged.
             Err(Errno::RANGE) => Ok(Some(Vec::new())),
             Err(error) => Err(error.into()),
         }
@@ -196,8 +199,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_found_by_whoever_opens_the_image_until_it_is_removed() {
-        // A file system with extended attributes, and whatever the tests' own folder is.
+    fn a_mark_is_found_at_every_open_until_it_is_removed() {
+        // A file system with extended attributes, and the tests' own, which may have none.
         for folder in [tempfile::tempdir_in("/var/tmp").unwrap(), tempfile::tempdir().unwrap()] {
             let path = folder.path().join("a.img");
             File::create(&path).unwrap();
@@ -216,7 +219,7 @@ mod tests {
             other.clear().unwrap();
             assert_eq!(mark.read().unwrap(), None);
             other.clear().unwrap();
-            // Where the image carries none, a file beside it does.
+            // If the image has no attributes, a file beside it has the mark.
             let beside = LogMark { has_attributes: false, ..other };
             beside.write(&log).unwrap();
             assert_eq!(mark.read().unwrap(), Some(log.clone()));

@@ -1,12 +1,12 @@
-//! The record of lost writes, kept where the next daemon finds it.
+//! The record of lost writes, kept for the next daemon.
 //!
-//! The kernel reports a failed write-back once, to the first that asks. If a daemon took the report
-//! and ended, the next daemon would serve a file that looks sound to a guest that repeats its
-//! flush. So the report is recorded before any request is answered: as an extended attribute of the
-//! image where its file system has them, else in a file beside the image, else in a folder of the
-//! daemon's own. Block devices have no place of their own, so theirs is the folder. The record is
-//! not synchronised: it has to outlive this process, not the host, because a guest does not outlive
-//! the host either.
+//! The kernel reports a failed write-back once, to the first caller that asks. If a daemon received
+//! the report and ended, the next daemon would serve a file that looks sound to a guest that
+//! repeats its flush. So the report is recorded before any request is completed. The record is an
+//! extended attribute of the image if its file system supports them, else a file beside the image,
+//! else a file in a folder of the daemon. The record of a block device is in that folder. The
+//! record is not synchronised: it has to outlive this process, but not the host, because the guest
+//! does not outlive the host either.
 
 #![expect(unsafe_code, reason = "an ioctl")]
 
@@ -26,30 +26,31 @@ const SUFFIX: &str = ".fathom-writes-lost";
 /// The longest record that is read, in bytes.
 const LENGTH_MAX: usize = 256;
 
-/// What is recorded of lost writes.
+/// A record of lost writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// The kernel's error when they were lost.
+    /// The error with which the kernel reported the loss.
     pub errno: i32,
     /// The file that holds the record; `None` for the image's own extended attribute.
     pub file: Option<PathBuf>,
 }
 
-/// Where the lost writes of one image or device are recorded.
+/// The places for the record of one image or device.
 pub struct LossRecord {
-    /// Whether the file itself can carry the record.
-    attribute: bool,
-    /// Files that can, the preferred one first.
+    /// Whether the file can have extended attributes.
+    has_attributes: bool,
+    /// The files that can hold the record, the preferred one first.
     files: Vec<PathBuf>,
-    /// What tells this file from another of the same name or number.
+    /// Distinguishes this file from others of the same name or number.
     identity: String,
 }
 
 impl LossRecord {
-    /// The places for `file`, which was opened at `path`. `folders` are those of daemons.
+    /// The places for the record of `file`, which was opened at `path`. `folders` are daemons'
+    /// folders.
     ///
     /// # Errors
-    /// When nothing can be asked about the file.
+    /// When the file's metadata cannot be read.
     pub fn new(file: &File, path: &Path, folders: &[PathBuf]) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let device = metadata.file_type().is_block_device();
@@ -64,17 +65,17 @@ impl LossRecord {
         };
         let mut files = Vec::new();
         if !device {
-            // A link's target is what is recorded of, wherever the link lies.
+            // A record belongs to the target of a link, not to the link.
             let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
             let mut beside = real.into_os_string();
             beside.push(SUFFIX);
             files.push(beside.into());
         }
         files.extend(folders.iter().map(|folder| folder.join(format!("{name}{SUFFIX}"))));
-        Ok(Self { attribute: !device, files, identity })
+        Ok(Self { has_attributes: !device, files, identity })
     }
 
-    /// What was recorded, if anything was.
+    /// The record; `None` if no loss has been recorded.
     pub fn read(&self, file: &File) -> Option<Loss> {
         if let Some(errno) = self.read_attribute(file) {
             return Some(Loss { errno, file: None });
@@ -84,14 +85,14 @@ impl LossRecord {
         self.files.iter().find_map(of)
     }
 
-    /// Records `errno` in the first place that takes it.
+    /// Records `errno` in the first place that accepts it.
     ///
     /// # Errors
-    /// What the last place said, when none takes it.
+    /// The error of the last place, when all places fail.
     pub fn write(&self, file: &File, errno: i32) -> io::Result<()> {
         let text = format!("{errno} {}", self.identity);
         let mut last = io::Error::from(io::ErrorKind::Unsupported);
-        if self.attribute {
+        if self.has_attributes {
             match fsetxattr(file, ATTRIBUTE, text.as_bytes(), XattrFlags::empty()) {
                 Ok(()) => return Ok(()),
                 Err(error) => last = error.into(),
@@ -109,7 +110,7 @@ impl LossRecord {
     /// Removes the record from every place.
     ///
     /// # Errors
-    /// When it cannot be removed: the next daemon would find it.
+    /// When a record cannot be removed: the next daemon would find it.
     pub fn clear(&self, file: &File) -> io::Result<()> {
         if self.read_attribute(file).is_some() {
             rustix::fs::fremovexattr(file, ATTRIBUTE)?;
@@ -123,14 +124,14 @@ impl LossRecord {
     }
 
     fn read_attribute(&self, file: &File) -> Option<i32> {
-        if !self.attribute {
+        if !self.has_attributes {
             return None;
         }
         let mut text = [0_u8; LENGTH_MAX];
         let length = rustix::fs::fgetxattr(file, ATTRIBUTE, &mut text).ok()?;
         let text = text.get(..length)?;
-        // An attribute travels with its file, and a copy of the file has lost the same: whose
-        // identity it carries does not matter.
+        // An attribute is copied with its file, and the copy lacks the same writes. So the identity
+        // in an attribute does not matter.
         Some(parse(text).map_or(libc::EIO, |(errno, _)| errno))
     }
 
@@ -155,23 +156,23 @@ fn parse(text: &[u8]) -> Option<(i32, &str)> {
     Some((errno.parse().ok()?, identity))
 }
 
-/// Writes `text` into a new file at `path`, in place of whatever was there.
+/// Writes `text` into a new file at `path`, in place of an existing file.
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // `create_new` follows no link that somebody else may have put there.
+    // `create_new` does not follow a link that another user may have put there.
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(text).inspect_err(|_| drop(std::fs::remove_file(path)))
 }
 
-/// The number that the kernel gives each disk of a boot, where it does (from 5.15 on): a device
-/// number may be another disk's later.
+/// The sequence number that the kernel (from 5.15 on) gives each disk within a boot; `None` on
+/// older kernels. A device number may be reused for another disk.
 fn device_sequence(file: &File) -> Option<u64> {
     const BLKGETDISKSEQ: libc::c_ulong = 0x8008_1280;
     let mut sequence = 0_u64;
-    // SAFETY: the call writes one u64 to the place it is given.
+    // SAFETY: the call writes one u64 to the given place.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKGETDISKSEQ, &raw mut sequence) };
     (result == 0).then_some(sequence)
 }

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use crate::problem::{Place, Places, Problems};
 
-/// Where the options that are checked were written, and what is wrong with them.
+/// A check of options: the places at which they were written, and the problems found in them.
 pub struct Check<'a> {
     places: &'a Places,
-    /// The path of the options within `places`; empty for the whole.
+    /// The path of the checked options within `places`; empty for the whole.
     path: &'a str,
     problems: &'a mut Problems,
 }
@@ -18,7 +18,7 @@ impl<'a> Check<'a> {
         Self { places, path, problems }
     }
 
-    /// Where the value of `key` was written, or else the options.
+    /// The place of the value of `key`, or of the options if the key was not written.
     pub fn place(&self, key: &str) -> Place {
         if self.path.is_empty() {
             self.places.of(key)
@@ -27,19 +27,19 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Something is wrong with the value of `key`.
+    /// Reports a problem with the value of `key`.
     pub fn problem(&mut self, key: &str, message: impl Into<String>, remedy: impl Into<String>) {
         let place = self.place(key);
         self.problems.add(place, message, remedy);
     }
 
-    /// The value of `key` names a file that may be made: in a folder that exists, and not relative
-    /// in a request, because the daemon has a folder of its own. `cannot` says what cannot be done
-    /// otherwise.
+    /// Checks that the value of `key` names a file that can be created: the file's folder exists,
+    /// and a path from a request is absolute, because the daemon's working folder is not the
+    /// client's. `cannot` begins the message about a file that cannot be created.
     pub fn new_file(&mut self, key: &str, path: &Path, cannot: &str) {
         let shown = path.display();
         if !path.is_absolute() && self.place(key) == Place::Request {
-            let message = format!("the file {shown} is no absolute path");
+            let message = format!("the file {shown} is not an absolute path");
             self.problem(key, message, "begin it with a slash: the daemon has a folder of its own");
         } else if path.is_dir() || !path.parent().is_some_and(Path::is_dir) {
             let message = format!("{cannot} {shown}");

@@ -1,43 +1,43 @@
-//! The names of the fields that serde reads a structure from.
+//! The names of the fields of a structure that serde reads.
 
 use std::fmt;
 
 use serde::de::{Deserializer, Error as _, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 
-/// The names of the fields of `T` as they are written, in order; none where it is no structure.
+/// The names of the fields of `T` in the written form, in order; empty if `T` is not a structure.
 pub fn fields<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
-    match T::deserialize(Asked) {
-        Err(Answer(fields)) => fields,
+    match T::deserialize(FieldQuery) {
+        Err(FieldNames(fields)) => fields,
         Ok(_) => &[],
     }
 }
 
-/// Asks a type which fields it has, by failing with them.
-struct Asked;
+/// Makes a type report its fields: each attempt to deserialise it fails with their names.
+struct FieldQuery;
 
 #[derive(Debug)]
-struct Answer(&'static [&'static str]);
+struct FieldNames(&'static [&'static str]);
 
-impl fmt::Display for Answer {
+impl fmt::Display for FieldNames {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0.join(", "))
     }
 }
 
-impl std::error::Error for Answer {}
+impl std::error::Error for FieldNames {}
 
-impl serde::de::Error for Answer {
+impl serde::de::Error for FieldNames {
     fn custom<T: fmt::Display>(_: T) -> Self {
         Self(&[])
     }
 }
 
-impl<'de> Deserializer<'de> for Asked {
-    type Error = Answer;
+impl<'de> Deserializer<'de> for FieldQuery {
+    type Error = FieldNames;
 
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Answer> {
-        Err(Answer::custom("no structure"))
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, FieldNames> {
+        Err(FieldNames::custom("no structure"))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -45,8 +45,8 @@ impl<'de> Deserializer<'de> for Asked {
         _: &'static str,
         fields: &'static [&'static str],
         _: V,
-    ) -> Result<V::Value, Answer> {
-        Err(Answer(fields))
+    ) -> Result<V::Value, FieldNames> {
+        Err(FieldNames(fields))
     }
 
     forward_to_deserialize_any! {

@@ -1,10 +1,10 @@
-//! How options are written, and what is said about mistakes in them.
+//! The notation of options, and the messages about mistakes in them.
 //!
-//! - [`read`]: a type of serde's is read from a value that may come from TOML, from JSON or from
-//!   flags. All mistakes are found at once, each with its place.
-//! - [`Problems`]: what is wrong, where ([`Place`]), and the remedy.
-//! - [`Check`]: how a type says what is wrong with values that could be read.
-//! - [`Bytes`], [`Nanoseconds`]: sizes and times as people write them.
+//! - [`read`]: reads a type with serde from a value that may come from TOML, from JSON or from
+//!   flags. Reports all mistakes in one pass, each with its place.
+//! - [`Problems`]: the problems of a configuration, each with its [`Place`] and a remedy.
+//! - [`Check`]: reports problems with values that could be read.
+//! - [`Bytes`], [`Nanoseconds`]: sizes and times in human notation.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -21,7 +21,7 @@ pub use problem::{Place, Places, Problem, Problems};
 pub use read::{Title, Written, read};
 pub use units::{Bytes, Nanoseconds, UnitError, count, parse_bytes, parse_nanoseconds};
 
-/// What `written` may have meant among `known`.
+/// A remedy for the unknown name `written`: the most similar name of `known`, or all of them.
 pub fn suggestion(written: &str, known: &[&str]) -> String {
     let near = known
         .iter()

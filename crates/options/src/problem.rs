@@ -1,14 +1,14 @@
-//! What is wrong with a configuration, where, and what to do about it.
+//! Problems of a configuration, with their places and remedies.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Where something was written.
+/// The place at which something was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Place {
-    /// In a file, lines and columns counted from 1.
+    /// In a file. Lines and columns count from 1.
     File {
         /// The file.
         path: Arc<Path>,
@@ -19,7 +19,7 @@ pub enum Place {
     },
     /// On the command line.
     Flag(&'static str),
-    /// In a request to the control interface, or nowhere in particular.
+    /// In a request to the control interface, or at no known place.
     #[default]
     Request,
 }
@@ -37,7 +37,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// Line and column, for places in one file.
+    /// The line and the column, to sort places in one file; (0, 0) for other places.
     pub fn position(&self) -> (usize, usize) {
         match self {
             Self::File { line, column, .. } => (*line, *column),
@@ -45,8 +45,8 @@ impl Place {
         }
     }
 
-    /// The place in a text that begins here: so many lines on, and there the column, both counted
-    /// from 0.
+    /// A place within a text that begins at `self`: `lines` lines further, at column `columns` of
+    /// that line. Both count from 0.
     #[must_use]
     pub fn within(self, lines: usize, columns: usize) -> Self {
         match self {
@@ -59,13 +59,13 @@ impl Place {
     }
 }
 
-/// Where a table and its keys were written.
+/// The places of a table and of its keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     whole: Place,
-    /// Where the values are, by their paths.
+    /// The places of the values, by their paths.
     keys: BTreeMap<String, Place>,
-    /// Where the keys themselves are.
+    /// The places of the keys themselves.
     names: BTreeMap<String, Place>,
 }
 
@@ -75,23 +75,23 @@ impl Places {
         Self { whole, ..Self::default() }
     }
 
-    /// Notes where the value of `key` (`vhost_user.socket` for a key of a table within) is.
+    /// Records the place of the value of `key` (`vhost_user.socket` for a key of a nested table).
     pub fn note(&mut self, key: &str, place: Place) {
         self.keys.insert(key.to_owned(), place);
     }
 
-    /// Takes over the keys of a table within.
+    /// Adds the places of the keys of a nested table.
     pub fn merge(&mut self, within: Self) {
         self.keys.extend(within.keys);
         self.names.extend(within.names);
     }
 
-    /// Notes where `key` itself is.
+    /// Records the place of `key` itself.
     pub fn note_key(&mut self, key: &str, place: Place) {
         self.names.insert(key.to_owned(), place);
     }
 
-    /// Where the value of `key` is, or else the innermost table around it whose place is known.
+    /// The place of the value of `key`, or of the innermost enclosing table with a known place.
     pub fn of(&self, key: &str) -> Place {
         let mut path = key;
         loop {
@@ -103,30 +103,30 @@ impl Places {
         }
     }
 
-    /// Where `key` itself is, or else its value.
+    /// The place of `key` itself, or else of its value.
     pub fn of_key(&self, key: &str) -> Place {
         self.names.get(key).map_or_else(|| self.of(key), Place::clone)
     }
 
-    /// Where the value of `key` is, if it is there.
+    /// The place of the value of `key`, if it is known.
     pub fn get(&self, key: &str) -> Option<&Place> {
         self.keys.get(key)
     }
 
-    /// Where the table is.
+    /// The place of the table.
     pub fn whole(&self) -> Place {
         self.whole.clone()
     }
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where.
+    /// The place of the problem.
     pub place: Place,
-    /// What.
+    /// A description of the problem.
     pub message: String,
-    /// What to do about it.
+    /// What the user can do about the problem; may be empty.
     pub remedy: String,
 }
 
@@ -147,12 +147,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is wrong; never empty where it is an error.
+/// All problems of a configuration. As an error, it is never empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
 
 impl Problems {
-    /// Nothing, or these problems.
+    /// Returns `self` as an error, unless it is empty.
     ///
     /// # Errors
     /// When there is a problem.
@@ -160,9 +160,10 @@ impl Problems {
         if self.0.is_empty() { Ok(()) } else { Err(self) }
     }
 
-    /// Adds what a check of the whole has found, in the order of the file. What only follows from a
-    /// problem that is here already is left out: a value that could not be read is missing, at its
-    /// own place or at the head of its table. `tables` are where tables begin.
+    /// Adds the problems that a check of the whole configuration has found, and sorts all by their
+    /// lines. Omits a problem that only follows from a present one: a value that could not be read
+    /// is missing, at its own place or at the head of its table. `tables` are the places at which
+    /// tables begin.
     pub fn extend_with(&mut self, later: Self, tables: &[Place]) {
         let line = |place: &Place| match place {
             Place::File { line, .. } => Some(*line),
@@ -173,8 +174,8 @@ impl Problems {
         let unread: Vec<Place> = self.0.iter().map(|problem| problem.place.clone()).collect();
         let follows = |problem: &Problem| {
             let Some(head) = line(&problem.place) else { return false };
-            let is_said = self.0.iter().any(|said| said.message == problem.message);
-            if is_said || unread.contains(&problem.place) {
+            let is_reported = self.0.iter().any(|reported| reported.message == problem.message);
+            if is_reported || unread.contains(&problem.place) {
                 return true;
             }
             if !tables.contains(&problem.place) {
@@ -188,7 +189,7 @@ impl Problems {
         self.0.sort_by_key(|problem| problem.place.position());
     }
 
-    /// Adds one.
+    /// Adds a problem.
     pub fn add(&mut self, place: Place, message: impl Into<String>, remedy: impl Into<String>) {
         self.0.push(Problem::new(place, message, remedy));
     }

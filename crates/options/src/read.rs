@@ -1,9 +1,9 @@
-//! Values read by serde, with all mistakes found at once.
+//! Reads values with serde, and reports all mistakes in one pass.
 //!
-//! A value is a JSON value: TOML and flags are made into one first, and [`Places`] remember where
-//! each key and its value were written, by their path (`vhost_user.socket`, `layers.0.time`).
-//! serde ends at the first mistake. So the entry that it is in is noted and left out, and the value
-//! is read again, until nothing is wrong: what is left out has its default.
+//! A value is a JSON value: TOML and flags are converted into one first. [`Places`] keep the place
+//! of each key and its value, by the path (`vhost_user.socket`, `layers.0.time`). serde stops at
+//! the first mistake. So the mistake is recorded, the entry with the mistake is omitted, and the
+//! value is read again, until there is no mistake. An omitted entry has its default.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -21,27 +21,27 @@ use serde_json::{Map, Value};
 use crate::problem::{Places, Problem, Problems};
 use crate::suggestion;
 
-/// The most mistakes that are shown of one value.
+/// The most mistakes that are reported of one value.
 const MISTAKES_MAX: usize = 64;
-/// What serde calls the text that a path is read from. Nothing else tells a path from a text.
+/// The name that serde gives the text of a path. Only this distinguishes a path from other texts.
 const PATH: &str = "path string";
 
-/// How messages call a value.
+/// The name of a value in messages.
 #[derive(Clone, Copy, Debug)]
 pub enum Title<'a> {
-    /// A table of TOML by this name, in a list of such where `is_list`.
+    /// A table of TOML with this name; an element of a list of tables if `is_list`.
     Table {
         /// The name.
         name: &'a str,
         /// Whether there may be several: `[[disk]]`.
         is_list: bool,
     },
-    /// Words, for example `the layer delay`.
+    /// A phrase, for example `the layer delay`.
     Words(&'a str),
 }
 
 impl Title<'_> {
-    /// How the value at a path within is called.
+    /// The title of the value at a path within this one.
     fn of(&self, path: &str) -> String {
         let is_name = |part: &&str| part.parse::<usize>().is_err();
         let path: Vec<&str> = path.split('.').filter(|part| !part.is_empty()).collect();
@@ -56,23 +56,24 @@ impl Title<'_> {
     }
 }
 
-/// A value, and where it was written.
+/// A value, and the place at which it was written.
 #[derive(Clone, Copy, Debug)]
 pub struct Written<'a> {
     /// The value.
     pub value: &'a Value,
-    /// How messages call it.
+    /// The name of the value in messages.
     pub title: Title<'a>,
-    /// Its path within `places`; empty for the whole.
+    /// The path of the value within `places`; empty for the whole.
     pub path: &'a str,
-    /// Where it and what is in it were written.
+    /// The places of the value and of its parts.
     pub places: &'a Places,
-    /// The folder that paths are taken from; they stay as they are where there is none.
+    /// The folder of relative paths. If there is none, paths stay as they are.
     pub folder: Option<&'a Path>,
 }
 
-/// Reads a `T`, whose fields should have defaults. What is wrong is added to `problems`, in the
-/// order in which it was written, and left out. `None` where nothing can be made of the rest.
+/// Reads a `T`, whose fields should have defaults. Adds mistakes to `problems` in the order of
+/// their places, and omits the entries with mistakes. Returns `None` if the other entries do not
+/// make a `T`.
 pub fn read<T: DeserializeOwned>(written: &Written<'_>, problems: &mut Problems) -> Option<T> {
     let shared = Shared { written, omitted: RefCell::default() };
     let mut found: Vec<Problem> = Vec::new();
@@ -86,15 +87,15 @@ pub fn read<T: DeserializeOwned>(written: &Written<'_>, problems: &mut Problems)
             }
             Err(mistake) => {
                 let place = mistake.place.unwrap_or_default();
-                found.push(mistake.what.problem(&place, written));
-                // Without progress there would be no end.
+                found.push(mistake.kind.problem(&place, written));
+                // If no entry can be omitted, the loop would not end.
                 if place.entry.is_empty() || !shared.omitted.borrow_mut().insert(place.entry) {
                     break;
                 }
             }
         }
     }
-    // The order in which the fields are read is serde's.
+    // serde reports mistakes in the order in which it reads the fields.
     found.sort_by_key(|problem| problem.place.position());
     problems.0.extend(found);
     result
@@ -102,51 +103,51 @@ pub fn read<T: DeserializeOwned>(written: &Written<'_>, problems: &mut Problems)
 
 struct Shared<'a> {
     written: &'a Written<'a>,
-    /// The paths of the entries that are left out.
+    /// The paths of the omitted entries.
     omitted: RefCell<BTreeSet<String>>,
 }
 
-/// What is wrong.
+/// The kinds of mistakes.
 #[derive(Debug)]
-enum What {
+enum MistakeKind {
     Custom(String),
-    Type { found: &'static str, wanted: String },
-    Range { wanted: String },
+    Type { found: &'static str, expected: String },
+    Range { expected: String },
     Word { found: String, known: &'static [&'static str] },
     Field { name: String, known: &'static [&'static str] },
     Missing(&'static str),
     Path,
 }
 
-/// Where it is wrong.
+/// The place of a mistake.
 #[derive(Debug, Default)]
-struct Wrong {
-    /// The path of the innermost entry of a table that it is in.
+struct MistakePlace {
+    /// The path of the innermost entry of a table that contains the mistake.
     entry: String,
     key: String,
-    /// The table's path.
+    /// The path of the table.
     table: String,
     is_key: bool,
 }
 
 #[derive(Debug)]
 struct Mistake {
-    what: Box<What>,
-    place: Option<Wrong>,
+    kind: Box<MistakeKind>,
+    place: Option<MistakePlace>,
 }
 
-impl From<What> for Mistake {
-    fn from(what: What) -> Self {
-        Self { what: Box::new(what), place: None }
+impl From<MistakeKind> for Mistake {
+    fn from(kind: MistakeKind) -> Self {
+        Self { kind: Box::new(kind), place: None }
     }
 }
 
 impl Mistake {
-    /// The mistake in an entry of a table, unless it is known to be in one further within.
+    /// Places the mistake in an entry of a table, unless it is already placed in an inner entry.
     fn within(mut self, table: &str, key: &str, is_key: bool) -> Self {
         if self.place.is_none() {
             let entry = join(table, key);
-            self.place = Some(Wrong { entry, key: key.into(), table: table.into(), is_key });
+            self.place = Some(MistakePlace { entry, key: key.into(), table: table.into(), is_key });
         }
         self
     }
@@ -158,7 +159,7 @@ fn join(path: &str, key: &str) -> String {
 
 impl Display for Mistake {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:?}", self.what)
+        write!(formatter, "{:?}", self.kind)
     }
 }
 
@@ -166,10 +167,10 @@ impl std::error::Error for Mistake {}
 
 impl serde::de::Error for Mistake {
     fn custom<T: Display>(text: T) -> Self {
-        What::Custom(text.to_string()).into()
+        MistakeKind::Custom(text.to_string()).into()
     }
 
-    fn invalid_type(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
         let found = match found {
             Unexpected::Bool(_) => "true or false",
             Unexpected::Unsigned(_) | Unexpected::Signed(_) => "a whole number",
@@ -179,29 +180,29 @@ impl serde::de::Error for Mistake {
             Unexpected::Unit | Unexpected::Option => "null",
             _ => "a text",
         };
-        What::Type { found, wanted: wanted.to_string() }.into()
+        MistakeKind::Type { found, expected: expected.to_string() }.into()
     }
 
-    fn invalid_value(_: Unexpected<'_>, wanted: &dyn Expected) -> Self {
-        What::Range { wanted: wanted.to_string() }.into()
+    fn invalid_value(_: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        MistakeKind::Range { expected: expected.to_string() }.into()
     }
 
     fn unknown_variant(found: &str, known: &'static [&'static str]) -> Self {
-        What::Word { found: found.to_owned(), known }.into()
+        MistakeKind::Word { found: found.to_owned(), known }.into()
     }
 
     fn unknown_field(name: &str, known: &'static [&'static str]) -> Self {
-        What::Field { name: name.to_owned(), known }.into()
+        MistakeKind::Field { name: name.to_owned(), known }.into()
     }
 
     fn missing_field(name: &'static str) -> Self {
-        What::Missing(name).into()
+        MistakeKind::Missing(name).into()
     }
 }
 
-/// What a value has to be, in words, and an example of one.
-fn wanted_in_words(wanted: &str) -> (&str, &str) {
-    match wanted {
+/// The expected type in the words of messages, and an example of a value.
+fn expected_in_words(expected: &str) -> (&str, &str) {
+    match expected {
         "a boolean" => ("true or false", "true"),
         "a string" | PATH => ("a text", "\"…\""),
         "a size" => ("a size", "\"10G\""),
@@ -209,22 +210,22 @@ fn wanted_in_words(wanted: &str) -> (&str, &str) {
         "f32" | "f64" => ("a number", "0.01"),
         "a sequence" => ("a list", "[…]"),
         "u8" | "u16" | "u32" | "u64" | "usize" => ("a whole number", "1"),
-        _ if wanted.starts_with("struct") || wanted.ends_with("map") => ("a table", "{ … }"),
+        _ if expected.starts_with("struct") || expected.ends_with("map") => ("a table", "{ … }"),
         other => (other, "…"),
     }
 }
 
-impl What {
-    fn problem(&self, wrong: &Wrong, written: &Written<'_>) -> Problem {
+impl MistakeKind {
+    fn problem(&self, location: &MistakePlace, written: &Written<'_>) -> Problem {
         let places = written.places;
-        let path = match (written.path.is_empty(), wrong.entry.is_empty()) {
+        let path = match (written.path.is_empty(), location.entry.is_empty()) {
             (_, true) => written.path.to_owned(),
-            (true, false) => wrong.entry.clone(),
-            (false, false) => join(written.path, &wrong.entry),
+            (true, false) => location.entry.clone(),
+            (false, false) => join(written.path, &location.entry),
         };
-        let place = if wrong.is_key { places.of_key(&path) } else { places.of(&path) };
-        let (key, title) = (&wrong.key, written.title.of(&wrong.table));
-        // A value that is wrong as a whole has no key.
+        let place = if location.is_key { places.of_key(&path) } else { places.of(&path) };
+        let (key, title) = (&location.key, written.title.of(&location.table));
+        // A mistake in the whole value has no key.
         let subject = if key.is_empty() { title.clone() } else { format!("`{key}` of {title}") };
         let (message, remedy) = match self {
             Self::Custom(text) => {
@@ -234,19 +235,19 @@ impl What {
                 };
                 (format!("{subject}: {text}"), remedy)
             }
-            Self::Type { found, wanted } => {
-                let (wanted, example) = wanted_in_words(wanted);
-                let message = format!("{subject} has to be {wanted}, and is {found}");
+            Self::Type { found, expected } => {
+                let (expected, example) = expected_in_words(expected);
+                let message = format!("{subject} has to be {expected}, and is {found}");
                 let key = if key.is_empty() { "" } else { &format!("{key} = ") };
                 (message, format!("write it like `{key}{example}`"))
             }
-            Self::Range { wanted } => {
-                let remedy = match wanted.as_str() {
+            Self::Range { expected } => {
+                let remedy = match expected.as_str() {
                     "u8" => format!("choose a number from 0 to {}", u8::MAX),
                     "u16" => format!("choose a number from 0 to {}", u16::MAX),
                     "u32" => format!("choose a number from 0 to {}", u32::MAX),
                     "u64" | "usize" => "choose a number from 0 up".to_owned(),
-                    other => format!("write it like `{key} = {}`", wanted_in_words(other).1),
+                    other => format!("write it like `{key} = {}`", expected_in_words(other).1),
                 };
                 (format!("{subject} is out of range"), remedy)
             }
@@ -259,18 +260,19 @@ impl What {
                 (format!("there is no key `{shown}` in {title}"), suggestion(name, known))
             }
             Self::Missing(field) => {
-                let title = written.title.of(&wrong.entry);
+                let title = written.title.of(&location.entry);
                 (format!("{title} has no `{field}`"), format!("add `{field} = …`"))
             }
-            Self::Path => {
-                (format!("{subject} is no path"), "name a file, or leave the line out".to_owned())
-            }
+            Self::Path => (
+                format!("{subject} is not a path"),
+                "name a file, or leave the line out".to_owned(),
+            ),
         };
         Problem::new(place, message, remedy)
     }
 }
 
-/// A value within the one that is read.
+/// A value at a path within the value that is read.
 struct Node<'a, 'w> {
     value: &'a Value,
     path: String,
@@ -279,7 +281,7 @@ struct Node<'a, 'w> {
 }
 
 impl Node<'_, '_> {
-    /// What is there, for messages.
+    /// The found value, for messages.
     fn unexpected(&self) -> Unexpected<'_> {
         match self.value {
             Value::Null => Unexpected::Unit,
@@ -294,8 +296,8 @@ impl Node<'_, '_> {
         }
     }
 
-    fn wrong_type(&self, wanted: &dyn Expected) -> Mistake {
-        serde::de::Error::invalid_type(self.unexpected(), wanted)
+    fn wrong_type(&self, expected: &dyn Expected) -> Mistake {
+        serde::de::Error::invalid_type(self.unexpected(), expected)
     }
 }
 
@@ -326,12 +328,12 @@ impl<'de> Deserializer<'de> for Node<'_, '_> {
             return visitor.visit_str(text);
         }
         if text.is_empty() || text.contains('\0') {
-            return Err(What::Path.into());
+            return Err(MistakeKind::Path.into());
         }
         match self.shared.written.folder {
             Some(folder) => match folder.join(text).into_os_string().into_string() {
                 Ok(path) => visitor.visit_string(path),
-                Err(_) => Err(What::Path.into()),
+                Err(_) => Err(MistakeKind::Path.into()),
             },
             None => visitor.visit_str(text),
         }
@@ -371,7 +373,7 @@ impl<'de> Deserializer<'de> for Node<'_, '_> {
         visitor: V,
     ) -> Result<V::Value, Mistake> {
         match self.value {
-            // serde would take a list for the fields in their order.
+            // From a list, serde would read the fields in their order.
             Value::Object(entries) => visitor.visit_map(Entries::new(entries, &self)),
             _ => Err(self.wrong_type(&visitor)),
         }

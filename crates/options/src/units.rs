@@ -1,18 +1,18 @@
-//! Sizes and times as people write them.
+//! Sizes and times in human notation.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A number of bytes: in JSON and TOML a whole number, or a text like `"10G"`.
+/// A number of bytes. In JSON and TOML it is an integer, or a text such as `"10G"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
-/// A span of time in nanoseconds: in JSON and TOML a whole number, or a text like `"5ms"`.
+/// A duration in nanoseconds. In JSON and TOML it is an integer, or a text such as `"5ms"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanoseconds(pub u64);
 
-/// Why a text is no size or no time.
+/// Why a text is not a size or not a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitError(String);
 
@@ -24,17 +24,17 @@ impl fmt::Display for UnitError {
 
 impl std::error::Error for UnitError {}
 
-/// A number of things, in words: `1 disk`, `2 disks`. For nouns whose plural ends in an `s`.
+/// A number with its noun: `1 disk`, `2 disks`. For nouns whose plural ends in an `s`.
 pub fn count<N: Copy + fmt::Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
     let plural = if number == N::from(1) { "" } else { "s" };
     format!("{number} {noun}{plural}")
 }
 
-/// Reads a size: digits, perhaps a fraction, and a unit of 1024 (`K`, `M`, `G`, `T`, `P`, each
-/// also as `KiB`…), or none for bytes.
+/// Reads a size: digits, an optional fraction, and an optional unit. Units are powers of 1024 (`K`,
+/// `M`, `G`, `T`, `P`, each also as `KiB`…). Without a unit, the number counts bytes.
 ///
 /// # Errors
-/// When the text is no size, or one beyond 64 bits.
+/// When the text is not a size, or the size exceeds 64 bits.
 pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     let (number, unit) = split(text);
     let factor = match unit.to_ascii_lowercase().as_str() {
@@ -49,11 +49,11 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     scale(number, factor).ok_or_else(|| wrong(text, "size", "512, 64K, 1.5G or 2TiB"))
 }
 
-/// Reads a span of time: digits, perhaps a fraction, and `ns`, `us`, `µs`, `ms`, `s`, `min`, `h` or
-/// `d`, or the words that these stand for.
+/// Reads a duration: digits, an optional fraction, and a unit: `ns`, `us`, `µs`, `ms`, `s`, `min`,
+/// `h` or `d`, or the word for which it stands.
 ///
 /// # Errors
-/// When the text is no span of time, or one beyond 64 bits.
+/// When the text is not a duration, or the duration exceeds 64 bits of nanoseconds.
 pub fn parse_nanoseconds(text: &str) -> Result<u64, UnitError> {
     let (number, unit) = split(text);
     let factor = match unit.to_lowercase().as_str() {
@@ -72,7 +72,7 @@ pub fn parse_nanoseconds(text: &str) -> Result<u64, UnitError> {
 
 fn wrong(text: &str, what: &str, examples: &str) -> UnitError {
     let shown: String = text.chars().take(40).collect();
-    UnitError(format!("{shown:?} is no {what}: write it like {examples}"))
+    UnitError(format!("{shown:?} is not a {what}: write it like {examples}"))
 }
 
 fn split(text: &str) -> (&str, &str) {
@@ -81,7 +81,7 @@ fn split(text: &str) -> (&str, &str) {
     (&text[..end], text[end..].trim_start())
 }
 
-/// `number` times `factor`, exactly; what a fraction leaves below one is cut off.
+/// `number` times `factor`, exact but for a fraction of one, which is cut off.
 fn scale(number: &str, factor: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() || number.ends_with('.') || fraction.len() > 18 {
@@ -148,7 +148,7 @@ unit!(Bytes, parse_bytes, "a size");
 unit!(Nanoseconds, parse_nanoseconds, "a time");
 
 impl fmt::Display for Bytes {
-    /// The largest unit that leaves at least one, for example `10 GiB`.
+    /// Writes the largest unit that gives at least 1, for example `10 GiB`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
         let mut unit = 0;
@@ -166,7 +166,7 @@ impl fmt::Display for Bytes {
 }
 
 impl fmt::Display for Nanoseconds {
-    /// The largest unit that leaves at least one, for example `1.5 ms`.
+    /// Writes the largest unit that gives at least 1, for example `1.5 ms`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (divisor, unit) = match self.0 {
             0..1_000 => (1, "ns"),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_times_are_read_as_people_write_them() {
+    fn sizes_and_times_are_read_in_human_notation() {
         assert_eq!(parse_bytes("512"), Ok(512));
         assert_eq!(parse_bytes("10G"), Ok(10 << 30));
         assert_eq!(parse_bytes("1.5 GiB"), Ok(3 << 29));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn json_takes_both_forms_and_gives_numbers() {
+    fn json_accepts_both_forms_and_has_numbers() {
         assert_eq!(serde_json::from_str::<Bytes>("\"4K\"").unwrap(), Bytes(4096));
         assert_eq!(serde_json::from_str::<Bytes>("4096").unwrap(), Bytes(4096));
         assert_eq!(serde_json::to_string(&Nanoseconds(5)).unwrap(), "5");

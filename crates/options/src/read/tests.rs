@@ -47,7 +47,7 @@ fn read_options(value: &Value, folder: Option<&Path>) -> (Option<Options>, Vec<S
 }
 
 #[test]
-fn what_is_right_is_read_and_paths_are_taken_from_the_folder() {
+fn valid_values_are_read_and_relative_paths_start_in_the_folder() {
     let value = json!({
         "name": "a", "size": "4K", "time": 5, "queues": 7, "rate": 1, "file": "b/c",
         "word": "two-words", "inner": { "kind": "x" }, "list": [{ "kind": "y", "on": true }],
@@ -78,13 +78,13 @@ fn all_mistakes_are_found_and_the_rest_is_kept() {
     });
     let (options, problems) = read_options(&value, None);
     let expected = [
-        "`file` of [[disk]] is no path | name a file, or leave the line out",
+        "`file` of [[disk]] is not a path | name a file, or leave the line out",
         "[disk.inner] has no `kind` | add `kind = …`",
         "there is no key `no` in [disk.list] | did you mean `on`?",
         "`name` of [[disk]] has to be a text, and is a whole number | write it like `name = \"…\"`",
         "`queues` of [[disk]] is out of range | choose a number from 0 to 65535",
         "`rate` of [[disk]] has to be a number, and is a text | write it like `rate = 0.01`",
-        "`size` of [[disk]]: \"10GB\" is no size | write it like 512, 64K, 1.5G or 2TiB",
+        "`size` of [[disk]]: \"10GB\" is not a size | write it like 512, 64K, 1.5G or 2TiB",
         "`time` of [[disk]] has to be a time, and is true or false | write it like `time = \"5ms\"`",
         "`word` of [[disk]] cannot be \"tow-words\" | did you mean `two-words`?",
         "there is no key `wrod` in [[disk]] | did you mean `word`?",
@@ -99,7 +99,7 @@ fn all_mistakes_are_found_and_the_rest_is_kept() {
 }
 
 #[test]
-fn a_value_of_another_sort_gives_nothing() {
+fn a_value_of_another_type_gives_nothing() {
     for value in [json!(null), json!(7), json!(["a"]), json!("a")] {
         let (options, problems) = read_options(&value, None);
         assert_eq!((options, problems.len()), (None, 1), "{value}");
@@ -128,7 +128,7 @@ fn mistakes_are_bounded_and_in_the_order_of_their_places() {
 }
 
 #[test]
-fn a_type_tells_its_fields() {
+fn the_fields_of_a_type_are_known() {
     assert_eq!(fields::<Inner>(), ["kind", "on"]);
     assert_eq!(fields::<u64>(), [""; 0]);
 }

@@ -157,7 +157,7 @@ f.toml:1:8: `disk` has to be a list of tables
     expect(
         "[[disk]]\nname = \"ä\"\nmemory = \"10GB\"\nlayers = [{ kind = \"delay\", time = 5.0 }]\n",
         "\
-f.toml:3:10: `memory` of [[disk]]: \"10GB\" is no size
+f.toml:3:10: `memory` of [[disk]]: \"10GB\" is not a size
   → write it like 512, 64K, 1.5G or 2TiB
 f.toml:4:36: `time` of the layer `delay` has to be a time, and is a number
   → write it like `time = \"5ms\"`",
