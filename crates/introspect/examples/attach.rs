@@ -1,4 +1,5 @@
-//! Finds the kernel in an image of a guest's memory, says how long that took, and what is cached.
+//! Finds the kernel in an image of a guest's memory, and prints the duration of the search and the
+//! cached files.
 
 use std::path::Path;
 use std::time::Instant;

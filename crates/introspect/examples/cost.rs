@@ -1,12 +1,13 @@
-//! What introspection costs on a synthetic guest: the time to find a kernel in memory of 512 MiB
-//! and of 16 GiB, of which 2 GiB were touched, and the time that one request takes.
+//! Measures the cost of introspection on a synthetic guest: the time to find a kernel in memory of
+//! 512 MiB and of 16 GiB, of which 2 GiB are in use, and the time per request.
 //!
 //!     cargo run --release -p fathom-introspect --features synthetic --example cost
 //!     … --example cost -- --no-search
 //!     … --example cost -- --requests 1000 --case data --batch warm
 //!
-//! With `--requests` it times nothing: it resolves so many requests of each case, or of one, for a
-//! profiler to look at. `bench/introspection-instructions` counts their instructions that way.
+//! With `--requests` it measures no time: it resolves this number of requests of each case, or of
+//! one case, under a profiler. `bench/introspection-instructions` counts their instructions in this
+//! way.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -20,15 +21,15 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const PAGE: u64 = 4096;
 
-/// As many symbols and types as a distribution's kernel has.
+/// The number of symbols and of types of a distribution's kernel.
 const SYMBOLS: usize = 160_000;
 const TYPES: usize = 40_000;
 
-/// A kernel of an ordinary size, in memory of which some was touched.
+/// A kernel of ordinary size, in a memory of which `touched` bytes have content.
 fn large(regions: &[(u64, u64)], touched: u64, step: u64) -> (Store, Linux) {
     let (start, length) = *regions.last().expect("a region");
     let shape = Shape {
-        // At the end of the memory, where a search comes to it last.
+        // At the end of the memory, which is searched last.
         room: ((start + length - 64 * MIB) & !(2 * MIB - 1), 64 * MIB),
         symbols: SYMBOLS,
         types: TYPES,
@@ -40,7 +41,7 @@ fn large(regions: &[(u64, u64)], touched: u64, step: u64) -> (Store, Linux) {
     for (start, length) in regions {
         let mut place = MIB;
         while place + MIB < *length && left > 0 && start + place < shape.room.0 {
-            // Content that looks like nothing.
+            // Content that resembles no kernel structure.
             store.write_u64(start + place, 0x5555_5555_5555_5555 ^ place);
             place += step;
             left -= PAGE.min(left);
@@ -65,7 +66,7 @@ fn attach(what: &str, regions: &[(u64, u64)], touched: u64, step: u64) {
     println!("{what}: {:?} (the longest {:?})", times[times.len() / 2], times[times.len() - 1]);
 }
 
-/// A guest that is attached, with a queue.
+/// A queue of an attached guest.
 fn queue(store: &Store, linux: &Linux) -> Resolver {
     let guest = Guest::new(store.memory(), Arc::new(Names::default()), Box::new(|| {}));
     let mut resolver = guest.resolver();
@@ -77,7 +78,7 @@ fn queue(store: &Store, linux: &Linux) -> Resolver {
     resolver
 }
 
-/// The requests that are measured, by their names in the synthetic guest.
+/// The names of the measured requests in the synthetic guest.
 const CASES: [&str; 11] = [
     "data",
     "one file",
@@ -92,13 +93,13 @@ const CASES: [&str; 11] = [
     "stranger",
 ];
 
-/// Says which batch comes next. A profiler finds this function and the next by their names.
+/// Announces the next batch. A profiler finds this function and the next by their names.
 #[inline(never)]
 fn announce(release: &str, name: &str, what: &str) {
     println!("{release}\t{name}\t{what}");
 }
 
-/// Resolves a request `count` times, each `step_ns` after the one before.
+/// Resolves a request `count` times, at intervals of `step_ns`.
 #[inline(never)]
 fn counted(resolver: &mut Resolver, request: &Request, now_ns: &mut u64, count: u32, step_ns: u64) {
     let table = ClassTable::default();
@@ -112,8 +113,8 @@ fn counted(resolver: &mut Resolver, request: &Request, now_ns: &mut u64, count: 
     }
 }
 
-/// Resolves `count` requests of each case, or of one, in batches: those of a file that was met
-/// before, then those that ask for everything anew. Prints which batches there were, in order.
+/// Resolves `count` requests of each case, or of one case, in batches: requests of a cached file,
+/// then requests whose cached data has expired. Prints the names of the batches in order.
 fn batches(shape: &Shape, count: u32, case: Option<&str>, batch: Option<&str>) {
     let store = Store::new(&shape.memory()).expect("memory");
     let linux = Linux::build(&store, shape);
@@ -159,7 +160,7 @@ fn requests(shape: &Shape) {
             times.sort_unstable();
             (times[times.len() / 2], times[times.len() * 99 / 100])
         };
-        // Singly, the time to read the clock is in it.
+        // A single measurement includes the time to read the clock.
         let (batch, _) = time(32, 10_000);
         let (median, late) = time(1, 10_000);
         let (fresh, _) = time(1, 2_000_000_000);

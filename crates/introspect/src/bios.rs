@@ -1,12 +1,12 @@
-//! The kernel's bios, and the way from one to the part of the kernel that submitted it.
+//! The kernel's bios, and the path from a bio to the part of the kernel that submitted it.
 
 use crate::completion::{Completion, Meaning};
 use crate::kernel::Kernel;
 use crate::vmcoreinfo::PAGE;
 
-/// A bio goes through no more layers of devices.
+/// The most layers of devices through which a bio is followed.
 const STACKED_MAX: usize = 16;
-/// A bio has no more pages than are looked at one by one.
+/// The most pages of a bio that are examined one by one.
 const PAGES_MAX: usize = 1024;
 
 /// A `struct bio`, copied.
@@ -19,12 +19,12 @@ pub(crate) struct Bio {
     pub end: u64,
     pub private: u64,
     pub group: u64,
-    /// The `block_device` that it is for, or 0.
+    /// The address of the bio's `block_device`, or 0.
     pub device: u64,
 }
 
 impl Kernel {
-    /// Copies a bio. The parts lie together, so this touches two cache lines.
+    /// Copies a bio. The members lie close together, so the copy touches two cache lines.
     #[inline]
     pub(crate) fn bio(&self, address: u64) -> Option<Bio> {
         let layout = &self.layout;
@@ -45,8 +45,8 @@ impl Kernel {
         })
     }
 
-    /// The bio that a file system submitted, behind the layers of devices, and what its
-    /// completion means; and whether a layer moves copies of its pages.
+    /// Follows a bio through the layers of devices to the bio that a file system submitted. Returns
+    /// that bio, the meaning of its completion, and whether a layer transfers copies of its pages.
     pub(crate) fn origin(&self, bio: &Bio) -> Option<(Bio, Meaning, bool)> {
         let layout = &self.layout;
         let (mut bio, mut copied) = (*bio, false);
@@ -73,7 +73,7 @@ impl Kernel {
                     let search = bio.private.wrapping_sub(layout.bcache_search_closure?);
                     let original =
                         self.pointer(search.wrapping_add(layout.bcache_search_original?))?;
-                    // What was not in the cache is read into pages of bcache's own.
+                    // Data that is not in the cache is read into bcache's own pages.
                     let vectors = |bio: u64| self.pointer(bio.wrapping_add(layout.bio_vectors));
                     copied |= vectors(original)? != vectors(bio.address)?;
                     Some(original)
@@ -81,7 +81,7 @@ impl Kernel {
                 Completion::BcacheInsert => self.bcache_inserted(&bio),
                 Completion::BcacheDetached => {
                     let Some(original) = layout.bcache_detached_original else {
-                        // The bio is the file system's own, with another completion.
+                        // The bio is the file system's own, with a replaced completion.
                         let end = at(layout.bcache_detached_end)?;
                         let private = at(layout.bcache_detached_private).unwrap_or(0);
                         let device = at(layout.bcache_detached_device).unwrap_or(0);
@@ -105,7 +105,7 @@ impl Kernel {
         None
     }
 
-    /// The bio whose data bcache writes into its cache with this one: it has the same pages.
+    /// The bio whose data bcache writes into its cache with `bio`. Both have the same pages.
     fn bcache_inserted(&self, bio: &Bio) -> Option<u64> {
         let layout = &self.layout;
         let insert = bio.private.wrapping_sub(layout.bcache_insert_closure?);
@@ -115,10 +115,10 @@ impl Kernel {
         (vectors(original)? == vectors(bio.address)?).then_some(original)
     }
 
-    /// Whether a buffer head is a journal's own block, other than the journal's super block: jbd2
-    /// writes those that revoke blocks like any other buffer, but marks them. The bit has this
-    /// meaning on a file system with a journal of jbd2 only.
-    pub(crate) fn is_journals(&self, buffer: u64) -> bool {
+    /// Whether a buffer head is a block of a journal itself, other than its super block: jbd2
+    /// writes revoke blocks like other buffers, but marks them with a bit. The bit has this meaning
+    /// only on a file system with a jbd2 journal.
+    pub(crate) fn is_journal_block(&self, buffer: u64) -> bool {
         let state = || {
             let bit = self.places.journal_bit?;
             let state = self.u64(buffer.wrapping_add(self.layout.buffer_state?))?;
@@ -127,7 +127,7 @@ impl Kernel {
         state().unwrap_or(false)
     }
 
-    /// The inode and the waiting task of I/O past the page cache.
+    /// The inode and the waiting task of direct I/O.
     pub(crate) fn direct_io(
         &self,
         completion: Completion,
@@ -145,7 +145,7 @@ impl Kernel {
                 let file = self.pointer(iocb.wrapping_add(layout.kiocb_file))?;
                 self.pointer(file.wrapping_add(layout.file_inode))
             };
-            // Who has nobody to call when it is done waits himself.
+            // I/O without a completion callback is synchronous: a task waits for it.
             let waits = self.u64(iocb.wrapping_add(layout.kiocb_complete)) == Some(0);
             let waiter = if waits { at(waiter) } else { None };
             return (inode(), waiter);
@@ -158,13 +158,13 @@ impl Kernel {
         (at(layout.dio_inode), waiter)
     }
 
-    /// The first page of a bio, as the address of its `struct page`.
+    /// The first page of a bio: the address of its `struct page`.
     pub(crate) fn first_page(&self, bio: &Bio) -> Option<u64> {
         let layout = &self.layout;
         self.pointer(self.vector(bio)?.wrapping_add(layout.vector_page))
     }
 
-    /// The address of a bio's first piece of memory.
+    /// The address of the current `bio_vec` of a bio.
     fn vector(&self, bio: &Bio) -> Option<u64> {
         let layout = &self.layout;
         let vectors = self.pointer(bio.address.wrapping_add(layout.bio_vectors))?;
@@ -172,8 +172,8 @@ impl Kernel {
         Some(vectors.wrapping_add(u64::from(index.min(256)) * layout.vector_size))
     }
 
-    /// Whether something holds for all pages of a bio, which are given as the addresses of their
-    /// `struct page`s. `None` where they cannot all be looked at.
+    /// Whether `holds` is true for all pages of a bio. It gets the addresses of their `struct
+    /// page`s. `None` if not all pages can be examined.
     pub(crate) fn all_pages(&self, bio: &Bio, mut holds: impl FnMut(u64) -> bool) -> Option<bool> {
         let layout = &self.layout;
         let number = |address: u64, place: Option<u64>| {

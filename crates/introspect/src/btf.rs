@@ -4,15 +4,15 @@ use std::cell::Cell;
 use std::collections::HashMap;
 
 const MAGIC: u16 = 0xeb9f;
-/// Descriptions are no longer than this, in bytes; a kernel's is 4 to 8 MB.
+/// The longest description accepted, in bytes. A kernel's is 4 to 8 MB.
 pub(crate) const LENGTH_MAX: usize = 32 << 20;
-/// No more structures and enumerations are known by name; a kernel has some 20,000.
+/// The most structures and enumerations kept by name. A kernel has some 20,000.
 const NAMES_MAX: usize = 1 << 18;
-/// A name is no longer, in bytes.
+/// The longest name, in bytes.
 const NAME_MAX: usize = 512;
-/// No more members and enumerators are looked at for all questions together.
+/// The most members and enumerators examined in all lookups together.
 const STEPS_MAX: u32 = 1 << 20;
-/// Structures are nested no deeper than this.
+/// The deepest nesting of structures.
 const DEPTH_MAX: usize = 16;
 
 const KIND_INT: u32 = 1;
@@ -35,7 +35,7 @@ const KIND_ENUM64: u32 = 19;
 /// The types of a kernel, or of a module on top of its kernel's.
 pub(crate) struct Btf<'b> {
     bytes: Vec<u8>,
-    /// Where in `bytes` each type is, from `first_type` on.
+    /// The place of each type in `bytes`, from `first_type` on.
     places: Vec<u32>,
     strings: (usize, usize),
     base: Option<&'b Btf<'b>>,
@@ -43,34 +43,35 @@ pub(crate) struct Btf<'b> {
     first_string: u32,
     /// Structures, unions and enumerations with names.
     names: HashMap<Box<[u8]>, u32>,
-    /// The members and enumerators that may still be looked at: a structure can be made to
-    /// contain itself many times over.
+    /// The number of members and enumerators that may still be examined. A hostile description can
+    /// contain a structure that contains itself many times.
     steps: Cell<u32>,
 }
 
 /// A member of a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
-    /// Where it begins, in bytes.
+    /// The offset in the structure, in bytes.
     pub offset: u64,
     type_number: u32,
 }
 
-/// A type's own words.
+/// The decoded header of a type.
 #[derive(Clone, Copy)]
 struct Type {
     kind: u32,
     count: usize,
-    /// Whether offsets of members have a bit width above them.
+    /// Whether the offsets of members have a bit-field width in their upper bits.
     flag: bool,
-    /// The size in bytes, or the type that this one is about.
+    /// The size in bytes, or the number of the referenced type.
     operand: u32,
-    /// Where what follows begins.
+    /// The place of the data after the header.
     rest: usize,
 }
 
 impl<'b> Btf<'b> {
-    /// Reads a description; a module's stands on its kernel's. `None` when it contradicts itself.
+    /// Reads a description. A module's description extends its kernel's, which is `base`. `None` if
+    /// it is inconsistent.
     pub fn new(bytes: Vec<u8>, base: Option<&'b Btf<'b>>) -> Option<Self> {
         let word = |at: usize| read_u32(&bytes, at).map(|word| word as usize);
         if bytes.len() > LENGTH_MAX || bytes.get(..2)? != MAGIC.to_le_bytes() {
@@ -132,7 +133,7 @@ impl<'b> Btf<'b> {
         })
     }
 
-    /// The part that has a type, and where.
+    /// A type, and the description that contains it.
     fn find(&self, number: u32) -> Option<(&Self, Type)> {
         match number.checked_sub(self.first_type) {
             Some(index) => {
@@ -143,7 +144,7 @@ impl<'b> Btf<'b> {
         }
     }
 
-    // The base has another lifetime: the same, from its point of view.
+    // The lookup in a base. It is a separate function because the base has another lifetime.
     fn find_base(&self, number: u32) -> Option<(&Self, Type)> {
         let index = number.checked_sub(self.first_type)?;
         let place = *self.places.get(index as usize)?;
@@ -162,7 +163,7 @@ impl<'b> Btf<'b> {
         }
     }
 
-    /// Takes a step; `None` when there have been too many.
+    /// Counts a step; `None` when there were too many.
     fn step(&self) -> Option<()> {
         self.steps.set(self.steps.get().checked_sub(1)?);
         Some(())
@@ -179,8 +180,8 @@ impl<'b> Btf<'b> {
         matches!(info.kind, KIND_STRUCT | KIND_UNION).then(|| u64::from(info.operand))
     }
 
-    /// A member of a structure by its path, `submit.waiter`; members of parts without a name
-    /// count as the structure's own.
+    /// A member of a structure by its path, such as `submit.waiter`. Members of unnamed parts count
+    /// as members of the structure.
     pub fn member(&self, structure: &str, path: &str) -> Option<Member> {
         let mut number = self.named(structure)?;
         let mut offset = 0;
@@ -219,7 +220,7 @@ impl<'b> Btf<'b> {
         None
     }
 
-    /// The type behind names and qualifiers.
+    /// The type without typedefs and qualifiers.
     fn strip(&self, mut number: u32) -> Option<u32> {
         for _ in 0..DEPTH_MAX {
             let (_, info) = self.find(number)?;
@@ -268,7 +269,7 @@ impl<'b> Btf<'b> {
 }
 
 impl Type {
-    /// The number of bytes that follow the three words that every type has.
+    /// The length of the data after the header, in bytes.
     fn length(&self) -> Option<usize> {
         Some(match self.kind {
             KIND_INT | KIND_VARIABLE | KIND_DECLARATION_TAG => 4,

@@ -1,70 +1,71 @@
-//! What a bio's completion tells: who submitted it.
+//! The completion function of a bio, which identifies its submitter.
 //!
-//! Each part of Linux that submits a bio names the function that is called when it is done
-//! (`bi_end_io`). That function is the best witness of what the bio is: a journal's write of a
+//! Each part of Linux that submits a bio sets the function that is called at its completion
+//! (`bi_end_io`). This function is the best evidence of the bio's purpose. A journal's write of a
 //! block and the later write-back of the same block differ in nothing else, and a page of user
-//! memory that is written past the page cache may well be some other file's.
+//! memory that is written by direct I/O may belong to another file.
 
 use fathom_insight::Kind;
 
 use crate::systems::FILE_SYSTEMS;
 
-/// Who submitted a bio, by its completion (or a buffer, by its own).
+/// The submitter of a bio, by its completion function (or of a buffer, by the buffer's).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completion {
-    /// Content of one inode's page cache: the first page speaks for the bio.
+    /// Content of one inode's page cache: the first page identifies the file.
     OneFile,
-    /// Content of the page cache, of any number of inodes: each page speaks for itself.
+    /// Content of the page cache, of any number of inodes: each page identifies its own file.
     Pages,
-    /// A buffer head, in `bi_private`: its completion tells more.
+    /// A buffer head in `bi_private`: its completion function identifies the submitter.
     Buffer,
-    /// Of a buffer, by `b_end_io`; from 7.2 on the bio's own, with the buffer head in `bi_private`.
-    /// The kind, or the page tells.
+    /// Of a buffer, by `b_end_io`; from 7.2 on, by the bio's own, with the buffer head in
+    /// `bi_private`. The kind is certain, or the page determines it.
     OfBuffer(Option<Kind>),
-    /// The kind is certain, whatever the pages are.
+    /// The kind is certain, regardless of the pages.
     Kind(Kind),
-    /// Past the page cache, `iomap_dio` in `bi_private`.
+    /// Direct I/O, with `iomap_dio` in `bi_private`.
     IomapDirect,
-    /// Past the page cache in one bio, which is embedded in an `iomap_dio_simple`.
+    /// Direct I/O in one bio, which is embedded in an `iomap_dio_simple`.
     IomapSimple,
-    /// Past the page cache, `dio` in `bi_private`.
+    /// Direct I/O, with `dio` in `bi_private`.
     Direct,
-    /// The block device's own, past the page cache; `blkdev_dio` in `bi_private`.
+    /// Direct I/O of a block device, with `blkdev_dio` in `bi_private`.
     Device,
-    /// Likewise, with the waiting task in `bi_private`.
+    /// Direct I/O of a block device, with the waiting task in `bi_private`.
     DeviceSimple,
-    /// An `xfs_buf` in `bi_private`: its operations tell a directory from the rest.
+    /// An `xfs_buf` in `bi_private`: its operations distinguish directories from other metadata.
     XfsBuffer,
-    /// Btrfs: what the bio is embedded in tells.
+    /// Btrfs: the structure in which the bio is embedded determines the meaning.
     Btrfs,
-    /// A copy that Btrfs made for another device: `btrfs_io_stripe` in `bi_private`.
+    /// A copy that Btrfs submits to another device, with `btrfs_io_stripe` in `bi_private`.
     BtrfsStripe,
-    /// A device-mapper clone: it is embedded in a `dm_target_io`.
+    /// A device-mapper clone, which is embedded in a `dm_target_io`.
     DmClone,
-    /// `dm_crypt_io` in `bi_private`.
+    /// A bio of dm-crypt, with `dm_crypt_io` in `bi_private`.
     DmCrypt,
-    /// `md_io_clone` in `bi_private`.
+    /// A clone of md, with `md_io_clone` in `bi_private`.
     MdClone,
-    /// `md_io_acct` in `bi_private`.
+    /// A bio that md accounts, with `md_io_acct` in `bi_private`.
     MdAccount,
-    /// `r1bio` in `bi_private`.
+    /// A bio of RAID 1, with `r1bio` in `bi_private`.
     Raid1,
-    /// `r10bio` in `bi_private`.
+    /// A bio of RAID 10, with `r10bio` in `bi_private`.
     Raid10,
-    /// The front part of a bio that was split: the rest is in `bi_private`.
+    /// The front part of a split bio: the rest is in `bi_private`.
     Chain,
-    /// A clone of what was submitted to bcache, `search.cl` in `bi_private`.
+    /// A clone of a bio that was submitted to bcache, with `search.cl` in `bi_private`.
     BcacheRequest,
-    /// A part of it that is written to the cache, `data_insert_op.cl` in `bi_private`.
+    /// A part of such a bio that is written to the cache, with `data_insert_op.cl` in `bi_private`.
     BcacheInsert,
-    /// What was submitted to bcache without a cache, `detached_dev_io_private` in `bi_private`.
+    /// A bio that was submitted to bcache without a cache, with `detached_dev_io_private` in
+    /// `bi_private`.
     BcacheDetached,
-    /// Somebody waits for it on the spot, which says nothing of its pages: those of a program, of
-    /// the kernel, or of a file's page cache.
+    /// The submitter waits for the bio, which does not identify the pages: they may belong to a
+    /// program, to the kernel, or to a file's page cache.
     Waited,
 }
 
-/// The functions by name, but those of file systems, which their rows have.
+/// The completion functions by name, except those of file systems, which are in their rows.
 pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     // The page cache.
     ("mpage_end_io", Completion::OneFile),
@@ -87,7 +88,7 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("bh_end_async_write", Completion::OfBuffer(None)),
     ("bh_end_read", Completion::OfBuffer(None)),
     ("bh_end_write", Completion::OfBuffer(None)),
-    // Past the page cache.
+    // Direct I/O.
     ("iomap_dio_bio_end_io", Completion::IomapDirect),
     ("iomap_dio_simple_end_io", Completion::IomapSimple),
     ("dio_bio_end_io", Completion::Direct),
@@ -102,13 +103,13 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     // Layers between a file system and its disk.
     ("clone_endio", Completion::DmClone),
     ("crypt_endio", Completion::DmCrypt),
-    // Targets of device mapper that take the end of a clone over.
+    // Targets of device mapper that replace the completion of a clone.
     ("full_bio_end_io", Completion::DmClone),
     ("overwrite_endio", Completion::DmClone),
-    // Copies and structures of device mapper itself.
+    // Device mapper's own copies and structures.
     ("endio", Completion::Kind(Kind::Device)),
     ("bio_complete", Completion::Kind(Kind::Device)),
-    // Bcache: the same of its own, and what it has cached.
+    // Bcache's own copies and structures, and the requests that it caches.
     ("btree_node_read_endio", Completion::Kind(Kind::Device)),
     ("btree_node_write_endio", Completion::Kind(Kind::Device)),
     ("journal_read_endio", Completion::Kind(Kind::Device)),
@@ -136,37 +137,38 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("bio_wait_end_io", Completion::Waited),
 ];
 
-/// What an address of a function or of operations means.
+/// The meaning of the address of a function or of a table of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
     /// A completion.
     Completion(Completion),
-    /// It ends Btrfs's I/O past the page cache.
+    /// The function that completes direct I/O of Btrfs.
     BtrfsDirect,
-    /// It ends Btrfs's I/O of compressed data.
+    /// The function that completes Btrfs's I/O of compressed data.
     BtrfsCompressed,
-    /// Operations of XFS's buffers that hold parts of directories.
+    /// The operations of XFS's buffers with parts of directories.
     XfsDirectory,
 }
 
-/// Every name whose address has a meaning.
+/// All names whose addresses have a meaning.
 pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
     let completions =
         COMPLETIONS.iter().map(|(name, completion)| (*name, Meaning::Completion(*completion)));
     completions.chain(FILE_SYSTEMS.iter().flat_map(|row| row.symbols.iter().copied()))
 }
 
-/// No more addresses have a meaning: a guest could have each question search a crowded table.
+/// The most entries of a table. Without a limit, a guest could make each lookup search a crowded
+/// table.
 pub(crate) const ENTRIES_MAX: usize = 256;
 
-/// Addresses and what they mean: a table with open places, asked for each bio.
+/// A hash table with open addressing, from addresses to meanings. Each bio requires a lookup.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Meanings {
     places: Vec<Option<(u64, Meaning)>>,
 }
 
 impl Meanings {
-    /// A table of these.
+    /// A table of the first [`ENTRIES_MAX`] of these entries.
     pub fn new(entries: &[(u64, Meaning)]) -> Self {
         let entries = &entries[..entries.len().min(ENTRIES_MAX)];
         let length = (entries.len() * 4).next_power_of_two().max(8);
@@ -186,7 +188,7 @@ impl Meanings {
         (mixed >> 32) as usize & (self.places.len() - 1)
     }
 
-    /// What an address means.
+    /// The meaning of an address.
     #[inline]
     pub fn get(&self, address: u64) -> Option<Meaning> {
         if self.places.is_empty() {

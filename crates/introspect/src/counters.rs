@@ -1,9 +1,9 @@
-//! The kernel's own counts of its memory.
+//! The kernel's own counters of its memory.
 
 use crate::kernel::Kernel;
 use crate::layout::Types;
 
-/// Where the counts are.
+/// The addresses of the counters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CounterPlaces {
     dirty: Option<u64>,
@@ -33,27 +33,27 @@ impl CounterPlaces {
     }
 }
 
-/// What a kernel counts, in bytes; `None` where it cannot be read. Each processor of the guest
-/// keeps some pages to itself before it adds them here.
+/// The counters of a kernel, in bytes; `None` if a counter cannot be read. Each processor of the
+/// guest counts some pages locally before it adds them to these counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Pages of files that are to be written (`NR_FILE_DIRTY`).
+    /// Dirty pages of files (`NR_FILE_DIRTY`).
     pub dirty: Option<u64>,
     /// Pages that are being written (`NR_WRITEBACK`).
     pub writeback: Option<u64>,
-    /// Pages of files in memory, buffers included (`NR_FILE_PAGES`).
+    /// Pages of files in memory, including buffers (`NR_FILE_PAGES`).
     pub file_pages: Option<u64>,
-    /// Memory that nothing uses (`NR_FREE_PAGES`).
+    /// Free memory (`NR_FREE_PAGES`).
     pub free: Option<u64>,
     /// Memory that the kernel manages.
     pub total: Option<u64>,
 }
 
 impl Kernel {
-    /// What the kernel counts now.
+    /// Reads the current values of the kernel's counters.
     pub fn counters(&self) -> Counters {
         let bytes = |place: Option<u64>| {
-            // The sum of the processors' shares can be below zero for a moment.
+            // The sum of the processors' parts can be negative for a moment.
             let pages = (self.u64(place?)? as i64).max(0) as u64;
             pages.checked_mul(crate::vmcoreinfo::PAGE)
         };

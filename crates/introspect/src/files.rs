@@ -1,4 +1,4 @@
-//! Files: from an inode to its path, size and file system.
+//! Files: the path, the size and the file system of an inode.
 
 use std::ops::Range;
 
@@ -8,92 +8,92 @@ use crate::kernel::Kernel;
 use crate::paging::printable;
 use crate::systems::FileSystem;
 
-/// A path has no more parts than this.
+/// The most parts of a path.
 const DEPTH_MAX: usize = 128;
-/// A name in a directory is no longer (`NAME_MAX`).
+/// The longest name of a directory entry, in bytes (`NAME_MAX`).
 const NAME_MAX: usize = 255;
-/// A path is no longer, in bytes.
+/// The longest path, in bytes.
 const PATH_MAX: usize = 4096;
-/// The files that a queue remembers; a power of two.
+/// The number of files in a queue's cache; a power of two.
 const FILES: usize = 2048;
-/// The file systems that a queue remembers.
+/// The most file systems in a queue's cache.
 const SYSTEMS_MAX: usize = 64;
-/// A kernel has no more mounted file systems than are looked through.
+/// The most mounted file systems that a search examines.
 const SUPER_BLOCKS_MAX: usize = 1024;
-/// For one request, no more names and super blocks are looked at: a guest can make each page
-/// another file's, each of them as deep as can be.
+/// The most names and super blocks examined for one request: a guest can make each page belong to
+/// another file, each of them deeply nested.
 const STEPS_MAX: u32 = 4096;
-/// What was read is asked for again after this time: a directory above may have been renamed.
+/// The age at which a cached entry is read again: a directory above the file may have been renamed.
 const FRESH_NS: u64 = 1_000_000_000;
 
 const TYPE_MASK: u64 = 0o17_0000;
 const TYPE_DIRECTORY: u64 = 0o04_0000;
 const TYPE_REGULAR: u64 = 0o10_0000;
 const TYPE_LINK: u64 = 0o12_0000;
-/// What the inode of a page stands for.
+/// The nature of the inode of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Nature {
     /// A file, or the target of a link.
     #[default]
     File,
     Directory,
-    /// The file system's own structures.
+    /// An inode for the file system's own structures.
     Internal,
-    /// A block device with a mounted file system: its structures.
+    /// A block device with a mounted file system: the page has structures of that file system.
     Mounted(Mounted),
-    /// A block device without one.
+    /// A block device without a mounted file system.
     Device,
 }
 
 /// A file system that is mounted from a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mounted {
-    /// The address of its super block.
+    /// The address of the file system's super block.
     pub super_block: u64,
-    /// Its row.
+    /// The row of the file system's type.
     pub row: &'static FileSystem,
 }
 
-/// What an inode is.
+/// The facts about an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Inode {
     pub nature: Nature,
-    /// The `block_device` that its content is on, or is; 0 where that is not known.
+    /// The `block_device` that has the content, or that the inode represents; 0 if it is unknown.
     pub device: u64,
-    /// All but the kind, the group and the process.
+    /// All facts but the kind, the group and the process.
     pub facts: Facts,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Entry {
-    /// The inode's address; 0 is an empty place.
+    /// The inode's address; 0 marks an empty entry.
     address: u64,
     number: u64,
     generation: u32,
     super_block: u64,
-    /// The inode's first name, and what that consisted of.
+    /// The inode's first dentry, and the fields of that dentry's name.
     dentry: u64,
     parent: u64,
     text: u64,
-    /// The name's hash and length: a short name lies in the dentry itself, at the same place as
-    /// the one before.
+    /// The name's hash and length. They distinguish short names, which all lie in the dentry
+    /// itself, at the same address.
     hash: u64,
     is_unlinked: bool,
-    /// Of a block device: the address of its holder, or 0.
+    /// Of a block device: the address of its field for the holder, or 0.
     holder_place: u64,
-    /// Who held the block device, which a mount and an unmount change; of a file, the block device
-    /// that its file system is on.
+    /// Of a block device: its holder, which changes at a mount and an unmount. Of a file: the block
+    /// device of its file system.
     holder: u64,
     read_ns: u64,
     inode: Inode,
 }
 
-/// What a super block says.
+/// The fields of a super block.
 #[derive(Clone, Copy)]
 struct System {
     address: u64,
-    /// The address of its type, and the beginning of the text that names its device: another file
-    /// system may be mounted in the same place of memory.
+    /// The address of its type, and the beginning of the name of its device. They detect another
+    /// file system that has been mounted at the same address.
     type_address: u64,
     device_text: u64,
     type_name: Name,
@@ -103,11 +103,11 @@ struct System {
     read_ns: u64,
 }
 
-/// The files that were met.
+/// A cache of files and file systems.
 pub(crate) struct FileCache {
     entries: Box<[Entry]>,
     systems: Vec<System>,
-    /// What may still be looked at.
+    /// The number of steps left for the current request.
     steps: u32,
 }
 
@@ -119,12 +119,12 @@ impl Default for FileCache {
 }
 
 impl FileCache {
-    /// Another request begins.
+    /// Begins a request: resets the number of steps.
     pub fn begin(&mut self) {
         self.steps = STEPS_MAX;
     }
 
-    /// What the inode at `address` is.
+    /// The facts about the inode at `address`.
     pub fn inode(
         &mut self,
         kernel: &Kernel,
@@ -155,7 +155,7 @@ impl FileCache {
             && first.wrapping_sub(if first == 0 { 0 } else { layout.dentry_alias }) == entry.dentry
             && is_same_name(kernel, entry)
             && match entry.holder_place {
-                // Another file system may have taken the super block's place.
+                // Another file system may have been mounted at the super block's address.
                 0 => kernel.u64(super_block.wrapping_add(layout.sb_device)),
                 place => kernel.u64(place),
             } == Some(entry.holder);
@@ -187,7 +187,8 @@ impl FileCache {
         };
         let device_super = kernel.places.device_super.and_then(|place| kernel.u64(place));
         if device_super == Some(super_block) {
-            // First the holder: whoever takes it meanwhile makes what is read below old.
+            // The holder is read first: if it changes after that, the entry is detected as out of
+            // date.
             if let Some(place) = layout.block_device_holder {
                 if let Some(device) = device_of(kernel, address) {
                     entry.holder_place = device.wrapping_add(place);
@@ -224,7 +225,7 @@ impl FileCache {
                 entry.hash = kernel.u64(name.wrapping_add(layout.name_hash))?;
                 let chain = entry.dentry.wrapping_add(layout.dentry_hash + 8);
                 entry.is_unlinked = kernel.u64(chain)? == 0;
-                // The name leads back to the inode, unless it is torn.
+                // The dentry points back to the inode, unless it is torn.
                 let back =
                     layout.dentry_inode.and_then(|at| kernel.u64(entry.dentry.wrapping_add(at)));
                 if layout.dentry_inode.is_none() || back == Some(address) {
@@ -238,8 +239,8 @@ impl FileCache {
         Some(entry)
     }
 
-    /// Whether an inode was made by its file system for itself: nothing opens it, because it has
-    /// the operations that each inode is born with.
+    /// Whether a file system made an inode for itself. Such an inode cannot be opened: it has the
+    /// operations with which every inode is created.
     fn is_inaccessible(kernel: &Kernel, address: u64) -> bool {
         let operations = || kernel.u64(address.wrapping_add(kernel.layout.inode_operations?));
         kernel.places.no_operations.is_some_and(|none| operations() == Some(none))
@@ -250,8 +251,8 @@ impl FileCache {
         super_block_of(kernel, device, &mut self.steps).filter(|super_block| *super_block != 0)
     }
 
-    /// What a block device's inode stands for: the structures of the file system on it, or the
-    /// device itself. `None` where the list of file systems is torn.
+    /// The facts about a block device's inode, which stands for the structures of the file system
+    /// on the device, or for the device itself. `None` if the list of file systems is torn.
     fn device(
         &mut self,
         kernel: &Kernel,
@@ -277,7 +278,7 @@ impl FileCache {
         let device = bdev.and_then(|bdev| {
             let disk = kernel.pointer(bdev.wrapping_add(layout.block_device_disk?))?;
             if let Some(place) = layout.disk_device {
-                // The whole disk's device leads back to the disk.
+                // The whole disk's device points back to the disk.
                 let whole = kernel.pointer(disk.wrapping_add(place))?;
                 if kernel.u64(whole.wrapping_add(layout.block_device_disk?))? != disk {
                     return None;
@@ -322,13 +323,13 @@ impl FileCache {
     }
 }
 
-/// The `block_device` of the inode at an address, which is a block device's.
+/// The `block_device` of the block device's inode at `address`.
 fn device_of(kernel: &Kernel, address: u64) -> Option<u64> {
     let (inode, device) = kernel.layout.block_device_inode.zip(kernel.layout.block_device_of)?;
     Some(address.wrapping_sub(inode).wrapping_add(device))
 }
 
-/// Whether an inode's first name is still the one that was read.
+/// Whether an inode's first name is unchanged since it was read.
 #[inline]
 fn is_same_name(kernel: &Kernel, entry: &Entry) -> bool {
     let layout = &kernel.layout;
@@ -344,7 +345,7 @@ fn is_same_name(kernel: &Kernel, entry: &Entry) -> bool {
 
 fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Option<System> {
     let layout = &kernel.layout;
-    // All super blocks are in one list: the next one's link leads back.
+    // All super blocks are in one list: the link of the next one points back.
     let own = address.wrapping_add(layout.sb_list);
     if kernel.u64(kernel.pointer(own)?.wrapping_add(8))? != own {
         return None;
@@ -352,7 +353,7 @@ fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Opt
     let kind = kernel.pointer(address.wrapping_add(layout.sb_type))?;
     let text = kernel.pointer(kind.wrapping_add(layout.type_name))?;
     let name = kernel.text(text, 32)?;
-    // Names of file systems are words: what is not one is torn.
+    // Names of file systems are words. Any other text is torn.
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     if name.len() < 2 || !name.bytes().all(is_letter) {
         return None;
@@ -371,8 +372,8 @@ fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Opt
 }
 
 impl Kernel {
-    /// Whether a sector of the disk is in the journal of the file system with a super block, which
-    /// is mounted from a block device of that disk.
+    /// Whether a sector of a disk is in the journal of the file system with this super block, which
+    /// is mounted from `device`, a block device of that disk.
     pub(crate) fn is_in_journal(&self, super_block: u64, device: u64, sector: u64) -> bool {
         let start = || self.u64(device.wrapping_add(self.layout.block_device_start?));
         journal_sectors(self, super_block)
@@ -380,15 +381,15 @@ impl Kernel {
             .is_some_and(|(journal, sector)| journal.contains(&sector))
     }
 
-    /// Whether content that is on the `block_device` at `content` can be in a bio for the one at
-    /// `device`; 0 is one that is not known. What is on a device that is made of others can be on
-    /// any.
+    /// Whether content on the `block_device` at `content` can be in a bio for the one at `device`;
+    /// 0 is an unknown device. Content on a device that consists of other devices can be in a bio
+    /// for any of them.
     pub(crate) fn may_lie_on(&self, content: u64, device: u64) -> bool {
         let layout = &self.layout;
         let is_stacked = || {
             let at = |address: u64, place: u64| self.pointer(address.wrapping_add(place));
             let disk = at(content, layout.block_device_disk?)?;
-            // The disk leads back to its device.
+            // The disk's device points back to the disk.
             let whole = at(disk, layout.disk_device?)?;
             let name = self.text(disk.wrapping_add(layout.disk_name), 32)?;
             let is_disk = at(whole, layout.block_device_disk?)? == disk;
@@ -398,9 +399,9 @@ impl Kernel {
     }
 }
 
-/// The sectors of a block device in which the journal of the file system that is mounted from it
-/// is, counted from where the device begins. `None` where the file system has none, or elsewhere,
-/// or does not say.
+/// The sectors of a block device that contain the journal of the file system mounted from it,
+/// counted from the start of the device. `None` if the file system has no journal, has it
+/// elsewhere, or does not record its place.
 fn journal_sectors(kernel: &Kernel, super_block: u64) -> Option<Range<u64>> {
     let layout = &kernel.layout;
     let kind = kernel.pointer(super_block.wrapping_add(layout.sb_type))?;
@@ -409,20 +410,20 @@ fn journal_sectors(kernel: &Kernel, super_block: u64) -> Option<Range<u64>> {
     (FileSystem::of(&name).journal_sectors.as_ref()?.get)(kernel, super_block, private)
 }
 
-/// Takes a step; `None` when there have been too many.
+/// Counts a step; `None` when there were too many.
 fn step(steps: &mut u32) -> Option<()> {
     *steps = steps.checked_sub(1)?;
     Some(())
 }
 
-/// The super block of the file system that is mounted from a block device; 0 where there is none.
-/// `None` where the list is torn.
+/// The super block of the file system that is mounted from a block device; 0 if there is none.
+/// `None` if the list is torn.
 fn super_block_of(kernel: &Kernel, bdev: u64, steps: &mut u32) -> Option<u64> {
     let Some(head) = kernel.places.super_blocks else { return Some(0) };
     let layout = &kernel.layout;
     let (mut before, mut entry) = (head, kernel.pointer(head)?);
     for _ in 0..SUPER_BLOCKS_MAX {
-        // Each link leads back.
+        // Each link points back.
         if kernel.u64(entry.wrapping_add(8))? != before {
             return None;
         }
@@ -439,7 +440,8 @@ fn super_block_of(kernel: &Kernel, bdev: u64, steps: &mut u32) -> Option<u64> {
     None
 }
 
-/// The path from a file system's root to a name; what was unlinked says so.
+/// The path from a file system's root to a dentry. The path of an unlinked file ends in `
+/// (deleted)`.
 fn path(kernel: &Kernel, mut dentry: u64, steps: &mut u32) -> Option<String> {
     let layout = &kernel.layout;
     let mut parts: Vec<String> = Vec::new();
@@ -454,7 +456,7 @@ fn path(kernel: &Kernel, mut dentry: u64, steps: &mut u32) -> Option<String> {
             match (name.as_str(), parts.is_empty()) {
                 ("/", true) => return Some("/".to_owned()),
                 ("/", false) => break,
-                // It hangs in no tree: memory that a process calls a file.
+                // It is in no directory tree: memory that a process uses as a file.
                 (_, true) => parts.push(name),
                 (_, false) => return None,
             }
@@ -478,7 +480,7 @@ fn path(kernel: &Kernel, mut dentry: u64, steps: &mut u32) -> Option<String> {
     Some(path)
 }
 
-/// The name of a directory's entry; `None` where it is torn.
+/// The name of a dentry; `None` if it is torn.
 fn name(kernel: &Kernel, dentry: u64) -> Option<String> {
     let layout = &kernel.layout;
     let name = dentry.wrapping_add(layout.dentry_name);
@@ -487,7 +489,7 @@ fn name(kernel: &Kernel, dentry: u64) -> Option<String> {
     if count == 0 || count > NAME_MAX {
         return None;
     }
-    // A zero byte follows.
+    // A zero byte follows the name.
     let mut bytes = [0; NAME_MAX + 1];
     kernel.space.read(&kernel.memory, text, &mut bytes[..=count])?;
     let is_whole = !bytes[..count].contains(&0) && bytes[count] == 0;

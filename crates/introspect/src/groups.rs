@@ -1,42 +1,43 @@
-//! Control groups: from a subsystem's state to the group's path.
+//! Control groups: the path of the group of a subsystem's state.
 
 use fathom_insight::{Name, Names};
 
 use crate::kernel::Kernel;
 
-/// Groups are nested no deeper than this.
+/// The deepest nesting of groups.
 const DEPTH_MAX: usize = 64;
-/// For one request, no more groups are looked at on the ways to their roots.
+/// The most groups examined for one request, on the paths to their roots.
 const STEPS_MAX: u32 = 1024;
-/// A group's own name is no longer than this is looked at, in bytes.
+/// The longest name of a group that is read, in bytes.
 const NAME_MAX: usize = 255;
-/// The groups that a queue remembers; a power of two.
+/// The number of groups in a queue's cache; a power of two.
 const GROUPS: usize = 256;
-/// A path is asked for again after this time: groups can be renamed, texts forgotten.
+/// The age at which a cached path is read again: groups can be renamed, and the table of names can
+/// drop texts.
 const FRESH_NS: u64 = 1_000_000_000;
 
 /// A control group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// Its path.
+    /// The group's path.
     pub name: Name,
-    /// Whether it is the one of which all others are parts.
+    /// Whether it is the root group.
     pub is_root: bool,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Entry {
-    /// The kernel's own number of the state: it gives out none twice. 0 is an empty place.
+    /// The kernel's serial number of the state, which is never reused. 0 marks an empty entry.
     serial: u64,
     state: u64,
     group: Group,
     read_ns: u64,
 }
 
-/// The groups that were met.
+/// A cache of groups.
 pub(crate) struct GroupCache {
     entries: Box<[Entry]>,
-    /// What may still be looked at.
+    /// The number of steps left for the current request.
     steps: u32,
 }
 
@@ -47,12 +48,12 @@ impl Default for GroupCache {
 }
 
 impl GroupCache {
-    /// Another request begins.
+    /// Begins a request: resets the number of steps.
     pub fn begin(&mut self) {
         self.steps = STEPS_MAX;
     }
 
-    /// The group that the `cgroup_subsys_state` at `state` belongs to.
+    /// The group of the `cgroup_subsys_state` at `state`.
     pub fn group(
         &mut self,
         kernel: &Kernel,
@@ -79,12 +80,12 @@ impl GroupCache {
     }
 }
 
-/// The path of the group of a subsystem's state: `/` for the root.
+/// The path of the group of a subsystem's state; `/` for the root.
 fn path(kernel: &Kernel, state: u64, steps: &mut u32) -> Option<String> {
     let layout = &kernel.layout;
     let group = kernel.pointer(state.wrapping_add(layout.css_cgroup?))?;
     let mut node = kernel.pointer(group.wrapping_add(layout.cgroup_node?))?;
-    // Structures that check each other: a group has a state of its own, and its node names it.
+    // These structures check each other: a group contains a state that points back to the group.
     let own = layout.cgroup_self.map(|own| own.wrapping_add(layout.css_cgroup.unwrap_or(0)));
     if own.is_some_and(|own| kernel.u64(group.wrapping_add(own)) != Some(group)) {
         return None;
@@ -101,9 +102,9 @@ fn path(kernel: &Kernel, state: u64, steps: &mut u32) -> Option<String> {
         }
         let above = kernel.u64(node.wrapping_add(parent))?;
         let text = kernel.pointer(node.wrapping_add(name))?;
-        // Names have what their makers like, but no slash; `text` replaces what cannot be shown.
+        // A name can have any characters but a slash; `text` replaces those that cannot be printed.
         let text = kernel.text(text, NAME_MAX)?;
-        // The root's name is empty, and no other.
+        // Only the root's name is empty.
         if text.is_empty() != (above == 0) || text.contains('/') {
             return None;
         }

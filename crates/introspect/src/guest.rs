@@ -1,4 +1,4 @@
-//! A guest that is followed: its memory, its kernel once it was found, and how it stands.
+//! The introspection of one guest: its memory, its kernel if one has been found, and its state.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,80 +10,82 @@ use crate::kernel::{AttachError, Kernel};
 use crate::memory::GuestMemory;
 use crate::resolver::Resolver;
 
-/// How far introspection of a guest has come.
+/// The state of a guest's introspection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum GuestState {
-    /// No request has come yet, so nobody has looked.
+    /// No request has arrived yet, so no search has begun.
     #[default]
     Waiting,
-    /// A kernel is being looked for: `reason` says why there is none yet.
+    /// The search for a kernel has begun, and none has been found yet.
     Searching {
-        /// What was missing when it was last tried.
+        /// Why the last search found no kernel.
         reason: String,
     },
-    /// A Linux kernel was found and its requests are understood.
+    /// A Linux kernel was found, and the meaning of requests can be found.
     Attached,
-    /// The guest's requests cannot be understood; the disk goes on without insight.
+    /// The meaning of requests cannot be found. The disk works without insight.
     Blind {
-        /// Why, in words for an operator.
+        /// The reason, as a message for an operator.
         reason: String,
     },
 }
 
-/// How a guest stands.
+/// The state and the counts of a guest's introspection.
 #[derive(Clone, Debug, Default)]
 pub struct GuestStatus {
-    /// How far it has come.
+    /// The state.
     pub state: GuestState,
-    /// The kernel's release, `6.1.0-48-cloud-amd64`; empty where none was found.
+    /// The kernel's release, such as `6.1.0-48-cloud-amd64`; empty if no kernel was found.
     pub release: String,
-    /// How long the last search took, in nanoseconds.
+    /// The duration of the last search, in nanoseconds.
     pub search_ns: u64,
-    /// Kernels found since the guest was connected: a reboot or a kexec brings another.
+    /// The number of kernels found since the guest was connected: a reboot or a kexec starts
+    /// another.
     pub kernels: u64,
-    /// Requests that were looked at.
+    /// The number of requests examined.
     pub requests: u64,
-    /// Requests of those that did not lie in the kernel's structures as they should.
+    /// The number of examined requests that did not match the kernel's structures.
     pub mismatches: u64,
-    /// Kernel modules that were read.
+    /// The number of kernel modules whose types were read.
     pub modules: usize,
 }
 
-/// Something that [`Guest::step`] should look at: a request came and there is no kernel.
-pub(crate) const NEWS_WANTED: u8 = 1;
-/// Requests do not lie where the kernel's should.
-pub(crate) const NEWS_SUSPECT: u8 = 2;
-/// A function was met that no known module has.
-pub(crate) const NEWS_MODULES: u8 = 4;
-/// The device was set up anew.
-const NEWS_RESTARTED: u8 = 8;
+/// An event for [`Guest::step`]: a request arrived and there is no kernel.
+pub(crate) const EVENT_REQUEST: u8 = 1;
+/// Requests do not match the kernel's structures.
+pub(crate) const EVENT_MISMATCH: u8 = 2;
+/// A bio had a completion function that belongs to no known module.
+pub(crate) const EVENT_UNKNOWN_FUNCTION: u8 = 4;
+/// The guest has set up its device again.
+const EVENT_RESTART: u8 = 8;
 
-/// The least time between two searches.
+/// The shortest time between two searches.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// The longest time that a request has to wait for a search to begin.
+/// The longest time for which a request has to wait for a search to begin.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// The same where a search found something that it could not use.
+/// The time to the next search after one that found an unusable kernel.
 const PAUSE_BLIND: Duration = Duration::from_secs(10);
-/// How long a search goes on before others have their turn; it is continued where it ended.
+/// The longest part of a search. The next part continues it, after the searches of other guests.
 const SEARCH_PART_MAX: Duration = Duration::from_millis(500);
-/// How often doubts about one kernel may be groundless before it is given up.
+/// The number of unconfirmed doubts about one kernel after which it is dropped.
 const DOUBTS_MAX: u32 = 8;
 
-/// One guest, shared by the queues of all its disks and the thread that follows it.
+/// One guest, shared by the queues of all its disks and the thread that calls [`step`](Self::step).
 pub struct Guest {
     memory: GuestMemory,
     names: Arc<Names>,
     wake: Box<dyn Fn() + Send + Sync>,
-    /// Changes with each kernel that is found or lost: resolvers look at this alone.
+    /// Changes with each kernel that is found or lost. Resolvers check only this number.
     generation: AtomicU64,
-    /// `NEWS_…` that `step` has not seen yet.
-    news: AtomicU8,
-    /// The header of a late request: it tells the kernel that runs from what another left behind.
+    /// The `EVENT_…` bits that `step` has not processed yet.
+    events: AtomicU8,
+    /// The header of a recent request. It distinguishes the running kernel from the remains of
+    /// another.
     header: AtomicU64,
     inner: Mutex<Inner>,
 }
 
-/// What one resolver counts. Only its own thread writes here.
+/// The counts of one resolver. Only the resolver's thread writes them.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     requests: AtomicU64,
@@ -106,23 +108,23 @@ impl Counts {
 
 #[derive(Default)]
 struct Inner {
-    /// Those of the resolvers that there are.
+    /// The counts of the existing resolvers.
     counts: Vec<Arc<Counts>>,
-    /// The sum of those that are gone.
+    /// The sum of the counts of the dropped resolvers.
     past: Counts,
     kernel: Option<Arc<Kernel>>,
     status: GuestStatus,
     last_search: Option<Instant>,
     pause: Duration,
     doubts: u32,
-    /// The guest-physical address at which the next search goes on, and the best of the reasons
-    /// why there was no kernel before it.
+    /// The guest-physical address at which the next search continues, and the most informative
+    /// error so far.
     rest: Option<(u64, AttachError)>,
 }
 
 impl Guest {
-    /// A guest of this memory. `wake` is called, from any thread, when [`step`](Self::step) has
-    /// something to do; it must not block.
+    /// A guest with this memory. `wake` is called, from any thread, when [`step`](Self::step) has
+    /// something to do. It must not block.
     pub fn new(
         memory: GuestMemory,
         names: Arc<Names>,
@@ -133,16 +135,16 @@ impl Guest {
             names,
             wake,
             generation: AtomicU64::new(1),
-            news: AtomicU8::new(0),
+            events: AtomicU8::new(0),
             header: AtomicU64::new(0),
             inner: Mutex::default(),
         })
     }
 
-    /// Takes over the kernel of `before`, if there is one: the same guest, whose memory is another
-    /// now because some was plugged in, or out. For a guest that nobody has asked anything yet.
-    /// Does not search; what is not as it was is looked for as usual.
-    pub fn succeed(&self, before: &Self) {
+    /// Takes the kernel of `before`, if it has one: the same guest before memory was plugged in or
+    /// out. For a guest that has had no requests yet. Does not search; changed structures are found
+    /// as usual.
+    pub fn inherit_kernel(&self, before: &Self) {
         if let Some(kernel) = before.kernel().and_then(|kernel| kernel.in_memory(&self.memory)) {
             self.set(Some(kernel), GuestState::Attached);
         }
@@ -152,7 +154,7 @@ impl Guest {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How it stands.
+    /// The guest's state and counts.
     pub fn status(&self) -> GuestStatus {
         let inner = self.inner();
         let mut status = inner.status.clone();
@@ -166,70 +168,74 @@ impl Guest {
         status
     }
 
-    /// Its memory.
+    /// The guest's memory.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
-    /// Its kernel, where one is attached.
+    /// The guest's kernel; `None` if none is attached.
     pub fn kernel(&self) -> Option<Arc<Kernel>> {
         self.inner().kernel.clone()
     }
 
-    /// The table of the texts that its insights name.
+    /// The table of the texts in the guest's insights.
     pub fn names(&self) -> &Arc<Names> {
         &self.names
     }
 
-    /// The guest's device was set up anew (rings started): it may have rebooted. Cheap; may wake.
+    /// Reports that the guest has set up its device again (started rings): it may have rebooted.
+    /// Cheap; may call `wake`.
     pub fn restarted(&self) {
-        self.news(NEWS_RESTARTED, 0);
+        self.notify(EVENT_RESTART, 0);
     }
 
-    /// Tells `step` something. Wakes its thread if that does not know it yet.
-    pub(crate) fn news(&self, news: u8, header: u64) {
+    /// Reports an event to `step`. Calls `wake` if the event was not pending yet.
+    pub(crate) fn notify(&self, event: u8, header: u64) {
         if header != 0 {
             self.header.store(header, Ordering::Relaxed);
         }
-        // A look first: while a search waits for its time, every request comes by here.
-        if self.news.load(Ordering::Relaxed) & news == 0
-            && self.news.fetch_or(news, Ordering::Release) & news == 0
+        // The load avoids a write: while a search is postponed, every request calls this function.
+        if self.events.load(Ordering::Relaxed) & event == 0
+            && self.events.fetch_or(event, Ordering::Release) & event == 0
         {
             (self.wake)();
         }
     }
 
-    /// Changes whenever the kernel does.
+    /// A number that changes with each kernel that is found or lost.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Does what there is to do: looks for a kernel, checks the one that is attached, reads
-    /// modules that were loaded late. Called by one thread at a time, not a queue's: it can take
-    /// a second. Returns when to call again even if nobody wakes; `None` for never.
+    /// Processes the pending events: searches for a kernel, checks the attached one, reads modules
+    /// that were loaded late. Called by one thread at a time, never a queue's: it can take a
+    /// second. Returns the time after which it has to be called again even without `wake`; `None`
+    /// if it has not.
     pub fn step(&self) -> Option<Duration> {
-        let news = self.news.swap(0, Ordering::Acquire);
-        if news == 0 {
+        let events = self.events.swap(0, Ordering::Acquire);
+        if events == 0 {
             return None;
         }
         let header = Some(self.header.load(Ordering::Relaxed)).filter(|header| *header != 0);
         let kernel = self.kernel();
         let Some(kernel) = kernel else {
-            if news & NEWS_RESTARTED != 0 {
-                // Another system drives the device than the firmware that was searched in vain.
+            if events & EVENT_RESTART != 0 {
+                // Another system drives the device now, not the firmware that was searched without
+                // success.
                 let mut inner = self.inner();
                 let took = Duration::from_nanos(inner.status.search_ns);
                 inner.pause = inner.pause.min(PAUSE_MIN.max(took * 3));
             }
-            // What only says that the device was set up comes before the first request.
-            return if news & NEWS_WANTED != 0 { self.search(header) } else { None };
+            // The event of a restart alone arrives before the first request, which starts the
+            // search.
+            return if events & EVENT_REQUEST != 0 { self.search(header) } else { None };
         };
-        let suspect = news & NEWS_SUSPECT != 0;
-        if news & NEWS_RESTARTED != 0 && !kernel.is_there()
+        let suspect = events & EVENT_MISMATCH != 0;
+        if events & EVENT_RESTART != 0 && !kernel.is_there()
             || suspect && header.is_some_and(|header| !kernel.owns_request(header))
         {
-            self.set(None, GuestState::Searching { reason: "the guest has booted anew".into() });
-            // Now, unless a search has just been.
+            self.set(None, GuestState::Searching { reason: "the guest has rebooted".into() });
+            // This begins immediately, unless a search has just ended.
             return self.search(header);
         }
         if suspect {
@@ -237,28 +243,29 @@ impl Guest {
             inner.doubts += 1;
             if inner.doubts >= DOUBTS_MAX {
                 drop(inner);
-                let reason = "its requests do not lie in its kernel's structures: it copies its \
-                              I/O (swiotlb, encrypted memory)";
+                let reason = "its requests do not match its kernel's structures: the guest copies \
+                              its I/O (swiotlb, encrypted memory)";
                 self.set(None, GuestState::Blind { reason: reason.into() });
                 self.inner().pause = PAUSE_BLIND;
                 return None;
             }
         }
-        if news & (NEWS_MODULES | NEWS_RESTARTED) != 0 {
+        if events & (EVENT_UNKNOWN_FUNCTION | EVENT_RESTART) != 0 {
             return self.modules(&kernel);
         }
         None
     }
 
-    /// Reads the kernel's modules again where they have changed, if it is time for that.
+    /// Reads the kernel's modules again if they have changed. Postpones this if the pause has not
+    /// ended.
     fn modules(&self, kernel: &Kernel) -> Option<Duration> {
-        if let Some(left) = self.left() {
-            self.news.fetch_or(NEWS_MODULES, Ordering::Relaxed);
+        if let Some(left) = self.pause_left() {
+            self.events.fetch_or(EVENT_UNKNOWN_FUNCTION, Ordering::Relaxed);
             return Some(left);
         }
         let start = Instant::now();
         if kernel.modules_changed() {
-            match kernel.again() {
+            match kernel.read_again() {
                 Ok(kernel) => self.set(Some(kernel), GuestState::Attached),
                 Err(error) => {
                     let reason = error.to_string();
@@ -266,30 +273,30 @@ impl Guest {
                 }
             }
         }
-        self.rest(start.elapsed(), PAUSE_MIN);
+        self.begin_pause(start.elapsed(), PAUSE_MIN);
         None
     }
 
-    /// How long it is until the memory may be searched again.
-    fn left(&self) -> Option<Duration> {
+    /// The time until the memory may be searched again; `None` if it may be searched now.
+    fn pause_left(&self) -> Option<Duration> {
         let inner = self.inner();
         let left = inner.pause.checked_sub(inner.last_search?.elapsed())?;
         (!left.is_zero()).then_some(left)
     }
 
-    /// The memory has been searched, which took so long, and is not to be searched again for a
-    /// while: searches take a quarter of a processor at most, whatever the guest does.
-    fn rest(&self, took: Duration, pause: Duration) {
+    /// Begins the pause after a search that took `took`. The pause is at least `pause`, and so long
+    /// that searches use a quarter of a processor at most, whatever the guest does.
+    fn begin_pause(&self, took: Duration, pause: Duration) {
         let mut inner = self.inner();
         inner.last_search = Some(Instant::now());
         inner.pause = (took * 3).max(pause.clamp(PAUSE_MIN, PAUSE_MAX));
     }
 
-    /// Looks for a kernel, if its time has come.
+    /// Searches for a kernel. Postpones the search if the pause has not ended.
     fn search(&self, header: Option<u64>) -> Option<Duration> {
-        if let Some(left) = self.left() {
-            // Kept, so that a request that comes meanwhile wakes nobody.
-            self.news.fetch_or(NEWS_WANTED, Ordering::Relaxed);
+        if let Some(left) = self.pause_left() {
+            // The event stays pending, so that further requests do not call `wake`.
+            self.events.fetch_or(EVENT_REQUEST, Ordering::Relaxed);
             return Some(left);
         }
         let (pause, before) = {
@@ -302,7 +309,7 @@ impl Guest {
         let took = start.elapsed();
         let found = found.map_err(|(error, rest)| {
             let error = match before {
-                Some((_, before)) if !error.says_more_than(&before) => before,
+                Some((_, before)) if !error.is_more_specific_than(&before) => before,
                 _ => error,
             };
             if let Some(rest) = rest {
@@ -318,14 +325,14 @@ impl Guest {
             ) => GuestState::Searching { reason: error.to_string() },
             Err(error) => GuestState::Blind { reason: error.to_string() },
         };
-        // The longer it goes on in vain, the rarer.
-        self.rest(took, if found.is_ok() || is_part { PAUSE_MIN } else { pause * 2 });
+        // The pause grows with each search that fails.
+        self.begin_pause(took, if found.is_ok() || is_part { PAUSE_MIN } else { pause * 2 });
         if is_part {
-            // The rest of the memory is searched although no further request may come.
+            // The rest of the memory is searched even if no further request arrives.
             self.set(None, GuestState::Searching { reason: "its memory is being searched".into() });
             self.inner().status.search_ns = took.as_nanos() as u64;
-            self.news.fetch_or(NEWS_WANTED, Ordering::Relaxed);
-            return self.left();
+            self.events.fetch_or(EVENT_REQUEST, Ordering::Relaxed);
+            return self.pause_left();
         }
         if matches!(state, GuestState::Blind { .. }) {
             self.inner().pause = PAUSE_BLIND;
@@ -356,7 +363,7 @@ impl Guest {
         let mut inner = self.inner();
         let Inner { counts: all, past, .. } = &mut *inner;
         all.retain(|counts| {
-            // Its resolver is gone, so nobody writes there any more.
+            // The resolver has been dropped, so the counts no longer change.
             let gone = Arc::strong_count(counts) == 1;
             if gone {
                 Counts::add(&past.requests, counts.requests.load(Ordering::Relaxed));

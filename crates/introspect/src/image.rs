@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::memory::{GuestMemory, Mapping, Region};
 
-/// Where QEMU's machines go on above the devices' addresses.
+/// The address at which the memory of QEMU's machines continues, above the devices' addresses.
 const HIGH: u64 = 4 << 30;
 const ELF_HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
@@ -16,14 +16,14 @@ const PROGRAMS_MAX: usize = 4096;
 const LOAD: u32 = 1;
 
 impl GuestMemory {
-    /// Opens an image of a guest's memory: what `dump-guest-memory` of QEMU wrote (ELF), or the
-    /// raw file of a memory back end. A raw file is taken to begin at address 0; what is above
-    /// `low` bytes of it (3 GiB on QEMU's `pc`, 2 GiB on `q35`) continues at 4 GiB.
+    /// Opens an image of a guest's memory: an ELF file written by QEMU's `dump-guest-memory`, or
+    /// the raw file of a memory back end. A raw file begins at address 0. Its content after the
+    /// first `low` bytes (3 GiB on QEMU's `pc`, 2 GiB on `q35`) continues at 4 GiB.
     ///
-    /// The file must not get shorter while it is open.
+    /// The file must not be truncated while it is open.
     ///
     /// # Errors
-    /// When the file cannot be opened or mapped, or its ELF headers contradict it.
+    /// When the file cannot be opened or mapped, or its ELF headers are invalid.
     pub fn open_image(path: &Path, low: u64) -> io::Result<Self> {
         let file = File::open(path)?;
         let length = file.metadata()?.len();
@@ -54,7 +54,7 @@ impl GuestMemory {
 
 /// The parts of an ELF core: guest-physical address, offset in the file, length.
 fn programs(head: &[u8], file_length: u64) -> io::Result<Vec<(u64, u64, u64)>> {
-    let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the ELF headers are wrong");
+    let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the ELF headers are invalid");
     let number = |at: usize, width: usize| {
         let bytes = head.get(at..at.checked_add(width)?)?;
         Some(bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)))

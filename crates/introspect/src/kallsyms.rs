@@ -1,4 +1,4 @@
-//! The kernel's table of symbols, as `scripts/kallsyms.c` of Linux compresses it.
+//! The kernel's table of symbols, compressed by `scripts/kallsyms.c` of Linux.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,105 +9,107 @@ use crate::vmcoreinfo::VmcoreInfo;
 
 /// The most symbols accepted from a kernel.
 const SYMBOLS_MAX: u32 = 2_000_000;
-/// A symbol's name is no longer (`KSYM_NAME_LEN`), compressed or not.
+/// The longest name of a symbol, in bytes (`KSYM_NAME_LEN`), compressed or not.
 const NAME_MAX: usize = 512;
-/// All names together are no longer, compressed: those of 2024's largest kernels take 4 MB.
+/// The greatest total length of all names, in bytes, compressed. Those of 2024's largest kernels
+/// take 4 MB.
 const NAMES_MAX: usize = 16 << 20;
 /// The most addresses of one name that are reported.
 const SAME_NAME_MAX: usize = 8;
 
 /// Why a table of symbols cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
-    /// The kernel's note does not name this symbol.
+pub(crate) enum KallsymsError {
+    /// The kernel's note does not have this symbol.
     Missing(&'static str),
-    /// What the note names does not hold together: the part that was read.
+    /// This part of the table is inconsistent.
     Torn(&'static str),
 }
 
-/// How an address is stored: from the base, and an entry's place and offset, to the address.
-type Way = fn(u64, (u64, u32)) -> u64;
+/// An encoding of addresses: computes an address from the base and from an entry's place and
+/// offset.
+type Encoding = fn(u64, (u64, u32)) -> u64;
 
-/// Finds the addresses of `wanted` symbols.
+/// Finds the addresses of the symbols with these names.
 ///
-/// Some names are there more than once (static functions): each of their addresses is reported.
+/// Some names occur more than once (static functions): all their addresses are returned.
 ///
 /// # Errors
-/// With the part of the table that is missing, or does not hold together.
+/// The part of the table that is missing or inconsistent.
 pub(crate) fn find<'n>(
     memory: &GuestMemory,
     space: &AddressSpace,
     note: &VmcoreInfo,
-    wanted: &[&'n str],
-) -> Result<HashMap<&'n str, Vec<u64>>, Trouble> {
-    let place = |name| note.symbol(name).ok_or(Trouble::Missing(name));
+    names: &[&'n str],
+) -> Result<HashMap<&'n str, Vec<u64>>, KallsymsError> {
+    let place = |name| note.symbol(name).ok_or(KallsymsError::Missing(name));
     let count = space
         .u32(memory, place("kallsyms_num_syms")?)
         .filter(|count| (1..=SYMBOLS_MAX).contains(count))
-        .ok_or(Trouble::Torn("kallsyms_num_syms"))?;
-    // From 7.0 on there is no base: an offset counts from its own place.
+        .ok_or(KallsymsError::Torn("kallsyms_num_syms"))?;
+    // From 7.0 on there is no base: an offset counts from its own address.
     let base = match note.symbol("kallsyms_relative_base") {
         Some(place) => {
             let base = space.u64(memory, place);
-            Some(base.ok_or(Trouble::Torn("kallsyms_relative_base"))?)
+            Some(base.ok_or(KallsymsError::Torn("kallsyms_relative_base"))?)
         }
         None => None,
     };
     let (index, table) = (place("kallsyms_token_index")?, place("kallsyms_token_table")?);
-    let tokens =
-        Tokens::read(memory, space, index, table).ok_or(Trouble::Torn("kallsyms_token_table"))?;
+    let tokens = Tokens::read(memory, space, index, table)
+        .ok_or(KallsymsError::Torn("kallsyms_token_table"))?;
     let places = place("kallsyms_offsets")?;
     let mut offsets = vec![0; count as usize * 4];
-    space.read(memory, places, &mut offsets).ok_or(Trouble::Torn("kallsyms_offsets"))?;
+    space.read(memory, places, &mut offsets).ok_or(KallsymsError::Torn("kallsyms_offsets"))?;
     let offset = |index: usize| {
         offsets
             .get(index * 4..index * 4 + 4)
             .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     };
 
-    let wanted: HashMap<&[u8], &'n str> =
-        wanted.iter().map(|name| (name.as_bytes(), *name)).collect();
-    // Where in the table each is, and its offset.
+    let requested: HashMap<&[u8], &'n str> =
+        names.iter().map(|name| (name.as_bytes(), *name)).collect();
+    // The place of each entry in the table, and its offset.
     let mut found: HashMap<&'n str, Vec<(u64, u32)>> = HashMap::new();
     let mut anchor = None;
     let mut stream = Stream::new(memory, space, place("kallsyms_names")?);
     let mut name = Vec::with_capacity(NAME_MAX);
     let mut total = 0;
     for index in 0..count as usize {
-        stream.name(&tokens, &mut name, &mut total).ok_or(Trouble::Torn("kallsyms_names"))?;
+        stream.name(&tokens, &mut name, &mut total).ok_or(KallsymsError::Torn("kallsyms_names"))?;
         let entry = || Some((places.wrapping_add(4 * index as u64), offset(index)?));
         // The first character is the symbol's type.
         let text = name.get(1..).unwrap_or_default();
         if text == b"init_top_pgt" {
             anchor = entry();
         }
-        if let Some(wanted) = wanted.get(text) {
-            let addresses = found.entry(wanted).or_default();
+        if let Some(requested) = requested.get(text) {
+            let addresses = found.entry(requested).or_default();
             if addresses.len() < SAME_NAME_MAX {
                 addresses.extend(entry());
             }
         }
     }
-    // Three ways to store an address: percpu symbols are absolute and all others negative, or all
-    // are above the base, or each counts from its own place. A symbol that is known otherwise
-    // decides.
+    // There are three encodings: percpu symbols are absolute and all others negative, or all
+    // offsets count from the base, or each counts from its own place. A symbol with a known address
+    // determines the encoding.
     let table = place("init_top_pgt")?;
-    let anchor = anchor.ok_or(Trouble::Torn("kallsyms_names"))?;
-    let ways: &[Way] = if base.is_some() { &[below, above] } else { &[from_place] };
+    let anchor = anchor.ok_or(KallsymsError::Torn("kallsyms_names"))?;
+    let encodings: &[Encoding] = if base.is_some() { &[below, above] } else { &[from_place] };
     let base = base.unwrap_or(0);
-    let way = ways.iter().find(|way| way(base, anchor) == table);
-    let way = way.ok_or(Trouble::Torn("kallsyms_offsets"))?;
-    let all = |entries: Vec<_>| entries.into_iter().map(|entry| way(base, entry)).collect();
+    let encoding = encodings.iter().find(|address| address(base, anchor) == table);
+    let address = encoding.ok_or(KallsymsError::Torn("kallsyms_offsets"))?;
+    let all = |entries: Vec<_>| entries.into_iter().map(|entry| address(base, entry)).collect();
     Ok(found.into_iter().map(|(name, entries)| (name, all(entries))).collect())
 }
 
-/// The address of an entry whose offset is absolute, or below the base and negative.
+/// The address of an entry whose offset is absolute, or negative and counted from the base.
 fn below(base: u64, (_, offset): (u64, u32)) -> u64 {
     let signed = i64::from(offset as i32);
     if signed >= 0 { signed as u64 } else { base.wrapping_sub(1).wrapping_sub(signed as u64) }
 }
 
-/// The address of an entry whose offset is above the base.
+/// The address of an entry whose offset counts from the base.
 fn above(base: u64, (_, offset): (u64, u32)) -> u64 {
     base.wrapping_add(u64::from(offset))
 }
@@ -117,9 +119,9 @@ fn from_place(_: u64, (place, offset): (u64, u32)) -> u64 {
     place.wrapping_add_signed(i64::from(offset as i32))
 }
 
-/// The 256 pieces that names are made of.
+/// The 256 tokens of which names consist.
 struct Tokens {
-    /// Where each is in the table.
+    /// The place of each token in the table.
     places: Vec<Range<usize>>,
     table: Vec<u8>,
 }
@@ -151,7 +153,7 @@ impl Tokens {
     }
 }
 
-/// Bytes from an address on, read by pages.
+/// A stream of bytes from an address on, read page by page.
 struct Stream<'m> {
     memory: &'m GuestMemory,
     space: &'m AddressSpace,
@@ -166,7 +168,8 @@ impl<'m> Stream<'m> {
         Self { memory, space, address, page: [0; 4096], place: 0, end: 0 }
     }
 
-    /// The next name, after the letter of its type. `total` counts the bytes of all names.
+    /// Reads the next name, which begins with the letter of its type. `total` counts the bytes of
+    /// all names.
     fn name(&mut self, tokens: &Tokens, name: &mut Vec<u8>, total: &mut usize) -> Option<()> {
         let mut length = usize::from(self.next()?);
         if length & 0x80 != 0 {

@@ -1,4 +1,4 @@
-//! A kernel that was found: where its structures are and how they are laid out.
+//! An attached kernel: the addresses and the layout of its structures.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,39 +9,39 @@ use fathom_insight::RequestFlags;
 use crate::btf::{self, Btf};
 use crate::completion::{ENTRIES_MAX, Meaning, Meanings, meanings};
 use crate::counters::CounterPlaces;
-use crate::kallsyms::{self, Trouble};
+use crate::kallsyms::{self, KallsymsError};
 use crate::layout::{Layout, Types};
 use crate::memory::{GuestMemory, Window};
 use crate::modules::{self, Module, ModuleLayout};
 use crate::paging::AddressSpace;
 use crate::vmcoreinfo::{self, PAGE, VmcoreInfo};
 
-/// Why no kernel was found, or the one that was cannot be read.
+/// Why no kernel was found, or why the kernel cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// There is no note of a kernel in memory: none is up yet, it is no Linux, or its memory is
-    /// encrypted.
+    /// There is no kernel's note in memory: no kernel has booted yet, the system is not Linux, or
+    /// its memory is encrypted.
     NoKernel,
-    /// The note of this release says nothing of where its symbols are: it is older than 6.0.
+    /// The note of this release does not have the addresses of the symbols: it is older than 6.0.
     TooOld(String),
-    /// The note is whole, and what it names is not: what a kernel left behind, or a format that is
-    /// not known here.
+    /// The note is complete, and the structure that it names is not: it belongs to an earlier boot,
+    /// or has an unknown format.
     Torn {
         /// The kernel's release.
         release: String,
-        /// The symbol of the note whose content does not hold together.
+        /// The symbol of the note whose content is inconsistent.
         what: &'static str,
     },
-    /// The kernel can be read, and the request that was asked for is not one of its own.
+    /// The kernel can be read, but the given request is not one of its requests.
     Stale(String),
     /// The kernel has no description of its types (`CONFIG_DEBUG_INFO_BTF`).
     NoTypes(String),
-    /// A structure or a member is not there.
+    /// A required structure or member is missing.
     Missing {
         /// The kernel's release.
         release: String,
-        /// What is missing.
+        /// The name of the structure or the member.
         what: &'static str,
     },
 }
@@ -57,20 +57,21 @@ impl fmt::Display for AttachError {
             }
             Self::Stale(release) => write!(
                 formatter,
-                "the requests are not in the structures of Linux {release}: it is what an earlier \
-                 boot left behind, or the guest copies its I/O (swiotlb, encrypted memory)"
+                "the requests do not match the structures of Linux {release}: the structures are \
+                 left over from an earlier boot, or the guest copies its I/O (swiotlb, encrypted \
+                 memory)"
             ),
             Self::Torn { release, what } => write!(
                 formatter,
-                "the {what} of Linux {release} does not hold together: it is what an earlier boot \
-                 left behind, or has a format that is not known here"
+                "the {what} of Linux {release} is inconsistent: it is left over from an earlier \
+                 boot, or its format is unknown"
             ),
             Self::NoTypes(release) => write!(
                 formatter,
                 "Linux {release} does not describe its types (CONFIG_DEBUG_INFO_BTF)"
             ),
             Self::Missing { release, what } => {
-                write!(formatter, "Linux {release} has no {what} that is known here")
+                write!(formatter, "Linux {release} has no {what}, which introspection needs")
             }
         }
     }
@@ -79,9 +80,10 @@ impl fmt::Display for AttachError {
 impl std::error::Error for AttachError {}
 
 impl AttachError {
-    /// Whether it explains better than `other` why none of several notes led to a kernel. What a
-    /// boot left behind is torn sooner or later, so that says little of the kernel that runs.
-    pub(crate) fn says_more_than(&self, other: &Self) -> bool {
+    /// Whether this error explains better than `other` why none of several notes led to a kernel.
+    /// The remains of an earlier boot are torn sooner or later, so a torn structure is weak
+    /// evidence about the running kernel.
+    pub(crate) fn is_more_specific_than(&self, other: &Self) -> bool {
         let weight = |error: &Self| match error {
             Self::NoKernel => 0,
             Self::Torn { .. } => 1,
@@ -105,35 +107,36 @@ pub struct Kernel {
     module_layout: Option<ModuleLayout>,
 }
 
-/// Addresses of things that there is one of, and numbers that go with pages.
+/// Addresses of unique objects, and bits and values in the structures of pages and buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
-    /// Where `struct page` number 0 is, or would be.
+    /// The address of `struct page` number 0, whether or not it exists.
     pub pages: u64,
-    /// The super block of all block devices, the pointer to it.
+    /// The address of the pointer to the super block of all block devices.
     pub device_super: Option<u64>,
     pub super_blocks: Option<u64>,
     pub first_task: Option<u64>,
     pub modules: Option<u64>,
-    /// The bit of `page.flags` that marks a slab's page; kernels from 6.10 on mark it elsewhere.
+    /// The bit of `page.flags` that marks a page of a slab. Kernels from 6.10 on use the page type.
     pub slab_bit: Option<u64>,
-    /// The bit of `page.flags` that marks the first of pages that are one.
+    /// The bit of `page.flags` that marks the first page of a compound page.
     pub head_bit: Option<u64>,
-    /// The bits of `page.flags` of a page that is locked, has its content, is written back.
+    /// The bits of `page.flags` of a locked page, of a page with content, and of a page in
+    /// write-back.
     pub locked_bit: Option<u64>,
     pub uptodate_bit: Option<u64>,
     pub writeback_bit: Option<u64>,
-    /// The operations of an inode that nobody can open.
+    /// The operations of an inode that cannot be opened.
     pub no_operations: Option<u64>,
-    /// The value of the highest byte of `page.page_type` that marks it there.
+    /// The value of the highest byte of `page.page_type` that marks a page of a slab.
     pub slab_type: Option<u32>,
-    /// The bit of `buffer_head.b_state` that marks a journal's own block.
+    /// The bit of `buffer_head.b_state` that marks a block of the journal itself.
     pub journal_bit: Option<u64>,
-    /// The bits of `request.cmd_flags`, and the flags that they are.
+    /// The bits of `request.cmd_flags`, with the flags that they mean.
     pub request_flags: FlagTable,
 }
 
-/// What each value of each of the four bytes of `request.cmd_flags` says, in bits of
+/// The meaning of each value of each of the four bytes of `request.cmd_flags`, in bits of
 /// [`RequestFlags`].
 #[derive(Clone, Debug)]
 pub(crate) struct FlagTable {
@@ -156,8 +159,8 @@ impl FlagTable {
     }
 }
 
-/// A structure of the kernel. It reads just what the kernel does at the sum of its address and an
-/// offset; where it lies together, its place is looked up once.
+/// A structure of the kernel, for several reads. A read gives the same as a read of the kernel at
+/// the sum of the address and the offset. The place of contiguous memory is looked up once.
 pub(crate) struct Object<'a> {
     kernel: &'a Kernel,
     address: u64,
@@ -188,10 +191,10 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// When a search has taken so long, no further kernel is begun with.
+/// The time after which a search reads no further kernel.
 const SEARCH_MAX: Duration = Duration::from_secs(2);
 
-/// Symbols that there is one of.
+/// The names of unique symbols.
 const PLACES: &[&str] = &[
     "__start_BTF",
     "__stop_BTF",
@@ -222,20 +225,22 @@ const REQUEST_FLAGS: &[(&str, RequestFlags)] = &[
 ];
 
 impl Kernel {
-    /// Finds the kernel in `memory`. Where there are several (what an earlier boot left behind),
-    /// the one is taken that the request with its virtio header at guest-physical address
-    /// `header` belongs to; without one, the first that holds together. All of the memory is
-    /// searched, however long that takes.
+    /// Finds the kernel in `memory`. If there are several (with the remains of an earlier boot), it
+    /// is the kernel of the request whose virtio header is at the guest-physical address `header`;
+    /// without a header, the first consistent one. The whole memory is searched, regardless of the
+    /// time.
     ///
     /// # Errors
-    /// When there is none, or it cannot be read: the reason that came closest.
+    /// When there is no kernel, or it cannot be read. Of several errors, the most specific is
+    /// returned.
     pub fn attach(memory: &GuestMemory, header: Option<u64>) -> Result<Self, AttachError> {
         let notes = vmcoreinfo::find(memory, 0, None).notes;
         Self::first(memory, header, notes, Instant::now() + SEARCH_MAX)
     }
 
-    /// As [`attach`](Self::attach), from a guest-physical address on and for a while. Without a
-    /// kernel, also returns the address to go on at, where there was no time for all of it.
+    /// As [`attach`](Self::attach), from a guest-physical address on and for a limited time.
+    /// Without a kernel, also returns the address at which to continue, if the time did not
+    /// suffice.
     pub(crate) fn attach_part(
         memory: &GuestMemory,
         header: Option<u64>,
@@ -248,7 +253,7 @@ impl Kernel {
             .map_err(|error| (error, found.rest))
     }
 
-    /// The kernel of the first of these notes that fits.
+    /// The kernel of the first of these notes with a readable kernel that owns the request.
     fn first(
         memory: &GuestMemory,
         header: Option<u64>,
@@ -257,7 +262,7 @@ impl Kernel {
     ) -> Result<Self, AttachError> {
         let mut nearest = AttachError::NoKernel;
         for note in notes {
-            // Whoever leaves many kernels behind that take long to read is not to keep others
+            // A guest with many slowly readable remains of kernels must not keep other guests
             // waiting.
             if Instant::now() > end {
                 break;
@@ -269,23 +274,23 @@ impl Kernel {
                 Ok(kernel) => AttachError::Stale(kernel.release().to_owned()),
                 Err(error) => error,
             };
-            if error.says_more_than(&nearest) {
+            if error.is_more_specific_than(&nearest) {
                 nearest = error;
             }
         }
         Err(nearest)
     }
 
-    /// Reads the same kernel anew: modules may have come or gone.
+    /// Reads the same kernel again: its modules may have changed.
     ///
     /// # Errors
-    /// When it is not there any more.
-    pub fn again(&self) -> Result<Self, AttachError> {
+    /// When the kernel is no longer there.
+    pub fn read_again(&self) -> Result<Self, AttachError> {
         Self::read(&self.memory, self.note.clone())
     }
 
-    /// The same kernel in the same memory with more of it, or less: some was plugged in, or out.
-    /// `None` where it is not as it was.
+    /// The same kernel in the same memory after some was plugged in or out. `None` if the kernel
+    /// has changed.
     pub(crate) fn in_memory(&self, memory: &GuestMemory) -> Option<Self> {
         let mut space = AddressSpace::new(&self.note)?;
         let direct = self.space.direct_start();
@@ -311,12 +316,12 @@ impl Kernel {
         let torn = |what| AttachError::Torn { release: release(), what };
         let missing = |what| AttachError::Missing { release: release(), what };
         let mut space = AddressSpace::new(&note).ok_or_else(|| torn("init_top_pgt"))?;
-        let wanted: Vec<&str> =
+        let names: Vec<&str> =
             PLACES.iter().copied().chain(meanings().map(|(name, _)| name)).collect();
         let symbols =
-            kallsyms::find(memory, &space, &note, &wanted).map_err(|trouble| match trouble {
-                Trouble::Missing(what) => missing(what),
-                Trouble::Torn(what) => torn(what),
+            kallsyms::find(memory, &space, &note, &names).map_err(|error| match error {
+                KallsymsError::Missing(what) => missing(what),
+                KallsymsError::Torn(what) => torn(what),
             })?;
         let symbol = |name: &str| symbols.get(name).and_then(|all| all.first()).copied();
         let value = |name| space.u64(memory, symbol(name)?);
@@ -348,12 +353,12 @@ impl Kernel {
             loaded = modules::list(memory, &space, head, layout);
             let mut left = modules::SYMBOLS_TOTAL;
             for module in &loaded {
-                let tell = |name: &[u8], address| {
+                let add = |name: &[u8], address| {
                     if let Some(meaning) = known.get(name).filter(|_| found.len() < ENTRIES_MAX) {
                         found.push((address, *meaning));
                     }
                 };
-                let _ = modules::symbols(memory, &space, module, layout, &mut left, tell);
+                let _ = modules::symbols(memory, &space, module, layout, &mut left, add);
             }
             if let Some(head) = symbol("btf_modules") {
                 types.modules = modules::types(memory, &space, head, layout, &loaded, &btf);
@@ -394,28 +399,28 @@ impl Kernel {
         })
     }
 
-    /// The kernel's release, `6.1.0-48-cloud-amd64`.
+    /// The kernel's release, such as `6.1.0-48-cloud-amd64`.
     pub fn release(&self) -> &str {
         self.note.release()
     }
 
-    /// The names of the modules that were loaded when it was read.
+    /// The names of the modules that were loaded when the kernel was read.
     pub fn modules(&self) -> impl ExactSizeIterator<Item = &str> {
         self.modules.iter().map(|module| module.name.as_str())
     }
 
-    /// The memory that it was found in.
+    /// The memory in which the kernel was found.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
-    /// Whether its note is still where it was: a guest that has booted another kernel has most
+    /// Whether the kernel's note is unchanged. A guest that has booted another kernel has most
     /// likely overwritten it.
     pub fn is_there(&self) -> bool {
         self.note.is_there(&self.memory)
     }
 
-    /// Whether other modules are loaded now than when it was read.
+    /// Whether the list of modules has changed since the kernel was read.
     pub fn modules_changed(&self) -> bool {
         match self.places.modules.zip(self.module_layout.as_ref()) {
             Some((head, layout)) => {
@@ -426,7 +431,7 @@ impl Kernel {
     }
 
     /// Whether the virtio header at a guest-physical address is part of a request of this kernel:
-    /// a `struct request` stands before it whose queue belongs to a virtio disk.
+    /// the header follows a `struct request` whose queue belongs to a virtio disk.
     pub fn owns_request(&self, header: u64) -> bool {
         let layout = &self.layout;
         let name = || {
@@ -444,7 +449,7 @@ impl Kernel {
         name().is_some_and(|name| name.starts_with(b"vd"))
     }
 
-    /// How the kernel marked a request.
+    /// The flags that the kernel set in a request.
     #[inline]
     pub(crate) fn request_flags(&self, bits: u32) -> RequestFlags {
         let [a, b, c, d] = bits.to_le_bytes().map(usize::from);
@@ -452,7 +457,7 @@ impl Kernel {
         RequestFlags(tables[0][a] | tables[1][b] | tables[2][c] | tables[3][d])
     }
 
-    /// What is at a virtual address of the kernel, for several reads there.
+    /// The structure at a virtual address of the kernel, for several reads.
     #[inline]
     pub(crate) fn object(&self, address: u64) -> Object<'_> {
         let window = match self.space.direct(address) {
@@ -462,7 +467,7 @@ impl Kernel {
         Object { kernel: self, address, window }
     }
 
-    /// The rest of the page at a virtual address, or nothing.
+    /// The rest of the page at a virtual address; empty if the address is not mapped.
     #[cold]
     fn page_window(&self, address: u64) -> Window<'_> {
         match self.space.walk(&self.memory, address) {
@@ -482,13 +487,13 @@ impl Kernel {
         self.space.u32(&self.memory, address)
     }
 
-    /// A pointer at a virtual address of the kernel; `None` where it is null.
+    /// The pointer at a virtual address of the kernel; `None` if it is null.
     #[inline]
     pub(crate) fn pointer(&self, address: u64) -> Option<u64> {
         self.u64(address).filter(|pointer| *pointer != 0)
     }
 
-    /// A text at a virtual address.
+    /// The text at a virtual address, of at most `length_max` bytes.
     pub(crate) fn text(&self, address: u64, length_max: usize) -> Option<String> {
         self.space.text(&self.memory, address, length_max)
     }

@@ -1,8 +1,8 @@
-//! Where the members of the kernel's structures are, from its own description.
+//! The offsets of members in the kernel's structures, from the kernel's own description.
 
 use crate::btf::{Btf, Member};
 
-/// No structure that is asked for is longer, in bytes.
+/// The longest structure accepted, in bytes.
 const STRUCTURE_MAX: u64 = 1 << 20;
 
 /// The descriptions of a kernel and of its modules.
@@ -12,8 +12,8 @@ pub(crate) struct Types<'b> {
 }
 
 impl Types<'_> {
-    fn first<T>(&self, ask: impl Fn(&Btf<'_>) -> Option<T>) -> Option<T> {
-        ask(self.kernel).or_else(|| self.modules.iter().find_map(ask))
+    fn first<T>(&self, lookup: impl Fn(&Btf<'_>) -> Option<T>) -> Option<T> {
+        lookup(self.kernel).or_else(|| self.modules.iter().find_map(lookup))
     }
 
     fn member(&self, structure: &str, path: &str) -> Option<Member> {
@@ -29,10 +29,10 @@ impl Types<'_> {
         self.first(|types| types.size(structure)).filter(|size| (1..=STRUCTURE_MAX).contains(size))
     }
 
-    fn points_to(&self, structure: &str, path: &str, wanted: &str) -> bool {
+    fn points_to(&self, structure: &str, path: &str, expected: &str) -> bool {
         self.first(|types| {
             let member = types.member(structure, path)?;
-            Some(types.points_to(member)? == wanted.as_bytes())
+            Some(types.points_to(member)? == expected.as_bytes())
         })
         .unwrap_or(false)
     }
@@ -43,8 +43,9 @@ impl Types<'_> {
     }
 }
 
-/// Declares offsets in bytes: those that every kernel must have, and those that depend on its
-/// release, its configuration or a module. Alternatives are names that releases differ in.
+/// Declares offsets in bytes: those that every kernel must have, and those that depend on the
+/// kernel's release, its configuration or a module. Alternatives are the names in different
+/// releases.
 macro_rules! layout {
     (
         required { $($field:ident: $structure:literal $path:literal $(| $other:literal)*;)* }
@@ -58,12 +59,12 @@ macro_rules! layout {
             $(pub $field: u64,)*
             $(pub $option: Option<u64>,)*
             $(pub $size: u64,)*
-            /// `btrfs_bio.inode` points to a `btrfs_inode` rather than to an `inode`.
+            /// Whether `btrfs_bio.inode` points to a `btrfs_inode` rather than to an `inode`.
             pub btrfs_inode_is_own: bool,
         }
 
         impl Layout {
-            /// Asks the descriptions. The error names the member that is missing.
+            /// Reads the offsets from the descriptions. The error is the name of a missing member.
             pub fn new(types: &Types<'_>) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: types

@@ -1,13 +1,13 @@
 //! A Linux guest's memory, read from outside.
 //!
-//! Given the memory of a virtual machine, and nothing else, this finds the guest's kernel and says
-//! for a block request which file, control group and process it belongs to. Nothing is installed
-//! in the guest, nothing traps, no symbol file is needed, and how the guest's instructions are
-//! executed does not matter. `docs/introspection.md` draws the way from the kernel's own note to a
-//! file's name.
+//! Given only the memory of a virtual machine, this crate finds the guest's kernel, and the file,
+//! the control group and the process of each block request. Nothing is installed in the guest, no
+//! instruction of the guest traps, and no symbol file is necessary. It does not matter whether the
+//! guest's instructions are executed by the hardware or emulated. `docs/introspection.md` describes
+//! the steps from the kernel's own note to a file's name.
 //!
-//! Every byte that is read is hostile and may change at any moment: all walks are bounded, all
-//! addresses are checked, and what does not hold together is unknown rather than guessed.
+//! Guest memory is untrusted and may change at any moment. All walks are bounded, all addresses are
+//! checked, and inconsistent data is reported as unknown, never guessed.
 
 #![allow(unsafe_code)]
 #![warn(missing_docs)]

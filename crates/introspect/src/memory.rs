@@ -1,7 +1,7 @@
-//! A guest's memory as it is mapped here, and images of one.
+//! A guest's memory, mapped into this process, and images of such memory.
 //!
-//! Everything in it is hostile and changes while it is read. So nothing is ever borrowed from it:
-//! it is copied out by volatile reads, within bounds that are checked each time.
+//! The content is untrusted and changes while it is read. So references into it do not exist: it is
+//! copied by volatile reads, within bounds that are checked each time.
 
 use std::any::Any;
 use std::fmt;
@@ -14,29 +14,29 @@ use std::sync::Arc;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-/// Physical addresses have no more bits than 52.
+/// The end of physical addresses, which have at most 52 bits.
 const ADDRESS_END: u64 = 1 << 52;
 
-/// A stretch of guest-physical memory and where it is mapped in this process.
+/// A range of guest-physical memory, and its mapping in this process.
 #[derive(Debug)]
 pub struct Region {
     /// The guest-physical address of its first byte.
     pub start: u64,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub length: u64,
-    /// Where its first byte is mapped.
+    /// The address of the first byte in this process.
     pub place: *const u8,
-    /// The file that is mapped there and where in it the region begins, in bytes: with it, parts
-    /// that the guest never touched are told from those that it did, and are left untouched.
+    /// The mapped file, and the offset of the region in it, in bytes. With the file, a search skips
+    /// the parts that the guest never touched, without allocating them.
     pub file: Option<(OwnedFd, u64)>,
 }
 
-// SAFETY: the place is only read, and only through volatile accesses.
+// SAFETY: the mapped memory is only read, and only through volatile accesses.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// What there is to know of a region to find a place in it.
+/// The numbers of a region that are necessary to find an address in it.
 #[derive(Clone, Copy)]
 struct Span {
     start: u64,
@@ -59,9 +59,9 @@ unsafe impl Sync for Span {}
 #[derive(Clone)]
 pub struct GuestMemory {
     regions: Arc<[Region]>,
-    /// The largest of them, where most of what is asked for lies.
+    /// The largest region: most reads are in it.
     main: Span,
-    /// What keeps the mappings alive.
+    /// Keeps the mappings alive.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -72,13 +72,13 @@ impl fmt::Debug for GuestMemory {
 }
 
 impl GuestMemory {
-    /// The memory of these regions, which `owner` keeps mapped. What no processor could address
-    /// is left out.
+    /// The memory of these regions, which `owner` keeps mapped. Regions above the end of physical
+    /// addresses are omitted.
     ///
     /// # Safety
-    /// Each region's whole length must be readable at its place until `owner` is dropped, whatever
-    /// happens to the file that is mapped there: for memory of another process, by a handler that
-    /// puts something in place of pages that are lost. Others may write there at any time.
+    /// The whole length of each region must be readable at its place until `owner` is dropped, even
+    /// if the mapped file changes: for memory of another process, a handler has to replace lost
+    /// pages. Other threads and processes may write there at any time.
     pub unsafe fn new(mut regions: Vec<Region>, owner: Arc<dyn Any + Send + Sync>) -> Self {
         regions.retain(|region| {
             let end = region.start.checked_add(region.length);
@@ -90,7 +90,7 @@ impl GuestMemory {
         Self { regions: regions.into(), main, _owner: owner }
     }
 
-    /// The regions by address.
+    /// The regions, in the order of their addresses.
     pub fn regions(&self) -> &[Region] {
         &self.regions
     }
@@ -105,7 +105,7 @@ impl GuestMemory {
         self.regions.iter().map(|region| region.length).sum()
     }
 
-    /// Where `length` bytes at `address` are, if they are all in one region.
+    /// The place of `length` bytes at `address`, if they are all in one region.
     #[inline]
     fn place(&self, address: u64, length: u64) -> Option<*const u8> {
         #[cfg(any(test, feature = "recording"))]
@@ -114,8 +114,8 @@ impl GuestMemory {
         (left >= length.max(1)).then_some(place)
     }
 
-    /// Where the byte at `address` is, and how many there are from there to the end of its region;
-    /// 0 where there is no memory.
+    /// The place of the byte at `address`, and the number of bytes from there to the end of its
+    /// region; 0 if there is no memory.
     #[inline]
     fn find(&self, address: u64) -> (*const u8, u64) {
         let offset = address.wrapping_sub(self.main.start);
@@ -136,8 +136,8 @@ impl GuestMemory {
         (std::ptr::null(), 0)
     }
 
-    /// The memory from `address` on, for several reads of what lies together there: its place is
-    /// looked up once.
+    /// The memory from `address` on, for several reads of contiguous memory: its place is looked up
+    /// once.
     #[inline]
     pub(crate) fn window(&self, address: u64) -> Window<'_> {
         let (place, left) = self.find(address);
@@ -157,11 +157,11 @@ impl GuestMemory {
 
     /// The eight bytes at `address` as a number; `None` outside the memory.
     #[inline]
-    #[expect(clippy::cast_ptr_alignment, reason = "the line before looks at the alignment")]
+    #[expect(clippy::cast_ptr_alignment, reason = "the line before checks the alignment")]
     pub fn u64(&self, address: u64) -> Option<u64> {
         let place = self.place(address, 8)?;
         if place as usize % 8 == 0 {
-            // SAFETY: eight aligned bytes of a mapped region; whatever they are is a number.
+            // SAFETY: eight aligned bytes of a mapped region; any content is a valid number.
             return Some(u64::from_le(unsafe { place.cast::<u64>().read_volatile() }));
         }
         let mut bytes = [0; 8];
@@ -171,11 +171,11 @@ impl GuestMemory {
 
     /// The four bytes at `address` as a number; `None` outside the memory.
     #[inline]
-    #[expect(clippy::cast_ptr_alignment, reason = "the line before looks at the alignment")]
+    #[expect(clippy::cast_ptr_alignment, reason = "the line before checks the alignment")]
     pub fn u32(&self, address: u64) -> Option<u32> {
         let place = self.place(address, 4)?;
         if place as usize % 4 == 0 {
-            // SAFETY: four aligned bytes of a mapped region; whatever they are is a number.
+            // SAFETY: four aligned bytes of a mapped region; any content is a valid number.
             return Some(u32::from_le(unsafe { place.cast::<u32>().read_volatile() }));
         }
         let mut bytes = [0; 4];
@@ -190,16 +190,16 @@ impl GuestMemory {
         Some(u16::from_le_bytes(bytes))
     }
 
-    /// Copies what is at `address`; `None`, with `bytes` as they were, if it is not all in one
+    /// Copies the bytes at `address`. `None`, with `bytes` unchanged, if they are not all in one
     /// region.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Option<()> {
         copy(self.place(address, bytes.len() as u64)?, bytes);
         Some(())
     }
 
-    /// The parts of a region that the guest ever touched from `start` on, in order; the whole
-    /// region where nobody can tell. Each part costs two system calls, and there can be one for
-    /// every second page: whoever walks through them keeps a limit of time.
+    /// The parts of a region that the guest has touched, from `start` on, in order; the whole
+    /// region if this is unknown. Each part costs two system calls, and every second page can begin
+    /// a part: a caller has to limit its time.
     pub(crate) fn touched(region: &Region, start: u64) -> Touched<'_> {
         Touched { region, offset: start.saturating_sub(region.start) }
     }
@@ -224,8 +224,8 @@ impl Iterator for Touched<'_> {
             *offset = region.length;
             return Some((region.start + from, region.start + region.length));
         };
-        // This moves the position of an open file that the VMM may share; what it returns does not
-        // depend on it.
+        // This moves the position of an open file that the VMM may share. The result does not
+        // depend on the position.
         let data = match seek(file, SeekFrom::Data(base + from)) {
             Ok(data) => data,
             Err(error) => {
@@ -247,25 +247,25 @@ impl Iterator for Touched<'_> {
     }
 }
 
-/// The memory from an address on, to the end of its region: regions end where memory does, and a
-/// kernel's structure does not reach across.
+/// The memory from an address on, to the end of its region. A structure of the kernel does not
+/// extend beyond its region, which ends where the memory ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Window<'a> {
     _memory: PhantomData<&'a GuestMemory>,
     #[cfg(any(test, feature = "recording"))]
     address: u64,
     place: *const u8,
-    /// At offsets below this there are eight bytes; 0 where there is no memory.
+    /// The offsets at which there are eight bytes are below this; 0 if there is no memory.
     words: u64,
 }
 
 impl Window<'_> {
-    /// No more of it than `length` bytes.
+    /// The first `length` bytes.
     pub fn first(self, length: u64) -> Self {
         Self { words: self.words.min(length.saturating_sub(7)), ..self }
     }
 
-    /// The place of `length` bytes, 8 at most, if they are aligned.
+    /// The place of `length` bytes (at most 8), if they are aligned.
     #[inline]
     fn place(&self, offset: u64, length: u64) -> Option<*const u8> {
         let place = self.place.wrapping_add(offset as usize);
@@ -277,46 +277,48 @@ impl Window<'_> {
         Some(place)
     }
 
-    /// The eight bytes at an offset as a number; `None` outside, or where they are not aligned.
+    /// The eight bytes at an offset as a number; `None` outside the window, or if they are not
+    /// aligned.
     #[inline]
-    #[expect(clippy::cast_ptr_alignment, reason = "`place` looks at the alignment")]
+    #[expect(clippy::cast_ptr_alignment, reason = "`place` checks the alignment")]
     pub fn u64(&self, offset: u64) -> Option<u64> {
         let place = self.place(offset, 8)?;
-        // SAFETY: eight aligned bytes of a mapped region, which the memory keeps mapped; whatever
-        // they are is a number.
+        // SAFETY: eight aligned bytes of a mapped region, which the memory keeps mapped; any
+        // content is a valid number.
         Some(u64::from_le(unsafe { place.cast::<u64>().read_volatile() }))
     }
 
-    /// The four bytes at an offset as a number; `None` outside, or where they are not aligned.
+    /// The four bytes at an offset as a number; `None` outside the window, or if they are not
+    /// aligned.
     #[inline]
-    #[expect(clippy::cast_ptr_alignment, reason = "`place` looks at the alignment")]
+    #[expect(clippy::cast_ptr_alignment, reason = "`place` checks the alignment")]
     pub fn u32(&self, offset: u64) -> Option<u32> {
         let place = self.place(offset, 4)?;
-        // SAFETY: as above, of four.
+        // SAFETY: as above, for four bytes.
         Some(u32::from_le(unsafe { place.cast::<u32>().read_volatile() }))
     }
 }
 
-/// A file that is mapped here, for as long as this lives.
+/// A mapping of a file, for the lifetime of this object.
 pub(crate) struct Mapping {
     place: *mut libc::c_void,
     length: usize,
 }
 
-// SAFETY: what is mapped is only accessed by volatile reads and writes.
+// SAFETY: the mapped memory is only accessed by volatile reads and writes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `length` bytes of a file, for reading or for both directions.
+    /// Maps the first `length` bytes of a file, for reading or for reading and writing.
     pub fn new(file: &File, length: usize, is_writable: bool) -> io::Result<Self> {
         let (access, flags) = if is_writable {
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE)
         } else {
             (libc::PROT_READ, libc::MAP_SHARED)
         };
-        // SAFETY: a new mapping of an open file, wherever the kernel likes.
+        // SAFETY: a new mapping of an open file, at an address that the kernel chooses.
         let place =
             unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, file.as_raw_fd(), 0) };
         if place == libc::MAP_FAILED {
@@ -325,7 +327,7 @@ impl Mapping {
         Ok(Self { place, length })
     }
 
-    /// Where an offset of the file is.
+    /// The address of an offset of the file.
     pub fn place(&self, offset: u64) -> *mut u8 {
         self.place.cast::<u8>().wrapping_add(offset as usize)
     }
@@ -338,8 +340,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Copies by volatile reads, by words where both sides allow.
-#[expect(clippy::cast_ptr_alignment, reason = "the line before looks at the alignment")]
+/// Copies by volatile reads, in words if both sides allow it.
+#[expect(clippy::cast_ptr_alignment, reason = "the line before checks the alignment")]
 fn copy(mut place: *const u8, mut bytes: &mut [u8]) {
     while !bytes.is_empty() {
         if place as usize % 8 == 0 && bytes.len() >= 8 {
@@ -358,7 +360,7 @@ fn copy(mut place: *const u8, mut bytes: &mut [u8]) {
     }
 }
 
-/// What is read, for tests: how often, and where.
+/// A recording of the reads, for tests: their number and their ranges.
 #[cfg(any(test, feature = "recording"))]
 pub(crate) mod recording {
     use std::cell::{Cell, RefCell};
@@ -370,7 +372,7 @@ pub(crate) mod recording {
         static RANGES: RefCell<Vec<(u64, u32)>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// The memory is read here.
+    /// Counts a read of the memory, and records it if recording is on.
     #[inline]
     pub fn note(address: u64, length: u64) {
         COUNT.set(COUNT.get() + 1);
@@ -380,18 +382,18 @@ pub(crate) mod recording {
         }
     }
 
-    /// How many reads there have been on this thread.
+    /// The number of reads on this thread.
     pub fn count() -> u64 {
         COUNT.get()
     }
 
-    /// How many bytes they were, those included that were not there.
+    /// The number of bytes of these reads, including reads outside the memory.
     #[cfg(test)]
     pub fn bytes() -> u64 {
         BYTES.get()
     }
 
-    /// Does `act` and returns the guest-physical ranges that it read.
+    /// Runs `act`. Returns its result and the guest-physical ranges that it read.
     pub fn record<T>(act: impl FnOnce() -> T) -> (T, Vec<(u64, u32)>) {
         IS_RECORDING.set(true);
         let result = act();

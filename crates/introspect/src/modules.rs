@@ -5,24 +5,24 @@ use crate::layout::Types;
 use crate::memory::GuestMemory;
 use crate::paging::AddressSpace;
 
-/// A kernel has no more modules than this.
+/// The most modules that are read.
 const MODULES_MAX: usize = 1024;
-/// A module has no more symbols than this.
+/// The most symbols of a module.
 const SYMBOLS_MAX: u64 = 100_000;
-/// The names of a module's symbols are no longer together, in bytes.
+/// The greatest total length of the names of a module's symbols, in bytes.
 const NAMES_MAX: u64 = 8 << 20;
-/// A symbol's name is no longer, in bytes.
+/// The longest name of a symbol, in bytes.
 const NAME_MAX: usize = 512;
-/// What all modules together have of symbols and their names is no longer, in bytes.
+/// The greatest total length of the symbols and names of all modules, in bytes.
 pub(crate) const SYMBOLS_TOTAL: u64 = 64 << 20;
-/// A module's description of its types is no longer than this, in bytes.
+/// The longest description of a module's types, in bytes.
 const MODULE_TYPES_MAX: usize = 4 << 20;
-/// The descriptions of all modules together are no longer.
+/// The greatest total length of the descriptions of all modules, in bytes.
 const TYPES_TOTAL: usize = 32 << 20;
 /// The size of an ELF symbol, in bytes.
 const SYMBOL: usize = 24;
 
-/// The members of `struct module` that this needs.
+/// The required members of `struct module`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ModuleLayout {
     list: u64,
@@ -66,7 +66,7 @@ impl ModuleLayout {
 /// One module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
-    /// The address of its `struct module`.
+    /// The address of the `struct module`.
     pub address: u64,
     pub name: String,
 }
@@ -95,8 +95,8 @@ pub(crate) fn list(
     modules
 }
 
-/// The modules' own types, on top of their kernel's. `head` is the kernel's list of them,
-/// `btf_modules`: the modules themselves keep theirs only while they are loaded.
+/// The modules' own types, which extend their kernel's. `head` is the kernel's list of them,
+/// `btf_modules`: a module itself refers to its description only while it is being loaded.
 pub(crate) fn types<'b>(
     memory: &GuestMemory,
     space: &AddressSpace,
@@ -136,14 +136,15 @@ pub(crate) fn types<'b>(
     found
 }
 
-/// Tells each symbol of a module by name and address. Takes what it reads off `left`.
+/// Calls `report` with the name and the address of each symbol of a module. Subtracts the number of
+/// bytes that it reads from `left`.
 pub(crate) fn symbols(
     memory: &GuestMemory,
     space: &AddressSpace,
     module: &Module,
     layout: &ModuleLayout,
     left: &mut u64,
-    mut tell: impl FnMut(&[u8], u64),
+    mut report: impl FnMut(&[u8], u64),
 ) -> Option<()> {
     let [symbols, table, count, text] = layout.symbols?;
     let symbols = space.u64(memory, module.address.wrapping_add(symbols))?;
@@ -159,7 +160,7 @@ pub(crate) fn symbols(
     let word = |entry: &[u8], at: usize| {
         entry[at..at + 4].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
     };
-    // The names lie together: read them at one go, as far as they are there.
+    // The names are contiguous: they are read in one call, but for the end of the last name.
     let last = entries.chunks_exact(SYMBOL).map(|entry| word(entry, 0)).max()?;
     if last > NAMES_MAX {
         return None;
@@ -168,7 +169,7 @@ pub(crate) fn symbols(
     let mut names = vec![0; last as usize + 1];
     space.read(memory, text, &mut names)?;
     let mut tail = vec![0; 256];
-    // What the last name has behind its first byte may end with its page.
+    // The end of the last name may lie beyond the end of a page, which need not be mapped.
     let at = text.wrapping_add(last + 1);
     let room = (4096 - at % 4096).min(256) as usize;
     if space.read(memory, at, &mut tail[..room]).is_some() {
@@ -180,7 +181,7 @@ pub(crate) fn symbols(
         let Some(end) = name.iter().position(|byte| *byte == 0) else { continue };
         let address = word(entry, 8) | word(entry, 12) << 32;
         if end > 0 && address != 0 {
-            tell(&name[..end], address);
+            report(&name[..end], address);
         }
     }
     Some(())

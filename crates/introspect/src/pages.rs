@@ -1,53 +1,55 @@
-//! Pages: from an address of guest memory to the inode whose content it caches.
+//! Pages: the inode whose content a page of guest memory caches.
 
 use crate::kernel::Kernel;
 use crate::vmcoreinfo::PAGE;
 
-/// The pages of page structures that a queue remembers the places of; a power of two. One covers
-/// 256 KiB of the guest's memory.
+/// The number of pages of page structures in a queue's cache of addresses; a power of two. One
+/// covers 256 KiB of the guest's memory.
 const PLACES: usize = 4096;
-/// The low bits of `page.mapping` that say it is no file's: anonymous or movable memory.
+/// The low bits of `page.mapping` of a page that is not a file's: anonymous or movable memory.
 const MAPPING_FLAGS: u64 = 3;
-/// The low bits of `page.memcg_data` that are flags, and those of them that say it is no group's.
+/// The low bits of `page.memcg_data` that are flags, and those of them that mark a page without a
+/// group.
 const GROUP_FLAGS: u64 = 7;
 const GROUP_OTHERS: u64 = 3;
 
-/// The bits that can be clear in a word that masks the address of a part to that of its head: the
-/// largest page has 1 GiB, and its structures 16 MiB. No page structure is above such a word.
+/// The bits that can be clear in a word that masks the address of a part to that of its head. The
+/// largest page has 1 GiB, and its structures 16 MiB. No page structure has an address above such a
+/// word.
 const MASK_LOW: u64 = (1 << 30) - 1;
 
-/// What a page holds.
+/// The use of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Page {
     /// Content of a file or a block device.
     Cached {
         /// The address of the inode.
         inode: u64,
-        /// The address of the `mem_cgroup` that it is charged to, or 0.
+        /// The address of the `mem_cgroup` to which the page is charged, or 0.
         memory_group: u64,
-        /// Whether the page cache has it read now, or written now.
+        /// Whether the page cache itself reads or writes the page now.
         transfer: Transfer,
     },
-    /// A process's own memory.
+    /// Private memory of a process.
     Anonymous,
-    /// The kernel's.
+    /// Memory of the kernel.
     Other,
 }
 
-/// What the page cache itself does with a page, by the page's flags. A page of the page cache that
-/// a program reads or writes a device with has none of these set.
+/// The transfer of a page by the page cache itself, from the page's flags. If a program uses a page
+/// of the page cache as the memory of its own I/O to a device, none of these flags is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Transfer {
-    /// It is locked and has no content yet.
+    /// The page is locked and has no content yet.
     pub is_read: bool,
-    /// It is being written back.
+    /// The page is being written back.
     pub is_written: bool,
 }
 
-/// Where the structures of pages are in physical memory: their part of the page tables does not
-/// change, so a walk is done once.
+/// A cache of the physical addresses of page structures. Their part of the page tables does not
+/// change, so each walk is done once.
 pub(crate) struct PageCache {
-    /// Virtual and physical page of each; the virtual one is never 0.
+    /// The virtual and the physical page of each entry. The virtual one is never 0.
     places: Box<[(u64, u64)]>,
 }
 
@@ -67,7 +69,8 @@ impl PageCache {
         Some(place.1 + address % PAGE)
     }
 
-    /// What the page with its structure at `address` holds; `None` where that is torn or none.
+    /// The use of the page whose structure is at `address`; `None` if the structure is torn or
+    /// invalid.
     pub fn page(&mut self, kernel: &Kernel, mut address: u64) -> Option<Page> {
         let layout = &kernel.layout;
         if !kernel.is_page(address) {
@@ -76,8 +79,9 @@ impl PageCache {
         let mut page = kernel.memory.window(self.physical(kernel, address)?);
         let head = page.u64(layout.page_compound_head)?;
         if head & 1 != 0 {
-            // A part of a larger page: its head tells. The word is the head's address, or, where
-            // all bits above those of the largest page are set, what masks this one's to it.
+            // A part of a larger page: its head has the facts. The word is the head's address, or,
+            // if all bits above those of the largest page are set, the mask that gives it from this
+            // address.
             address = if head | MASK_LOW == u64::MAX { address & head } else { head & !1 };
             if !kernel.is_page(address) {
                 return None;
@@ -85,7 +89,7 @@ impl PageCache {
             page = kernel.memory.window(self.physical(kernel, address)?);
         }
         let flags = page.u64(layout.page_flags)?;
-        // A head knows that it is one.
+        // The flags of a head mark it as one.
         if head & 1 != 0 && kernel.places.head_bit.is_some_and(|bit| flags >> bit & 1 == 0) {
             return None;
         }
@@ -102,8 +106,8 @@ impl PageCache {
         if mapping & MAPPING_FLAGS != 0 {
             return Some(if mapping & 1 != 0 { Page::Anonymous } else { Page::Other });
         }
-        // A mapping is embedded in its own inode, which it names: two structures that check each
-        // other, so what is not one is found out.
+        // A mapping is embedded in its own inode, and points to it. The two structures check each
+        // other, so an invalid pointer is detected.
         let place = kernel.space.direct(mapping)?;
         let inode = kernel.memory.window(place).u64(layout.mapping_host)?;
         if inode == 0 || mapping.wrapping_sub(layout.inode_data) != inode {
@@ -128,10 +132,10 @@ impl Kernel {
         self.places.pages.wrapping_add((physical / PAGE).wrapping_mul(self.layout.page_size))
     }
 
-    /// Whether an address can be a `struct page`'s.
+    /// Whether an address is a possible address of a `struct page`.
     fn is_page(&self, address: u64) -> bool {
         let offset = address.wrapping_sub(self.places.pages);
-        // Nearly all kernels have 64 bytes: no division then.
+        // Nearly all kernels have 64 bytes: no division is necessary then.
         let (number, rest) = match self.layout.page_size {
             64 => (offset / 64, offset % 64),
             size => (offset / size, offset % size),

@@ -5,13 +5,13 @@
 use crate::memory::GuestMemory;
 use crate::vmcoreinfo::{PAGE, VmcoreInfo};
 
-/// Where the kernel's image is mapped (`__START_KERNEL_map`).
+/// The virtual address of the kernel's image (`__START_KERNEL_map`).
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
-/// The image's room is no longer than this, from [`KERNEL_MAP`] on (`KERNEL_IMAGE_SIZE`).
+/// The length of the range of the image, from [`KERNEL_MAP`] on, in bytes (`KERNEL_IMAGE_SIZE`).
 const KERNEL_MAP_LENGTH: u64 = 1 << 30;
 const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
-/// The bits of an entry that are an address.
+/// The address bits of an entry.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// The kernel's address space.
@@ -19,15 +19,17 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 pub(crate) struct AddressSpace {
     root: u64,
     levels: u32,
-    /// What is added to an image's offset to get its physical address (`phys_base`).
+    /// The number that is added to an offset in the image to get its physical address
+    /// (`phys_base`).
     physical_base: u64,
-    /// Where physical memory is mapped in order, and how much of it; 0 bytes until that is known.
+    /// The start and the length of the direct map of physical memory. The length is 0 until it is
+    /// known.
     direct: u64,
     direct_length: u64,
 }
 
 impl AddressSpace {
-    /// The address space that a note describes.
+    /// The address space of a note's kernel.
     pub fn new(note: &VmcoreInfo) -> Option<Self> {
         let table = note.symbol("init_top_pgt").or_else(|| note.symbol("swapper_pg_dir"))?;
         let physical_base = note.number("phys_base")? as u64;
@@ -42,11 +44,11 @@ impl AddressSpace {
         })
     }
 
-    /// Takes it that physical memory up to `length` is mapped in order from `start` on, if some
-    /// samples say so.
+    /// Assumes that physical memory up to `length` is mapped linearly from `start` on, if some
+    /// samples confirm it. Returns whether they do.
     pub fn set_direct(&mut self, memory: &GuestMemory, start: u64, length: u64) -> bool {
-        // It lies below the kernel's image: a sum of an address in it and a member's place never
-        // wraps around.
+        // The direct map lies below the kernel's image, so the sum of an address in it and a
+        // member's offset never wraps around.
         if start.checked_add(length).is_none_or(|end| end > KERNEL_MAP) {
             return false;
         }
@@ -54,8 +56,8 @@ impl AddressSpace {
             let last = region.length.saturating_sub(PAGE);
             [region.start, region.start + region.length / 2, region.start + last]
         });
-        // Low memory and memory that was plugged in later may be missing: some of it must be
-        // there, and nothing may be elsewhere.
+        // Low memory and memory that was plugged in later may be missing. So at least one sample
+        // must be mapped, and none may be mapped to another address.
         let mut seen = 0;
         let fits = samples.all(|physical| {
             match self.walk(memory, start.wrapping_add(physical & !(PAGE - 1))) {
@@ -72,20 +74,20 @@ impl AddressSpace {
         fits && seen > 0
     }
 
-    /// Where physical memory is mapped in order.
+    /// The start of the direct map of physical memory.
     pub fn direct_start(&self) -> u64 {
         self.direct
     }
 
-    /// The physical address at a virtual one, without looking at tables, where it is known: in the
-    /// direct map.
+    /// The physical address of a virtual address in the direct map, without a walk of the page
+    /// tables.
     #[inline]
     pub fn direct(&self, address: u64) -> Option<u64> {
         let offset = address.wrapping_sub(self.direct);
         (offset < self.direct_length).then_some(offset)
     }
 
-    /// The physical address at a virtual one.
+    /// The physical address of a virtual address.
     pub fn translate(&self, memory: &GuestMemory, address: u64) -> Option<u64> {
         if let Some(physical) = self.direct(address) {
             return Some(physical);
@@ -93,7 +95,7 @@ impl AddressSpace {
         self.walk(memory, address)
     }
 
-    /// Walks the tables.
+    /// Walks the page tables.
     pub fn walk(&self, memory: &GuestMemory, address: u64) -> Option<u64> {
         // Addresses have 48 or 57 bits; the others repeat the highest.
         let bits = 12 + 9 * self.levels;
@@ -135,7 +137,7 @@ impl AddressSpace {
         Some(u32::from_le_bytes(bytes))
     }
 
-    /// Copies what is at a virtual address, page by page; `None` when any of it is missing.
+    /// Copies the bytes at a virtual address, page by page; `None` if any of them is missing.
     pub fn read(&self, memory: &GuestMemory, mut address: u64, mut bytes: &mut [u8]) -> Option<()> {
         while !bytes.is_empty() {
             let physical = self.translate(memory, address)?;
@@ -148,13 +150,13 @@ impl AddressSpace {
         Some(())
     }
 
-    /// A text that ends with a zero byte, of at most `length_max` bytes.
+    /// The text at a virtual address, up to a zero byte or `length_max` bytes.
     pub fn text(&self, memory: &GuestMemory, address: u64, length_max: usize) -> Option<String> {
         let mut bytes = [0; 256];
         let length = length_max.min(bytes.len());
         let mut done = 0;
         while done < length {
-            // Up to the end of the page: what follows it may not be there.
+            // This reads to the end of the page only: the next page may be missing.
             let at = address.wrapping_add(done as u64);
             let count = ((PAGE - at % PAGE) as usize).min(length - done);
             self.read(memory, at, &mut bytes[done..done + count])?;
@@ -168,8 +170,8 @@ impl AddressSpace {
     }
 }
 
-/// A guest's text as one that can be shown anywhere: what is not UTF-8, controls a terminal or
-/// turns the direction of writing is replaced.
+/// A guest's text in a form that is safe to display: invalid UTF-8, control characters and marks
+/// that change the direction of writing are replaced.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let is_bad = |c: char| {
@@ -184,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guests_text_controls_no_terminal() {
+    fn a_guests_text_does_not_control_the_terminal() {
         assert_eq!(printable("päge 1".as_bytes()), "päge 1");
         assert_eq!(printable(b"a\x1b[2Jb\nc"), "a\u{fffd}[2Jb\u{fffd}c");
         assert_eq!(printable("x\u{202e}gnp.exe".as_bytes()), "x\u{fffd}gnp.exe");

@@ -1,9 +1,9 @@
-//! A request's memory, taken off piece by piece.
+//! The memory of a request, consumed piece by piece.
 
-/// A request has no more pieces of memory than are looked at.
+/// The most pieces of memory of a request that are examined.
 const PIECES_MAX: usize = 2048;
 
-/// The pieces of memory of a request, cut where bios end.
+/// The pieces of memory of a request, divided at the ends of bios.
 pub(crate) struct Pieces<I> {
     inner: I,
     left: Option<(u64, u64)>,
@@ -11,12 +11,12 @@ pub(crate) struct Pieces<I> {
 }
 
 impl<I: Iterator<Item = (u64, u64)>> Pieces<I> {
-    /// Those of a request, in order.
+    /// The pieces of a request, in order.
     pub fn new(inner: I) -> Self {
         Self { inner, left: None, count: 0 }
     }
 
-    /// The next piece, at most `length_max` of it.
+    /// The next piece, or its first `length_max` bytes.
     pub fn next(&mut self, length_max: u64) -> Option<(u64, u64)> {
         let (address, length) = match self.left.take() {
             Some(left) => left,
@@ -33,7 +33,7 @@ impl<I: Iterator<Item = (u64, u64)>> Pieces<I> {
         Some((address, count))
     }
 
-    /// Leaves out so many bytes.
+    /// Skips `length` bytes.
     pub fn skip(&mut self, mut length: u64) {
         while length > 0 {
             let Some((_, count)) = self.next(length) else { break };

@@ -1,4 +1,4 @@
-//! One queue's way from a request to what it means.
+//! The resolver of a queue: finds the meaning of its requests.
 
 use std::sync::Arc;
 
@@ -8,38 +8,40 @@ use crate::bios::Bio;
 use crate::completion::{Completion, Meaning};
 use crate::files::{FileCache, Inode, Mounted, Nature};
 use crate::groups::{Group, GroupCache};
-use crate::guest::{Counts, Guest, NEWS_MODULES, NEWS_SUSPECT, NEWS_WANTED};
+use crate::guest::{Counts, EVENT_MISMATCH, EVENT_REQUEST, EVENT_UNKNOWN_FUNCTION, Guest};
 use crate::kernel::Kernel;
 use crate::pages::{Page, PageCache, Transfer};
 use crate::pieces::Pieces;
 
-/// A request has no more bios than are looked at: 254 pages of buffers of 512 bytes have 2,032. What
-/// is left over is unknown.
+/// The most bios of a request that are examined: 254 pages of buffers of 512 bytes have 2,032. The
+/// remaining bytes are unknown.
 const BIOS_MAX: usize = 2048;
-/// So many requests in a row that do not lie in the kernel's structures make it doubtful.
+/// The number of consecutive requests that do not match the kernel's structures, after which the
+/// kernel is doubtful.
 const MISMATCHES_MAX: u32 = 8;
-/// Completions that nobody knows, remembered so that modules are read again once for each.
-const STRANGERS: usize = 32;
+/// The number of unknown completion functions that are remembered. The modules are read again once
+/// for each.
+const UNKNOWN_FUNCTIONS_MAX: usize = 32;
 
-/// What a disk knows of a request.
+/// The disk's view of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestView {
     /// The guest-physical address of the virtio-blk header.
     pub header: u64,
-    /// Where the range begins, in sectors of 512 bytes.
+    /// The start of the range, in sectors of 512 bytes.
     pub sector: u64,
-    /// How long the range is, in bytes.
+    /// The length of the range, in bytes.
     pub length: u64,
-    /// Whether data moves (reads and writes).
+    /// Whether the request transfers data (reads and writes).
     pub carries_data: bool,
-    /// Whether it changes the disk.
+    /// Whether the request changes the disk.
     pub is_write: bool,
     /// The time, in nanoseconds of any clock that does not go back.
     pub now_ns: u64,
 }
 
-/// Reads a guest's structures for one queue's thread, which alone uses it. It keeps what it has
-/// read of files and groups, and asks the guest's memory again before it relies on it.
+/// Reads a guest's structures for the requests of one queue. Only the queue's thread uses it. It
+/// caches files and groups, and checks a cached entry against the guest's memory before each use.
 pub struct Resolver {
     guest: Arc<Guest>,
     counts: Arc<Counts>,
@@ -47,11 +49,11 @@ pub struct Resolver {
     kernel: Option<Arc<Kernel>>,
     caches: Caches,
     mismatches: u32,
-    strangers: [u64; STRANGERS],
-    strangers_count: usize,
+    unknown_functions: [u64; UNKNOWN_FUNCTIONS_MAX],
+    unknown_functions_count: usize,
 }
 
-/// What has been read of one kernel.
+/// The caches of one kernel's structures.
 #[derive(Default)]
 struct Caches {
     files: FileCache,
@@ -59,41 +61,41 @@ struct Caches {
     pages: PageCache,
 }
 
-/// What a bio says of its bytes.
+/// The evidence that a bio gives about its bytes.
 enum Verdict {
     /// These facts hold for all of them.
     All(Facts),
-    /// The first piece of memory tells for all.
+    /// The first piece of memory determines the facts of all bytes.
     First,
-    /// Each piece of memory tells for itself.
+    /// Each piece of memory determines its own facts.
     Each(Each),
-    /// This page tells for all: the pieces of memory are copies.
+    /// This page determines the facts of all bytes: the pieces of memory are copies.
     Page(u64, Each),
 }
 
-/// What is known of pieces of memory that tell for themselves.
+/// The facts about pieces of memory whose pages are examined one by one.
 #[derive(Clone, Copy, Default)]
 struct Each {
-    /// The address of the buffer head that they belong to, or 0.
+    /// The address of the buffer head of the pieces, or 0.
     buffer: u64,
-    /// Where the buffer is, in sectors of the disk.
+    /// The place of the buffer, in sectors of the disk.
     sector: u64,
-    /// What it is where a page is a process's own.
+    /// The kind of a piece whose page is private memory of a process.
     anonymous: Kind,
-    /// What it is where a page tells nothing.
+    /// The kind of a piece whose page gives no evidence.
     other: Kind,
-    /// Where a page may be what a process reads or writes a device with: the bio, which has to be
-    /// for the device that the page's content is on.
+    /// Set if the pages may be the memory of a process's own I/O to a device. The bio then has to
+    /// be for the device of the page's content.
     doubt: Option<Doubt>,
 }
 
-/// A bio that may not be the page cache's own.
+/// A bio that may not belong to the page cache.
 #[derive(Clone, Copy)]
 struct Doubt {
     /// The `block_device` that the bio is for, or 0.
     device: u64,
     is_write: bool,
-    /// The function that ends it is known, which the page cache uses as well.
+    /// Whether the completion function of the bio is known. The page cache uses it too.
     is_known: bool,
 }
 
@@ -102,10 +104,10 @@ impl Doubt {
         Self { device: bio.device, is_write: view.is_write, is_known }
     }
 
-    /// Whether a page of this inode can be what the bio moves for the page cache itself.
+    /// Whether the bio can transfer a page of this inode for the page cache itself.
     fn is_of(self, kernel: &Kernel, inode: &Inode, transfer: Transfer) -> bool {
         let is_moved = match inode.nature {
-            // Buffers of devices are written under a lock of their own.
+            // The locks of a device's buffers, not of its pages, protect their transfer.
             Nature::Device | Nature::Mounted(_) => true,
             Nature::File | Nature::Directory | Nature::Internal => {
                 if self.is_write {
@@ -128,19 +130,19 @@ impl Resolver {
             kernel: None,
             caches: Caches::default(),
             mismatches: 0,
-            strangers: [0; STRANGERS],
-            strangers_count: 0,
+            unknown_functions: [0; UNKNOWN_FUNCTIONS_MAX],
+            unknown_functions_count: 0,
         }
     }
 
-    /// The guest that it reads.
+    /// The guest of the requests.
     pub fn guest(&self) -> &Arc<Guest> {
         &self.guest
     }
 
-    /// Says what a request means, in `insight` (whose `io_priority` stays). `pages` are the
-    /// guest-physical addresses and lengths of its data, in order. Nothing is known where the
-    /// kernel has not been found.
+    /// Finds the meaning of a request, and writes it to `insight` (`io_priority` stays as it is).
+    /// `pages` are the guest-physical addresses and the lengths of the request's data, in order.
+    /// Without a kernel, the meaning is unknown.
     pub fn resolve(
         &mut self,
         request: &RequestView,
@@ -153,17 +155,17 @@ impl Resolver {
             self.kernel = self.guest.kernel();
             self.caches = Caches::default();
             self.mismatches = 0;
-            self.strangers_count = 0;
+            self.unknown_functions_count = 0;
         }
-        // Taken out for the time of the call, so that nobody counts its holders.
+        // The kernel is moved out for the time of the call, which avoids a count of its references.
         let Some(kernel) = self.kernel.take() else {
             if request.carries_data {
-                self.guest.news(NEWS_WANTED, request.header);
+                self.guest.notify(EVENT_REQUEST, request.header);
             }
             return;
         };
         self.counts.request();
-        let found = self.look(&kernel, request, pages, insight).is_some();
+        let found = self.follow_bios(&kernel, request, pages, insight).is_some();
         self.kernel = Some(kernel);
         if found {
             self.mismatches = 0;
@@ -173,13 +175,13 @@ impl Resolver {
             self.counts.mismatch();
             self.mismatches += 1;
             if self.mismatches % MISMATCHES_MAX == 0 {
-                self.guest.news(NEWS_SUSPECT, request.header);
+                self.guest.notify(EVENT_MISMATCH, request.header);
             }
         }
     }
 
-    /// Follows the request's bios. `None` where it is no request of this kernel.
-    fn look(
+    /// Follows the request's bios. `None` if it is not a request of this kernel.
+    fn follow_bios(
         &mut self,
         kernel: &Kernel,
         view: &RequestView,
@@ -210,14 +212,15 @@ impl Resolver {
             }
             let Some(found) = kernel.bio(bio) else { break };
             let size = found.size.min(left);
-            // The bios of a request adjoin on the disk: what does not is torn, or none of it.
+            // The bios of a request are contiguous on the disk. Any other bio is torn, or not part
+            // of it.
             if found.sector != sector || size == 0 {
                 break;
             }
             let group = self.group(kernel, &found, view.now_ns);
             if view.carries_data {
                 let verdict = self.judge(kernel, &found, view, insight.flags);
-                self.tell(kernel, &verdict, size, group, &mut pieces, view.now_ns, insight);
+                self.add_parts(kernel, &verdict, size, group, &mut pieces, view.now_ns, insight);
             } else {
                 insight.push(size, Facts { cgroup: group.name, ..Facts::default() });
             }
@@ -225,7 +228,7 @@ impl Resolver {
             sector = sector.wrapping_add(size / 512);
             bio = found.next;
         }
-        // The requests of a kernel that was booted since look just so, but lead to nothing here.
+        // Requests of a kernel that has booted since look the same here, but lead to no bios.
         if view.carries_data && left == view.length {
             return None;
         }
@@ -235,7 +238,7 @@ impl Resolver {
         Some(())
     }
 
-    /// The group that a bio is charged to.
+    /// The group to which a bio is charged.
     #[inline]
     fn group(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Group {
         let layout = &kernel.layout;
@@ -252,7 +255,7 @@ impl Resolver {
             .unwrap_or_default()
     }
 
-    /// What the completion of a bio says, once the layers of devices are seen through.
+    /// The evidence of a bio's completion function, after the layers of devices have been followed.
     fn judge(
         &mut self,
         kernel: &Kernel,
@@ -266,7 +269,7 @@ impl Resolver {
             confidence: Confidence::Sure,
             ..Facts::default()
         };
-        // Where nothing else tells, the request's flags may.
+        // Without other evidence, the request's flags determine the kind.
         let other = if flags.contains(RequestFlags::SWAP) {
             Kind::Swap
         } else if flags.contains(RequestFlags::METADATA) {
@@ -275,21 +278,21 @@ impl Resolver {
             Kind::Unknown
         };
         let each = Each { other, ..Each::default() };
-        // Most are of the page cache, right on the disk.
+        // Most bios are the page cache's, without a layer of devices.
         match kernel.meanings.get(bio.end) {
             Some(Meaning::Completion(Completion::OneFile)) => return Verdict::First,
             Some(Meaning::Completion(Completion::Pages)) => return Verdict::Each(each),
             _ => {}
         }
         let Some((bio, Meaning::Completion(completion), copied)) = kernel.origin(bio) else {
-            self.stranger(bio.end);
+            self.unknown_function(bio.end);
             let doubt = Some(Doubt::new(bio, view, false));
             return Verdict::Each(Each { doubt, ..each });
         };
         let doubt = |is_known| Some(Doubt::new(&bio, view, is_known));
         let verdict = match completion {
             Completion::OneFile => Verdict::First,
-            // `origin` sees through those that other devices' layers submit.
+            // `origin` follows the bios of other devices' layers.
             Completion::Pages
             | Completion::BtrfsStripe
             | Completion::DmClone
@@ -302,8 +305,9 @@ impl Resolver {
             | Completion::BcacheInsert
             | Completion::BcacheDetached
             | Completion::Chain => Verdict::Each(each),
-            // The kernel waits for its own memory as well, and the page cache for the rest of a
-            // page of which a part is written. A process's own memory: `dd` on a device.
+            // The kernel waits synchronously for I/O to its own memory, and the page cache for the
+            // rest of a page of which a part is written. Private memory of a process: `dd` on a
+            // device.
             Completion::Waited if self.is_in_journal(kernel, &bio, other) => {
                 Verdict::All(sure(Kind::Journal))
             }
@@ -324,7 +328,7 @@ impl Resolver {
                     }
                     Some(Meaning::Completion(Completion::OfBuffer(None))) => Verdict::Each(each),
                     _ => {
-                        self.stranger(end.unwrap_or(0));
+                        self.unknown_function(end.unwrap_or(0));
                         Verdict::Each(Each { doubt: doubt(false), ..each })
                     }
                 }
@@ -373,7 +377,8 @@ impl Resolver {
         }
     }
 
-    /// A page of a bio that speaks for all of its pages: they are of one inode.
+    /// A page of a bio that determines the facts of all its pages, because they belong to one
+    /// inode.
     fn only_page(&mut self, kernel: &Kernel, bio: &Bio) -> Option<u64> {
         let first = kernel.first_page(bio)?;
         let pages = &mut self.caches.pages;
@@ -386,7 +391,7 @@ impl Resolver {
         (is_one == Some(true)).then_some(first)
     }
 
-    /// Btrfs embeds its bios in what tells the inode.
+    /// The evidence of Btrfs, which embeds its bios in structures that lead to the inode.
     fn btrfs(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Option<Verdict> {
         let layout = &kernel.layout;
         let find = || {
@@ -398,7 +403,7 @@ impl Resolver {
                 let offset = if layout.btrfs_inode_is_own { layout.btrfs_inode_inode? } else { 0 };
                 return Some((inode.wrapping_add(offset), direct));
             }
-            // Kernels before 6.2 name the inode only where no page does.
+            // Kernels before 6.2 store the inode only if no page leads to it.
             let place = match end? {
                 Meaning::BtrfsDirect => layout.btrfs_dio_inode?,
                 Meaning::BtrfsCompressed => layout.btrfs_compressed_inode?,
@@ -414,11 +419,12 @@ impl Resolver {
         known.then_some(Verdict::All(facts))
     }
 
-    /// The facts of an inode that a bio names; its own kind where it is no plain file.
+    /// The facts about the inode to which a bio refers. The kind is `kind` for a plain file, and
+    /// otherwise the inode's own.
     fn file(&mut self, kernel: &Kernel, inode: Option<u64>, kind: Kind, now_ns: u64) -> Facts {
         let names = self.guest.names();
         let found = inode.and_then(|inode| self.caches.files.inode(kernel, names, inode, now_ns));
-        // Only files and devices are read and written past the page cache.
+        // Direct I/O is possible only for files and devices.
         let found = found.filter(|found| {
             kind != Kind::Direct || matches!(found.nature, Nature::File | Nature::Device)
         });
@@ -441,9 +447,9 @@ impl Resolver {
         }
     }
 
-    /// Takes the bytes of one bio off the pieces and tells what they are.
+    /// Consumes the pieces of one bio, and adds their facts to `insight`.
     #[expect(clippy::too_many_arguments, reason = "the parts of one bio")]
-    fn tell(
+    fn add_parts(
         &mut self,
         kernel: &Kernel,
         verdict: &Verdict,
@@ -482,7 +488,7 @@ impl Resolver {
                         push(left, Facts::default());
                         break;
                     };
-                    // A piece may cover several pages that lie together by chance.
+                    // A piece may consist of several pages that are contiguous by chance.
                     let (mut address, mut rest) = (address, length);
                     while rest > 0 {
                         let count = (4096 - address % 4096).min(rest);
@@ -497,7 +503,7 @@ impl Resolver {
         }
     }
 
-    /// What the page whose `struct page` is at an address holds.
+    /// The facts about the content of the page whose `struct page` is at an address.
     fn page(&mut self, kernel: &Kernel, page: u64, each: Each, group: Group, now_ns: u64) -> Facts {
         let found = self.caches.pages.page(kernel, page);
         let names = self.guest.names();
@@ -512,7 +518,7 @@ impl Resolver {
         };
         let Some((found, memory_group)) = inode else {
             let (kind, source) = match found {
-                // Memory of a process, its own or of a file that it has mapped.
+                // Memory of a process: private, or of a mapped file.
                 Some(Page::Anonymous | Page::Cached { .. }) if each.anonymous != Kind::Unknown => {
                     (each.anonymous, Source::Bio)
                 }
@@ -522,17 +528,17 @@ impl Resolver {
             return Facts { kind, source, confidence: Confidence::Likely, ..Facts::default() };
         };
         if let Nature::Mounted(Mounted { super_block, row }) = found.nature {
-            // A module that was loaded since knows where its journal is.
+            // The place of the journal may be known to a module that was loaded later.
             let journal = row.journal_sectors.as_ref().filter(|journal| journal.has_buffers);
             if journal.is_some_and(|journal| !(journal.is_known)(&kernel.layout)) {
-                self.stranger(super_block);
+                self.unknown_function(super_block);
             }
         }
         let mut facts = found.facts;
         facts.kind = match found.nature {
             Nature::File => Kind::Data,
             Nature::Directory => Kind::Directory,
-            Nature::Mounted(mounted) if is_journals(kernel, mounted, found.device, each) => {
+            Nature::Mounted(mounted) if is_journal_buffer(kernel, mounted, found.device, each) => {
                 Kind::Journal
             }
             Nature::Internal | Nature::Mounted(_) => Kind::Metadata,
@@ -542,7 +548,7 @@ impl Resolver {
         let is_known =
             each.doubt.is_none_or(|doubt| doubt.is_known && doubt.device == found.device);
         facts.confidence = if is_known { Confidence::Sure } else { Confidence::Likely };
-        // Where blocks are charged to nobody, the pages of a file may still be.
+        // If the blocks are not charged to a group, the pages of a file may still be.
         if found.nature == Nature::File
             && memory_group != 0
             && (group.is_root || !group.name.is_some())
@@ -556,10 +562,10 @@ impl Resolver {
         facts
     }
 
-    /// Whether a bio is for the part of a device in which the journal of the file system that is
-    /// mounted from it lies: what a file system reads of its own before it is mounted.
+    /// Whether a bio is for the part of a device that contains the journal of the file system that
+    /// is mounted from it: a file system reads its journal before the mount completes.
     fn is_in_journal(&mut self, kernel: &Kernel, bio: &Bio, other: Kind) -> bool {
-        // File systems mark what they read of themselves; programs that read devices do not.
+        // A file system marks reads of its own structures; programs that read devices do not.
         if other != Kind::Metadata || bio.device == 0 {
             return false;
         }
@@ -568,26 +574,26 @@ impl Resolver {
             .is_some_and(|super_block| kernel.is_in_journal(super_block, bio.device, bio.sector))
     }
 
-    /// A completion that nobody knows: perhaps a module's that was loaded since.
-    fn stranger(&mut self, end: u64) {
-        let known = self.strangers_count.min(STRANGERS);
-        if end == 0 || self.strangers[..known].contains(&end) {
+    /// Handles an unknown completion function: it may belong to a module that was loaded later.
+    fn unknown_function(&mut self, end: u64) {
+        let known = self.unknown_functions_count.min(UNKNOWN_FUNCTIONS_MAX);
+        if end == 0 || self.unknown_functions[..known].contains(&end) {
             return;
         }
-        self.strangers[self.strangers_count % STRANGERS] = end;
-        self.strangers_count += 1;
-        self.guest.news(NEWS_MODULES, 0);
+        self.unknown_functions[self.unknown_functions_count % UNKNOWN_FUNCTIONS_MAX] = end;
+        self.unknown_functions_count += 1;
+        self.guest.notify(EVENT_UNKNOWN_FUNCTION, 0);
     }
 }
 
-/// Whether a buffer of a mounted file system is its journal's.
-fn is_journals(kernel: &Kernel, mounted: Mounted, device: u64, each: Each) -> bool {
+/// Whether a buffer of a mounted file system belongs to its journal.
+fn is_journal_buffer(kernel: &Kernel, mounted: Mounted, device: u64, each: Each) -> bool {
     if each.buffer == 0 {
         return false;
     }
     let Mounted { super_block, row } = mounted;
     row.journal_buffer.is_some_and(|get| get(kernel, super_block) == Some(each.buffer))
-        || row.has_marked_journal && kernel.is_journals(each.buffer)
+        || row.has_marked_journal && kernel.is_journal_block(each.buffer)
         || row.journal_sectors.as_ref().is_some_and(|journal| journal.has_buffers)
             && kernel.is_in_journal(super_block, device, each.sector)
 }

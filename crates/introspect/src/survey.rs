@@ -1,4 +1,4 @@
-//! All that a guest has in its page cache.
+//! The content of a guest's page cache.
 
 use std::collections::HashMap;
 
@@ -9,23 +9,23 @@ use crate::kernel::Kernel;
 use crate::pages::{Page, PageCache};
 use crate::vmcoreinfo::PAGE;
 
-/// No more inodes are counted.
+/// The most inodes that are counted.
 const INODES_MAX: usize = 1 << 20;
-/// No more files are told.
+/// The most files that are reported.
 const FILES_MAX: usize = 1 << 15;
 
 /// A file, directory or device with pages in the guest's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedFile {
-    /// What it is.
+    /// The facts about the file.
     pub facts: Facts,
-    /// How many pages of it are in memory.
+    /// The number of its pages in memory.
     pub pages: u64,
 }
 
 impl Kernel {
-    /// Looks at every page of the guest's memory and says what is cached there, the most first:
-    /// the 32,768 files that have the most pages. Takes some 10 ns a page.
+    /// Examines every page of the guest's memory. Returns the 32,768 files with the most pages in
+    /// the page cache, in descending order. Takes some 10 ns per page.
     pub fn cached_files(&self, names: &Names) -> Vec<CachedFile> {
         let (mut pages, mut files) = (PageCache::default(), FileCache::default());
         let mut counts: HashMap<u64, u64> = HashMap::new();

@@ -1,7 +1,7 @@
-//! The file systems that are told apart, a row each: which of their inodes hold their own structures,
-//! how their journal is known, and what the functions mean that end their I/O.
+//! The file systems that are distinguished, a row each: the inodes of their own structures, the
+//! ways to recognise their journal, and the meaning of the functions that complete their I/O.
 //!
-//! All others are read like [`OTHER`].
+//! All other file systems are read according to [`OTHER`].
 
 use std::fmt;
 use std::ops::Range;
@@ -12,49 +12,52 @@ use crate::completion::{Completion, Meaning};
 use crate::kernel::Kernel;
 use crate::layout::Layout;
 
-/// A row.
+/// The row of a file system.
 pub(crate) struct FileSystem {
-    /// The names of its types in the kernel.
+    /// The names of the file system's types in the kernel.
     pub names: &'static [&'static str],
-    /// The inodes that hold its own structures.
+    /// The inodes of the file system's own structures.
     pub own: OwnInodes,
-    /// Its journal is jbd2's, which marks its own blocks among the file system's buffers.
+    /// Whether the journal is jbd2's, which marks its own blocks among the file system's buffers.
     pub has_marked_journal: bool,
-    /// The address of the buffer that holds its journal's super block, by its own super block.
+    /// Returns the address of the buffer with the journal's super block, from that of the file
+    /// system's super block.
     pub journal_buffer: Option<fn(&Kernel, u64) -> Option<u64>>,
-    /// The sectors of its block device in which its journal is, by its super block.
+    /// The sectors of the block device that contain the journal.
     pub journal_sectors: Option<JournalSectors>,
-    /// Symbols of its functions and operations.
+    /// The symbols of the file system's functions and operations.
     pub symbols: &'static [(&'static str, Meaning)],
 }
 
-/// Where a journal is.
+/// The place of a journal.
 pub(crate) struct JournalSectors {
-    /// Where it is, by the addresses of the super block and of what its file system keeps with it.
+    /// Returns the journal's sectors, from the addresses of the super block and of the file
+    /// system's private structure.
     pub get: fn(&Kernel, u64, u64) -> Option<Range<u64>>,
-    /// Whether the file system writes it by the buffers that it has everything else in.
+    /// Whether the file system writes the journal through the buffers that it uses for everything
+    /// else.
     pub has_buffers: bool,
-    /// Whether the file system's module has been read, which says where that is noted.
+    /// Whether the file system's module has been read, which has the layout that `get` needs.
     pub is_known: fn(&Layout) -> bool,
 }
 
-/// Which inodes hold a file system's own structures.
+/// The inodes of a file system's own structures.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum OwnInodes {
-    /// Those that nothing opens: they have the operations that each inode is born with.
+    /// Inodes that cannot be opened: they have the operations with which every inode is created.
     Hidden,
-    /// These.
+    /// The inodes with these numbers.
     Numbers(&'static [u64]),
-    /// Those before the first of a file, but the root.
+    /// The inodes below `first`, the lowest number of a file, except the root.
     Below { first: u64, root: u64 },
-    /// The same, and those that nothing opens.
+    /// The same, and inodes that cannot be opened.
     BelowOrHidden { first: u64, root: u64 },
-    /// None: those that nothing opens hold content of which nothing is known.
+    /// None. The content of inodes that cannot be opened is unknown.
     HiddenUnknown,
 }
 
 impl OwnInodes {
-    /// Whether the inode with a number is one of them. `None` where nothing can be known of it.
+    /// Whether these inodes include the one with this number. `None` if its content is unknown.
     pub fn has(self, number: u64, is_hidden: impl FnOnce() -> bool) -> Option<bool> {
         Some(match self {
             Self::Hidden => is_hidden(),
@@ -67,13 +70,13 @@ impl OwnInodes {
     }
 }
 
-/// What is not in [`FILE_SYSTEMS`].
+/// The row of all types that are not in [`FILE_SYSTEMS`].
 pub(crate) static OTHER: FileSystem = FileSystem::new(&[], OwnInodes::Hidden, &[]);
 
 /// The inodes of ext2, 3 and 4.
 const EXT: OwnInodes = OwnInodes::Below { first: 11, root: 2 };
 
-/// What ends a bio or a buffer.
+/// The meaning of a function that completes a bio or a buffer.
 const fn ends(completion: Completion) -> Meaning {
     Meaning::Completion(completion)
 }
@@ -118,7 +121,7 @@ pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
     },
     FileSystem::new(
         &["btrfs"],
-        // That of all extent buffers.
+        // The inode of all extent buffers.
         OwnInodes::Numbers(&[1]),
         &[
             ("btrfs_simple_end_io", ends(Completion::Btrfs)),
@@ -137,7 +140,7 @@ pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
     ),
     FileSystem::new(
         &["f2fs"],
-        // Nodes, and what the segments' tables are in.
+        // The inodes of nodes and of the segments' tables.
         OwnInodes::Numbers(&[1, 2]),
         &[
             ("f2fs_read_end_io", ends(Completion::Pages)),
@@ -155,10 +158,10 @@ pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
     ),
     FileSystem::new(
         &["nilfs2"],
-        // DAT, checkpoints, segments, inodes; the nodes of a file's tree are in an inode of their
-        // own with the file's number.
+        // DAT, checkpoints, segments, inodes. The nodes of a file's tree are in a separate inode,
+        // which has the file's number.
         OwnInodes::BelowOrHidden { first: 11, root: 2 },
-        // Segments, of the page cache of files and of its own structures.
+        // Segments, from the page cache of files and from that of the file system's own structures.
         &[("nilfs_end_bio_write", ends(Completion::Pages))],
     ),
     // `$MFT`, `$LogFile`, `$Bitmap`, `$UpCase` and others.
@@ -174,7 +177,7 @@ pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
             &["reiserfs"],
             OwnInodes::Hidden,
             &[
-                // Content that has to be on the disk before the journal, and what the journal holds.
+                // Content that has to be written before the journal, and content of the journal.
                 ("reiserfs_end_ordered_io", ends(Completion::OfBuffer(None))),
                 ("reiserfs_end_buffer_io_sync", ends(Completion::OfBuffer(None))),
             ],
@@ -184,7 +187,7 @@ pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
 ];
 
 impl FileSystem {
-    /// A row of a file system whose journal, if it has one, is known by its functions alone.
+    /// A row of a file system whose journal, if it has one, is recognised only by its functions.
     const fn new(
         names: &'static [&'static str],
         own: OwnInodes,
@@ -200,14 +203,14 @@ impl FileSystem {
         }
     }
 
-    /// The row of the type with a name.
+    /// The row of the type with this name.
     pub fn of(name: &str) -> &'static Self {
         FILE_SYSTEMS.iter().find(|row| row.names.contains(&name)).unwrap_or(&OTHER)
     }
 }
 
 impl PartialEq for FileSystem {
-    /// Rows are the same where they are in the same place.
+    /// Rows are equal if they are the same object.
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
     }
@@ -228,7 +231,7 @@ fn ext4_journal_buffer(kernel: &Kernel, super_block: u64) -> Option<u64> {
     kernel.pointer(journal.wrapping_add(layout.journal_superblock?))
 }
 
-/// What is at a member of a structure.
+/// The pointer at a member of a structure.
 fn at(kernel: &Kernel, address: u64, place: Option<u64>) -> Option<u64> {
     kernel.pointer(address.wrapping_add(place?))
 }
@@ -242,7 +245,7 @@ fn xfs_log(kernel: &Kernel, super_block: u64, private: u64) -> Option<Range<u64>
     let log = at(kernel, private, layout.xfs_log)?;
     let target = at(kernel, log, layout.xfs_log_target)?;
     let device = at(kernel, target, layout.xfs_target_device)?;
-    // It may be on another device.
+    // The log may be on another device.
     if kernel.u64(super_block.wrapping_add(layout.sb_device))? != device {
         return None;
     }
@@ -252,12 +255,12 @@ fn xfs_log(kernel: &Kernel, super_block: u64, private: u64) -> Option<Range<u64>
 
 fn reiserfs_journal(kernel: &Kernel, _: u64, private: u64) -> Option<Range<u64>> {
     let layout = &kernel.layout;
-    // The block of the super block as it is on the disk: little-endian and packed.
+    // The block of the super block in its format on disk: little-endian and packed.
     let on_disk = at(kernel, private, layout.reiserfs_super)?;
     let size = kernel.u32(on_disk.wrapping_add(layout.reiserfs_block_size?))?;
     let sectors = u64::from(size & 0xffff) / 512;
     let start = number(kernel, on_disk, layout.reiserfs_journal_start)?;
-    // One block more: the journal's own header.
+    // One block more, for the journal's own header.
     let length = number(kernel, on_disk, layout.reiserfs_journal_length)? + 1;
     Some(start * sectors..(start + length) * sectors)
 }
@@ -270,7 +273,7 @@ mod tests {
     use super::*;
     use crate::completion::{ENTRIES_MAX, meanings};
 
-    /// Where the page has what is made of the rows.
+    /// The markers of the part of the page that is written from the rows.
     const BEGIN: &str = "<!-- the rows, made by the test `the_page_has_all_rows` -->\n";
     const END: &str = "<!-- end of the rows -->\n";
 
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn own_inodes_are_told_from_files() {
+    fn own_inodes_are_distinguished_from_files() {
         let of = |name: &str, number, is_hidden| FileSystem::of(name).own.has(number, || is_hidden);
         for (name, own, files) in [
             ("ext4", &[1, 3, 8, 10][..], &[2, 11, 12][..]),
@@ -316,10 +319,10 @@ mod tests {
         assert_eq!((of("erofs", 100, true), of("erofs", 100, false)), (None, Some(false)));
     }
 
-    /// What the page says of a row.
-    fn described(row: &FileSystem) -> String {
+    /// The text of a row in the page.
+    fn description(row: &FileSystem) -> String {
         let own = match row.own {
-            OwnInodes::Hidden => "inodes that nothing opens".to_owned(),
+            OwnInodes::Hidden => "inodes that cannot be opened".to_owned(),
             OwnInodes::Numbers(numbers) => {
                 let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
                 format!("inode {}", numbers.join(", inode "))
@@ -328,9 +331,9 @@ mod tests {
                 format!("inodes below {first} but the root, {root}")
             }
             OwnInodes::BelowOrHidden { first, root } => {
-                format!("inodes below {first} but the root, {root}; those that nothing opens")
+                format!("inodes below {first} but the root, {root}; those that cannot be opened")
             }
-            OwnInodes::HiddenUnknown => "inodes that nothing opens are `unknown`".to_owned(),
+            OwnInodes::HiddenUnknown => "inodes that cannot be opened are `unknown`".to_owned(),
         };
         let mut journal = Vec::new();
         for (symbol, meaning) in row.symbols {
@@ -338,7 +341,7 @@ mod tests {
             let kinds =
                 [Completion::Kind(Kind::Journal), Completion::OfBuffer(Some(Kind::Journal))];
             if kinds.contains(completion) {
-                journal.push(format!("what `{symbol}` ends"));
+                journal.push(format!("I/O that `{symbol}` completes"));
             }
         }
         if row.has_marked_journal {
@@ -362,9 +365,9 @@ mod tests {
         let mut made =
             "| file system | its own structures | its journal |\n|---|---|---|\n".to_owned();
         for row in &FILE_SYSTEMS {
-            writeln!(made, "| `{}` | {} |", row.names.join("`, `"), described(row)).unwrap();
+            writeln!(made, "| `{}` | {} |", row.names.join("`, `"), description(row)).unwrap();
         }
-        writeln!(made, "| others | {} |", described(&OTHER)).unwrap();
+        writeln!(made, "| others | {} |", description(&OTHER)).unwrap();
         if std::env::var_os("FATHOM_WRITE_DOCS").is_some() {
             std::fs::write(path, format!("{before}{BEGIN}{made}{END}{after}")).unwrap();
         } else {

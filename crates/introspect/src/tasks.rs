@@ -4,9 +4,9 @@ use std::collections::HashSet;
 
 use crate::kernel::Kernel;
 
-/// No more tasks than this are told.
+/// The most tasks that are returned.
 const TASKS_MAX: usize = 1 << 16;
-/// A command's name is no longer (`TASK_COMM_LEN`).
+/// The longest name of a command, in bytes (`TASK_COMM_LEN`).
 const COMMAND_MAX: usize = 16;
 
 /// A process of the guest.
@@ -19,11 +19,11 @@ pub struct Task {
 }
 
 impl Kernel {
-    /// The processes (thread groups) that there are now; kernel threads included, the idle ones
-    /// not. A list that changes while it is read ends early.
+    /// The current processes (thread groups), including kernel threads but not the idle tasks. A
+    /// list that changes while it is read ends early.
     pub fn tasks(&self) -> Vec<Task> {
         let mut tasks = Vec::new();
-        // A list that is torn may lead back to its middle.
+        // A torn list may lead back to its middle.
         let mut seen = HashSet::new();
         let Some(first) = self.places.first_task else { return tasks };
         let mut task = first;
@@ -39,13 +39,13 @@ impl Kernel {
         tasks
     }
 
-    /// The process that the `task_struct` at an address belongs to.
+    /// The process of the `task_struct` at an address.
     pub(crate) fn task(&self, address: u64) -> Option<Task> {
         let process_id = self.u32(address.wrapping_add(self.layout.task_process))?;
         let mut named = address;
         if let Some(place) = self.layout.task_leader {
             named = self.pointer(address.wrapping_add(place))?;
-            // Structures that check each other: what is no task is found out.
+            // The structures check each other, so an invalid address is detected.
             if self.pointer(named.wrapping_add(place)) != Some(named)
                 || self.u32(named.wrapping_add(self.layout.task_process)) != Some(process_id)
             {
@@ -53,7 +53,7 @@ impl Kernel {
             }
         }
         let command = self.text(named.wrapping_add(self.layout.task_command), COMMAND_MAX)?;
-        // A number of a process is below PID_MAX_LIMIT.
+        // Process numbers are below PID_MAX_LIMIT.
         ((1..=4 << 20).contains(&process_id) && !command.is_empty())
             .then_some(Task { process_id, command })
     }

@@ -1,5 +1,5 @@
-//! The kernel's own note for crash dumps: plain text that names the places where everything else
-//! begins. `Documentation/admin-guide/kdump/vmcoreinfo.rst` of Linux.
+//! The kernel's own note for crash dumps: plain text with the addresses of the structures from
+//! which all others are found. `Documentation/admin-guide/kdump/vmcoreinfo.rst` of Linux.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -8,22 +8,22 @@ use crate::memory::GuestMemory;
 
 /// The size of a page, in bytes, and the greatest length of a note.
 pub(crate) const PAGE: u64 = 4096;
-/// An ELF note's header and its name, `VMCOREINFO` padded: what precedes the text in one of its
-/// copies.
+/// The length of the header and the name (`VMCOREINFO`, padded) of an ELF note, which precede the
+/// text in one of its copies.
 const NOTE_HEADER: u64 = 24;
-/// More notes than this are not looked at: a guest can write as many as it likes.
+/// The most notes that a search returns: a guest can write any number of them.
 const NOTES_MAX: usize = 16;
-/// The pages that are looked at between two looks at the clock.
-const PAGES_PER_LOOK: u32 = 4096;
-/// To find where a touched part begins and ends costs as much as to look at so many pages.
+/// The number of pages examined between two reads of the clock.
+const PAGES_PER_CLOCK_READ: u32 = 4096;
+/// The cost of finding the start and the end of a touched part, as a number of examined pages.
 const PAGES_PER_PART: u32 = 64;
-/// No more pages are read that begin as a note does.
+/// The most pages with the beginning of a note that are read.
 const CANDIDATES_MAX: usize = 1024;
 
 /// One note.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VmcoreInfo {
-    /// The guest-physical address of its page.
+    /// The guest-physical address of the note's page.
     pub address: u64,
     text: Vec<u8>,
     values: HashMap<String, String>,
@@ -53,7 +53,7 @@ impl VmcoreInfo {
         whole.then_some(Self { address, text, values })
     }
 
-    /// Whether the same note is still in its place.
+    /// Whether the same note is still at its address.
     pub fn is_there(&self, memory: &GuestMemory) -> bool {
         Self::read(memory, self.address).is_some_and(|now| now.text == self.text)
     }
@@ -73,7 +73,7 @@ impl VmcoreInfo {
         self.values.get(&format!("NUMBER({name})"))?.parse().ok()
     }
 
-    /// Whether both tell the same: the kernel keeps its note twice.
+    /// Whether both notes have the same text: the kernel keeps two copies of its note.
     pub fn equals(&self, other: &Self) -> bool {
         self.text == other.text
     }
@@ -83,17 +83,17 @@ fn is_note(head: &[u8]) -> bool {
     head.starts_with(&11_u32.to_le_bytes()) && head[12..].starts_with(b"VMCOREINFO\0")
 }
 
-/// What a search came to.
+/// The result of a search.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     /// The notes, each text once.
     pub notes: Vec<VmcoreInfo>,
-    /// The guest-physical address to go on at, where there was no time for all of the memory.
+    /// The guest-physical address at which to continue, if the time did not suffice for all memory.
     pub rest: Option<u64>,
 }
 
-/// Looks at the head of each page that the guest ever touched, from the address `start` on, until
-/// `end`.
+/// Examines the beginning of each page that the guest has touched, from the address `start` on,
+/// until the time `end`.
 pub(crate) fn find(memory: &GuestMemory, start: u64, end: Option<Instant>) -> Found {
     const RELEASE: u64 = u64::from_le_bytes(*b"OSRELEAS");
     const VMCORE: u64 = u64::from_le_bytes(*b"VMCOREIN");
@@ -108,9 +108,9 @@ pub(crate) fn find(memory: &GuestMemory, start: u64, end: Option<Instant>) -> Fo
             let mut page = from.next_multiple_of(PAGE);
             work += PAGES_PER_PART;
             loop {
-                if work >= PAGES_PER_LOOK {
+                if work >= PAGES_PER_CLOCK_READ {
                     work = 0;
-                    // Each search gets further, however little time it has.
+                    // Each search makes progress, however little time it has.
                     if page > start && end.is_some_and(|end| Instant::now() >= end) {
                         found.rest = Some(page);
                         return found;

@@ -9,7 +9,7 @@ use super::answer::NamedFacts;
 use super::builder::Words;
 use super::reads::{self, Sites};
 use super::{Linux, Request, Shape, Store};
-use crate::guest::{Guest, GuestState, NEWS_WANTED};
+use crate::guest::{EVENT_REQUEST, Guest, GuestState};
 use crate::memory::GuestMemory;
 use crate::resolver::{RequestView, Resolver};
 
@@ -97,7 +97,7 @@ struct Mutation {
 /// A guest of `memory` whose kernel has been looked for.
 pub(crate) fn attach(memory: &GuestMemory, names: &Arc<Names>, header: u64) -> Arc<Guest> {
     let guest = Guest::new(memory.clone(), Arc::clone(names), Box::new(|| {}));
-    guest.news(NEWS_WANTED, header);
+    guest.notify(EVENT_REQUEST, header);
     guest.step();
     guest
 }
@@ -203,7 +203,7 @@ impl Subject {
         let files = kernel.cached_files(&self.names);
         let pages: u64 = files.iter().map(|file| file.pages).sum();
         assert!(pages <= self.memory.length() / 4096);
-        let _ = kernel.again();
+        let _ = kernel.read_again();
     }
 
     /// Applies the mutations that `data` stands for, looks at the memory, and puts it back in

@@ -253,7 +253,7 @@ fn lists_that_do_not_come_back() {
     let entry = craft.kernel.space.translate(&craft.guest.memory, craft.get(head)).unwrap();
     craft.guest.store.write_u64(entry, craft.get(head));
     assert!(craft.kernel.modules_changed());
-    assert_eq!(craft.kernel.again().unwrap().modules().len(), 1);
+    assert_eq!(craft.kernel.read_again().unwrap().modules().len(), 1);
 }
 
 #[test]

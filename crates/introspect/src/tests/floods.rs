@@ -87,7 +87,7 @@ fn modules_with_types_and_symbols_without_an_end() {
     store.write_u64(link, head);
     store.write_u64(type_link, head + 16);
     let (_, bytes) = effort(Duration::from_secs(5), || {
-        assert_eq!(kernel.again().unwrap().modules().len(), 1001);
+        assert_eq!(kernel.read_again().unwrap().modules().len(), 1001);
     });
     assert!(bytes < 200 << 20, "{bytes}");
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::Miniature;
-use crate::kallsyms::{self, Trouble};
+use crate::kallsyms::{self, KallsymsError};
 use crate::kernel::{AttachError, Kernel};
 use crate::paging::AddressSpace;
 use crate::synthetic::{Addresses, Shape};
@@ -22,9 +22,12 @@ impl Miniature {
         self.try_find(wanted).ok()
     }
 
-    fn try_find<'n>(&self, wanted: &[&'n str]) -> Result<HashMap<&'n str, Vec<u64>>, Trouble> {
+    fn try_find<'n>(
+        &self,
+        wanted: &[&'n str],
+    ) -> Result<HashMap<&'n str, Vec<u64>>, KallsymsError> {
         let note = vmcoreinfo::find(&self.memory, 0, None).notes.remove(0);
-        let space = AddressSpace::new(&note).ok_or(Trouble::Torn("init_top_pgt"))?;
+        let space = AddressSpace::new(&note).ok_or(KallsymsError::Torn("init_top_pgt"))?;
         kallsyms::find(&self.memory, &space, &note, wanted)
     }
 
@@ -121,7 +124,7 @@ fn what_is_missing_has_a_name() {
     let wanted = &["ext4_end_bio"];
     let guest = Miniature::new(&Shape::default());
     guest.redirect("kallsyms_offsets", u64::MAX);
-    assert_eq!(guest.try_find(wanted), Err(Trouble::Torn("kallsyms_offsets")));
+    assert_eq!(guest.try_find(wanted), Err(KallsymsError::Torn("kallsyms_offsets")));
     let error = Kernel::attach(&guest.memory, None).unwrap_err();
     assert_eq!(error, AttachError::Torn { release: RELEASE.into(), what: "kallsyms_offsets" });
     // A kernel whose note no longer names one of them: it is not blamed on copied I/O.

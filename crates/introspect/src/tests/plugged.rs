@@ -45,28 +45,28 @@ fn the_kernel_goes_on_in_changed_memory() {
     let wanted = reported(&before);
     assert_eq!(wanted.inode, 131);
     let with = guest_of(whole.clone());
-    with.succeed(&before);
+    with.inherit_kernel(&before);
     assert_eq!((with.status().state, with.status().kernels), (GuestState::Attached, 1));
     assert_eq!(reported(&with), wanted);
     let kernel = with.kernel().unwrap();
     assert_eq!(kernel.memory().length(), whole.length());
     assert_eq!(kernel.space.direct(shape.direct + (1 << 30)), Some(1 << 30));
     let without = guest_of(part(&whole, 2));
-    without.succeed(&with);
+    without.inherit_kernel(&with);
     assert_eq!(reported(&without), wanted);
     let kernel = without.kernel().unwrap();
     assert_eq!(kernel.space.direct(shape.direct + (1 << 30)), None);
 
     // What the kernel needs is gone, or there was none: it is looked for.
     let torn = guest_of(part(&whole, 1));
-    torn.succeed(&with);
+    torn.inherit_kernel(&with);
     assert_eq!((torn.status().state, reported(&torn).inode), (GuestState::Waiting, 0));
     let early = guest_of(whole);
-    early.succeed(&torn);
+    early.inherit_kernel(&torn);
     assert_eq!(early.status().state, GuestState::Waiting);
-    early.succeed(&with);
+    early.inherit_kernel(&with);
     store.write(shape.note, b"another");
     let late = guest_of(store.memory());
-    late.succeed(&early);
+    late.inherit_kernel(&early);
     assert_eq!(late.status().state, GuestState::Waiting);
 }

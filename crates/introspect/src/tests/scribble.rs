@@ -119,7 +119,7 @@ fn kernels_are_looked_for_and_asked_meanwhile() {
         let _ = (kernel.counters(), kernel.is_there(), kernel.modules_changed());
         assert!(kernel.tasks().len() < 1 << 16);
         assert!(kernel.cached_files(&guest.names).len() < 1000);
-        let _ = kernel.again();
+        let _ = kernel.read_again();
     }
     drop(scribbler);
     assert!(found > 0);

@@ -111,7 +111,7 @@ impl Introspection {
             let before = guests.iter().find(|before| lock(&before.users).contains(user));
             if let Some(before) = before {
                 if is_changed(&before.identity, &followed.identity) {
-                    followed.guest.succeed(&before.guest);
+                    followed.guest.inherit_kernel(&before.guest);
                 }
             }
             guests.push(Arc::clone(&followed));
