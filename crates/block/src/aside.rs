@@ -1,4 +1,5 @@
-//! What layers have beside the way down: further stores, splits, times and wakers.
+//! The resources of a queue's layers besides the way down: further stores, splits, times and
+//! wakers.
 
 use std::io;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use crate::request::{ErrorKind, Operation, Outcome, Request};
 use crate::split::Splits;
 use crate::waker::Alarm;
 
-/// A further store of a layer's part in one queue, as
-/// [`OpenContext::open_store`](crate::OpenContext::open_store) gave it.
+/// A further store of a layer's part in one queue, opened by
+/// [`OpenContext::open_store`](crate::OpenContext::open_store).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreId(u16);
 
@@ -26,7 +27,7 @@ struct Store {
     queue: Box<dyn BackendQueue>,
 }
 
-/// When layers want their round.
+/// The times at which layers asked for a round.
 pub(crate) struct Wakes {
     times_ns: [u64; LAYERS_MAX],
     next_ns: u64,
@@ -49,7 +50,7 @@ impl Wakes {
         self.next_ns
     }
 
-    /// The levels whose time has come, as bits. They are not due again.
+    /// Takes the levels that are due, as bits, and clears their times.
     pub(crate) fn take_due(&mut self, now_ns: u64) -> u32 {
         let mut due = 0;
         self.next_ns = u64::MAX;
@@ -64,19 +65,19 @@ impl Wakes {
     }
 }
 
-/// See the module. Most queues use none of it: it costs them a look at three lengths.
+/// See the module. Most queues use none of these resources; their cost is a check of three lengths.
 #[derive(Default)]
 pub(crate) struct Aside {
     stores: Vec<Store>,
-    /// What layers submitted to their stores and no store has seen yet.
+    /// Requests that layers submitted to their stores and that no store has seen yet.
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     pub(crate) sending: Vec<Box<Request>>,
-    /// What stores have given back and no layer has seen yet.
+    /// Requests that stores have completed and that no layer has seen yet.
     finished: Vec<(Box<Request>, Outcome)>,
     pub(crate) splits: Splits,
     pub(crate) wakes: Wakes,
     pub(crate) alarm: Option<Alarm>,
-    /// The computations of the queue's parts whose answers were not fetched.
+    /// The number of computations of the queue's parts whose answers have not been fetched.
     pub(crate) computing: Arc<AtomicUsize>,
 }
 
@@ -94,7 +95,7 @@ impl Aside {
         Ok(StoreId(id))
     }
 
-    /// Whether requests wait to be sent to a store, or to be handed to their layer.
+    /// Whether requests wait to be sent to a store, or to be returned to their layer.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         !self.sending.is_empty() || !self.finished.is_empty()
@@ -106,7 +107,7 @@ impl Aside {
         !self.stores.is_empty()
     }
 
-    /// Lets the stores have what was submitted to them. Returns how many requests were refused.
+    /// Passes the submitted requests to their stores. Returns the number of refused requests.
     pub(crate) fn send(&mut self, reactor: &mut Reactor, clock: &Clock) -> u64 {
         let mut refused = 0;
         let mut sending = std::mem::take(&mut self.sending);
@@ -115,7 +116,7 @@ impl Aside {
             let checked = self.stores.get(id).ok_or(ErrorKind::Unsupported).and_then(|store| {
                 let (backend, capabilities) = (&store.backend, store.backend.capabilities());
                 match request.operation {
-                    // What the way down answers for a back end nobody answers here.
+                    // The way down answers this operation itself; here no component does.
                     Operation::GetId => return Err(ErrorKind::Unsupported),
                     Operation::Extents if !capabilities.extents => {
                         return Err(ErrorKind::Unsupported);
@@ -137,7 +138,7 @@ impl Aside {
         refused
     }
 
-    /// Lets the stores have an event of the reactor.
+    /// Passes an event of the reactor to the stores.
     pub(crate) fn event(&mut self, event: &Event, reactor: &mut Reactor, clock: &Clock) {
         for store in &mut self.stores {
             let mut context = BackendContext { reactor, clock, completed: &mut self.finished };
@@ -145,7 +146,7 @@ impl Aside {
         }
     }
 
-    /// Lets the stores make their round.
+    /// Runs a round of each store.
     pub(crate) fn advance(&mut self, reactor: &mut Reactor, clock: &Clock) {
         for store in &mut self.stores {
             let mut context = BackendContext { reactor, clock, completed: &mut self.finished };
@@ -153,12 +154,12 @@ impl Aside {
         }
     }
 
-    /// The requests that the stores are done with.
+    /// Takes the requests that the stores have completed.
     pub(crate) fn finished(&mut self) -> Vec<(Box<Request>, Outcome)> {
         std::mem::take(&mut self.finished)
     }
 
-    /// Gives the memory of [`finished`](Self::finished) back.
+    /// Takes back the memory of [`finished`](Self::finished).
     pub(crate) fn reuse(&mut self, mut empty: Vec<(Box<Request>, Outcome)>) {
         if self.finished.is_empty() {
             empty.clear();
@@ -166,7 +167,7 @@ impl Aside {
         }
     }
 
-    /// The level of the layer whose store did `request`.
+    /// The level of the layer whose store completed `request`.
     pub(crate) fn level(&self, request: &Request) -> Option<usize> {
         Some(self.stores.get(usize::from(request.store?.0))?.level)
     }

@@ -9,7 +9,7 @@ use crate::geometry::{Capabilities, Geometry};
 use crate::problem::BackendProblem;
 use crate::request::{ErrorKind, Outcome, Request};
 
-/// Where a disk's bytes are kept: what all queues of the disk share.
+/// The storage of a disk's bytes, shared by all queues of the disk.
 ///
 /// The do-nothing version is `fathom_backend::Null`.
 pub trait Backend: Send + Sync {
@@ -22,59 +22,61 @@ pub trait Backend: Send + Sync {
     /// The sizes that hold as long as the back end is open.
     fn geometry(&self) -> Geometry;
 
-    /// What the queues of this back end can do.
+    /// The capabilities of this back end's queues.
     fn capabilities(&self) -> Capabilities;
 
-    /// A queue, for the thread that owns `reactor`.
+    /// Opens a queue for the thread that owns `reactor`.
     ///
     /// # Errors
-    /// When the queue cannot be had: no descriptor, no memory.
+    /// When the queue cannot be opened: no descriptor, no memory.
     fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>>;
 
-    /// Makes the disk `capacity` bytes large. Requests may be in flight; those behind a new, nearer
-    /// end may fail. Waits for them, so that no queue's thread may call it.
+    /// Sets the capacity of the disk, in bytes. Requests may be in flight; those beyond a lower
+    /// capacity may fail. The call waits for them, so a queue's thread must not make it.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where the size is given by something else.
-    /// [`capacity`](Self::capacity) says afterwards which size holds: it may be the new one, where
-    /// it could not be made durable.
+    /// [`ErrorKind::Unsupported`] if the back end does not determine its size. After any error
+    /// [`capacity`](Self::capacity) returns the valid size: this may be the new size, if it could
+    /// not be made durable.
     fn resize(&self, capacity: u64) -> Result<(), ErrorKind>;
 
-    /// What is wrong with the store now; empty for a sound one. Never blocks: it says what
-    /// requests and the last [`inspect`](Self::inspect) have found.
+    /// The current problems of the store, as found by requests and by the last
+    /// [`inspect`](Self::inspect). Never blocks.
     fn problems(&self) -> Vec<BackendProblem>;
 
-    /// Looks for what changes a store from outside: a file deleted, or cut short. May block for
-    /// as long as the file system does; nothing on a request's path calls it.
+    /// Checks the store for changes from outside: a deleted or truncated file. May block for as
+    /// long as the file system does; nothing on a request's path calls it.
     fn inspect(&self);
 
-    /// Takes writes again after [`BackendProblem::WritesLost`], because the operator says that the
-    /// store has been mended and that the loss is known. May block for as long as a sync takes.
+    /// Accepts writes again after [`BackendProblem::WritesLost`], because the operator has
+    /// confirmed that the store is repaired and that the loss is known. May block for as long as a
+    /// sync takes.
     ///
     /// # Errors
     /// When the store still fails. Nothing has changed then.
     fn recover(&self) -> io::Result<()>;
 }
 
-/// One thread's way into a back end.
+/// A back end's queue, used by one thread.
 ///
-/// **Callers** guarantee that a request lies within the capacity, is aligned, has buffers that add
-/// up, and asks for nothing beyond the capabilities. **Implementors** give every box back exactly
-/// once through [`BackendContext::complete`], at once or later; they do not block for longer than
-/// a memory copy takes, except where the operating system leaves no other way.
+/// **Callers** guarantee that a request lies within the capacity, is aligned, has buffers whose
+/// lengths add up to its own, and needs nothing beyond the capabilities. **Implementors** give
+/// every box back exactly once through [`BackendContext::complete`], immediately or later. They do
+/// not block for longer than a memory copy takes, except where the operating system has no
+/// non-blocking call.
 pub trait BackendQueue {
-    /// Carries out `request`, or begins to.
+    /// Carries out `request`, or starts to.
     fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>);
 
-    /// Something that this queue submitted to the reactor has come back. Events of other owners
-    /// may be seen too and are left alone.
+    /// Handles the completion of an operation that this queue submitted to the reactor. The queue
+    /// ignores events of other owners.
     fn event(&mut self, event: &Event, context: &mut BackendContext<'_>);
 
-    /// Called whenever the thread has made its round, before it sleeps.
+    /// Called once in each round of the thread, before it sleeps.
     fn advance(&mut self, context: &mut BackendContext<'_>);
 }
 
-/// What a back end's queue can reach while it is called.
+/// The context of a call of a back end's queue.
 pub struct BackendContext<'a> {
     pub(crate) reactor: &'a mut Reactor,
     pub(crate) clock: &'a Clock,
@@ -87,7 +89,7 @@ impl BackendContext<'_> {
         self.completed.push((request, outcome));
     }
 
-    /// The same for a back end beneath this one: what it is done with goes to `completed`.
+    /// The context for a back end below this one. Its completed requests go to `completed`.
     pub fn nested<'b>(
         &'b mut self,
         completed: &'b mut Vec<(Box<Request>, Outcome)>,

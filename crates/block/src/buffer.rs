@@ -1,4 +1,4 @@
-//! The memory that a request's bytes come from or go to.
+//! The memory of a request's data.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -7,20 +7,21 @@ use std::ptr::NonNull;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GuestAddress(pub u64);
 
-/// The alignment of owned memory, in bytes: what direct I/O asks for anywhere.
+/// The alignment of owned memory, in bytes, which satisfies direct I/O on any disk.
 const ALIGNMENT: usize = 4096;
-/// Owned memory larger than this is given back when its request is used again, in bytes.
+/// The most owned memory that a reused request keeps, in bytes.
 const KEPT_MAX: usize = 256 << 10;
-/// Segments beyond this count are given back when their request is used again.
+/// The most segments for which a reused request keeps memory.
 const SEGMENTS_KEPT_MAX: usize = 256;
 
-/// An ordered list of memory segments: a guest's memory, or memory that the request owns.
+/// An ordered list of memory segments, in a guest's memory or in memory that the request owns.
 ///
-/// For a guest's memory each segment also keeps its guest-physical address. A segment is never
-/// read or written through a reference, because a guest changes its memory when it likes: the
-/// methods here copy its bytes, as the kernel does that gets the [segments](Self::segments). A byte
-/// that changes meanwhile gives one value or another. Bytes of a page that is lost
-/// ([`Mapping`](crate::Mapping)) are zeroes, which [`faults`](crate::faults) tells from the guest's.
+/// A segment of a guest's memory also has its guest-physical address. A segment is never read or
+/// written through a reference, because a guest may change its memory at any time: the methods here
+/// copy its bytes, and so does the kernel, which gets the [segments](Self::segments). If a byte
+/// changes during a copy, the copy has either value. Bytes of a lost page
+/// ([`Mapping`](crate::Mapping)) read as zeroes; [`faults`](crate::faults) distinguishes them from
+/// the guest's zeroes.
 #[derive(Debug, Default)]
 pub struct Buffers {
     segments: Vec<libc::iovec>,
@@ -29,18 +30,17 @@ pub struct Buffers {
     owned: Option<Owned>,
 }
 
-// SAFETY: the segments point to memory that stays mapped as long as the request is in flight
-// (the contract of `push`), from whichever thread it is used.
+// SAFETY: the segments point to memory that stays mapped as long as the request is in flight (the
+// contract of `push`), for every thread.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
-    /// Adds `length` bytes at `pointer` behind those already there.
+    /// Appends `length` bytes at `pointer`.
     ///
     /// # Safety
     /// The memory must be mapped, readable and (for operations that fill it) writable until the
-    /// request has come back, and must not be a Rust object that anyone holds a reference to. Where
-    /// it is another process's, it must be a [`Mapping`](crate::Mapping), which survives the loss of
-    /// a page.
+    /// request has completed. There must be no reference to it as a Rust object. Memory shared with
+    /// another process must be a [`Mapping`](crate::Mapping), which survives the loss of a page.
     pub unsafe fn push(&mut self, pointer: *mut u8, length: usize, address: Option<GuestAddress>) {
         if length == 0 {
             return;
@@ -50,8 +50,8 @@ impl Buffers {
         self.length += length as u64;
     }
 
-    /// Replaces what is there by `length` zeroed-or-stale bytes of the request's own, aligned for
-    /// direct I/O.
+    /// Replaces all segments by `length` bytes of memory that the request owns, aligned for direct
+    /// I/O. The bytes are zero or stale.
     pub fn allocate(&mut self, length: usize) {
         self.clear_segments();
         if self.owned.as_ref().is_none_or(|owned| owned.capacity < length) {
@@ -65,7 +65,7 @@ impl Buffers {
         }
     }
 
-    /// The bytes of owned memory, or `None` where the memory is not the request's own.
+    /// The bytes of owned memory, or `None` if the request does not own the memory.
     pub fn owned(&self) -> Option<&[u8]> {
         let owned = self.owned.as_ref()?;
         let segment = self.owned_segment(owned)?;
@@ -73,7 +73,7 @@ impl Buffers {
         Some(unsafe { std::slice::from_raw_parts(owned.pointer.as_ptr(), segment.iov_len) })
     }
 
-    /// The bytes of owned memory for writing, or `None` where the memory is not the request's own.
+    /// The bytes of owned memory for writing, or `None` if the request does not own the memory.
     pub fn owned_mut(&mut self) -> Option<&mut [u8]> {
         let owned = self.owned.as_ref()?;
         let segment = self.owned_segment(owned)?;
@@ -88,28 +88,29 @@ impl Buffers {
         }
     }
 
-    /// The bytes of all segments together.
+    /// The length of all segments together, in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// How many segments there are.
+    /// The number of segments.
     pub fn count(&self) -> usize {
         self.segments.len()
     }
 
-    /// The segments, for a system call. The addresses stay put while the request is in flight.
+    /// The segments, for a system call. The returned memory does not move while the request is in
+    /// flight.
     pub fn segments(&self) -> &[libc::iovec] {
         &self.segments
     }
 
-    /// The guest-physical address of each segment, where a guest's memory it is.
+    /// The guest-physical address of each segment in a guest's memory.
     pub fn addresses(&self) -> &[Option<GuestAddress>] {
         &self.addresses
     }
 
-    /// Copies up to `target.len()` bytes out, from the byte `from` of all segments on. Returns how
-    /// many there were.
+    /// Copies up to `target.len()` bytes out, from byte `from` of all segments on. Returns the
+    /// number of bytes copied.
     pub fn copy_to(&self, from: u64, target: &mut [u8]) -> usize {
         let mut done = 0;
         self.each(from, target.len(), |pointer, length| {
@@ -124,44 +125,44 @@ impl Buffers {
         done
     }
 
-    /// Copies up to `source.len()` bytes in, to the byte `from` of all segments on. Returns how
-    /// many there was room for.
+    /// Copies up to `source.len()` bytes in, to byte `from` of all segments on. Returns the number
+    /// of bytes that fit.
     pub fn copy_from(&mut self, from: u64, source: &[u8]) -> usize {
         let mut done = 0;
         self.each(from, source.len(), |pointer, length| {
-            // SAFETY: as in `copy_to`, the other way.
+            // SAFETY: as in `copy_to`, in the other direction.
             unsafe { std::ptr::copy_nonoverlapping(source[done..].as_ptr(), pointer, length) };
             done += length;
         });
         done
     }
 
-    /// Fills `length` bytes with zeroes, from the byte `from` of all segments on.
+    /// Fills `length` bytes with zeroes, from byte `from` of all segments on.
     pub fn fill_zero(&mut self, from: u64, length: usize) {
         // SAFETY: the segment is mapped while the request is in flight.
         self.each(from, length, |pointer, count| unsafe { pointer.write_bytes(0, count) });
     }
 
-    /// Drops the first `count` bytes: what a short read or write has already moved.
+    /// Drops the first `count` bytes, which a short read or write has already transferred.
     pub fn advance(&mut self, count: u64) {
         let mut left = count.min(self.length) as usize;
         self.length -= left as u64;
-        let mut gone = 0;
+        let mut skipped = 0;
         for segment in &mut self.segments {
             if segment.iov_len <= left {
                 left -= segment.iov_len;
-                gone += 1;
+                skipped += 1;
             } else {
                 segment.iov_base = segment.iov_base.cast::<u8>().wrapping_add(left).cast();
                 segment.iov_len -= left;
-                if let Some(GuestAddress(address)) = self.addresses[gone].as_mut() {
+                if let Some(GuestAddress(address)) = self.addresses[skipped].as_mut() {
                     *address += left as u64;
                 }
                 break;
             }
         }
-        self.segments.drain(..gone);
-        self.addresses.drain(..gone);
+        self.segments.drain(..skipped);
+        self.addresses.drain(..skipped);
     }
 
     /// Drops all bytes from `length` on.
@@ -181,11 +182,11 @@ impl Buffers {
         self.length = self.length.min(length);
     }
 
-    /// Makes this the `length` bytes of `other` from its byte `from` on: the memory stays
-    /// `other`'s.
+    /// Makes this refer to `length` bytes of `other`, from its byte `from` on. `other` still owns
+    /// the memory.
     ///
     /// # Safety
-    /// `other` must not be cleared, dropped or given back before this request has come back.
+    /// `other` must not be cleared, dropped or given back before this request has completed.
     pub unsafe fn borrow_from(&mut self, other: &Self, from: u64, length: u64) {
         self.clear_segments();
         let mut skip = from as usize;
@@ -198,7 +199,7 @@ impl Buffers {
             let count = (segment.iov_len - skip).min(left);
             let base = segment.iov_base.cast::<u8>().wrapping_add(skip);
             let address = address.map(|GuestAddress(start)| GuestAddress(start + skip as u64));
-            // SAFETY: the caller keeps the other's memory for as long as this is in flight.
+            // SAFETY: the caller keeps the memory of `other` while this request is in flight.
             unsafe { self.push(base, count, address) };
             skip = 0;
             left -= count;
@@ -208,7 +209,7 @@ impl Buffers {
         }
     }
 
-    /// Forgets the segments; owned memory of a moderate size is kept for the next use.
+    /// Removes the segments. Keeps owned memory of up to [`KEPT_MAX`] bytes for the next use.
     pub fn clear(&mut self) {
         self.clear_segments();
         self.segments.shrink_to(SEGMENTS_KEPT_MAX);

@@ -1,14 +1,14 @@
 //! A change of a disk's layers, in two phases over all its queues.
 //!
 //! ```text
-//!  serving ─▶ Prepare: each queue drains, takes nothing more, and opens the new layers
-//!          ─▶ the layers that go are asked to leave: they may write, and they may fail
-//!          ─▶ Close: each queue's old layers finish what they have begun
-//!          ─▶ Done: the new layers take over in all queues, or the old ones go on
+//!  serving ─▶ Prepare: each queue drains, takes no more requests, and opens the new layers
+//!          ─▶ each removed layer leaves: it may write, and it may fail
+//!          ─▶ Close: each queue's old layers finish the work that they have started
+//!          ─▶ Done: the new layers take over in all queues, or the old ones continue
 //! ```
-//! A queue is in a phase when it has noticed it, so the thread that makes the change waits for all of
-//! them before the next phase. No queue serves through the new layers while another may still do
-//! anything through the old ones. What fails before the end leaves the old layers serving.
+//! A queue enters a phase when it notices it, so the thread that makes the change waits for all
+//! queues before the next phase. No queue serves through the new layers while another queue may
+//! still use the old ones. If a phase fails, the old layers continue to serve.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,25 +20,25 @@ use std::time::{Duration, Instant};
 use crate::disk::{Disk, DiskChange};
 use crate::layer::{LAYERS_MAX, Layer};
 
-/// How long queues may take for a phase, and a layer to leave.
+/// The longest time for a phase, and for a layer to leave.
 pub const CHANGE_TIME_MAX: Duration = Duration::from_secs(20);
-/// How long the queues are waited for that go on.
+/// The longest wait for the queues to continue after a change.
 const SETTLE_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Why a disk keeps the layers that it has.
+/// Why a disk keeps its layers.
 #[derive(Debug)]
 pub enum RestackError {
     /// There are more than [`LAYERS_MAX`].
     TooMany,
-    /// The disk would have another geometry, which its clients know for good.
+    /// The disk would have another geometry, but its clients read the geometry only once.
     Geometry,
-    /// Another change is under way.
+    /// Another change is in progress.
     Busy,
-    /// Requests in flight, or what the layers have begun, have not come back in time.
+    /// Requests in flight, or work that the layers have started, did not complete in time.
     Hangs,
     /// A queue could not open the new layers.
     Open(String),
-    /// A layer, which is named, could not leave.
+    /// The named layer could not leave.
     Leave(&'static str, io::Error),
 }
 
@@ -47,17 +47,20 @@ impl fmt::Display for RestackError {
         match self {
             Self::TooMany => write!(formatter, "a disk has at most {LAYERS_MAX} layers"),
             Self::Geometry => formatter.write_str("the disk would have other block sizes"),
-            Self::Busy => formatter.write_str("another change of its layers is under way"),
-            Self::Hangs => formatter.write_str("its requests in flight do not come back"),
+            Self::Busy => formatter.write_str("another change of its layers is in progress"),
+            Self::Hangs => formatter.write_str("its requests in flight do not complete"),
             Self::Open(error) => write!(formatter, "the new layers cannot be opened: {error}"),
-            Self::Leave(layer, error) => write!(formatter, "the layer `{layer}` stays: {error}"),
+            Self::Leave(layer, error) => {
+                write!(formatter, "the layer `{layer}` cannot be removed: {error}")
+            }
         }
     }
 }
 
 impl std::error::Error for RestackError {}
 
-/// The phases, in the low bits of the value that queues look at; the number of the change is above.
+/// The phases, in the low bits of the value that queues read. The high bits are the number of the
+/// change.
 pub(crate) const PREPARE: u64 = 1;
 pub(crate) const CLOSE: u64 = 2;
 pub(crate) const DONE: u64 = 3;
@@ -69,15 +72,15 @@ pub(crate) fn phase(value: u64) -> u64 {
 }
 
 struct State {
-    /// The queues that are open, and the phase that each has come to.
+    /// The open queues, each with the last change and phase that it has reported.
     queues: BTreeMap<u64, u64>,
-    /// The layers that a change is to bring.
+    /// The layers after the change.
     next: Vec<Arc<dyn Layer>>,
     failure: Option<String>,
     is_changing: bool,
 }
 
-/// What the queues of a disk and the thread that changes its layers share.
+/// State that the queues of a disk share with the thread that changes its layers.
 pub(crate) struct Life {
     value: AtomicU64,
     state: Mutex<State>,
@@ -97,26 +100,26 @@ impl Life {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The change and its phase: one load, for a queue that serves.
+    /// The current change and phase. Costs a serving queue one load.
     pub(crate) fn value(&self) -> u64 {
         self.value.load(Ordering::Acquire)
     }
 
-    /// The layers that the change under way is to bring.
+    /// The layers after the current change.
     pub(crate) fn next(&self) -> Vec<Arc<dyn Layer>> {
         self.state().next.clone()
     }
 
-    /// Queue `queue` has come to `value`.
+    /// Records that queue `queue` has reached `value`.
     pub(crate) fn report(&self, queue: u64, value: u64) {
         self.state().queues.insert(queue, value);
         self.changed.notify_all();
     }
 
-    /// A queue cannot open the new layers in the phase of `value`.
+    /// Records that a queue cannot open the new layers in the phase of `value`.
     pub(crate) fn fail(&self, value: u64, error: &io::Error) {
         let mut state = self.state();
-        // The change may have been given up meanwhile.
+        // The change may have been abandoned meanwhile.
         if self.value() == value {
             state.failure.get_or_insert_with(|| error.to_string());
             self.changed.notify_all();
@@ -128,7 +131,7 @@ impl Life {
         self.changed.notify_all();
     }
 
-    /// Waits until `end` for all queues to have come to `value`.
+    /// Waits until all queues have reached `value`, at the latest until `end`.
     fn wait(&self, value: u64, end: Instant) -> Result<(), RestackError> {
         let mut state = self.state();
         loop {
@@ -148,7 +151,7 @@ impl Life {
     }
 }
 
-/// A queue that takes part in changes, until this is dropped.
+/// A queue's participation in changes; ends when this is dropped.
 pub(crate) struct Registration {
     disk: Arc<Disk>,
     pub(crate) queue: u64,
@@ -161,8 +164,8 @@ impl Drop for Registration {
 }
 
 impl Disk {
-    /// Has queue `queue` take part in changes from now on. Its phase is that before the change that
-    /// is under way, if one is.
+    /// Makes queue `queue` take part in changes from now on. Returns also its phase, which precedes
+    /// the current change, if there is one.
     pub(crate) fn register(self: &Arc<Self>, queue: u64) -> (Registration, u64) {
         let life = self.life();
         let mut state = life.state();
@@ -172,12 +175,12 @@ impl Disk {
         (Registration { disk: Arc::clone(self), queue }, seen)
     }
 
-    /// Gives the disk other layers, in all its queues at once: all drain, those that stay out
-    /// [leave](Layer::leave), the new ones open, and all go on. Blocks for up to `limit` a phase; not
-    /// to be called by a queue's thread.
+    /// Replaces the layers of the disk in all its queues together: the queues drain, removed layers
+    /// [leave](Layer::leave), the new layers open, and the queues continue. Blocks for at most
+    /// `limit` in each phase. A queue's thread must not call it.
     ///
     /// # Errors
-    /// See [`RestackError`]: the layers that the disk has go on serving.
+    /// See [`RestackError`]. The disk's old layers continue to serve.
     pub fn restack(
         self: &Arc<Self>,
         layers: Vec<Arc<dyn Layer>>,
@@ -220,8 +223,8 @@ impl Disk {
         if carried_out.is_ok() {
             self.remeasure();
         }
-        self.tell(DiskChange::Restacked);
-        // Those that take longer go on by themselves.
+        self.announce(DiskChange::Restacked);
+        // Slower queues continue without this thread.
         let _ = life.wait(change << PHASE_BITS | DONE, Instant::now() + SETTLE_TIME_MAX);
         carried_out
     }
@@ -240,14 +243,14 @@ impl Disk {
         self.enter(change << PHASE_BITS | CLOSE, limit)
     }
 
-    /// Has all queues come to a phase.
+    /// Begins a phase and waits until all queues have reached it.
     fn enter(&self, value: u64, limit: Duration) -> Result<(), RestackError> {
         let life = self.life();
         {
             let _state = life.state();
             life.value.store(value, Ordering::Release);
         }
-        self.tell(DiskChange::Restacked);
+        self.announce(DiskChange::Restacked);
         life.wait(value, Instant::now() + limit)
     }
 }

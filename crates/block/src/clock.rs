@@ -5,13 +5,13 @@ use std::rc::Rc;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Where a stack's time comes from.
+/// The source of a stack's time.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
     /// The host's monotonic clock.
     #[default]
     System,
-    /// A clock that stands still until someone moves it, in nanoseconds.
+    /// A clock that stands still until it is set, in nanoseconds.
     Simulated(Rc<Cell<u64>>),
 }
 
@@ -28,11 +28,12 @@ impl Clock {
     }
 }
 
-/// The clock of a stack within one round: read when first asked for, and remembered.
+/// The clock of a stack within one round. The first use in a round reads the clock; later uses
+/// return the same time.
 #[derive(Clone, Copy)]
 pub(crate) struct Moment<'a> {
     pub(crate) clock: &'a Clock,
-    /// The time of this round, or 0 where nobody has asked yet.
+    /// The time of this round, in nanoseconds; 0 before the first use.
     pub(crate) round_ns: &'a Cell<u64>,
 }
 

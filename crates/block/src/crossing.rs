@@ -1,4 +1,4 @@
-//! What a layer can reach, and the steps of requests between layers.
+//! The interface of a layer to its stack, and the steps of requests between layers.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -12,21 +12,21 @@ use crate::split::Split;
 
 /// A step of a request through the stack.
 pub(crate) enum Step {
-    /// Towards `level`, from above.
+    /// To `level`, from above.
     Down { level: usize, request: Box<Request> },
-    /// From `level`, which is done with it.
+    /// From `level`, which has completed it.
     Up { level: usize, request: Box<Request>, outcome: Outcome },
-    /// Back to `level`, which split it.
+    /// To `level`, which had split it.
     Gathered { level: usize, parent: Box<Request>, outcome: Outcome },
 }
 
-/// The steps that wait to be taken, oldest first.
+/// The pending steps, oldest first.
 ///
-/// Nearly always there is one, the last act of the layer that was just called: it never sees the
-/// queue.
+/// There is nearly always one step, the last action of the layer that was just called. It bypasses
+/// the queue.
 #[derive(Default)]
 pub(crate) struct Steps {
-    /// Older than everything in `rest`.
+    /// Older than all steps in `rest`.
     first: Option<Step>,
     rest: VecDeque<Step>,
 }
@@ -54,10 +54,10 @@ impl Steps {
     }
 }
 
-/// A request that a layer keeps until a time.
+/// A request that a layer holds until a deadline.
 pub(crate) struct Held {
     pub(crate) deadline_ns: u64,
-    /// Makes equal deadlines come out in the order in which they went in.
+    /// Orders requests with equal deadlines by the time of their holding.
     pub(crate) sequence: u64,
     pub(crate) level: usize,
     pub(crate) request: Box<Request>,
@@ -85,21 +85,21 @@ impl PartialEq for Held {
 
 impl Eq for Held {}
 
-/// Boxes of requests that have come back, for use again.
+/// Boxes of ended requests, for reuse.
 #[derive(Default)]
 pub(crate) struct Pool {
     #[expect(clippy::vec_box, reason = "a request travels in its box; the box is what is kept")]
     boxes: Vec<Box<Request>>,
     made: u64,
     prefix: u64,
-    /// The requests of layers that are not back.
+    /// The number of requests of layers in flight.
     own: usize,
 }
 
 impl Pool {
-    /// More boxes than this are not kept.
+    /// The most boxes that are kept.
     const KEPT_MAX: usize = 1024;
-    /// The bits of a request's number that count within its queue.
+    /// The number of bits of a request's number that count within its queue.
     const COUNT_BITS: u32 = 44;
 
     pub(crate) fn new(queue: u64) -> Self {
@@ -115,7 +115,7 @@ impl Pool {
         request
     }
 
-    /// How many requests of layers are under way.
+    /// The number of requests of layers in flight.
     pub(crate) fn own(&self) -> usize {
         self.own
     }
@@ -129,8 +129,8 @@ impl Pool {
     }
 }
 
-/// What a layer can reach while it is called: its neighbours, its further stores, the time, and
-/// fresh requests.
+/// What a layer can reach during a call: its neighbours, its further stores, the time, and new
+/// requests.
 pub struct Crossing<'a> {
     pub(crate) level: usize,
     pub(crate) steps: &'a mut Steps,
@@ -141,13 +141,13 @@ pub struct Crossing<'a> {
 }
 
 impl Crossing<'_> {
-    /// Passes `request` to the next layer, or to the back end. It is checked on the way: what the
-    /// part below does not offer comes back as a completion with an error.
+    /// Passes `request` to the next layer, or to the back end. It is checked on the way: a request
+    /// that the level below does not offer completes with an error.
     pub fn submit(&mut self, request: Box<Request>) {
         self.steps.push(Step::Down { level: self.level + 1, request });
     }
 
-    /// Hands `request` to the layer above, or to the front end, as done.
+    /// Completes `request`: passes it to the layer above, or to the front end.
     pub fn complete(&mut self, request: Box<Request>, outcome: Outcome) {
         debug_assert!(
             request.origin <= self.level,
@@ -156,7 +156,7 @@ impl Crossing<'_> {
         self.steps.push(Step::Up { level: self.level, request, outcome });
     }
 
-    /// Keeps `request` until `deadline_ns` of the clock; then the layer's
+    /// Holds `request` until `deadline_ns` of the stack's clock. Then the layer's
     /// [`resume`](LayerQueue::resume) gets it back together with `outcome`.
     pub fn hold(&mut self, request: Box<Request>, outcome: Option<Outcome>, deadline_ns: u64) {
         self.held.push(Held { deadline_ns, sequence: 0, level: self.level, request, outcome });
@@ -168,8 +168,8 @@ impl Crossing<'_> {
         self.pool.take(self.level + 1)
     }
 
-    /// Submits a request of this layer's own to a further store of this queue. It is checked as one
-    /// that goes down, against what the store offers. Its outcome arrives at
+    /// Submits a request of this layer's own to a further store of this queue. It is checked
+    /// against what the store offers, like a request on its way down. Its outcome arrives at
     /// [`returned`](LayerQueue::returned).
     pub fn submit_to(&mut self, store: StoreId, mut request: Box<Request>) {
         debug_assert_eq!(request.origin, self.level + 1, "a guest's request takes the way down");
@@ -177,25 +177,25 @@ impl Crossing<'_> {
         self.aside.sending.push(request);
     }
 
-    /// Keeps `parent`, a request that came to this layer, for as long as [pieces](Self::piece) of it
-    /// are under way. Say [`join`](Self::join) when all pieces are made.
+    /// Keeps `parent`, a request that came to this layer, while [pieces](Self::piece) of it are in
+    /// flight. The layer calls [`join`](Self::join) after it has made all pieces.
     pub fn split(&mut self, parent: Box<Request>) -> Split {
         self.aside.splits.begin(self.level, parent)
     }
 
-    /// A request of this layer's own for `length` bytes of the parent of `split`, from its byte
-    /// `from` on: the same operation and flags, the same place, the same memory, and what is known
-    /// of its meaning. All of it may be changed but the memory. To be submitted below or to a store;
-    /// its outcome arrives at [`returned`](LayerQueue::returned), and its first error also at
-    /// [`gathered`](LayerQueue::gathered).
+    /// Makes a request of this layer's own for `length` bytes of the parent of `split`, from its
+    /// byte `from` on. It has the parent's operation, flags, position on the disk, memory and
+    /// insight, each for these bytes; the layer may change all but the memory. The layer submits it
+    /// below or to a store. Its outcome arrives at [`returned`](LayerQueue::returned); the first
+    /// error of all pieces also arrives at [`gathered`](LayerQueue::gathered).
     pub fn piece(&mut self, split: Split, from: u64, length: u64) -> Box<Request> {
         let mut piece = self.pool.take(self.level + 1);
         self.aside.splits.piece(split, &mut piece, from, length);
         piece
     }
 
-    /// No further pieces follow: once those that were made have come back,
-    /// [`gathered`](LayerQueue::gathered) gets the parent.
+    /// Ends the making of pieces. When all pieces have returned, [`gathered`](LayerQueue::gathered)
+    /// gets the parent.
     pub fn join(&mut self, split: Split) {
         if let Some(step) = self.aside.splits.join(split) {
             self.steps.push(step);
@@ -205,7 +205,7 @@ impl Crossing<'_> {
     /// Takes back the box of a request that this layer made.
     pub fn recycle(&mut self, mut request: Box<Request>) {
         debug_assert_eq!(request.origin, self.level + 1, "only the maker ends a request");
-        // The memory of a piece is the parent's: the piece lets go of it first.
+        // The memory of a piece is the parent's: the piece releases it first.
         let split = request.split.take();
         self.pool.give(request);
         if let Some(step) = split.and_then(|split| self.aside.splits.give_back(split)) {
@@ -213,13 +213,14 @@ impl Crossing<'_> {
         }
     }
 
-    /// Asks for a call of [`advance`](LayerQueue::advance) at `deadline_ns` of the clock; the
-    /// earliest of several holds. A call later than now costs no time until then.
+    /// Requests a call of [`advance`](LayerQueue::advance) at `deadline_ns` of the stack's clock.
+    /// Of several requests the earliest holds. A pending request costs nothing until its time.
     pub fn wake_at(&mut self, deadline_ns: u64) {
         self.aside.wakes.set(self.level, deadline_ns);
     }
 
-    /// The layer's own word on `request`, 0 at first: to remember something on the way down.
+    /// The layer's own word on `request`, initially 0: it carries data from the way down to the way
+    /// up.
     pub fn word<'r>(&self, request: &'r mut Request) -> &'r mut u64 {
         &mut request.words[self.level]
     }
@@ -229,8 +230,8 @@ impl Crossing<'_> {
         self.moment.now_ns()
     }
 
-    /// The time at which anyone last looked at the clock in this round, in nanoseconds: the clock
-    /// is read at most once for all the requests that a thread takes or gets back at one go.
+    /// The time at which the clock was last read in this round, in nanoseconds. This function reads
+    /// the clock at most once for all requests that a thread takes, or that complete, in one batch.
     pub fn round_ns(&self) -> u64 {
         self.moment.round_ns()
     }

@@ -16,20 +16,21 @@ use crate::open::Offer;
 use crate::request::{ErrorKind, SERIAL_LENGTH};
 use crate::stack::{Stack, StackCounters};
 
-/// What a front end may want to know about at once.
+/// A change of a disk that front ends are notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskChange {
-    /// The capacity has another value.
+    /// The capacity has changed.
     Resized,
-    /// The layers change: each queue's thread is to make a round ([`Stack::advance`]), also where
-    /// nothing comes in. It takes no requests while the stack [is closing](Stack::is_closing).
+    /// The layers are changing: each queue's thread has to make a round ([`Stack::advance`]), even
+    /// without new requests. It takes no requests while the stack [is closing](Stack::is_closing).
     Restacked,
 }
 
-/// Called, from whatever thread makes the change, each time a disk changes. It must not block.
+/// Called at each change of a disk, on the thread that makes the change. It must not block. If it
+/// returns false, it is not called again.
 pub type ChangeListener = Box<dyn Fn(DiskChange) -> bool + Send + Sync>;
 
-/// How a disk presents itself.
+/// A disk's names and access mode.
 #[derive(Clone, Debug, Default)]
 pub struct DiskOptions {
     /// The disk's name: unique within the daemon.
@@ -42,11 +43,11 @@ pub struct DiskOptions {
     pub read_only: bool,
 }
 
-/// A disk: what its queues share.
+/// A disk: the state that its queues share.
 pub struct Disk {
     options: DiskOptions,
     serial: [u8; SERIAL_LENGTH],
-    /// The size that front ends see, and that of the back end.
+    /// The size that front ends see, in bytes.
     capacity: AtomicU64,
     store_capacity: AtomicU64,
     geometry: Geometry,
@@ -118,24 +119,24 @@ impl Disk {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// The size of the back end, in bytes, as the crossings are to honour it.
+    /// The size of the back end, in bytes, that the crossings enforce.
     pub(crate) fn store_capacity(&self) -> u64 {
         self.store_capacity.load(Ordering::Relaxed)
     }
 
-    /// Takes up the back end's capacity. Whether front ends see another one than before.
+    /// Sets the back end's capacity. Returns whether the capacity that front ends see has changed.
     fn measure(&self, store_capacity: u64) -> bool {
         self.store_capacity.store(store_capacity, Ordering::Relaxed);
         let top = self.ladder(&self.layers())[0].capacity;
         self.capacity.swap(top, Ordering::Relaxed) != top
     }
 
-    /// The sizes that do not change.
+    /// The fixed sizes.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// The back end beneath.
+    /// The back end.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
@@ -145,17 +146,17 @@ impl Disk {
         self.layers.read().expect("no holder of this lock panics").clone()
     }
 
-    /// What the disk offers to its front ends.
+    /// The capabilities that front ends see.
     pub fn capabilities(&self) -> Capabilities {
         self.ladder(&self.layers())[0].capabilities
     }
 
-    /// What the crossings refused.
+    /// The counters of refused requests.
     pub fn counters(&self) -> &StackCounters {
         &self.counters
     }
 
-    /// The failures of its requests, as front ends saw them.
+    /// The failures of the disk's requests, as front ends see them.
     pub fn failures(&self) -> &Failures {
         &self.failures
     }
@@ -170,8 +171,8 @@ impl Disk {
         Stack::open(self, queue, self.layers(), Some(registered), reactor, clock)
     }
 
-    /// Opens the disk for a layer's own work while the layers [change](Self::restack): all other
-    /// queues stand still.
+    /// Opens a queue for a layer's own work while the layers [change](Self::restack) and all other
+    /// queues serve no requests.
     ///
     /// # Errors
     /// As for [`open_queue`](Self::open_queue).
@@ -180,18 +181,17 @@ impl Disk {
         Stack::open(self, queue, self.layers(), None, reactor, clock)
     }
 
-    /// The number of a queue that takes another one's place.
+    /// The number of a queue that replaces another one.
     pub(crate) fn next_queue(&self) -> u64 {
         self.queues.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Gives the back end another size and tells the front ends. `capacity` is in bytes of the back
-    /// end; layers may show another size.
+    /// Changes the size of the back end and notifies the front ends. `capacity` is the back end's,
+    /// in bytes; layers may show another size.
     ///
     /// # Errors
-    /// What a layer says that has to refuse, and what the back end says.
-    /// [`capacity`](Self::capacity) says which size holds then: it may be
-    /// the new one, where it could not be made durable.
+    /// The error of a layer that refuses, or of the back end. [`capacity`](Self::capacity) then
+    /// returns the valid size: this may be the new size, if it could not be made durable.
     pub fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
         let (mut from, mut to) = (self.store_capacity(), capacity);
         for layer in self.layers().iter().rev() {
@@ -200,18 +200,19 @@ impl Disk {
         }
         let before = self.capacity();
         if capacity < self.store_capacity() {
-            // First, so that the crossings refuse what reaches behind the new end.
+            // The capacity is lowered first, so that the crossings refuse requests beyond the new
+            // end.
             self.measure(capacity);
         }
         let resized = self.backend.resize(capacity);
         self.measure(self.backend.capacity());
         if resized.is_ok() || self.capacity() != before {
-            self.tell(DiskChange::Resized);
+            self.announce(DiskChange::Resized);
         }
         resized
     }
 
-    /// What the queues and a change of the layers share.
+    /// State that the queues share with a change of the layers.
     pub(crate) fn life(&self) -> &Life {
         &self.life
     }
@@ -220,23 +221,24 @@ impl Disk {
         *self.layers.write().expect("no holder of this lock panics") = layers;
     }
 
-    /// Shows the size that the layers show now.
+    /// Updates the capacity after a change of the layers, and announces a difference.
     pub(crate) fn remeasure(&self) {
         if self.measure(self.store_capacity()) {
-            self.tell(DiskChange::Resized);
+            self.announce(DiskChange::Resized);
         }
     }
 
-    /// Calls `listener` at each change from now on, until it returns false.
+    /// Calls `listener` at each change, until it returns false.
     pub fn listen(&self, listener: ChangeListener) {
         self.listeners.lock().expect("no listener panics").push(listener);
     }
 
-    pub(crate) fn tell(&self, change: DiskChange) {
+    pub(crate) fn announce(&self, change: DiskChange) {
         self.listeners.lock().expect("no listener panics").retain(|listener| listener(change));
     }
 
-    /// What each level offers to the one above it: the layers from the top, then the back end.
+    /// The offer of each level to the level above: first the layers from the top, then the back
+    /// end.
     pub(crate) fn ladder(&self, layers: &[Arc<dyn Layer>]) -> Vec<Offer> {
         let mut below = Offer {
             capabilities: self.backend.capabilities(),

@@ -1,9 +1,10 @@
 //! The loop of a thread that serves queues.
 //!
-//! A [`Source`] brings requests to one queue: a guest's ring, a client's connection. A thread drives
-//! one or more of them over one reactor: it takes what they have, hands it down, gives back what is
-//! done, and sleeps where nothing is left to do. No source waits for another: a disk that does not
-//! answer keeps its requests in flight, and the thread goes on with the others.
+//! A [`Source`] brings requests to one queue: a guest's ring, a client's connection. A thread
+//! drives one or more sources with one reactor: it takes their requests, passes them down, gives
+//! back the completed ones, and sleeps when there is no work. No source waits for another: if a
+//! disk does not answer, its requests stay in flight, and the thread continues with the other
+//! sources.
 
 mod mailbox;
 mod spin;
@@ -21,60 +22,61 @@ pub use mailbox::{Mail, Mailbox, Wake};
 use spin::{Spin, preemptions};
 pub use thread::DriveThread;
 
-/// How often the sources are looked at between two looks at the clock.
-const LOOKS: u32 = 64;
-/// How long a thread that fails waits for what the kernel still does, and how long the layers of a
-/// queue that has ended may take to finish what they have begun.
+/// The number of polls of the sources between two readings of the clock.
+const POLLS: u32 = 64;
+/// How long a failed thread waits for the kernel's operations to end, and how long the layers of an
+/// ended queue may take to finish their work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
-/// How long a thread pauses whose ring the kernel has refused.
+/// How long a thread pauses after the kernel has refused its ring.
 const PAUSE: Duration = Duration::from_millis(20);
 const WAKE: u64 = 0;
 
-/// What brings requests to a queue. Its thread alone calls it.
+/// A source of requests of one queue. Only its thread calls it.
 pub trait Source {
-    /// The queue's way through its disk.
+    /// The queue's stack.
     fn stack(&mut self) -> &mut Stack;
 
-    /// The owners of the source itself, beside those of its stack.
+    /// The group of the source's own owners, separate from that of its stack.
     fn group(&self) -> Group;
 
-    /// Takes new requests and begins them, a batch at most. Returns whether there were any.
+    /// Takes at most a batch of new requests and begins them. Returns whether there were any.
     fn take(&mut self, reactor: &mut Reactor) -> bool;
 
-    /// Gives back what is done, and does what other threads have asked for. Returns whether there
-    /// was anything to do.
+    /// Gives back completed requests, and carries out requests of other threads. Returns whether
+    /// there was anything to do.
     fn give(&mut self, reactor: &mut Reactor) -> bool;
 
-    /// An event of the source's own owners.
+    /// Handles an event of the source's own owners.
     fn signal(&mut self, event: &Event, reactor: &mut Reactor);
 
-    /// Whether there may be something to [take](Self::take). Cheap: the thread asks it again and
-    /// again while it looks for work.
+    /// Whether there may be something to [take](Self::take). It must be cheap: the thread calls it
+    /// repeatedly while it polls.
     fn is_ready(&mut self, reactor: &mut Reactor) -> bool;
 
-    /// The thread is about to look for work and then to sleep: the source does what is due by
-    /// `now_ns`, and says when it wants to be asked again; `u64::MAX` is never.
+    /// Called before the thread polls for work and then sleeps: the source does the work that is
+    /// due by `now_ns`. Returns when the next work is due, in nanoseconds of the system clock;
+    /// `u64::MAX` is never.
     fn rest(&mut self, now_ns: u64, reactor: &mut Reactor) -> u64;
 
-    /// The thread sleeps next: new requests are to wake it. Returns whether there are some already,
-    /// so that it does not sleep.
+    /// Called before the thread sleeps: from now on new requests have to wake it. Returns whether
+    /// there already are some, so that it does not sleep.
     fn arm(&mut self, reactor: &mut Reactor) -> bool;
 
-    /// The thread is awake and looks for new requests by itself.
+    /// Called after the thread has woken: it polls for new requests again, which need not wake it.
     fn disarm(&mut self);
 
-    /// The kernel has refused the thread's ring: nothing goes on.
+    /// Called when the kernel has refused the thread's ring: the source must end.
     fn fail(&mut self, error: &io::Error);
 
-    /// Whether the source is at its end. Nothing of its own is in flight then, unless it has
+    /// Whether the source has ended. It then has no requests in flight, unless it has
     /// [failed](Self::fail).
     fn is_ended(&self) -> bool;
 }
 
-/// A change that the thread is to make.
+/// A change for the thread to make.
 type Change<S> = Box<dyn FnOnce(&mut Drive<S>) + Send>;
 
-/// A source that has ended, whose layers have not.
+/// A source that has ended, while its layers still finish their work.
 struct Leaving<S> {
     source: S,
     until_ns: u64,
@@ -89,9 +91,9 @@ pub struct Drive<S: Source> {
     mailbox: Arc<Mailbox<Change<S>>>,
     sources: Vec<S>,
     leaving: Vec<Leaving<S>>,
-    /// How long to look for new requests, and, where disks work on something, for what comes first
-    /// of the two. A disk that completes its requests in groups is awaited long, the answer to a
-    /// group is not: what the one teaches does not hold for the other.
+    /// How long to poll while no requests are in flight, and how long while some are. The two are
+    /// separate because a disk that completes requests in groups takes long, while the client's
+    /// answer to a group comes soon.
     spins: [Spin; 2],
     clock: Clock,
     events: Vec<Event>,
@@ -99,8 +101,8 @@ pub struct Drive<S: Source> {
 }
 
 impl<S: Source> Drive<S> {
-    /// A loop without sources, whose ring has room for `entries` submissions and which looks for
-    /// work for `spin_ns` at the longest before it sleeps.
+    /// A loop without sources, whose ring has `entries` submissions. It polls for work for at most
+    /// `spin_ns` nanoseconds before it sleeps.
     fn new(entries: u32, spin_ns: u64, mailbox: Arc<Mailbox<Change<S>>>) -> io::Result<Self> {
         let mut reactor = Reactor::new(entries)?;
         let group = reactor.begin_group();
@@ -131,7 +133,7 @@ impl<S: Source> Drive<S> {
                 debug_assert_eq!(
                     source.group(),
                     group,
-                    "a source registers with the group it finds"
+                    "a source registers with the current group"
                 );
                 self.sources.push(source);
                 Ok(())
@@ -156,10 +158,10 @@ impl<S: Source> Drive<S> {
                 ended |= source.is_ended();
             }
             if ended {
-                self.let_go();
+                self.remove_ended();
             }
             if !self.leaving.is_empty() {
-                self.see_off();
+                self.drop_finished();
             }
             if self.mailbox.is_pending() {
                 busy = true;
@@ -173,7 +175,7 @@ impl<S: Source> Drive<S> {
         }
     }
 
-    /// Handles what the reactor has, and what is due.
+    /// Handles the reactor's events, and due work of the stacks.
     fn take_events(&mut self) -> bool {
         let mut busy = false;
         if self.reactor.is_ready() {
@@ -183,7 +185,7 @@ impl<S: Source> Drive<S> {
             }
             for event in events.drain(..) {
                 busy = true;
-                self.hand_out(&event);
+                self.dispatch(&event);
             }
             self.events = events;
         }
@@ -203,8 +205,8 @@ impl<S: Source> Drive<S> {
         busy
     }
 
-    /// Gives `event` to whom it belongs.
-    fn hand_out(&mut self, event: &Event) {
+    /// Passes `event` to its owner.
+    fn dispatch(&mut self, event: &Event) {
         if event.group == self.group {
             self.mailbox.wake().take();
             if !event.more {
@@ -227,9 +229,9 @@ impl<S: Source> Drive<S> {
         }
     }
 
-    /// Parts with the sources that have ended.
+    /// Removes the sources that have ended, and closes their queues.
     #[cold]
-    fn let_go(&mut self) {
+    fn remove_ended(&mut self) {
         let until_ns = self.clock.now_ns().saturating_add(DRAIN_LIMIT.as_nanos() as u64);
         while let Some(index) = self.sources.iter().position(Source::is_ended) {
             let mut source = self.sources.remove(index);
@@ -241,13 +243,13 @@ impl<S: Source> Drive<S> {
         }
     }
 
-    /// Drops what has left as soon as its layers have finished.
+    /// Drops removed sources whose layers have finished or have taken too long.
     #[cold]
-    fn see_off(&mut self) {
+    fn drop_finished(&mut self) {
         let now_ns = self.clock.now_ns();
         for leaving in &mut self.leaving {
             let stack = leaving.source.stack();
-            if stack.is_drained() && !stack.is_under_way() || leaving.until_ns <= now_ns {
+            if stack.is_drained() && !stack.is_pending() || leaving.until_ns <= now_ns {
                 stack.end(&mut self.reactor);
                 leaving.until_ns = 0;
             }
@@ -255,7 +257,8 @@ impl<S: Source> Drive<S> {
         self.leaving.retain(|leaving| leaving.until_ns > 0);
     }
 
-    /// Ends the sources. The thread goes on without a ring: it is asked for nothing but its end.
+    /// Ends the sources after the kernel has refused the ring. The thread continues without a ring
+    /// until it has to end.
     #[cold]
     fn fail(&mut self, error: &io::Error) {
         for source in &mut self.sources {
@@ -264,7 +267,7 @@ impl<S: Source> Drive<S> {
         std::thread::sleep(PAUSE);
     }
 
-    /// Looks for work for a while if that pays, then sleeps.
+    /// Polls for work for as long as that has paid, then sleeps.
     fn idle(&mut self) {
         let mut done = false;
         let mut awaited = false;
@@ -296,7 +299,7 @@ impl<S: Source> Drive<S> {
             }
         }
         let spin = usize::from(awaited);
-        let Some(now_ns) = self.look(spin, start_ns, deadline_ns) else { return };
+        let Some(now_ns) = self.poll(spin, start_ns, deadline_ns) else { return };
         for index in 0..self.sources.len() {
             if self.sources[index].arm(&mut self.reactor) {
                 self.sources[..=index].iter_mut().for_each(Source::disarm);
@@ -312,13 +315,14 @@ impl<S: Source> Drive<S> {
         self.spins[spin].slept(self.clock.now_ns().saturating_sub(start_ns));
     }
 
-    /// Looks for work. Returns the time once that pays no more; `None` where there is some.
-    fn look(&mut self, spin: usize, start_ns: u64, deadline_ns: u64) -> Option<u64> {
+    /// Polls for work. Returns `None` if there is some, otherwise the time at the end of the poll,
+    /// in nanoseconds.
+    fn poll(&mut self, spin: usize, start_ns: u64, deadline_ns: u64) -> Option<u64> {
         let limit_ns =
             self.spins[spin].limit_ns(start_ns).min(deadline_ns.saturating_sub(start_ns));
         let mut now_ns = start_ns;
         while now_ns - start_ns < limit_ns {
-            for _ in 0..LOOKS {
+            for _ in 0..POLLS {
                 let reactor = &mut self.reactor;
                 if self.sources.iter_mut().any(|source| source.is_ready(reactor))
                     || self.reactor.is_ready()
@@ -339,8 +343,9 @@ impl<S: Source> Drive<S> {
 }
 
 impl<S: Source> Drop for Drive<S> {
-    /// After a failure requests may be in flight, and the kernel may still use their memory: it is
-    /// waited for, and what it still has is [kept](Stack::is_under_way) by those who own it.
+    /// After a failure requests may be in flight, and the kernel may still use their memory. This
+    /// waits for its operations; the owners of the memory [keep](Stack::is_pending) what the kernel
+    /// still uses after that.
     fn drop(&mut self) {
         self.reactor.drain(DRAIN_LIMIT);
     }

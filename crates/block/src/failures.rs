@@ -1,41 +1,41 @@
-//! The failures of a disk's requests, for whoever watches over the disk.
+//! The failures of a disk's requests, for the component that monitors the disk.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::request::ErrorKind;
 
-/// What is called at a failure.
+/// Called at a failure.
 type Watcher = Box<dyn Fn() + Send + Sync>;
 
-/// Failures that speak of the storage rather than of what a guest asked for. Requests that succeed
-/// never touch this.
+/// Failures caused by the storage, not by a guest's invalid request. Requests that succeed never
+/// touch this structure.
 #[derive(Default)]
 pub struct Failures {
     no_space: AtomicU64,
     io: AtomicU64,
-    /// The watcher has been called and has not looked yet.
+    /// Whether the watcher has been called and has not read the counts since.
     called: AtomicBool,
     watcher: OnceLock<Watcher>,
 }
 
-/// Failures so far.
+/// Numbers of failures so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailureCounts {
-    /// For want of room.
+    /// Failures for lack of space.
     pub no_space: u64,
     /// I/O errors.
     pub io: u64,
 }
 
 impl Failures {
-    /// Has `watcher` called, on the thread of a queue, at the next failure after each
-    /// [`look`](Self::look). It must not block. Only the first watcher is kept.
+    /// Sets the watcher. It is called on a queue's thread at the first failure after each
+    /// [`look`](Self::look), and must not block. Only the first watcher is kept.
     pub fn watch(&self, watcher: impl Fn() + Send + Sync + 'static) {
         let _ = self.watcher.set(Box::new(watcher));
     }
 
-    /// The failures so far. The next one calls the watcher again.
+    /// Returns the failures so far. The next failure calls the watcher again.
     pub fn look(&self) -> FailureCounts {
         self.called.store(false, Ordering::Release);
         FailureCounts {
@@ -44,7 +44,7 @@ impl Failures {
         }
     }
 
-    /// A request has failed, or waits, because of `kind`.
+    /// Counts a request that has failed, or waits, because of `kind`.
     pub fn note(&self, kind: ErrorKind) {
         match kind {
             ErrorKind::NoSpace => self.no_space.fetch_add(1, Ordering::Relaxed),
@@ -54,7 +54,7 @@ impl Failures {
         self.call();
     }
 
-    /// Has the watcher look.
+    /// Calls the watcher, unless it has been called since the last [`look`](Self::look).
     pub fn call(&self) {
         if self.called.swap(true, Ordering::AcqRel) {
             return;
@@ -79,7 +79,11 @@ mod tests {
             counted.fetch_add(1, Ordering::Relaxed);
         });
         failures.note(ErrorKind::Malformed);
-        assert_eq!(calls.load(Ordering::Relaxed), 0, "a guest's mistake says nothing of storage");
+        assert_eq!(
+            calls.load(Ordering::Relaxed),
+            0,
+            "a guest's mistake is no failure of the storage"
+        );
         for _ in 0..3 {
             failures.note(ErrorKind::NoSpace);
             failures.note(ErrorKind::Io);

@@ -1,4 +1,4 @@
-//! What a disk is like and what it can do.
+//! The sizes and capabilities of a disk.
 
 use crate::request::{ErrorKind, Operation, Request};
 
@@ -9,13 +9,13 @@ pub const SECTOR_SIZE: u64 = 512;
 /// [`Disk::capacity`](crate::Disk::capacity).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// The logical block size that clients are told; a power of two from 512 to 4096.
+    /// The logical block size that clients see; a power of two from 512 to 4096.
     pub block_size: u32,
-    /// The size that the disk beneath writes at once without reading first; at least `block_size`.
+    /// The size that the storage writes without reading first; at least `block_size`.
     pub physical_block_size: u32,
-    /// The size that is best for throughput, or 0 where nothing is known.
+    /// The size that is best for throughput; 0 if unknown.
     pub optimal_size: u32,
-    /// What offset and length of every request must be multiples of: 1 where any byte will do.
+    /// The alignment of the offset and length of every request; 1 if there is no restriction.
     pub alignment: u32,
 }
 
@@ -25,30 +25,31 @@ impl Default for Geometry {
     }
 }
 
-/// What a layer or back end can do. It never claims more than it honours: the crossing refuses
-/// the rest before it gets there.
+/// The operations that a layer or back end offers. It must not claim more than it honours: the
+/// crossing refuses all other requests before they reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Whether operations that modify are accepted.
     pub write: bool,
-    /// Whether [`Operation::Flush`] makes completed writes durable (a disk that keeps nothing,
+    /// Whether [`Operation::Flush`] makes completed writes durable (a disk without durable storage,
     /// like memory, honours it by doing nothing).
     pub flush: bool,
     /// Whether writes can be durable at their completion; see
     /// [`Flags::force_unit_access`](crate::Flags::force_unit_access).
     pub force_unit_access: bool,
-    /// Whether [`Operation::Discard`] gives room back.
+    /// Whether [`Operation::Discard`] frees space.
     pub discard: bool,
     /// Whether [`Operation::WriteZeroes`] is offered.
     pub write_zeroes: bool,
-    /// Whether [`Operation::Extents`] is answered from knowledge; where not, everything is data.
+    /// Whether [`Operation::Extents`] is answered by the back end; if not, the answer is that
+    /// everything is data.
     pub extents: bool,
     /// Whether seeks cost time.
     pub rotational: bool,
 }
 
 impl Capabilities {
-    /// Everything, on a disk without moving parts.
+    /// All operations, on a disk without moving parts.
     pub const ALL: Self = Self {
         write: true,
         flush: true,
@@ -59,13 +60,13 @@ impl Capabilities {
         rotational: false,
     };
 
-    /// The same without anything that modifies.
+    /// The same capabilities without operations that modify.
     #[must_use]
     pub fn read_only(self) -> Self {
         Self { write: false, discard: false, write_zeroes: false, ..self }
     }
 
-    /// Refuses a request that this capability set does not cover.
+    /// Refuses a request that these capabilities do not cover.
     pub(crate) fn check(&self, request: &Request) -> Result<(), ErrorKind> {
         let offered = match request.operation {
             Operation::Read | Operation::GetId => true,

@@ -1,9 +1,9 @@
 //! The vocabulary of Fathom's data path.
 //!
-//! A [`Request`] comes from a front end, crosses the [`Layer`]s of its [`Disk`] downward, is
-//! carried out by a [`Backend`], and its [`Outcome`] crosses the same layers upward. Each crossing
-//! goes through one checked function, in [`Stack`]. A stack belongs to one queue and one thread:
-//! it takes no lock and, once warm, allocates nothing.
+//! A front end submits a [`Request`], which crosses the [`Layer`]s of its [`Disk`] downward. A
+//! [`Backend`] carries it out, and its [`Outcome`] crosses the same layers upward. Each crossing
+//! goes through one checked function, in [`Stack`]. A stack belongs to one queue and one thread: it
+//! takes no lock and, after the first requests, allocates nothing.
 //!
 //! ```text
 //!  front end ─▶ Stack::submit ─▶ layer 0 ─▶ layer 1 ─▶ … ─▶ back end

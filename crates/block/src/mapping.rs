@@ -1,17 +1,18 @@
-//! Memory that is mapped from a file of another process.
+//! Memory mapped from a file of another process.
 //!
-//! The other process can cut its file short, the file system can have no room for a page that is
-//! touched for the first time, and the hardware can lose a page. The kernel then answers an access
-//! with `SIGBUS`, which by default ends the whole process. Here a handler takes the signal:
+//! The other process can truncate its file, the file system can have no space for a page at its
+//! first access, and the hardware can lose a page. The kernel then answers an access with `SIGBUS`,
+//! which by default ends the whole process. Here a handler takes the signal:
 //!
-//! - Every [`Mapping`] is in a list that the handler reads without a lock. Entries are never
-//!   freed, only used again, so that the handler can walk the list at any moment.
-//! - The handler puts anonymous zeroed memory in place of the page that is lost, marks the
-//!   [`MemoryOwner`] of the mapping as lost, and returns: the access is repeated and goes on.
-//! - Whoever serves the owner sees the mark, acknowledges nothing any more, and lets go of it.
+//! - Every [`Mapping`] is in a list that the handler reads without a lock. Entries are never freed,
+//!   only reused, so that the handler can walk the list at any time.
+//! - The handler replaces the lost page by anonymous zeroed memory, marks the memory of the
+//!   mapping's [`MemoryOwner`] as lost, and returns: the access is repeated and succeeds.
+//! - The thread that serves the owner sees the mark, acknowledges no further requests, and
+//!   disconnects the owner.
 //!
-//! An address that belongs to no mapping gets the default action. The kernel itself gets `EFAULT`
-//! where a thread would get the signal, and its caller an error of the one request.
+//! An address outside all mappings gets the default action. If the kernel itself accesses a lost
+//! page, there is no signal: the system call fails with `EFAULT`, which fails that one request.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -24,11 +25,11 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 use rustix::fs::SealFlags;
 use rustix::net::Shutdown;
 
-/// The most bytes that all mappings together may have: half of what a process can address, so that
-/// there is always room for everything else.
+/// The most bytes of all mappings together: half of a process's address space, so that the rest
+/// remains for everything else.
 const MAPPED_MAX: u64 = 64 << 40;
-/// The faults of one mapping that are mended page by page. At the next one all of it is replaced:
-/// the kernel bounds the number of pieces that a process's memory may be in.
+/// The number of faults of one mapping that are repaired page by page. The next fault replaces the
+/// whole mapping, because the kernel limits the number of areas in a process's memory.
 const FAULTS_MAX: u32 = 8;
 /// The magic number of hugetlbfs.
 const HUGETLBFS: i64 = 0x9584_58f6;
@@ -39,16 +40,17 @@ const FUSE: i64 = 0x6573_5546;
 static MAPPED: AtomicU64 = AtomicU64::new(0);
 /// The list that the handler walks.
 static NODES: AtomicPtr<Node> = AtomicPtr::new(ptr::null_mut());
-/// The nodes of the list that stand for no mapping.
+/// The nodes of the list without a mapping.
 static FREE_NODES: Mutex<Vec<&'static Node>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The faults that this thread has met.
+    /// The number of faults in this thread.
     static FAULTS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How many lost pages this thread has come across so far. Where the count moves during a copy out
-/// of mapped memory, some of the bytes copied are zeroes that nobody put there.
+/// The number of lost pages that this thread has accessed so far. If the number changes during a
+/// copy from mapped memory, some of the copied bytes are zeroes of the replacement, not the owner's
+/// data.
 pub fn faults() -> u64 {
     FAULTS.get()
 }
@@ -56,13 +58,13 @@ pub fn faults() -> u64 {
 /// Why memory is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossCause {
-    /// The file has no such page: it was cut short, or there is no room for the page.
+    /// The file has no such page: it was truncated, or there is no space for the page.
     Absent,
     /// The hardware has lost the page.
     Hardware,
 }
 
-/// Whose memory mappings are: what is lost with one of them is lost to the owner.
+/// The owner of mappings. A loss in one mapping is a loss to the owner.
 #[derive(Debug, Default)]
 pub struct MemoryOwner {
     /// The `si_code` of the first signal, or 0.
@@ -72,19 +74,19 @@ pub struct MemoryOwner {
 }
 
 impl MemoryOwner {
-    /// An owner. At the first loss the reading direction of the socket `alarm` is shut down, which
-    /// wakes the thread that waits for its next message. All mappings count for `budget`.
+    /// A new owner. The first loss shuts down the socket `alarm` for reading, which wakes the
+    /// thread that waits for its next message. All mappings of the owner count against `budget`.
     pub fn new(alarm: Option<OwnedFd>, budget: Option<Arc<Budget>>) -> Self {
         Self { code: AtomicI32::new(0), alarm, budget }
     }
 
-    /// Whether some of the memory is lost. One load.
+    /// Whether some of the memory is lost. Costs one load.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.code.load(Ordering::Relaxed) != 0
     }
 
-    /// Why memory was lost, where some was.
+    /// Why memory was lost; `None` if none was.
     pub fn cause(&self) -> Option<LossCause> {
         match self.code.load(Ordering::Relaxed) {
             0 => None,
@@ -98,13 +100,13 @@ impl MemoryOwner {
         let first =
             self.code.compare_exchange(0, code, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if let (true, Some(alarm)) = (first, &self.alarm) {
-            // It may be made in a signal handler: it is the system call and nothing else.
+            // `shutdown` is safe in a signal handler: the function only makes the system call.
             let _ = rustix::net::shutdown(alarm, Shutdown::Read);
         }
     }
 }
 
-/// The most bytes that some owners together may have mapped.
+/// A limit on the bytes that several owners together may have mapped.
 #[derive(Debug)]
 pub struct Budget {
     used: AtomicU64,
@@ -118,13 +120,13 @@ impl Budget {
     }
 }
 
-/// Adds `length` to `used` unless it becomes more than `max`.
+/// Adds `length` to `used`, unless the sum exceeds `max`. Returns whether it was added.
 fn take(used: &AtomicU64, max: u64, length: u64) -> bool {
     let add = |used: u64| used.checked_add(length).filter(|sum| *sum <= max);
     used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
 }
 
-/// A part of the address space, counted as long as this lives.
+/// An amount of mapped memory, counted until this is dropped.
 #[derive(Debug)]
 struct Reservation {
     length: u64,
@@ -134,7 +136,7 @@ struct Reservation {
 impl Reservation {
     fn new(length: u64, budget: Option<&Arc<Budget>>) -> io::Result<Self> {
         let full = |whose| {
-            let text = format!("{whose} would have more memory mapped than is allowed");
+            let text = format!("{whose} would have more memory mapped than the limit allows");
             io::Error::new(io::ErrorKind::OutOfMemory, text)
         };
         if budget.is_some_and(|budget| !take(&budget.used, budget.max, length)) {
@@ -142,7 +144,7 @@ impl Reservation {
         }
         let reservation = Self { length, budget: budget.cloned() };
         if !take(&MAPPED, MAPPED_MAX, length) {
-            // Dropping the reservation gives back what was not taken here.
+            // Dropping the reservation subtracts the length, which `take` has not added.
             MAPPED.fetch_add(length, Ordering::Relaxed);
             return Err(full("all VMMs together"));
         }
@@ -162,7 +164,7 @@ impl Drop for Reservation {
 /// A mapping as the handler sees it.
 struct Node {
     start: AtomicUsize,
-    /// The first address behind; 0 while the node stands for no mapping.
+    /// The end of the mapping (exclusive); 0 while the node has no mapping.
     end: AtomicUsize,
     /// The size of the file's pages, in bytes.
     page: AtomicUsize,
@@ -175,7 +177,7 @@ struct Node {
 unsafe impl Sync for Node {}
 
 impl Node {
-    /// A node for a new mapping.
+    /// Returns a node for a new mapping.
     fn register(
         start: usize,
         length: usize,
@@ -184,7 +186,7 @@ impl Node {
     ) -> &'static Self {
         let mut free = FREE_NODES.lock().unwrap_or_else(PoisonError::into_inner);
         let node = free.pop().unwrap_or_else(|| {
-            // Only here does the list grow, and only under the lock.
+            // The list grows only here, under the lock.
             let next = NODES.load(Ordering::Acquire);
             let node: &'static mut Self = Box::leak(Box::new(Self {
                 start: AtomicUsize::new(0),
@@ -206,7 +208,7 @@ impl Node {
         node
     }
 
-    /// The mapping is about to end.
+    /// Takes the mapping out of the list. Called before it is unmapped.
     fn release(&'static self) {
         self.end.store(0, Ordering::Release);
         FREE_NODES.lock().unwrap_or_else(PoisonError::into_inner).push(self);
@@ -217,15 +219,15 @@ impl Node {
         loop {
             let end = self.end.load(Ordering::Acquire);
             let start = self.start.load(Ordering::Acquire);
-            // A node that was used again meanwhile has another end.
+            // A node that was reused meanwhile has another end.
             if self.end.load(Ordering::Acquire) == end {
                 return (start <= address && address < end).then_some((start, end));
             }
         }
     }
 
-    /// Puts zeroes in place of the page at `address`. Returns whether the access can be repeated.
-    /// Called by the handler.
+    /// Replaces the page at `address` by zeroes. Returns whether the access can be repeated. Called
+    /// by the handler.
     fn mend(&self, address: usize, (start, end): (usize, usize), code: i32) -> bool {
         let page = self.page.load(Ordering::Relaxed);
         let faults = self.faults.fetch_add(1, Ordering::Relaxed);
@@ -243,9 +245,9 @@ impl Node {
 
 /// Maps zeroes over a range of a mapping. Called by the handler.
 fn replace(start: usize, length: usize) -> bool {
-    // SAFETY: the range belongs to a mapping of ours and consists of whole pages. What lay there is
-    // only reached through raw pointers, whose reads may give anything at any time. The C library
-    // hands the call straight to the kernel, so that it may be made in a signal handler.
+    // SAFETY: the range belongs to a mapping of ours and consists of whole pages. The old memory is
+    // reached only through raw pointers, whose reads may return any value at any time. The C
+    // library passes the call directly to the kernel, so it may be made in a signal handler.
     let place = unsafe {
         libc::mmap(
             ptr::without_provenance_mut(start),
@@ -259,20 +261,20 @@ fn replace(start: usize, length: usize) -> bool {
     place != libc::MAP_FAILED
 }
 
-/// Takes `SIGBUS`.
+/// Handles `SIGBUS`.
 extern "C" fn on_bus_error(
     signal: libc::c_int,
     info: *mut libc::siginfo_t,
     _context: *mut libc::c_void,
 ) {
-    // SAFETY: the place of this thread's error number is always there.
+    // SAFETY: the location of this thread's error number is always valid.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let before = unsafe { *errno };
-    // SAFETY: the kernel hands a handler with SA_SIGINFO a whole structure.
+    // SAFETY: the kernel passes a complete structure to a handler with SA_SIGINFO.
     let code = unsafe { (*info).si_code };
     if code == libc::BUS_MCEERR_AO {
-        // A page that nobody has asked for yet.
+        // A lost page that no thread has accessed yet.
         return;
     }
     if code > 0 {
@@ -293,9 +295,9 @@ extern "C" fn on_bus_error(
             next = node.next;
         }
     }
-    // Not ours: the default action, when the access is repeated, or at once for a signal that a
-    // process sent.
-    // SAFETY: both calls may be made in a signal handler; an all-zero action is the default one.
+    // The address is in no mapping: the default action follows when the access is repeated, or
+    // immediately if a process sent the signal. SAFETY: both calls may be made in a signal handler;
+    // an all-zero action is the default one.
     unsafe {
         let action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, &raw const action, ptr::null_mut());
@@ -310,8 +312,8 @@ extern "C" fn on_bus_error(
 fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        // SAFETY: the handler does only what a signal handler may do. It runs on the stack that a
-        // thread has for signals, where it has one; it needs some hundred bytes.
+        // SAFETY: the handler does only what a signal handler may do. It runs on the thread's stack
+        // for signals, if there is one, and needs a few hundred bytes.
         let result = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_bus_error;
@@ -319,23 +321,23 @@ fn install() {
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut())
         };
-        assert_eq!(result, 0, "SIGBUS is a signal that can be handled");
+        assert_eq!(result, 0, "SIGBUS can be handled");
     });
 }
 
 /// A part of a file, mapped shared, for reading and writing.
 ///
-/// The other side writes it at any time, so its bytes are only ever reached through the raw
-/// pointer: by atomic or volatile accesses, by copies to and from memory of our own, and by the
-/// kernel. A byte that changes during a copy gives one value or another, as on any device that two
-/// parties share. A page that is lost reads as zeroes, after [`MemoryOwner::is_lost`] has become true.
+/// The other process may write it at any time. So its bytes are reached only through the raw
+/// pointer: by atomic or volatile accesses, by copies to and from the daemon's own memory, and by
+/// the kernel. If a byte changes during a copy, the copy has either value. A lost page reads as
+/// zeroes, after [`MemoryOwner::is_lost`] has become true.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
-    /// The bytes mapped before the wanted part, which need not begin at a page.
+    /// The number of bytes mapped before the requested part, which need not begin at a page.
     skip: usize,
     length: usize,
-    /// The bytes mapped, in whole pages.
+    /// The number of bytes mapped, in whole pages.
     mapped: usize,
     node: &'static Node,
     owner: Arc<MemoryOwner>,
@@ -356,11 +358,11 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `length` bytes of `file` from `offset` on, which need not be at a page. The mapping is
-    /// left out of core dumps. Where the file can be sealed against being cut short, it is.
+    /// excluded from core dumps. The file is sealed against truncation if that is possible.
     ///
     /// # Errors
-    /// Where the range is empty, behind the end of the file or beyond what may be mapped, where
-    /// the file is none that memory may lie in, or where the kernel refuses.
+    /// If the range is empty, reaches beyond the end of the file or exceeds a limit; if the file is
+    /// not a regular one or lies on FUSE; or if the kernel refuses.
     pub fn new(
         file: &File,
         offset: u64,
@@ -371,7 +373,9 @@ impl Mapping {
         let end = offset.checked_add(length).ok_or_else(|| invalid("a mapping wraps around"))?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Err(invalid("shared memory lies in a file, and this descriptor is none"));
+            return Err(invalid(
+                "shared memory must be a regular file, and this descriptor is not one",
+            ));
         }
         if length == 0 || end > metadata.len() {
             return Err(invalid("a mapping is empty or longer than its file"));
@@ -399,8 +403,8 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: advice about a mapping of ours. Without it a core dump is larger, and holds what
-        // is not ours.
+        // SAFETY: advice about a mapping of ours. Without it a core dump would be larger and
+        // contain another process's memory.
         unsafe { libc::madvise(base, mapped as usize, libc::MADV_DONTDUMP) };
         let base =
             NonNull::new(base.cast::<u8>()).ok_or_else(|| invalid("a mapping at address 0"))?;
@@ -417,8 +421,8 @@ impl Mapping {
         })
     }
 
-    /// The place of the first byte. The [`length`](Self::length) bytes from there on can be read
-    /// and written as long as the mapping lives.
+    /// The address of the first byte. The [`length`](Self::length) bytes from there on can be read
+    /// and written until the mapping is dropped.
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.skip)
     }
@@ -428,7 +432,7 @@ impl Mapping {
         self.length
     }
 
-    /// Whose memory it is.
+    /// The owner of the memory.
     pub fn owner(&self) -> &Arc<MemoryOwner> {
         &self.owner
     }
@@ -436,9 +440,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // First out of the list: once unmapped, the place may be another mapping's.
+        // It leaves the list first: after it is unmapped, another mapping may get its addresses.
         self.node.release();
-        // SAFETY: mapped in `new` with this length, and nobody holds the object any more.
+        // SAFETY: mapped in `new` with this length, and no user of the mapping remains.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
@@ -450,14 +454,14 @@ fn page_size(file: &File) -> io::Result<u64> {
         HUGETLBFS => Ok((system.f_bsize as u64).max(4096)),
         FUSE => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "shared memory on FUSE is refused: whoever runs the file system could stop any access",
+            "shared memory on FUSE is refused: the file system's process could block any access",
         )),
         _ => Ok(rustix::param::page_size() as u64),
     }
 }
 
-/// Asks that `file` cannot be cut short any more. Files that know no seals, or whose owner allows
-/// no more of them, stay as they are.
+/// Seals `file` against truncation. Files without seals, or whose owner allows no further seals,
+/// stay as they are.
 fn seal(file: &File) {
     let Ok(seals) = rustix::fs::fcntl_get_seals(file) else { return };
     if !seals.intersects(SealFlags::SHRINK | SealFlags::SEAL) {
@@ -486,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_cut_away_reads_as_zeroes_and_marks_its_owner_alone() {
+    fn a_truncated_page_reads_as_zeroes_and_marks_only_its_owner() {
         let (file, other) = (
             memory_file(64 << 10, MemfdFlags::empty()),
             memory_file(64 << 10, MemfdFlags::empty()),
@@ -501,7 +505,7 @@ mod tests {
         assert_eq!((read(&mapping, 8191), owner.is_lost()), (7, false));
         assert_eq!((read(&mapping, 8192), owner.cause()), (0, Some(LossCause::Absent)));
         assert_eq!((read(&mapping, 4096), faults()), (7, 1));
-        // Each further page, and then all of them.
+        // Faults of further pages, until the whole mapping is replaced.
         for at in (8192..64 << 10).step_by(4096) {
             assert_eq!(read(&mapping, at), 0);
         }
@@ -532,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn mappings_are_left_out_of_core_dumps() {
+    fn mappings_are_excluded_from_core_dumps() {
         let file = memory_file(8192, MemfdFlags::empty());
         let mapping = Mapping::new(&file, 0, 8192, &Arc::default()).unwrap();
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
@@ -551,7 +555,7 @@ mod tests {
         let second = Mapping::new(&file, 0, 32 << 10, &owner).unwrap();
         drop((first, second));
         assert!(Mapping::new(&file, 0, 64 << 10, &owner).is_ok());
-        // A file may claim any length; more than the address space holds is never mapped.
+        // A file may claim any length; a mapping larger than the limit is refused.
         let huge = memory_file(1 << 50, MemfdFlags::empty());
         assert!(Mapping::new(&huge, 0, 127 << 40, &Arc::default()).is_err());
     }

@@ -1,4 +1,4 @@
-//! The contract of a layer that looks on, and what it can reach.
+//! The contract of a layer that only observes requests.
 
 use std::ops::Deref;
 
@@ -8,22 +8,22 @@ use crate::buffer::Buffers;
 use crate::clock::Moment;
 use crate::request::{Outcome, Request};
 
-/// The part in one queue of a layer that only looks on: it sees each request on its way down and
-/// on its way up and changes nothing but its [`Insight`].
+/// The part in one queue of a layer that only observes. It sees each request on its way down and on
+/// its way up, and changes nothing but its [`Insight`].
 ///
-/// Such a layer neither answers, holds nor makes requests, and its capabilities are those below
-/// it. So a request needs no second check behind it and stays where it is while it is looked at,
-/// and requests that came together are looked at together: an observer costs one call each way for
-/// all of them.
+/// Such a layer does not answer, hold or make requests, and its capabilities are those of the level
+/// below. So a request needs no second check after it, and does not move while it is observed.
+/// Requests of one batch are observed together: an observer costs one call each way for the whole
+/// batch.
 pub trait Observer {
-    /// Requests are on their way down.
+    /// Observes requests on their way down.
     fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>);
 
-    /// Requests that went down are on their way up, not always together.
+    /// Observes requests on their way up. The batches need not be those of the way down.
     fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>);
 }
 
-/// Where in a stack an observer is, and when.
+/// The position of an observer in its stack, and the time of the call.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     pub(crate) level: usize,
@@ -31,7 +31,7 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// `request` as the observer in this place sees it.
+    /// `request` as the observer at this place sees it.
     #[inline]
     pub fn observe(self, request: &mut Request) -> Observed<'_> {
         Observed { request, level: self.level }
@@ -47,26 +47,27 @@ impl Place<'_> {
         self.moment.now_ns()
     }
 
-    /// The time at which anyone last looked at the clock in this round; see
+    /// The time at which the clock was last read in this round, in nanoseconds; see
     /// [`Crossing::round_ns`](crate::Crossing::round_ns).
     pub fn round_ns(self) -> u64 {
         self.moment.round_ns()
     }
 }
 
-/// A request as an observer sees it: to be read, but for its insight and the observer's word.
+/// A request as an observer sees it: read-only except for its insight and the observer's word.
 pub struct Observed<'a> {
     request: &'a mut Request,
     level: usize,
 }
 
 impl Observed<'_> {
-    /// The memory of the request, and what is known about its meaning.
+    /// The memory of the request, and its insight.
     pub fn buffers_and_insight(&mut self) -> (&Buffers, &mut Insight) {
         (&self.request.buffers, &mut self.request.insight)
     }
 
-    /// The observer's own word on the request, 0 at first: to remember something on the way down.
+    /// The observer's own word on the request, initially 0: it carries data from the way down to
+    /// the way up.
     pub fn word(&mut self) -> &mut u64 {
         &mut self.request.words[self.level]
     }

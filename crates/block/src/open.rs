@@ -12,18 +12,18 @@ use crate::geometry::{Capabilities, Geometry};
 use crate::waker::{Alarm, Waker};
 use crate::work::{Urgency, Work};
 
-/// What a part of a disk offers to the part above it.
+/// The offer of one level of a disk to the level above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// What it can do.
+    /// Its capabilities.
     pub capabilities: Capabilities,
     /// Its sizes.
     pub geometry: Geometry,
-    /// How large it is, in bytes, now.
+    /// Its current capacity, in bytes.
     pub capacity: u64,
 }
 
-/// What a layer's part gets when its queue is opened.
+/// The context in which a layer's part is opened in a queue.
 pub struct OpenContext<'a> {
     pub(crate) queue: u64,
     pub(crate) level: usize,
@@ -34,13 +34,13 @@ pub struct OpenContext<'a> {
 }
 
 impl OpenContext<'_> {
-    /// Counts up from 0 for each queue of the disk that is opened while the daemon runs, so it can
-    /// seed a generator or pick a shard.
+    /// The number of the queue. It counts from 0 all queues of the disk opened while the daemon
+    /// runs, so it can seed a generator or select a shard.
     pub fn queue(&self) -> u64 {
         self.queue
     }
 
-    /// What the part below offers. Its capacity may change later.
+    /// The offer of the level below. Its capacity may change later.
     pub fn below(&self) -> Offer {
         self.below
     }
@@ -50,9 +50,9 @@ impl OpenContext<'_> {
         self.clock.now_ns()
     }
 
-    /// Opens a further store for this part: a cache's device, a log's volume. The part submits
-    /// requests of its own to it ([`Crossing::submit_to`](crate::Crossing::submit_to)), and nobody
-    /// else sees them.
+    /// Opens a further store for this part: a cache's device, a log's volume. The part submits its
+    /// own requests to it ([`Crossing::submit_to`](crate::Crossing::submit_to)). No other level
+    /// sees them.
     ///
     /// # Errors
     /// When the store cannot open a queue.
@@ -60,13 +60,13 @@ impl OpenContext<'_> {
         self.aside.open(self.level, backend, self.reactor)
     }
 
-    /// What the kernel has of this queue's memory. Where it still has some when the part is dropped,
-    /// a request of the part may be carried out later.
+    /// The count of kernel operations that use this queue's memory. If it is not 0 when the part is
+    /// dropped, a request of the part may still be carried out later.
     pub fn pending(&self) -> Pending {
         self.reactor.pending()
     }
 
-    /// A waker of this part, which another thread may use.
+    /// When no descriptor is available.
     ///
     /// # Errors
     /// When there is no descriptor left.
@@ -78,8 +78,8 @@ impl OpenContext<'_> {
         Ok(alarm.waker(self.level))
     }
 
-    /// What has the computations of this part done by other threads. A queue is drained only once
-    /// the answers to all of them have been fetched.
+    /// A handle to run computations of this part on other threads. A queue is drained only when the
+    /// answers to all of them have been fetched.
     ///
     /// # Errors
     /// When there is no descriptor left.

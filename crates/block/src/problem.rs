@@ -1,28 +1,28 @@
-//! What can be wrong with a back end for longer than one request.
+//! Problems of a back end that last longer than one request.
 
 use std::fmt;
 
-/// A state of a back end that an operator has to know of. The set is closed: status, metrics and
-/// log match it in full. The text of [`Display`](fmt::Display) says what to do.
+/// A problem of a back end that an operator has to know. The set is closed: status, metrics and log
+/// match it in full. The text of [`Display`](fmt::Display) includes the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendProblem {
     /// Writes that had been acknowledged may be lost: the kernel could not write them to the
     /// store, or could not make them durable. The disk only reads until the operator recovers it.
     WritesLost {
-        /// The `errno` of the report.
+        /// The `errno` that the kernel reported.
         errno: i32,
-        /// Whether the report is of an earlier opening of the store, before this daemon's start.
+        /// Whether the loss was recorded before this daemon started.
         earlier: bool,
     },
-    /// The loss of writes could not be recorded beside the store: a later daemon will not know
-    /// of it.
+    /// The loss of writes could not be recorded with the store: a later daemon will not know about
+    /// it.
     LossNotRecorded,
-    /// The file has no name any more: what it holds is gone as soon as the disk is closed.
+    /// The file has been deleted. Its data is lost when the disk is closed.
     Deleted {
-        /// A path that leads to the file as long as the disk is open.
+        /// A path to the file that is valid while the disk is open.
         path: String,
     },
-    /// The file was made shorter by somebody else. Reads beyond its end fail.
+    /// Another process has truncated the file. Reads beyond its end fail.
     CutShort {
         /// The length of the file, in bytes.
         length: u64,
@@ -52,7 +52,7 @@ impl fmt::Display for BackendProblem {
                 write!(
                     formatter,
                     "acknowledged writes may be lost ({error}){when}; the disk takes no more \
-                     writes: mend the store, then use `fathom disk recover`"
+                     writes: repair the store, then use `fathom disk recover`"
                 )
             }
             Self::LossNotRecorded => formatter.write_str(
@@ -66,8 +66,8 @@ impl fmt::Display for BackendProblem {
             ),
             Self::CutShort { length, capacity } => write!(
                 formatter,
-                "the image was cut to {length} bytes, the disk has {capacity}; reads beyond the \
-                 end fail: stop the guest and restore the image"
+                "the image was truncated to {length} bytes, the disk has {capacity}; reads beyond \
+                 the end fail: stop the guest and restore the image"
             ),
         }
     }

@@ -1,54 +1,55 @@
-//! What a layer says of itself, for whoever looks on: figures, and what does not work.
+//! The report of a layer to the operator: its figures and its problems.
 
-/// How a figure behaves.
+/// The kind of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FigureKind {
     /// It only grows while the layer lives.
     Counter,
-    /// It is what it is now.
+    /// It can grow and shrink.
     Gauge,
 }
 
 /// A figure of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
-    /// Its name, as metrics have it: lower case, with the unit at the end (`used_bytes`), and
-    /// `_total` behind the name of a counter.
+    /// Its name, as in the metrics: lower case, with the unit at the end (`used_bytes`). The name
+    /// of a counter also ends in `_total`.
     pub name: &'static str,
-    /// What it is, in a sentence.
+    /// Its meaning, as a sentence.
     pub meaning: &'static str,
-    /// How it behaves.
+    /// Its kind.
     pub kind: FigureKind,
-    /// Its value now.
+    /// Its current value.
     pub value: u64,
 }
 
 impl Figure {
-    /// A figure that only grows.
+    /// A counter.
     pub const fn counter(name: &'static str, meaning: &'static str, value: u64) -> Self {
         Self { name, meaning, kind: FigureKind::Counter, value }
     }
 
-    /// A figure of now.
+    /// A gauge.
     pub const fn gauge(name: &'static str, meaning: &'static str, value: u64) -> Self {
         Self { name, meaning, kind: FigureKind::Gauge, value }
     }
 }
 
-/// What does not work in a layer.
+/// A problem of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerProblem {
-    /// What, in a sentence without its subject, the disk.
+    /// The problem, as a sentence without its subject, which is the disk.
     pub message: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
-/// How a layer is. Everything that shows disks shows it: the status, the metrics, the problems.
+/// The state of a layer. The status, the metrics and the list of problems show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerReport {
-    /// Its figures, always the same ones in the same order.
+    /// Its figures: always the same figures in the same order.
     pub figures: Vec<Figure>,
-    /// What does not work now. Whoever watches over the disk logs the beginning and the end.
+    /// Its current problems. The daemon's monitor of the disk logs the beginning and the end of
+    /// each.
     pub problems: Vec<LayerProblem>,
 }

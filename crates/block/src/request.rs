@@ -1,4 +1,4 @@
-//! The request: what is asked of a disk, and what comes of it.
+//! A request to a disk, and its outcome.
 
 use std::fmt;
 
@@ -10,34 +10,35 @@ use crate::geometry::Capabilities;
 use crate::layer::LAYERS_MAX;
 use crate::split::Split;
 
-/// The longest read or write, in bytes: 32 MiB, what NBD clients take for granted.
-/// Discards and zeroes carry no data and may be longer.
+/// The longest read or write, in bytes: 32 MiB, which NBD clients assume. Discards and zeroes carry
+/// no data and may be longer.
 pub const REQUEST_LENGTH_MAX: u64 = 32 << 20;
 
-/// The length of a disk's serial, in bytes, as `VIRTIO_BLK_ID_BYTES` has it.
+/// The length of a disk's serial, in bytes: `VIRTIO_BLK_ID_BYTES`.
 pub const SERIAL_LENGTH: usize = 20;
 
-/// Parts of an insight beyond this count are given back when their request is used again.
+/// The most parts of an insight for which a reused request keeps memory.
 const PARTS_KEPT_MAX: usize = 64;
 
-/// What is asked. The set is closed, and every layer matches it in full: an operation that a
-/// layer does not know is a compile error there, never a request passed on unseen.
+/// An operation on a disk. The set is closed, and every layer matches it in full: a layer that does
+/// not handle an operation does not compile, so it cannot pass the operation on by mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operation {
     /// Fill the buffers from the disk.
     Read,
-    /// Put the buffers on the disk.
+    /// Write the buffers to the disk.
     Write,
-    /// Make everything that has completed before this request was submitted durable.
+    /// Make all writes durable that completed before this request was submitted.
     Flush,
-    /// The range is of no use any more. It may read as anything afterwards, here as zeroes.
+    /// The data of the range is no longer needed. Any data may be read afterwards; here it is
+    /// zeroes.
     Discard,
     /// The range reads as zeroes afterwards.
     WriteZeroes,
     /// Fill the buffers with the serial of the disk ([`SERIAL_LENGTH`] bytes, zero-padded).
     GetId,
-    /// Say which parts of the range are allocated and which read as zeroes, in
-    /// [`Request::extents`].
+    /// Report in [`Request::extents`] which parts of the range are allocated and which read as
+    /// zeroes.
     Extents,
 }
 
@@ -66,7 +67,7 @@ impl Operation {
         }
     }
 
-    /// Whether the operation changes what the disk holds.
+    /// Whether the operation changes the disk's data.
     pub fn modifies(self) -> bool {
         match self {
             Self::Write | Self::Discard | Self::WriteZeroes => true,
@@ -74,7 +75,7 @@ impl Operation {
         }
     }
 
-    /// Whether the request's buffers carry its range's bytes.
+    /// Whether the request's buffers carry the data of its range.
     pub fn carries_data(self) -> bool {
         match self {
             Self::Read | Self::Write => true,
@@ -82,7 +83,7 @@ impl Operation {
         }
     }
 
-    /// Whether offset and length name a range of the disk.
+    /// Whether offset and length are a range of the disk.
     pub fn has_range(self) -> bool {
         match self {
             Self::Read | Self::Write | Self::Discard | Self::WriteZeroes | Self::Extents => true,
@@ -97,7 +98,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// How an operation is to be carried out.
+/// Options of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// Force unit access: the write is durable before it completes.
@@ -107,22 +108,22 @@ pub struct Flags {
     /// [`Operation::WriteZeroes`] must fail with [`ErrorKind::Unsupported`] rather than be as slow
     /// as writing the zeroes out (NBD's `FAST_ZERO`).
     pub only_if_fast: bool,
-    /// It is work in the background, which no guest's request waits for: where requests queue up
-    /// for the storage, it comes after them.
+    /// The request is background work, which no guest's request waits for. In a queue for the
+    /// storage it comes after other requests.
     pub background: bool,
 }
 
-/// Why a request failed. Small and `Copy`: what there is to tell a person is logged where the
-/// failure happens.
+/// Why a request failed. Small and `Copy`: details for the operator are logged where the failure
+/// happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The back end failed to read or write.
     Io,
-    /// There is no room left beneath the disk.
+    /// The storage is full.
     NoSpace,
-    /// The range ends behind the end of the disk.
+    /// The range reaches beyond the end of the disk.
     OutOfRange,
-    /// Offset, length or memory is no multiple of what the disk needs.
+    /// Offset, length or memory does not have the disk's alignment.
     Misaligned,
     /// The disk is read-only.
     ReadOnly,
@@ -130,11 +131,11 @@ pub enum ErrorKind {
     Unsupported,
     /// The request is longer than allowed.
     TooLong,
-    /// The request contradicts itself, for example buffers that do not add up to its length.
+    /// The request contradicts itself; for example, its buffers do not add up to its length.
     Malformed,
     /// The disk is being closed.
     ShuttingDown,
-    /// The request's memory cannot be read or written: it is not there any more.
+    /// The request's memory cannot be read or written, because it has been unmapped or lost.
     Memory,
 }
 
@@ -153,7 +154,7 @@ impl ErrorKind {
         Self::Memory,
     ];
 
-    /// What an `errno` of the operating system means for a request.
+    /// The kind of error that an `errno` of the operating system means for a request.
     pub fn from_errno(errno: i32) -> Self {
         match errno {
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Self::NoSpace,
@@ -190,125 +191,126 @@ impl fmt::Display for ErrorKind {
 
 impl std::error::Error for ErrorKind {}
 
-/// What comes of a request.
+/// The outcome of a request.
 pub type Outcome = Result<(), ErrorKind>;
 
-/// Whether a part of a disk has room of its own beneath.
+/// The allocation of a part of a disk in the storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
     /// It holds data.
     Data,
-    /// It reads as zeroes and has no room beneath.
+    /// It reads as zeroes and has no space allocated.
     Hole,
-    /// It reads as zeroes and has room beneath.
+    /// It reads as zeroes and has space allocated.
     Zero,
 }
 
-/// A part of a disk that is of one [`Allocation`].
+/// A part of a disk with one [`Allocation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Where it begins, in bytes from the start of the disk.
+    /// Its offset, in bytes from the start of the disk.
     pub offset: u64,
-    /// How long it is, in bytes; never 0.
+    /// Its length, in bytes; never 0.
     pub length: u64,
-    /// What it holds.
+    /// Its allocation.
     pub allocation: Allocation,
 }
 
-/// Whether a layer had what a request read.
+/// Whether a layer had the data of a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CacheHit {
-    /// No layer looked.
+    /// No layer has checked.
     #[default]
     Unknown = 0,
-    /// Nothing of it.
+    /// The layer had none of it.
     Miss = 1,
-    /// All of it.
+    /// The layer had all of it.
     Hit = 2,
-    /// A part of it.
+    /// The layer had a part of it.
     Part = 3,
 }
 
-/// How a request went, as far as anyone looked at the clock while it did. Times are those of the
-/// stack's clock in nanoseconds, exact to one round of its thread, and 0 where nobody looked.
+/// A record of a request's path and times. Times are those of the stack's clock in nanoseconds,
+/// with the resolution of one round of its thread; 0 if the clock was not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Course {
-    /// Requests that were under way in the same stack when this one came.
+    /// The number of requests in flight in the same stack when this request came.
     pub ahead: u32,
-    /// Whether a layer had what was read, as that layer says.
+    /// Whether a layer had the read data, as reported by that layer.
     pub cache_hit: CacheHit,
-    /// 1 + the position of the layer that has it or has answered it, counted from the front end; 0
-    /// for the back end.
+    /// 1 + the position of the layer that holds or has answered the request, counted from the front
+    /// end; 0 for the back end.
     pub layer: u8,
-    /// When the back end got it.
+    /// The time at which the back end got the request.
     pub sent_ns: u64,
-    /// When the back end had given it back; 0 also where nothing lies between it and whoever
-    /// asks.
+    /// The time at which the back end completed the request; also 0 if no layer that takes requests
+    /// lies above the back end.
     pub returned_ns: u64,
 }
 
-/// One request on its way through a stack.
+/// A request on its way through a stack.
 ///
-/// Whoever holds the box owns the buffers with it; the box comes back with the outcome. Boxes are
-/// kept and used again by their stack (see [`Stack::request`](crate::Stack::request)), so a warm
-/// queue allocates nothing.
+/// The holder of the box owns the buffers in it. The box returns to the front end with the outcome.
+/// The stack reuses boxes (see [`Stack::request`](crate::Stack::request)), so a queue allocates
+/// nothing after its first requests.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Request {
-    // What every part looks at comes first, in two cache lines.
+    // The fields that every level reads come first, in two cache lines.
     /// Unique within its disk while the daemon runs.
     pub id: u64,
-    /// Where the range begins, in bytes; 0 where the operation has no range.
+    /// The offset of the range, in bytes; 0 if the operation has no range.
     pub offset: u64,
-    /// How long the range is, in bytes; 0 where the operation has no range.
+    /// The length of the range, in bytes; 0 if the operation has no range.
     pub length: u64,
-    /// What is asked.
+    /// The operation.
     pub operation: Operation,
-    /// How.
+    /// Its options.
     pub flags: Flags,
     /// The level that made the request: 0 for the front end, n + 1 for layer n.
     pub(crate) origin: usize,
-    /// The store that it was submitted to; `None` on the way down.
+    /// The further store that it was submitted to; `None` on the way down.
     pub(crate) store: Option<StoreId>,
-    /// The request of which it is a piece.
+    /// The split request of which it is a piece.
     pub(crate) split: Option<Split>,
-    /// Free for whoever made the request: a descriptor index, a client's cookie.
+    /// For the use of the request's maker: a descriptor index, a client's cookie.
     pub token: u64,
-    /// The guest-physical address of the request's own header, where a guest asked.
+    /// The guest-physical address of the request's own header, if a guest made the request.
     pub header: Option<GuestAddress>,
-    /// How it went so far.
+    /// Its path and times so far.
     pub course: Course,
-    /// A word for each layer, to remember something from the way down on the way up.
+    /// A word for each layer, which carries data from the way down to the way up.
     pub(crate) words: [u64; LAYERS_MAX],
-    /// The memory that the bytes come from or go to.
+    /// The memory of its data.
     pub buffers: Buffers,
-    /// What is known about the request's meaning. A hint: a wrong one may cost time, never data.
+    /// The known meaning of the request. It is a hint: a wrong one may cost time, never data.
     pub insight: Insight,
-    /// The answer to [`Operation::Extents`]: adjoining, in order, from `offset` on. May end before
-    /// the end of the range, never empty on success.
+    /// The answer to [`Operation::Extents`]: adjoining extents in order, from `offset` on. They may
+    /// end before the end of the range, and are never empty on success.
     pub extents: Vec<Extent>,
 }
 
 impl Default for Operation {
-    /// The operation of a blank request: the one that changes nothing and moves nothing.
+    /// The operation of a blank request: it neither changes nor transfers data.
     fn default() -> Self {
         Self::Flush
     }
 }
 
 impl Request {
-    /// The first byte behind the range, or `None` where it does not fit 64 bits.
+    /// The end of the range (exclusive), in bytes; `None` if it does not fit in 64 bits.
     pub fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.length)
     }
 
-    /// The store that did it, where a layer submitted it to one; `None` where the part below did it.
+    /// The further store to which a layer submitted the request; `None` if it was submitted to the
+    /// level below.
     pub fn store(&self) -> Option<StoreId> {
         self.store
     }
 
-    /// Refuses a request that contradicts itself or asks for more than a part of the stack, or a
+    /// Refuses a request that contradicts itself or needs more than a level of the stack, or a
     /// store, offers.
     pub(crate) fn check(
         &self,
@@ -317,7 +319,7 @@ impl Request {
         alignment_mask: u64,
     ) -> Result<(), ErrorKind> {
         match self.operation {
-            // Everything can say that all of a range is data.
+            // Every level can answer that the whole range is data.
             Operation::Extents => {}
             _ => capabilities.check(self)?,
         }
@@ -346,10 +348,10 @@ impl Request {
         Ok(())
     }
 
-    /// Takes over what is known of `whole`, of which this request is the `length` bytes from
-    /// `from` on: for layers that make several requests of one. Set the length first.
+    /// Copies the insight of `whole` for the `length` bytes from `from` on, of which this request
+    /// consists: for layers that make several requests from one. The caller sets the length first.
     ///
-    /// The class stays that of the whole. Allocates nothing once warm.
+    /// The class is that of the whole. Allocates nothing after the first uses.
     pub fn inherit(&mut self, whole: &Self, from: u64) {
         let (mine, theirs) = (&mut self.insight, &whole.insight);
         mine.facts = theirs.facts;
@@ -372,7 +374,7 @@ impl Request {
         }
     }
 
-    /// Makes the box as good as new, keeping the memory that it has for later use.
+    /// Resets the box to a blank request, and keeps its memory for later use.
     pub(crate) fn reset(&mut self) {
         self.operation = Operation::default();
         self.flags = Flags::default();
@@ -397,7 +399,7 @@ mod tests {
     use fathom_insight::{ClassTable, Facts, Kind};
 
     #[test]
-    fn a_piece_inherits_what_is_known_of_its_bytes() {
+    fn a_piece_inherits_the_insight_of_its_bytes() {
         let of = |inode| Facts { kind: Kind::Data, inode, ..Facts::default() };
         let mut whole = Request { length: 12 << 10, ..Request::default() };
         whole.insight.push(4096, of(1));

@@ -9,19 +9,19 @@ struct Inner<T> {
     parked: Vec<Waker>,
 }
 
-/// State that several queues share, under the one rule for it: it is locked for a look and never
-/// across I/O, and whoever has to wait for another queue is woken.
+/// State that several queues share. It is locked while it is read or changed, never across I/O. A
+/// queue that has to wait for another queue is woken.
 ///
-/// The state is reachable within a closure alone, which gets nothing that waits; so no lock
-/// outlives the call. A request that cannot go on stays in its own queue's part, which
-/// [parks](Self::attempt); whoever changes what others may wait for [wakes](Self::wake) them all,
-/// and each tries again.
+/// The state is reachable only within a closure, so no lock outlives the call. A request that has
+/// to wait stays in its own queue's part of the layer, which [parks](Self::attempt). A queue that
+/// changes the state in a way that others may wait for [wakes](Self::wake) all parked queues, and
+/// each tries again.
 pub struct Shared<T> {
     inner: Mutex<Inner<T>>,
 }
 
 impl<T> Shared<T> {
-    /// A state for which nobody waits.
+    /// A state without waiting queues.
     pub fn new(state: T) -> Self {
         Self { inner: Mutex::new(Inner { state, parked: Vec::new() }) }
     }
@@ -30,13 +30,13 @@ impl<T> Shared<T> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the state, or changes it. The closure must not wait for anything.
+    /// Reads or changes the state. The closure must not block.
     pub fn look<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
         look(&mut self.lock().state)
     }
 
-    /// The same. Where it gives `None`, `waker` is used at the next [`wake`](Self::wake): no change
-    /// comes between the look and the wait.
+    /// Reads or changes the state. If the closure returns `None`, `waker` is parked under the same
+    /// lock and is used at the next [`wake`](Self::wake), so no change is missed.
     pub fn attempt<R>(
         &self,
         waker: &Waker,
@@ -50,7 +50,7 @@ impl<T> Shared<T> {
         result
     }
 
-    /// Wakes all that have parked.
+    /// Uses all parked wakers.
     pub fn wake(&self) {
         let parked = std::mem::take(&mut self.lock().parked);
         for waker in parked {

@@ -1,4 +1,4 @@
-//! Requests that a layer has split over several.
+//! Requests that a layer has split into several.
 
 use crate::crossing::Step;
 use crate::request::{Outcome, Request};
@@ -10,15 +10,15 @@ pub struct Split(u32);
 struct Entry {
     level: usize,
     parent: Box<Request>,
-    /// The pieces that have not come back.
+    /// The number of pieces that have not returned.
     left: usize,
-    /// No further pieces follow.
+    /// Whether all pieces have been made.
     joined: bool,
     outcome: Outcome,
 }
 
-/// The requests of one queue that are split. A parent stays here until the last piece has let go of
-/// its memory: that is what makes the pieces safe.
+/// The split requests of one queue. A parent stays here until the last piece has released its
+/// memory, which makes the pieces safe.
 #[derive(Default)]
 pub(crate) struct Splits {
     entries: Vec<Option<Entry>>,
@@ -38,14 +38,14 @@ impl Splits {
 
     fn entry(&mut self, split: Split) -> Option<&mut Entry> {
         let entry = self.entries.get_mut(split.0 as usize).and_then(Option::as_mut);
-        debug_assert!(entry.is_some(), "a split lives until its last piece is back");
+        debug_assert!(entry.is_some(), "a split lives until its last piece has returned");
         entry
     }
 
-    /// Makes `piece` a part of the parent.
+    /// Makes `piece` the `length` bytes of the parent from `from` on.
     pub(crate) fn piece(&mut self, split: Split, piece: &mut Request, from: u64, length: u64) {
         let Some(entry) = self.entry(split) else { return };
-        debug_assert!(!entry.joined, "pieces are made before they are joined");
+        debug_assert!(!entry.joined, "all pieces are made before the join");
         let parent = &entry.parent;
         piece.operation = parent.operation;
         piece.flags = parent.flags;
@@ -54,15 +54,15 @@ impl Splits {
         piece.inherit(parent, from);
         if parent.operation.carries_data() {
             // SAFETY: the parent stays in its entry, uncleared, until `give_back` has counted this
-            // piece, whose box has let go of the memory by then. A piece that is lost keeps the
-            // parent for good.
+            // piece, whose box has released the memory by then. A piece that is lost keeps the
+            // parent forever.
             unsafe { piece.buffers.borrow_from(&parent.buffers, from, length) };
         }
         piece.split = Some(split);
         entry.left += 1;
     }
 
-    /// Notes what came of a piece.
+    /// Notes the outcome of a piece.
     pub(crate) fn note(&mut self, split: Split, outcome: Outcome) {
         let Some(entry) = self.entry(split) else { return };
         if entry.outcome.is_ok() {
@@ -70,13 +70,13 @@ impl Splits {
         }
     }
 
-    /// No further pieces follow. The step that is next, where all are back.
+    /// Ends the making of pieces. Returns the next step if all pieces have returned.
     pub(crate) fn join(&mut self, split: Split) -> Option<Step> {
         self.entry(split)?.joined = true;
         self.end(split)
     }
 
-    /// A piece has let go of its memory. The step that is next, where it was the last.
+    /// Counts a piece that has released its memory. Returns the next step if it was the last one.
     pub(crate) fn give_back(&mut self, split: Split) -> Option<Step> {
         self.entry(split)?.left -= 1;
         self.end(split)
@@ -90,7 +90,7 @@ impl Splits {
         Some(Step::Gathered { level, parent, outcome })
     }
 
-    /// Forgets what the kernel may still use, rather than free it.
+    /// Leaks the memory that the kernel may still use, instead of freeing it.
     pub(crate) fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.entries));
     }

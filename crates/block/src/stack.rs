@@ -1,4 +1,4 @@
-//! One queue's way through a disk, and the checked crossing.
+//! A disk opened for one queue, and the checked crossing.
 
 mod life;
 
@@ -23,72 +23,76 @@ use crate::observer::Place;
 use crate::open::{Offer, OpenContext};
 use crate::request::{Allocation, ErrorKind, Extent, Operation, Outcome, Request};
 
-/// What a crossing refused, counted for the whole disk.
+/// Counters of what the crossings of a whole disk refused.
 #[derive(Debug, Default)]
 pub struct StackCounters {
-    /// Requests that contradicted themselves or asked for what the disk does not offer.
+    /// Requests that contradicted themselves or needed more than the disk offers.
     pub refused: AtomicU64,
 }
 
 /// A disk's layers and back end, opened for one queue and used by that queue's thread alone.
 ///
-/// The owner calls [`submit`](Self::submit) for each request, [`event`](Self::event) for each
-/// event of the reactor, [`advance`](Self::advance) once a round, and takes what is done from
-/// [`completed`](Self::completed). [`deadline_ns`](Self::deadline_ns) says how long it may sleep.
+/// The owner calls [`submit`](Self::submit) for each request, [`event`](Self::event) for each event
+/// of the reactor and [`advance`](Self::advance) once a round, and takes completed requests from
+/// [`completed`](Self::completed). It may sleep until [`deadline_ns`](Self::deadline_ns).
 pub struct Stack {
     disk: Arc<Disk>,
     /// The layers, and the part of each in this queue.
     members: Vec<Arc<dyn Layer>>,
     layers: Vec<LayerPart>,
     backend: Box<dyn BackendQueue>,
-    /// What each level offers to the one above: the layers', then the back end's.
+    /// The offer of each level to the level above: first the layers', then the back end's.
     offers: Vec<Offer>,
     /// The back end's capacity when the offers were made.
     store_capacity: u64,
-    /// The first of the layers above the back end that only look on, or the number of layers.
+    /// The number of layers down to the last one that takes requests. The tail is the layers after
+    /// it, which only observe.
     tail: usize,
     clock: Clock,
     pool: Pool,
     steps: Steps,
-    /// What has gone through all layers that take requests. Those of the tail and the back end
-    /// get what came together together: their code and data are warm for all but the first.
+    /// Requests that have passed all layers that take requests. The layers of the tail and the back
+    /// end get each batch as a whole, so that their code and data stay in the processor's caches.
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     sending: Vec<Box<Request>>,
-    /// What the back end has given back and no layer has seen yet.
+    /// Requests that the back end has completed and that no layer has seen yet.
     finished: Vec<(Box<Request>, Outcome)>,
-    /// What layers asked to be held during this call.
+    /// Requests that layers have held during this call.
     holding: Vec<Held>,
     held: BinaryHeap<Held>,
     held_count: u64,
     aside: Aside,
-    /// The reactor's owners that belong to this stack, and what the kernel has of their memory.
+    /// The group of the stack's owners in the reactor.
     group: Group,
+    /// The count of kernel operations that use this stack's memory.
     pending: Pending,
-    /// What takes this stack's place, and the events that it gets then.
+    /// The stack that will replace this one.
     successor: Option<Box<Stack>>,
+    /// Events of the successor, which it gets when it takes over.
     late_events: Vec<Event>,
-    /// That the queue takes part in changes of the layers, and the phase that it has come to.
+    /// The queue's participation in changes of the layers, and the phases that it has completed
+    /// and reported.
     registration: Option<Registration>,
     seen: u64,
     reported: u64,
-    /// The layers have been told to finish, and, by whoever owns the queue, for good.
+    /// Whether the layers have been closed, and whether the owner has closed the queue.
     is_closed: bool,
     is_leaving: bool,
-    /// When layers that could not be opened are tried again, by the stack's clock.
+    /// When to retry to open layers that could not be opened, by the stack's clock.
     retry_ns: u64,
     completed: VecDeque<(Box<Request>, Outcome)>,
-    /// What [`wait`](Self::wait) has collected.
+    /// The events that [`wait`](Self::wait) has collected.
     events: Vec<Event>,
     in_flight: usize,
-    /// The time of this round by the clock, or 0 where nobody has asked yet.
+    /// The time of this round by the stack's clock, or 0 before its first use.
     round_ns: Cell<u64>,
     /// The reactor's count of rounds when `round_ns` was cleared.
     rounds: u64,
 }
 
 impl Stack {
-    /// Opens the layers and the back end of `disk` for one queue. What it registers with the reactor
-    /// is a group of its own.
+    /// Opens the layers and the back end of `disk` for one queue. Its owners in the reactor are a
+    /// separate group.
     ///
     /// # Errors
     /// When the back end, a layer, or a store of a layer cannot be opened.
@@ -179,7 +183,7 @@ impl Stack {
         &self.disk
     }
 
-    /// What the disk offers to its front end.
+    /// The capabilities that the disk offers to its front end.
     pub fn capabilities(&self) -> Capabilities {
         self.offers[0].capabilities
     }
@@ -189,50 +193,51 @@ impl Stack {
         self.pool.take(0)
     }
 
-    /// Takes back the box of a request that is done.
+    /// Takes back the box of a completed request.
     pub fn recycle(&mut self, request: Box<Request>) {
         self.pool.give(request);
     }
 
-    /// Sends `request` on its way. It comes back through [`completed`](Self::completed) exactly
-    /// once, perhaps before this call returns.
+    /// Submits `request`. It completes through [`completed`](Self::completed) exactly once, perhaps
+    /// before this call returns.
     pub fn submit(&mut self, request: Box<Request>, reactor: &mut Reactor) {
         self.begin(request, reactor);
         self.run(reactor);
     }
 
-    /// Sends `request` on its way as one of several: through the layers, and as far as
+    /// Submits `request` as one of a batch: it passes the layers now, and reaches the back end with
     /// [`settle`](Self::settle).
     pub fn begin(&mut self, mut request: Box<Request>, reactor: &Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
         debug_assert!(!self.is_closed, "a queue that closes takes no requests");
         request.course.ahead = u32::try_from(self.in_flight).unwrap_or(u32::MAX);
         self.in_flight += 1;
-        self.look_at_round(reactor);
+        self.update_round(reactor);
         self.down(0, request);
         self.take_steps();
     }
 
-    /// Lets the back end have what has [begun](Self::begin), hands that to the kernel, and lets
-    /// what is done at once go up.
+    /// Passes the [begun](Self::begin) requests to the back end, submits its operations to the
+    /// kernel, and passes up the requests that have completed.
     ///
     /// # Errors
-    /// When the kernel refuses the reactor's ring itself. What is done has gone up all the same.
+    /// When the kernel refuses the reactor's ring itself. Completed requests have been passed up
+    /// even then.
     pub fn settle(&mut self, reactor: &mut Reactor) -> io::Result<()> {
         self.send(reactor);
         let submitted = reactor.submit();
-        self.look_at_round(reactor);
+        self.update_round(reactor);
         self.run(reactor);
         submitted
     }
 
-    /// Lets the back end have an event of the reactor.
+    /// Handles an event of the reactor.
     pub fn event(&mut self, event: &Event, reactor: &mut Reactor) {
         if self.successor.as_ref().is_some_and(|successor| successor.owns(event)) {
-            // It does nothing before it has taken over.
+            // The successor handles no events before it has taken over.
             return self.late_events.push(*event);
         }
-        self.look_at_round(reactor);
+        self.update_round(reactor);
         let mut context =
             BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
         self.backend.event(event, &mut context);
@@ -247,8 +252,8 @@ impl Stack {
         }
     }
 
-    /// Resumes held requests that are due, lets layers that asked for it make their round, and the
-    /// back end and further stores make theirs.
+    /// Resumes held requests that are due, and runs a round of each layer that has requested one,
+    /// of the back end and of further stores.
     pub fn advance(&mut self, reactor: &mut Reactor) {
         self.round_ns.set(0);
         if !self.held.is_empty() {
@@ -284,7 +289,7 @@ impl Stack {
         }
     }
 
-    /// Lets the layers at `levels`, bits, make their round.
+    /// Runs a round of the layers at `levels`, which are bits.
     fn advance_layers(&mut self, mut levels: u32) {
         while levels != 0 {
             let level = levels.trailing_zeros() as usize;
@@ -295,21 +300,22 @@ impl Stack {
         }
     }
 
-    /// Whether `event` is of this stack, or of the one that is about to take its place.
+    /// Whether `event` belongs to this stack or its successor.
     pub fn owns(&self, event: &Event) -> bool {
         event.group == self.group
             || self.successor.as_ref().is_some_and(|successor| successor.owns(event))
     }
 
-    /// Forgets the time of the round when another has begun.
-    fn look_at_round(&mut self, reactor: &Reactor) {
+    /// Clears the time of the round if a new round has begun.
+    fn update_round(&mut self, reactor: &Reactor) {
         if self.rounds != reactor.rounds() {
             self.rounds = reactor.rounds();
             self.round_ns.set(0);
         }
     }
 
-    /// When [`advance`](Self::advance) must be called at the latest, by the stack's clock.
+    /// The latest time for the next call of [`advance`](Self::advance), in nanoseconds of the
+    /// stack's clock; `None` if there is none.
     pub fn deadline_ns(&self) -> Option<u64> {
         let held_ns = self.held.peek().map_or(u64::MAX, |held| held.deadline_ns);
         let deadline_ns = held_ns.min(self.aside.wakes.next_ns()).min(self.retry_ns);
@@ -321,7 +327,7 @@ impl Stack {
         self.clock.now_ns()
     }
 
-    /// The next request that is done.
+    /// Takes the next completed request.
     pub fn completed(&mut self) -> Option<(Box<Request>, Outcome)> {
         let done = self.completed.pop_front()?;
         if let Err(kind) = done.1 {
@@ -331,30 +337,30 @@ impl Stack {
         Some(done)
     }
 
-    /// Whether a request that is done waits to be taken.
+    /// Whether there is a completed request to take.
     pub fn has_completed(&self) -> bool {
         !self.completed.is_empty()
     }
 
-    /// How many requests have been submitted and not yet taken back.
+    /// The number of requests submitted and not yet taken from [`completed`](Self::completed).
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// How many requests of layers' own are under way: background work, and parts of requests that
-    /// were submitted.
+    /// The number of the layers' own requests in flight: background work, and parts of submitted
+    /// requests.
     pub fn in_flight_of_layers(&self) -> usize {
         self.pool.own()
     }
 
-    /// Whether nothing is under way, neither of the owner's nor of the layers'.
+    /// Whether neither the owner nor the layers have requests or computations in flight.
     pub fn is_drained(&self) -> bool {
         self.in_flight == 0
             && self.pool.own() == 0
             && self.aside.computing.load(Ordering::Relaxed) == 0
     }
 
-    /// The layer at `level`, and what it can reach; `None` for one that looks on.
+    /// The layer at `level` and its crossing; `None` for an observer.
     fn layer(&mut self, level: usize) -> Option<(&mut dyn LayerQueue, Crossing<'_>)> {
         let crossing = Crossing {
             level,
@@ -370,7 +376,7 @@ impl Stack {
         }
     }
 
-    /// Takes steps until every request waits for something outside.
+    /// Takes steps until every request is completed, held, or waits for the back end or a store.
     fn run(&mut self, reactor: &mut Reactor) {
         loop {
             self.take_steps();
@@ -378,7 +384,7 @@ impl Stack {
             if self.aside.is_busy() {
                 let refused = self.aside.send(reactor, &self.clock);
                 self.disk.counters().refused.fetch_add(refused, Ordering::Relaxed);
-                self.come_back();
+                self.return_from_stores();
             } else if self.finished.is_empty() {
                 break;
             }
@@ -393,7 +399,7 @@ impl Stack {
         }
     }
 
-    /// Lets what the back end is done with go up.
+    /// Passes up the requests that the back end has completed.
     fn rise(&mut self) {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
         for (level, layer) in self.layers.iter_mut().enumerate().skip(self.tail).rev() {
@@ -404,8 +410,8 @@ impl Stack {
             self.completed.extend(self.finished.drain(..));
             return;
         }
-        // Each goes all the way up before the next. What a layer submits meanwhile may finish at
-        // once: it has its turn afterwards.
+        // Each request goes all the way up before the next. Requests that layers submit meanwhile
+        // may complete immediately; they are passed up afterwards.
         let mut finished = std::mem::take(&mut self.finished);
         for (mut request, outcome) in finished.drain(..) {
             request.course.returned_ns = self.round_ns.get();
@@ -415,8 +421,8 @@ impl Stack {
         self.finished = finished;
     }
 
-    /// Lets the layers have what their further stores are done with.
-    fn come_back(&mut self) {
+    /// Returns requests that further stores have completed to their layers.
+    fn return_from_stores(&mut self) {
         let mut finished = self.aside.finished();
         for (request, outcome) in finished.drain(..) {
             if let Some(split) = request.split {
@@ -431,7 +437,7 @@ impl Stack {
         self.aside.reuse(finished);
     }
 
-    /// Takes the steps of the layers until none is left.
+    /// Takes all pending steps.
     fn take_steps(&mut self) {
         while let Some(step) = self.steps.pop() {
             match step {
@@ -446,7 +452,8 @@ impl Stack {
         }
     }
 
-    /// Lets the layers of the tail see what has come down to them, and the back end have it.
+    /// Passes the requests that have come down to the observers of the tail, and then to the back
+    /// end.
     fn send(&mut self, reactor: &mut Reactor) {
         if self.sending.is_empty() {
             return;
@@ -482,9 +489,9 @@ impl Stack {
         }
     }
 
-    /// The crossing downward: the one place where a request is checked against what the part
-    /// below it offers. Layers that look on see it on the way to the part that takes it, and need
-    /// no check of their own: they can change neither the request nor what is offered.
+    /// The crossing downward: the only place where a request is checked against the offer of the
+    /// level below. Observers between two levels see the request on its way and need no check of
+    /// their own: they can change neither the request nor the offer.
     fn down(&mut self, level: usize, mut request: Box<Request>) {
         if let Err(error) = self.check(level, &request) {
             self.disk.counters().refused.fetch_add(1, Ordering::Relaxed);
@@ -522,11 +529,11 @@ impl Stack {
                 };
             }
         }
-        debug_assert_eq!(done.0.origin, 0, "a request goes no further than to its maker");
+        debug_assert_eq!(done.0.origin, 0, "a request ends at its maker");
         self.completed.push_back(done);
     }
 
-    /// Whether `level` may be asked for `request`.
+    /// Checks `request` against the offer of `level`.
     fn check(&mut self, level: usize, request: &Request) -> Result<(), ErrorKind> {
         let store_capacity = self.disk.store_capacity();
         if store_capacity != self.store_capacity {
@@ -538,7 +545,7 @@ impl Stack {
         request.check(&offer.capabilities, offer.capacity, alignment_mask)
     }
 
-    /// Takes up the capacity of the store.
+    /// Updates the offers to the current capacity of the store.
     #[cold]
     fn measure(&mut self) {
         let mut capacity = self.store_capacity;
@@ -552,8 +559,8 @@ impl Stack {
 }
 
 impl Drop for Stack {
-    /// The memory of what is split over requests that the kernel still works on must stay, as that
-    /// of requests themselves does.
+    /// If the kernel still works on requests, the memory of split requests must stay valid, like
+    /// that of the requests themselves.
     fn drop(&mut self) {
         if self.pending.count() > 0 {
             self.aside.splits.leak();

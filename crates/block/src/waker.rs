@@ -15,13 +15,13 @@ const TOKEN: u64 = 0;
 struct Shared {
     /// Wakes the thread.
     wake: Wake,
-    /// The levels that are to be woken, as bits.
+    /// The levels to wake, as bits.
     levels: AtomicU32,
 }
 
-/// Wakes a layer's part in one queue, from any thread: its thread calls
-/// [`advance`](crate::LayerQueue::advance) soon, also where it sleeps. Several uses before that are
-/// one. A waker whose queue is closed does nothing.
+/// Wakes a layer's part in one queue, from any thread: the queue's thread soon calls
+/// [`advance`](crate::LayerQueue::advance), even if it sleeps. Several uses before that call have
+/// the effect of one. A waker whose queue is closed does nothing.
 #[derive(Clone, Debug)]
 pub struct Waker {
     shared: Arc<Shared>,
@@ -36,21 +36,21 @@ impl Waker {
 
     /// Wakes the layer's part. Never blocks.
     pub fn wake(&self) {
-        // Only who wakes first has to disturb the thread.
+        // Only the first use has to wake the thread.
         if self.shared.levels.fetch_or(1 << self.level, Ordering::AcqRel) == 0 {
             self.shared.wake.wake();
         }
     }
 }
 
-/// The wakers' end in one queue's thread.
+/// The receiving end of a queue's wakers, in the queue's thread.
 pub(crate) struct Alarm {
     owner: Owner,
     shared: Arc<Shared>,
 }
 
 impl Alarm {
-    /// Opens one and has the reactor watch it.
+    /// Opens an alarm that the reactor watches.
     pub(crate) fn open(reactor: &mut Reactor) -> io::Result<Self> {
         let shared = Arc::new(Shared { wake: Wake::new()?, levels: AtomicU32::new(0) });
         let owner = reactor.register();
@@ -58,17 +58,18 @@ impl Alarm {
         Ok(Self { owner, shared })
     }
 
-    /// A waker of the layer at `level`.
+    /// A waker for the layer at `level`.
     pub(crate) fn waker(&self, level: usize) -> Waker {
         Waker { shared: Arc::clone(&self.shared), level: level as u32 }
     }
 
-    /// The levels that were woken, as bits, where `event` is of this alarm.
+    /// The woken levels, as bits, if `event` belongs to this alarm; otherwise 0.
     pub(crate) fn take(&self, event: &Event, reactor: &mut Reactor) -> u32 {
         if event.owner != self.owner {
             return 0;
         }
-        // First the descriptor, then the levels: who wakes in between is seen now or disturbs again.
+        // The descriptor is read before the levels: a use between the two is either seen now or
+        // wakes the thread again.
         self.shared.wake.take();
         if !event.more {
             reactor.watch_always(self.owner, TOKEN, self.shared.wake.descriptor());

@@ -1,14 +1,14 @@
 //! Computations of layers, on threads that serve no queue.
 //!
-//! A queue's thread serves many requests, perhaps of several queues: a hash or a compression of a
-//! large one would keep all of them waiting. A layer's part hands such a computation to its
-//! [`Work`], and fetches the answer when it is woken. The threads belong to the process: as many as
-//! it may use processors, started as they are needed, ended when they have had nothing to do for a
-//! while.
+//! A queue's thread serves many requests, perhaps of several queues: hashing or compressing a large
+//! request would delay all of them. A layer's part hands such a computation to its [`Work`], and
+//! fetches the answer when it is woken. The threads belong to the process. There are at most as
+//! many as processors that it may use. They start when they are needed and end after an idle time.
 //!
-//! No part's computations keep those of another waiting for long: parts that have some are served in
-//! turn, one computation each. Those that requests wait for go before those that no request waits
-//! for, but for one of [`BACKGROUND_SHARE`], so that these come to an end too.
+//! No part's computations delay those of another part for long: the threads serve the parts in
+//! rotation, one computation each. Computations that requests wait for have priority over
+//! background computations, except that one of [`BACKGROUND_SHARE`] is a background one, so that
+//! these make progress too.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,25 +18,25 @@ use std::time::Duration;
 
 use crate::waker::Waker;
 
-/// How many computations of a part may be under way.
-const UNDER_WAY_MAX: usize = 256;
-/// While requests wait for computations, one of so many is one that no request waits for.
+/// The most computations of a part in flight.
+const IN_FLIGHT_MAX: usize = 256;
+/// While requests wait for computations, one of this many computations is a background one.
 const BACKGROUND_SHARE: u32 = 8;
-/// How long a thread of the process waits for the next computation before it ends.
+/// The idle time after which a thread of the process ends.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Who waits for a computation.
+/// The urgency of a computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// A request does.
+    /// A request waits for it.
     Request,
-    /// None does: it is part of work in the background.
+    /// It is part of background work; no request waits for it.
     Background,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The computations of one part that have not begun.
+/// The computations of one part that have not started.
 #[derive(Default)]
 struct Lane {
     jobs: Mutex<VecDeque<Job>>,
@@ -48,28 +48,28 @@ impl Lane {
     }
 }
 
-/// The threads, and what waits for them.
+/// The threads, and the computations that wait for them.
 struct Pool {
     state: Mutex<State>,
     wanted: Condvar,
     threads_max: usize,
-    /// How long a thread waits for the next computation before it ends.
+    /// The idle time after which a thread ends.
     idle: Duration,
 }
 
 #[derive(Default)]
 struct State {
-    /// Lanes with computations that have not begun, those that requests wait for and the others, in
-    /// the order in which they are served.
+    /// Lanes with computations that have not started, in the order of service: first the lanes that
+    /// requests wait for, then the background lanes.
     ready: [VecDeque<Arc<Lane>>; 2],
-    /// How many for requests were taken since the last other.
+    /// The number of computations for requests since the last background computation.
     for_requests: u32,
     threads: usize,
     idle: usize,
 }
 
 impl State {
-    /// The next computation.
+    /// Takes the next computation.
     fn next(&mut self) -> Option<Job> {
         loop {
             let others = self.ready[0].is_empty()
@@ -77,7 +77,7 @@ impl State {
             let ready = &mut self.ready[usize::from(others)];
             let lane = ready.pop_front()?;
             let mut jobs = lane.jobs();
-            // None where the part is gone by now.
+            // The lane is empty if its part has been dropped.
             let Some(job) = jobs.pop_front() else { continue };
             if !jobs.is_empty() {
                 drop(jobs);
@@ -94,7 +94,7 @@ impl Pool {
         Arc::new(Self { state: Mutex::default(), wanted: Condvar::new(), threads_max, idle })
     }
 
-    /// That of the process.
+    /// The pool of the process.
     fn of_process() -> &'static Arc<Self> {
         static POOL: OnceLock<Arc<Pool>> = OnceLock::new();
         let threads_max = || std::thread::available_parallelism().map_or(1, usize::from);
@@ -105,7 +105,7 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a thread run `job` for `lane`. Returns whether there is a thread that will.
+    /// Queues `job` in `lane`. Returns whether there is a thread to run it.
     fn add(self: &Arc<Self>, lane: &Arc<Lane>, urgency: Urgency, job: Job) -> bool {
         let mut state = self.state();
         let mut jobs = lane.jobs();
@@ -125,7 +125,7 @@ impl Pool {
             state.threads += usize::from(started.is_ok());
         }
         if state.threads == 0 {
-            // No thread has seen it, and none will.
+            // No thread has seen the job, and none will.
             lane.jobs().pop_back();
         }
         state.threads > 0
@@ -153,33 +153,34 @@ impl Pool {
     }
 }
 
-/// An answer's token and what the computation gave; `None` where it failed.
+/// A computation's token and result; `None` if it panicked.
 type Answer<T> = (u64, Option<T>);
 
-/// What a part and its computations share.
+/// State that a part and its computations share.
 struct Answers<T> {
     done: Mutex<VecDeque<Answer<T>>>,
-    /// Nobody fetches answers any more.
+    /// Whether the part has been dropped, so that no answers are fetched.
     closed: AtomicBool,
     waker: Waker,
 }
 
-/// The computations of a layer's part in one queue, as
-/// [`OpenContext::work`](crate::OpenContext::work) gave it. When one is done, the part is woken
-/// ([`advance`](crate::LayerQueue::advance)) and fetches its answer ([`answer`](Self::answer)).
+/// The computations of a layer's part in one queue, made by
+/// [`OpenContext::work`](crate::OpenContext::work). When a computation has finished, the part is
+/// woken ([`advance`](crate::LayerQueue::advance)) and fetches its answer
+/// ([`answer`](Self::answer)).
 ///
-/// A computation owns what it works on. It must not read a request's buffers, which are the guest's
-/// memory: the guest may write to it meanwhile.
+/// A computation owns its input. It must not read a request's buffers: they are the guest's memory,
+/// which the guest may change meanwhile.
 ///
-/// Computations that have not begun when this is dropped never do.
+/// Computations that have not started when this is dropped never start.
 pub struct Work<T: Send + 'static> {
     urgency: Urgency,
     lane: Arc<Lane>,
     answers: Arc<Answers<T>>,
-    under_way: usize,
-    /// Those of all parts of the queue.
+    in_flight: usize,
+    /// The number of computations of all parts of the queue in flight.
     of_queue: Arc<AtomicUsize>,
-    /// `None` computes at once: for a clock that is simulated, so that a run can be repeated.
+    /// `None` computes in the calling thread: for a simulated clock, so that a run can be repeated.
     pool: Option<Arc<Pool>>,
 }
 
@@ -196,16 +197,17 @@ impl<T: Send + 'static> Work<T> {
             urgency,
             lane: Arc::default(),
             answers: Arc::new(answers),
-            under_way: 0,
+            in_flight: 0,
             of_queue: Arc::clone(of_queue),
             pool,
         }
     }
 
-    /// Has a thread compute `job`. Returns whether that is so: not where 256 are under way, and not
-    /// where the host has no thread left. The part then computes it itself, or waits for an answer.
+    /// Lets a thread compute `job`. Returns false if 256 computations of this part are in flight,
+    /// or if the host cannot provide a thread. The part then computes the job itself, or waits for
+    /// an answer.
     pub fn begin(&mut self, token: u64, job: impl FnOnce() -> T + Send + 'static) -> bool {
-        if self.under_way >= UNDER_WAY_MAX {
+        if self.in_flight >= IN_FLIGHT_MAX {
             return false;
         }
         let answers = Arc::clone(&self.answers);
@@ -222,24 +224,24 @@ impl<T: Send + 'static> Work<T> {
             Some(pool) if pool.add(&self.lane, self.urgency, Box::new(job)) => {}
             Some(_) => return false,
         }
-        self.under_way += 1;
+        self.in_flight += 1;
         self.of_queue.fetch_add(1, Ordering::Relaxed);
         true
     }
 
-    /// The token and the result of a computation that is done, in whatever order they come. The
-    /// result is `None` where the computation has panicked.
+    /// The token and the result of a finished computation, in any order. The result is `None` if
+    /// the computation has panicked.
     pub fn answer(&mut self) -> Option<(u64, Option<T>)> {
         let answer =
             self.answers.done.lock().unwrap_or_else(PoisonError::into_inner).pop_front()?;
-        self.under_way -= 1;
+        self.in_flight -= 1;
         self.of_queue.fetch_sub(1, Ordering::Relaxed);
         Some(answer)
     }
 
-    /// How many have begun whose answer was not [fetched](Self::answer).
-    pub fn under_way(&self) -> usize {
-        self.under_way
+    /// The number of computations whose answers have not been [fetched](Self::answer).
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
     }
 }
 
@@ -247,9 +249,9 @@ impl<T: Send + 'static> Drop for Work<T> {
     fn drop(&mut self) {
         self.answers.closed.store(true, Ordering::Release);
         let jobs = std::mem::take(&mut *self.lane.jobs());
-        // What they own is dropped without the lock.
+        // The jobs' contents are dropped without the lock.
         drop(jobs);
-        self.of_queue.fetch_sub(self.under_way, Ordering::Relaxed);
+        self.of_queue.fetch_sub(self.in_flight, Ordering::Relaxed);
     }
 }
 

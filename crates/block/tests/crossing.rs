@@ -1,4 +1,4 @@
-//! Every refusal of the crossing: an error to whoever asked, and no call of anyone below.
+//! Every refusal of the crossing: the requester gets an error, and no level below is called.
 
 mod support;
 
@@ -14,7 +14,7 @@ use fathom_reactor::Reactor;
 use support::{CAPACITY, Plan, Record, Recorder};
 
 #[test]
-fn the_crossing_refuses_what_contradicts_itself() {
+fn the_crossing_refuses_requests_that_contradict_themselves() {
     let mut bench = Plan { alignment: 512, ..Plan::default() }.open();
     let range = |operation, offset, length: u64| {
         move |request: &mut Request| {
@@ -49,13 +49,13 @@ fn the_crossing_refuses_what_contradicts_itself() {
             });
         }
     }
-    // At the very end it is within the disk.
+    // A request at the very end is within the disk.
     bench.submit(Operation::Read, CAPACITY - 512, 512);
     assert_eq!(bench.outcome(), Some(Ok(())));
 }
 
 #[test]
-fn the_crossing_refuses_what_is_too_long() {
+fn the_crossing_refuses_requests_that_are_too_long() {
     struct Large(Recorder);
     impl Backend for Large {
         fn name(&self) -> &'static str {
@@ -95,7 +95,7 @@ fn the_crossing_refuses_what_is_too_long() {
     for (operation, expected) in [
         (Operation::Read, Err(ErrorKind::TooLong)),
         (Operation::Write, Err(ErrorKind::TooLong)),
-        // Without data there is no limit but the disk.
+        // Without data the only limit is the disk's size.
         (Operation::Discard, Ok(())),
         (Operation::WriteZeroes, Ok(())),
         (Operation::Extents, Ok(())),
@@ -115,7 +115,7 @@ fn the_crossing_refuses_what_is_too_long() {
 }
 
 #[test]
-fn the_crossing_refuses_what_the_disk_does_not_offer() {
+fn the_crossing_refuses_operations_that_the_disk_does_not_offer() {
     let nothing = Capabilities {
         flush: false,
         force_unit_access: false,
@@ -149,7 +149,7 @@ fn the_crossing_refuses_what_the_disk_does_not_offer() {
 
 #[test]
 fn a_capability_holds_from_the_layer_that_gives_it_upward() {
-    // B takes discard away: A and the front end see none, C and the back end would.
+    // B removes the capability: A and the front end do not see it; C and the back end have it.
     let below_layer = |below| Capabilities { discard: false, ..below };
     let mut bench = Plan { below_layer, ..Plan::default() }.open();
     assert!(!bench.stack.capabilities().discard);

@@ -1,4 +1,4 @@
-//! Three layers over a recorder: the order of every call, and the use of boxes again.
+//! Three layers over a recorder: the order of every call, and the reuse of boxes.
 
 mod support;
 
@@ -13,7 +13,7 @@ use fathom_block::{
 };
 use fathom_reactor::Reactor;
 
-use support::{CAPACITY, Manner, Plan, Probe, Record, Recorder};
+use support::{Behaviour, CAPACITY, Plan, Probe, Record, Recorder};
 
 #[test]
 fn a_request_goes_down_and_up_through_every_layer() {
@@ -47,7 +47,7 @@ fn every_operation_passes_every_layer() {
             ["A", "B", "C", "-"].map(|name| format!("{name} submit {what}")).into();
         expected.extend(["C", "B", "A"].map(|name| format!("{name} complete {what} ok")));
         if operation == Operation::GetId {
-            // The serial belongs to the disk: no back end is asked.
+            // The serial belongs to the disk: the back end is not called.
             expected.retain(|call| !call.starts_with('-'));
         }
         assert_eq!(calls, expected);
@@ -56,7 +56,7 @@ fn every_operation_passes_every_layer() {
 }
 
 #[test]
-fn two_requests_come_back_in_the_order_of_the_back_end() {
+fn two_requests_complete_in_the_order_of_the_back_end() {
     let mut bench = Plan { later: true, ..Plan::default() }.open();
     bench.submit(Operation::Write, 0, 512);
     bench.submit(Operation::Flush, 0, 0);
@@ -80,8 +80,8 @@ fn two_requests_come_back_in_the_order_of_the_back_end() {
 
 #[test]
 fn held_requests_resume_by_deadline_and_then_by_age() {
-    let manners = [Manner::Pass, Manner::HoldDown(500), Manner::HoldUp(200)];
-    let mut bench = Plan { manners, ..Plan::default() }.open();
+    let behaviours = [Behaviour::Pass, Behaviour::HoldDown(500), Behaviour::HoldUp(200)];
+    let mut bench = Plan { behaviours, ..Plan::default() }.open();
     bench.submit(Operation::Read, 0, 512);
     bench.submit(Operation::Read, 512, 512);
     assert_eq!(bench.stack.deadline_ns(), Some(1500));
@@ -124,8 +124,8 @@ fn held_requests_resume_by_deadline_and_then_by_age() {
 
 #[test]
 fn a_layers_own_request_returns_to_it_and_goes_no_further() {
-    let manners = [Manner::Pass, Manner::ReadFirst, Manner::Pass];
-    let mut bench = Plan { manners, ..Plan::default() }.open();
+    let behaviours = [Behaviour::Pass, Behaviour::ReadFirst, Behaviour::Pass];
+    let mut bench = Plan { behaviours, ..Plan::default() }.open();
     bench.submit(Operation::Write, 4096, 512);
     assert_eq!(
         bench.record.take(),
@@ -147,9 +147,9 @@ fn a_layers_own_request_returns_to_it_and_goes_no_further() {
 }
 
 #[test]
-fn what_a_layer_answers_nobody_below_sees() {
-    let manners = [Manner::Pass, Manner::AnswerReads, Manner::Pass];
-    let mut bench = Plan { manners, ..Plan::default() }.open();
+fn levels_below_do_not_see_a_request_that_a_layer_answers() {
+    let behaviours = [Behaviour::Pass, Behaviour::AnswerReads, Behaviour::Pass];
+    let mut bench = Plan { behaviours, ..Plan::default() }.open();
     bench.submit(Operation::Read, 0, 512);
     assert_eq!(
         bench.record.take(),
@@ -160,8 +160,8 @@ fn what_a_layer_answers_nobody_below_sees() {
 
 #[test]
 fn a_layer_is_checked_like_a_front_end() {
-    let manners = [Manner::Pass, Manner::Overreach, Manner::Pass];
-    let mut bench = Plan { manners, ..Plan::default() }.open();
+    let behaviours = [Behaviour::Pass, Behaviour::Overreach, Behaviour::Pass];
+    let mut bench = Plan { behaviours, ..Plan::default() }.open();
     bench.submit(Operation::Read, CAPACITY - 512, 512);
     assert_eq!(
         bench.record.take(),
@@ -177,7 +177,7 @@ fn a_layer_is_checked_like_a_front_end() {
 }
 
 #[test]
-fn extents_are_answered_where_nothing_is_known() {
+fn extents_are_answered_without_the_back_ends_capability() {
     let capabilities = Capabilities { extents: false, ..Capabilities::ALL };
     let mut bench = Plan { capabilities, ..Plan::default() }.open();
     bench.submit(Operation::Extents, 512, 1024);
@@ -200,9 +200,9 @@ fn the_serial_is_the_disks() {
 }
 
 #[test]
-fn boxes_are_used_again_with_new_numbers() {
-    let manners = [Manner::Pass, Manner::ReadFirst, Manner::Pass];
-    let mut bench = Plan { manners, ..Plan::default() }.open();
+fn boxes_are_reused_with_new_numbers() {
+    let behaviours = [Behaviour::Pass, Behaviour::ReadFirst, Behaviour::Pass];
+    let mut bench = Plan { behaviours, ..Plan::default() }.open();
     let mut numbers = Vec::new();
     let mut places = Vec::new();
     for _ in 0..10 {
@@ -227,14 +227,14 @@ fn boxes_are_used_again_with_new_numbers() {
 }
 
 #[test]
-fn a_disk_has_so_many_layers_and_no_more() {
+fn a_disk_has_a_limited_number_of_layers() {
     let record = Record::default();
     let open = |count| {
         let layers = (0..count)
             .map(|_| {
                 let capabilities = |below| below;
                 let record = record.clone();
-                Arc::new(Probe { name: "P", manner: Manner::Pass, record, capabilities })
+                Arc::new(Probe { name: "P", behaviour: Behaviour::Pass, record, capabilities })
                     as Arc<dyn Layer>
             })
             .collect();
@@ -249,21 +249,21 @@ fn a_disk_has_so_many_layers_and_no_more() {
 
 #[test]
 fn observers_see_each_request_once_each_way_wherever_they_are() {
-    let watch = Manner::Watch;
+    let watch = Behaviour::Watch;
     let (all, read) = ("read 0+512", Operation::Read);
     let cases = [
         (
-            [watch, Manner::Pass, watch],
+            [watch, Behaviour::Pass, watch],
             ["A down", "B submit", "C down", "- submit"],
             ["C up", "B complete", "A up"],
         ),
         (
-            [Manner::Pass, watch, watch],
+            [Behaviour::Pass, watch, watch],
             ["A submit", "B down", "C down", "- submit"],
             ["C up", "B up", "A complete"],
         ),
         (
-            [watch, watch, Manner::Pass],
+            [watch, watch, Behaviour::Pass],
             ["A down", "B down", "C submit", "- submit"],
             ["C complete", "B up", "A up"],
         ),
@@ -273,8 +273,8 @@ fn observers_see_each_request_once_each_way_wherever_they_are() {
             ["C up", "B up", "A up"],
         ),
     ];
-    for (manners, down, up) in cases {
-        let mut bench = Plan { manners, ..Plan::default() }.open();
+    for (behaviours, down, up) in cases {
+        let mut bench = Plan { behaviours, ..Plan::default() }.open();
         bench.submit(read, 0, 512);
         let mut expected: Vec<String> = down.map(|call| format!("{call} {all}")).into();
         expected.extend(up.map(|call| format!("{call} {all} ok")));
@@ -285,7 +285,7 @@ fn observers_see_each_request_once_each_way_wherever_they_are() {
 
 #[test]
 fn observers_see_requests_that_came_together_before_the_back_end_does() {
-    let mut bench = Plan { manners: [Manner::Watch; 3], ..Plan::default() }.open();
+    let mut bench = Plan { behaviours: [Behaviour::Watch; 3], ..Plan::default() }.open();
     for offset in [0, 512] {
         let mut request = bench.stack.request();
         (request.operation, request.offset, request.length) = (Operation::Read, offset, 512);
@@ -306,9 +306,9 @@ fn observers_see_requests_that_came_together_before_the_back_end_does() {
 }
 
 #[test]
-fn observers_below_see_what_a_layer_asks_itself() {
-    let manners = [Manner::Watch, Manner::ReadFirst, Manner::Watch];
-    let mut bench = Plan { manners, ..Plan::default() }.open();
+fn observers_below_see_a_layers_own_requests() {
+    let behaviours = [Behaviour::Watch, Behaviour::ReadFirst, Behaviour::Watch];
+    let mut bench = Plan { behaviours, ..Plan::default() }.open();
     bench.submit(Operation::Write, 1024, 512);
     assert_eq!(
         bench.record.take(),
@@ -329,9 +329,9 @@ fn observers_below_see_what_a_layer_asks_itself() {
 }
 
 #[test]
-fn an_observer_sees_what_a_layer_below_it_is_refused() {
-    let manners = [Manner::Watch, Manner::Overreach, Manner::Watch];
-    let mut bench = Plan { manners, alignment: 512, ..Plan::default() }.open();
+fn an_observer_sees_the_refusal_of_a_request_of_a_layer_below_it() {
+    let behaviours = [Behaviour::Watch, Behaviour::Overreach, Behaviour::Watch];
+    let mut bench = Plan { behaviours, alignment: 512, ..Plan::default() }.open();
     bench.submit(Operation::Discard, 0, 512);
     let misaligned = ErrorKind::Misaligned;
     assert_eq!(
@@ -346,7 +346,7 @@ fn an_observer_sees_what_a_layer_below_it_is_refused() {
     assert_eq!(bench.outcome(), Some(Err(misaligned)));
 }
 
-/// A layer that notes the time of the round at each call.
+/// A layer that records the time of the round at each call.
 struct Watch(Record);
 
 impl Layer for Watch {

@@ -1,5 +1,5 @@
-//! Layers whose computations other threads do: requests wait for the answers, a queue is drained
-//! once all have come, and a simulated run needs no threads.
+//! Layers whose computations run on other threads: requests wait for the answers, a queue is
+//! drained when all answers have arrived, and a simulated run needs no threads.
 
 mod support;
 
@@ -20,10 +20,11 @@ use fathom_reactor::Reactor;
 
 use support::{Record, Recorder};
 
-/// A layer that sums the bytes of each write before it passes it on, and after it a second time in
-/// the background. A write that begins with [`POISON`] makes the computation panic.
+/// The state of a layer that sums the bytes of each write before it passes the write on, and
+/// computes a second time in the background afterwards. A write that begins with [`POISON`] makes
+/// the computation panic.
 #[derive(Default)]
-struct Seen {
+struct Shared {
     sums: Arc<Mutex<HashMap<u64, u64>>>,
     background: Arc<AtomicU64>,
     threads: Arc<Mutex<Vec<ThreadId>>>,
@@ -38,13 +39,13 @@ fn sum(data: &[u8]) -> u64 {
 }
 
 struct SumsQueue {
-    layer: Arc<Seen>,
+    layer: Arc<Shared>,
     now: Work<u64>,
     later: Work<u64>,
     waiting: HashMap<u64, Box<Request>>,
 }
 
-struct SumsLayer(Arc<Seen>);
+struct SumsLayer(Arc<Shared>);
 
 impl Layer for SumsLayer {
     fn name(&self) -> &'static str {
@@ -107,12 +108,12 @@ impl LayerQueue for SumsQueue {
 struct Queue {
     stack: Stack,
     reactor: Reactor,
-    layer: Arc<Seen>,
+    layer: Arc<Shared>,
 }
 
 impl Queue {
     fn open(clock: Clock) -> Self {
-        let layer = Arc::new(Seen::default());
+        let layer = Arc::new(Shared::default());
         let backend = Recorder {
             record: Record::default(),
             capabilities: Capabilities::ALL,
@@ -167,7 +168,7 @@ fn requests_wait_for_computations_and_a_queue_for_all_of_them() {
         assert!(queue.layer.sums.lock().unwrap().values().all(|sum| *sum == 3 * 4096));
     }
     assert!(!queue.layer.threads.lock().unwrap().contains(&here));
-    // Nothing of a guest's is in flight, but the background work is.
+    // No request of a guest is in flight, but background work is.
     assert_eq!(queue.stack.in_flight(), 0);
     assert!(!queue.stack.is_drained());
     assert!(queue.stack.finish(&mut queue.reactor, Duration::from_secs(20)).unwrap());

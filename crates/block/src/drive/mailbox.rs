@@ -1,4 +1,4 @@
-//! How other threads reach a drive's thread.
+//! Communication of other threads with a drive's thread.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,52 +14,52 @@ use rustix::event::{EventfdFlags, eventfd};
 pub struct Wake(File);
 
 impl Wake {
-    /// A new one, to be watched by a reactor.
+    /// A new wake, for a reactor to watch.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// When no descriptor is available.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
     /// Wakes the thread. Never blocks.
     pub fn wake(&self) {
-        // The one error is a full counter, which wakes as well.
+        // The only possible error is a full counter, which also wakes the thread.
         let _ = (&self.0).write(&1_u64.to_ne_bytes());
     }
 
-    /// The thread is awake.
+    /// Resets the wake after the thread has woken.
     pub(crate) fn take(&self) {
         let _ = (&self.0).read(&mut [0; 8]);
     }
 
-    /// What becomes readable.
+    /// The descriptor that becomes readable.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// Mail from any thread to a part of a drive's thread, which looks at it between two rounds.
+/// Mail from any thread to a part of a drive's thread, which reads it between two rounds.
 #[derive(Debug)]
 pub struct Mailbox<T> {
     mail: Mutex<VecDeque<T>>,
-    /// Whether there may be mail: one load a round.
+    /// Whether there may be mail. The thread loads it once in each round.
     pending: AtomicBool,
     wake: Arc<Wake>,
 }
 
-/// What the thread finds in a mailbox.
+/// The result of reading a mailbox.
 pub enum Mail<T> {
-    /// Nothing.
+    /// The mailbox is empty.
     None,
     /// The oldest mail.
     Due(T),
-    /// The oldest mail is to wait, and what came after it too.
+    /// The oldest mail is not due yet. All later mail waits too.
     Waiting,
 }
 
 impl<T> Mailbox<T> {
-    /// An empty one, whose mail wakes a thread by `wake`.
+    /// An empty mailbox, whose mail wakes a thread through `wake`.
     pub fn new(wake: Arc<Wake>) -> Self {
         Self { mail: Mutex::default(), pending: AtomicBool::new(false), wake }
     }
@@ -89,15 +89,15 @@ impl<T> Mailbox<T> {
         self.wake.wake();
     }
 
-    /// What wakes the thread.
+    /// The wake of the thread.
     pub fn wake(&self) -> &Arc<Wake> {
         &self.wake
     }
 
-    /// Drops what nobody will look at.
+    /// Drops all mail, which will never be read.
     pub(super) fn clear(&self) {
         let mail = std::mem::take(&mut *self.mail());
-        // What mail holds is dropped without the lock.
+        // The contents of the mail are dropped without the lock.
         drop(mail);
     }
 

@@ -1,54 +1,55 @@
-//! How long to look for work before sleeping.
+//! How long to poll for work before sleeping.
 //!
-//! A wake-up costs more than a request does, so a thread whose client answers at once looks a
-//! little longer before it sleeps. The time grows only while sleeps turn out to have been short,
-//! and falls to nothing after the first long one: an idle connection uses no CPU, and a slow one
-//! next to none. A thread that loses its processor while it looks is in somebody's way: it looks
-//! no more for a while.
+//! A wake-up costs more than a request, so a thread whose client answers quickly polls a little
+//! before it sleeps. The polling time grows only while sleeps turn out to have been short, and
+//! falls to zero after the first long sleep: an idle connection uses no CPU, and a slow one almost
+//! none. A thread that loses its processor while it polls competes with other work, so it does not
+//! poll for some time.
 //!
-//! A thread that sleeps measures its own wake-up too, so work that comes soon seems to come late.
-//! After sleeps that were not much longer than a look, one look is tried now and then: more rarely
-//! each time that it is in vain.
+//! A thread that sleeps also measures its own wake-up, so work that arrives early seems to arrive
+//! late. After sleeps that were not much longer than the longest poll, the thread sometimes tries a
+//! poll. The interval between trials grows with each trial that finds no work.
 
-/// The first look, in nanoseconds.
+/// The shortest poll, in nanoseconds.
 const SPIN_NS_MIN: u64 = 10_000;
-/// Sleeps up to so many times the longest look may be short ones with a slow wake-up.
+/// A sleep of up to this many times the longest poll may have been a short one with a slow wake-up.
 const REACH: u64 = 4;
-/// The most sleeps between two looks that are tried.
+/// The most sleeps between two trials.
 const TRIAL_INTERVAL_MAX: u32 = 64;
-/// Two steps of a look that are further apart than this had someone else between them, in
-/// nanoseconds.
+/// If two steps of a poll are further apart than this, in nanoseconds, the thread may have been
+/// preempted between them.
 const STEP_NS_MAX: u64 = 25_000;
-/// How long somebody else's work is given way to at first, in nanoseconds.
+/// The first pause of polling after a preemption, in nanoseconds.
 const YIELD_NS_MIN: u64 = 20_000_000;
-/// How long it is given way to when it is still there each time, in nanoseconds.
+/// The longest pause of polling after repeated preemptions, in nanoseconds.
 const YIELD_NS_MAX: u64 = 1_280_000_000;
 
-/// The time to look, adapted after each idle period.
+/// The time to poll, adapted after each idle period.
 #[derive(Clone, Copy, Debug)]
 pub struct Spin {
-    /// The longest look; 0 never looks.
-    most_ns: u64,
-    /// Sleeps up to this may have been short ones, in nanoseconds.
+    /// The longest poll, in nanoseconds; 0 never polls.
+    poll_max_ns: u64,
+    /// The longest sleep that may have been a short one with a slow wake-up, in nanoseconds.
     reach_ns: u64,
+    /// The current polling time, in nanoseconds.
     limit_ns: u64,
-    /// How many sleeps that may have been short go before the next look that is tried, and how many
-    /// there were.
+    /// The number of sleeps that may have been short before the next trial.
     trial_interval: u32,
+    /// The number of such sleeps since the last trial.
     sleeps: u32,
     yield_until_ns: u64,
-    /// How long the last way was given, in nanoseconds.
+    /// The last pause of polling, in nanoseconds.
     yield_ns: u64,
-    /// The count at the last long step.
+    /// The thread's count of preemptions at the last long step.
     preemptions: u64,
 }
 
 impl Spin {
-    /// Looks for `most_ns` at the longest; 0 never looks.
-    pub fn new(most_ns: u64) -> Self {
+    /// Polls for at most `poll_max_ns` nanoseconds; 0 never polls.
+    pub fn new(poll_max_ns: u64) -> Self {
         Self {
-            most_ns,
-            reach_ns: most_ns * REACH,
+            poll_max_ns,
+            reach_ns: poll_max_ns * REACH,
             limit_ns: 0,
             trial_interval: 1,
             sleeps: 0,
@@ -58,20 +59,20 @@ impl Spin {
         }
     }
 
-    /// As [`new`](Self::new), for what takes as long as it does: no look is tried after a sleep that
-    /// was too long.
-    pub fn without_trials(most_ns: u64) -> Self {
-        Self { reach_ns: 0, ..Self::new(most_ns) }
+    /// As [`new`](Self::new), but without trials, for work whose arrival does not depend on the
+    /// poll.
+    pub fn without_trials(poll_max_ns: u64) -> Self {
+        Self { reach_ns: 0, ..Self::new(poll_max_ns) }
     }
 
-    /// How long to look for work before sleeping, in nanoseconds; 0 is not at all.
+    /// The time to poll for work before sleeping, in nanoseconds; 0 if the thread should not poll.
     pub fn limit_ns(self, now_ns: u64) -> u64 {
         if now_ns < self.yield_until_ns { 0 } else { self.limit_ns }
     }
 
-    /// Learns of a step while looking. False when the look is to end. `preemptions` counts how
-    /// often the thread has lost its processor to another; it is asked only after a long step,
-    /// which may also be the hypervisor's doing, or an interrupt's.
+    /// Records a step of a poll. Returns false if the poll has to end. `preemptions` returns the
+    /// number of preemptions of the thread. It is called only after a long step, whose cause may
+    /// also be the hypervisor or an interrupt.
     pub fn step(&mut self, before_ns: u64, now_ns: u64, preemptions: impl FnOnce() -> u64) -> bool {
         if now_ns.saturating_sub(before_ns) > STEP_NS_MAX {
             let count = preemptions();
@@ -89,10 +90,11 @@ impl Spin {
         true
     }
 
-    /// Learns that work came `idle_ns` after the thread ran out of it and that it slept meanwhile.
+    /// Records that work arrived `idle_ns` nanoseconds after the thread had run out of it, and that
+    /// the thread slept meanwhile.
     pub fn slept(&mut self, idle_ns: u64) {
-        if idle_ns <= self.most_ns {
-            self.limit_ns = (self.limit_ns * 2).max(SPIN_NS_MIN).min(self.most_ns);
+        if idle_ns <= self.poll_max_ns {
+            self.limit_ns = (self.limit_ns * 2).max(SPIN_NS_MIN).min(self.poll_max_ns);
             return;
         }
         self.limit_ns = 0;
@@ -103,18 +105,18 @@ impl Spin {
         if self.sleeps >= self.trial_interval {
             self.sleeps = 0;
             self.trial_interval = (self.trial_interval * 2).min(TRIAL_INTERVAL_MAX);
-            self.limit_ns = self.most_ns;
+            self.limit_ns = self.poll_max_ns;
         }
     }
 
-    /// Learns that work came while the thread looked.
+    /// Records that work arrived while the thread polled.
     pub fn found(&mut self) {
         self.trial_interval = 1;
         self.sleeps = 0;
     }
 }
 
-/// How often this thread has lost its processor to another.
+/// The number of times that this thread was preempted by another thread.
 pub fn preemptions() -> u64 {
     // SAFETY: an all-zero rusage is a valid value of that plain structure.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -130,7 +132,7 @@ mod tests {
     const MOST_NS: u64 = 30_000;
 
     #[test]
-    fn short_sleeps_lengthen_the_look_and_a_long_one_ends_it() {
+    fn short_sleeps_lengthen_the_poll_and_a_long_one_ends_it() {
         let mut spin = Spin::new(MOST_NS);
         assert_eq!(spin.limit_ns(0), 0);
         spin.slept(20_000);
@@ -147,44 +149,44 @@ mod tests {
     }
 
     #[test]
-    fn a_look_is_tried_more_and_more_rarely_where_the_wake_up_may_be_what_is_slow() {
+    fn trials_become_rarer_while_only_the_wake_up_may_be_slow() {
         let mut spin = Spin::new(MOST_NS);
-        let mut looks = 0;
+        let mut polls = 0;
         for _ in 0..10_000 {
             spin.slept(2 * MOST_NS);
-            looks += u32::from(spin.limit_ns(0) > 0);
+            polls += u32::from(spin.limit_ns(0) > 0);
         }
-        assert!((100..200).contains(&looks), "{looks}");
-        // A look that is not in vain is kept up.
+        assert!((100..200).contains(&polls), "{polls}");
+        // After a successful trial the thread keeps polling.
         while spin.limit_ns(0) == 0 {
             spin.slept(2 * MOST_NS);
         }
         spin.found();
         assert_eq!(spin.limit_ns(0), MOST_NS);
         spin.slept(2 * MOST_NS);
-        assert_eq!(spin.limit_ns(0), MOST_NS, "one in vain among many that are not");
+        assert_eq!(spin.limit_ns(0), MOST_NS, "one failed poll among successful ones");
         spin.slept(1_000_000_000);
         assert_eq!(spin.limit_ns(0), 0);
         for _ in 0..1000 {
             spin.slept(MOST_NS * REACH + 1);
-            assert_eq!(spin.limit_ns(0), 0, "nothing is tried for a client that is slow");
+            assert_eq!(spin.limit_ns(0), 0, "there are no trials for a slow client");
         }
     }
 
     #[test]
-    fn a_look_gives_way_to_other_work() {
+    fn polling_pauses_for_other_work() {
         let mut spin = Spin::new(MOST_NS);
         spin.slept(20_000);
-        assert!(spin.step(1000, 3000, || unreachable!("a short step asks nobody")));
+        assert!(spin.step(1000, 3000, || unreachable!("a short step reads no count")));
         let mut now_ns = 3_000_000;
-        // A long step without a preemption is nobody's work.
+        // A long step without a preemption does not end the poll.
         assert!(spin.step(3000, now_ns, || 0));
         let mut count = 1;
         assert!(!spin.step(3000, now_ns, || count));
         assert_eq!(spin.limit_ns(now_ns), 0);
         now_ns += YIELD_NS_MIN;
         assert_eq!(spin.limit_ns(now_ns), SPIN_NS_MIN);
-        // Still in the way: longer and longer, up to a bound.
+        // Repeated preemptions lengthen the pause, up to the limit.
         for _ in 0..20 {
             now_ns += 3_000_000;
             count += 1;
@@ -192,7 +194,7 @@ mod tests {
             now_ns = spin.yield_until_ns;
         }
         assert_eq!(spin.yield_ns, YIELD_NS_MAX);
-        // A quiet time later it begins anew.
+        // After a quiet time the pause starts with its minimum again.
         now_ns += 5 * YIELD_NS_MAX;
         assert!(!spin.step(now_ns - 1_000_000, now_ns, || count + 1));
         assert_eq!(spin.yield_ns, YIELD_NS_MIN);

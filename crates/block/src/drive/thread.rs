@@ -1,4 +1,4 @@
-//! A drive's thread, as others see it.
+//! The handle of a drive's thread.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,14 +11,14 @@ use fathom_reactor::Reactor;
 
 use super::{Change, Drive, Mailbox, Source, Wake};
 
-/// How often a sender looks whether the thread that it waits for is still there.
-const LOOK: Duration = Duration::from_millis(100);
+/// The interval at which a sender checks that the thread that it waits for still runs.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Ends what a thread may wait for.
+/// Interrupts any wait of a thread.
 type Disturb = Box<dyn Fn(&JoinHandle<()>) + Send + Sync>;
 
-/// A thread that serves queues. It ends when this is dropped: whoever added a source keeps it at
-/// least until the source has ended.
+/// A thread that serves queues. It ends when this handle is dropped, so the handle must outlive the
+/// sources of the thread.
 pub struct DriveThread<S: Source + 'static> {
     mailbox: Arc<Mailbox<Change<S>>>,
     thread: Option<JoinHandle<()>>,
@@ -26,13 +26,13 @@ pub struct DriveThread<S: Source + 'static> {
 }
 
 impl<S: Source + 'static> DriveThread<S> {
-    /// Starts a thread with a ring of `entries` submissions. It looks for work for `spin_ns` at the
-    /// longest before it sleeps. `failed` is called where it panics; all its sources have then
-    /// stopped. `disturb` is called again and again while somebody waits for the thread: it is to
-    /// end what the thread may wait for itself.
+    /// Starts a thread with a ring of `entries` submissions. It polls for work for at most
+    /// `spin_ns` nanoseconds before it sleeps. `failed` is called if the thread panics; all its
+    /// sources have then stopped. `disturb` is called repeatedly while another thread waits for
+    /// this one: it has to end any wait of the thread.
     ///
     /// # Errors
-    /// When the host has no thread, no descriptor or no ring left.
+    /// When the host cannot provide a thread, a descriptor or a ring.
     pub fn start(
         name: String,
         entries: u32,
@@ -63,11 +63,11 @@ impl<S: Source + 'static> DriveThread<S> {
         }
     }
 
-    /// Adds the source that `open` makes, on the thread. `open` registers its own owners with the
-    /// group that it finds.
+    /// Adds the source that `open` makes, on the thread. `open` registers its owners with the
+    /// reactor's current group.
     ///
     /// # Errors
-    /// What `open` says, or that the thread has failed.
+    /// The error of `open`, or an error if the thread has failed.
     pub fn add(
         &self,
         open: impl FnOnce(&mut Reactor) -> io::Result<S> + Send + 'static,
@@ -76,29 +76,29 @@ impl<S: Source + 'static> DriveThread<S> {
             .unwrap_or_else(|| Err(io::Error::other("the queue's thread has failed")))
     }
 
-    /// Waits until the thread has parted with the sources that have ended by now.
+    /// Waits until the thread has removed the sources that have ended by now.
     pub fn settle(&self) {
         self.call(|_| ());
     }
 
-    /// What wakes the thread.
+    /// The wake of the thread.
     pub fn wake(&self) -> Arc<Wake> {
         Arc::clone(self.mailbox.wake())
     }
 
-    /// Whether the thread has ended, which it does by itself only where it fails.
+    /// Whether the thread has ended. It ends before this handle is dropped only if it fails.
     pub fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends what the thread may wait for.
+    /// Interrupts a wait of the thread.
     fn disturb(&self) {
         if let Some(thread) = &self.thread {
             (self.disturb)(thread);
         }
     }
 
-    /// Runs `change` on the thread and returns what it returns; `None` where the thread has ended.
+    /// Runs `change` on the thread and returns its result; `None` if the thread has ended.
     fn call<R: Send + 'static>(
         &self,
         change: impl FnOnce(&mut Drive<S>) -> R + Send + 'static,
@@ -108,9 +108,9 @@ impl<S: Source + 'static> DriveThread<S> {
         })
     }
 
-    /// Sends what `mail` makes to `mailbox`, which a part of the thread looks at, and waits for what
-    /// is sent in answer; `None` where the mail is dropped without one, as all is where the thread
-    /// has ended.
+    /// Sends the result of `mail` to `mailbox`, which a part of the thread reads, and waits for the
+    /// answer. Returns `None` if the mail is dropped without an answer, as all mail is when the
+    /// thread has ended.
     pub fn ask<T, R>(
         &self,
         mailbox: &Mailbox<T>,
@@ -123,7 +123,7 @@ impl<S: Source + 'static> DriveThread<S> {
             if self.is_finished() {
                 mailbox.clear();
             }
-            match receiver.recv_timeout(LOOK) {
+            match receiver.recv_timeout(CHECK_INTERVAL) {
                 Ok(result) => return Some(result),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => self.disturb(),
@@ -136,7 +136,8 @@ impl<S: Source + 'static> Drop for DriveThread<S> {
     fn drop(&mut self) {
         let current = std::thread::current().id();
         if self.thread.as_ref().is_some_and(|thread| thread.thread().id() == current) {
-            // Dropped by what it serves: it cannot wait for its own end, and ends next.
+            // One of the thread's own sources drops the handle. The thread cannot wait for its own
+            // end; it ends after this round.
             self.mailbox.send(Box::new(|drive| drive.ended = true));
             return;
         }

@@ -1,4 +1,4 @@
-//! How a queue waits, closes, and comes to its end.
+//! A queue's waits, its part in changes of the layers, and its end.
 
 use std::io;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::change::{CLOSE, PREPARE, phase};
 use crate::layer::Layer;
 use crate::request::ErrorKind;
 
-/// When a queue that could open no layers tries again, in nanoseconds.
+/// The interval between attempts to open the layers of a queue, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 
 impl Stack {
-    /// The queue's part in a change of the disk's layers: it goes from phase to phase with all
-    /// others. It takes no requests meanwhile ([`is_closing`](Self::is_closing)).
+    /// Carries out the queue's part in a change of the disk's layers. All queues go through the
+    /// phases together. The queue takes no requests meanwhile ([`is_closing`](Self::is_closing)).
     #[cold]
     pub(super) fn take_part(&mut self, reactor: &mut Reactor) {
         if self.in_flight > 0 {
@@ -24,8 +24,8 @@ impl Stack {
         }
         let value = self.disk.life().value();
         if self.is_leaving {
-            // It is out of the way once its layers have finished.
-            if self.is_drained() && !self.is_under_way() {
+            // It does not delay the change once its layers have finished.
+            if self.is_drained() && !self.is_pending() {
                 self.report(value);
             }
             return;
@@ -36,18 +36,18 @@ impl Stack {
                 self.report(value);
             }
             CLOSE => {
-                // A queue that was opened only now.
+                // This prepares a queue that was opened after the previous phase.
                 self.prepare(value, reactor);
                 self.close_layers(reactor);
-                if self.is_drained() && !self.is_under_way() {
+                if self.is_drained() && !self.is_pending() {
                     self.report(value);
                 }
             }
-            _ => self.go_on(value, reactor),
+            _ => self.finish_change(value, reactor),
         }
     }
 
-    /// Opens the new layers, if that has not been tried.
+    /// Opens the new layers, if they are not open yet.
     fn prepare(&mut self, value: u64, reactor: &mut Reactor) {
         if self.successor.is_none() {
             let next = self.disk.life().next();
@@ -68,9 +68,9 @@ impl Stack {
         Ok(())
     }
 
-    /// The change is over: the layers that the disk has now take over, where the queue has others or
-    /// has closed them.
-    fn go_on(&mut self, value: u64, reactor: &mut Reactor) {
+    /// Ends the change: the disk's current layers take over, if the queue has others or has closed
+    /// them.
+    fn finish_change(&mut self, value: u64, reactor: &mut Reactor) {
         let layers = self.disk.layers();
         let has_them = |stack: &Self| {
             let pairs = || stack.members.iter().zip(&layers);
@@ -87,7 +87,8 @@ impl Stack {
                 }
                 self.retry_ns = u64::MAX;
                 if self.open_successor(layers, reactor).is_err() {
-                    // The queue stands still. Whoever watches over the disk learns of it.
+                    // The queue serves no requests until the layers can be opened. The failure is
+                    // reported to the disk's watcher.
                     self.disk.failures().note(ErrorKind::Io);
                     self.retry_ns = self.clock.now_ns() + RETRY_NS;
                     return;
@@ -116,8 +117,9 @@ impl Stack {
         }
     }
 
-    /// Has the layers finish what they have begun. Nothing of the owner's may be under way, and
-    /// nothing may be submitted afterwards. [`is_drained`](Self::is_drained) says when they have.
+    /// Makes the layers finish the work that they have started. The owner must have no requests in
+    /// flight and must not submit any afterwards. [`is_drained`](Self::is_drained) returns true
+    /// when the layers have finished.
     pub fn close(&mut self, reactor: &mut Reactor) {
         self.is_leaving = true;
         self.close_layers(reactor);
@@ -136,15 +138,15 @@ impl Stack {
         self.run(reactor);
     }
 
-    /// [Closes](Self::close) the queue, and waits until its layers have finished, for `limit` at the
-    /// longest. For the owner of a reactor that nothing else uses. Returns whether they have.
+    /// [Closes](Self::close) the queue, and waits for its layers to finish, for at most `limit`.
+    /// For the owner of a reactor without other users. Returns whether they have finished.
     ///
     /// # Errors
     /// When the kernel refuses the reactor's ring itself.
     pub fn finish(&mut self, reactor: &mut Reactor, limit: Duration) -> io::Result<bool> {
         self.close(reactor);
         let end = Instant::now() + limit;
-        while !self.is_drained() || self.is_under_way() {
+        while !self.is_drained() || self.is_pending() {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(false);
@@ -154,8 +156,8 @@ impl Stack {
         Ok(true)
     }
 
-    /// Makes a round and sleeps until something has come back, a layer is due, or `limit` has passed.
-    /// For the owner of a reactor that nothing else uses. Does not sleep where a request is done.
+    /// Makes a round and sleeps until there is an event, a layer is due, or `limit` has passed.
+    /// Does not sleep if a request has completed. For the owner of a reactor without other users.
     ///
     /// # Errors
     /// When the kernel refuses the reactor's ring itself.
@@ -178,18 +180,18 @@ impl Stack {
         collected
     }
 
-    /// Whether the kernel has memory of this queue's requests.
-    pub fn is_under_way(&self) -> bool {
+    /// Whether the kernel has operations of this queue, and so uses the memory of its requests.
+    pub fn is_pending(&self) -> bool {
         self.pending.count() > 0
     }
 
-    /// Whether the layers change: no requests are taken.
+    /// Whether the layers are changing. The queue must not get requests then.
     pub fn is_closing(&self) -> bool {
         self.successor.is_some()
             || self.registration.is_some() && self.disk.life().value() != self.seen
     }
 
-    /// Lets the successor in, if there is one and nothing is under way any more.
+    /// Replaces this stack by its successor, if there is one and this stack is drained.
     pub(super) fn succeed(&mut self, reactor: &mut Reactor) {
         if !self.is_closed || self.is_leaving || !self.is_drained() {
             return;
@@ -211,7 +213,7 @@ impl Stack {
         self.report(self.seen);
     }
 
-    /// Ends a queue, while its thread goes on. It must be dropped next.
+    /// Ends a queue whose thread continues. The stack must be dropped next.
     pub fn end(&mut self, reactor: &mut Reactor) {
         reactor.retire_group(self.group);
         if let Some(mut successor) = self.successor.take() {

@@ -6,11 +6,11 @@ use fathom_reactor::Reactor;
 use super::*;
 use crate::waker::Alarm;
 
-/// How long the threads here wait for the next computation.
+/// The idle time after which the threads of these tests end.
 const IDLE_TIME: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A queue's end of several parts.
+/// A queue with several parts.
 struct Queue {
     alarm: Alarm,
     _reactor: Reactor,
@@ -37,7 +37,7 @@ impl Queue {
     }
 }
 
-/// Has the pool's one thread wait until the sender says so.
+/// Blocks the pool's only thread until the returned sender is used or dropped.
 fn hold(work: &mut Work<u64>) -> Sender<()> {
     let (sender, receiver): (_, Receiver<()>) = channel();
     assert!(work.begin(0, move || u64::from(receiver.recv().is_err())));
@@ -62,27 +62,27 @@ fn each_computation_is_answered_once() {
     let queue = Queue::new(3);
     let mut work = queue.work(Urgency::Request);
     let here = std::thread::current().id();
-    for token in 0..UNDER_WAY_MAX as u64 {
+    for token in 0..IN_FLIGHT_MAX as u64 {
         assert!(work.begin(token, move || {
             assert_ne!(std::thread::current().id(), here);
             token * token
         }));
     }
-    assert!(!work.begin(0, || 0), "a bound");
-    assert_eq!(queue.computing.load(Ordering::Relaxed), UNDER_WAY_MAX);
-    let mut found = answers(&mut work, UNDER_WAY_MAX);
+    assert!(!work.begin(0, || 0), "the limit");
+    assert_eq!(queue.computing.load(Ordering::Relaxed), IN_FLIGHT_MAX);
+    let mut found = answers(&mut work, IN_FLIGHT_MAX);
     found.sort_unstable();
     assert!(found.iter().enumerate().all(|(index, answer)| {
         let token = index as u64;
         *answer == (token, Some(token * token))
     }));
-    assert_eq!((work.under_way(), work.answer()), (0, None));
+    assert_eq!((work.in_flight(), work.answer()), (0, None));
     assert_eq!(queue.computing.load(Ordering::Relaxed), 0);
     assert!(queue.pool.state().threads <= 3);
 }
 
 #[test]
-fn parts_are_served_in_turn_and_requests_first() {
+fn parts_are_served_in_rotation_and_requests_first() {
     let queue = Queue::new(1);
     let mut holder = queue.work(Urgency::Request);
     let go = hold(&mut holder);
@@ -113,7 +113,7 @@ fn parts_are_served_in_turn_and_requests_first() {
     assert!(last_of_few < 6, "{order:?}");
     let begins = order.iter().position(|name| *name == "background").unwrap();
     let requests_end = order.iter().rposition(|name| *name == "many").unwrap();
-    assert!(begins < requests_end, "background work goes on while requests wait: {order:?}");
+    assert!(begins < requests_end, "background work makes progress while requests wait: {order:?}");
     let early = order[..requests_end].iter().filter(|name| **name == "background").count();
     assert!(early <= 22 / (BACKGROUND_SHARE as usize - 1), "{order:?}");
 }
@@ -124,7 +124,7 @@ fn a_computation_that_panics_is_answered_and_harms_no_other() {
     let mut work = queue.work(Urgency::Request);
     for token in 0..10 {
         assert!(work.begin(token, move || {
-            assert!(token % 2 == 0, "as it is to");
+            assert!(token % 2 == 0, "the panic of this test");
             token
         }));
     }
@@ -134,20 +134,20 @@ fn a_computation_that_panics_is_answered_and_harms_no_other() {
 }
 
 #[test]
-fn what_has_not_begun_when_its_part_goes_never_does() {
+fn computations_that_have_not_started_when_their_part_is_dropped_never_start() {
     let queue = Queue::new(1);
     let mut holder = queue.work(Urgency::Request);
     let go = hold(&mut holder);
     let ran = Arc::new(AtomicUsize::new(0));
-    let mut gone = queue.work(Urgency::Request);
+    let mut dropped = queue.work(Urgency::Request);
     for token in 0..10 {
         let ran = Arc::clone(&ran);
-        assert!(gone.begin(token, move || ran.fetch_add(1, Ordering::Relaxed) as u64));
+        assert!(dropped.begin(token, move || ran.fetch_add(1, Ordering::Relaxed) as u64));
     }
     assert_eq!(queue.computing.load(Ordering::Relaxed), 11);
-    drop(gone);
+    drop(dropped);
     assert_eq!(queue.computing.load(Ordering::Relaxed), 1);
-    assert_eq!(Arc::strong_count(&ran), 1, "what they own is let go of");
+    assert_eq!(Arc::strong_count(&ran), 1, "their contents are dropped");
     let mut after = queue.work(Urgency::Background);
     assert!(after.begin(7, || 8));
     drop(go);
@@ -157,7 +157,7 @@ fn what_has_not_begun_when_its_part_goes_never_does() {
 }
 
 #[test]
-fn threads_end_when_they_have_had_nothing_to_do() {
+fn threads_end_after_their_idle_time() {
     let queue = Queue::new(2);
     let mut work = queue.work(Urgency::Request);
     for _ in 0..2 {

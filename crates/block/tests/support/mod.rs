@@ -30,27 +30,27 @@ impl Record {
     }
 }
 
-/// What a probe does besides passing on.
+/// What a probe does besides passing requests on.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Manner {
+pub enum Behaviour {
     Pass,
-    /// Keeps requests for so long on their way down, in nanoseconds.
+    /// Holds requests on their way down for this time, in nanoseconds.
     HoldDown(u64),
-    /// Keeps outcomes for so long on their way up, in nanoseconds.
+    /// Holds outcomes on their way up for this time, in nanoseconds.
     HoldUp(u64),
     /// Reads the first block itself before each write.
     ReadFirst,
     /// Answers reads itself.
     AnswerReads,
-    /// Passes writes on although it makes them one byte longer.
+    /// Passes requests on after making them one byte longer.
     Overreach,
-    /// Only looks on.
+    /// Only observes.
     Watch,
 }
 
 pub struct Probe {
     pub name: &'static str,
-    pub manner: Manner,
+    pub behaviour: Behaviour,
     pub record: Record,
     pub capabilities: fn(Capabilities) -> Capabilities,
 }
@@ -66,12 +66,12 @@ impl Layer for Probe {
 
     fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
         let record = self.record.clone();
-        if self.manner == Manner::Watch {
+        if self.behaviour == Behaviour::Watch {
             return Ok(LayerPart::observer(Watcher { name: self.name, record }));
         }
         Ok(LayerPart::queue(ProbeQueue {
             name: self.name,
-            manner: self.manner,
+            behaviour: self.behaviour,
             record,
             parked: Vec::new(),
         }))
@@ -80,7 +80,7 @@ impl Layer for Probe {
 
 pub struct ProbeQueue {
     pub name: &'static str,
-    pub manner: Manner,
+    pub behaviour: Behaviour,
     pub record: Record,
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     pub parked: Vec<Box<Request>>,
@@ -106,12 +106,12 @@ impl LayerQueue for ProbeQueue {
         self.note("submit", &request, None);
         assert_eq!(*next.word(&mut request), 0, "a layer's word is its own");
         *next.word(&mut request) = u64::from(self.name.as_bytes()[0]);
-        match self.manner {
-            Manner::HoldDown(wait_ns) => {
+        match self.behaviour {
+            Behaviour::HoldDown(wait_ns) => {
                 let deadline_ns = next.now_ns() + wait_ns;
                 next.hold(request, None, deadline_ns);
             }
-            Manner::ReadFirst if request.operation == Operation::Write => {
+            Behaviour::ReadFirst if request.operation == Operation::Write => {
                 let mut own = next.request();
                 own.operation = Operation::Read;
                 own.length = 512;
@@ -119,10 +119,10 @@ impl LayerQueue for ProbeQueue {
                 next.submit(own);
                 self.parked.push(request);
             }
-            Manner::AnswerReads if request.operation == Operation::Read => {
+            Behaviour::AnswerReads if request.operation == Operation::Read => {
                 next.complete(request, Ok(()));
             }
-            Manner::Overreach => {
+            Behaviour::Overreach => {
                 request.length += 1;
                 next.submit(request);
             }
@@ -133,7 +133,7 @@ impl LayerQueue for ProbeQueue {
     fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         self.note("complete", &request, Some(outcome));
         assert_eq!(*next.word(&mut request), u64::from(self.name.as_bytes()[0]));
-        if let Manner::HoldUp(wait_ns) = self.manner {
+        if let Behaviour::HoldUp(wait_ns) = self.behaviour {
             let deadline_ns = next.now_ns() + wait_ns;
             next.hold(request, Some(outcome), deadline_ns);
         } else {
@@ -157,7 +157,7 @@ impl LayerQueue for ProbeQueue {
     }
 }
 
-/// A layer that looks on and notes what it sees.
+/// An observer that records what it sees.
 pub struct Watcher {
     pub name: &'static str,
     pub record: Record,
@@ -181,7 +181,7 @@ impl Observer for Watcher {
     }
 }
 
-/// A back end that notes what reaches it and answers at once, or in the next round.
+/// A back end that records requests and completes them immediately or in the next round.
 pub struct Recorder {
     pub record: Record,
     pub capabilities: Capabilities,
@@ -252,7 +252,7 @@ impl BackendQueue for RecorderQueue {
     }
 }
 
-/// A stack under test, with its time.
+/// A stack under test, with its clock.
 pub struct Bench {
     pub stack: Stack,
     pub reactor: Reactor,
@@ -261,7 +261,7 @@ pub struct Bench {
 }
 
 pub struct Plan {
-    pub manners: [Manner; 3],
+    pub behaviours: [Behaviour; 3],
     pub capabilities: Capabilities,
     pub below_layer: fn(Capabilities) -> Capabilities,
     pub alignment: u32,
@@ -272,7 +272,7 @@ pub struct Plan {
 impl Default for Plan {
     fn default() -> Self {
         Self {
-            manners: [Manner::Pass; 3],
+            behaviours: [Behaviour::Pass; 3],
             capabilities: Capabilities::ALL,
             below_layer: |below| below,
             alignment: 1,
@@ -285,9 +285,10 @@ impl Default for Plan {
 impl Plan {
     pub fn open(self) -> Bench {
         let record = Record::default();
-        let layers = ["A", "B", "C"].into_iter().zip(self.manners).map(|(name, manner)| {
+        let layers = ["A", "B", "C"].into_iter().zip(self.behaviours).map(|(name, behaviour)| {
             let capabilities = if name == "B" { self.below_layer } else { |below| below };
-            Arc::new(Probe { name, manner, record: record.clone(), capabilities }) as Arc<dyn Layer>
+            Arc::new(Probe { name, behaviour, record: record.clone(), capabilities })
+                as Arc<dyn Layer>
         });
         let layers = layers.collect();
         let backend = Arc::new(Recorder {
@@ -328,7 +329,7 @@ impl Bench {
         Some(outcome)
     }
 
-    /// Submits a request that must be refused, with no call of anyone below `last`.
+    /// Submits a request that must be refused before any level is called.
     pub fn refused(&mut self, expected: ErrorKind, change: impl FnOnce(&mut Request)) {
         let mut request = self.stack.request();
         change(&mut request);
