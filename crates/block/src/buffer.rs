@@ -114,9 +114,9 @@ impl Buffers {
     pub fn copy_to(&self, from: u64, target: &mut [u8]) -> usize {
         let mut done = 0;
         self.each(from, target.len(), |pointer, length| {
-            // SAFETY: the segment is mapped while the request is in flight (the contract of `push`);
-            // `target` is a distinct Rust object, so the two cannot overlap; `done + length` is
-            // within it.
+            // SAFETY: the segment is mapped while the request is in flight (the contract of
+            // `push`); `target` is a distinct Rust object, so the two cannot overlap; `done +
+            // length` is within it.
             unsafe {
                 std::ptr::copy_nonoverlapping(pointer, target[done..].as_mut_ptr(), length);
             }

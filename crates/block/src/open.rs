@@ -66,10 +66,10 @@ impl OpenContext<'_> {
         self.reactor.pending()
     }
 
-    /// When no descriptor is available.
+    /// A waker for this part, which other threads may use.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// When no descriptor is available.
     pub fn waker(&mut self) -> io::Result<Waker> {
         if self.aside.alarm.is_none() {
             self.aside.alarm = Some(Alarm::open(self.reactor)?);
@@ -82,7 +82,7 @@ impl OpenContext<'_> {
     /// answers to all of them have been fetched.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// When no descriptor is available.
     pub fn work<T: Send + 'static>(&mut self, urgency: Urgency) -> io::Result<Work<T>> {
         let waker = self.waker()?;
         let simulated = matches!(self.clock, Clock::Simulated(_));

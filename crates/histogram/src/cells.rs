@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Histogram, RESOLUTION, RESOLUTION_BITS, index};
 
 /// The power of two that bounds the counted values: 68 s in nanoseconds. Greater values count as
-/// the largest /// value below it.
+/// the largest value below it.
 const POWER_MAX: u32 = 36;
 const VALUE_MAX: u64 = (1 << POWER_MAX) - 1;
 const BUCKETS: usize = (POWER_MAX - RESOLUTION_BITS + 1) as usize * RESOLUTION as usize;
 
-/// A distribution of values up to 2³⁶; greater values count as the limit. One thread writes it with
-/// plain loads /// and stores while others read, so that there are no locks and no contended cache
-/// lines.
+/// A distribution of values below 2³⁶; greater values count as the largest of these. One thread
+/// writes it with plain loads and stores while others read, so that there are no locks and no
+/// contended cache lines.
 #[derive(Debug)]
 pub struct Cells(Box<[AtomicU64]>);
 
@@ -28,14 +28,14 @@ impl Cells {
         add(&self.0[index(value.min(VALUE_MAX)) as usize], count);
     }
 
-    /// Adds everything that `other` counted. Only the thread that records here may call this.
+    /// Adds the counts of `other`. Only the thread that records here may call this.
     pub fn merge(&self, other: &Self) {
         for (target, source) in self.0.iter().zip(&other.0) {
             add(target, source.load(Ordering::Relaxed));
         }
     }
 
-    /// Adds what was counted so far to `histogram`.
+    /// Adds the counts so far to `histogram`.
     pub fn add_to(&self, histogram: &mut Histogram) {
         for (index, cell) in (0..).zip(&self.0) {
             histogram.add(index, cell.load(Ordering::Relaxed));
@@ -54,22 +54,22 @@ mod tests {
     #[test]
     fn cells_have_the_buckets_of_histograms() {
         let (cells, other) = (Cells::default(), Cells::default());
-        let mut wanted = Histogram::default();
+        let mut expected = Histogram::default();
         let mut value = 0;
         while value <= VALUE_MAX {
             cells.record(value, 2);
             other.record(value, 1);
-            wanted.record(value, 3);
+            expected.record(value, 3);
             value += value / 50 + 1;
         }
         cells.merge(&other);
         let mut found = Histogram::default();
         cells.add_to(&mut found);
-        assert_eq!(found, wanted);
+        assert_eq!(found, expected);
         cells.record(u64::MAX, 1);
-        wanted.record(VALUE_MAX, 1);
+        expected.record(VALUE_MAX, 1);
         let mut found = Histogram::default();
         cells.add_to(&mut found);
-        assert_eq!(found, wanted);
+        assert_eq!(found, expected);
     }
 }

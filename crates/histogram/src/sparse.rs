@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RESOLUTION;
 
-/// How often values occurred, in buckets of a fixed, logarithmic width: see the crate.
+/// A distribution: counts of values in buckets of a fixed, logarithmic width. See the crate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
     /// Buckets that are not empty, as `[index, count]`, in ascending order of index.
@@ -40,7 +40,7 @@ impl Histogram {
         if count == 0 {
             return;
         }
-        // Most callers come in ascending order.
+        // Most callers add in ascending order.
         match self.buckets.last_mut() {
             Some(last) if last.0 == index => last.1 = last.1.saturating_add(count),
             Some(last) if last.0 > index => {
@@ -53,50 +53,50 @@ impl Histogram {
         }
     }
 
-    /// Adds everything that `other` counted.
+    /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (index, count) in &other.buckets {
             self.add(*index, *count);
         }
     }
 
-    /// What was counted since the sample `before` of the same histogram.
+    /// The counts since the sample `before` of the same histogram.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut earlier = before.buckets.iter().peekable();
         let mut buckets = Vec::new();
         for (index, count) in &self.buckets {
             while earlier.next_if(|bucket| bucket.0 < *index).is_some() {}
-            let gone = earlier.next_if(|bucket| bucket.0 == *index).map_or(0, |bucket| bucket.1);
-            if *count > gone {
-                buckets.push((*index, count - gone));
+            let old = earlier.next_if(|bucket| bucket.0 == *index).map_or(0, |bucket| bucket.1);
+            if *count > old {
+                buckets.push((*index, count - old));
             }
         }
         Self { buckets }
     }
 
-    /// How many values were counted.
+    /// The number of counted values.
     pub fn count(&self) -> u64 {
         self.buckets.iter().fold(0, |sum, bucket| sum.saturating_add(bucket.1))
     }
 
-    /// The value that `percent` (0 to 100) of all values do not exceed, up to the resolution; 0
-    /// where nothing was counted.
+    /// The value that `percent` (0 to 100) of all values do not exceed, up to the resolution; 0 for
+    /// an empty histogram.
     pub fn percentile(&self, percent: f64) -> u64 {
         let total = self.count();
-        let wanted = ((percent / 100.0 * total as f64).ceil() as u64).clamp(1, total.max(1));
+        let rank = ((percent / 100.0 * total as f64).ceil() as u64).clamp(1, total.max(1));
         let mut seen = 0_u64;
         for (index, count) in &self.buckets {
             seen = seen.saturating_add(*count);
-            if seen >= wanted {
+            if seen >= rank {
                 return Self::value_max(*index);
             }
         }
         0
     }
 
-    /// How many values do not exceed `limit`, up to the resolution: a bucket that `limit` cuts
-    /// counts in full.
+    /// The number of values that do not exceed `limit`, up to the resolution: the bucket that
+    /// contains `limit` counts in full.
     pub fn count_to(&self, limit: u64) -> u64 {
         let last = Self::index(limit);
         self.buckets
@@ -105,7 +105,7 @@ impl Histogram {
             .fold(0, |sum, bucket| sum.saturating_add(bucket.1))
     }
 
-    /// The largest value, up to the resolution; 0 where nothing was counted.
+    /// The largest value, up to the resolution; 0 for an empty histogram.
     pub fn max(&self) -> u64 {
         self.buckets.last().map_or(0, |bucket| Self::value_max(bucket.0))
     }
@@ -147,7 +147,7 @@ mod tests {
         }
 
         #[test]
-        fn a_difference_is_what_was_added_in_between(
+        fn a_difference_has_the_values_added_between_two_samples(
             first in prop::collection::vec(0_u64..100_000, 0..50),
             second in prop::collection::vec(0_u64..100_000, 0..50),
         ) {

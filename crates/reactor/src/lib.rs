@@ -1,14 +1,13 @@
 //! A thread's one `io_uring`.
 //!
-//! Every queue of Fathom is served by one thread, and that thread sleeps in one place: here.
-//! Kicks of a guest, bytes of a client, completions of a file and commands of the daemon all
-//! arrive as [`Event`]s of the same ring, so a thread that has nothing to do is blocked in one
-//! system call and uses no CPU.
+//! One thread serves each queue of Fathom, and that thread sleeps only in its reactor. Kicks of a
+//! guest, bytes of a client, completions of a file and commands of the daemon all arrive as
+//! [`Event`]s of the same ring, so an idle thread is blocked in one system call and uses no CPU.
 //!
-//! Each part that submits work registers as an [`Owner`]; the events of its submissions carry its
-//! mark and the token that it chose. Owners form groups ([`Group`]), one for each queue that the
-//! thread serves, so that each queue knows what of its own is under way ([`Pending`]). The reactor
-//! knows nothing about disks.
+//! Each component that submits work registers as an [`Owner`]; the events of its submissions carry
+//! its mark and the token that it chose. Owners form groups ([`Group`]), one for each queue that
+//! the thread serves, so that operations in flight are counted for each queue ([`Pending`]). The
+//! reactor does not depend on disks.
 
 #![allow(unsafe_code)]
 #![warn(missing_docs)]
@@ -26,18 +25,18 @@ use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 /// The bits of a completion's user data that carry the token; the owner's mark is above them.
 const TOKEN_BITS: u32 = 48;
 const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
-/// The mark of submissions whose completion nobody waits for.
+/// The mark of submissions whose completions are ignored.
 const NO_OWNER: u16 = u16::MAX;
-/// The bit of an owner's mark that says that the submission names no memory.
-const NAMES_NOTHING: u16 = 1 << 15;
-/// How long a reactor that is dropped waits for what the kernel still does.
+/// The bit of a submission's mark that means that the submission uses no memory of its owner.
+const USES_NO_MEMORY: u16 = 1 << 15;
+/// How long a dropped reactor waits for operations in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// A part that submits work to a reactor, as handed out by [`Reactor::register`].
+/// A component that submits work to a reactor, made by [`Reactor::register`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(u16);
 
-/// The owners of one queue, as handed out by [`Reactor::begin_group`].
+/// The owners of one queue, made by [`Reactor::begin_group`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group(u64);
 
@@ -46,18 +45,18 @@ pub struct Group(u64);
 pub struct Event {
     /// The owner of the submission.
     pub owner: Owner,
-    /// The queue that the owner belongs to.
+    /// The group of the owner.
     pub group: Group,
-    /// The token given at submission, 48 bits.
+    /// The token of the submission, 48 bits.
     pub token: u64,
-    /// What the kernel returned: a count, or a negated `errno`.
+    /// The kernel's result: a count, or a negated `errno`.
     pub result: i32,
     /// Whether more events of the same submission follow (multi-shot polls).
     pub more: bool,
 }
 
-/// The number of submissions of a [`Group`] in flight that name memory. It is shared with the owner
-/// of that memory, who /// must not free the memory while the number is not zero. It outlives the
+/// The number of submissions of a [`Group`] in flight that use memory. It is shared with the owner
+/// of that memory, who must not free the memory while the number is not zero. It outlives the
 /// reactor.
 #[derive(Clone, Debug, Default)]
 pub struct Pending(Arc<AtomicUsize>);
@@ -68,62 +67,62 @@ impl Pending {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Only the reactor's thread changes the count.
+    /// Sets the count. Only the reactor's thread calls it.
     fn set(&self, count: usize) {
         self.0.store(count, Ordering::Release);
     }
 }
 
-/// What is known of an owner.
+/// The state of an owner.
 struct Registration {
     group: Group,
     pending: Pending,
-    /// Submissions that name memory and have not come back.
-    under_way: usize,
-    /// The tokens of the watches that have not ended.
+    /// The number of submissions in flight that use memory.
+    in_flight: usize,
+    /// The tokens of active watches.
     watches: Vec<u64>,
-    /// Nobody waits for events of this owner any more.
+    /// Whether events of this owner are dropped, because it is retired.
     retired: bool,
 }
 
 impl Registration {
-    /// Whether no event of it can arrive any more.
+    /// Whether no further event of it can arrive.
     fn is_quiet(&self) -> bool {
-        self.under_way == 0 && self.watches.is_empty()
+        self.in_flight == 0 && self.watches.is_empty()
     }
 }
 
-/// One thread's ring. Not `Send` in use: the thread that submits first must go on submitting.
+/// One thread's ring. The thread that submits first must make all later submissions too.
 ///
-/// Dropping it cancels what is under way and waits for it, within 10 s. [`Pending`] then says
-/// whether all of it has ended.
+/// Dropping it cancels the operations in flight and waits for their end, for at most 10 s.
+/// Afterwards [`Pending`] has the number of those that have not ended.
 pub struct Reactor {
     ring: IoUring,
     owners: Vec<Registration>,
-    /// Owners that are retired and quiet: their marks are given out again.
+    /// Owners that are retired and quiet: their marks are reused.
     free: Vec<Owner>,
-    /// Watches of retired owners that had an event when they were to end.
+    /// Watches of retired owners that had an event and have to be ended again.
     lingering: Vec<(Owner, u64)>,
-    /// What new owners belong to, and the count that they share.
+    /// The group of new owners, and the count that they share.
     group: Group,
     pending: Pending,
     groups: u64,
-    /// Submissions of all owners that name memory and have not come back.
-    under_way: usize,
-    /// Entries that found the submission queue full.
+    /// The number of submissions of all owners in flight that use memory.
+    in_flight: usize,
+    /// Entries that did not fit in the submission queue.
     backlog: VecDeque<squeue::Entry>,
     /// Entries pushed since the last system call.
     unsubmitted: usize,
-    /// Calls that may have taken time: see [`Reactor::rounds`].
+    /// The number of calls that may have taken time: see [`Reactor::rounds`].
     rounds: u64,
-    /// The kernel's flag for deferred work was found to mean nothing: another processor may raise
-    /// it after this one has already done the work. It is believed again after the next push or
-    /// sleep; until then a thread that looks at it would never come to sleep.
+    /// Whether the kernel's flag for deferred work is ignored. Another processor may set the flag
+    /// after this processor has already done the work; a thread that respected it then would never
+    /// sleep. The flag is respected again after the next push or sleep.
     false_alarm: bool,
 }
 
 impl Reactor {
-    /// A ring with room for `entries` submissions at once (rounded up to a power of two).
+    /// A ring with a submission queue of `entries` entries (rounded up to a power of two).
     ///
     /// # Errors
     /// When the kernel refuses a ring: `io_uring` disabled (`kernel.io_uring_disabled`), a seccomp
@@ -138,7 +137,7 @@ impl Reactor {
             .build(entries);
         let ring = match modern {
             Ok(ring) => ring,
-            // Kernels before 6.1 know no deferred task work.
+            // Kernels before 6.1 have no deferred task work.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 IoUring::builder().setup_cqsize(entries * 4).setup_clamp().build(entries)?
             }
@@ -152,7 +151,7 @@ impl Reactor {
             group: Group::default(),
             pending: Pending::default(),
             groups: 0,
-            under_way: 0,
+            in_flight: 0,
             backlog: VecDeque::new(),
             unsubmitted: 0,
             rounds: 0,
@@ -168,8 +167,8 @@ impl Reactor {
         self.group
     }
 
-    /// Has owners that register from now on belong to `group` and count with `pending`, which is
-    /// what [`pending`](Self::pending) gave for it.
+    /// Makes `group` the current group: owners that register from now on belong to it and count in
+    /// `pending`, which must be the group's [`pending`](Self::pending).
     pub fn enter(&mut self, group: Group, pending: &Pending) {
         if self.group != group {
             self.group = group;
@@ -177,20 +176,20 @@ impl Reactor {
         }
     }
 
-    /// The present group.
+    /// The current group.
     pub fn group(&self) -> Group {
         self.group
     }
 
-    /// A new owner of submissions, in the present group.
+    /// Registers a new owner of submissions, in the current group.
     ///
     /// # Panics
-    /// When there are 32,767 of them.
+    /// When there are already 32,767 owners.
     pub fn register(&mut self) -> Owner {
         let registration = Registration {
             group: self.group,
             pending: self.pending.clone(),
-            under_way: 0,
+            in_flight: 0,
             watches: Vec::new(),
             retired: false,
         };
@@ -198,14 +197,14 @@ impl Reactor {
             self.owners[usize::from(owner.0)] = registration;
             return owner;
         }
-        let owner = Owner(u16::try_from(self.owners.len()).unwrap_or(NAMES_NOTHING));
-        assert!(owner.0 < NAMES_NOTHING, "a reactor has few owners");
+        let owner = Owner(u16::try_from(self.owners.len()).unwrap_or(USES_NO_MEMORY));
+        assert!(owner.0 < USES_NO_MEMORY, "a reactor has at most 32,767 owners");
         self.owners.push(registration);
         owner
     }
 
-    /// Ends the watches of `owner`, which submits nothing any more and waits for nothing. Events of
-    /// it that are under way may still arrive; its mark is another's afterwards.
+    /// Ends the watches of `owner`, which must not submit anything afterwards. Its later events are
+    /// dropped. When it has no submissions in flight, another owner may get its mark.
     pub fn retire(&mut self, owner: Owner) {
         let Some(registration) = self.owners.get_mut(usize::from(owner.0)) else { return };
         if std::mem::replace(&mut registration.retired, true) {
@@ -229,22 +228,22 @@ impl Reactor {
         }
     }
 
-    /// How many owners have registered, and are not retired.
+    /// The number of registered owners that are not retired.
     pub fn owners(&self) -> usize {
         self.owners.iter().filter(|owner| !owner.retired).count()
     }
 
-    /// The operations that this kernel's `io_uring` knows.
+    /// The operations that this kernel's `io_uring` supports.
     ///
     /// # Errors
-    /// When the kernel refuses to tell.
+    /// When the kernel refuses the probe.
     pub fn probe(&self) -> io::Result<Probe> {
         let mut probe = Probe::new();
         self.ring.submitter().register_probe(&mut probe)?;
         Ok(probe)
     }
 
-    /// What the kernel has of the memory of the present group's owners.
+    /// The number of submissions of the current group in flight that use memory.
     pub fn pending(&self) -> Pending {
         self.pending.clone()
     }
@@ -253,13 +252,13 @@ impl Reactor {
     /// [`wait`](Self::wait).
     ///
     /// # Safety
-    /// Whatever memory and descriptors `entry` names must stay valid until its event arrives.
+    /// All memory and descriptors that `entry` names must stay valid until its event arrives.
     pub unsafe fn push(&mut self, owner: Owner, token: u64, entry: squeue::Entry) {
         let registration = &mut self.owners[usize::from(owner.0)];
-        registration.under_way += 1;
+        registration.in_flight += 1;
         registration.pending.set(registration.pending.count() + 1);
-        self.under_way += 1;
-        // SAFETY: the caller keeps what the entry names valid until its event.
+        self.in_flight += 1;
+        // SAFETY: the caller keeps the entry's memory and descriptors valid until its event.
         unsafe { self.enqueue(owner.0, token, entry) };
     }
 
@@ -274,26 +273,26 @@ impl Reactor {
             self.backlog.push_back(entry);
             return;
         }
-        // SAFETY: the caller keeps what the entry names valid until its event.
+        // SAFETY: the caller keeps the entry's memory and descriptors valid until its event.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.backlog.push_back(entry);
         }
     }
 
-    /// Asks for one event as soon as `descriptor` is readable. Ask again after each event.
+    /// Requests one event when `descriptor` is readable. The next event needs another call.
     ///
     /// The descriptor must stay open until the event has arrived or the reactor is dropped.
     pub fn watch(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
         self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLIN as u32, false);
     }
 
-    /// Asks for one event as soon as `descriptor` is writable. Ask again after each event.
+    /// Requests one event when `descriptor` is writable. The next event needs another call.
     pub fn watch_writable(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
         self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLOUT as u32, false);
     }
 
-    /// Asks for an event each time `descriptor` becomes readable, until an event says that no
-    /// `more` follow.
+    /// Requests an event each time `descriptor` becomes readable, until an event whose `more` is
+    /// false.
     pub fn watch_always(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
         self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLIN as u32, true);
     }
@@ -301,43 +300,45 @@ impl Reactor {
     fn poll(&mut self, owner: Owner, token: u64, descriptor: RawFd, mask: u32, multi: bool) {
         self.owners[usize::from(owner.0)].watches.push(token);
         let entry = opcode::PollAdd::new(types::Fd(descriptor), mask).multi(multi).build();
-        // SAFETY: a poll names no memory; the kernel holds the file itself once submitted.
-        unsafe { self.enqueue(owner.0 | NAMES_NOTHING, token, entry) };
+        // SAFETY: a poll uses no memory; the kernel holds the file after the submission.
+        unsafe { self.enqueue(owner.0 | USES_NO_MEMORY, token, entry) };
     }
 
-    /// Cancels what `owner` [pushed](Self::push) under `token`. The cancelled submission still gets
-    /// its event.
+    /// Cancels the submission that `owner` has [pushed](Self::push) with `token`. The cancelled
+    /// submission still gets its event.
     pub fn cancel(&mut self, owner: Owner, token: u64) {
         let entry =
             opcode::AsyncCancel::new((u64::from(owner.0) << TOKEN_BITS) | (token & TOKEN_MASK))
                 .build();
-        // SAFETY: a cancellation names no memory.
+        // SAFETY: a cancellation uses no memory.
         unsafe { self.enqueue(NO_OWNER, 0, entry) };
     }
 
-    /// Ends a [watch](Self::watch) of `owner` under `token`. Events of it that are under way still
-    /// arrive, and one that says that it has ended.
+    /// Ends a [watch](Self::watch) of `owner` with `token`. Its pending events still arrive; the
+    /// last one reports its end.
     pub fn unwatch(&mut self, owner: Owner, token: u64) {
-        let mark = owner.0 | NAMES_NOTHING;
+        let mark = owner.0 | USES_NO_MEMORY;
         let data = (u64::from(mark) << TOKEN_BITS) | (token & TOKEN_MASK);
-        // SAFETY: a cancellation names no memory.
+        // SAFETY: a cancellation uses no memory.
         unsafe { self.enqueue(NO_OWNER, 0, opcode::PollRemove::new(data).build()) };
     }
 
-    /// Cancels everything and waits until nothing that names memory is under way, for `limit` at
-    /// the longest. Returns whether that is so. Events are dropped: this is for an end in disorder.
+    /// Cancels all submissions and waits, for at most `limit`, until none that uses memory is in
+    /// flight. Returns whether none is. Events are dropped: this is for the end of a reactor after
+    /// a failure.
     pub fn drain(&mut self, limit: Duration) -> bool {
-        if self.under_way == 0 {
+        if self.in_flight == 0 {
             return true;
         }
         let start = Instant::now();
         let all = types::CancelBuilder::any();
-        // Kernels before 5.19 cannot cancel all at once: there, what is under way ends by itself.
+        // Kernels before 5.19 cannot cancel all submissions in one step: there they are only waited
+        // for.
         let cancel = opcode::AsyncCancel2::new(all).build();
-        // SAFETY: a cancellation names no memory.
+        // SAFETY: a cancellation uses no memory.
         unsafe { self.enqueue(NO_OWNER, 0, cancel) };
         let mut events = Vec::new();
-        while self.under_way > 0 {
+        while self.in_flight > 0 {
             let left = limit.saturating_sub(start.elapsed());
             if left.is_zero() || self.wait(Some(left)).is_err() {
                 break;
@@ -347,13 +348,14 @@ impl Reactor {
             }
             events.clear();
         }
-        self.under_way == 0
+        self.in_flight == 0
     }
 
-    /// Hands the queued entries to the kernel without waiting. No system call when there are none.
+    /// Submits the queued entries to the kernel without waiting. Makes no system call if there are
+    /// none.
     ///
     /// # Errors
-    /// When the kernel refuses the ring itself (never for what a single entry asks).
+    /// When the kernel refuses the ring itself (never because of a single entry).
     pub fn submit(&mut self) -> io::Result<()> {
         self.rounds += 1;
         while self.unsubmitted > 0 {
@@ -368,8 +370,8 @@ impl Reactor {
         Ok(())
     }
 
-    /// Hands the queued entries to the kernel and sleeps until an event is there or `limit` has
-    /// passed; `None` sleeps as long as it takes. A signal ends the sleep early.
+    /// Submits the queued entries to the kernel and sleeps until there is an event or `limit` has
+    /// passed; `None` is no limit. A signal ends the sleep early.
     ///
     /// # Errors
     /// When the kernel refuses the ring itself.
@@ -377,7 +379,7 @@ impl Reactor {
         self.rounds += 1;
         self.fill();
         if !self.backlog.is_empty() {
-            // More than a ring of entries is waiting: hand them over ring by ring.
+            // More entries are queued than fit in the ring: submit them ring by ring.
             self.submit()?;
         }
         if !self.ring.completion().is_empty() {
@@ -397,7 +399,7 @@ impl Reactor {
                 Ok(())
             }
             Err(error) if error.raw_os_error() == Some(libc::ETIME) => {
-                // The entries were taken before the sleep.
+                // The kernel took the entries before the sleep.
                 self.unsubmitted = self.backlog.len() + self.ring.submission().len();
                 Ok(())
             }
@@ -409,41 +411,41 @@ impl Reactor {
         }
     }
 
-    /// Whether an event can be had now. Reads two shared words and makes no system call, so it
-    /// is fit for a spin.
+    /// Whether [`collect`](Self::collect) would find an event now. Reads two shared words and makes
+    /// no system call, so it is suitable for polling.
     pub fn is_ready(&mut self) -> bool {
         !self.ring.completion().is_empty() || self.has_deferred()
     }
 
-    /// Whether the kernel says that completions wait as deferred work, and is to be believed.
+    /// Whether the kernel has completions as deferred work, unless the flag is a false alarm.
     fn has_deferred(&mut self) -> bool {
         !self.false_alarm && self.ring.submission().taskrun()
     }
 
-    /// How often work was handed over, awaited or collected: while this stands still, so little
-    /// time has passed that one look at a clock serves for all of it.
+    /// The number of calls that submitted, waited or collected. While it does not change, so little
+    /// time passes that one reading of a clock is enough.
     pub fn rounds(&self) -> u64 {
         self.rounds
     }
 
-    /// How many entries wait to be handed to the kernel.
+    /// The number of entries to be submitted to the kernel.
     pub fn unsubmitted(&self) -> usize {
         self.unsubmitted
     }
 
-    /// Whether entries wait to be handed to the kernel.
+    /// Whether there are entries to be submitted to the kernel.
     pub fn has_unsubmitted(&self) -> bool {
         self.unsubmitted > 0
     }
 
-    /// Moves what has arrived into `events`, in order of arrival.
+    /// Appends the events that have arrived to `events`, in order of arrival.
     ///
     /// # Errors
     /// When the kernel refuses the ring itself.
     pub fn collect(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.rounds += 1;
         if self.ring.completion().is_empty() && self.has_deferred() {
-            // Completions wait as deferred task work: entering the kernel posts them.
+            // Completions are deferred task work: entering the kernel posts them.
             self.fill();
             let now = Timespec::new();
             match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&now)) {
@@ -461,14 +463,14 @@ impl Reactor {
             if mark == NO_OWNER {
                 continue;
             }
-            let owner = Owner(mark & !NAMES_NOTHING);
+            let owner = Owner(mark & !USES_NO_MEMORY);
             let token = data & TOKEN_MASK;
             let more = cqueue::more(entry.flags());
             let registration = &mut self.owners[usize::from(owner.0)];
             if !more {
-                if mark & NAMES_NOTHING == 0 {
-                    self.under_way = self.under_way.saturating_sub(1);
-                    registration.under_way = registration.under_way.saturating_sub(1);
+                if mark & USES_NO_MEMORY == 0 {
+                    self.in_flight = self.in_flight.saturating_sub(1);
+                    registration.in_flight = registration.in_flight.saturating_sub(1);
                     registration.pending.set(registration.pending.count().saturating_sub(1));
                 } else if let Some(index) = registration.watches.iter().position(|t| *t == token) {
                     registration.watches.swap_remove(index);
@@ -477,7 +479,8 @@ impl Reactor {
             let group = registration.group;
             if registration.retired {
                 if more {
-                    // The kernel ends no watch at the moment of its event.
+                    // The kernel does not end a watch that is just reporting an event, so it is
+                    // ended again below.
                     self.lingering.push((owner, token));
                 } else if registration.is_quiet() {
                     self.free.push(owner);
@@ -492,10 +495,11 @@ impl Reactor {
         Ok(())
     }
 
-    /// Moves entries of the backlog into the submission queue as far as it has room.
+    /// Moves entries from the backlog into the submission queue until it is full.
     fn fill(&mut self) {
         while let Some(entry) = self.backlog.front() {
-            // SAFETY: whoever pushed the entry keeps what it names valid until its event.
+            // SAFETY: the caller of `push` keeps the entry's memory and descriptors valid until its
+            // event.
             if unsafe { self.ring.submission().push(entry) }.is_err() {
                 break;
             }
@@ -510,8 +514,8 @@ impl Drop for Reactor {
     }
 }
 
-/// Whether a refusal of `io_uring_enter` passes by itself: a signal, or a full completion queue
-/// that the caller is about to empty.
+/// Whether an error of `io_uring_enter` is temporary: a signal, or a full completion queue that the
+/// caller is about to empty.
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
@@ -545,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reactor_that_is_dropped_ends_what_is_under_way() {
+    fn a_dropped_reactor_ends_its_operations_in_flight() {
         let (reader, writer) = UnixStream::pair().unwrap();
         let mut memory = [0; 8];
         let mut reactor = Reactor::new(8).unwrap();
@@ -562,16 +566,16 @@ mod tests {
         unsafe { reactor.push(owner, 3, read.build()) };
         reactor.submit().unwrap();
         assert_eq!(pending.count(), 1);
-        // Nobody writes: the read ends because it is cancelled.
+        // Without a writer the read ends only because it is cancelled.
         assert!(!reactor.drain(Duration::ZERO));
         drop(reactor);
         assert_eq!(pending.count(), 0);
-        (&writer).write_all(b"nobody").unwrap();
+        (&writer).write_all(b"unread").unwrap();
         assert_eq!(memory, [0; 8]);
     }
 
     #[test]
-    fn groups_count_for_themselves() {
+    fn groups_count_separately() {
         let (reader, _writer) = UnixStream::pair().unwrap();
         let mut memory = [0; 8];
         let mut reactor = Reactor::new(8).unwrap();
@@ -582,7 +586,7 @@ mod tests {
         let read = opcode::Read::new(types::Fd(reader.as_raw_fd()), memory.as_mut_ptr(), 8);
         // SAFETY: the memory outlives the reactor, which ends the read.
         unsafe { reactor.push(first, 3, read.build()) };
-        // SAFETY: a no-op names nothing.
+        // SAFETY: a no-op uses no memory.
         unsafe { reactor.push(second, 4, opcode::Nop::new().build()) };
         let mut events = Vec::new();
         while second_pending.count() > 0 {
@@ -591,10 +595,10 @@ mod tests {
         }
         assert_eq!((first_pending.count(), events.len()), (1, 1));
         assert_eq!((events[0].owner, events[0].group), (second, second_group));
-        // Who registers later can belong to an earlier group.
+        // An owner that registers later can belong to an earlier group.
         reactor.enter(first_group, &first_pending);
         let late = reactor.register();
-        // SAFETY: a no-op names nothing.
+        // SAFETY: a no-op uses no memory.
         unsafe { reactor.push(late, 5, opcode::Nop::new().build()) };
         assert_eq!((first_pending.count(), second_pending.count()), (2, 0));
         assert!(reactor.drain(Duration::from_secs(5)));
@@ -602,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_come_and_go_without_end() {
+    fn marks_of_owners_are_reused() {
         let (reader, mut writer) = UnixStream::pair().unwrap();
         writer.write_all(b"readable").unwrap();
         let mut reactor = Reactor::new(64).unwrap();
@@ -611,7 +615,7 @@ mod tests {
             let owner = reactor.register();
             if round % 64 == 0 {
                 reactor.watch_always(owner, 1, reader.as_fd());
-                // SAFETY: a no-op names nothing.
+                // SAFETY: a no-op uses no memory.
                 unsafe { reactor.push(owner, 2, opcode::Nop::new().build()) };
             }
             if round % 128 == 0 {
@@ -623,7 +627,7 @@ mod tests {
                 reactor.wait(Some(Duration::from_millis(1))).unwrap();
                 events.clear();
                 reactor.collect(&mut events).unwrap();
-                assert!(events.is_empty(), "nothing of an owner that is retired is seen");
+                assert!(events.is_empty(), "events of retired owners are dropped");
             }
         }
         assert_eq!(reactor.owners(), 0);
@@ -635,7 +639,7 @@ mod tests {
         let mut reactor = Reactor::new(4).unwrap();
         let owner = reactor.register();
         for token in 0..1000 {
-            // SAFETY: a no-op names nothing.
+            // SAFETY: a no-op uses no memory.
             unsafe { reactor.push(owner, token, opcode::Nop::new().build()) };
         }
         let mut events = Vec::new();

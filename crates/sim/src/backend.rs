@@ -2,10 +2,10 @@
 //!
 //! Requests wait for some rounds. A request takes effect (a write becomes visible, a read takes its
 //! data) in one round and completes in the same or a later round, in any order among the requests
-//! in flight. The content of a write stays in a cache of sectors until a flush makes it durable
-//! that was submitted after the write had completed; force unit access bypasses the cache. A crash
-//! leaves in each sector the durable content or any content that the cache has had since, and any
-//! of the sectors of writes that had not yet taken effect.
+//! in flight. The content of a write stays in a cache of sectors until a flush that was submitted
+//! after the completion of the write makes it durable; force unit access bypasses the cache. A
+//! crash leaves in each sector the durable content or any content that the cache has had since, and
+//! any of the sectors of writes that had not yet taken effect.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,20 +20,21 @@ use fathom_reactor::{Event, Reactor};
 use crate::record::SimRecord;
 use crate::{SECTOR, SECTOR_BYTES};
 
-/// How a store misbehaves.
+/// The size and the faults of a store.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
     /// The size of the disk, in bytes; whole sectors.
     pub capacity: u64,
-    /// What offsets and lengths must be multiples of, in bytes; at least a sector.
+    /// The alignment of offsets and lengths, in bytes; at least a sector.
     pub alignment: u32,
-    /// How many rounds a request takes at most; 0 answers at once.
+    /// The most rounds that a request takes; with 0 requests complete immediately.
     pub rounds_max: u32,
     /// The share of reads that fail, from 0 to 1.
     pub read_error_rate: f64,
-    /// The share of writes, discards and zeroes that fail, torn: any of their sectors changed.
+    /// The share of writes, discards and zeroes that fail, torn: any of their sectors may have
+    /// changed.
     pub write_error_rate: f64,
-    /// The share of flushes that fail; nothing becomes durable then.
+    /// The share of flushes that fail. A failed flush makes nothing durable.
     pub flush_error_rate: f64,
     /// The most bytes in sectors that hold data; writes that need more fail with
     /// [`ErrorKind::NoSpace`].
@@ -43,7 +44,7 @@ pub struct SimOptions {
 }
 
 impl SimOptions {
-    /// A late and unordered store of `capacity` bytes that never fails.
+    /// A store of `capacity` bytes that completes requests late and out of order and never fails.
     pub fn new(capacity: u64) -> Self {
         Self {
             capacity,
@@ -58,12 +59,12 @@ impl SimOptions {
     }
 }
 
-/// An effect, in order.
+/// An effect of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JournalEntry {
-    /// These bytes became visible at this offset.
+    /// The bytes `data` became visible at `offset`.
     Write {
-        /// In bytes.
+        /// The offset, in bytes.
         offset: u64,
         /// The content; zeroes for discards and zeroes.
         data: Vec<u8>,
@@ -78,18 +79,18 @@ struct Cached {
     data: Box<[u8]>,
     /// The request that wrote it.
     request: u64,
-    /// How many requests had completed when that request did; `None` while it is in flight.
+    /// The number of requests that had completed before that request; `None` while it is in flight.
     completed_at: Option<u64>,
 }
 
 struct State {
     visible: Vec<u8>,
     durable: Vec<u8>,
-    /// In the order in which they took effect.
+    /// The cached contents, in the order in which they took effect.
     cache: Vec<Cached>,
-    /// Writes that have not taken effect: offset and content.
+    /// Writes that have not taken effect, by request number: offset and content.
     waiting: BTreeMap<u64, (u64, Vec<u8>)>,
-    /// Whether each sector takes room.
+    /// Whether each sector is allocated.
     allocated: Vec<bool>,
     allocated_bytes: u64,
     completions: u64,
@@ -104,7 +105,7 @@ pub struct SimBackend {
     seed: u64,
     state: Arc<Mutex<State>>,
     queues: Mutex<u64>,
-    /// The record of all stores of the disk, and this one's number there.
+    /// The record of all stores of the disk, and the number of this store in it.
     record: Option<(SimRecord, usize)>,
 }
 
@@ -122,9 +123,13 @@ impl SimBackend {
     /// A store with the durable content `image`, such as the result of a [`crash`](Self::crash).
     ///
     /// # Panics
-    /// When the image is not as long as the capacity says.
+    /// When the length of the image is not the capacity.
     pub fn with_image(options: SimOptions, seed: u64, image: Vec<u8>) -> Self {
-        assert_eq!(image.len() as u64, options.capacity, "an image is as long as its disk");
+        assert_eq!(
+            image.len() as u64,
+            options.capacity,
+            "the length of an image is its disk's capacity"
+        );
         let allocated: Vec<bool> =
             image.chunks(SECTOR_BYTES).map(|sector| sector.iter().any(|byte| *byte != 0)).collect();
         let allocated_bytes = allocated.iter().filter(|taken| **taken).count() as u64 * SECTOR;
@@ -144,7 +149,7 @@ impl SimBackend {
         Self { options, seed, state, queues: Mutex::new(0), record: None }
     }
 
-    /// The same, as store `number` of `record`.
+    /// This store as number `number` of `record`.
     pub(crate) fn recorded(self, record: SimRecord, number: usize) -> Self {
         Self { record: Some((record, number)), ..self }
     }
@@ -182,7 +187,7 @@ impl SimBackend {
         lock(&self.state).durable.clone()
     }
 
-    /// How many entries the journal has.
+    /// The number of entries of the journal.
     pub fn journal_length(&self) -> usize {
         lock(&self.state).journal.len()
     }
@@ -256,10 +261,10 @@ struct Pending {
     number: u64,
     /// The number of requests that had completed when this one was submitted.
     completions_before: u64,
-    /// Rounds until it takes effect; `None` once it has.
+    /// The number of rounds until it takes effect; `None` after that.
     effect_in: Option<u32>,
-    /// Rounds until it completes.
-    back_in: u32,
+    /// The number of rounds until it completes.
+    completes_in: u32,
     outcome: Outcome,
 }
 
@@ -289,7 +294,7 @@ impl State {
         }
     }
 
-    /// Request `number` has completed as the one with index `at`.
+    /// Records that request `number` has completed as number `at` of all completions.
     fn complete(&mut self, number: u64, at: u64) {
         for cached in &mut self.cache {
             if cached.request == number {
@@ -424,12 +429,12 @@ impl SimQueue {
                 lock(&self.state).extents(&mut pending.request);
                 Ok(())
             }
-            // Answered above any back end.
+            // The stack answers it above the back end.
             Operation::GetId => Ok(()),
         };
     }
 
-    fn back(&mut self, pending: Pending, context: &mut BackendContext<'_>) {
+    fn complete(&mut self, pending: Pending, context: &mut BackendContext<'_>) {
         let mut state = lock(&self.state);
         let at = state.completions;
         state.completions += 1;
@@ -440,7 +445,8 @@ impl SimQueue {
 }
 
 impl Drop for SimQueue {
-    /// The end of a queue waits for the kernel: each request in flight takes effect or never will.
+    /// The end of a queue waits for the kernel, so each request in flight takes effect now or
+    /// never.
     fn drop(&mut self) {
         for mut pending in std::mem::take(&mut self.pending) {
             if pending.effect_in.is_some() && self.random.bool() {
@@ -470,14 +476,14 @@ impl BackendQueue for SimQueue {
         }
         let completions_before = state.completions;
         drop(state);
-        let back_in = self.random.u32(0..=self.options.rounds_max);
-        let effect_in = Some(self.random.u32(0..=back_in));
+        let completes_in = self.random.u32(0..=self.options.rounds_max);
+        let effect_in = Some(self.random.u32(0..=completes_in));
         let outcome = Ok(());
         let mut pending =
-            Pending { request, number, completions_before, effect_in, back_in, outcome };
+            Pending { request, number, completions_before, effect_in, completes_in, outcome };
         if self.options.rounds_max == 0 {
             self.effect(&mut pending);
-            self.back(pending, context);
+            self.complete(pending, context);
         } else {
             self.pending.push(pending);
         }
@@ -494,10 +500,10 @@ impl BackendQueue for SimQueue {
                 Some(rounds) => each.effect_in = Some(rounds - 1),
                 None => {}
             }
-            if each.back_in == 0 {
-                self.back(each, context);
+            if each.completes_in == 0 {
+                self.complete(each, context);
             } else {
-                each.back_in -= 1;
+                each.completes_in -= 1;
                 self.pending.push(each);
             }
         }

@@ -4,7 +4,7 @@
 //! A loop device lies on a file of a small tmpfs, and a file system on the loop device. To break a
 //! block of an image there, its space in the tmpfs file is freed and the tmpfs is filled: the block
 //! reads as zeroes, and the kernel's write-back of it fails with `ENOSPC`. It needs root and loop
-//! devices; tests skip where they cannot be had.
+//! devices; tests skip without them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -21,7 +21,8 @@ const DEVICE_SIZE: u64 = 24 << 20;
 /// blocks.
 const STORE_SIZE: u64 = 25 << 20;
 
-/// A mounted file system whose blocks can be broken. All of it is gone when it is dropped.
+/// A mounted file system whose blocks can be broken. Dropping this removes the file system and the
+/// device.
 pub struct FaultyDevice {
     folder: PathBuf,
     device: Option<String>,
@@ -30,8 +31,8 @@ pub struct FaultyDevice {
 }
 
 impl FaultyDevice {
-    /// A sound device with an empty ext4 on it, or `None`, with the reason on standard error,
-    /// where this machine or user cannot have one.
+    /// A sound device with an empty ext4 on it. Returns `None`, and prints the reason to standard
+    /// error, if this machine or user cannot have one.
     pub fn new() -> Option<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -41,7 +42,7 @@ impl FaultyDevice {
         match device.make() {
             Ok(()) => Some(device),
             Err(error) => {
-                eprintln!("skipped: no faulty device can be had here: {error}");
+                eprintln!("skipped: no faulty device is available here: {error}");
                 None
             }
         }
@@ -50,9 +51,9 @@ impl FaultyDevice {
     /// Unmounts the file system; the device stays.
     ///
     /// # Panics
-    /// When a file of it is open.
+    /// When a file on it is open.
     pub fn unmount(&mut self) {
-        run(Command::new("umount").arg(self.mount())).expect("nobody uses the file system");
+        run(Command::new("umount").arg(self.mount())).expect("the file system is not in use");
         self.mounted = false;
     }
 
@@ -73,7 +74,7 @@ impl FaultyDevice {
             run(Command::new("losetup").args(["--find", "--show"]).arg(self.device_file()))?;
         let device = found.trim().to_owned();
         self.device = Some(device.clone());
-        // Nothing is discarded: each discarded block would be a broken one later.
+        // Discards are off: each discarded block would later be a broken one.
         let extended = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
         run(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", "-E", extended, &device]))?;
         let options = ["-t", "ext4", "-o", "nodiscard,noatime"];
@@ -87,7 +88,7 @@ impl FaultyDevice {
         self.device.clone().unwrap_or_default().into()
     }
 
-    /// The folder where its file system is mounted.
+    /// The mount point of its file system.
     pub fn mount(&self) -> PathBuf {
         self.folder.join("mount")
     }
@@ -107,7 +108,7 @@ impl FaultyDevice {
     pub fn image(&self, name: &str, blocks: u64) -> PathBuf {
         let path = self.mount().join(name);
         let mut file = File::create(&path).expect("an image");
-        file.write_all(&vec![0; (blocks * DEVICE_BLOCK) as usize]).expect("room for an image");
+        file.write_all(&vec![0; (blocks * DEVICE_BLOCK) as usize]).expect("space for an image");
         file.sync_all().expect("a sound device");
         path
     }
@@ -121,7 +122,7 @@ impl FaultyDevice {
         self.break_at(place);
     }
 
-    /// Breaks the block of the device at the byte `place`.
+    /// Breaks the block of the device at byte `place`.
     ///
     /// # Panics
     /// When the store cannot be changed.
@@ -149,7 +150,7 @@ impl FaultyDevice {
     /// it.
     ///
     /// # Panics
-    /// When the file cannot be cut.
+    /// When the file cannot be truncated.
     pub fn cut(&self) {
         self.set_length(DEVICE_SIZE / 2);
     }
@@ -157,7 +158,7 @@ impl FaultyDevice {
     /// Gives the device its second half back, as zeroes.
     ///
     /// # Panics
-    /// When the file cannot be made longer.
+    /// When the file cannot be extended.
     pub fn restore(&self) {
         self.set_length(DEVICE_SIZE);
     }
@@ -175,7 +176,7 @@ impl FaultyDevice {
         run(Command::new("fsfreeze").arg("--freeze").arg(self.mount())).expect("a frozen mount");
     }
 
-    /// Lets the writes go on.
+    /// Lets the waiting writes continue.
     ///
     /// # Panics
     /// When it is not frozen.
@@ -185,14 +186,14 @@ impl FaultyDevice {
 
     /// Makes the kernel write back all dirty pages, without taking its reports of failures.
     pub fn write_back(&self) {
-        // `syncfs` has reports of its own; those of the files stay where they are.
+        // `syncfs` has an error report of its own, so it does not take the reports of files.
         let _ = Command::new("sync").arg("-f").arg(self.mount()).output();
     }
 
-    /// Where the block at `index` of `image` lies on the device, in blocks.
+    /// The position on the device of the block at `index` of `image`, in blocks.
     ///
     /// # Panics
-    /// When it lies nowhere.
+    /// When the block is not allocated.
     pub fn place_of(&self, image: &Path, index: u64) -> u64 {
         let text =
             run(Command::new("filefrag").args(["-v", "-b4096"]).arg(image)).expect("extents");
@@ -208,19 +209,20 @@ impl FaultyDevice {
                 }
             }
         }
-        panic!("block {index} of {} is nowhere:\n{text}", image.display());
+        panic!("block {index} of {} is not allocated:\n{text}", image.display());
     }
 }
 
 impl Drop for FaultyDevice {
     fn drop(&mut self) {
         if self.mounted {
-            // After a test that failed while it was frozen, whose writers could not end otherwise.
+            // A test may have failed while the file system was frozen; its writers could not end
+            // otherwise.
             let _ = run(Command::new("fsfreeze").arg("--unfreeze").arg(self.mount()));
             let _ = run(Command::new("umount").arg("--lazy").arg(self.mount()));
         }
         if let Some(device) = &self.device {
-            // A device that is still in use is detached as soon as it is not.
+            // The kernel detaches a device in use after its last use.
             let _ = run(Command::new("losetup").args(["--detach", device]));
         }
         if self.store_mounted {
@@ -232,15 +234,15 @@ impl Drop for FaultyDevice {
     }
 }
 
-/// Runs a command and gives what it prints.
+/// Runs a command and returns its standard output.
 fn run(command: &mut Command) -> io::Result<String> {
-    // Root's own programs are not on everybody's path.
+    // The system administrator's programs are not on every user's path.
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     let output = command.output()?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(io::Error::other(format!("{:?}: {}", command.get_program(), said.trim())))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("{:?}: {}", command.get_program(), stderr.trim())))
 }

@@ -1,4 +1,4 @@
-//! Drives a disk with a workload and compares it with the model.
+//! Drives a disk with a workload and compares the disk with the model.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,14 +11,14 @@ use fathom_reactor::{Event, Reactor};
 use crate::model::ModelDisk;
 use crate::workload::{Action, Workload, pattern};
 
-/// How a disk is driven.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct HarnessOptions {
-    /// How many queues are open, all driven by this thread.
+    /// The number of open queues, all driven by this thread.
     pub queues: usize,
     /// The most requests in flight on each queue.
     pub depth: usize,
-    /// Whether time is simulated: it stands still until every request waits for it.
+    /// Whether time is simulated: it then advances only when every request waits for time.
     pub simulated: bool,
 }
 
@@ -58,7 +58,7 @@ pub struct Harness {
 }
 
 impl Harness {
-    /// Opens `disk`, which holds zeroes. `seed` determines which queue each request goes to.
+    /// Opens `disk`, whose content must be zeroes. `seed` selects the queue of each request.
     ///
     /// # Panics
     /// When the disk cannot be opened.
@@ -90,7 +90,7 @@ impl Harness {
         }
     }
 
-    /// Lets requests fail: without this, an error is a failure of the test.
+    /// Allows requests to fail. Without this call, an error fails the test.
     pub fn allow_errors(&mut self) {
         self.may_fail = true;
     }
@@ -100,7 +100,7 @@ impl Harness {
         &self.model
     }
 
-    /// The model, to begin anew after a crash.
+    /// The model, for a restart after a crash.
     pub fn model_mut(&mut self) -> &mut ModelDisk {
         &mut self.model
     }
@@ -110,17 +110,17 @@ impl Harness {
         self.statistics
     }
 
-    /// The simulated time, in nanoseconds; 0 where time is not simulated.
+    /// The simulated time, in nanoseconds; 0 if time is not simulated.
     pub fn now_ns(&self) -> u64 {
         self.time_ns.as_ref().map_or(0, |time_ns| time_ns.get())
     }
 
     /// Submits `count` requests of `workload` as the depth allows. Calls `inspect` after each
-    /// round, before the model is updated /// with the round's completions. Requests may still be
-    /// in flight at the end.
+    /// round, before the model is updated with the round's completions. Requests may still be in
+    /// flight at the end.
     ///
     /// # Panics
-    /// When the disk does what the model does not allow.
+    /// When the disk violates the model.
     pub fn run(
         &mut self,
         workload: &mut Workload,
@@ -145,20 +145,20 @@ impl Harness {
     /// Waits until no request is in flight.
     ///
     /// # Panics
-    /// When the disk does what the model does not allow, or never finishes.
+    /// When the disk violates the model, or requests never complete.
     pub fn drain(&mut self, mut inspect: impl FnMut(&ModelDisk)) {
         let mut rounds = 0_u64;
         while self.queues.iter().any(|queue| queue.stack.in_flight() > 0) {
             self.round(true, &mut inspect);
             rounds += 1;
-            assert!(rounds < 10_000_000, "requests that never come back");
+            assert!(rounds < 10_000_000, "requests never complete");
         }
     }
 
-    /// Makes one round, and returns how many requests are still in flight.
+    /// Makes one round, and returns the number of requests still in flight.
     ///
     /// # Panics
-    /// When the disk does what the model does not allow.
+    /// When the disk violates the model.
     pub fn step(&mut self) -> usize {
         self.round(true, &mut |_| {});
         self.queues.iter().map(|queue| queue.stack.in_flight()).sum()
@@ -167,20 +167,20 @@ impl Harness {
     /// Waits until no request is in flight, including the layers' own.
     ///
     /// # Panics
-    /// When the disk does what the model does not allow, or never rests.
+    /// When the disk violates the model, or the layers' requests never complete.
     pub fn rest(&mut self, mut inspect: impl FnMut(&ModelDisk)) {
         let mut rounds = 0_u64;
         while self.queues.iter().any(|queue| !queue.stack.is_drained()) {
             self.round(true, &mut inspect);
             rounds += 1;
-            assert!(rounds < 1_000_000, "layers that never rest");
+            assert!(rounds < 1_000_000, "requests of layers never complete");
         }
     }
 
     /// Reads the whole disk and compares it with the model.
     ///
     /// # Panics
-    /// When the disk holds what the model does not allow.
+    /// When the content of the disk violates the model.
     pub fn verify(&mut self, capacity: u64) {
         self.drain(|_| {});
         let chunk = 64 << 10;
@@ -196,7 +196,7 @@ impl Harness {
     /// Submits one request to queue `queue`.
     ///
     /// # Panics
-    /// When the disk does what the model does not allow.
+    /// When the disk violates the model.
     pub fn submit(&mut self, queue: usize, action: &Action) {
         let id = self.next_id;
         self.next_id += 1;
@@ -274,10 +274,10 @@ impl Harness {
         }
     }
 
-    /// Nothing completed: lets time pass until something may.
+    /// Lets time pass after a round without completions.
     fn wait(&mut self) {
         if let Some(time_ns) = &self.time_ns {
-            // A back end that works in rounds needs no time; one that holds requests gives a
+            // A back end that works in rounds needs no time; a level that holds requests has a
             // deadline.
             let deadline = self.queues.iter().filter_map(|queue| queue.stack.deadline_ns()).min();
             if let Some(deadline_ns) = deadline {
@@ -294,7 +294,7 @@ impl Harness {
         }
         for queue in &mut self.queues {
             if queue.stack.in_flight() > 0 && !queue.stack.has_completed() {
-                // Waits for one back end at a time, briefly, and then for the others.
+                // Waits briefly for each back end in its turn.
                 limit = limit.min(Duration::from_micros(50));
                 queue.reactor.wait(Some(limit)).expect("the ring can be waited for");
             }

@@ -1,14 +1,15 @@
-//! Seeded faults and plain models to compare with: for development only.
+//! Seeded faults, and simple models to compare with: for development only.
 //!
-//! - [`SimBackend`]: a store with a volatile cache that completes late and out of order, tears
-//!   writes, loses what was not flushed, fails and runs full, all by seed.
+//! - [`SimBackend`]: a store with a volatile cache that completes requests late and out of order,
+//!   tears writes, loses unflushed data, fails and becomes full, all by seed.
 //! - [`SimRecord`]: several such stores, which crash at one instant.
-//! - [`ModelDisk`]: what every sector may legally hold, now and after a crash.
+//! - [`ModelDisk`]: the contents that each sector may have, now and after a crash.
 //! - [`Workload`]: requests by seed.
-//! - [`Harness`]: drives the queues of any disk with a workload and compares with the model.
+//! - [`Harness`]: drives the queues of any disk with a workload and compares the disk with the
+//!   model.
 //!
-//! A failure names its seed, and the same seed fails again: `FATHOM_SEED=7 cargo test …` runs that
-//! seed alone, `FATHOM_CASES=1000` runs more of them than usual.
+//! A failure reports its seed, and the same seed fails again: `FATHOM_SEED=7 cargo test …` runs
+//! only that seed, `FATHOM_CASES=1000` runs that many seeds.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +29,7 @@ pub use record::{Images, SimRecord};
 pub use seed::each_seed;
 pub use workload::{Action, Workload, WorkloadOptions, pattern};
 
-/// The unit in which contents are remembered and torn, in bytes.
+/// The unit in which contents are recorded and writes are torn, in bytes.
 pub const SECTOR: u64 = fathom_block::SECTOR_SIZE;
 
 /// [`SECTOR`] as an index.

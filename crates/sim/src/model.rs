@@ -1,19 +1,19 @@
-//! What a disk may legally hold.
+//! A model of the contents that a disk may have.
 //!
-//! The model knows each sector's contents by fingerprint and keeps two sets for it:
+//! The model identifies contents by fingerprint and keeps two sets for each sector:
 //!
-//! - **now**: what a read that begins now may find, apart from writes under way. One content,
-//!   except where writes were under way at the same time (either may be the last) or one failed
-//!   (it may have happened or not, sector by sector);
-//! - **kept**: what may be found after a crash. All that was written since the last flush, and
-//!   what the flush made durable. A flush covers the writes that had completed when it was
-//!   submitted; a write with force unit access covers itself.
+//! - **now**: the contents that a read that begins now may find, apart from writes in flight. It is
+//!   one content, unless several writes were in flight at the same time (each may be the last) or a
+//!   write failed (each of its sectors may have changed or not);
+//! - **kept**: the contents that may be found after a crash: those written since the last flush,
+//!   and the one that the flush made durable. A flush covers the writes that had completed when it
+//!   was submitted; a write with force unit access covers itself.
 //!
-//! Both sets may be too large, never too small: a violation is a fault of the disk.
+//! Both sets may be too large but never too small, so a violation is always a fault of the disk.
 //!
-//! Sectors are read and written whole, but for one case: where requests of different queues run at
-//! the same moment, a read of a sector that is being written may find [part of it](ModelDisk::racing)
-//! written, as it may in any file. Whoever reads what he is writing cannot know what he gets.
+//! Sectors are read and written as a whole, with one exception: if requests of different queues run
+//! at the same time, a read of a sector during a write may find [a part of it](ModelDisk::racing)
+//! written, as in any file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -24,7 +24,7 @@ use fathom_block::{Operation, Outcome};
 use crate::workload::Action;
 use crate::{SECTOR, SECTOR_BYTES};
 
-/// What is copied in one go, in bytes: a word of memory.
+/// The unit that is copied atomically, in bytes: a word of memory.
 const WORD: usize = 8;
 
 /// A sector's content, by hash.
@@ -37,16 +37,16 @@ fn fingerprint(sector: &[u8]) -> Fingerprint {
     hasher.finish()
 }
 
-/// A sector that holds what it must not.
+/// A sector with a content that it must not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The sector's number.
     pub sector: u64,
-    /// What was looked at: a read, or an image after a crash.
+    /// The source of the content: a read, or an image after a crash.
     pub what: &'static str,
-    /// How many contents would have been right.
+    /// The number of allowed contents.
     pub allowed: usize,
-    /// Whether it holds zeroes.
+    /// Whether the content is zeroes.
     pub is_zero: bool,
 }
 
@@ -54,21 +54,21 @@ impl fmt::Display for Violation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "{}: sector {} holds {}, none of the {} contents that it may hold",
+            "{}: sector {} has {}, which is none of its {} allowed contents",
             self.what,
             self.sector,
-            if self.is_zero { "zeroes" } else { "something" },
+            if self.is_zero { "zeroes" } else { "data" },
             self.allowed
         )
     }
 }
 
-/// A request that modifies and is under way.
+/// A modifying request in flight.
 struct Change {
     first: u64,
     contents: Vec<Fingerprint>,
     force_unit_access: bool,
-    /// What writes that were under way at the same time put into the same sectors.
+    /// The contents of other writes to the same sectors that were in flight at the same time.
     rivals: HashMap<u64, Contents>,
 }
 
@@ -83,35 +83,35 @@ impl Change {
     }
 }
 
-/// A read that is under way.
-struct Look {
+/// A read in flight.
+struct Read {
     first: u64,
     allowed: Vec<Contents>,
-    /// Whether a sector was being written meanwhile.
+    /// For each sector, whether a write was in flight meanwhile.
     is_raced: Vec<bool>,
 }
 
-/// A flush that is under way: what the sectors that were not durable may hold after it.
+/// A flush in flight, with the contents that sectors that were not durable may have after it.
 struct Barrier {
     kept: BTreeMap<u64, Contents>,
 }
 
-/// The model of a disk that is empty at first.
+/// The model of a disk.
 pub struct ModelDisk {
     now: Vec<Contents>,
     kept: Vec<Contents>,
     zero: Fingerprint,
     changes: BTreeMap<u64, Change>,
-    looks: BTreeMap<u64, Look>,
+    reads: BTreeMap<u64, Read>,
     barriers: BTreeMap<u64, Barrier>,
-    /// Sectors whose content may be lost.
+    /// Sectors whose content may be lost in a crash.
     unsure: BTreeSet<u64>,
-    /// What sectors have held, where reads may find parts of it.
+    /// All contents written so far, by fingerprint, if reads may find parts of them.
     known: Option<HashMap<Fingerprint, Box<[u8]>>>,
 }
 
 impl ModelDisk {
-    /// A disk of `capacity` bytes, whole sectors, of zeroes.
+    /// A disk of zeroes with a capacity of `capacity` bytes, which must be whole sectors.
     pub fn new(capacity: u64) -> Self {
         let zero = fingerprint(&[0; SECTOR_BYTES]);
         let sectors = (capacity / SECTOR) as usize;
@@ -120,22 +120,22 @@ impl ModelDisk {
             kept: vec![Contents::from([zero]); sectors],
             zero,
             changes: BTreeMap::new(),
-            looks: BTreeMap::new(),
+            reads: BTreeMap::new(),
             barriers: BTreeMap::new(),
             unsure: BTreeSet::new(),
             known: None,
         }
     }
 
-    /// The same for a disk whose requests run at the same moment: reads may find a sector partly
-    /// written that is being written.
+    /// As [`new`](Self::new), for a disk whose requests run at the same time: a read may find a
+    /// partly written sector during a write.
     pub fn racing(capacity: u64) -> Self {
         let mut model = Self::new(capacity);
         model.known = Some(HashMap::from([(model.zero, Box::from([0; SECTOR_BYTES]))]));
         model
     }
 
-    /// Request `id` is about to be submitted; `data` is what it writes.
+    /// Records that request `id` is about to be submitted; `data` is the data of a write.
     pub fn begin(&mut self, id: u64, action: &Action, data: &[u8]) {
         let first = action.offset / SECTOR;
         let count = (action.length / SECTOR) as usize;
@@ -158,7 +158,7 @@ impl ModelDisk {
                 let is_written =
                     |sector| self.changes.values().any(|change| change.content(sector).is_some());
                 let is_raced = sectors.map(is_written).collect();
-                self.looks.insert(id, Look { first, allowed, is_raced });
+                self.reads.insert(id, Read { first, allowed, is_raced });
             }
             Operation::Flush => {
                 let kept =
@@ -169,10 +169,10 @@ impl ModelDisk {
         }
     }
 
-    /// Request `id` has come back with `outcome`; `data` is what it read.
+    /// Records that request `id` has completed with `outcome`; `data` is the data of a read.
     ///
     /// # Errors
-    /// When a read brought what it must not.
+    /// When a read returned a content that it must not return.
     pub fn finish(
         &mut self,
         id: u64,
@@ -185,12 +185,12 @@ impl ModelDisk {
                 self.finish_change(id, outcome);
             }
             Operation::Read => {
-                let Some(look) = self.looks.remove(&id) else { return Ok(()) };
+                let Some(read) = self.reads.remove(&id) else { return Ok(()) };
                 if outcome.is_ok() {
                     let is_part = |index: usize, bytes: &[u8]| {
-                        look.is_raced[index] && self.is_partly(bytes, &look.allowed[index])
+                        read.is_raced[index] && self.is_partly(bytes, &read.allowed[index])
                     };
-                    return compare("read", look.first, data, &look.allowed, &is_part);
+                    return compare("read", read.first, data, &read.allowed, &is_part);
                 }
             }
             Operation::Flush => {
@@ -206,25 +206,26 @@ impl ModelDisk {
         Ok(())
     }
 
-    /// Compares `image` with what may be found after a crash at this moment.
+    /// Compares `image` with the contents allowed after a crash at this moment.
     ///
     /// # Errors
-    /// The first sector that holds what it must not.
+    /// The first sector with a content that is not allowed.
     pub fn check_crash(&self, image: &[u8]) -> Result<(), Violation> {
         compare("image after a crash", 0, image, &self.kept, &|_, _| false)
     }
 
-    /// Compares `image` with what may be read at this moment.
+    /// Compares `image` with the contents that a read may find at this moment.
     ///
     /// # Errors
-    /// The first sector that holds what it must not.
+    /// The first sector with a content that is not allowed.
     pub fn check_now(&self, image: &[u8]) -> Result<(), Violation> {
         let allowed: Vec<Contents> =
             (0..self.now.len() as u64).map(|sector| self.possible(sector)).collect();
         compare("image", 0, image, &allowed, &|_, _| false)
     }
 
-    /// Whether each word of a sector is of one of some contents, where reads race with writes.
+    /// Whether each word of a sector is from one of `contents`. Always false in a model without
+    /// races.
     fn is_partly(&self, sector: &[u8], contents: &Contents) -> bool {
         let Some(known) = &self.known else { return false };
         let contents: Vec<&[u8]> =
@@ -235,7 +236,7 @@ impl ModelDisk {
         })
     }
 
-    /// Begins anew with `image`, which is what a crash left behind.
+    /// Restarts the model with `image`, which a crash has left.
     pub fn restart(&mut self, image: &[u8]) {
         let contents: Vec<Contents> = image
             .chunks(SECTOR_BYTES)
@@ -244,17 +245,17 @@ impl ModelDisk {
         self.now.clone_from(&contents);
         self.kept = contents;
         self.changes.clear();
-        self.looks.clear();
+        self.reads.clear();
         self.barriers.clear();
         self.unsure.clear();
     }
 
-    /// How many sectors may hold more than one content after a crash.
+    /// The number of sectors that may have more than one content after a crash.
     pub fn unsure(&self) -> usize {
         self.unsure.len()
     }
 
-    /// What the sector may hold at this moment, writes under way included.
+    /// The contents that the sector may have at this moment, including those of writes in flight.
     fn possible(&self, sector: u64) -> Contents {
         let mut contents = self.now[sector as usize].clone();
         contents.extend(self.changes.values().filter_map(|change| change.content(sector)));
@@ -275,16 +276,16 @@ impl ModelDisk {
             if self.kept[sector as usize].len() > 1 {
                 self.unsure.insert(sector);
             }
-            for look in self.looks.values_mut() {
-                let index = sector.checked_sub(look.first).map(|index| index as usize);
-                let Some(index) = index.filter(|index| *index < look.allowed.len()) else {
+            for read in self.reads.values_mut() {
+                let index = sector.checked_sub(read.first).map(|index| index as usize);
+                let Some(index) = index.filter(|index| *index < read.allowed.len()) else {
                     continue;
                 };
-                look.allowed[index].insert(content);
-                look.is_raced[index] = true;
+                read.allowed[index].insert(content);
+                read.is_raced[index] = true;
             }
             for barrier in self.barriers.values_mut() {
-                // A sector that was durable when the flush began is not its business.
+                // A sector that was durable when the flush began is not in the barrier.
                 if let Some(kept) = barrier.kept.get_mut(&sector) {
                     kept.insert(content);
                 }
@@ -305,7 +306,8 @@ impl ModelDisk {
             let Some(content) = change.content(sector) else { continue };
             let now = &mut self.now[sector as usize];
             if outcome.is_err() {
-                // It may have happened before or after whatever is known, or not at all.
+                // The failed change may have taken effect before or after the others, or not at
+                // all.
                 now.insert(content);
                 continue;
             }
@@ -319,7 +321,7 @@ impl ModelDisk {
         }
     }
 
-    /// The sector is durable, with one of `contents`.
+    /// Records that the sector is durable, with one of `contents`.
     fn narrow(&mut self, sector: u64, contents: &Contents) {
         let kept = &mut self.kept[sector as usize];
         kept.retain(|content| contents.contains(content));
@@ -360,13 +362,13 @@ mod tests {
         Action { operation, offset: 0, length, flags: Flags::default(), content: 0 }
     }
 
-    /// Half of one content and half of another.
+    /// A sector of two halves.
     fn half(one: u8, other: u8) -> Vec<u8> {
         [[one; SECTOR_BYTES / 2], [other; SECTOR_BYTES / 2]].concat()
     }
 
     #[test]
-    fn parts_are_for_reads_beside_writes() {
+    fn only_reads_during_writes_may_find_parts() {
         let new = [7; SECTOR_BYTES];
         let read = |mut model: ModelDisk, ends_before: bool, bytes: &[u8]| {
             model.begin(1, &action(Operation::Write), &new);
@@ -379,10 +381,10 @@ mod tests {
         let racing = || ModelDisk::racing(SECTOR);
         assert!(read(racing(), false, &half(7, 0)) && read(racing(), false, &half(0, 7)));
         assert!(read(racing(), false, &new) && read(racing(), true, &new));
-        assert!(!read(racing(), true, &half(7, 0)), "the write was over");
-        assert!(!read(racing(), false, &half(7, 1)), "nobody has written this");
-        assert!(!read(ModelDisk::new(SECTOR), false, &half(7, 0)), "sectors are whole");
-        // A write that begins while the read is under way.
+        assert!(!read(racing(), true, &half(7, 0)), "the write had completed");
+        assert!(!read(racing(), false, &half(7, 1)), "this content was never written");
+        assert!(!read(ModelDisk::new(SECTOR), false, &half(7, 0)), "this model has no races");
+        // A write that begins while the read is in flight.
         let mut model = racing();
         model.begin(1, &action(Operation::Read), &[]);
         model.begin(2, &action(Operation::Write), &new);

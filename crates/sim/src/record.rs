@@ -1,11 +1,11 @@
-//! One record of all that takes effect in the stores of a disk, so that a crash point is one instant
-//! for all of them.
+//! A record of all effects in the stores of a disk, so that a crash point is one instant for all
+//! stores.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::backend::{JournalEntry, SimBackend, SimOptions};
 
-/// Everything that a disk uses to keep its bytes, in the order in which the stores joined.
+/// The images of all stores of a disk, in the order in which the stores were made.
 pub type Images = Vec<Vec<u8>>;
 
 struct Effect {
@@ -14,7 +14,7 @@ struct Effect {
 }
 
 struct State {
-    /// Each of them notes in this record what takes effect.
+    /// The stores, each of which adds its effects to this record.
     stores: Vec<Weak<SimBackend>>,
     bases: Images,
     effects: Vec<Effect>,
@@ -23,15 +23,15 @@ struct State {
     crashes: Vec<Images>,
 }
 
-/// See the module. The queues of the disk are driven by one thread: an instant is what lies between
-/// two effects, of the guest's requests and of the layers' own alike.
+/// See the module. One thread drives all queues of the disk. An instant lies between two effects,
+/// of the guest's requests or of the layers' own.
 #[derive(Clone)]
 pub struct SimRecord {
     state: Arc<Mutex<State>>,
 }
 
 impl SimRecord {
-    /// A record without stores. After each effect of any of them all may crash, with the
+    /// A record without stores. After each effect in any store, all stores may crash, with the
     /// probability `crash_rate`.
     pub fn new(seed: u64, crash_rate: f64) -> Self {
         let state = State {
@@ -49,7 +49,7 @@ impl SimRecord {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A further store, which holds `image`, durable.
+    /// Makes a further store with the durable content `image`.
     pub fn store(&self, options: SimOptions, seed: u64, image: Vec<u8>) -> Arc<SimBackend> {
         let mut state = self.lock();
         let number = state.stores.len();
@@ -60,7 +60,7 @@ impl SimRecord {
         store
     }
 
-    /// Something has taken effect in store `number`.
+    /// Records an effect in store `number`.
     pub(crate) fn note(&self, number: usize, entry: JournalEntry) {
         let mut state = self.lock();
         state.effects.push(Effect { store: number, entry });
@@ -70,22 +70,23 @@ impl SimRecord {
         }
     }
 
-    /// What a crash of all stores at this moment leaves. The stores themselves go on.
+    /// The images that a crash of all stores at this moment leaves. The stores themselves do not
+    /// change.
     pub fn crash(&self) -> Images {
         self.lock().crash()
     }
 
-    /// What the crashes left that came since the last call.
+    /// The images left by the crashes since the last call.
     pub fn crashes(&self) -> Vec<Images> {
         std::mem::take(&mut self.lock().crashes)
     }
 
-    /// How many effects there were, in all stores.
+    /// The number of effects in all stores.
     pub fn length(&self) -> usize {
         self.lock().effects.len()
     }
 
-    /// What the stores hold that let the first `count` effects through and no more.
+    /// The images of the stores after exactly the first `count` effects.
     pub fn images_after(&self, count: usize) -> Images {
         let state = self.lock();
         let mut images = state.bases.clone();
@@ -123,7 +124,8 @@ mod tests {
             .collect();
         let mut reactor = Reactor::new(8).unwrap();
         for count in 1..=20_u8 {
-            // Durable in one, then in the other: neither is more than one ahead, in any crash.
+            // Each write becomes durable in the first store and then in the second, so in any crash
+            // the first is at most one write ahead.
             for store in &stores {
                 let layers = Vec::new();
                 let disk =

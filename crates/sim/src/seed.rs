@@ -1,16 +1,17 @@
-//! Which seeds a test runs.
+//! The seeds that a test runs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Runs `case` with `cases` seeds, or with what `FATHOM_SEED` (one seed) and `FATHOM_CASES` (how
-/// many) say. A case that panics has its seed printed.
+/// Runs `case` with `cases` seeds. The environment variables `FATHOM_SEED` (the first seed) and
+/// `FATHOM_CASES` (the number of seeds) replace the defaults. If a case panics, its seed is
+/// printed.
 ///
 /// # Panics
-/// When `case` does, or when one of the variables is no number.
+/// When `case` panics, or when one of the variables is not a number.
 pub fn each_seed(cases: u64, mut case: impl FnMut(u64)) {
     let variable = |name: &str| {
         std::env::var(name).ok().map(|text| {
-            text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text} is no number"))
+            text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text} is not a number"))
         })
     };
     let seeds = match variable("FATHOM_SEED") {

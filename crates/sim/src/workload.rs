@@ -2,25 +2,25 @@
 
 use fathom_block::{Flags, Operation};
 
-/// What a workload is made of.
+/// The parameters of a workload.
 #[derive(Clone, Debug)]
 pub struct WorkloadOptions {
-    /// The bytes of the disk that requests go to.
+    /// The size of the disk, in bytes.
     pub capacity: u64,
-    /// What offsets and lengths are multiples of, in bytes; at least a sector.
+    /// The alignment of offsets and lengths, in bytes; at least a sector.
     pub alignment: u64,
     /// The longest read or write, in bytes.
     pub length_max: u64,
-    /// How often each operation comes, relative to the others, in the order of their declaration.
+    /// The relative frequency of each operation, in the order of their declaration.
     pub weights: [u32; Operation::ALL.len()],
     /// The share of writes that force unit access, from 0 to 1.
     pub force_unit_access_rate: f64,
-    /// The share of requests that go to a small part of the disk, so that they overlap.
+    /// The share of requests to a small part of the disk, where they overlap; from 0 to 1.
     pub hot_rate: f64,
 }
 
 impl WorkloadOptions {
-    /// Everything a disk can be asked, on `capacity` bytes.
+    /// All operations, on `capacity` bytes.
     pub fn new(capacity: u64) -> Self {
         Self {
             capacity,
@@ -33,18 +33,18 @@ impl WorkloadOptions {
     }
 }
 
-/// One request to be made.
+/// A request to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Action {
-    /// What is asked.
+    /// The operation.
     pub operation: Operation,
-    /// Where, in bytes.
+    /// The offset, in bytes.
     pub offset: u64,
-    /// How much, in bytes; 0 where the operation has no range.
+    /// The length, in bytes; 0 if the operation has no range.
     pub length: u64,
-    /// How.
+    /// The options.
     pub flags: Flags,
-    /// For writes: the seed of the content, never the same twice.
+    /// For writes: the seed of the content, different for each request.
     pub content: u64,
 }
 
@@ -87,7 +87,7 @@ impl Workload {
             units
         };
         let offset = match self.random.u8(0..16) {
-            // The ends of the disk are where mistakes live.
+            // Mistakes are most likely at the ends of the disk.
             0 => 0,
             1 => units - length,
             _ => self.random.u64(0..=reach.min(units) - length),
@@ -114,7 +114,7 @@ impl Iterator for Workload {
     }
 }
 
-/// Fills `bytes` with the content of number `content`.
+/// Fills `bytes` with the content number `content`.
 pub fn pattern(bytes: &mut [u8], content: u64) {
     fastrand::Rng::with_seed(content).fill(bytes);
 }

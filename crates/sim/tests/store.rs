@@ -1,4 +1,5 @@
-//! The faulty store itself: it loses only what it may, and the same way for the same seed.
+//! Tests of the faulty store: it loses only data that it may lose, and behaves the same for the
+//! same seed.
 
 use std::sync::Arc;
 
@@ -45,17 +46,21 @@ fn content(number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_flush_covers_what_had_completed_and_nothing_else() {
+fn a_flush_covers_exactly_the_completed_writes() {
     let store = Arc::new(SimBackend::new(options(), 1));
     let mut harness = open(&store, 1);
     harness.submit(0, &write(0, 1, false));
     harness.drain(|_| {});
-    assert_eq!(store.durable(), vec![0; CAPACITY as usize], "it lies in the cache");
+    assert_eq!(store.durable(), vec![0; CAPACITY as usize], "the write is in the cache");
     harness.submit(0, &FLUSH);
     harness.submit(1, &write(4096, 2, false));
     harness.drain(|_| {});
     assert_eq!(store.durable()[..4096], content(1));
-    assert_eq!(store.durable()[4096..8192], [0; 4096], "it was under way when the flush came");
+    assert_eq!(
+        store.durable()[4096..8192],
+        [0; 4096],
+        "the write was in flight when the flush was submitted"
+    );
     assert_eq!(store.image()[4096..8192], content(2));
     harness.submit(0, &write(8192, 3, true));
     harness.drain(|_| {});
@@ -63,7 +68,7 @@ fn a_flush_covers_what_had_completed_and_nothing_else() {
 }
 
 #[test]
-fn a_crash_loses_any_of_the_sectors_that_are_not_durable() {
+fn a_crash_loses_any_sectors_that_are_not_durable() {
     let store = Arc::new(SimBackend::new(options(), 1));
     let mut harness = open(&store, 1);
     harness.submit(0, &write(0, 1, true));
@@ -74,7 +79,7 @@ fn a_crash_loses_any_of_the_sectors_that_are_not_durable() {
     let (mut lost, mut kept) = (0, 0);
     for seed in 0..20 {
         let image = store.crash(seed);
-        assert_eq!(image, store.crash(seed), "the same seed, the same loss");
+        assert_eq!(image, store.crash(seed), "the same seed loses the same sectors");
         for sector in (0..4096).step_by(512).map(|start| start..start + 512) {
             lost += u32::from(image[sector.clone()] == old[sector.clone()]);
             kept += u32::from(image[sector.clone()] == new[sector]);
@@ -98,7 +103,7 @@ fn the_journal_rebuilds_every_prefix() {
 }
 
 #[test]
-fn the_same_seed_does_the_same() {
+fn the_same_seed_has_the_same_effects() {
     let run = |seed| {
         let options = SimOptions { write_error_rate: 0.1, ..options() };
         let store = Arc::new(SimBackend::new(options, seed));
@@ -113,7 +118,7 @@ fn the_same_seed_does_the_same() {
 }
 
 #[test]
-fn a_full_store_takes_what_is_already_there() {
+fn a_full_store_accepts_overwrites() {
     let store = Arc::new(SimBackend::new(SimOptions { room: 8192, ..options() }, 1));
     let mut harness = open(&store, 1);
     harness.allow_errors();
@@ -126,11 +131,11 @@ fn a_full_store_takes_what_is_already_there() {
     assert!(submit(write(0, 1, false)));
     assert!(submit(write(4096, 2, false)));
     assert!(!submit(write(8192, 3, false)), "no space");
-    assert!(submit(write(4096, 4, false)), "over what is there");
+    assert!(submit(write(4096, 4, false)), "an overwrite");
     let flags = Flags::default();
     let discard =
         Action { operation: Operation::Discard, offset: 0, length: 4096, flags, content: 0 };
     assert!(submit(discard));
-    assert!(submit(write(8192, 5, false)), "room was given back");
+    assert!(submit(write(8192, 5, false)), "the discard has freed space");
     assert_eq!(store.image()[8192..12288], content(5));
 }

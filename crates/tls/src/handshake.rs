@@ -11,11 +11,11 @@ use openssl::x509::X509Ref;
 use super::Tls;
 
 impl Tls {
-    /// Performs the handshake with a client until `end`, and returns the names of the client's
-    /// certificate. The socket has /// timeouts.
+    /// Performs the handshake with a client, at the latest until `end`, and returns the names of
+    /// the client's certificate. The socket must have timeouts.
     ///
     /// # Errors
-    /// When the handshake fails, or does not end in time; the text is for people.
+    /// When the handshake fails, or does not complete in time. The text is for the operator.
     pub fn accept(
         &self,
         stream: TcpStream,
@@ -28,7 +28,8 @@ impl Tls {
         Ok((stream, names))
     }
 
-    /// Performs the handshake with a server, whose certificate must have this name, until `end`.
+    /// Performs the handshake with a server, at the latest until `end`. The server's certificate
+    /// must have the name `name`. The socket must have timeouts.
     ///
     /// # Errors
     /// See [`accept`](Self::accept).
@@ -51,7 +52,7 @@ impl Tls {
 
 type Handshake = Result<SslStream<TcpStream>, HandshakeError<TcpStream>>;
 
-/// Continues a handshake, however slow the peer is, until `end`. The socket has timeouts.
+/// Continues a handshake with a peer of any speed until `end`. The socket has timeouts.
 fn shake_hands(mut handshake: Handshake, end: Instant) -> io::Result<SslStream<TcpStream>> {
     loop {
         match handshake {
@@ -59,7 +60,7 @@ fn shake_hands(mut handshake: Handshake, end: Instant) -> io::Result<SslStream<T
             Err(HandshakeError::WouldBlock(_)) if Instant::now() >= end => {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "the other side did not shake hands in time",
+                    "the peer did not complete the TLS handshake in time",
                 ));
             }
             Err(HandshakeError::WouldBlock(middle)) => handshake = middle.handshake(),
@@ -69,7 +70,7 @@ fn shake_hands(mut handshake: Handshake, end: Instant) -> io::Result<SslStream<T
     }
 }
 
-/// Why a handshake failed, for people.
+/// The error of a failed handshake, with a text for the operator.
 fn failure(middle: &MidHandshakeSslStream<TcpStream>) -> io::Error {
     let verified = middle.ssl().verify_result();
     let reason = if verified == openssl::x509::X509VerifyResult::OK {
@@ -80,13 +81,13 @@ fn failure(middle: &MidHandshakeSslStream<TcpStream>) -> io::Error {
                 .map_or_else(String::new, |error| error.reason().unwrap_or("unknown").to_owned()),
             None => match middle.error().io_error() {
                 Some(error) => error.to_string(),
-                None => "the other side left".into(),
+                None => "the peer closed the connection".into(),
             },
         }
     } else {
-        format!("the other side's certificate is refused: {}", verified.error_string())
+        format!("the peer's certificate is refused: {}", verified.error_string())
     };
-    io::Error::new(io::ErrorKind::PermissionDenied, format!("no TLS: {reason}"))
+    io::Error::new(io::ErrorKind::PermissionDenied, format!("the TLS handshake failed: {reason}"))
 }
 
 /// The names of a certificate: its DNS names, or its common name if it has none, and then its

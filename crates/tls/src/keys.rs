@@ -10,7 +10,7 @@ use openssl::ssl::{SslMethod, SslOptions, SslVersion};
 
 use super::{Tls, builder, named};
 
-/// The longest shared key, in bytes: what TLS 1.3 of OpenSSL can take.
+/// The longest shared key, in bytes: the limit of TLS 1.3 in OpenSSL.
 const KEY_LENGTH_MAX: usize = 256;
 
 impl Tls {
@@ -24,7 +24,7 @@ impl Tls {
         let mut builder = builder(SslMethod::tls_server(), SslVersion::TLS1_2)?;
         builder.set_options(SslOptions::CIPHER_SERVER_PREFERENCE);
         // The hash of a shared key is SHA-256 unless both sides agree on another. TLS 1.3 would not
-        // use the key with a suite of // another hash.
+        // use the key with a suite of another hash.
         builder
             .set_ciphersuites("TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256")
             .map_err(io::Error::from)?;
@@ -56,8 +56,8 @@ fn read_keys(path: &Path) -> io::Result<HashMap<String, Vec<u8>>> {
         let pair = line.rsplit_once(':').and_then(|(user, key)| Some((user, from_hex(key)?)));
         let Some((user, key)) = pair else {
             let text = format!(
-                "{}, line {}: a line of keys is user:key, the key in hexadecimal, at most \
-                 {KEY_LENGTH_MAX} bytes of it",
+                "{}, line {}: a line must be user:key, with a key of at most {KEY_LENGTH_MAX} \
+                 bytes in hexadecimal",
                 path.display(),
                 index + 1
             );
@@ -66,7 +66,7 @@ fn read_keys(path: &Path) -> io::Result<HashMap<String, Vec<u8>>> {
         keys.insert(user.to_owned(), key);
     }
     if keys.is_empty() {
-        let text = format!("{} holds no keys", path.display());
+        let text = format!("{} contains no keys", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     Ok(keys)

@@ -19,15 +19,15 @@ use openssl::ssl::{
     SslSessionCacheMode, SslVerifyMode, SslVersion,
 };
 
-/// Where a side's certificates are, as PEM files.
+/// The PEM files of one side's certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificates {
-    /// This side's certificate, followed by the chain up to an authority that the peer knows.
+    /// This side's certificate, followed by the chain up to an authority that the peer trusts.
     pub certificate: PathBuf,
     /// The private key.
     pub key: PathBuf,
-    /// The authority that must have signed the peer's certificate; with `None` a server accepts
-    /// clients without a /// certificate.
+    /// The authority that must have signed the peer's certificate. With `None` a server accepts
+    /// clients without a certificate.
     pub authority: Option<PathBuf>,
 }
 
@@ -56,11 +56,10 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// A server's TLS for any client: 1.2 or newer. Clients need a certificate if an authority is
-    /// named.
+    /// A server's TLS 1.2 or newer. Clients need a certificate if `files` has an authority.
     ///
     /// # Errors
-    /// When a file cannot be read or does not fit the others; the text names the file.
+    /// When a file cannot be read or does not match the others; the text names the file.
     pub fn server(files: &Certificates) -> io::Result<Self> {
         let mut builder = builder(SslMethod::tls_server(), SslVersion::TLS1_2)?;
         builder.set_options(SslOptions::CIPHER_SERVER_PREFERENCE);
@@ -71,7 +70,7 @@ impl Tls {
     /// A server's TLS 1.3 with certificates on both sides.
     ///
     /// # Errors
-    /// See [`server`](Self::server); also where no authority is named.
+    /// See [`server`](Self::server); also if `files` has no authority.
     pub fn mutual_server(files: &Certificates) -> io::Result<Self> {
         Self::mutual(SslMethod::tls_server(), files)
     }
@@ -86,7 +85,7 @@ impl Tls {
 
     fn mutual(method: SslMethod, files: &Certificates) -> io::Result<Self> {
         if files.authority.is_none() {
-            let text = "certificates on both sides take an authority";
+            let text = "certificates on both sides need an authority";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let mut builder = builder(method, SslVersion::TLS1_3)?;
@@ -94,12 +93,12 @@ impl Tls {
         Ok(Self { context: builder.build() })
     }
 
-    /// The context for streams that the caller makes.
+    /// The OpenSSL context, for streams that the caller makes.
     pub fn context(&self) -> &SslContext {
         &self.context
     }
 
-    /// The first name of the own certificate.
+    /// The first name of this side's certificate.
     pub fn own_name(&self) -> Option<String> {
         handshake::names(self.context.certificate()?).into_iter().next()
     }
@@ -115,15 +114,15 @@ fn builder(method: SslMethod, oldest: SslVersion) -> io::Result<SslContextBuilde
             | SslMode::ACCEPT_MOVING_WRITE_BUFFER
             | SslMode::RELEASE_BUFFERS,
     );
-    // Connections are as long-lived as guests, so sessions are not resumed.
+    // Connections last as long as guests, so sessions need not be resumed.
     builder.set_options(SslOptions::NO_TICKET | SslOptions::NO_RENEGOTIATION);
     builder.set_session_cache_mode(SslSessionCacheMode::OFF);
     builder.set_num_tickets(0)?;
     Ok(builder)
 }
 
-/// Loads the files, and turns on the verification of the peer's certificate if an authority is
-/// named.
+/// Loads the files, and enables the verification of the peer's certificate if there is an
+/// authority.
 fn set_files(builder: &mut SslContextBuilder, files: &Certificates) -> io::Result<()> {
     let Certificates { certificate, key, authority } = files;
     for path in [certificate, key].into_iter().chain(authority) {
@@ -155,7 +154,7 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
 }
 
 fn unfit(path: &Path, what: &str, error: &ErrorStack) -> io::Error {
-    let text = format!("{} is no usable {what}: {error}", path.display());
+    let text = format!("{} is not a usable {what}: {error}", path.display());
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 

@@ -227,7 +227,10 @@ fn a_link_that_cannot_be_is_named() {
     let serve = ["serve", "--config", "f.toml", "--control", "control.sock"];
     let output = command(folder.path()).args(serve).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && told.contains("alpha.key is no usable"), "{told}");
+    assert!(
+        output.status.code() == Some(1) && told.contains("alpha.key is not a usable"),
+        "{told}"
+    );
     let monitor = ["monitor", "--listen", "127.0.0.1:0", "select * from IOstream"];
     let output = command(folder.path()).args(monitor).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
