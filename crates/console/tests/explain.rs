@@ -26,7 +26,7 @@ grows without bound:
   line 1, column 34: keeps one entry for each VDisk ever seen
       select VDisk, count(*) as n from IOstream where Size > $least group by VDisk
                                        ^^^^^^^^
-  → let go of old rows with a window, as in `IOstream [range 60 seconds]`
+  → remove old rows with a window, as in `IOstream [range 60 seconds]`
 
 with many hosts:
 each host, fragment 1: stream (VDisk text)

@@ -1,7 +1,7 @@
-//! What aggregates mean.
+//! The meaning of the aggregates.
 //!
-//! Whatever the order of the values, the result is the same to the bit. Sums of floats are exact
-//! until they are rounded once ([`exact`]).
+//! The result is the same to the bit in any order of the values. Sums of floats are exact and
+//! rounded once, at the end ([`exact`]).
 
 pub mod distinct;
 pub mod exact;
@@ -29,7 +29,7 @@ pub fn aggregate(aggregate: &Aggregate, rows: &[Row]) -> Value {
     }
 }
 
-/// The value of an aggregate function over values, a bag. Nulls are left out.
+/// The value of an aggregate function over a bag of values. Nulls are ignored.
 pub fn aggregate_values(
     function: AggregateFunction,
     distinct: bool,
@@ -91,7 +91,7 @@ fn histogram(buckets: Buckets, stage: Stage, values: &[Value]) -> Value {
     let mut counts: BTreeMap<Place, i64> = BTreeMap::new();
     let mut add = |place: Place, count: i64| {
         let counted = counts.entry(place).or_default();
-        // Texts from elsewhere may say anything.
+        // Texts from other hosts may contain any count.
         *counted = counted.wrapping_add(count);
     };
     for value in values {
@@ -115,8 +115,8 @@ fn histogram(buckets: Buckets, stage: Stage, values: &[Value]) -> Value {
     }
 }
 
-/// Which value is the percentile of so many, from 1 on: the nearest rank, that is the first that
-/// is not less than `percentage · count / 100`. `None` where there are no values.
+/// The rank of a percentile among `count` sorted values, counted from 1. It is the nearest rank:
+/// the smallest that is not less than `percentage · count / 100`. `None` if there are no values.
 pub fn percentile_rank(percentage: f64, count: usize) -> Option<usize> {
     let rank = (percentage * count as f64 / 100.0).ceil() as usize;
     (count > 0).then(|| rank.clamp(1, count))
@@ -126,7 +126,7 @@ fn count(number: usize) -> Value {
     i64::try_from(number).map_or(Value::Null, Value::Integer)
 }
 
-/// At least one number, all of one type.
+/// One or more numbers, all of the same type.
 enum Numbers {
     Integers(Vec<i64>),
     Floats(Vec<f64>),
@@ -188,9 +188,9 @@ fn variance(values: &[Value]) -> Option<f64> {
     }
 }
 
-/// The variance of integers, from their count, their sum and the sum of their squares:
-/// `(count · squares − sum²) / count²`, where numerator and denominator are exact and each is
-/// rounded to a float once. `None` where there are none or something does not fit 128 bits.
+/// The variance of integers, from their count, their sum and the sum of their squares: `(count ·
+/// squares − sum²) / count²`, where numerator and denominator are exact and each is rounded to a
+/// float once. `None` if there are no integers, or if an intermediate result exceeds 128 bits.
 pub fn integer_variance(count: i128, sum: i128, squares: i128) -> Option<f64> {
     let numerator = count.checked_mul(squares)?.checked_sub(sum.checked_mul(sum)?)?;
     let denominator = count.checked_mul(count)?;

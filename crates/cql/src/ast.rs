@@ -1,37 +1,37 @@
-//! A script as it is written.
+//! The syntax tree of a script.
 
 use serde::{Deserialize, Serialize};
 
 use crate::span::Span;
 use crate::value::{Type, Value};
 
-/// A name as it is written, without quotes.
+/// A name as written, without quotes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identifier {
     /// The text; names do not depend on case.
     pub text: String,
-    /// Where.
+    /// The place in the text.
     pub span: Span,
 }
 
-/// A whole text.
+/// A script: all statements of a text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Script {
-    /// In the order in which they are written.
+    /// The statements in the order of the text.
     pub statements: Vec<Statement>,
 }
 
 /// One statement.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Statement {
-    /// A query whose results are wanted: `query : …;`, or just the query.
+    /// A query with results: `query : …;`, or just the query.
     Query(Query),
-    /// A query with a name for others to use: `vquery : …; vtable : register stream V(…);`,
+    /// A query with a name, for use in other queries: `vquery : …; vtable : register stream V(…);`,
     /// or `create view V(…) as …;`.
     View {
         /// The name.
         name: Identifier,
-        /// The names of the columns, with the types where they are given; may be empty.
+        /// The names of the columns, with their types if these are given; may be empty.
         columns: Vec<ColumnDeclaration>,
         /// Whether it was declared as a stream or a relation (`None`: `create view`).
         declared: Option<Declared>,
@@ -47,7 +47,7 @@ pub enum Statement {
     },
 }
 
-/// What a `register` says.
+/// The kind of a registered name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Declared {
     /// `register stream`.
@@ -61,14 +61,14 @@ pub enum Declared {
 pub struct ColumnDeclaration {
     /// The name.
     pub name: Identifier,
-    /// The type, where it is given. `char(n)` is text, `byte` and `int` are integer.
+    /// The type, if it is given. `char(n)` is text, `byte` and `int` are integer.
     pub kind: Option<Type>,
 }
 
-/// A query: relational, or made a stream.
+/// A query, with the operator to a stream if there is one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Query {
-    /// What is asked.
+    /// The selections.
     pub body: SetExpression,
     /// `order by …`.
     pub order_by: Vec<OrderItem>,
@@ -76,40 +76,40 @@ pub struct Query {
     pub limit: Option<u64>,
     /// `Istream(…)`, `Dstream(…)`, `Rstream(…)`.
     pub to_stream: Option<ToStream>,
-    /// Where.
+    /// The place in the text.
     pub span: Span,
 }
 
 /// How a relation becomes a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ToStream {
-    /// What enters the relation.
+    /// The rows that enter the relation.
     Insertions,
-    /// What leaves it.
+    /// The rows that leave the relation.
     Deletions,
-    /// All of it, whenever it changes.
+    /// All rows of the relation, whenever it changes.
     Whole,
 }
 
-/// Selections, combined.
+/// One selection, or several combined.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SetExpression {
     /// `select …`.
     Select(Box<Select>),
     /// `(query)`.
     Query(Box<Query>),
-    /// `left union right` and the like. All are of bags where `all` is set, of sets otherwise;
-    /// `intersect` binds tighter than the others, which go from left to right.
+    /// `left union right` and the like, of bags if `all` is set, otherwise of sets. `intersect`
+    /// binds tighter than the others, which are left-associative.
     Operation {
-        /// Which.
+        /// The operation.
         operation: SetOperation,
         /// Whether rows keep their counts.
         all: bool,
-        /// On the left.
+        /// The left operand.
         left: Box<SetExpression>,
-        /// On the right.
+        /// The right operand.
         right: Box<SetExpression>,
-        /// Where.
+        /// The place in the text.
         span: Span,
     },
 }
@@ -117,11 +117,11 @@ pub enum SetExpression {
 /// A way to combine two relations of the same columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SetOperation {
-    /// What is in either.
+    /// The rows of either operand.
     Union,
-    /// What is on the left and not on the right.
+    /// The rows of the left operand that are not in the right one.
     Except,
-    /// What is in both.
+    /// The rows that are in both operands.
     Intersect,
 }
 
@@ -130,9 +130,9 @@ pub enum SetOperation {
 pub struct Select {
     /// `select distinct`.
     pub distinct: bool,
-    /// What is selected.
+    /// The selected expressions.
     pub items: Vec<SelectItem>,
-    /// From what; the parts are joined without a condition. At least one.
+    /// The sources, which are joined without a condition. There is at least one.
     pub from: Vec<TableReference>,
     /// `where …`.
     pub selection: Option<Expression>,
@@ -140,11 +140,11 @@ pub struct Select {
     pub group_by: Vec<Expression>,
     /// `having …`.
     pub having: Option<Expression>,
-    /// Where.
+    /// The place in the text.
     pub span: Span,
 }
 
-/// One thing that is selected.
+/// One selected expression, or several by `*`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SelectItem {
     /// `*`.
@@ -153,14 +153,14 @@ pub enum SelectItem {
     AllOf(Identifier),
     /// `expression as alias`.
     Expression {
-        /// What.
+        /// The expression.
         expression: Expression,
-        /// Under which name.
+        /// The name of the column.
         alias: Option<Identifier>,
     },
 }
 
-/// One thing that is selected from.
+/// One source of a selection.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TableReference {
     /// `name [window] as alias`.
@@ -169,52 +169,52 @@ pub enum TableReference {
         name: Identifier,
         /// The window.
         window: Option<Window>,
-        /// Another name.
+        /// Another name for the source.
         alias: Option<Identifier>,
     },
     /// `(query) [window] as alias`.
     Subquery {
         /// The query.
         query: Box<Query>,
-        /// The window, where the query makes a stream.
+        /// The window, if the query is a stream.
         window: Option<Window>,
-        /// The name.
+        /// The name of the source.
         alias: Option<Identifier>,
     },
     /// `left join right on condition`.
     Join {
-        /// On the left.
+        /// The left operand.
         left: Box<TableReference>,
-        /// On the right.
+        /// The right operand.
         right: Box<TableReference>,
-        /// Which rows without a partner stay.
+        /// The rows without a partner that the result has.
         kind: JoinKind,
         /// `on …`; `None` for `cross join`.
         on: Option<Expression>,
-        /// Where.
+        /// The place in the text.
         span: Span,
     },
 }
 
-/// Which rows without a partner stay, filled up with nulls.
+/// The rows without a partner that the result of a join has, with nulls for the missing columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum JoinKind {
-    /// None.
+    /// No rows.
     Inner,
-    /// Those on the left.
+    /// Those of the left side.
     Left,
-    /// Those on the right.
+    /// Those of the right side.
     Right,
-    /// Both.
+    /// Those of both sides.
     Full,
 }
 
-/// Which part of a stream is a relation.
+/// A window: the part of a stream that is a relation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {
-    /// Which.
+    /// The kind.
     pub kind: WindowKind,
-    /// Where.
+    /// The place in the text.
     pub span: Span,
 }
 
@@ -226,21 +226,21 @@ pub enum WindowKind {
     /// `[unbounded]`, `[range unbounded]`, `[rows unbounded]`.
     Unbounded,
     /// `[range 3 seconds]`, `[range 3 seconds slide 1 second]`; `[tumbling 3 seconds]` slides by
-    /// its length. In nanoseconds, at least 1. Without a unit the number is of seconds. (With
-    /// the units of the monitoring paper, "second" is a microsecond.)
+    /// its length. Times are in nanoseconds, at least 1. The default unit is the second. (With the
+    /// units of the monitoring paper, "second" is a microsecond.)
     Range {
-        /// How far back.
+        /// The length.
         length_ns: u64,
-        /// How often it moves.
+        /// The interval at which the window moves.
         slide_ns: Option<u64>,
     },
     /// `[rows 10]`.
     Rows(u64),
     /// `[partition by A, B rows 10]`.
     Partition {
-        /// By which columns.
+        /// The columns that partition the stream.
         by: Vec<Identifier>,
-        /// How many of each.
+        /// The number of rows in each partition.
         rows: u64,
     },
 }
@@ -248,18 +248,18 @@ pub enum WindowKind {
 /// One key of an order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OrderItem {
-    /// By what: an expression, a column's name, or a column's number from 1 on.
+    /// An expression, a column's name, or a column's number, counted from 1.
     pub expression: Expression,
     /// `desc`.
     pub descending: bool,
 }
 
-/// An expression and its place.
+/// An expression and its place in the text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expression {
-    /// What.
+    /// The kind.
     pub kind: ExpressionKind,
-    /// Where.
+    /// The place in the text.
     pub span: Span,
 }
 
@@ -270,7 +270,7 @@ pub enum ExpressionKind {
     Literal(Value),
     /// `column` or `alias.column`.
     Column {
-        /// Of what.
+        /// The source of the column.
         qualifier: Option<Identifier>,
         /// The column.
         name: Identifier,
@@ -283,38 +283,38 @@ pub enum ExpressionKind {
     Binary(BinaryOperator, Box<Expression>, Box<Expression>),
     /// `x is null`, `x is not null`.
     IsNull {
-        /// What.
+        /// The operand.
         operand: Box<Expression>,
-        /// Whether `not` is there.
+        /// Whether it is negated with `not`.
         negated: bool,
     },
     /// `x between low and high`.
     Between {
-        /// What.
+        /// The operand.
         operand: Box<Expression>,
-        /// From.
+        /// The lower bound, inclusive.
         low: Box<Expression>,
-        /// To, inclusive.
+        /// The upper bound, inclusive.
         high: Box<Expression>,
-        /// Whether `not` is there.
+        /// Whether it is negated with `not`.
         negated: bool,
     },
     /// `x in (a, b)`.
     In {
-        /// What.
+        /// The operand.
         operand: Box<Expression>,
-        /// In what.
+        /// The values to compare with.
         list: Vec<Expression>,
-        /// Whether `not` is there.
+        /// Whether it is negated with `not`.
         negated: bool,
     },
     /// `x in (select a from …)`.
     InQuery {
-        /// What.
+        /// The operand.
         operand: Box<Expression>,
-        /// In what: a query of one column.
+        /// A query of one column.
         query: Box<Query>,
-        /// Whether `not` is there.
+        /// Whether it is negated with `not`.
         negated: bool,
     },
     /// `exists (select …)`.
@@ -323,18 +323,18 @@ pub enum ExpressionKind {
     Query(Box<Query>),
     /// `x like 'a%'`: `%` is any text, `_` any character.
     Like {
-        /// What.
+        /// The operand.
         operand: Box<Expression>,
-        /// Like what.
+        /// The pattern.
         pattern: Box<Expression>,
-        /// Whether `not` is there.
+        /// Whether it is negated with `not`.
         negated: bool,
     },
     /// `name(arguments)`: a function or an aggregate. `count(*)` has no arguments and `star`.
     Call {
         /// The function.
         name: Identifier,
-        /// Whether `distinct` is there.
+        /// Whether the arguments are `distinct`.
         distinct: bool,
         /// Whether the argument is `*`.
         star: bool,
@@ -345,11 +345,11 @@ pub enum ExpressionKind {
     Cast(Box<Expression>, Type),
     /// `case when a then b else c end`, `case x when a then b end`.
     Case {
-        /// What is compared with each condition.
+        /// The value that each condition is compared with, if there is one.
         operand: Option<Box<Expression>>,
         /// Conditions and values.
         branches: Vec<(Expression, Expression)>,
-        /// Otherwise.
+        /// The value if no condition holds.
         otherwise: Option<Box<Expression>>,
     },
 }
@@ -388,16 +388,16 @@ pub enum BinaryOperator {
     Subtract,
     /// `*`.
     Multiply,
-    /// `/`: of integers, toward zero; by zero it is null.
+    /// `/`: integers are rounded towards zero; a division by zero is null.
     Divide,
     /// `%`.
     Remainder,
-    /// `||`: texts one after the other.
+    /// `||`: the concatenation of texts.
     Concatenate,
 }
 
 impl BinaryOperator {
-    /// Whether it compares two values of one type.
+    /// Whether it compares two values of the same type.
     pub fn is_comparison(self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! What streams there are to ask about.
+//! The input streams of queries.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::value::Type;
 pub struct Column {
     /// The name; names do not depend on case.
     pub name: String,
-    /// What it holds.
+    /// The type.
     pub kind: Type,
 }
 
@@ -20,13 +20,14 @@ pub struct StreamSchema {
     pub name: String,
     /// The columns, in order.
     pub columns: Vec<Column>,
-    /// Other names of columns: `IOp` for `IOOp`, as the monitoring paper's listings have them.
+    /// Other names of columns, each with the column's name: `IOp` for `IOOp`, as in the monitoring
+    /// paper's listings.
     pub aliases: Vec<(String, String)>,
-    /// Columns of texts of which all values that there can be are known, by their names.
+    /// The columns of texts whose possible values are all known: the column's name and the values.
     pub values: Vec<(String, Vec<String>)>,
 }
 
-/// The streams that queries may name.
+/// The streams that queries may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Catalog {
     /// The streams. A script may declare more.
@@ -52,7 +53,7 @@ impl StreamSchema {
         }
     }
 
-    /// The position of a column, by its name or another name of it.
+    /// The position of a column, by its name or an alias.
     pub fn find(&self, name: &str) -> Option<usize> {
         let by = |name: &str| self.columns.iter().position(|c| c.name.eq_ignore_ascii_case(name));
         by(name).or_else(|| {

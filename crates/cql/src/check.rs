@@ -1,4 +1,4 @@
-//! Whether a plan is one that may be run: types, columns and sizes fit.
+//! Checks of plans: types, columns and sizes.
 
 use crate::aggregate::frequent::VALUES_MAX;
 use crate::aggregate::histogram::Buckets;
@@ -10,24 +10,24 @@ use crate::plan::{
 };
 use crate::value::Type;
 
-/// The type of an expression or a column; `None` where it can only be null.
+/// The type of an expression or a column; `None` if it can only be null.
 pub(crate) type Kind = Option<Type>;
 
-/// Checks a plan.
+/// Checks a plan, which may come from another host.
 ///
 /// # Errors
 ///
-/// What is wrong, where something is.
+/// A description of the first mistake.
 pub fn check(plan: &Plan, catalog: &Catalog) -> Result<(), String> {
     let kinds = match &plan.output {
         Output::Stream(stream) => stream_columns(stream, catalog)?,
         Output::Relation(relation) => columns(relation, catalog)?,
     };
     let named: Vec<Kind> = plan.columns.iter().map(|column| Some(column.kind)).collect();
-    ensure(fits(&kinds, &named), || format!("{kinds:?} are called {named:?}"))
+    ensure(fits(&kinds, &named), || format!("the columns have the types {kinds:?}, not {named:?}"))
 }
 
-/// The types of a stream's columns, or what is wrong with it.
+/// The types of a stream's columns, or its first mistake.
 pub(crate) fn stream_columns(stream: &Stream, catalog: &Catalog) -> Result<Vec<Kind>, String> {
     match stream {
         Stream::Source(source) => input_columns(*source, catalog),
@@ -40,7 +40,7 @@ fn input_columns(input: usize, catalog: &Catalog) -> Result<Vec<Kind>, String> {
     Ok(input.columns.iter().map(|column| Some(column.kind)).collect())
 }
 
-/// The types of a relation's columns, or what is wrong with it.
+/// The types of a relation's columns, or its first mistake.
 pub(crate) fn columns(relation: &Relation, catalog: &Catalog) -> Result<Vec<Kind>, String> {
     match relation {
         Relation::Window(window, stream) => {
@@ -50,7 +50,7 @@ pub(crate) fn columns(relation: &Relation, catalog: &Catalog) -> Result<Vec<Kind
                 Window::Range { length_ns, slide_ns } => *length_ns > 0 && *slide_ns != Some(0),
                 Window::Rows { by, .. } => by.iter().all(|column| *column < kinds.len()),
             };
-            ensure(good, || format!("a window: {window:?}"))?;
+            ensure(good, || format!("invalid window: {window:?}"))?;
             Ok(kinds)
         }
         Relation::Given(input) => input_columns(*input, catalog),
@@ -72,7 +72,9 @@ pub(crate) fn columns(relation: &Relation, catalog: &Catalog) -> Result<Vec<Kind
         Relation::Distinct(of) => columns(of, catalog),
         Relation::Set { left, right, .. } => {
             let (left, right) = (columns(left, catalog)?, columns(right, catalog)?);
-            ensure(fits(&left, &right), || format!("a combination of {left:?} and {right:?}"))?;
+            ensure(fits(&left, &right), || {
+                format!("invalid combination of {left:?} and {right:?}")
+            })?;
             Ok(left.into_iter().zip(right).map(|(left, right)| left.or(right)).collect())
         }
         Relation::Top(of, keys, _) => {
@@ -88,7 +90,9 @@ pub(crate) fn columns(relation: &Relation, catalog: &Catalog) -> Result<Vec<Kind
 fn joined(join: &Join, catalog: &Catalog) -> Result<Vec<Kind>, String> {
     let (mut left, right) = (columns(&join.left, catalog)?, columns(&join.right, catalog)?);
     let counts = (join.left_columns, join.right_columns);
-    ensure((left.len(), right.len()) == counts, || format!("a join of {counts:?} columns"))?;
+    ensure((left.len(), right.len()) == counts, || {
+        format!("wrong numbers of joined columns: {counts:?}")
+    })?;
     for (of_left, of_right) in &join.equal {
         let (of_left, of_right) = (kind(of_left, &left)?, kind(of_right, &right)?);
         same(of_left, of_right)?;
@@ -103,13 +107,13 @@ fn joined(join: &Join, catalog: &Catalog) -> Result<Vec<Kind>, String> {
 fn aggregated(aggregate: &Aggregate, columns: &[Kind]) -> Result<Kind, String> {
     let Some(argument) = &aggregate.argument else {
         let count = aggregate.function == AggregateFunction::Count && !aggregate.distinct;
-        ensure(count, || "only count is of all rows".to_owned())?;
+        ensure(count, || "only count applies to all rows".to_owned())?;
         return Ok(Some(Type::Integer));
     };
     let argument = kind(argument, columns)?;
     let numeric = || {
         let number = matches!(argument, None | Some(Type::Integer | Type::Float));
-        ensure(number, || format!("{:?} of {argument:?}", aggregate.function))
+        ensure(number, || format!("invalid argument of {:?}: {argument:?}", aggregate.function))
     };
     match aggregate.function {
         AggregateFunction::Count => Ok(Some(Type::Integer)),
@@ -118,12 +122,16 @@ fn aggregated(aggregate: &Aggregate, columns: &[Kind]) -> Result<Kind, String> {
         | AggregateFunction::Variance
         | AggregateFunction::StandardDeviation => numeric().map(|()| Some(Type::Float)),
         AggregateFunction::Percentile(percentage) => {
-            ensure((0.0..=100.0).contains(&percentage), || format!("{percentage} per cent"))?;
+            ensure((0.0..=100.0).contains(&percentage), || {
+                format!("invalid percentile: {percentage}")
+            })?;
             Ok(argument)
         }
         AggregateFunction::Minimum | AggregateFunction::Maximum => Ok(argument),
         AggregateFunction::MostFrequent(wanted) => {
-            ensure((1..=VALUES_MAX).contains(&wanted), || format!("the first {wanted} values"))?;
+            ensure((1..=VALUES_MAX).contains(&wanted), || {
+                format!("invalid number of values: {wanted}")
+            })?;
             Ok(Some(Type::Text))
         }
         AggregateFunction::ApproximateDistinct(_, stage) => match stage {
@@ -137,14 +145,16 @@ fn aggregated(aggregate: &Aggregate, columns: &[Kind]) -> Result<Kind, String> {
                 Buckets::Integers(width) => (width.get() as f64, is(argument, Type::Integer)),
                 Buckets::Floats(width) => (width, is(argument, Type::Float)),
             };
-            ensure(Buckets::WIDTHS.contains(&width), || format!("buckets of {width}"))?;
+            ensure(Buckets::WIDTHS.contains(&width), || {
+                format!("invalid width of buckets: {width}")
+            })?;
             let counted = if stage == Stage::Merge { is(argument, Type::Text) } else { counted };
             counted.map(|_| Some(Type::Text))
         }
     }
 }
 
-/// The type of an expression over columns, or what is wrong with it.
+/// The type of an expression over columns, or its first mistake.
 pub(crate) fn kind(expression: &Expression, columns: &[Kind]) -> Result<Kind, String> {
     match expression {
         Expression::Column(position) => {
@@ -206,7 +216,7 @@ fn call(function: Function, arguments: &[Kind]) -> Result<Kind, String> {
         Function::SplitPart => (&[Text, Text, Integer], Text),
         Function::Absolute => {
             let [argument] = arguments else {
-                return Err(format!("{function:?} of {arguments:?}"));
+                return Err(format!("invalid arguments of {function:?}: {arguments:?}"));
             };
             return number(*argument);
         }
@@ -217,12 +227,14 @@ fn call(function: Function, arguments: &[Kind]) -> Result<Kind, String> {
         | Function::Logarithm => (&[Float], Float),
         Function::Power => (&[Float, Float], Float),
         Function::Greatest | Function::Least | Function::Coalesce => {
-            ensure(!arguments.is_empty(), || format!("{function:?} of nothing"))?;
+            ensure(!arguments.is_empty(), || format!("{function:?} has no arguments"))?;
             return arguments.iter().try_fold(None, |kind, argument| same(kind, *argument));
         }
     };
     let expected: Vec<Kind> = expected.iter().copied().map(Some).collect();
-    ensure(fits(arguments, &expected), || format!("{function:?} of {arguments:?}"))?;
+    ensure(fits(arguments, &expected), || {
+        format!("invalid arguments of {function:?}: {arguments:?}")
+    })?;
     Ok(Some(result))
 }
 
@@ -245,7 +257,7 @@ fn number(kind: Kind) -> Result<Kind, String> {
 
 fn same(left: Kind, right: Kind) -> Result<Kind, String> {
     let same = left.is_none() || right.is_none() || left == right;
-    ensure(same, || format!("{left:?} is not {right:?}")).map(|()| left.or(right))
+    ensure(same, || format!("the types {left:?} and {right:?} differ")).map(|()| left.or(right))
 }
 
 fn fits(left: &[Kind], right: &[Kind]) -> bool {

@@ -1,10 +1,10 @@
-//! What an expression's value is, for a row.
+//! The evaluation of expressions.
 //!
-//! Logic and comparisons are SQL's, with three values. Within one type, comparisons are those of
-//! [`Value`]'s order, so that `=` in a filter and in a join mean the same: NaN equals NaN and is
-//! greater than everything else. Arithmetic that overflows (of integers), divides by zero or has
-//! no number as its result is null; there is no negative zero among the results, because it
-//! equals zero and nothing shall tell them apart.
+//! Logic and comparisons are SQL's, with three truth values. Values of the same type are compared
+//! by [`Value`]'s order, so that `=` has the same meaning in a filter and in a join: NaN equals NaN
+//! and is greater than all other floats. The result of arithmetic is null if an integer overflows,
+//! the divisor is zero or the result is NaN. No result is negative zero, because it equals zero and
+//! must not be distinguishable from it.
 
 mod functions;
 mod like;
@@ -17,11 +17,11 @@ use crate::value::{Type, Value};
 
 pub use like::like;
 
-/// The longest text that an expression makes, in bytes; a longer one is null.
+/// The longest text that an expression returns, in bytes; a longer result is null.
 pub const TEXT_LIMIT: usize = 1 << 20;
 
-/// The value of an expression for a row. What has no value, be it because the types are wrong or
-/// because there is no such column, is null.
+/// The value of an expression for a row. It is null if the types are wrong or if a column does not
+/// exist.
 pub fn evaluate(expression: &Expression, row: &[Value]) -> Value {
     match expression {
         Expression::Column(position) => row.get(*position).map_or(Value::Null, plain),
@@ -57,7 +57,7 @@ pub fn is_true(value: &Value) -> bool {
     matches!(value, Value::Boolean(true))
 }
 
-/// A value, without negative zero.
+/// A value, with zero in place of negative zero.
 fn plain(value: &Value) -> Value {
     match value {
         Value::Float(number) => Value::Float(number + 0.0),
@@ -65,17 +65,17 @@ fn plain(value: &Value) -> Value {
     }
 }
 
-/// A float as a result: NaN is null, and zero has no sign.
+/// A float as a result: NaN becomes null, and negative zero becomes zero.
 pub fn float(number: f64) -> Value {
     if number.is_nan() { Value::Null } else { Value::Float(number + 0.0) }
 }
 
-/// An integer as a result, or null where it has overflown.
+/// An integer as a result, or null after an overflow.
 fn integer(number: Option<i64>) -> Value {
     number.map_or(Value::Null, Value::Integer)
 }
 
-/// A text as a result, or null where it is too long.
+/// A text as a result, or null if it is too long.
 fn text(text: &str) -> Value {
     if text.len() > TEXT_LIMIT { Value::Null } else { Value::text(text) }
 }
@@ -125,7 +125,7 @@ fn binary(operator: BinaryOperator, left: &Value, right: &Value) -> Value {
         BinaryOperator::LessOrEqual => holds(Ordering::is_le),
         BinaryOperator::Greater => holds(Ordering::is_gt),
         BinaryOperator::GreaterOrEqual => holds(Ordering::is_ge),
-        // These look at one side before the other: see `evaluate`.
+        // `evaluate` handles these: they may not need their right operand.
         BinaryOperator::And | BinaryOperator::Or => Value::Null,
         BinaryOperator::Concatenate => match (left, right) {
             (Value::Text(left), Value::Text(right)) if left.len() + right.len() <= TEXT_LIMIT => {
@@ -151,7 +151,7 @@ fn of_integers(operator: BinaryOperator, left: i64, right: i64) -> Value {
         BinaryOperator::Subtract => left.checked_sub(right),
         BinaryOperator::Multiply => left.checked_mul(right),
         BinaryOperator::Divide => left.checked_div(right),
-        // The remainder by -1 is 0, also where the quotient overflows.
+        // The remainder of a division by -1 is 0, even if the quotient overflows.
         BinaryOperator::Remainder if right != 0 => Some(left.wrapping_rem(right)),
         _ => None,
     })

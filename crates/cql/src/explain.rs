@@ -13,10 +13,11 @@ use crate::plan::{
 use crate::planner::symbol;
 use crate::value::Value;
 
-/// A plan as a tree of operators, one on a line, what an operator reads from below it and further
-/// in. The first line says what the result is.
+/// A plan as a tree of operators, one on each line. The operators that an operator reads from are
+/// below it, indented. The first line describes the result.
 ///
-/// Where both sides of a join have a column of the same name, the right one has a stroke: `Size'`.
+/// If both sides of a join have a column of the same name, the right one has an apostrophe:
+/// `Size'`.
 #[must_use]
 pub fn explain(plan: &Plan, catalog: &Catalog) -> String {
     let what = match plan.output {
@@ -38,19 +39,20 @@ pub fn explain(plan: &Plan, catalog: &Catalog) -> String {
     text
 }
 
-/// The names of a relation's columns, as [`explain`] shows them above it.
+/// The names of a relation's columns, as [`explain`] shows them in the operator above.
 pub(crate) fn names(relation: &Relation, catalog: &Catalog) -> Vec<String> {
     Tree { catalog, lines: Vec::new() }.relation(relation, 0, None)
 }
 
-/// The lines so far, with how far in they are.
+/// The lines so far, each with its depth in the tree.
 struct Tree<'a> {
     catalog: &'a Catalog,
     lines: Vec<(usize, String)>,
 }
 
 impl Tree<'_> {
-    /// Makes the line of an operator before those of what it reads from.
+    /// Adds an empty line for an operator, before the lines of its inputs. Returns the line's
+    /// index.
     fn line(&mut self, depth: usize) -> usize {
         self.lines.push((depth, String::new()));
         self.lines.len() - 1
@@ -60,7 +62,7 @@ impl Tree<'_> {
         self.lines[line].1 = text;
     }
 
-    /// The names of the columns.
+    /// Adds the lines of a stream. Returns the names of its columns.
     fn stream(&mut self, stream: &Stream, depth: usize, wanted: Option<&[Column]>) -> Vec<String> {
         let line = self.line(depth);
         match stream {
@@ -81,7 +83,7 @@ impl Tree<'_> {
         }
     }
 
-    /// The name of an input, and those of its columns.
+    /// The name of an input, and the names of its columns.
     fn input(&self, at: usize) -> (String, Vec<String>) {
         let schema = self.catalog.streams.get(at);
         let name = schema.map_or("?", |schema| schema.name.as_str()).to_owned();
@@ -89,7 +91,7 @@ impl Tree<'_> {
         (name, columns.iter().map(|column| column.name.clone()).collect())
     }
 
-    /// The names of the columns.
+    /// Adds the lines of a relation. Returns the names of its columns.
     fn relation(
         &mut self,
         relation: &Relation,
@@ -241,7 +243,7 @@ fn window(window: &Window, names: &[String]) -> String {
     }
 }
 
-/// A length of time in the largest unit of which it is a whole number.
+/// A length of time, in the largest unit that gives a whole number.
 fn duration(nanoseconds: u64) -> String {
     const UNITS: [(u64, &str); 5] = [
         (3_600_000_000_000, "h"),
@@ -302,7 +304,7 @@ fn aggregate(aggregate: &Aggregate, names: &[String]) -> String {
     format!("{name}({distinct}{argument}{of})")
 }
 
-/// How tight an operator binds.
+/// How tightly an operator binds.
 fn precedence(operator: BinaryOperator) -> u8 {
     use BinaryOperator as Operator;
     match operator {
@@ -324,7 +326,7 @@ fn expression(value: &Expression, names: &[String]) -> String {
     operand(value, names, 0)
 }
 
-/// An expression, in parentheses where it binds less tight than what is around it.
+/// An expression, in parentheses if it binds less tightly than the operator around it.
 fn operand(value: &Expression, names: &[String], around: u8) -> String {
     let (text, binds) = match value {
         Expression::Column(at) => (column(*at, names), 9),
@@ -333,7 +335,7 @@ fn operand(value: &Expression, names: &[String], around: u8) -> String {
         Expression::Unary(UnaryOperator::Negate, of) => (format!("-{}", operand(of, names, 9)), 8),
         Expression::Binary(operator, left, right) => {
             let binds = precedence(*operator);
-            // These may be put together in any way.
+            // These are associative.
             let joins = matches!(operator, BinaryOperator::And | BinaryOperator::Or);
             let left = operand(left, names, if binds == 4 { 5 } else { binds });
             let right = operand(right, names, if joins { binds } else { binds + 1 });

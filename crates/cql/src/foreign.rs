@@ -1,34 +1,31 @@
-//! Words of other systems, and what this language has instead.
+//! Keywords and functions of other systems, with help on what to write instead.
 
-/// Finds a word among some, whatever its case.
+/// Finds the help for a word in a table, without regard to case.
 fn find(table: &[(&[&str], &'static str)], word: &str) -> Option<&'static str> {
     let is = |words: &[&str]| words.iter().any(|other| other.eq_ignore_ascii_case(word));
     table.iter().find(|(words, _)| is(words)).map(|(_, help)| *help)
 }
 
-/// What stands for a statement of another system.
+/// The help for a statement of another system.
 pub(crate) fn statement(word: &str) -> Option<&'static str> {
     find(
         &[
             (&["with"], "give the query a name before its use: `create view NAME as select …;`"),
             (
                 &["insert", "emit"],
-                "a query's results are its rows: write the `select` alone; `create view NAME as \
-                 select …` names it for others",
+                "a query's results are its rows: write only the `select`; `create view NAME as \
+                 select …` names it for other queries",
             ),
-            (
-                &["update", "delete", "merge"],
-                "queries only read; what is over leaves with a window",
-            ),
-            (&["drop", "alter"], "a script begins with nothing: leave out what is not wanted"),
-            (&["explain"], "`fathom explain` shows how a query is carried out"),
+            (&["update", "delete", "merge"], "queries only read; a window removes old rows"),
+            (&["drop", "alter"], "scripts keep no state: leave the declaration out"),
+            (&["explain"], "`fathom explain` shows how a query is executed"),
             (&["set", "declare"], "`$name` in a query is a value given with --param name=value"),
         ],
         word,
     )
 }
 
-/// What stands for something that another system creates.
+/// The help for an object that another system creates.
 pub(crate) fn created(word: &str) -> Option<&'static str> {
     find(
         &[
@@ -37,14 +34,14 @@ pub(crate) fn created(word: &str) -> Option<&'static str> {
                 &["materialized", "or"],
                 "a view is always up to date: `create view NAME as select …`",
             ),
-            (&["sink"], "results are printed, or acted on by a query that the daemon keeps"),
+            (&["sink"], "results are printed; a query that the daemon keeps can act on them"),
         ],
         word,
     )
 }
 
-/// What stands for a function of another system that makes windows or numbers rows: it cannot be
-/// read as a function here.
+/// The help for a function of another system that makes windows or numbers rows. Such a function
+/// cannot be parsed as one here.
 pub(crate) fn window_function(word: &str) -> Option<&'static str> {
     find(
         &[
@@ -60,11 +57,11 @@ pub(crate) fn window_function(word: &str) -> Option<&'static str> {
                     "date_bin",
                     "time_slice",
                 ],
-                "a window stands behind the stream's name: `from IOstream [tumbling 5 seconds]`",
+                "a window follows the stream's name: `from IOstream [tumbling 5 seconds]`",
             ),
             (
                 &["hop", "hopping", "hop_start", "hop_end", "hoppingwindow", "slidingwindow"],
-                "a window stands behind the stream's name: `from IOstream [range 10 seconds slide \
+                "a window follows the stream's name: `from IOstream [range 10 seconds slide \
                  5 seconds]`",
             ),
             (
@@ -86,30 +83,33 @@ pub(crate) fn window_function(word: &str) -> Option<&'static str> {
     )
 }
 
-/// What stands for what follows an aggregate in another system.
+/// The help for a clause that follows an aggregate in another system.
 pub(crate) fn behind_call(word: &str) -> Option<&'static str> {
     find(
         &[
             (
                 &["over"],
-                "a window stands behind the stream's name: `from IOstream [rows 10]`, or \
+                "a window follows the stream's name: `from IOstream [rows 10]`, or \
                  `[partition by VDisk rows 10]` with `group by VDisk`",
             ),
-            (&["filter"], "count what meets a condition with `sum(case when … then 1 else 0 end)`"),
-            (&["within"], "`percentile(x, 99)` takes which percentile as its second argument"),
+            (
+                &["filter"],
+                "count the rows that meet a condition with `sum(case when … then 1 else 0 end)`",
+            ),
+            (&["within"], "the second argument of `percentile(x, 99)` is the percentile"),
         ],
         word,
     )
 }
 
-/// What stands for what goes on with a query in another system.
+/// The help for a clause that continues a query in another system.
 pub(crate) fn continuation(word: &str) -> Option<&'static str> {
     find(
         &[
-            (&["emit"], "leave it out: each change of the result is one with --deltas"),
+            (&["emit"], "leave it out: --deltas prints each change of the result"),
             (
                 &["window"],
-                "a window stands in brackets behind the stream's name: `IOstream [tumbling 5 \
+                "a window follows the stream's name, in square brackets: `IOstream [tumbling 5 \
                  seconds]`",
             ),
             (&["within"], "both sides of a join have windows: `IOstream [range 5 seconds] as a`"),
@@ -120,7 +120,7 @@ pub(crate) fn continuation(word: &str) -> Option<&'static str> {
     )
 }
 
-/// What stands for a function of another system.
+/// The help for a function of another system.
 pub(crate) fn function(word: &str) -> Option<&'static str> {
     find(
         &[
@@ -132,12 +132,12 @@ pub(crate) fn function(word: &str) -> Option<&'static str> {
             (&["instr", "strpos", "charindex", "contains"], "write `position(part, x)`"),
             (&["mod"], "write `a % b`"),
             (&["pow"], "write `power(x, y)`"),
-            (&["log", "log2", "log10"], "write `ln(x)`, which divided by `ln(10)` is `log10(x)`"),
+            (&["log", "log2", "log10"], "write `ln(x)`; `ln(x) / ln(10)` is `log10(x)`"),
             (&["trunc", "truncate", "int"], "write `floor(x)`, or `cast(x as integer)`"),
             (
                 &["now", "current_timestamp", "localtime", "sysdate", "unix_timestamp"],
                 "the time of a row is its column `BlktapTS`, in nanoseconds; `[now]` is the window \
-                 of what has just come",
+                 of the current instant",
             ),
             (&["mean", "average"], "write `avg(x)`"),
             (&["std", "stdev", "stddev_pop", "stddev_samp"], "write `stddev(x)`"),

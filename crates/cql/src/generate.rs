@@ -1,8 +1,8 @@
-//! Random plans and inputs, to compare evaluators with.
+//! Random plans and inputs, on which evaluators are compared.
 //!
-//! The same seed always gives the same case. Results are the same to the bit in whatever order
-//! rows are looked at: sums of floats are exact. So some floats are such that sums which are rounded
-//! would lose others beside them.
+//! The same seed always gives the same case. Results must be the same to the bit in any order of
+//! the rows, because sums of floats are exact. So some floats are so large or so small that a
+//! rounded sum would lose others.
 
 mod expressions;
 mod inputs;
@@ -16,7 +16,7 @@ use crate::value::Type;
 
 pub use shrink::shrink;
 
-/// How many steps the oracle may take for a case.
+/// The most steps of the oracle for a case.
 const STEPS: u64 = 30_000;
 
 /// A plan and its inputs.
@@ -24,16 +24,16 @@ const STEPS: u64 = 30_000;
 pub struct Case {
     /// The streams.
     pub catalog: Catalog,
-    /// What is asked.
+    /// The plan.
     pub plan: Plan,
-    /// What comes, in the order of arrival; times do not decrease.
+    /// The inputs in the order of arrival; times do not decrease.
     pub inputs: Vec<Input>,
-    /// Up to when; at or after the last input.
+    /// The end of the evaluation, inclusive; at or after the last input.
     pub until_ns: i64,
 }
 
-/// A random case; most have a result. The oracle evaluates it in a moment: where it does not,
-/// there are fewer inputs.
+/// A random case; most have a result. Inputs are removed until the oracle evaluates the case within
+/// its limit of steps.
 pub fn case(seed: u64) -> Case {
     let mut generator = Generator::new(seed);
     let (first, has_result) = attempt(&mut generator);
@@ -64,7 +64,7 @@ pub fn catalog() -> Catalog {
     Catalog { streams: vec![StreamSchema::new("A", &first), StreamSchema::new("B", &second)] }
 }
 
-/// A source of random numbers (`SplitMix64`), and of what is made from them.
+/// A source of random numbers (`SplitMix64`), and of random plans and inputs.
 #[derive(Clone, Debug)]
 pub struct Generator {
     state: u64,
@@ -85,17 +85,17 @@ impl Generator {
         number ^ (number >> 31)
     }
 
-    /// A random number less than `limit`; 0 where that is 0.
+    /// A random number less than `limit`; 0 if `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.number() % limit.max(1) as u64) as usize
     }
 
-    /// True so many times out of a hundred.
+    /// True with a probability of `percent` per cent.
     pub fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// One of some things.
+    /// A random element of `things`.
     fn one_of<T: Clone>(&mut self, things: &[T]) -> T {
         things[self.below(things.len())].clone()
     }

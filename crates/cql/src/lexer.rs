@@ -1,18 +1,18 @@
-//! A text as words, numbers, texts and signs.
+//! The lexer: divides a text into words, numbers, texts and signs.
 
 use crate::span::{Diagnostic, Span};
 
-/// The longest text that is read, in bytes.
-pub(crate) const LONGEST_TEXT: usize = 1 << 20;
+/// The longest script, in bytes.
+pub(crate) const SCRIPT_LENGTH_MAX: usize = 1 << 20;
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenKind {
-    /// A name or a word of the language: which it is depends on where it stands.
+    /// A name or a keyword, depending on the position.
     Word,
     /// A name in backticks.
     Quoted,
-    /// Digits.
+    /// An integer: digits only.
     Integer,
     /// A number with a point or an exponent.
     Float,
@@ -26,31 +26,31 @@ pub(crate) enum TokenKind {
     End,
 }
 
-/// A token and its place.
+/// A token and its place in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token {
-    /// What.
+    /// The kind.
     pub kind: TokenKind,
-    /// Where.
+    /// The place in the text.
     pub span: Span,
 }
 
 /// The tokens of a text.
 #[derive(Debug)]
 pub(crate) struct Tokens {
-    /// In order; the last is the end.
+    /// The tokens in order; the last is [`TokenKind::End`].
     pub tokens: Vec<Token>,
-    /// What is wrong where the tokens end, where that is before the end of the text.
+    /// The error at the end of the tokens, if the lexer stopped before the end of the text.
     pub failure: Option<Diagnostic>,
 }
 
-/// The signs; where one begins another the longer comes first.
+/// The signs. If one is the beginning of another, the longer one is first.
 const SIGNS: [&str; 21] = [
     "<>", "<=", ">=", "!=", "||", "=", "<", ">", "+", "-", "*", "/", "%", "(", ")", "[", "]", ",",
     ";", ":", ".",
 ];
 
-/// Signs of other languages, and what to write instead.
+/// Operators of other languages, and what to write instead.
 const FOREIGN: [(&str, &str); 4] = [
     ("==", "equality is written `=`"),
     ("&&", "write `and`"),
@@ -58,10 +58,10 @@ const FOREIGN: [(&str, &str); 4] = [
     ("!", "write `not`, or `<>` for inequality"),
 ];
 
-/// Takes a text apart. It stops at the first thing that is no token.
+/// Divides a text into tokens. Stops at the first invalid one.
 pub(crate) fn tokenize(text: &str) -> Tokens {
     let mut lexer = Lexer { text, position: 0 };
-    if text.len() > LONGEST_TEXT {
+    if text.len() > SCRIPT_LENGTH_MAX {
         let message = "the text is longer than 1 MiB";
         let end = Token { kind: TokenKind::End, span: Span::default() };
         let failure = Some(Diagnostic::new(Span::default(), message));
@@ -90,7 +90,7 @@ pub(crate) fn begins_name(character: char) -> bool {
     character.is_alphabetic() || character == '_'
 }
 
-/// Whether a character may stand within a name.
+/// Whether a name may contain a character after the first.
 fn continues_name(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
@@ -135,7 +135,7 @@ impl Lexer<'_> {
                 self.position += 1;
                 self.skip_while(continues_name);
                 if self.position == start + 1 {
-                    return Err(Diagnostic::new(self.span(start), "expected a name behind `$`"));
+                    return Err(Diagnostic::new(self.span(start), "expected a name after `$`"));
                 }
                 TokenKind::Parameter
             }
@@ -165,7 +165,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// A number: digits, perhaps with a fraction, perhaps with an exponent.
+    /// A number: digits, optionally with a fraction and an exponent.
     fn number(&mut self) -> TokenKind {
         let mut kind = TokenKind::Integer;
         let digit = |character: char| character.is_ascii_digit();
@@ -186,13 +186,13 @@ impl Lexer<'_> {
         kind
     }
 
-    /// A text or a name in quotes. The quote, doubled, stands for itself.
+    /// A text or a name in quotes. A doubled quote stands for the quote itself.
     fn quoted(&mut self, quote: char) -> Result<TokenKind, Diagnostic> {
         let start = self.position;
         loop {
             self.position += 1;
             let Some(length) = self.rest().find(quote) else {
-                // Most likely it should have ended on its line.
+                // The end is probably missing on the same line.
                 let opened = &self.text[start..];
                 let line = opened.find(['\n', '\r']).unwrap_or(opened.len());
                 let span = Span { start: start as u32, end: (start + line) as u32 };
@@ -227,7 +227,7 @@ impl Lexer<'_> {
         if let Some((foreign, help)) = foreign {
             if sign.is_none_or(|sign| sign.len() < foreign.len()) {
                 self.position += foreign.len();
-                let message = format!("`{foreign}` is no operator");
+                let message = format!("`{foreign}` is not an operator");
                 return Err(Diagnostic::new(self.span(start), message).help(help));
             }
         }
@@ -236,17 +236,17 @@ impl Lexer<'_> {
             return Ok(TokenKind::Sign(sign));
         }
         self.position += first.len_utf8();
-        let message = format!("the character `{}` means nothing here", first.escape_debug());
+        let message = format!("unexpected character `{}`", first.escape_debug());
         let failure = Diagnostic::new(self.span(start), message);
         Err(match first {
             '“' | '”' | '„' | '‘' | '’' => failure.help("quote texts with `\"` or `'`"),
-            '{' | '}' => failure.help("brackets are `(` and `)`, those of windows `[` and `]`"),
+            '{' | '}' => failure.help("use `(` and `)`, and `[` and `]` for windows"),
             _ => failure,
         })
     }
 }
 
-/// What stands between quotes, with doubled quotes as single ones.
+/// The text between quotes, with doubled quotes as single ones.
 pub(crate) fn unquote(written: &str) -> String {
     let mut characters = written.chars();
     let Some(quote) = characters.next() else { return String::new() };
@@ -304,25 +304,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token() {
+    fn invalid_tokens() {
         let failure = |text: &str| {
             let failure = tokenize(text).failure.expect("a failure");
             (failure.span.range(), failure.message)
         };
-        assert_eq!(failure("a == b"), (2..4, "`==` is no operator".to_owned()));
+        assert_eq!(failure("a == b"), (2..4, "`==` is not an operator".to_owned()));
         assert_eq!(failure("a = 'b\nc"), (4..6, "this text has no end".to_owned()));
         assert_eq!(failure("`b"), (0..2, "this name has no end".to_owned()));
         assert_eq!(failure("``"), (0..2, "a name cannot be empty".to_owned()));
         assert_eq!(failure("a /* b"), (2..4, "this comment has no end".to_owned()));
-        assert_eq!(failure("$ a"), (0..1, "expected a name behind `$`".to_owned()));
-        assert_eq!(failure("“"), (0..3, "the character `“` means nothing here".to_owned()));
-        let long = " ".repeat(LONGEST_TEXT + 1);
+        assert_eq!(failure("$ a"), (0..1, "expected a name after `$`".to_owned()));
+        assert_eq!(failure("“"), (0..3, "unexpected character `“`".to_owned()));
+        let long = " ".repeat(SCRIPT_LENGTH_MAX + 1);
         assert_eq!(failure(&long), (0..0, "the text is longer than 1 MiB".to_owned()));
         assert_eq!(tokenize(&long[1..]).failure, None);
     }
 
     #[test]
-    fn quotes_are_taken_off() {
+    fn quotes_are_removed() {
         assert_eq!(unquote("\"a\"\"b'\""), "a\"b'");
         assert_eq!(unquote("''"), "");
         assert_eq!(unquote("''''"), "'");

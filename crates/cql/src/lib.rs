@@ -1,14 +1,16 @@
 //! CQL, the language of standing queries over streams and relations.
 //!
-//! A text becomes a [`Script`](ast::Script), a script becomes [`Plan`](plan::Plan)s, and a plan
-//! says for each instant what its relation holds. The [`oracle`] does exactly that, naively; the
-//! engine that is fast lives elsewhere and is compared with it, on cases that [`generate`] makes.
+//! A text is parsed into a [`Script`](ast::Script), and a script is planned as
+//! [`Plan`](plan::Plan)s. A plan defines the contents of its relation at each instant. The
+//! [`oracle`] evaluates plans naively. The fast engine is in another crate; tests compare it with
+//! the oracle, on cases that [`generate`] makes.
 //!
-//! Where the events are those of many hosts, [`split`](split()) says what of a plan each computes.
+//! If many hosts have events, [`split`](split()) divides a plan into the part of each host and the
+//! part of the centre.
 //!
 //! The language is that of A. Arasu, S. Babu and J. Widom, "The CQL continuous query language:
 //! semantic foundations and query execution" (VLDB Journal 15(2), 2006), with the choices of the
-//! STREAM system where the paper leaves one.
+//! STREAM system where the paper leaves a choice.
 
 #![forbid(unsafe_code)]
 

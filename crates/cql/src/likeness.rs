@@ -1,13 +1,13 @@
-//! How alike two words are.
+//! The similarity of words.
 
-/// How many letters of a word are looked at.
-const LONGEST: usize = 64;
+/// The number of letters of a word that are compared.
+const LETTERS_MAX: usize = 64;
 
-/// How many letters are missing, too many, wrong or exchanged with their neighbour; case does not
-/// count.
+/// The number of letters that are missing, added, wrong or exchanged with their neighbour. Case
+/// does not matter.
 pub(crate) fn distance(left: &str, right: &str) -> usize {
     let letters = |text: &str| -> String {
-        text.chars().take(LONGEST).map(|letter| letter.to_ascii_lowercase()).collect()
+        text.chars().take(LETTERS_MAX).map(|letter| letter.to_ascii_lowercase()).collect()
     };
     strsim::osa_distance(&letters(left), &letters(right))
 }
@@ -25,6 +25,6 @@ mod tests {
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!(distance("", "abc"), 3);
         assert_eq!(distance("abc", ""), 3);
-        assert_eq!(distance(&"a".repeat(100_000), &"b".repeat(100_000)), LONGEST);
+        assert_eq!(distance(&"a".repeat(100_000), &"b".repeat(100_000)), LETTERS_MAX);
     }
 }

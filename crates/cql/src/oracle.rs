@@ -1,13 +1,13 @@
-//! The naive evaluator: what a plan means, as plainly as it can be said.
+//! The naive evaluator: the reference implementation of the meaning of plans.
 //!
-//! Every operator is a function from instants to bags of rows, and says at which instants that
-//! function may change. The result is what the outermost function gives at one such instant after
-//! the other. Nothing is kept from one instant to the next, but that the rows of a stream that
-//! comes from a relation are computed once.
+//! Every operator is a function from instants to bags of rows, with the set of instants at which
+//! its value may change. The result consists of the values of the outermost function at these
+//! instants, in order. No state is kept between instants. Only the rows of a stream that is made
+//! from a relation are computed once and kept.
 //!
-//! Such rows have an order of arrival too, which windows of rows see: within an instant they
-//! arrive in the order of [`Value`], unless they are rows of a stream that were only selected and
-//! computed from, one by one.
+//! Such rows also have an order of arrival, on which windows of rows depend. Within an instant they
+//! arrive in the order of [`Value`]. Rows of a stream that were only filtered and projected keep
+//! their order of arrival.
 //!
 //! [`Value`]: crate::value::Value
 
@@ -24,40 +24,41 @@ use crate::plan::{Output, Plan, Relation, Stream};
 use crate::value::Row;
 use bag::Bag;
 
-/// A row that comes or, of a relation that is given, goes.
+/// An input row: a row of a stream, or an insertion or deletion of a given relation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Of which input, by its position in the catalogue.
+    /// The input, by its position in the catalogue.
     pub source: usize,
-    /// When.
+    /// The instant, in nanoseconds.
     pub time_ns: i64,
     /// The row.
     pub row: Row,
-    /// How often it comes or, below zero, goes: 1 of an event. The rows of a stream never go.
+    /// The number of insertions of the row; negative for deletions. It is 1 for an event. A stream
+    /// has no deletions.
     pub count: i64,
 }
 
 /// A change of the result.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Delta {
-    /// When.
+    /// The instant, in nanoseconds.
     pub time_ns: i64,
-    /// Which row.
+    /// The row.
     pub row: Row,
-    /// How often it comes or, below zero, goes. Never 0.
+    /// The number of insertions of the row; negative for deletions. Never 0.
     pub count: i64,
 }
 
-/// What a plan gives up to an instant, that included: of a relation the net changes at each
-/// instant, of a stream the rows that come; one entry for each instant and row, in their order.
+/// The result of a plan up to an instant, inclusive: the net changes of a relation at each instant,
+/// or the rows of a stream. There is one entry for each instant and row, in order.
 ///
 /// The inputs are in the order of arrival; they are sorted by time first.
 pub fn run(plan: &Plan, inputs: &[Input], until_ns: i64) -> Vec<Delta> {
     run_within(plan, inputs, until_ns, u64::MAX).unwrap_or_default()
 }
 
-/// Like [`run`], but gives up after so many steps: rows that are made and pairs that are looked
-/// at.
+/// Like [`run`], but returns `None` after `steps` steps. A step is a row that is made or a pair of
+/// rows that is compared.
 pub fn run_within(plan: &Plan, inputs: &[Input], until_ns: i64, steps: u64) -> Option<Vec<Delta>> {
     let oracle = Oracle::new(inputs, until_ns, steps);
     let deltas = oracle.output(&plan.output);
@@ -73,19 +74,19 @@ struct Arrival {
 
 /// A relation: a bag for each instant.
 struct Changing<'a> {
-    /// The only instants at which the bag may be another than just before.
+    /// The only instants at which the bag may change.
     instants: BTreeSet<i64>,
-    /// The bag.
+    /// The bag at an instant.
     at: Box<dyn Fn(i64) -> Bag + 'a>,
 }
 
 struct Oracle {
-    /// By time; those that come later than `until` are left out.
+    /// The inputs by time, up to `until`.
     inputs: Vec<Input>,
     until: i64,
-    /// How many may still be done; 0: the result is of no use.
+    /// The remaining steps; at 0 the result is invalid.
     steps: Cell<u64>,
-    /// Look at each instant from the first input on, to see whether one was missed.
+    /// Evaluate every instant from the first input on, to find instants that `Changing` lacks.
     every_instant: bool,
 }
 
@@ -97,7 +98,7 @@ impl Oracle {
         Self { inputs, until, steps: Cell::new(steps), every_instant: false }
     }
 
-    /// Counts steps; false where there have been too many.
+    /// Counts steps; false if there have been too many.
     fn step(&self, count: usize) -> bool {
         self.steps.set(self.steps.get().saturating_sub(count as u64));
         self.steps.get() > 0
@@ -127,8 +128,8 @@ impl Oracle {
         deltas
     }
 
-    /// Shows, for each instant at which a relation has changed, what it was just before and what
-    /// it is.
+    /// Calls `look` for each instant at which a relation changes, with its rows before and at the
+    /// instant.
     fn changes(&self, relation: &Relation, mut look: impl FnMut(i64, &Bag, &Bag)) {
         let changing = self.relation(relation);
         let mut instants = changing.instants;
@@ -172,7 +173,7 @@ impl Oracle {
         arrivals
     }
 
-    /// The rows of a relation that only grows, in the order of arrival of the stream that it is of.
+    /// The rows of a relation that only grows, in the order of arrival of its stream.
     fn passed_on(&self, relation: &Relation) -> Vec<Arrival> {
         let mut arrivals = match relation {
             Relation::Window(_, stream) => self.stream(stream),

@@ -1,25 +1,26 @@
-//! What a query means: operators over streams and relations, names resolved and types checked.
+//! Plans: the meaning of queries as operators over streams and relations, with names resolved and
+//! types checked.
 //!
-//! Time is an integer, in nanoseconds. A **stream** is a bag of rows, each with an instant; rows
-//! of one instant have an order of arrival, which only windows of rows see. A **relation** is a
-//! bag of rows for each instant. What follows is the meaning of each operator; where CQL leaves a
+//! Time is an integer, in nanoseconds. A **stream** is a bag of rows, each with an instant. Rows of
+//! one instant have an order of arrival, on which only windows of rows depend. A **relation** is a
+//! bag of rows for each instant. The operators have the following meaning; where CQL leaves a
 //! choice it is STREAM's:
 //!
-//! - **Range windows** hold at τ what arrived in (τ − length, τ]: a row leaves exactly `length`
-//!   after it came. `[now]` is the range of one nanosecond.
-//! - **Sliding windows** hold at τ what arrived in (e − length, e], where e is the last multiple
-//!   of the slide at or before τ: they change at multiples only.
-//! - **Row windows** hold the last so many rows by instant and, within one, by arrival. All rows
-//!   of an instant have arrived before the window is looked at. What a relation gives to a stream
-//!   at an instant arrives in the order of its values, unless the relation [only
-//!   grows](Relation::only_grows): then its rows arrive in the order of the stream that it is of.
-//! - **Aggregates** without `group by` over an empty relation give no row, as groups do that have
+//! - **Range windows** hold at τ the rows that arrived in (τ − length, τ]: a row leaves exactly
+//!   `length` after its arrival. `[now]` is the range of one nanosecond.
+//! - **Sliding windows** hold at τ the rows that arrived in (e − length, e], where e is the last
+//!   multiple of the slide at or before τ: they change at multiples only.
+//! - **Row windows** hold the last N rows by instant and, within an instant, by arrival. They are
+//!   evaluated when all rows of an instant have arrived. The rows that a relation gives to a stream
+//!   at an instant arrive in the order of their values. If the relation [only
+//!   grows](Relation::only_grows), they arrive in the order of its own stream instead.
+//! - **Aggregates** without `group by` over an empty relation give no row, like a group that has
 //!   become empty.
-//! - **Istream** gives at τ what is in the relation at τ and was not just before, **Dstream** what
-//!   was and is not, both as bags; **Rstream** gives all of the relation at each instant at which
-//!   it has changed.
-//! - **Views** are what their query is. A relation that was registered as a stream stays a
-//!   relation where it is used without a window; with a window, its Istream is used.
+//! - **Istream** gives at τ the rows that are in the relation at τ and were not just before,
+//!   **Dstream** the rows that were and are not, both as bags. **Rstream** gives all rows of the
+//!   relation at each instant at which it has changed.
+//! - **Views** are streams or relations like their queries. A relation that was registered as a
+//!   stream is a relation if it is used without a window; with a window, its Istream is used.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +30,7 @@ use crate::ast::{BinaryOperator, JoinKind, SetOperation, ToStream, UnaryOperator
 use crate::catalog::Column;
 use crate::value::{Type, Value};
 
-/// What a query gives.
+/// The plan of a query.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The operators.
@@ -38,21 +39,21 @@ pub struct Plan {
     pub columns: Vec<Column>,
 }
 
-/// Whether the result is a stream or a relation.
+/// The result of a plan: a stream or a relation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Output {
-    /// Rows that come.
+    /// Rows that arrive.
     Stream(Stream),
-    /// Rows that come and go.
+    /// Rows that are inserted and deleted.
     Relation(Relation),
 }
 
 /// An operator that gives a stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Stream {
-    /// An input, by its position in the catalogue; all its columns.
+    /// An input with all its columns, by its position in the catalogue.
     Source(usize),
-    /// What a relation's changes are.
+    /// The changes of a relation.
     Of(ToStream, Box<Relation>),
 }
 
@@ -61,40 +62,40 @@ pub enum Stream {
 pub enum Relation {
     /// Part of a stream.
     Window(Window, Box<Stream>),
-    /// An input whose rows come and go, by its position among the inputs: what was computed
-    /// elsewhere; all its columns.
+    /// An input whose rows are inserted and deleted, with all its columns, by its position in the
+    /// catalogue: a relation that other hosts have computed.
     Given(usize),
     /// The rows for which the predicate is true (neither false nor null).
     Filter(Box<Relation>, Expression),
-    /// A row for each row.
+    /// One row for each row, of the expressions' values.
     Project(Box<Relation>, Vec<Expression>),
     /// The pairs of rows that match: the columns of the left, then of the right.
     Join(Box<Join>),
-    /// A row for each group: the keys, then the aggregates. Without keys all rows are one group.
+    /// One row for each group: the keys, then the aggregates. Without keys all rows are one group.
     Aggregate(Box<Relation>, Vec<Expression>, Vec<Aggregate>),
     /// Each row once.
     Distinct(Box<Relation>),
-    /// Two relations of as many columns of the same types. Of bags: union adds counts, except
-    /// takes the right's from the left's, intersect takes the smaller. Of sets: `all` is false,
-    /// and each row of the result is there once.
+    /// Two relations with columns of the same types, combined. As bags (`all`), union adds counts,
+    /// except subtracts the right side's from the left side's, and intersect takes the smaller one.
+    /// As sets, each row of the result occurs once.
     Set {
-        /// Which.
+        /// The operation.
         operation: SetOperation,
         /// Whether rows keep their counts.
         all: bool,
-        /// On the left.
+        /// The left operand.
         left: Box<Relation>,
-        /// On the right.
+        /// The right operand.
         right: Box<Relation>,
     },
-    /// The first `limit` rows by the keys and, where these are equal, by the whole row; the order
-    /// itself shows only where results are printed.
+    /// The first `limit` rows by the keys and, if these are equal, by the whole row. The order
+    /// itself matters only where results are printed.
     Top(Box<Relation>, Vec<OrderKey>, Option<u64>),
 }
 
 impl Relation {
-    /// Whether it can be seen from the operators that a row that has come never leaves: then its
-    /// insertions are the relation itself.
+    /// Whether the operators guarantee that no row is ever deleted. Then the stream of insertions
+    /// has the same rows as the relation.
     pub fn only_grows(&self) -> bool {
         match self {
             Self::Window(Window::Unbounded, stream) => match &**stream {
@@ -111,40 +112,41 @@ impl Relation {
 /// A join.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Join {
-    /// On the left.
+    /// The left operand.
     pub left: Relation,
-    /// On the right.
+    /// The right operand.
     pub right: Relation,
-    /// Which rows without a partner stay.
+    /// The rows without a partner that the result has.
     pub kind: JoinKind,
-    /// Pairs of expressions, over the left's and over the right's columns, that must be equal and
-    /// not null.
+    /// Pairs of expressions, over the columns of the left and of the right operand, that must be
+    /// equal and not null.
     pub equal: Vec<(Expression, Expression)>,
-    /// What must be true besides, over the columns of both.
+    /// A further condition, over the columns of both operands.
     pub residual: Option<Expression>,
-    /// How many columns the left has.
+    /// The number of columns of the left operand.
     pub left_columns: usize,
-    /// How many columns the right has.
+    /// The number of columns of the right operand.
     pub right_columns: usize,
 }
 
-/// Which part of a stream is a relation.
+/// A window: the part of a stream that is a relation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Window {
-    /// All that has come.
+    /// All rows so far.
     Unbounded,
     /// By time, in nanoseconds.
     Range {
-        /// How far back; at least 1.
+        /// The length; at least 1.
         length_ns: u64,
-        /// How often it moves, at least 1; `None` at every instant.
+        /// The interval at which the window moves; at least 1. `None`: at every instant.
         slide_ns: Option<u64>,
     },
-    /// The last rows for each value of some columns (of none: the last rows).
+    /// The last rows for each combination of values of some columns. Without columns: the last rows
+    /// of the stream.
     Rows {
-        /// By which columns.
+        /// The columns that partition the stream.
         by: Vec<usize>,
-        /// How many; may be 0.
+        /// The number of rows in each partition; may be 0.
         rows: u64,
     },
 }
@@ -152,29 +154,29 @@ pub enum Window {
 /// One key of an order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OrderKey {
-    /// By what.
+    /// The expression.
     pub expression: Expression,
-    /// The greatest first.
+    /// Whether the greatest value comes first.
     pub descending: bool,
 }
 
 /// An aggregate over the rows of a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Aggregate {
-    /// Which.
+    /// The function.
     pub function: AggregateFunction,
-    /// Of what; `None` for `count(*)`. Nulls do not count.
+    /// The argument; `None` for `count(*)`. Nulls are ignored.
     pub argument: Option<Expression>,
-    /// Whether equal values count once.
+    /// Whether equal values are counted once.
     pub distinct: bool,
 }
 
-/// The aggregates. Over no values that are not null each is null, but counts are 0.
+/// The aggregates. Without values that are not null, counts are 0 and the others are null.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AggregateFunction {
-    /// How many.
+    /// The number of values, or of rows for `count(*)`.
     Count,
-    /// The sum: of integers an integer (null where it overflows), of floats a float.
+    /// The sum: an integer for integers (null after an overflow), a float for floats.
     Sum,
     /// The mean, a float.
     Average,
@@ -184,36 +186,36 @@ pub enum AggregateFunction {
     Maximum,
     /// The variance of all values (divided by their number), a float.
     Variance,
-    /// Its square root.
+    /// The square root of the variance.
     StandardDeviation,
     /// `percentile(x, p)`: the smallest value such that at least `p` per cent of the values are
     /// not greater.
     Percentile(f64),
-    /// `top_k(x, k)`: the k values that are there most often, with their counts, as a
+    /// `top_k(x, k)`: the k most frequent values with their counts, as a
     /// [text](crate::aggregate::frequent::to_text).
     MostFrequent(u16),
-    /// `approx_count_distinct(x, precision)`: [about](crate::aggregate::distinct) how many different
-    /// values; `distinct` makes no difference. The text of a part is its registers.
+    /// `approx_count_distinct(x, precision)`: the [approximate](crate::aggregate::distinct) number
+    /// of distinct values; `distinct` makes no difference. The result of a part is a text of its
+    /// registers.
     ApproximateDistinct(Precision, Stage),
-    /// `histogram(x)`, `histogram(x, width)`: how many values are in each bucket, as a
-    /// [text](Buckets::text). That of a part is [another](Buckets::part).
+    /// `histogram(x)`, `histogram(x, width)`: the number of values in each bucket, as a
+    /// [text](Buckets::text). The result of a part is [another text](Buckets::part).
     Histogram(Buckets, Stage),
 }
 
-/// Who computes an aggregate of which the parts can be put together.
+/// The stage of an aggregate that can be merged from parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// One who has all values: the result.
+    /// From all values to the result.
     Whole,
-    /// One who has some of the values: a text that says what they come to; null where there are
-    /// none.
+    /// From some of the values to a text, which is null without values.
     Part,
-    /// One who has the texts of all parts, in place of the values: the result. A text that is not
-    /// one of a part counts as null.
+    /// From the texts of all parts to the result. A text that is not the result of a part is
+    /// ignored.
     Merge,
 }
 
-/// An expression over the columns of a row. Evaluation never fails: what has no value is null.
+/// An expression over the columns of a row. Evaluation never fails: the result is null instead.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Expression {
     /// A column, by its position.
@@ -226,17 +228,17 @@ pub enum Expression {
     Binary(BinaryOperator, Box<Expression>, Box<Expression>),
     /// Whether a value is null.
     IsNull(Box<Expression>),
-    /// Whether a text is like a pattern.
+    /// Whether a text matches a pattern.
     Like(Box<Expression>, Box<Expression>),
-    /// A value as another type; null where it has no such value.
+    /// A value as another type; null if the conversion is impossible.
     Cast(Box<Expression>, Type),
-    /// The value of the first condition that is true.
+    /// The value of the first branch whose condition is true, or else the other expression's.
     Case(Vec<(Expression, Expression)>, Option<Box<Expression>>),
     /// A function of its arguments.
     Call(Function, Vec<Expression>),
 }
 
-/// The functions. Each is null where an argument is, but [`Coalesce`](Self::Coalesce).
+/// The functions. Each but [`Coalesce`](Self::Coalesce) is null if an argument is null.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Function {
     /// `lower(text)`.
@@ -245,9 +247,9 @@ pub enum Function {
     Upper,
     /// `length(text)`: in characters.
     Length,
-    /// `substring(text, from, length)`: from 1 on; the length may be left out.
+    /// `substring(text, from, length)`: positions are counted from 1; the length is optional.
     Substring,
-    /// `position(part, text)`: from 1 on, 0 where it is not there.
+    /// `position(part, text)`: counted from 1; 0 if the part does not occur.
     Position,
     /// `starts_with(text, part)`.
     StartsWith,
@@ -255,7 +257,7 @@ pub enum Function {
     EndsWith,
     /// `replace(text, part, by)`.
     Replace,
-    /// `split_part(text, separator, n)`: the n-th part, from 1 on; empty where there is none.
+    /// `split_part(text, separator, n)`: the n-th part, counted from 1; empty if there is none.
     SplitPart,
     /// `trim(text)`.
     Trim,
@@ -277,6 +279,6 @@ pub enum Function {
     Greatest,
     /// `least(a, b, …)`.
     Least,
-    /// `coalesce(a, b, …)`: the first that is not null.
+    /// `coalesce(a, b, …)`: the first argument that is not null.
     Coalesce,
 }

@@ -1,4 +1,4 @@
-//! Leaving out columns of the inputs that no query looks at.
+//! Removes the columns of the inputs that no query uses.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +7,15 @@ use crate::catalog::Catalog;
 use crate::plan::{Aggregate, Expression, Join, OrderKey, Output, Plan, Relation, Stream, Window};
 use crate::planner::{each_column, map_columns};
 
-/// Columns by position.
+/// A set of columns, by position.
 type Columns = BTreeSet<usize>;
 
-/// For each column of what was, its position in what is; `None` for one that is left out.
+/// For each original column, its new position; `None` if it was removed.
 type Places = Vec<Option<usize>>;
 
-/// Rewrites plans such that their inputs need the columns only that make a difference. Returns
-/// these for each input of the catalogue, in order: rows are to have exactly them.
+/// Rewrites plans so that their inputs have only the columns that the plans use. Returns these
+/// columns for each input of the catalogue, in order. The rows of the inputs must then have exactly
+/// these columns.
 pub fn prune(plans: &mut [Plan], catalog: &Catalog) -> Vec<Vec<usize>> {
     let widths: Vec<usize> = catalog.streams.iter().map(|stream| stream.columns.len()).collect();
     let mut pruner = Pruner {
@@ -22,7 +23,7 @@ pub fn prune(plans: &mut [Plan], catalog: &Catalog) -> Vec<Vec<usize>> {
         places: widths.iter().map(|&width| (0..width).map(Some).collect()).collect(),
         widths,
     };
-    // The first pass finds out what is needed of each input by all plans together.
+    // The first pass collects the columns of each input that the plans use.
     for plan in &mut *plans {
         pruner.plan(plan);
     }
@@ -55,7 +56,7 @@ impl Pruner {
         }
     }
 
-    /// How many columns there are.
+    /// The number of columns of a relation.
     fn width(&self, relation: &Relation) -> usize {
         match relation {
             Relation::Window(_, stream) => match &**stream {
@@ -77,7 +78,7 @@ impl Pruner {
         match stream {
             Stream::Source(source) => (Stream::Source(*source), self.input(*source, needed)),
             Stream::Of(manner, relation) => {
-                // What changes depends on whole rows, unless rows only ever come.
+                // Changes depend on whole rows, unless rows are never deleted.
                 let grows = *manner == ToStream::Insertions && relation.only_grows();
                 let all = (0..self.width(relation)).collect();
                 let (relation, places) = self.relation(relation, if grows { needed } else { &all });
@@ -97,8 +98,8 @@ impl Pruner {
                 let mut needed = needed.clone();
                 if let Window::Rows { by, .. } = window {
                     needed.extend(by);
-                    // Rows of one instant arrive in the order of all their values, but for those
-                    // of an input and those that an input's rows become one by one.
+                    // Rows of one instant arrive in the order of all their values. Rows of an
+                    // input, filtered and projected or not, keep their order of arrival.
                     match &**stream {
                         Stream::Of(ToStream::Insertions, relation) if relation.only_grows() => {}
                         Stream::Of(_, relation) => needed.extend(0..self.width(relation)),
@@ -179,7 +180,7 @@ impl Pruner {
         }
     }
 
-    /// A relation of which every column makes a difference: they all stay where they are.
+    /// A relation of which all columns are needed. They keep their positions.
     fn whole(&mut self, relation: &Relation) -> (Relation, Places) {
         let width = self.width(relation);
         self.relation(relation, &(0..width).collect())
@@ -219,22 +220,22 @@ impl Pruner {
     }
 }
 
-/// How many columns there still are.
+/// The number of remaining columns.
 fn kept(places: &Places) -> usize {
     places.iter().flatten().max().map_or(0, |last| last + 1)
 }
 
-/// Adds the columns that an expression looks at.
+/// Adds the columns that an expression uses.
 fn collect(expression: &Expression, columns: &mut Columns) {
     each_column(expression, &mut |column| {
         columns.insert(column);
     });
 }
 
-/// An expression over columns that have moved.
+/// The expression over the new positions of its columns.
 fn moved(expression: &Expression, places: &Places) -> Expression {
     let mut expression = expression.clone();
-    // What an expression looks at was asked for, so it has a place.
+    // All columns that the expression uses were requested, so they have a position.
     map_columns(&mut expression, &|column| places.get(column).copied().flatten().unwrap_or(column));
     expression
 }

@@ -1,19 +1,19 @@
-//! What is wrong, shown in the text.
+//! Shows diagnostics with the line of the text.
 
 use crate::span::Diagnostic;
 
-/// How many columns of a line are shown.
-const WIDEST: usize = 100;
+/// The most columns of a line that are shown.
+const COLUMNS_MAX: usize = 100;
 
-/// How many columns before a place are shown where a line is cut.
+/// The columns that are shown before the place if the line is cut.
 const CONTEXT: usize = 40;
 
-/// How many columns a tab takes.
+/// The width of a tab, in columns.
 const TAB: usize = 4;
 
 impl Diagnostic {
-    /// The message with its place, the line of the text that it is about, and a mark under the
-    /// place: three lines, the last without `\n`. Nothing in them acts upon a terminal.
+    /// The message with its place, the line of the text, and a mark under the place: three lines,
+    /// the last without `\n`. They contain no characters that control a terminal.
     pub fn render(&self, text: &str) -> String {
         let start = boundary(text, self.span.start as usize);
         let end = boundary(text, self.span.end as usize).max(start);
@@ -30,13 +30,13 @@ impl Diagnostic {
         format!("line {number}, column {column}: {message}\n    {shown}\n    {blank}{mark}")
     }
 
-    /// The help, without what a terminal would act upon.
+    /// The help, without characters that control a terminal.
     pub fn render_help(&self) -> Option<String> {
         self.help.as_deref().map(shown_text)
     }
 }
 
-/// The last place at or before a byte where a character begins.
+/// The last beginning of a character at or before a byte.
 fn boundary(text: &str, byte: usize) -> usize {
     let mut byte = byte.min(text.len());
     while !text.is_char_boundary(byte) {
@@ -45,25 +45,25 @@ fn boundary(text: &str, byte: usize) -> usize {
     byte
 }
 
-/// A text without what a terminal would act upon.
+/// A text without characters that control a terminal.
 fn shown_text(text: &str) -> String {
     text.chars().map(|character| shown(character).0).collect()
 }
 
-/// A character as it is shown, and how many columns it takes (a tab is a special case).
+/// A character as it is shown, and its width in columns. A tab becomes a space of several columns.
 fn shown(character: char) -> (char, usize) {
     match character {
         '\t' => (' ', TAB),
-        // Control characters, and those that turn the direction of writing.
+        // Control characters, invisible ones, and those that change the direction of writing.
         '\0'..='\u{1f}'
         | '\u{7f}'..='\u{9f}'
         | '\u{200b}'..='\u{200f}'
         | '\u{2028}'..='\u{202e}'
         | '\u{2066}'..='\u{2069}'
         | '\u{feff}' => ('\u{fffd}', 1),
-        // Marks on the character before.
+        // Combining marks, on the character before.
         '\u{300}'..='\u{36f}' | '\u{fe00}'..='\u{fe0f}' => (character, 0),
-        // Wide ones.
+        // Wide characters.
         '\u{1100}'..='\u{115f}'
         | '\u{2e80}'..='\u{a4cf}'
         | '\u{ac00}'..='\u{d7a3}'
@@ -77,12 +77,12 @@ fn shown(character: char) -> (char, usize) {
     }
 }
 
-/// The part of a line around a place, the columns before the place, and the columns of the
-/// place, of which there is at least one.
+/// The part of a line around a place, the number of columns before the place, and that of the place
+/// itself, which is at least one.
 fn excerpt(line: &str, start: usize, end: usize) -> (String, usize, usize) {
     let width = |part: &str| part.chars().map(|character| shown(character).1).sum::<usize>();
     let mut first = 0;
-    if width(line) > WIDEST {
+    if width(line) > COLUMNS_MAX {
         let mut before = 0;
         first = start;
         for (byte, character) in line[..start].char_indices().rev() {
@@ -97,7 +97,7 @@ fn excerpt(line: &str, start: usize, end: usize) -> (String, usize, usize) {
     let mut columns = 0;
     for character in line[first..].chars() {
         columns += shown(character).1;
-        if columns > WIDEST {
+        if columns > COLUMNS_MAX {
             break;
         }
         last += character.len_utf8();
@@ -149,14 +149,14 @@ mod tests {
         let text = format!("{}HERE{}", "a".repeat(5000), "b".repeat(5000));
         let shown = at(5000, 5004).render(&text);
         let lines: Vec<&str> = shown.lines().collect();
-        assert_eq!(lines[1].chars().count(), 4 + 1 + WIDEST + 1);
+        assert_eq!(lines[1].chars().count(), 4 + 1 + COLUMNS_MAX + 1);
         let mark = lines[2].find('^').expect("a mark");
         let here: String = lines[1].chars().skip(mark).take(4).collect();
         assert_eq!(here, "HERE");
         assert_eq!(lines[2].matches('^').count(), 4);
-        // A place that is wider than what is shown.
+        // A place that is wider than the shown part.
         let shown = at(0, 10_000).render(&text);
-        assert!(shown.lines().all(|line| line.chars().count() < WIDEST + 10), "{shown}");
+        assert!(shown.lines().all(|line| line.chars().count() < COLUMNS_MAX + 10), "{shown}");
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn terminals_are_not_acted_upon() {
+    fn terminals_are_not_controlled() {
         let harmful = ['\x1b', '\u{202e}'];
         let wrong = Diagnostic::new(Span { start: 0, end: 1 }, "no \x1b[2J").help("not \u{202e}");
         let shown = wrong.render("\x1b[31m\u{202e}");

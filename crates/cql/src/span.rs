@@ -1,4 +1,4 @@
-//! Places in a query's text, and what is wrong there.
+//! Places in a query's text, and diagnostics about them.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::ops::Range;
 pub struct Span {
     /// The first byte.
     pub start: u32,
-    /// Behind the last byte.
+    /// The end, after the last byte.
     pub end: u32,
 }
 
@@ -19,7 +19,7 @@ impl Span {
         Self { start: self.start, end: other.end.max(self.end) }
     }
 
-    /// The bytes of the text.
+    /// The span as a range of bytes.
     pub fn range(self) -> Range<usize> {
         self.start as usize..self.end as usize
     }
@@ -28,11 +28,11 @@ impl Span {
 /// An error or a warning, and the place in the text that it is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// Where.
+    /// The place in the text.
     pub span: Span,
-    /// What is wrong: one sentence without a full stop.
+    /// The problem: one sentence without a full stop.
     pub message: String,
-    /// What to do, where there is something: one sentence without a full stop.
+    /// The optional remedy: one sentence without a full stop.
     pub help: Option<String>,
 }
 
@@ -42,7 +42,7 @@ impl Diagnostic {
         Self { span, message: message.into(), help: None }
     }
 
-    /// With what to do.
+    /// Adds a remedy.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());

@@ -1,4 +1,4 @@
-//! What a column holds.
+//! Values and their types.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// The type of a column or an expression. Every type has a null.
+/// The type of a column or an expression. A value of any type may be null.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Type {
-    /// Whether something is so.
+    /// True or false.
     Boolean,
-    /// A signed integer of 64 bits; what overflows becomes null.
+    /// A signed integer of 64 bits; an overflow gives null.
     Integer,
     /// A binary floating-point number of 64 bits.
     Float,
@@ -21,7 +21,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// The word in the language.
+    /// The name in the language.
     pub fn name(self) -> &'static str {
         match self {
             Self::Boolean => "boolean",
@@ -40,12 +40,12 @@ impl fmt::Display for Type {
 
 /// A value, of some [`Type`] or null.
 ///
-/// The order is total: null comes before everything, floats are ordered as IEEE 754's
-/// `totalOrder` has it (after -0 became 0 and every NaN the same NaN). It is that of `order by`
-/// and of grouping, where null equals null; comparisons in expressions follow SQL.
+/// The order is total. Null comes first. Floats have the order of IEEE 754's `totalOrder`, with -0
+/// as 0 and all NaNs as one. `order by` and groups use this order, in which null equals null.
+/// Comparisons in expressions follow SQL.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Value {
-    /// Nothing is known.
+    /// No value.
     Null,
     /// See [`Type::Boolean`].
     Boolean(bool),
@@ -77,7 +77,7 @@ impl Value {
         }
     }
 
-    /// Whether it is null.
+    /// Whether the value is null.
     pub fn is_null(&self) -> bool {
         matches!(self, Self::Null)
     }
@@ -93,7 +93,7 @@ impl Value {
     }
 }
 
-/// A float as the order sees it.
+/// The float that represents all floats that the order treats as equal.
 pub(crate) fn canonical(number: f64) -> f64 {
     if number.is_nan() {
         f64::NAN
@@ -112,7 +112,7 @@ impl Ord for Value {
             (Self::Float(left), Self::Float(right)) => {
                 canonical(*left).total_cmp(&canonical(*right))
             }
-            // Equal texts mostly are in one place.
+            // Equal texts usually share memory.
             (Self::Text(left), Self::Text(right)) if Arc::ptr_eq(left, right) => Ordering::Equal,
             (Self::Text(left), Self::Text(right)) => left.cmp(right),
             _ => self.rank().cmp(&other.rank()),

@@ -1,4 +1,4 @@
-//! Scripts that are read, and mistakes in them.
+//! The parser: valid scripts, and mistakes.
 
 use fathom_cql::ast::{
     BinaryOperator, Declared, Expression, ExpressionKind, JoinKind, Query, Select, SelectItem,
@@ -6,7 +6,7 @@ use fathom_cql::ast::{
 };
 use fathom_cql::{Diagnostic, ParseOptions, Type, Value, parse};
 
-/// The listings of the monitoring paper, and how many statements each has.
+/// The listings of the monitoring paper: name, text and number of statements.
 const PAPER: [(&str, &str, usize); 12] = [
     ("query00", include_str!("paper/query00.cql"), 1),
     ("query01", include_str!("paper/query01.cql"), 1),
@@ -33,7 +33,7 @@ fn statements(text: &str) -> Vec<Statement> {
     }
 }
 
-/// The one query of a text.
+/// The only query of a text.
 fn query(text: &str) -> Query {
     match statements(text).pop() {
         Some(Statement::Query(query)) => query,
@@ -41,7 +41,7 @@ fn query(text: &str) -> Query {
     }
 }
 
-/// The one selection of a text.
+/// The only selection of a text.
 fn select(text: &str) -> Select {
     match query(text).body {
         SetExpression::Select(select) => *select,
@@ -49,7 +49,7 @@ fn select(text: &str) -> Select {
     }
 }
 
-/// The one part of `from`.
+/// The only source of a `from`.
 fn table(text: &str) -> TableReference {
     let mut from = select(&format!("select * from {text}")).from;
     assert_eq!(from.len(), 1, "{text}");
@@ -60,13 +60,13 @@ fn expression(text: &str) -> Expression {
     select(&format!("select * from S where {text}")).selection.expect("a condition")
 }
 
-/// The condition of a query, where it has one, in square brackets.
+/// The condition of a query in square brackets, which are empty without one.
 fn condition(query: &Query) -> String {
     let SetExpression::Select(select) = &query.body else { return "[]".to_owned() };
     format!("[{}]", select.selection.as_ref().map_or(String::new(), bracketed))
 }
 
-/// An expression with brackets around everything.
+/// An expression with brackets around every operator.
 fn bracketed(expression: &Expression) -> String {
     let list = |list: &[Expression]| list.iter().map(bracketed).collect::<Vec<_>>().join(", ");
     let not = |negated: bool| if negated { "not " } else { "" };
@@ -144,7 +144,7 @@ fn bracketed(expression: &Expression) -> String {
 }
 
 #[test]
-fn the_paper_is_read() {
+fn the_papers_queries_are_parsed() {
     for (name, text, count) in PAPER {
         for options in [PLAIN, COMPAT] {
             match parse(text, &options) {
@@ -399,7 +399,7 @@ fn mistake(text: &str, options: &ParseOptions) -> Diagnostic {
     }
 }
 
-/// Mistakes: the place stands between `«` and `»`.
+/// Checks a mistake, whose place in the text is between `«` and `»`.
 fn check(marked: &str, message: &str, help: Option<&str>, options: &ParseOptions) {
     let text = marked.replace(['«', '»'], "");
     let start = marked.find('«').expect("a place");
@@ -421,17 +421,17 @@ fn mistakes_are_reported_with_their_place() {
         ("select * from S «wher» a = 1", "expected `where`, found `wher`", "did you mean `where`?"),
         ("select * from S where a = 1 «adn» b", "expected `;`, found `adn`", "did you mean `and`?"),
         ("select a, «from» S", "expected an expression, found `from`", "leave out the last `,`"),
-        ("select * from S where a «==» 1", "`==` is no operator", "equality is written `=`"),
+        ("select * from S where a «==» 1", "`==` is not an operator", "equality is written `=`"),
         ("select * from S where Type = «\"Q»\n and x", "this text has no end", "end it with `\"`"),
         (
             "select * from S «range» 3 seconds as T",
             "expected `[` before a window, found `range`",
-            "a window stands in brackets: `[range 3 seconds]`",
+            "a window is written in square brackets: `[range 3 seconds]`",
         ),
         (
             "select * from S «now» where a",
             "expected `[` before a window, found `now`",
-            "a window stands in brackets: `[now]`",
+            "a window is written in square brackets: `[now]`",
         ),
         (
             "select * from S [range 3 seconds «where» a",
@@ -451,27 +451,27 @@ fn mistakes_are_reported_with_their_place() {
         ),
         (
             "select * from S as T «[»now]",
-            "the window comes too late",
-            "a window stands directly behind the stream's name, before `as`",
+            "the window is in the wrong place",
+            "a window directly follows the stream's name, before `as`",
         ),
         (
             "select * from S [range «0 seconds»]",
-            "a window cannot have or slide by no length",
-            "`[now]` is what has just come",
+            "the length and the slide of a window cannot be 0",
+            "`[now]` is the window of the current instant",
         ),
         (
             "select * from S [range «1e6 days»]",
-            "this is too long: windows are of up to 292 years",
-            "`[unbounded]` is all that has come",
+            "this is too long: a window has at most 292 years",
+            "`[unbounded]` holds all rows so far",
         ),
         (
             "select * from S [partition by S«.»A rows 1]",
             "expected `,` or `rows`, found `.`",
-            "these are columns of the stream itself: leave out what is before `.`",
+            "these are columns of the stream itself: leave out the name before `.`",
         ),
         (
             "select * from S where a < b «<» c",
-            "comparisons cannot follow each other",
+            "comparisons cannot be chained",
             "join comparisons with `and`, or put one of them in brackets",
         ),
         (
@@ -481,13 +481,13 @@ fn mistakes_are_reported_with_their_place() {
         ),
         (
             "select * from S where a > «select» b from T",
-            "a query in an expression has brackets of its own",
+            "a query in an expression must be in brackets",
             "put it in brackets: `(select …)`",
         ),
         (
             "select a as «order» from S",
-            "expected a name behind `as`, found `order`",
-            "`order` is a word of the language: as a name, put it in backticks",
+            "expected a name after `as`, found `order`",
+            "`order` is a keyword: to use it as a name, put it in backticks",
         ),
         (
             "Istream «select» * from S",
@@ -497,7 +497,7 @@ fn mistakes_are_reported_with_their_place() {
         (
             "table : register «relation» R(a int);",
             "an input cannot be a relation, only a stream",
-            "register a stream: a window makes a relation of it",
+            "register a stream: a window makes a relation from it",
         ),
         (
             "«vtable» : register stream V(a int);",
@@ -506,9 +506,9 @@ fn mistakes_are_reported_with_their_place() {
         ),
         (
             "«vquery» : select * from S; query : select * from T;",
-            "this `vquery` has no `vtable` behind it",
-            "name it: `vtable : register stream Name(column type, …);`, or write `query :` where \
-             nothing uses it",
+            "this `vquery` has no `vtable` after it",
+            "name it: `vtable : register stream Name(column type, …);`, or write `query :` if no \
+             other query uses it",
         ),
         (
             "«qurey» : select * from S",
@@ -544,7 +544,7 @@ fn mistakes_are_reported_with_their_place() {
         (
             "select «order» from S",
             "expected an expression, found `order`",
-            "`order` is a word of the language: as a name, put it in backticks",
+            "`order` is a keyword: to use it as a name, put it in backticks",
         ),
         (
             "select * from S [range 1 slide 300 days«»  ",
@@ -559,12 +559,12 @@ fn mistakes_are_reported_with_their_place() {
         ("select * from S where a = 1 and«»", expression.as_str()),
         ("select * from S where a = 1 and«»  # more\n\n", expression.as_str()),
         ("select * from S where (a = 1«;»", "expected `)`, found `;`"),
-        ("select * from S where a = «3x»", "a number cannot run into a word"),
+        ("select * from S where a = «3x»", "a number must be separated from the next word"),
         ("select * from S where a = «1e999»", "this number is too large"),
         ("select * from S «select» * from T", "expected `;`, found `select`"),
         ("query : select * from S\n«query» : select * from T", "expected `;`, found `query`"),
         ("select * from S limit «2.5»", "expected a limit, a whole number, found the number 2.5"),
-        ("select * from S [range «0.5 ns»]", "this is no whole number of nanoseconds"),
+        ("select * from S [range «0.5 ns»]", "this is not a whole number of nanoseconds"),
         ("select * from S where a is «true»", "expected `null` or `not null`, found `true`"),
         ("select * from S where case a «end» = 1", "expected `when`, found `end`"),
         ("select * from S where a or «or» b", "expected an expression, found `or`"),
@@ -577,7 +577,7 @@ fn mistakes_are_reported_with_their_place() {
         ("select * from S where a in (select b from T limit 1«,» 1)", "expected `)`, found `,`"),
         ("select f(a«;»", "expected `,` or `)`, found `;`"),
         ("select * from «'S'»", "expected the name of a stream or view, found the text 'S'"),
-        ("select * from S where a = «\u{1}»", "the character `\\u{1}` means nothing here"),
+        ("select * from S where a = «\u{1}»", "unexpected character `\\u{1}`"),
     ] {
         check(marked, message, None, &PLAIN);
     }
@@ -591,7 +591,7 @@ fn mistakes_are_reported_with_their_place() {
 
 #[test]
 fn the_first_mistake_is_reported() {
-    // A text without an end comes later than what is wrong before it.
+    // The text that is not closed comes after the first mistake.
     check(
         "select * «fron» S where a = \"",
         "expected `,` or `from`, found `fron`",
@@ -601,8 +601,8 @@ fn the_first_mistake_is_reported() {
     check("select * from S; «\"x»", "this text has no end", Some("end it with `\"`"), &PLAIN);
     check(
         "select * from S [range 3 seconds «{»",
-        "the character `{` means nothing here",
-        Some("brackets are `(` and `)`, those of windows `[` and `]`"),
+        "unexpected character `{`",
+        Some("use `(` and `)`, and `[` and `]` for windows"),
         &PLAIN,
     );
 }
@@ -639,10 +639,10 @@ fn texts_are_bounded() {
     ] {
         assert_eq!(mistake(&text, &PLAIN).message, message, "{}", &text[..40]);
     }
-    // Chains within brackets within chains are bounded together.
+    // The bound also holds for chains within brackets within chains.
     let chained = nested(100, "(", "a", " + a + a + a + a + a)");
     assert_eq!(mistake(&select(&chained), &PLAIN).message, long);
-    // What is within the bounds is read, and walked.
+    // Texts within the bounds are parsed and can be traversed.
     for text in [
         select(&nested(120, "(", "a", ")")),
         select(&format!("a{}", " or a".repeat(250))),
@@ -671,7 +671,7 @@ impl Random {
 }
 
 #[test]
-fn mutated_texts_are_read_or_refused() {
+fn mutated_texts_are_parsed_or_rejected() {
     const PIECES: [&str; 40] = [
         "(",
         ")",
@@ -715,10 +715,10 @@ fn mutated_texts_are_read_or_refused() {
         "\0",
     ];
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    let mut read = 0;
+    let mut parsed = 0;
     for round in 0..10_000 {
         let mut text = PAPER[random.below(PAPER.len())].1.to_owned();
-        // Mostly without the comments, so that what changes matters.
+        // Mostly without the comments, so that mutations change the statements.
         if random.below(4) > 0 {
             let lines = text.lines().filter(|line| !line.starts_with('#'));
             text = lines.collect::<Vec<_>>().join("\n");
@@ -750,7 +750,7 @@ fn mutated_texts_are_read_or_refused() {
         }
         let options = ParseOptions { stream_compat: round % 2 == 0, time_unit_ns: round % 3 };
         match parse(&text, &options) {
-            Ok(_) => read += 1,
+            Ok(_) => parsed += 1,
             Err(mistake) => {
                 let range = mistake.span.range();
                 assert!(range.start <= range.end && range.end <= text.len(), "{text}");
@@ -761,11 +761,11 @@ fn mutated_texts_are_read_or_refused() {
             }
         }
     }
-    assert!((500..9500).contains(&read), "{read}");
+    assert!((500..9500).contains(&parsed), "{parsed}");
 }
 
 #[test]
-fn now_lasts_for_a_unit_of_the_input() {
+fn now_has_the_length_of_the_inputs_unit() {
     let kind = |options: &ParseOptions| {
         let script = parse("select * from S [now]", options).unwrap();
         let Some(Statement::Query(query)) = script.statements.into_iter().next() else { panic!() };

@@ -41,7 +41,7 @@ fn assert_shape(text: &str, expected: &[&str]) {
     assert_eq!(lines, expected, "\n{found}");
 }
 
-/// The places and messages of what grows.
+/// The places and messages of state that grows without bound.
 fn unbounded(text: &str) -> Vec<(String, String)> {
     let place = |wrong: Diagnostic| {
         assert!(wrong.help.is_some());
@@ -121,7 +121,7 @@ fn query_0_and_8() {
     let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
     assert_shape(query8, &expected);
     let message = "keeps every row of `DiffAvg` for ever: \
-                   what it is joined with may come at any time";
+                   rows to join with may arrive at any time";
     assert_eq!(unbounded(query8), [("DiffAvg".to_owned(), message.to_owned())]);
 }
 
@@ -143,8 +143,9 @@ fn monotonic_queries_are_streams() {
 }
 
 #[test]
-fn joins_are_arranged() {
-    // `a` and `b` have no equality: `l` comes first, and the columns go back to their order.
+fn joins_are_ordered() {
+    // `a` and `b` have no equality, so `l` is joined first. A projection restores the order of the
+    // columns.
     assert_shape(
         "select a.x, b.y from (select ReqId as x from IOstream [now]) as a, \
          (select Size as y from IOstream [now]) as b, Load [now] as l \
@@ -171,7 +172,7 @@ fn joins_are_arranged() {
     let conditions =
         "on a.VMName = b.Host and b.Up and a.Size > 5 where a.Sector = 3 and b.Share > 2";
     let io = ["        window now", "          stream IOstream"];
-    // The right side may be filled up with nulls: only `on` goes below it.
+    // The columns of the right side may become null: only conditions of `on` go below the join.
     let text = format!("{from} left join Load [now] as b {conditions}");
     assert_shape(
         &text,
@@ -330,7 +331,7 @@ fn constants_are_computed() {
 
 #[test]
 fn views_and_windows() {
-    // A view that is a relation is used as it is, and by its Istream with a window.
+    // A view that is a relation is used as a relation; with a window, its Istream is used.
     let view = "create view V as select Size as s from IOstream [range 2 seconds slide 1 second];";
     assert_shape(
         &format!("{view} select V.s from V, (select s from V) [partition by s rows 0] as w"),
@@ -352,7 +353,7 @@ fn views_and_windows() {
         .each_ref()
         .map(|line| if line == "  project s" { "  project Size as s" } else { line.as_str() }),
     );
-    // `select *` may be declared with the first columns only.
+    // A view of `select *` may be declared with only its first columns.
     let first = "create view First(BlktapTS, Type, IOp) as select * from IOstream [now];";
     assert_eq!(columns(&format!("{first} select * from First")).len(), 3);
     let declared = "create stream S(a integer, b text); ";
@@ -360,96 +361,102 @@ fn views_and_windows() {
 }
 
 #[test]
-fn what_grows_is_reported() {
-    let said = |text: &str| -> Vec<String> {
+fn unbounded_state_is_reported() {
+    let messages = |text: &str| -> Vec<String> {
         unbounded(text).into_iter().map(|(place, message)| format!("{place}: {message}")).collect()
     };
     let none: [&str; 0] = [];
-    assert_eq!(said("select Size from IOstream where Size > 3"), none);
-    assert_eq!(said("select count(*), sum(Size), min(Size), stddev(Size) from IOstream"), none);
-    assert_eq!(said("select Size > 3, count(*) from IOstream group by Size > 3"), none);
-    assert_eq!(said("select Path, count(*) from IOstream [range 1 second] group by Path"), none);
-    assert_eq!(said("select Size from IOstream order by Size desc limit 10"), none);
+    assert_eq!(messages("select Size from IOstream where Size > 3"), none);
+    assert_eq!(messages("select count(*), sum(Size), min(Size), stddev(Size) from IOstream"), none);
+    assert_eq!(messages("select Size > 3, count(*) from IOstream group by Size > 3"), none);
     assert_eq!(
-        said("select Path, count(*) from IOstream group by Path"),
+        messages("select Path, count(*) from IOstream [range 1 second] group by Path"),
+        none
+    );
+    assert_eq!(messages("select Size from IOstream order by Size desc limit 10"), none);
+    assert_eq!(
+        messages("select Path, count(*) from IOstream group by Path"),
         ["IOstream: keeps one entry for each Path ever seen"]
     );
     assert_eq!(
-        said("select median(Size) from IOstream [unbounded] as io"),
-        ["[unbounded]: keeps every row of `IOstream` for ever: a percentile is of all values"]
+        messages("select median(Size) from IOstream [unbounded] as io"),
+        ["[unbounded]: keeps every row of `IOstream` for ever: a percentile needs all values"]
     );
     assert_eq!(
-        said("select top_k(Path, 3) from IOstream [unbounded] as io"),
+        messages("select top_k(Path, 3) from IOstream [unbounded] as io"),
         ["[unbounded]: keeps every row of `IOstream` for ever: `top_k` counts every value"]
     );
-    // Sketches and buckets are bounded, whatever comes.
-    assert_eq!(said("select approx_count_distinct(Path), histogram(Size) from IOstream"), none);
+    // Sketches and buckets are bounded for any input.
+    assert_eq!(messages("select approx_count_distinct(Path), histogram(Size) from IOstream"), none);
     assert_eq!(
-        said("select distinct Path from IOstream"),
+        messages("select distinct Path from IOstream"),
         ["IOstream: keeps one entry for each different row ever seen"]
     );
     assert_eq!(
-        said("select count(distinct Path) from IOstream"),
+        messages("select count(distinct Path) from IOstream"),
         ["IOstream: keeps every row of `IOstream` for ever: `distinct` compares with all values"]
     );
     assert_eq!(
-        said("select a.Size from IOstream a, Load [now] l where a.Path = l.Host"),
-        ["IOstream: keeps every row of `IOstream` for ever: what it is joined with may come at \
-          any time"]
+        messages("select a.Size from IOstream a, Load [now] l where a.Path = l.Host"),
+        ["IOstream: keeps every row of `IOstream` for ever: rows to join with may arrive at any \
+             time"]
     );
     assert_eq!(
-        said("select Size from IOstream union all select Size from IOstream [now]"),
-        ["IOstream: keeps every row of `IOstream` for ever: the result holds all of it"]
+        messages("select Size from IOstream union all select Size from IOstream [now]"),
+        ["IOstream: keeps every row of `IOstream` for ever: the result holds all rows"]
     );
     assert_eq!(
-        said("select * from IOstream [partition by Path rows 2]"),
+        messages("select * from IOstream [partition by Path rows 2]"),
         ["[partition by Path rows 2]: keeps 2 rows for each Path ever seen"]
     );
 }
 
 #[test]
-fn what_is_odd_is_reported() {
-    let odd = |text: &str| last(text).warnings;
-    assert_eq!(odd("select Size from IOstream where Size > 3"), []);
+fn probable_mistakes_are_reported() {
+    let warnings = |text: &str| last(text).warnings;
+    assert_eq!(warnings("select Size from IOstream where Size > 3"), []);
     let text = "select Size from IOstream where Path = null";
-    assert_eq!(&text[odd(text)[0].span.range()], "Path = null");
-    assert_eq!(odd("create view V as Dstream(select * from IOstream); select * from V").len(), 1);
+    assert_eq!(&text[warnings(text)[0].span.range()], "Path = null");
+    assert_eq!(
+        warnings("create view V as Dstream(select * from IOstream); select * from V").len(),
+        1
+    );
 }
 
 #[test]
-fn what_is_written_but_cannot_be_meant_is_reported() {
-    let odd = |text: &str| {
+fn orders_and_comparisons_without_effect_are_reported() {
+    let warnings = |text: &str| {
         let part = |wrong: Diagnostic| format!("{}: {}", &text[wrong.span.range()], wrong.message);
         last(text).warnings.into_iter().map(part).collect::<Vec<_>>()
     };
     let none: [&str; 0] = [];
     assert_eq!(
-        odd("select Size from IOstream [now] order by Sector"),
-        ["Sector: this is not selected: the result is not shown in its order"]
+        warnings("select Size from IOstream [now] order by Sector"),
+        ["Sector: this key is not selected: the result is not shown in its order"]
     );
-    assert_eq!(odd("select Size from IOstream [now] order by Sector limit 3").len(), 1);
-    assert_eq!(odd("select Size from IOstream [now] order by Size limit 3"), none);
+    assert_eq!(warnings("select Size from IOstream [now] order by Sector limit 3").len(), 1);
+    assert_eq!(warnings("select Size from IOstream [now] order by Size limit 3"), none);
     let chosen = "select Size from IOstream [now] order by Sector limit 3";
-    assert_eq!(odd(&format!("select * from ({chosen}) [now] as a")), none);
-    assert_eq!(odd(&format!("create view V as {chosen}; select * from V")), none);
+    assert_eq!(warnings(&format!("select * from ({chosen}) [now] as a")), none);
+    assert_eq!(warnings(&format!("create view V as {chosen}; select * from V")), none);
     assert_eq!(
-        odd("select Size from IOstream where \"Type\" = 'Q'"),
+        warnings("select Size from IOstream where \"Type\" = 'Q'"),
         ["\"Type\" = 'Q': this compares two constants: it is never true"]
     );
     let help = last("select Size from IOstream where \"Type\" = 'Q'").warnings.remove(0).help;
     assert!(help.unwrap().contains("the column is `Type`"));
     assert_eq!(
-        odd("select Size from IOstream where 1 <= 2"),
+        warnings("select Size from IOstream where 1 <= 2"),
         ["1 <= 2: this compares two constants: it is always true"]
     );
-    // A parameter is a constant on purpose.
-    assert_eq!(odd("select Size from IOstream where $limit > 3"), none);
+    // A parameter may be compared with a constant.
+    assert_eq!(warnings("select Size from IOstream where $limit > 3"), none);
     assert_eq!(
-        odd("select Size from IOstream where Type in ('Q', 'X') and IOOp = 'X'"),
+        warnings("select Size from IOstream where Type in ('Q', 'X') and IOOp = 'X'"),
         ["'X': `Type` is never 'X'"]
     );
     assert_eq!(
-        odd("create view V as select Type as T from IOstream; select 1 from V where 'q' <> T"),
+        warnings("create view V as select Type as T from IOstream; select 1 from V where 'q' <> T"),
         ["'q' <> T: `T` is never 'q'"]
     );
 }
@@ -484,7 +491,7 @@ fn long_and_deep_texts() {
     assert!(deep(100).is_err());
     let set = vec!["select Size from IOstream"; 80].join(" union all ");
     assert!(try_plan(&set).is_ok());
-    // Each view has twice the operators of the one before.
+    // Each view has twice as many operators as the one before.
     let mut views = "create view v0 as select Size from IOstream [now];".to_owned();
     for number in 1..64 {
         let of = number - 1;
@@ -502,7 +509,7 @@ fn long_and_deep_texts() {
     assert_eq!(try_plan(&text).unwrap_err().message, "the expression is too large");
 }
 
-/// Pieces of queries that fit together often enough.
+/// Pieces of queries that often form valid queries.
 const PIECES: [&str; 44] = [
     "select",
     "*",
@@ -550,7 +557,7 @@ const PIECES: [&str; 44] = [
     "as x",
 ];
 
-/// Pieces that can often stand for each other.
+/// Pieces that can often replace each other.
 const ALIKE: [&[&str]; 5] = [
     &["Size", "Path", "io.Size", "Share", "0", "1", "'x'", "null", "count(*)", "avg(Size)", "*"],
     &["=", "<", "+", "/", "and", "or", "||", "<>", "- 2 * Size >"],
@@ -560,7 +567,7 @@ const ALIKE: [&[&str]; 5] = [
 ];
 
 #[test]
-fn mixed_up_texts_are_planned_or_refused() {
+fn mutated_texts_are_planned_or_rejected() {
     let texts = [
         "select Size , count(*) from IOstream [now] as io where Size < 1 group by Size",
         "select io.Size , Share from IOstream as io , Load where Size = Share and Path = 'x'",

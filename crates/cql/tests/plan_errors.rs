@@ -1,4 +1,4 @@
-//! What is wrong with scripts, and where.
+//! Mistakes in scripts, and their places.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn names() {
         "create view V as select * from W; create view W as select * from IOstream",
         "W",
         "there is no stream or view `W`",
-        Some("it is defined further down: move it before its use"),
+        Some("it is defined later: move its definition before its use"),
     );
     assert_wrong(
         "create view Load as select * from IOstream",
@@ -48,29 +48,34 @@ fn names() {
         "`io` has no column `Host`",
         None,
     );
-    assert_wrong("select x.Size from IOstream as io", "x", "there is no `x` in this `from`", None);
+    assert_wrong(
+        "select x.Size from IOstream as io",
+        "x",
+        "there is no source `x` in this `from`",
+        None,
+    );
     assert_wrong(
         "select Size from IOstream as a, IOstream as b",
         "Size",
-        "`Size` is more than one column",
-        Some("say which: `a.Size` or `b.Size`"),
+        "`Size` is the name of several columns",
+        Some("write `a.Size` or `b.Size`"),
     );
     assert_wrong(
         "select IOstream.Size from IOstream as a, IOstream as b",
         "IOstream",
-        "`IOstream` is more than one of the sources here",
+        "`IOstream` is the name of several sources",
         Some("use the alias"),
     );
     assert_wrong(
         "select 1 from IOstream as a, Load as A",
         "A",
-        "there are two `A` in this `from`",
+        "there are two sources `A` in this `from`",
         Some("give each another name with `as`"),
     );
     assert_wrong(
         "select x from (select Size as x, Sector as x from IOstream)",
         "x",
-        "`x` is more than one column",
+        "`x` is the name of several columns",
         Some("give the columns different names with `as`"),
     );
     assert_wrong(
@@ -91,11 +96,11 @@ fn names() {
         "there is no column `Pth`",
         Some("did you mean `Path`?"),
     );
-    // The right side of `on` does not see what is joined later.
+    // `on` cannot use a source that is joined later.
     assert_wrong(
         "select 1 from Load a join Load b on a.Host = c.Host join Load c on true",
         "c",
-        "there is no `c` in this `from`",
+        "there is no source `c` in this `from`",
         Some("did you mean `a`?"),
     );
 }
@@ -108,29 +113,33 @@ fn types() {
         assert_eq!(wrong.message, message, "{text}");
         assert_eq!(&text[wrong.span.range()], place, "{text}");
     };
-    wrong("Size", "Size", "a condition wants boolean, and this is integer");
-    wrong("Size = 'x'", "Size = 'x'", "`=` is of two values of one type, not of integer and text");
-    wrong("Type + 1 = 2", "Type + 1", "`+` is of numbers, not of text and integer");
-    wrong("true + true = 1", "true + true", "`+` is of numbers, not of boolean and boolean");
-    wrong("Size || 'x' = ''", "Size || 'x'", "`||` is of texts, not of integer and text");
-    wrong("not Size", "Size", "`not` wants boolean, and this is integer");
-    wrong("-Type = 1", "Type", "`-` wants a number, and this is text");
-    wrong("Type = 'a' and Size", "Size", "`and` wants boolean, and this is integer");
-    wrong("Size like 'x'", "Size", "`like` wants text, and this is integer");
-    wrong("Size in (1, 'x')", "'x'", "`=` is of two values of one type, not of integer and text");
+    wrong("Size", "Size", "expected boolean for a condition, found integer");
+    wrong(
+        "Size = 'x'",
+        "Size = 'x'",
+        "`=` needs two values of the same type, not integer and text",
+    );
+    wrong("Type + 1 = 2", "Type + 1", "`+` needs numbers, not text and integer");
+    wrong("true + true = 1", "true + true", "`+` needs numbers, not boolean and boolean");
+    wrong("Size || 'x' = ''", "Size || 'x'", "`||` needs texts, not integer and text");
+    wrong("not Size", "Size", "expected boolean for `not`, found integer");
+    wrong("-Type = 1", "Type", "expected a number for `-`, found text");
+    wrong("Type = 'a' and Size", "Size", "expected boolean for `and`, found integer");
+    wrong("Size like 'x'", "Size", "expected text for `like`, found integer");
+    wrong("Size in (1, 'x')", "'x'", "`=` needs two values of the same type, not integer and text");
     wrong(
         "case when true then 1 else 'x' end = 1",
         "'x'",
         "the branches of `case` have different types: integer and text",
     );
-    wrong("lower(Size) = 'x'", "Size", "`lower` wants text, and this is integer");
-    wrong("sqrt(Type) > 1", "Type", "`sqrt` wants a number, and this is text");
+    wrong("lower(Size) = 'x'", "Size", "expected text for `lower`, found integer");
+    wrong("sqrt(Type) > 1", "Type", "expected a number for `sqrt`, found text");
     wrong("lower() = 'x'", "lower()", "`lower` takes one argument, not 0");
     wrong("substring(Type) = 'x'", "substring(Type)", "`substring` takes 2 or 3 arguments, not 1");
     wrong(
         "coalesce(Size, Type) = 1",
         "Type",
-        "`coalesce` wants arguments of one type, and this is text, not integer",
+        "the arguments of `coalesce` must have the same type, but this is text, not integer",
     );
 }
 
@@ -139,54 +148,54 @@ fn groups() {
     assert_wrong(
         "select Path, count(*) from IOstream group by VMName",
         "Path",
-        "`Path` is neither grouped by nor in an aggregate",
-        Some("add it to `group by`, or ask for an aggregate: `max(Path)`"),
+        "`Path` is neither in `group by` nor in an aggregate",
+        Some("add it to `group by`, or use an aggregate: `max(Path)`"),
     );
     assert_wrong(
         "select * from IOstream group by Path",
         "*",
         "`*` cannot be selected from groups",
-        Some("select what is grouped by, and aggregates"),
+        Some("select expressions of `group by`, and aggregates"),
     );
     assert_wrong(
         "select sum(max(Size)) from IOstream",
         "max(Size)",
-        "there can be no aggregate `max` here",
-        Some("an aggregate cannot be in an aggregate: use a subquery or a view"),
+        "the aggregate `max` is not allowed here",
+        Some("aggregates cannot be nested: use a subquery or a view"),
     );
     assert_wrong(
         "select Size from IOstream where count(*) > 1",
         "count(*)",
-        "there can be no aggregate `count` here",
-        Some("conditions on aggregates go into `having`"),
+        "the aggregate `count` is not allowed here",
+        Some("write conditions on aggregates in `having`"),
     );
     assert_wrong(
         "select 1 from IOstream group by max(Size)",
         "max(Size)",
-        "there can be no aggregate `max` here",
-        Some("aggregates are of groups: they cannot be grouped by"),
+        "the aggregate `max` is not allowed here",
+        Some("aggregates are values of groups: they cannot be in `group by`"),
     );
     let wrong = [
-        ("sum(Type)", "Type", "`sum` wants a number, and this is text"),
+        ("sum(Type)", "Type", "expected a number for `sum`, found text"),
         ("sum(*)", "sum(*)", "only `count` takes `*`, not `sum`"),
         ("sum(Size, 1)", "sum(Size, 1)", "`sum` takes one argument, not 2"),
         ("percentile(Size)", "percentile(Size)", "`percentile` takes 2 arguments, not 1"),
         ("percentile(Size, 101)", "101", "a percentile is a number from 0 to 100"),
-        ("percentile(Size, Size)", "Size", "which percentile must be a constant"),
+        ("percentile(Size, Size)", "Size", "the percentile must be a constant"),
         ("top_k(Size)", "top_k(Size)", "`top_k` takes 2 arguments, not 1"),
         ("top_k(*)", "top_k(*)", "only `count` takes `*`, not `top_k`"),
-        ("top_k(Size, 0)", "0", "`top_k` gives from 1 to 1000 values"),
-        ("top_k(Size, -1)", "-1", "`top_k` gives from 1 to 1000 values"),
-        ("top_k(Size, 65537)", "65537", "`top_k` gives from 1 to 1000 values"),
-        ("top_k(Size, null)", "null", "`top_k` gives from 1 to 1000 values"),
+        ("top_k(Size, 0)", "0", "`top_k` gives 1 to 1000 values"),
+        ("top_k(Size, -1)", "-1", "`top_k` gives 1 to 1000 values"),
+        ("top_k(Size, 65537)", "65537", "`top_k` gives 1 to 1000 values"),
+        ("top_k(Size, null)", "null", "`top_k` gives 1 to 1000 values"),
         (
             "top_k(Size, 2.0)",
             "2.0",
-            "how many values `top_k` gives wants integer, and this is float",
+            "expected integer for the number of values of `top_k`, found float",
         ),
-        ("top_k(Size, Sector)", "Sector", "how many values `top_k` gives must be a constant"),
-        ("histogram(Type)", "Type", "`histogram` wants a number, and this is text"),
-        ("histogram(Type, 4)", "Type", "`histogram` wants a number, and this is text"),
+        ("top_k(Size, Sector)", "Sector", "the number of values of `top_k` must be a constant"),
+        ("histogram(Type)", "Type", "expected a number for `histogram`, found text"),
+        ("histogram(Type, 4)", "Type", "expected a number for `histogram`, found text"),
         ("histogram()", "histogram()", "`histogram` takes 1 or 2 arguments, not 0"),
         (
             "histogram(Size, 1, 2)",
@@ -202,7 +211,7 @@ fn groups() {
             "a width is a number from 0.000001 to 10¹⁵",
         ),
         ("histogram(Size, null)", "null", "a width is a number from 0.000001 to 10¹⁵"),
-        ("histogram(Size, 'x')", "'x'", "the width of buckets wants a number, and this is text"),
+        ("histogram(Size, 'x')", "'x'", "expected a number for the width of buckets, found text"),
         ("histogram(Size, Sector)", "Sector", "the width of buckets must be a constant"),
         ("approx_count_distinct(Path, 3)", "3", "a precision is an integer from 4 to 16"),
         ("approx_count_distinct(Path, 17)", "17", "a precision is an integer from 4 to 16"),
@@ -210,7 +219,7 @@ fn groups() {
         (
             "approx_count_distinct(Path, '9')",
             "'9'",
-            "the precision wants integer, and this is text",
+            "expected integer for the precision, found text",
         ),
         ("approx_count_distinct(Path, Size)", "Size", "the precision must be a constant"),
     ];
@@ -230,7 +239,7 @@ fn orders_and_sets() {
     assert_wrong(
         "select distinct Size from IOstream order by Path",
         "Path",
-        "`select distinct` is ordered by what it selects only",
+        "`select distinct` can be ordered by selected expressions only",
         None,
     );
     assert_wrong(
@@ -287,7 +296,7 @@ fn declarations() {
     );
 }
 
-/// Who knows another system is told how it is said here.
+/// Words of other systems get help with the equivalent in this language.
 #[test]
 fn words_of_other_systems() {
     for (text, place, here) in [
@@ -323,7 +332,7 @@ fn words_of_other_systems() {
         let help = wrong.help.unwrap_or_default();
         assert!(help.contains(here), "{text}: {help}");
     }
-    // Where they are names they are names.
+    // They may be used as names.
     for text in [
         "select Size as over, Size as filter from IOstream as window",
         "select Size as interval, Size as tumble from IOstream",

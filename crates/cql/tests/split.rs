@@ -1,4 +1,4 @@
-//! What hosts and the centre compute together is what the plan means over the events of all.
+//! The hosts and the centre together have the same result as the plan over the events of all hosts.
 
 mod common;
 
@@ -16,20 +16,20 @@ use fathom_cql::plan::{
 };
 use fathom_cql::{Hosts, Row, Split, Type, Value, explain, split};
 
-/// How many cases a test runs; `FATHOM_CASES` says otherwise.
+/// The number of cases of a test: `FATHOM_CASES`, or 4,000.
 fn cases() -> u64 {
     std::env::var("FATHOM_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(4000)
 }
 
-/// A case whose oracle takes longer says nothing.
+/// The most steps of the oracle. Longer cases are skipped.
 const STEPS: u64 = 1_000_000;
 
-/// Which host has which input, by a number.
+/// The host of an input, by the input's number.
 fn host(input: usize, seed: u64, hosts: usize) -> usize {
     Generator::new(seed ^ (input as u64) << 32).below(hosts)
 }
 
-/// The inputs of the centre: what the hosts send, host after host.
+/// The inputs of the centre: the changes that the hosts send, host after host.
 fn sent(split: &Split, inputs: &[Vec<Input>], until_ns: i64) -> Option<Vec<Input>> {
     let mut all = Vec::new();
     for inputs in inputs {
@@ -51,7 +51,7 @@ fn spread(case: &Case, seed: u64, hosts: usize) -> Vec<Vec<Input>> {
     inputs
 }
 
-/// What plans give when they are split; `None` where that takes too long.
+/// The results of split plans; `None` if they take too many steps.
 fn together(plans: &[Plan], case: &Case, seed: u64, hosts: Hosts) -> Option<Vec<Vec<Delta>>> {
     let split = split(plans, &case.catalog, hosts);
     for fragment in &split.fragments {
@@ -72,8 +72,8 @@ fn expected(plan: &Plan, case: &Case) -> Option<Vec<Delta>> {
     oracle::run_within(plan, &case.inputs, case.until_ns, STEPS)
 }
 
-/// Rows of one instant have an order that windows of rows see, and that is lost between hosts: of
-/// each stream one row an instant stays where there is such a window over it.
+/// Windows of rows depend on the order of rows of one instant, which is not kept between hosts. If
+/// a plan has such a window, this keeps one row of each stream and instant.
 fn without_ties(mut case: Case, plans: &[Plan]) -> Case {
     if plans.iter().any(|plan| rows_of_source(&plan.output)) {
         let mut seen = std::collections::BTreeSet::new();
@@ -89,7 +89,7 @@ fn rows_of_source(output: &Output) -> bool {
     windows.any(|rest| rest.split_once("}, ").is_some_and(|(_, of)| arrives(of)))
 }
 
-/// Integers whose sums overflow, in one case of three.
+/// Puts integers whose sums overflow into one case of three.
 fn with_extremes(mut case: Case, seed: u64) -> Case {
     let mut generator = Generator::new(seed ^ 0x0e7e);
     if !generator.chance(33) {
@@ -109,7 +109,7 @@ fn with_extremes(mut case: Case, seed: u64) -> Case {
     case
 }
 
-/// Has each second range slide.
+/// Gives every second range window a slide.
 fn sliding(relation: &mut Relation, slides: &mut Generator) {
     match relation {
         Relation::Window(window, stream) => {
@@ -137,7 +137,7 @@ fn sliding(relation: &mut Relation, slides: &mut Generator) {
     }
 }
 
-/// Groups by the first column of a result, with what can be computed from parts.
+/// Groups a result by its first column, with aggregates that can be computed from parts.
 fn grouped(plan: &mut Plan) {
     let Output::Relation(relation) = &mut plan.output else { return };
     let last = plan.columns.len() - 1;
@@ -147,7 +147,7 @@ fn grouped(plan: &mut Plan) {
         argument: Some(Expression::Column(column)),
         distinct: false,
     };
-    // Few registers, so that values meet in one.
+    // Few registers, so that values share one.
     let few = Precision::new(4).unwrap();
     let mut aggregates = vec![
         Aggregate { function: Function::Count, argument: None, distinct: false },
@@ -177,7 +177,7 @@ fn grouped(plan: &mut Plan) {
     plan.columns = columns;
 }
 
-/// More windows that slide, and more groups, than there are in random plans.
+/// Adds windows that slide, and groups, of which random plans have too few.
 fn with_groups(mut case: Case, seed: u64) -> Case {
     let mut generator = Generator::new(seed ^ 0x5eed);
     if generator.chance(50) {
@@ -229,7 +229,7 @@ fn fail(seed: u64, case: Case, hosts: Hosts) -> ! {
     );
 }
 
-/// How many fragments of some kinds there were.
+/// The number of fragments of each kind.
 #[derive(Debug, Default)]
 struct Seen {
     streams: u64,
@@ -258,7 +258,7 @@ impl Seen {
 }
 
 #[test]
-fn many_hosts_and_a_centre_say_what_the_semantics_say() {
+fn many_hosts_and_a_centre_have_the_result_of_the_plan() {
     let (mut compared, mut changes, mut seen) = (0, 0, Seen::default());
     for seed in 0..cases() {
         let case = prepared(seed);
@@ -275,7 +275,7 @@ fn many_hosts_and_a_centre_say_what_the_semantics_say() {
         }
     }
     assert!(compared * 10 >= cases() * 9, "only {compared} cases were small enough");
-    assert!(changes > cases(), "{changes} changes say little");
+    assert!(changes > cases(), "{changes} changes are too few");
     let Seen { streams, groups, distinct, first, sums, registers, histograms, narrower } = seen;
     assert!(streams > cases() / 2 && narrower > cases() / 8, "{seen:?}");
     let least = groups.min(distinct).min(first);
@@ -284,7 +284,7 @@ fn many_hosts_and_a_centre_say_what_the_semantics_say() {
 }
 
 #[test]
-fn the_only_host_does_it_all() {
+fn the_only_host_computes_everything() {
     for seed in 0..cases() / 4 {
         let case = case(seed);
         let plans = std::slice::from_ref(&case.plan);
@@ -336,7 +336,7 @@ fn sums_that_a_host_cannot_hold_are_exact() {
     };
     let (least, most) = (i64::MIN, i64::MAX);
     for numbers in [
-        // Each host's sum overflows, that of both does not.
+        // Each host's sum overflows, but the sum of both does not.
         &[(0, Some(most)), (0, Some(most)), (1, Some(least)), (1, Some(least))][..],
         &[(0, Some(most)), (1, Some(1))],
         &[(0, Some(least)), (1, Some(-1))],
@@ -353,14 +353,14 @@ fn sums_that_a_host_cannot_hold_are_exact() {
             inputs[host].push(input.clone());
         }
         let parts = split(std::slice::from_ref(&plan), &catalog, Hosts::Many);
-        let sent = sent(&parts, &inputs, 9).expect("it is little");
+        let sent = sent(&parts, &inputs, 9).expect("few steps");
         let expected = oracle::run(&plan, &all, 9);
         assert_eq!(oracle::run(&parts.centre[0], &sent, 9), expected, "{numbers:?}");
         assert_eq!(expected.len(), 2);
     }
 }
 
-/// What hosts and the centre compute, as text.
+/// The plans of the hosts and of the centre, as text.
 fn parts(text: &str) -> String {
     let planned = common::try_plan(text).unwrap_or_else(|wrong| panic!("{wrong:?}"));
     let plans: Vec<Plan> = planned.queries.into_iter().map(|query| query.plan).collect();
@@ -418,7 +418,7 @@ relation (n integer)
 }
 
 #[test]
-fn conditions_go_down_to_their_side_of_a_join() {
+fn conditions_are_pushed_to_their_side_of_a_join() {
     let text = "create view Pairs as
         select q.VDisk as Disk, q.Size as Size, r.BlktapTS - q.BlktapTS as ns
         from IOstream [range 1 second] as q left join IOstream [now] as r
@@ -461,15 +461,15 @@ fn groups_of_windows_that_slide_are_sent() {
     assert!(shown.contains("sum(case when IOOp = 'f' then 1 else 0 end)"), "{shown}");
     assert!(shown.contains("    aggregate sum(count(*)), max(max(Size)), sum(count(Size))"));
     assert!(shown.ends_with("      relation fragment 1\n"), "{shown}");
-    // Without a slide each row changes its group: it is sent itself.
+    // Without a slide each row changes its group, so the rows are sent.
     let shown = parts("select VDisk, count(*) from IOstream [range 1 second] group by VDisk");
     assert!(shown.starts_with("stream (VDisk text)\n"), "{shown}");
-    // But most rows change no greatest value.
+    // But most rows do not change the maximum.
     let shown = parts("select VDisk, max(Size) from IOstream [range 1 second] group by VDisk");
     assert!(shown.starts_with("relation (VDisk text, max(Size) integer)\n"), "{shown}");
     let shown = parts("select VDisk, max(Size) from IOstream [now] group by VDisk");
     assert!(shown.starts_with("stream (Size integer, VDisk text)\n"), "{shown}");
-    // Texts of what the values come to travel, and are put together.
+    // Histograms and registers are sent as texts and merged.
     let shown = parts(
         "select VDisk, histogram(Size, 8) as sizes, approx_count_distinct(Path, 10)
         from IOstream [tumbling 1 second] group by VDisk",
@@ -487,7 +487,8 @@ fn groups_of_windows_that_slide_are_sent() {
         group by VDisk",
     );
     assert!(shown.contains("\n  aggregate registers(Path) by VDisk\n"), "{shown}");
-    // They are too long to travel with each row: over other windows each value of a group is sent.
+    // Registers are too long to be sent for each row: over other windows each value of a group is
+    // sent once.
     let shown = parts(
         "select VDisk, approx_count_distinct(Path) from IOstream [range 1 second]
         group by VDisk",
@@ -496,17 +497,17 @@ fn groups_of_windows_that_slide_are_sent() {
     let shown =
         parts("select VDisk, histogram(Size) from IOstream [range 1 second] group by VDisk");
     assert!(shown.starts_with("stream (Size integer, VDisk text)\n"), "{shown}");
-    // What is most frequent at each host says nothing of all.
+    // The most frequent values of all hosts cannot be computed from those of each host.
     let shown =
         parts("select VDisk, top_k(Path, 3) from IOstream [tumbling 1 second] group by VDisk");
     assert!(shown.starts_with("stream (VDisk text, Path text)\n"), "{shown}");
-    // Sums of floats depend on the order.
+    // The sums of floats of each host would be rounded before they are added.
     let shown = parts("select sum(Share) from Load [tumbling 1 second]");
     assert!(shown.starts_with("stream (Share float)\n"), "{shown}");
 }
 
 #[test]
-fn distinct_and_first_rows_are_found_by_the_hosts_first() {
+fn hosts_send_distinct_and_first_rows() {
     let text = "select VDisk from IOstream [range 60 seconds]
                 except select VDisk from IOstream [range 10 seconds]";
     let expected = "\
@@ -546,7 +547,7 @@ relation (Cgroup text, paths integer)
 }
 
 #[test]
-fn what_is_the_same_is_sent_once() {
+fn common_data_is_sent_once() {
     let text = "select Size from IOstream [range 1 second] where Type = 'Q';
                 select VDisk, sum(Size) from IOstream [range 2 seconds] where Type = 'Q'
                 group by VDisk;

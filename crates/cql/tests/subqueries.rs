@@ -1,4 +1,4 @@
-//! Queries in expressions: their plans, and what is wrong with them.
+//! Subqueries in expressions: their plans, and mistakes in them.
 
 mod common;
 
@@ -48,7 +48,7 @@ fn values_are_joined_once() {
 }
 
 #[test]
-fn an_equal_value_is_found_at_once() {
+fn an_equal_value_is_a_key_of_the_join() {
     assert_shape(
         "select a.ReqId from IOstream [now] as a, Load [range 1 second] as l
          where a.VDisk = l.Host and a.Size = (select max(Size) from IOstream [rows 9])",
@@ -87,7 +87,7 @@ fn a_value_beside_groups() {
 }
 
 #[test]
-fn what_is_in_a_query() {
+fn values_in_a_subquery() {
     let distinct = ["distinct", "  project Host", "    window range 5 s", "      stream Load"];
     let inside = |depth: usize| distinct.map(|line| format!("{:depth$}{line}", ""));
     let lines = |parts: &[&str]| parts.iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -105,7 +105,8 @@ fn what_is_in_a_query() {
 
     let mut expected = lines(&[
         "  project ReqId",
-        "    filter max(column1) is null or not max(column1) and not VDisk is null and Host is null",
+        "    filter max(column1) is null or not max(column1) and not VDisk is null and Host is \
+         null",
         "      left join",
         "        left join on VDisk = Host",
         "          window now",
@@ -132,7 +133,7 @@ fn what_is_in_a_query() {
 }
 
 #[test]
-fn what_exists() {
+fn subqueries_with_exists() {
     let any = ["distinct", "  project true as column1", "    window now", "      stream Load"];
     let [any0, any1, any2, any3] = any.map(|line| format!("      {line}"));
     let rows = ["      window now", "        stream IOstream"];
@@ -196,7 +197,7 @@ fn names_and_types_of_values() {
 }
 
 #[test]
-fn what_has_one_row_at_most() {
+fn subqueries_with_at_most_one_row() {
     let one = [
         "select max(Size) from IOstream",
         "select a from (select max(Size) as a from IOstream) where a > 5",
@@ -216,8 +217,8 @@ fn what_has_one_row_at_most() {
         last(&text);
     }
     let message = "this subquery may have more than one row";
-    let help = "what has one row at most is an aggregate without `group by`, a query with \
-                `limit 1`, and a stream `[rows 1]`";
+    let help = "an aggregate without `group by`, a query with `limit 1` and a stream `[rows 1]` \
+                have at most one row";
     let many = [
         "select Size from IOstream [now]",
         "select max(Size) from IOstream group by VDisk",
@@ -239,19 +240,19 @@ fn what_has_one_row_at_most() {
 }
 
 #[test]
-fn columns_of_the_query_around() {
+fn columns_of_the_outer_query() {
     let help = Some("put the subquery into `from`, and join with it");
     assert_wrong(
         "select * from Load [now] as l
          where Share > (select avg(Size) from IOstream [now] where VDisk = l.Host)",
         "l.Host",
-        "a subquery cannot look at `l.Host` of the query around it",
+        "a subquery cannot use `l.Host` of the outer query",
         help,
     );
     assert_wrong(
         "select * from Load [now] where exists (select 1 from IOstream [now] where VDisk = Host)",
         "Host",
-        "a subquery cannot look at `Host` of the query around it",
+        "a subquery cannot use `Host` of the outer query",
         help,
     );
     assert_wrong(
@@ -260,17 +261,17 @@ fn columns_of_the_query_around() {
                   on b.Sector = Share))
          from Load [now]",
         "Share",
-        "a subquery cannot look at `Share` of the query around it",
+        "a subquery cannot use `Share` of the outer query",
         help,
     );
-    // Names are looked for inside first, and in `from` there is nothing around.
+    // Names of the inner query have priority, and a query in `from` has no outer query.
     last(
         "select * from IOstream [now] where Size in (select Size as Share from IOstream [rows 5])",
     );
     assert_wrong(
         "select * from Load as l, (select Size from IOstream where VDisk = l.Host) as s",
         "l",
-        "there is no `l` in this `from`",
+        "there is no source `l` in this `from`",
         None,
     );
     assert_wrong(
@@ -282,16 +283,16 @@ fn columns_of_the_query_around() {
 }
 
 #[test]
-fn streams_beside_subqueries_need_windows() {
-    let beside = |name: &str| {
+fn streams_of_queries_with_subqueries_need_windows() {
+    let expected = |name: &str| {
         (
-            format!("beside a subquery the stream `{name}` needs a window"),
+            format!("in a query with a subquery the stream `{name}` needs a window"),
             format!(
-                "`{name} [now]` is each row when it comes, `{name} [unbounded]` all that have come"
+                "`{name} [now]` holds each row at its instant, `{name} [unbounded]` all rows so far"
             ),
         )
     };
-    let (message, help) = beside("IOstream");
+    let (message, help) = expected("IOstream");
     let average = "(select avg(Size) from IOstream [range 10 seconds])";
     for text in [
         format!("select * from IOstream where Size > {average}"),
@@ -300,13 +301,13 @@ fn streams_beside_subqueries_need_windows() {
     ] {
         assert_wrong(&text, "IOstream", &message, Some(&help));
     }
-    let (message, help) = beside("Asked");
+    let (message, help) = expected("Asked");
     let text = format!(
         "create view Asked as select Size from IOstream where Type = 'Q';
          select * from Asked as a where a.Size > {average}"
     );
     assert_wrong(&text, "Asked", &message, Some(&help));
-    let (message, help) = beside("(select …)");
+    let (message, help) = expected("(select …)");
     let text = format!("select * from (select Size from IOstream) as a where Size > {average}");
     assert_wrong(&text, "select Size from IOstream", &message, Some(&help));
 
@@ -318,7 +319,7 @@ fn streams_beside_subqueries_need_windows() {
 
 #[test]
 fn places_without_subqueries() {
-    let help = "it can be in `where`, in `having` and in what is selected, but not in an \
+    let help = "it is allowed in `where`, in `having` and in selected expressions, but not in an \
                 aggregate; elsewhere put it into `from`, and join with it";
     let query = "select max(Share) from Load";
     for text in [
@@ -337,7 +338,7 @@ fn places_without_subqueries() {
         ),
         format!("select count(*) from IOstream [now] group by Size in ({query})"),
     ] {
-        assert_wrong(&text, query, "there can be no subquery here", Some(help));
+        assert_wrong(&text, query, "a subquery is not allowed here", Some(help));
     }
 }
 
@@ -355,7 +356,7 @@ fn views_and_declared_streams() {
         "create view V as select Size from IOstream [now] where Size in (select Share from Load);
          select * from Load [now] where Share > (select max(Up) from V)",
         "Up",
-        "a subquery cannot look at `Up` of the query around it",
+        "a subquery cannot use `Up` of the outer query",
         Some("put the subquery into `from`, and join with it"),
     );
 }
@@ -390,19 +391,19 @@ fn columns_and_types() {
     assert_wrong(
         "select * from IOstream [now] where not Size in (select Host from Load)",
         "Size in (select Host from Load",
-        "`in` is of values of one type, not of integer and text",
+        "`in` needs values of the same type, not integer and text",
         None,
     );
     assert_wrong(
         "select * from IOstream [now] where VDisk > (select max(Size) from IOstream)",
         "VDisk > (select max(Size) from IOstream)",
-        "`>` is of two values of one type, not of text and integer",
+        "`>` needs two values of the same type, not text and integer",
         None,
     );
     assert_wrong(
         "select * from IOstream [now] where (select max(Size) from IOstream)",
         "(select max(Size) from IOstream)",
-        "a condition wants boolean, and this is integer",
+        "expected boolean for a condition, found integer",
         None,
     );
 }

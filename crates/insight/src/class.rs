@@ -1,4 +1,4 @@
-//! The I/O class: how much a request deserves to be cached.
+//! The I/O class: the caching priority of a request.
 
 use std::fmt;
 
@@ -10,34 +10,33 @@ use crate::kind::Kind;
 pub struct IoClass(pub u8);
 
 impl IoClass {
-    /// The payload is unique: skip deduplication.
+    /// Unique data: deduplication is skipped.
     pub const UNIQUE: Self = Self(32);
 }
 
-/// Which class a request is given: Table 6 of the Sky paper, unless the operator says otherwise.
+/// The rules that assign a class to a request. The default is Table 6 of the Sky paper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassTable {
-    /// Bounds of file sizes in bytes, descending: a file that is not smaller than the first is of
-    /// class 0, one that is smaller than the nth bound and no later one is of class n - 1 and so
-    /// on; see [`class`](Self::class).
+    /// Bounds of file sizes in bytes, in descending order. A file has class n - 1 if it is smaller
+    /// than exactly n bounds, and class 0 if it is smaller than none of them.
     bounds: Vec<u64>,
     metadata: IoClass,
 }
 
 impl Default for ClassTable {
-    /// Files below 14, 10, 5, 2 and 1 MB are of class 0 to 4, metadata of class 5.
+    /// Files smaller than 14, 10, 5, 2 and 1 MiB have the classes 0 to 4, metadata has class 5.
     fn default() -> Self {
         const MB: u64 = 1 << 20;
         Self { bounds: vec![14 * MB, 10 * MB, 5 * MB, 2 * MB, MB], metadata: IoClass(5) }
     }
 }
 
-/// Why a table of classes is refused.
+/// Why a table of classes is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClassError {
-    /// The bounds do not get smaller from one to the next.
+    /// The bounds are not in descending order.
     Order,
-    /// There are more than 31 bounds: class 32 has a meaning of its own.
+    /// There are more than 31 bounds: class 32 is reserved ([`IoClass::UNIQUE`]).
     Many,
 }
 
@@ -45,7 +44,7 @@ impl fmt::Display for ClassError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Order => "each bound of a file size must be smaller than the one before it",
-            Self::Many => "there can be no more than 31 bounds of file sizes",
+            Self::Many => "there can be at most 31 bounds of file sizes",
         })
     }
 }
@@ -53,12 +52,12 @@ impl fmt::Display for ClassError {
 impl std::error::Error for ClassError {}
 
 impl ClassTable {
-    /// A table of its own: files smaller than the first bound (in bytes) are of class 0, smaller
-    /// than the second of class 1, and so on; metadata comes above them all. Files that are not
-    /// smaller than the first bound have the default class, which is 0 too.
+    /// Makes a table. Files smaller than the first bound (in bytes) have class 0, files smaller
+    /// than the second class 1, and so on. Metadata has the next class above them. Files that reach
+    /// the first bound have the default class, which is 0 too.
     ///
     /// # Errors
-    /// When the bounds do not descend, or are more than 31.
+    /// When the bounds are not in descending order, or there are more than 31.
     pub fn new(bounds: Vec<u64>) -> Result<Self, ClassError> {
         if bounds.len() > 31 {
             return Err(ClassError::Many);
@@ -70,11 +69,11 @@ impl ClassTable {
         Ok(Self { bounds, metadata })
     }
 
-    /// The class that an application asks for by its I/O priority (`ioprio_set(2)` of Linux, as the
-    /// virtio header carries it): real-time comes as high as metadata, idle lowest; anything else
-    /// says nothing.
+    /// The class that an application requests by its I/O priority (`ioprio_set(2)` of Linux, in the
+    /// virtio header). The real-time class has the class of metadata, the idle class has class 0,
+    /// and any other has none.
     pub fn class_of_priority(&self, io_priority: u16) -> Option<IoClass> {
-        /// Where the class is in a priority (`IOPRIO_CLASS_SHIFT`).
+        /// The position of the class in a priority, in bits (`IOPRIO_CLASS_SHIFT`).
         const SHIFT: u32 = 13;
         match io_priority >> SHIFT {
             1 => Some(self.metadata),
@@ -83,8 +82,8 @@ impl ClassTable {
         }
     }
 
-    /// The class of data of `kind` in a file of `file_size` bytes; `None` where nothing is known
-    /// that the table could decide by. Files that reach the first bound have the default class, 0.
+    /// The class of data of `kind` in a file of `file_size` bytes; `None` for kinds that the table
+    /// has no class for. Files that reach the first bound have the default class, 0.
     pub fn class(&self, kind: Kind, file_size: u64) -> Option<IoClass> {
         match kind {
             Kind::Metadata | Kind::Journal | Kind::Directory => Some(self.metadata),

@@ -1,28 +1,28 @@
-//! The event: one record for each request and each response, and the columns that are made of it.
+//! The event: one record for each request and each response, and the columns that are made from it.
 
 mod columns;
 
 pub use columns::{COLUMNS, EventColumn, Get};
 
-/// The request asked to be durable at its completion.
+/// The request must be durable at its completion.
 pub const FLAG_FORCE_UNIT_ACCESS: u16 = 1;
 /// The request's zeroes must stay allocated.
 pub const FLAG_KEEP_ALLOCATED: u16 = 2;
-/// The request's zeroes must be fast or refused.
+/// The zeroes must be written fast, or the request must be refused.
 pub const FLAG_ONLY_IF_FAST: u16 = 4;
 
-/// What is the same for all events of a disk.
+/// The values that all events of a disk have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels {
     /// `VMName`: the virtual machine.
     pub vm_name: String,
-    /// `VDisk`: the disk as its guest or the configuration names it.
+    /// `VDisk`: the disk's name in its guest or in the configuration.
     pub virtual_disk: String,
-    /// `PDisk`: the image or device beneath.
+    /// `PDisk`: the image or device that stores the disk.
     pub physical_disk: String,
 }
 
-/// Declares the record: its fields, and the words that it is carried as.
+/// Declares the record: its fields, and its form as 64-bit words.
 macro_rules! record {
     ($(#[$of_record:meta])* $record:ident { $($(#[$of_field:meta])* $field:ident: $type:ident,)* }) => {
         $(#[$of_record])*
@@ -32,13 +32,13 @@ macro_rules! record {
             $($(#[$of_field])* pub $field: $type,)*
         }
 
-        /// The number of 64-bit words that an event is.
+        /// The length of an event in 64-bit words.
         pub const EVENT_WORDS: usize = (0 $(+ size_of::<$type>())*) / 8;
 
         const _: () = assert!(size_of::<$record>() == EVENT_WORDS * 8);
 
         impl $record {
-            /// The record as words: its fields in order, little end first.
+            /// The record as words: its fields in order, little-endian.
             pub fn to_words(self) -> [u64; EVENT_WORDS] {
                 let mut bytes = [0; EVENT_WORDS * 8];
                 let mut rest = &mut bytes[..];
@@ -55,7 +55,7 @@ macro_rules! record {
                 })
             }
 
-            /// The record that [`to_words`](Self::to_words) took apart.
+            /// The record of the words that [`to_words`](Self::to_words) returned.
             pub fn from_words(words: [u64; EVENT_WORDS]) -> Self {
                 let mut bytes = [0; EVENT_WORDS * 8];
                 for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -77,69 +77,70 @@ macro_rules! record {
 }
 
 record! {
-    /// One record, 96 bytes, as `docs/events.md` draws it. The names are those of Table 3.1 of the
-    /// monitoring paper; what is known of the request's meaning is that of most of its bytes. Columns
-    /// of text are numbers of [`Names`](crate::Names), 0 is none.
+    /// One record of 96 bytes, described in `docs/events.md`. The names are those of Table 3.1 of
+    /// the monitoring paper. The meaning is that of most of the request's bytes. Texts are numbers
+    /// of [`Names`](crate::Names); 0 is none.
     ///
-    /// `VMName`, `VDisk` and `PDisk` are the same for all events of a disk: [`Labels`] has them, under
-    /// the number `disk`. `FtrTS`, `MtrTS` and `IP` are added by whoever receives the event.
+    /// `VMName`, `VDisk` and `PDisk` are the same for all events of a disk: [`Labels`] has them,
+    /// and `disk` is their key. The receiver of the event adds `FtrTS`, `MtrTS` and `IP`.
     Event {
-        /// `BlktapTS`: when it happened, in nanoseconds of the stack's clock (`CLOCK_MONOTONIC`).
+        /// `BlktapTS`: the time of the event, in nanoseconds of the stack's clock
+        /// (`CLOCK_MONOTONIC`).
         blktap_ts: u64,
         /// `ReqId`: the same for a request and its response, unique within the disk.
         req_id: u64,
         /// `Sector`: the first sector of 512 bytes that the range touches.
         sector: u64,
-        /// `Size`: how many sectors the range touches; 0 where the operation has no range.
+        /// `Size`: the number of sectors that the range touches; 0 if the operation has no range.
         size: u64,
         /// The disk's number: the key of its [`Labels`].
         disk: u32,
-        /// `Type`: `Q` a request, `R` its response, `E` a response after a failure, `N` one that says
-        /// that the operation is not supported.
+        /// `Type`: `Q` a request, `R` its response, `E` a response after a failure, `N` the
+        /// response to an unsupported operation.
         record_type: u8,
         /// `IOOp`: the operation's letter.
         io_op: u8,
-        /// Flags of the request: `FLAG_…` in the low byte, in the high byte how the guest's kernel
-        /// marked it ([`RequestFlags`](crate::RequestFlags)).
+        /// Flags of the request: `FLAG_…` in the low byte, and the flags of the guest's kernel
+        /// ([`RequestFlags`](crate::RequestFlags)) in the high byte.
         flags: u16,
-        /// For `E` and `N`: 1 + the position of the error among all; 0 otherwise.
+        /// For `E` and `N`: 1 + the position of the error in the list of errors; 0 otherwise.
         error: u8,
         /// `Kind`: the number of the [`Kind`](crate::Kind); 0 is unknown.
         kind: u8,
-        /// `Class`: 1 + the I/O class, 0 where there is none.
+        /// `Class`: 1 + the I/O class; 0 is none.
         class: u8,
         /// `CacheHit` of a response: 0 unknown, 1 miss, 2 hit, 3 in part.
         cache_hit: u8,
-        /// `Layer` of a response: 1 + the position of the layer that answered, counted from the
-        /// front end; 0 for the back end.
+        /// `Layer` of a response: 1 + the position of the layer that completed the request, counted
+        /// from the front end; 0 for the back end.
         layer: u8,
-        /// Where the meaning was learnt: the number of the [`Source`](crate::Source).
+        /// The source of the meaning: the number of the [`Source`](crate::Source).
         source: u8,
-        /// The I/O priority that the guest gave; 0 is none.
+        /// The I/O priority that the guest set; 0 is none.
         io_priority: u16,
-        /// `Inode`: 0 where unknown.
+        /// `Inode`: the file's number; 0 if unknown.
         inode: u64,
-        /// `FileSize`, in bytes; 0 where unknown.
+        /// `FileSize`, in bytes; 0 if unknown.
         file_size: u64,
-        /// `Path`.
+        /// `Path`: the file's path.
         path: u32,
         /// `FileSystem`: its type.
         file_system: u32,
-        /// `Cgroup`.
+        /// `Cgroup`: the path of the control group.
         cgroup: u32,
-        /// `Process`: its command.
+        /// `Process`: the command of the process.
         process: u32,
-        /// The block device that the file system names itself by.
+        /// The name of the file system's block device.
         device: u32,
-        /// The process number; 0 where unknown.
+        /// The process number; 0 if unknown.
         process_id: u32,
-        /// The queue of the disk that the request came through.
+        /// The disk's queue that received the request.
         queue: u32,
-        /// The parts of different meaning that the request has; 0 where it has one.
+        /// The number of parts with different meanings; 0 if there is one.
         parts: u16,
-        /// How sure the meaning is: the number of the [`Confidence`](crate::Confidence).
+        /// The confidence in the meaning: the number of the [`Confidence`](crate::Confidence).
         confidence: u8,
-        /// The lifetime that the application expects of what it writes; 0 is not set.
+        /// The lifetime that the application expects of the written data; 0 is not set.
         write_hint: u8,
     }
 }

@@ -1,6 +1,6 @@
-//! The kinds of data, and where knowledge comes from.
+//! The kinds of data, and the sources and the confidence of an insight.
 
-/// The kind of data that a request moves, as the guest's kernel would name it.
+/// The kind of data that a request moves, in the terms of the guest's kernel.
 ///
 /// The numbers are those of the event's column `Kind`; they never change their meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,9 +17,9 @@ pub enum Kind {
     Journal = 3,
     /// Swapped memory.
     Swap = 4,
-    /// A file's content, past the page cache.
+    /// A file's content, without the page cache (direct I/O).
     Direct = 5,
-    /// A directory's blocks, where the file system tells them from other metadata.
+    /// A directory's blocks, if the file system distinguishes them from other metadata.
     Directory = 6,
     /// I/O on the block device itself: `mkfs`, `dd`.
     Device = 7,
@@ -52,32 +52,32 @@ impl Kind {
         }
     }
 
-    /// The kind of a number, [`Kind::Unknown`] for one that nobody has given out.
+    /// The kind with a number; [`Kind::Unknown`] if there is none.
     pub fn from_number(number: u8) -> Self {
         Self::ALL.get(usize::from(number)).copied().unwrap_or_default()
     }
 
-    /// Whether it is a file's content.
+    /// Whether the data is a file's content.
     pub fn is_content(self) -> bool {
         matches!(self, Self::Data | Self::Direct)
     }
 }
 
-/// Where an insight was learnt, from the weakest to the strongest: where two sources contradict
-/// each other, the stronger one wins.
+/// The source of an insight, from the weakest to the strongest. If two sources contradict each
+/// other, the stronger one wins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Source {
-    /// Nowhere.
+    /// No source.
     #[default]
     None = 0,
     /// The flags of the guest kernel's request.
     Flags = 1,
-    /// The page that the data is in.
+    /// The page of memory that holds the data.
     Page = 2,
-    /// The completion of the guest kernel's bio, and what it belongs to.
+    /// The completion of the guest kernel's bio, and the structures that the bio belongs to.
     Bio = 3,
-    /// System calls that were seen.
+    /// Observed system calls.
     Calls = 4,
     /// The application itself.
     Application = 5,
@@ -101,16 +101,16 @@ impl Source {
     }
 }
 
-/// How sure an insight is.
+/// The confidence in an insight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Confidence {
-    /// Nothing supports it.
+    /// No evidence.
     #[default]
     None = 0,
-    /// One structure says so, and nothing checks it.
+    /// One structure supports it, without a second one to check it.
     Likely = 1,
-    /// Structures that check each other say so.
+    /// Several structures that agree with each other support it.
     Sure = 2,
 }
 

@@ -1,14 +1,13 @@
-//! One vocabulary for what disk requests mean.
+//! The vocabulary for the meaning of disk requests.
 //!
-//! An [`Insight`] rides on a request: which kind of data it moves, for which file, control group
-//! and process of the guest. It says where it was learnt ([`Source`]) and how sure that is
-//! ([`Confidence`]). Texts (paths, groups, commands) travel as numbers of a bounded table,
-//! [`Names`].
+//! A request carries an [`Insight`]: which kind of data the request moves, for which file, control
+//! group and process of the guest. The insight has a [`Source`] and a [`Confidence`]. Its texts
+//! (paths, groups, commands) are numbers of a bounded table, [`Names`].
 //!
-//! What the tap tells of a request is an [`event`]; the columns that queries see are made of it.
+//! The tap reports a request as an [`event`]. The columns of the queries are made from events.
 //!
-//! **An insight is a hint.** A guest can lie about itself, and its memory changes while it is
-//! read: a wrong insight may cost time, never data.
+//! **An insight is a hint.** A guest can provide false values, and its memory changes while it is
+//! read. A wrong insight may cost time, never data.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

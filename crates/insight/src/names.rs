@@ -1,4 +1,4 @@
-//! A bounded table of texts, so that a request and an event carry numbers.
+//! A bounded table of texts. Requests and events carry the numbers of the texts.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -12,15 +12,16 @@ impl Name {
     /// No text.
     pub const NONE: Self = Self(0);
 
-    /// Whether it stands for a text.
+    /// Whether there is a text.
     pub fn is_some(self) -> bool {
         self.0 != 0
     }
 }
 
-/// A table of texts, each under one number. It keeps so many, those that are asked for by their
-/// text the longest: a number whose text was forgotten stands for nothing, never for another text.
-/// Shared by all who write and read it.
+/// A table of texts, each with a number. A full table removes the text that was added first, but a
+/// text that [`number`](Self::number) was called with again is kept for another pass. The number of
+/// a removed text has no text. It is not assigned to another text before the numbers wrap around
+/// (2³² texts later). Threads share the table.
 pub struct Names {
     capacity: usize,
     inner: Mutex<Inner>,
@@ -30,15 +31,16 @@ pub struct Names {
 struct Inner {
     numbers: HashMap<Arc<str>, u32>,
     texts: HashMap<u32, Entry>,
-    /// The numbers in the order in which their texts are to be forgotten.
+    /// The numbers in the order in which their texts are removed.
     order: VecDeque<u32>,
-    /// The number that was given out last.
+    /// The last number that was assigned.
     last: u32,
 }
 
 struct Entry {
     text: Arc<str>,
-    /// Asked for since it came to the end of the order: it gets another turn.
+    /// Whether the text was requested since it was put at the end of the order. If so, it is put
+    /// there again instead of being removed.
     is_used: bool,
 }
 
@@ -50,8 +52,8 @@ impl Default for Names {
 }
 
 impl Names {
-    /// The longest text that is kept whole, in bytes. Of a longer one the end is kept, behind a mark that
-    /// tells it from others with the same end.
+    /// The longest text that is kept whole, in bytes. Of a longer text the end is kept, after a
+    /// mark that distinguishes it from others with the same end.
     pub const LENGTH_MAX: usize = 1024;
 
     /// A table that keeps `capacity` texts (at least one).
@@ -63,7 +65,7 @@ impl Names {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of `text`; an empty one has none.
+    /// The number of `text`, which is added if it is new. An empty text has no number.
     pub fn number(&self, text: &str) -> Name {
         if text.is_empty() {
             return Name::NONE;
@@ -77,10 +79,9 @@ impl Names {
             return Name(number);
         }
         if inner.texts.len() == self.capacity {
-            inner.forget_one();
+            inner.remove_one();
         }
-        // After four thousand million texts the numbers begin anew; those still in use are left
-        // out.
+        // After 2³² - 1 texts the numbers start again at 1. Numbers in use are skipped.
         loop {
             inner.last = inner.last.wrapping_add(1);
             if inner.last != 0 && !inner.texts.contains_key(&inner.last) {
@@ -94,26 +95,26 @@ impl Names {
         Name(number)
     }
 
-    /// The text of a number; `None` where it has none, or was forgotten.
+    /// The text of a number; `None` if it has none, or if the text was removed.
     pub fn text(&self, name: Name) -> Option<Arc<str>> {
         self.inner().texts.get(&name.0).map(|entry| Arc::clone(&entry.text))
     }
 
-    /// How many texts there are.
+    /// The number of texts.
     pub fn len(&self) -> usize {
         self.inner().texts.len()
     }
 
-    /// Whether there is none.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl Inner {
-    /// Forgets the first text in order that was not asked for since its last turn. Each that was
-    /// loses its mark, so this ends.
-    fn forget_one(&mut self) {
+    /// Removes the first text in order whose `is_used` is not set. The texts before it lose their
+    /// mark and are put at the end, so the loop ends.
+    fn remove_one(&mut self) {
         while let Some(number) = self.order.pop_front() {
             match self.texts.get_mut(&number) {
                 Some(entry) if entry.is_used => {
@@ -132,8 +133,9 @@ impl Inner {
     }
 }
 
-/// A text that is too long without its beginning, cut between characters: an ellipsis and a
-/// number of the whole text take its place, so that texts with the same end stay distinct.
+/// The text, without its beginning if it is too long. The text is cut between characters. A hash of
+/// the whole text between two ellipses replaces the beginning, so that texts with the same end stay
+/// distinct.
 fn shorten(text: &str) -> Cow<'_, str> {
     if text.len() <= Names::LENGTH_MAX {
         return Cow::Borrowed(text);
@@ -155,12 +157,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_keeps_its_number_until_it_is_forgotten() {
+    fn a_text_keeps_its_number_until_it_is_removed() {
         let names = Names::new(2);
         let (a, b) = (names.number("a"), names.number("b"));
         assert_eq!(names.number("a"), a);
         assert_eq!(names.text(a).as_deref(), Some("a"));
-        // "a" was asked for again, "b" was not.
+        // "a" was requested again, "b" was not.
         let c = names.number("c");
         assert_eq!(names.text(b), None);
         assert_eq!((names.text(a).as_deref(), names.text(c).as_deref()), (Some("a"), Some("c")));
@@ -176,11 +178,11 @@ mod tests {
         let long = format!("{}ü/end", "ü".repeat(Names::LENGTH_MAX));
         let kept = names.text(names.number(&long)).unwrap();
         assert!(kept.len() <= Names::LENGTH_MAX && kept.ends_with("ü/end"));
-        // The mark says that it is not whole, and of which text it is the end.
+        // The mark shows that the text was cut, and identifies the whole text.
         assert!(kept.starts_with('…'), "{kept}");
         let other = format!("{}ä/end", "ü".repeat(Names::LENGTH_MAX));
         let other = format!("another{}", other.replace('ä', "ü"));
-        assert_ne!(names.number(&long), names.number(&other), "two files are not one");
+        assert_ne!(names.number(&long), names.number(&other), "two files have different numbers");
         let whole = "x".repeat(Names::LENGTH_MAX);
         assert_eq!(&*names.text(names.number(&whole)).unwrap(), whole);
     }

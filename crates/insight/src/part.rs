@@ -6,26 +6,26 @@ use crate::class::{ClassTable, IoClass};
 use crate::kind::{Confidence, Kind, Source};
 use crate::names::{Name, Names};
 
-/// How the guest's kernel marked its request (`REQ_…` of Linux).
+/// The flags of the guest kernel's request (`REQ_…` of Linux).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RequestFlags(pub u8);
 
 impl RequestFlags {
     /// `REQ_META`: a file system's structures.
     pub const METADATA: Self = Self(1);
-    /// `REQ_PRIO`: boost it.
+    /// `REQ_PRIO`: the request has priority.
     pub const PRIORITY: Self = Self(2);
-    /// `REQ_SYNC`: somebody waits for it.
+    /// `REQ_SYNC`: a process waits for the request.
     pub const SYNCHRONOUS: Self = Self(4);
-    /// `REQ_RAHEAD`: nobody waits for it yet.
+    /// `REQ_RAHEAD`: no process waits for the request yet.
     pub const READ_AHEAD: Self = Self(8);
-    /// `REQ_SWAP`: memory is swapped.
+    /// `REQ_SWAP`: the request swaps memory.
     pub const SWAP: Self = Self(16);
-    /// `REQ_FUA`: durable at its completion.
+    /// `REQ_FUA`: the data is durable at the request's completion.
     pub const FORCE_UNIT_ACCESS: Self = Self(32);
-    /// `REQ_PREFLUSH`: a flush goes before it.
+    /// `REQ_PREFLUSH`: a flush precedes the request.
     pub const FLUSH: Self = Self(64);
-    /// `REQ_BACKGROUND`: nobody waits for it.
+    /// `REQ_BACKGROUND`: no process waits for the request.
     pub const BACKGROUND: Self = Self(128);
 
     const NAMES: [(Self, &'static str); 8] = [
@@ -49,51 +49,51 @@ impl RequestFlags {
         self.0 |= flags.0;
     }
 
-    /// The names of those that are set.
+    /// The names of the set flags.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         Self::NAMES.iter().filter(move |(flag, _)| self.contains(*flag)).map(|(_, name)| *name)
     }
 }
 
-/// What is known about some bytes. Small and `Copy`; its texts are in a [`Names`].
+/// What is known about some bytes of a request. The texts are in a [`Names`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Facts {
     /// The kind of data.
     pub kind: Kind,
-    /// Where the kind and the file were learnt.
+    /// The source of the kind and of the file.
     pub source: Source,
-    /// How sure they are.
+    /// The confidence in them.
     pub confidence: Confidence,
     /// The lifetime that the application expects: `RWH_WRITE_LIFE_…` of `fcntl`, 0 is not set.
     pub write_hint: u8,
-    /// The file's number in its file system; 0 where there is no file or it is unknown.
+    /// The file's number in its file system; 0 if there is no file or it is unknown.
     pub inode: u64,
-    /// The file's size in bytes at the time of the request; 0 where unknown.
+    /// The file's size in bytes at the time of the request; 0 if unknown.
     pub file_size: u64,
-    /// The file's owner, a user number of the guest; 0 where unknown (and for root).
+    /// The file's owner, a user number of the guest; 0 for root and if unknown.
     pub owner: u32,
     /// The file's path from the root of its file system.
     pub path: Name,
-    /// The type of the file system, `ext4`.
+    /// The type of the file system, such as `ext4`.
     pub file_system: Name,
-    /// The block device that the file system names itself by, `vda1`.
+    /// The name of the file system's block device, such as `vda1`.
     pub device: Name,
-    /// The path of the control group (of the container, the service) that is charged; `/` is the
-    /// root group.
+    /// The path of the control group (container or service) to which the request is charged; `/` is
+    /// the root group.
     pub cgroup: Name,
-    /// The command of the process that waits for the request, where it is known.
+    /// The command of the process that waits for the request, if it is known.
     pub process: Name,
-    /// Its process number; 0 where unknown.
+    /// The number of this process; 0 if unknown.
     pub process_id: u32,
 }
 
 impl Facts {
-    /// Whether anything is known.
+    /// Whether any fact is known.
     pub fn is_known(&self) -> bool {
         *self != Self::default()
     }
 
-    /// The facts in words: `data source=bio inode=12 …`, as the log layer writes them.
+    /// Writes the facts as text, as the log layer shows them: `data source=bio inode=12 …`.
     ///
     /// # Errors
     /// Those of `out`.
@@ -126,34 +126,34 @@ impl Facts {
 /// What is known about a part of a request, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
-    /// Where it begins, from the start of the request.
+    /// The offset of the part from the start of the request.
     pub offset: u64,
-    /// How long it is; never 0.
+    /// The length; never 0.
     pub length: u64,
-    /// What is known.
+    /// The facts about these bytes.
     pub facts: Facts,
 }
 
 /// What is known about one request.
 ///
-/// A guest's kernel merges neighbours on the disk into one request even where they belong to
-/// different files: `facts` are those of the most bytes, and `parts` tell all of them apart.
+/// A guest's kernel merges neighbours on the disk into one request even if they belong to different
+/// files. `facts` are those of the most bytes; `parts` has the facts of each part.
 #[derive(Clone, Debug, Default)]
 pub struct Insight {
     /// The facts about most of the bytes.
     pub facts: Facts,
-    /// The caching priority, where something is known.
+    /// The caching priority, if the class table defines one.
     pub class: Option<IoClass>,
-    /// The I/O priority that the guest gave (`ioprio` of the virtio header); 0 is none.
+    /// The I/O priority that the guest set (`ioprio` of the virtio header); 0 is none.
     pub io_priority: u16,
-    /// How the guest's kernel marked its request.
+    /// The flags of the guest kernel's request.
     pub flags: RequestFlags,
-    /// All the parts in order, where there is more than one; empty otherwise.
+    /// All parts in order if there are at least two; empty otherwise.
     pub parts: Vec<Part>,
 }
 
 impl Insight {
-    /// Forgets everything and keeps the memory.
+    /// Resets all fields and keeps the allocated memory.
     pub fn clear(&mut self) {
         self.facts = Facts::default();
         self.class = None;
@@ -162,8 +162,8 @@ impl Insight {
         self.parts.clear();
     }
 
-    /// Adds the facts about the next `length` bytes. Equal neighbours become one part. To be
-    /// followed by [`finish`](Self::finish).
+    /// Adds the facts about the next `length` bytes. Equal neighbours become one part. The caller
+    /// calls [`finish`](Self::finish) after the last part.
     pub fn push(&mut self, length: u64, facts: Facts) {
         if length == 0 {
             return;
@@ -179,11 +179,12 @@ impl Insight {
         self.parts.push(Part { offset, length, facts });
     }
 
-    /// Draws the sum of the parts that were pushed: the facts of the most bytes (of the first
-    /// where there is a tie), and their class: the application's, where it asked for one.
+    /// Sets the request's facts and class from its parts. The facts are those of the most bytes, or
+    /// of the first part in a tie. The class is the one that the application requested, or else the
+    /// one that the table gives for the facts.
     pub fn finish(&mut self, table: &ClassTable) {
-        // A part's rival can be anywhere in the list; the lists are short, and long ones are
-        // judged by their longest part.
+        // Parts with the same facts can be anywhere in the list. Most lists are short; of a long
+        // one only the longest part counts.
         let most = match self.parts.len() {
             0 => return,
             1 => 0,
@@ -206,7 +207,7 @@ impl Insight {
         }
     }
 
-    /// The parts of a request of `length` bytes: those that were told apart, or the whole.
+    /// The parts of a request of `length` bytes. If there is only one, it is the whole request.
     pub fn parts(&self, length: u64) -> impl Iterator<Item = Part> + '_ {
         let whole = self.parts.is_empty().then_some(Part { offset: 0, length, facts: self.facts });
         whole.into_iter().chain(self.parts.iter().copied())
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_bytes_speak_for_the_request() {
+    fn the_facts_of_most_bytes_are_those_of_the_request() {
         let mut insight = Insight::default();
         insight.push(4096, of(Kind::Data, 1));
         insight.push(4096, of(Kind::Metadata, 0));
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_in_words() {
+    fn facts_as_text() {
         let names = Names::default();
         let facts = Facts {
             kind: Kind::Data,

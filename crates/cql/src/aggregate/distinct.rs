@@ -1,22 +1,24 @@
-//! Counting different values approximately: `HyperLogLog`.
+//! Approximate counts of distinct values: `HyperLogLog`.
 //!
-//! A value's hash says one of 2ᵖ registers, by its upper p bits, and a rank: 1 + how many zeroes the
-//! other bits begin with. What counts of each register is the greatest rank that any value has there,
-//! so neither the order of the values nor how often each comes matters, and the registers of all
-//! hosts are, one by one, the greatest of what each host has.
+//! The upper p bits of a value's hash select one of 2ᵖ registers. The rank is 1 + the number of
+//! leading zeroes of the other bits. A register keeps the greatest rank of its values, so neither
+//! the order nor the frequency of values matters. The registers of several hosts are merged by
+//! taking the greatest rank of each register.
 //!
-//! The number is the improved estimate of O. Ertl, "New cardinality estimation algorithms for
-//! `HyperLogLog` sketches" (2017), which needs no tables and no switch to linear counting: with few values the
-//! term of the empty registers is that. With many it is some 1/2ᵖ too high, far less than it errs by
-//! chance unless there are very few registers. It adds, multiplies, divides and takes roots, which
-//! are rounded alike everywhere, so that it is the same to the bit on every machine.
+//! The count is the improved estimate of O. Ertl, "New cardinality estimation algorithms for
+//! `HyperLogLog` sketches" (2017). It needs no tables, and no switch to linear counting: with few
+//! values the term of the empty registers has that effect. With many values it is about 1/2ᵖ too
+//! high, much less than its standard error unless there are very few registers. It only adds,
+//! multiplies, divides and takes square roots. These operations are rounded in the same way on
+//! every machine, so the result is the same to the bit.
 //!
-//! The standard error is 1.04/√2ᵖ: 1.6 per cent of 4,096 registers, 26 (and a bias of 7) of 16.
+//! The standard error is 1.04/√2ᵖ: 1.6 per cent with 4,096 registers, 26 per cent (and a bias of 7
+//! per cent) with 16.
 //!
-//! The hash is XXH64 with the seed 0, of a text's bytes, of the eight bytes (the lowest first) of an
-//! integer or of a float as the order of values sees it, or of one byte, 0 or 1. It is part of what a
-//! query means: hosts and a centre must agree on it. Who knows it can choose values that mislead the
-//! estimate, but not ones that take more memory.
+//! The hash is XXH64 with the seed 0. Its input is the bytes of a text, the eight bytes
+//! (little-endian) of an integer or of a canonical float, or one byte, 0 or 1, for a boolean. The
+//! hash is part of the meaning of a query: hosts and a centre must use the same one. A guest can
+//! choose values that make the estimate wrong, but not values that take more memory.
 
 use std::ops::RangeInclusive;
 
@@ -24,21 +26,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::value::{Value, canonical};
 
-/// How many registers there are: 2 to this power.
+/// The number of registers, as a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Precision(u8);
 
 impl Precision {
-    /// The precisions that there are.
+    /// The allowed precisions.
     pub const RANGE: RangeInclusive<u8> = 4..=16;
 
-    /// A precision; none outside of [`RANGE`](Self::RANGE).
+    /// A precision; `None` outside of [`RANGE`](Self::RANGE).
     pub fn new(bits: u8) -> Option<Self> {
         Self::RANGE.contains(&bits).then_some(Self(bits))
     }
 
-    /// How many bits of a hash say the register.
+    /// The number of bits of a hash that select the register.
     pub fn bits(self) -> u8 {
         self.0
     }
@@ -74,17 +76,17 @@ impl From<Precision> for u8 {
     }
 }
 
-/// A register, and a rank that a value has there, from 1 on. Ordered by register.
+/// A register, and the rank of a value in it. Ordered by register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
     /// The register's number.
     pub register: u16,
-    /// The rank.
+    /// The rank; at least 1.
     pub rank: u8,
 }
 
 impl Mark {
-    /// The mark of a value. Equal values have the same.
+    /// The mark of a value. Equal values have equal marks.
     pub fn of(value: &Value, precision: Precision) -> Self {
         let hash = match value {
             Value::Null => hash(&[]),
@@ -99,7 +101,7 @@ impl Mark {
     }
 }
 
-/// How many registers have each rank as their greatest; rank 0 are those without a value.
+/// The number of registers with each greatest rank. Rank 0 stands for an empty register.
 #[derive(Clone, Debug)]
 pub struct Ranks {
     precision: Precision,
@@ -107,21 +109,21 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Of registers that are all empty.
+    /// Counts of registers that are all empty.
     pub fn new(precision: Precision) -> Self {
         let mut registers = [0; 64];
         registers[0] = precision.registers() as u32;
         Self { precision, registers }
     }
 
-    /// A register's greatest rank is another one.
+    /// Changes a register's greatest rank from `before` to `after`.
     pub fn change(&mut self, before: u8, after: u8) {
         let [before, after] = [before, after].map(|rank| usize::from(rank).min(63));
         self.registers[before] = self.registers[before].saturating_sub(1);
         self.registers[after] += 1;
     }
 
-    /// How many different values there are, or about so many.
+    /// The estimated number of distinct values.
     pub fn estimate(&self) -> i64 {
         // α with infinitely many registers: 1 / (2 ln 2).
         const ALPHA: f64 = 0.721_347_520_444_481_7;
@@ -133,12 +135,12 @@ impl Ranks {
             sum = 0.5 * (sum + of(rank));
         }
         sum += all * empty_term(of(0) / all);
-        // Infinite where all registers have the greatest rank: more than there can be.
+        // Infinite if all registers have the greatest rank; the cast makes it `i64::MAX`.
         (ALPHA * all * all / sum).round() as i64
     }
 }
 
-/// What the empty registers add, from their share: σ of the paper.
+/// The term of the empty registers, from their share: σ of the paper.
 fn empty_term(mut share: f64) -> f64 {
     if share >= 1.0 {
         return f64::INFINITY;
@@ -155,8 +157,7 @@ fn empty_term(mut share: f64) -> f64 {
     }
 }
 
-/// What the registers of the greatest rank add, from the share of the others: τ of
-/// the paper.
+/// The term of the registers with the greatest rank, from the share of the others: τ of the paper.
 fn full_term(mut share: f64) -> f64 {
     if share <= 0.0 || share >= 1.0 {
         return 0.0;
@@ -173,12 +174,12 @@ fn full_term(mut share: f64) -> f64 {
     }
 }
 
-/// One character for each number up to 63.
+/// The digits of base 64.
 const DIGITS: &[u8; 64] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_";
 
-/// The registers as a text, of their greatest ranks in order of the registers: where less than a
-/// quarter is not empty, four digits for each that is not (the register's number in three, the rank
-/// in one), and otherwise a digit for each register, its rank.
+/// The registers as a text, in order. If less than a quarter of them have values, each of these has
+/// four digits: three for the register's number and one for its rank. Otherwise each register has
+/// one digit, its rank.
 pub fn to_text(marks: &[Mark], precision: Precision) -> Value {
     let digit = |number: u32| char::from(DIGITS[number as usize % 64]);
     let text: String = if marks.len() * 4 < precision.registers() {
@@ -199,8 +200,8 @@ pub fn to_text(marks: &[Mark], precision: Precision) -> Value {
     Value::text(&text)
 }
 
-/// The registers of a text, those that are empty left out; none of a text that is not one of
-/// [`to_text`]'s, wherever it comes from.
+/// The registers of a text that [`to_text`] made, without the empty ones. `None` for any other
+/// text, which another host may send.
 pub fn from_text(text: &str, precision: Precision) -> Option<Vec<Mark>> {
     let number = |digit: &u8| DIGITS.iter().position(|known| known == digit);
     let digits: Vec<usize> = text.as_bytes().iter().map(number).collect::<Option<_>>()?;
@@ -225,7 +226,7 @@ pub fn from_text(text: &str, precision: Precision) -> Option<Vec<Mark>> {
     (marks.iter().all(good) && in_order).then_some(marks)
 }
 
-/// The registers of values, naively: an array of the greatest ranks.
+/// A naive sketch: an array of the greatest rank of each register.
 #[derive(Debug)]
 pub(super) struct Maxima {
     precision: Precision,
@@ -246,7 +247,7 @@ impl Maxima {
         *rank = mark.rank.max(*rank);
     }
 
-    /// Adds the registers of a part.
+    /// Adds the registers of a part, by their text.
     pub(super) fn add_text(&mut self, part: &Value) {
         if let Value::Text(text) = part {
             for mark in from_text(text, self.precision).unwrap_or_default() {
@@ -321,7 +322,7 @@ fn round(lane: u64, word: u64) -> u64 {
     lane.wrapping_add(word.wrapping_mul(PRIME_2)).rotate_left(31).wrapping_mul(PRIME_1)
 }
 
-/// A number of some bytes, the lowest first.
+/// The number of some little-endian bytes.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_are_those_that_are_written_down() {
+    fn hashes_are_those_of_the_specification() {
         assert_eq!(hash(b""), 0xef46_db37_51d8_e999);
         assert_eq!(hash(b"a"), 0xd24e_c4f1_a98c_6e5b);
         assert_eq!(hash(b"abc"), 0x44bc_2cf5_ad77_0999);
@@ -352,7 +353,7 @@ mod tests {
         assert!(same(0.0, -0.0) && same(f64::NAN, -f64::NAN) && !same(0.0, 1.0));
     }
 
-    /// The estimates for so many values, each time others.
+    /// The estimates for `values` values, different ones each of the `times` times.
     fn estimates(bits: u8, values: u64, times: u64) -> Vec<i64> {
         let times = 0..times;
         let estimate = |time: u64| {
@@ -367,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_is_what_the_page_says() {
+    fn the_error_is_as_documented() {
         let times = 300;
         for (bits, values) in [
             (12, 300),
@@ -390,11 +391,11 @@ mod tests {
             let mean = errors.iter().sum::<f64>() / times as f64;
             let square = errors.iter().map(|error| error * error).sum::<f64>() / times as f64;
             let case = format!("{bits} bits, {values} values: {mean} {}", square.sqrt());
-            // What a bias is beyond what so few tries can show.
+            // The part of the mean error that exceeds its chance deviation in so few tries.
             let bias = mean.abs() - 4.0 * standard / (times as f64).sqrt();
             assert!(bias < if bits < 8 { 1.1 / f64::from(1_u32 << bits) } else { 0.0 }, "{case}");
             assert!(square.sqrt() < standard * if bits < 8 { 1.25 } else { 1.13 }, "{case}");
-            // With many values it is no better either: the sketch is one.
+            // With many values the error is not smaller either: values are not counted exactly.
             if values > 4 << bits {
                 assert!(square.sqrt() > 0.85 * standard, "{case}");
             }
@@ -416,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn no_registers_are_too_strange() {
+    fn extreme_registers_have_an_estimate() {
         for bits in Precision::RANGE {
             let precision = precision(bits);
             let mut ranks = Ranks::new(precision);
@@ -454,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_from_elsewhere_do_no_harm() {
+    fn invalid_texts_are_rejected() {
         let of = |text: &str| from_text(text, precision(4));
         assert_eq!(of(""), Some(vec![]));
         assert_eq!(of("00F1"), Some(vec![Mark { register: 15, rank: 1 }]));

@@ -1,36 +1,38 @@
-//! Exact sums of floats, from which values can be taken back.
+//! Exact sums of floats, from which values can be removed.
 //!
-//! A float is an integer times a power of two, so a sum of floats is one too. It is kept as an
-//! integer in digits of 32 bits, of which the first stands for a power of two. A digit is kept in 64
-//! bits with a sign, so that many additions need no carry. Nothing is rounded before the result is
-//! asked for; so it depends on the values that are there alone, and neither on their order nor on
-//! those that have come and gone.
+//! A float is an integer times a power of two, and so is a sum of floats. The sum is kept as digits
+//! of 32 bits, the lowest of which is a multiple of a power of two. A digit is kept in 64 bits with
+//! a sign, so that many additions need no carry. Only the result is rounded. So it depends neither
+//! on the order of the values nor on values that were removed.
 //!
-//! Values of about one size need three or four digits. Whatever the values are, a sum needs at most
+//! Values of similar size need three or four digits. Whatever the values are, a sum needs at most
 //! 68 digits and a sum of squares 136.
 
-/// How many bits a digit has.
+/// The bits of a digit.
 const BITS: i32 = 32;
-/// One more than the greatest digit.
+/// The base of the digits.
 const BASE: i64 = 1 << BITS;
-/// An addition changes a digit by less than 2³⁴, so that after so many no digit has overflown.
+/// The most additions without a carry. An addition changes a digit by less than 2³⁴, so no digit
+/// overflows.
 const ADDITIONS_MAX: u32 = 1 << 28;
-/// Factors are taken in parts of so many bits: a square of a float has 106 bits.
+/// The bits of a part of a factor. The square of a float's integer has 106 bits, so a product with
+/// a part fits 127 bits.
 const FACTOR_BITS: i32 = 20;
 
 /// A sum of integers times powers of two.
 #[derive(Clone, Debug, Default)]
 struct Total {
-    /// The first digit counts 2 to 32 times this.
+    /// The exponent of the first digit, in units of 32: that digit counts 2 to the power of 32 ·
+    /// `first`.
     first: i32,
-    /// From the lowest on.
+    /// The digits, lowest first.
     digits: Vec<i64>,
-    /// Additions since the digits were last carried.
+    /// The number of additions since the last carry.
     additions: u32,
 }
 
 impl Total {
-    /// Adds (or takes away) `integer` · 2 to `exponent`. The integer is below 2¹²⁷.
+    /// Adds or subtracts `integer` · 2 to the power of `exponent`. The integer is less than 2¹²⁷.
     fn add(&mut self, mut integer: u128, exponent: i32, is_negative: bool) {
         if integer == 0 {
             return;
@@ -52,7 +54,7 @@ impl Total {
         }
     }
 
-    /// The same, so many times.
+    /// Adds or subtracts the same number `times` times.
     fn add_times(&mut self, integer: u128, exponent: i32, is_negative: bool, times: i64) {
         let is_negative = is_negative != (times < 0);
         let mut times = times.unsigned_abs();
@@ -65,7 +67,7 @@ impl Total {
         }
     }
 
-    /// The index of a digit; there are so many from it on.
+    /// The index of the digit at `place`. Adds digits so that `count` digits begin there.
     fn place(&mut self, place: i32, count: i32) -> usize {
         if self.digits.is_empty() {
             self.first = place;
@@ -83,8 +85,8 @@ impl Total {
         at
     }
 
-    /// Makes each digit one from 0 to 2³² − 1, but for the last, which has the sign, is not 0, and is
-    /// −1 only where it is the only one. Zero has no digits.
+    /// Carries, so that each digit but the last is from 0 to 2³² − 1. The last has the sign. It is
+    /// never 0, and −1 only if it is the only digit. Zero has no digits.
     fn carry(&mut self) {
         self.additions = 0;
         let mut carried = 0;
@@ -103,7 +105,7 @@ impl Total {
             *below -= BASE;
             self.digits.pop();
         }
-        // What is below all that is left costs nothing more.
+        // Zero digits at the low end are removed.
         let zeros = self.digits.iter().take_while(|digit| **digit == 0).count();
         if zeros > 4 {
             self.digits.drain(..zeros);
@@ -118,8 +120,8 @@ impl Total {
         if count == 0 {
             return (0.0, 0);
         }
-        // The upper digits have more than 64 bits, which are more than a float has; of the others
-        // it only counts whether there are any.
+        // The three upper digits have more bits than a float. The lower digits only decide a tie,
+        // so one bit for all of them is enough.
         let digit = |below: usize| count.checked_sub(below).map_or(0, |at| self.digits[at]);
         let upper = (1..=3).fold(0, |all, below| all * i128::from(BASE) + i128::from(digit(below)));
         let lower = self.digits.iter().take(count.saturating_sub(3)).any(|digit| *digit != 0);
@@ -143,14 +145,14 @@ impl Total {
         square
     }
 
-    /// Takes another away.
+    /// Subtracts another sum.
     fn subtract(&mut self, other: &Self) {
         for (place, digit) in (other.first..).zip(&other.digits) {
             self.add(digit.unsigned_abs().into(), place * BITS, *digit > 0);
         }
     }
 
-    /// So many times this.
+    /// The sum times `factor`.
     fn times(&mut self, factor: i64) -> Self {
         self.carry();
         let mut product = Self::default();
@@ -176,7 +178,7 @@ fn scaled(number: f64, exponent: i32) -> f64 {
     number * f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// The integer and the exponent that a finite float is made of, without its sign.
+/// The integer and the exponent of a finite float, without its sign.
 fn parts(number: f64) -> (u64, i32) {
     let bits = number.to_bits();
     let fraction = bits & ((1 << 52) - 1);
@@ -186,25 +188,26 @@ fn parts(number: f64) -> (u64, i32) {
     }
 }
 
-/// Exact sums of floats, and of their squares where these are asked for.
+/// Exact sums of floats and, optionally, of their squares.
 ///
-/// What is not finite is counted: added up it would never go away.
+/// Infinities and NaNs are counted instead of added, so that they can be removed.
 #[derive(Clone, Debug, Default)]
 pub struct FloatSums {
     sum: Total,
     squares: Option<Total>,
     infinite: i64,
     negative_infinite: i64,
-    no_numbers: i64,
+    nans: i64,
 }
 
 impl FloatSums {
-    /// Sums of nothing; `squares` is whether a variance will be asked for.
+    /// Sums of no values. `squares` is whether the sums need to have a
+    /// [`variance`](Self::variance).
     pub fn new(squares: bool) -> Self {
         Self { squares: squares.then(Total::default), ..Self::default() }
     }
 
-    /// A number comes so many times or, below 0, goes.
+    /// Adds a number `count` times; a negative count removes it.
     pub fn add(&mut self, number: f64, count: i64) {
         if number.is_finite() {
             let (integer, exponent) = parts(number);
@@ -218,7 +221,7 @@ impl FloatSums {
                 squares.add_times(integer * integer, 2 * exponent, false, count);
             }
         } else if number.is_nan() {
-            self.no_numbers += count;
+            self.nans += count;
         } else if number > 0.0 {
             self.infinite += count;
         } else {
@@ -226,9 +229,9 @@ impl FloatSums {
         }
     }
 
-    /// What the sum is because of values that are not finite.
+    /// The sum, if values that are not finite determine it.
     fn not_finite(&self) -> Option<f64> {
-        let counts = [self.no_numbers, self.infinite, self.negative_infinite];
+        let counts = [self.nans, self.infinite, self.negative_infinite];
         match counts.map(|count| count > 0) {
             [false, false, false] => None,
             [false, true, false] => Some(f64::INFINITY),
@@ -237,7 +240,7 @@ impl FloatSums {
         }
     }
 
-    /// The sum: the float that is nearest.
+    /// The sum, rounded to the nearest float.
     pub fn sum(&mut self) -> f64 {
         self.not_finite().unwrap_or_else(|| {
             let (number, exponent) = self.sum.rounded();
@@ -254,7 +257,7 @@ impl FloatSums {
     }
 
     /// The variance: `(count · squares − sum²) / count²`, where numerator and denominator are exact
-    /// and each is rounded to a float once. No number where a value is not finite.
+    /// and each is rounded to a float once. NaN if a value is not finite, or without squares.
     pub fn variance(&mut self, count: i64) -> f64 {
         let Some(squares) = self.squares.as_mut().filter(|_| count > 0) else { return f64::NAN };
         let mut numerator = squares.times(count);
@@ -284,10 +287,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cancels_leaves_nothing_behind() {
+    fn removed_values_leave_no_error() {
         let mut sums = sums(&[1e17, 5.0, 7.0, 1e300, -1e-300, 1e-320]);
-        for gone in [1e300, 1e17, -1e-300, 1e-320] {
-            sums.add(gone, -1);
+        for removed in [1e300, 1e17, -1e-300, 1e-320] {
+            sums.add(removed, -1);
         }
         assert_eq!((sums.sum(), sums.average(2), sums.variance(2)), (12.0, 6.0, 1.0));
         sums.add(5.0, -1);
@@ -307,7 +310,7 @@ mod tests {
             (&[f64::MIN, f64::MIN], f64::NEG_INFINITY),
             (&[5e-324, 5e-324, -1e-323], 0.0),
             (&[5e-324, -1e-323], -5e-324),
-            // Half of the last bit: to the even one, unless there is anything more.
+            // Half of the last bit is rounded to even, unless lower digits are not 0.
             (&[9_007_199_254_740_992.0, 1.0], 9_007_199_254_740_992.0),
             (&[9_007_199_254_740_992.0, 1.0, 1e-300], 9_007_199_254_740_994.0),
             (&[-9_007_199_254_740_992.0, -1.0, -1e-300], -9_007_199_254_740_994.0),
@@ -322,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_goes_away_again() {
+    fn values_that_are_not_finite_can_be_removed() {
         let mut sums = sums(&[1.5, f64::INFINITY, f64::NEG_INFINITY]);
         assert!(sums.sum().is_nan() && sums.average(3).is_nan() && sums.variance(3).is_nan());
         sums.add(f64::NEG_INFINITY, -1);
@@ -331,9 +334,10 @@ mod tests {
         assert_eq!((sums.sum(), sums.variance(1)), (1.5, 0.0));
     }
 
-    /// Against integers of 128 bits, which are exact where no value is too large or too fine.
+    /// Compares sums with integers of 128 bits, which are exact if no value is too large or too
+    /// small.
     #[test]
-    fn random_sums_are_what_integers_say() {
+    fn random_sums_equal_sums_of_integers() {
         let mut generator = Generator::new(22);
         for _ in 0..300 {
             let mut sums = FloatSums::new(true);
@@ -368,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn any_floats_come_and_go_in_any_order() {
+    fn any_floats_are_added_and_removed_in_any_order() {
         let mut generator = Generator::new(7);
         for _ in 0..200 {
             let mut numbers = Vec::new();
@@ -393,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn digits_are_carried_in_time_and_are_not_many() {
+    fn digits_are_carried_in_time_and_are_few() {
         let mut sums = FloatSums::new(true);
         for _ in 0..1000 {
             sums.sum.additions = ADDITIONS_MAX - 2;

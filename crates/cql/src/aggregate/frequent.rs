@@ -1,16 +1,16 @@
-//! The values that are there most often.
+//! The most frequent values.
 
 use std::fmt::Write as _;
 
 use crate::eval::TEXT_LIMIT;
 use crate::value::Value;
 
-/// How many values can be asked for.
+/// The most values that a query can request.
 pub const VALUES_MAX: u16 = 1000;
 
-/// Values and how often each is there, as a text: each value, a colon and its count, with spaces
-/// between them. Texts are in double quotes, with the escapes of JSON. Null where there are no
-/// values, or where the text would be too long.
+/// Values and their counts as a text: each value, a colon and its count, separated by spaces. Texts
+/// are in double quotes, with the escapes of JSON. Null if there are no values, or if the text
+/// would be longer than [`TEXT_LIMIT`].
 pub fn to_text<'a>(values: impl IntoIterator<Item = (&'a Value, i64)>) -> Value {
     let mut text = String::new();
     for (value, count) in values {
@@ -51,11 +51,11 @@ fn quote(value: &str, text: &mut String) {
     text.push('"');
 }
 
-/// The `wanted` values that are there most often, naively. `values` are sorted.
+/// The `wanted` most frequent values, computed naively. `values` are sorted.
 pub(super) fn of_sorted(values: &[Value], wanted: u16) -> Value {
     let same = values.chunk_by(|one, other| one == other);
     let mut counted: Vec<(&Value, i64)> = same.map(|same| (&same[0], same.len() as i64)).collect();
-    // Stable: values that are there equally often stay in their order.
+    // The sort is stable: equally frequent values stay in order.
     counted.sort_by_key(|&(_, count)| -count);
     counted.truncate(wanted.into());
     to_text(counted)

@@ -1,8 +1,9 @@
-//! Counting numbers by buckets.
+//! Counts of numbers in buckets.
 //!
-//! Which buckets there are depends on nothing but the aggregate itself, so that numbers can be taken
-//! back, histograms of parts add up, and there never are many. Buckets have numbers, their places,
-//! in the order of the numbers in them; each reaches from its bound up to the next one's.
+//! The buckets depend on the aggregate alone, not on the values. So numbers can be removed, the
+//! histograms of parts add up, and the number of buckets is bounded. Each bucket has a place, a
+//! number in the order of the bounds. A bucket reaches from its bound, inclusive, to the bound of
+//! the next bucket.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -12,36 +13,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::value::Value;
 
-/// A bucket's number: 0 is the one that begins at 0.
+/// The number of a bucket. Bucket 0 begins at 0.
 pub type Place = i16;
 
-/// Powers of two that are bounds: from 2 to minus this…
-const SMALLEST: i16 = 20;
-/// …up to 2 to this.
-const GREATEST: i16 = 63;
-/// How many buckets of a width there are on each side of 0.
+/// The smallest power of two that is a bound, as a negated exponent.
+const EXPONENT_MIN: i16 = 20;
+/// The greatest power of two that is a bound, as an exponent.
+const EXPONENT_MAX: i16 = 63;
+/// The number of buckets of a width on each side of 0.
 const LINEAR: Place = 1024;
 
-/// Which buckets.
+/// A division of the numbers into buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Buckets {
-    /// By powers of two: 0, those from 2⁻²⁰ to 2⁶³, and the same below 0.
+    /// By powers of two: 0, the powers from 2⁻²⁰ to 2⁶³, and their negatives.
     PowersOfTwo,
-    /// Of integers: by the multiples of a width, up to 1,024 times it, and the same below 0.
+    /// For integers: by the multiples of a width from −1,024 to 1,024 times it.
     Integers(NonZeroU64),
-    /// Of floats: the same; a multiple is what a product of floats is.
+    /// For floats: the same. A multiple is a product of floats, and so may be rounded.
     Floats(f64),
 }
 
-/// Where a bucket begins.
+/// The lower bound of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bound {
     /// Below all other bounds.
     Lowest,
     Whole(i128),
     Float(f64),
-    /// Above all numbers is what is none.
-    NoNumber,
+    /// Above all numbers: the bucket of NaN.
+    Nan,
 }
 
 impl Bound {
@@ -50,27 +51,29 @@ impl Bound {
         match (value, self) {
             (_, Self::Lowest) => true,
             (Value::Integer(integer), Self::Whole(bound)) => bound <= i128::from(*integer),
-            // Such bounds are between -1 and 1.
+            // Only bounds between -1 and 1 are floats here.
             (Value::Integer(integer), Self::Float(bound)) => bound <= *integer as f64,
             (Value::Float(number), Self::Whole(bound)) => {
                 number.is_nan() || bound as f64 <= *number
             }
             (Value::Float(number), Self::Float(bound)) => number.is_nan() || bound <= *number,
-            (Value::Float(number), Self::NoNumber) => number.is_nan(),
+            (Value::Float(number), Self::Nan) => number.is_nan(),
             _ => false,
         }
     }
 }
 
 impl Buckets {
-    /// The widths that there are.
+    /// The allowed widths.
     pub const WIDTHS: RangeInclusive<f64> = 1e-6..=1e15;
 
-    /// The places of the first bucket, which has all below the bound of the next one, and of the
-    /// last one, of what is no number.
+    /// The places of the first bucket, for all numbers below the bound of the second, and of the
+    /// last, for NaN.
     fn places(self) -> (Place, Place) {
         match self {
-            Self::PowersOfTwo => (-(SMALLEST + GREATEST + 2), SMALLEST + GREATEST + 2),
+            Self::PowersOfTwo => {
+                (-(EXPONENT_MIN + EXPONENT_MAX + 2), EXPONENT_MIN + EXPONENT_MAX + 2)
+            }
             Self::Integers(_) | Self::Floats(_) => (-LINEAR - 1, LINEAR + 1),
         }
     }
@@ -81,11 +84,11 @@ impl Buckets {
             return Bound::Lowest;
         }
         if place >= last {
-            return Bound::NoNumber;
+            return Bound::Nan;
         }
         match self {
             Self::PowersOfTwo => {
-                let exponent = place.abs() - 1 - SMALLEST;
+                let exponent = place.abs() - 1 - EXPONENT_MIN;
                 match (place, exponent) {
                     (0, _) => Bound::Whole(0),
                     (_, 0..) => Bound::Whole((1 << exponent) * i128::from(place.signum())),
@@ -100,8 +103,9 @@ impl Buckets {
         }
     }
 
-    /// The bucket of a number; none of another value. This is what buckets mean: the last one that
-    /// does not begin above the number. [`place`](Self::place) says the same sooner.
+    /// The bucket of a number; `None` for another value. This search defines the buckets: it finds
+    /// the last one that does not begin above the number. [`place`](Self::place) gives the same
+    /// result faster.
     pub(super) fn search(self, value: &Value) -> Option<Place> {
         if !matches!(value, Value::Integer(_) | Value::Float(_)) {
             return None;
@@ -118,7 +122,7 @@ impl Buckets {
         Some(low)
     }
 
-    /// The bucket of a number; none of another value.
+    /// The bucket of a number; `None` for another value.
     pub fn place(self, value: &Value) -> Option<Place> {
         match *value {
             Value::Integer(integer) => Some(self.place_of_integer(integer)),
@@ -158,7 +162,7 @@ impl Buckets {
             }
             Self::Integers(width) => linear_place((number / width.get() as f64).floor() as i128),
             Self::Floats(width) => {
-                // What a quotient is rounded to may be the bucket beside it.
+                // The rounded quotient may be that of a neighbouring bucket.
                 let near = linear_place((number / width).floor() as i128);
                 let places = [near.saturating_add(1), near, near - 1];
                 let value = Value::Float(number);
@@ -168,8 +172,8 @@ impl Buckets {
         }
     }
 
-    /// A histogram as a text: of each bucket that is not empty its bound, a colon and how many
-    /// numbers it has, with spaces between them. Null where there are no numbers.
+    /// A histogram as a text: for each bucket that is not empty its bound, a colon and its count,
+    /// separated by spaces. Null if there are no numbers.
     pub fn text(self, counts: impl IntoIterator<Item = (Place, i64)>) -> Value {
         join(counts, |place| self.label(place))
     }
@@ -179,23 +183,23 @@ impl Buckets {
             (Bound::Lowest, _) => "-inf".to_owned(),
             (Bound::Whole(bound), _) => bound.to_string(),
             (Bound::Float(bound), Self::Floats(width)) => {
-                // As many digits as the width has: 0.3, not 0.30000000000000004.
+                // With the number of decimals of the width: 0.3, not 0.30000000000000004.
                 let decimals =
                     width.to_string().split_once('.').map_or(0, |(_, digits)| digits.len());
                 format!("{:.decimals$}", bound + 0.0)
             }
             (Bound::Float(bound), _) => bound.to_string(),
-            (Bound::NoNumber, _) => "nan".to_owned(),
+            (Bound::Nan, _) => "nan".to_owned(),
         }
     }
 
-    /// The same of a part, for the one who adds the parts up: buckets by their places.
+    /// The histogram of a part as a text, with the places of buckets instead of bounds.
     pub fn part(self, counts: impl IntoIterator<Item = (Place, i64)>) -> Value {
         join(counts, |place| place)
     }
 
-    /// The counts of a part; none of a text that is not one of [`part`](Self::part)'s, wherever it
-    /// comes from.
+    /// The counts of a text that [`part`](Self::part) made; `None` for any other text, which
+    /// another host may send.
     pub fn from_part(self, text: &str) -> Option<Vec<(Place, i64)>> {
         let (first, last) = self.places();
         let count = |part: &str| {
@@ -208,15 +212,15 @@ impl Buckets {
     }
 }
 
-/// The place among powers of two: `floor` and `ceiling` are the exponents around the number without
-/// its sign.
+/// The place of a number among the powers of two. `floor` and `ceiling` are the rounded binary
+/// logarithms of its magnitude.
 fn power_place(negative: bool, floor: i16, ceiling: i16) -> Place {
     if negative {
-        -(ceiling.clamp(-SMALLEST, GREATEST + 1) + SMALLEST + 1)
-    } else if floor < -SMALLEST {
+        -(ceiling.clamp(-EXPONENT_MIN, EXPONENT_MAX + 1) + EXPONENT_MIN + 1)
+    } else if floor < -EXPONENT_MIN {
         0
     } else {
-        floor.min(GREATEST) + SMALLEST + 1
+        floor.min(EXPONENT_MAX) + EXPONENT_MIN + 1
     }
 }
 
@@ -243,7 +247,7 @@ mod tests {
         Buckets::Integers(NonZeroU64::new(width).unwrap())
     }
 
-    /// The text of a histogram of one number.
+    /// The text of the histogram of one number.
     fn of(buckets: Buckets, value: &Value) -> String {
         let place = buckets.place(value).unwrap();
         assert_eq!(buckets.search(value), Some(place), "{value:?}");
@@ -336,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_those_that_a_search_finds() {
+    fn places_are_those_of_the_search() {
         let mut generator = Generator::new(5);
         let kinds = [Buckets::PowersOfTwo, integers(1), integers(7), integers(u64::MAX)];
         let floats = [0.1, 0.3, 1e-6, 2.5, 1e300, f64::MAX].map(Buckets::Floats);

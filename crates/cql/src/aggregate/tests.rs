@@ -135,7 +135,7 @@ fn histograms() {
 }
 
 #[test]
-fn parts_come_to_the_whole() {
+fn merged_parts_equal_the_whole() {
     let numbers: Vec<i64> = (0..3000).map(|number| number * number % 1009 - 300).collect();
     let precision = Precision::new(5).unwrap();
     for function in [
@@ -145,7 +145,7 @@ fn parts_come_to_the_whole() {
     ] {
         let parts = numbers.chunks(700).map(|part| integers(function(Stage::Part), part));
         let mut parts: Vec<Value> = parts.collect();
-        // What is not of a part is as if it were not there.
+        // Texts that are not those of a part are ignored.
         parts.extend([Value::Null, Value::text("1:-1"), Value::text("é"), int(3)]);
         let whole = integers(function(Stage::Whole), &numbers);
         let merged = aggregate_values(function(Stage::Merge), false, parts);

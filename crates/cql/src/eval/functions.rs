@@ -1,4 +1,4 @@
-//! What functions give.
+//! The evaluation of functions.
 
 use super::{TEXT_LIMIT, evaluate, float, integer, text};
 use crate::plan::{Expression, Function};
@@ -68,8 +68,8 @@ fn of_texts(function: Function, values: &[Value]) -> Option<Value> {
     })
 }
 
-/// The characters whose positions, from 1 on, are at least `from` and less than `from + size`:
-/// positions before the text count. Null where the size is negative.
+/// The characters at the positions from `from` up to, but not including, `from + size`. The first
+/// character has the position 1; positions before it count as well. Null if the size is negative.
 fn substring(whole: &str, from: i64, size: i64) -> Value {
     if size < 0 {
         return Value::Null;
@@ -81,7 +81,7 @@ fn substring(whole: &str, from: i64, size: i64) -> Value {
     text(&whole.chars().skip(skip).take(take).collect::<String>())
 }
 
-/// Nothing is replaced where the part is empty.
+/// Replaces every occurrence of `part`. An empty part replaces nothing.
 fn replace(whole: &str, part: &str, by: &str) -> Value {
     if part.is_empty() {
         return text(whole);
@@ -94,7 +94,8 @@ fn replace(whole: &str, part: &str, by: &str) -> Value {
     text(&whole.replace(part, by))
 }
 
-/// With an empty separator the whole text is the first part.
+/// The part at `position`, counted from 1. With an empty separator the whole text is the first
+/// part.
 fn split_part<'a>(whole: &'a str, separator: &str, position: i64) -> &'a str {
     let Some(skip) = position.checked_sub(1).and_then(|skip| usize::try_from(skip).ok()) else {
         return "";
@@ -112,7 +113,7 @@ fn of_numbers(function: Function, values: &[Value]) -> Option<Value> {
         (Function::Floor, [Value::Float(number)]) => float(number.floor()),
         (Function::Ceiling, [Value::Float(number)]) => float(number.ceil()),
         (Function::Round, [Value::Float(number)]) => float(number.round()),
-        // Of a number below zero it is NaN, hence null.
+        // The root of a negative number is NaN, hence null.
         (Function::SquareRoot, [Value::Float(number)]) => float(number.sqrt()),
         (Function::Logarithm, [Value::Float(number)]) if *number > 0.0 => float(number.ln()),
         (Function::Power, [Value::Float(base), Value::Float(exponent)])

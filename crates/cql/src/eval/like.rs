@@ -1,15 +1,16 @@
-//! Texts and patterns.
+//! The operator `like`.
 
 use std::str::Chars;
 
-/// Whether a text is like a pattern: `%` is any text, `_` any character, all else itself.
+/// Whether a text matches a pattern: `%` matches any text, `_` any character, and any other
+/// character itself.
 ///
-/// No recursion: only the last `%` is ever tried again, so the time is at most proportional to
-/// the product of the lengths.
+/// The function backtracks to the last `%` only, without recursion. So the time is at most
+/// proportional to the product of the lengths.
 pub fn like(text: &str, pattern: &str) -> bool {
     let mut text = text.chars();
     let mut pattern = pattern.chars();
-    // Where the text of the last `%` ends so far, and what of the pattern is behind it.
+    // The text from the end of the last `%`'s match on, and the pattern after this `%`.
     let mut again: Option<(Chars<'_>, Chars<'_>)> = None;
     loop {
         let mut rest = text.clone();

@@ -186,7 +186,7 @@ fn patterns() {
     ] {
         assert_eq!(like(text, pattern), expected, "{text} like {pattern}");
     }
-    // A matcher that tries every way would not come back.
+    // A matcher that tries every combination would not return.
     let text = "a".repeat(5000);
     assert!(!like(&text, &format!("{}b", "%a".repeat(500))));
     assert!(like(&text, &"%a".repeat(500)));

@@ -26,12 +26,12 @@ const ARITHMETIC: [BinaryOperator; 5] = [
 ];
 
 impl Generator {
-    /// A type that a column has, if there are columns.
+    /// The type of a random column, or integer if there are no columns.
     pub(super) fn kind_of(&mut self, columns: &[Kind]) -> Type {
         if columns.is_empty() { Type::Integer } else { self.one_of(columns).kind }
     }
 
-    /// A condition over columns; half of them are simple, so that they often hold.
+    /// A condition over columns. Half of the conditions are simple, so that they often hold.
     pub(super) fn condition(&mut self, columns: &[Kind]) -> Expression {
         if self.chance(50) {
             let kind = self.kind_of(columns);
@@ -42,14 +42,14 @@ impl Generator {
         self.expression(Type::Boolean, columns, depth)
     }
 
-    /// Something to compute from columns.
+    /// An expression of any type over columns.
     pub(super) fn any(&mut self, columns: &[Kind]) -> Expression {
         let depth = if self.chance(50) { 0 } else { 1 + self.below(2) };
         let kind = if self.chance(75) { self.kind_of(columns) } else { self.one_of(&TYPES) };
         self.expression(kind, columns, depth)
     }
 
-    /// An expression of a type.
+    /// An expression of the type `kind`.
     pub(super) fn expression(&mut self, kind: Type, columns: &[Kind], depth: usize) -> Expression {
         if depth == 0 {
             return self.leaf(kind, columns);

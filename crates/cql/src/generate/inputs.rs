@@ -5,8 +5,8 @@ use crate::oracle::Input;
 use crate::value::{Row, Value};
 
 impl Generator {
-    /// At most 60 rows: few different values, so that many are equal; often several of an
-    /// instant, and now and then none for longer than windows last.
+    /// At most 60 rows. They have few distinct values, so that many are equal. Often several rows
+    /// have the same instant, and sometimes there is a gap longer than most windows.
     pub fn inputs(&mut self) -> Vec<Input> {
         let count =
             if self.chance(15) { self.below(4) } else { self.below(61).min(self.below(80)) };
@@ -37,7 +37,7 @@ impl Generator {
         inputs
     }
 
-    /// A row; with `cancel` its float is one that sums with others lose, or that is no number.
+    /// A row. With `cancel` its float is one that rounded sums lose, or one that is not finite.
     fn row(&mut self, source: usize, keys: usize, cancel: bool) -> Row {
         let mut row = vec![Value::Integer(self.below(keys) as i64)];
         row.push(Value::Integer(self.below(5) as i64 - 1));
@@ -54,7 +54,8 @@ impl Generator {
         row
     }
 
-    /// A float of a size that sums with floats of other sizes are rounded to, or none that is finite.
+    /// A float that is lost in a rounded sum with others or makes others lost, or one that is not
+    /// finite.
     fn cancelling(&mut self) -> f64 {
         let strange = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, f64::MAX, f64::MIN];
         if self.chance(10) {

@@ -13,18 +13,18 @@ use crate::plan::{
 };
 use crate::value::Type;
 
-/// How many columns a relation has at most.
-const COLUMNS: usize = 6;
+/// The most columns of a relation.
+const COLUMNS_MAX: usize = 6;
 
-/// What is known of a column.
+/// The known properties of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) kind: Type,
 }
 
 impl Generator {
-    /// A plan over the streams of random cases, of at most four operators from the result to a
-    /// window, besides projections to fewer columns.
+    /// A plan over the streams of random cases. It has at most four operators from the result to a
+    /// window, not counting projections to fewer columns.
     pub fn plan(&mut self) -> Plan {
         let depth = 1 + self.below(4);
         let (output, kinds) = match self.below(20) {
@@ -133,7 +133,7 @@ impl Generator {
         (Relation::Window(window, Box::new(stream)), kinds)
     }
 
-    /// A small number, seldom 0.
+    /// A number up to `most`, rarely 0.
     fn few(&mut self, most: usize) -> u64 {
         if self.chance(6) { 0 } else { 1 + self.below(most) as u64 }
     }
@@ -160,10 +160,10 @@ impl Generator {
             right_columns: right_kinds.len(),
         };
         let relation = Relation::Join(Box::new(join));
-        if kinds.len() <= COLUMNS {
+        if kinds.len() <= COLUMNS_MAX {
             return (relation, kinds);
         }
-        let count = 2 + self.below(COLUMNS - 2);
+        let count = 2 + self.below(COLUMNS_MAX - 2);
         let columns = (0..count).map(|_| Expression::Column(self.below(kinds.len()))).collect();
         project(relation, columns, &kinds)
     }
@@ -198,7 +198,7 @@ impl Generator {
     fn aggregate(&mut self, columns: &[Kind]) -> (Aggregate, Kind) {
         use AggregateFunction as Of;
         let percentage = self.one_of(&[0.0, 25.0, 50.0, 90.0, 99.0, 100.0]);
-        // With few registers even a few values meet in one.
+        // With few registers, even a few values share one.
         let bits = self.one_of(&[4, 4, 5, 6, 12, 16]);
         let precision = Precision::new(bits).unwrap_or_default();
         let wanted = 1 + self.below(3) as u16;
@@ -284,7 +284,7 @@ impl Generator {
     }
 }
 
-/// What is known of an expression's values.
+/// The known properties of an expression's values.
 fn known(expression: &Expression, columns: &[Kind]) -> Kind {
     let kinds: Vec<_> = columns.iter().map(|column| Some(column.kind)).collect();
     let kind = crate::check::kind(expression, &kinds).ok().flatten().unwrap_or(Type::Integer);

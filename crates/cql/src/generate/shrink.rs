@@ -1,4 +1,4 @@
-//! Smaller cases that still show what a large one shows.
+//! Reduces failing cases.
 
 use super::Case;
 use crate::catalog::{Catalog, Column};
@@ -6,7 +6,7 @@ use crate::check;
 use crate::plan::{Join, Output, Plan, Relation, Stream};
 use crate::value::Type;
 
-/// Takes inputs and operators away from a case for as long as it still fails.
+/// Removes inputs and operators from a case as long as it still fails.
 pub fn shrink(mut case: Case, still_fails: &mut dyn FnMut(&Case) -> bool) -> Case {
     loop {
         let size = (case.inputs.len(), case.plan.clone());
@@ -48,7 +48,7 @@ fn smaller_plan(mut case: Case, still_fails: &mut dyn FnMut(&Case) -> bool) -> C
     }
 }
 
-/// Plans with an operator less.
+/// Plans with one operator less.
 fn smaller_plans(plan: &Plan, catalog: &Catalog) -> Vec<Plan> {
     let outputs: Vec<Output> = match &plan.output {
         Output::Stream(Stream::Source(_)) => Vec::new(),
@@ -76,7 +76,7 @@ fn smaller_plans(plan: &Plan, catalog: &Catalog) -> Vec<Plan> {
     outputs.into_iter().map(plan).collect()
 }
 
-/// Relations with an operator less; of the same columns, unless these are `free`.
+/// Relations with one operator less; with the same columns, unless the columns are `free`.
 fn smaller_relations(relation: &Relation, catalog: &Catalog, free: bool) -> Vec<Relation> {
     let columns = check::columns(relation, catalog);
     let mut copy = relation.clone();

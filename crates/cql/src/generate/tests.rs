@@ -8,7 +8,7 @@ use crate::value::{Row, Value};
 
 const CASES: u64 = 2000;
 
-/// What a plan's debug output has for each thing that a plan may have.
+/// Parts of the debug output of plans: one for each feature of plans.
 const PARTS: &str = "\
     Source(0)|Source(1)|Insertions|Deletions|Whole|Unbounded|Filter|slide_ns: None|\
     slide_ns: Some|by: []|by: [1|rows: 0|rows: 4|Project|: Inner|: Left|: Right|: Full|equal: []|\
@@ -44,7 +44,7 @@ fn cases_are_well_formed_and_cover_everything() {
 }
 
 #[test]
-fn cases_are_what_their_seed_says() {
+fn a_seed_always_gives_the_same_case() {
     assert_eq!(case(7), case(7));
     assert_ne!(case(7), case(8));
     let mut generator = Generator::new(0);
@@ -60,8 +60,8 @@ fn some_cases_are_large() {
 }
 
 #[test]
-fn shrinking_keeps_what_fails() {
-    // "Fails" where a full join's result has a row that is there twice.
+fn a_shrunk_case_still_fails() {
+    // A case "fails" if it has a full join and a row of the result changes by a count of 2.
     let fails = |case: &Case| {
         let result = oracle::run(&case.plan, &case.inputs, case.until_ns);
         let twice = result.iter().any(|delta| delta.count == 2);

@@ -3,7 +3,7 @@
 use crate::ast::{SetOperation, ToStream};
 use crate::value::Row;
 
-/// A bag: its rows, sorted, each as often as it is there.
+/// A bag (multiset): its rows, sorted, with duplicates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bag(Vec<Row>);
 
@@ -33,7 +33,7 @@ impl Bag {
         self.0.len()
     }
 
-    /// How often a row is there.
+    /// The count of a row.
     pub(super) fn count(&self, row: &Row) -> usize {
         let before = self.0.partition_point(|other| other < row);
         self.0.partition_point(|other| other <= row) - before
@@ -45,12 +45,12 @@ impl Bag {
         self
     }
 
-    /// Each row and how often it is there.
+    /// Each row and its count.
     pub(super) fn counts(&self) -> impl Iterator<Item = (Row, i64)> + '_ {
         self.0.chunk_by(|a, b| a == b).map(|same| (same[0].clone(), same.len() as i64))
     }
 
-    /// Each row as often as a function of its counts here and there says.
+    /// A bag in which a row's count is a function of its counts in the two bags.
     fn combine(&self, other: &Self, count: impl Fn(usize, usize) -> usize) -> Self {
         let both: Self = self.0.iter().chain(&other.0).cloned().collect();
         let each = both.distinct().into_iter();
@@ -61,7 +61,7 @@ impl Bag {
         .collect()
     }
 
-    /// The bag without the rows of another, each of which takes one.
+    /// The bag without the rows of another, each of which removes one row.
     pub(super) fn except_all(&self, other: &Self) -> Self {
         self.combine(other, usize::saturating_sub)
     }
@@ -83,7 +83,7 @@ pub(super) fn set(operation: SetOperation, all: bool, left: &Bag, right: &Bag) -
     }
 }
 
-/// The rows that come in a stream at an instant at which its relation changes.
+/// The rows that arrive in a stream at an instant at which its relation changes.
 pub(super) fn to_stream(to_stream: ToStream, before: &Bag, now: &Bag) -> Bag {
     match to_stream {
         ToStream::Insertions => now.except_all(before),

@@ -41,7 +41,7 @@ impl Oracle {
         }
     }
 
-    /// What the changes of an input add up to. No row is there less often than never.
+    /// The sum of an input's changes. A negative count is treated as 0.
     fn given(&self, source: usize) -> Changing<'_> {
         let changes: Vec<&Input> =
             self.inputs.iter().filter(|input| input.source == source).collect();

@@ -50,7 +50,7 @@ fn rows(rows: u64) -> Window {
     Window::Rows { by: Vec::new(), rows }
 }
 
-/// All that has come on a source.
+/// All rows of a source so far.
 fn all_of(position: usize) -> Relation {
     Relation::Window(Window::Unbounded, Box::new(Stream::Source(position)))
 }
@@ -59,7 +59,7 @@ fn of(to_stream: ToStream, relation: Relation) -> Stream {
     Stream::Of(to_stream, Box::new(relation))
 }
 
-/// The result up to instant 100, which is the same when every instant is looked at.
+/// The result up to instant 100. It must be the same if every instant is evaluated.
 fn result(output: Output, inputs: &[Input]) -> Vec<Delta> {
     let plan = Plan { output, columns: Vec::new() };
     let deltas = run(&plan, inputs, 100);

@@ -39,7 +39,7 @@ fn last(time: i128, slide: i128) -> i128 {
     time.div_euclid(slide.max(1)) * slide.max(1)
 }
 
-/// What is in a window at an instant.
+/// The contents of a window at an instant.
 fn contents(window: &Window, arrivals: &[Arrival], instant: i64) -> Bag {
     let come = arrivals.iter().filter(|arrival| arrival.time <= instant);
     match window {

@@ -7,7 +7,7 @@ use crate::lexer::{Token, TokenKind, unquote};
 use crate::span::{Diagnostic, Span};
 use crate::value::Value;
 
-// How tight operators bind.
+// How tightly operators bind.
 const OR: u8 = 1;
 const AND: u8 = 2;
 const NOT: u8 = 3;
@@ -16,8 +16,8 @@ const ADD: u8 = 5;
 const MULTIPLY: u8 = 6;
 const NEGATE: u8 = 7;
 
-/// The magnitude of the smallest integer, which is no positive integer.
-const SMALLEST: &str = "9223372036854775808";
+/// The magnitude of the smallest integer, which is too large for a positive integer.
+const INTEGER_MIN_MAGNITUDE: &str = "9223372036854775808";
 
 impl Parser<'_> {
     /// An expression.
@@ -25,7 +25,7 @@ impl Parser<'_> {
         self.operators(OR)
     }
 
-    /// An expression of operators that bind at least so tight.
+    /// An expression of operators that bind at least as tightly as `least`.
     fn operators(&mut self, least: u8) -> Parsed<Expression> {
         let outer = self.enter(EXPRESSION)?;
         let start = self.token().span.start;
@@ -36,7 +36,7 @@ impl Parser<'_> {
             if compares && least <= COMPARE {
                 if compared {
                     let help = "join comparisons with `and`, or put one of them in brackets";
-                    let message = "comparisons cannot follow each other";
+                    let message = "comparisons cannot be chained";
                     return Err(Diagnostic::new(self.token().span, message).help(help));
                 }
                 compared = true;
@@ -56,7 +56,8 @@ impl Parser<'_> {
         Ok(left)
     }
 
-    /// The operator of two operands that is here, comparisons apart.
+    /// The current token as an operator of two operands, unless it is a comparison, and how tightly
+    /// it binds.
     fn operator(&self) -> Option<(BinaryOperator, u8)> {
         let token = self.token();
         Some(match token.kind {
@@ -91,7 +92,7 @@ impl Parser<'_> {
             || ["in", "like", "between"].iter().any(|word| self.word_ahead(ahead, word))
     }
 
-    /// What follows the left of a comparison, which is here.
+    /// The rest of a comparison after its left operand.
     fn comparison(&mut self, left: Expression) -> Parsed<Expression> {
         let start = left.span.start;
         let left = Box::new(left);
@@ -137,7 +138,7 @@ impl Parser<'_> {
         Ok(ExpressionKind::Between { operand, low, high, negated })
     }
 
-    /// An expression without operators but those before it.
+    /// An operand with the operators before it.
     fn operand(&mut self, least: u8) -> Parsed<Expression> {
         let token = self.token();
         match token.kind {
@@ -165,7 +166,7 @@ impl Parser<'_> {
         let next = self.token();
         if next.kind == TokenKind::Word && next.span.start == token.span.end {
             let span = token.span.to(next.span);
-            return Err(Diagnostic::new(span, "a number cannot run into a word"));
+            return Err(Diagnostic::new(span, "a number must be separated from the next word"));
         }
         let written = self.written(token);
         let value = if token.kind == TokenKind::Integer {
@@ -186,7 +187,7 @@ impl Parser<'_> {
     fn negation(&mut self) -> Parsed<Expression> {
         let start = self.advance().span.start;
         let next = self.token();
-        if next.kind == TokenKind::Integer && self.written(next) == SMALLEST {
+        if next.kind == TokenKind::Integer && self.written(next) == INTEGER_MIN_MAGNITUDE {
             self.advance();
             return Ok(literal(Value::Integer(i64::MIN), self.span_from(start)));
         }
@@ -207,7 +208,7 @@ impl Parser<'_> {
         Ok(Expression { span: self.span_from(start), ..inner })
     }
 
-    /// `)` behind an expression.
+    /// The `)` after an expression.
     fn close(&mut self, what: &str) -> Parsed<()> {
         if self.eat(")") {
             return Ok(());
@@ -215,7 +216,7 @@ impl Parser<'_> {
         Err(self.expected(what, &["and", "like", "between"]))
     }
 
-    /// What begins with a word.
+    /// An expression that begins with a word.
     fn word(&mut self, least: u8) -> Parsed<Expression> {
         let token = self.token();
         let word = self.written(token);
@@ -242,7 +243,7 @@ impl Parser<'_> {
             return self.exists();
         }
         if self.at_query() && !self.sign_ahead(1, ".") {
-            let message = "a query in an expression has brackets of its own";
+            let message = "a query in an expression must be in brackets";
             let help = "put it in brackets: `(select …)`";
             return Err(Diagnostic::new(token.span, message).help(help));
         }
@@ -265,14 +266,14 @@ impl Parser<'_> {
         let start = self.token().span.start;
         let what = "an expression";
         if self.at_reserved() && !self.sign_ahead(1, ".") {
-            // Of the words of the language these may well be meant as columns.
+            // These keywords may be meant as columns.
             let column = self.at_any(&["order", "group", "by", "end"]);
             let column = column && !self.word_ahead(1, "by");
             return Err(if column { self.reserved(what) } else { self.expected(what, &[]) });
         }
         if self.at_word("interval") && self.ahead(1).kind == TokenKind::Text {
-            let help = "a window has its length: `[range 5 seconds]`; times in expressions are \
-                        integers of nanoseconds: `5 * 1000000000`";
+            let help = "the length of a window is `[range 5 seconds]`; times in expressions are \
+                        integers in nanoseconds: `5 * 1000000000`";
             return Err(self.expected(what, &[]).help(help));
         }
         if self.sign_ahead(1, "(") {
@@ -286,7 +287,7 @@ impl Parser<'_> {
             if self.sign_ahead(1, "(") || self.word_ahead(1, "group") {
                 if let Some(help) = self.foreign(foreign::behind_call) {
                     let word = self.written(self.token());
-                    let message = format!("there is no `{word}` behind a function");
+                    let message = format!("`{word}` cannot follow a function");
                     return Err(Diagnostic::new(self.token().span, message).help(help));
                 }
             }
@@ -301,7 +302,7 @@ impl Parser<'_> {
         Ok(Expression { kind, span: self.span_from(start) })
     }
 
-    /// What follows `name(`.
+    /// The rest of a call after `name(`.
     fn call(&mut self, name: crate::ast::Identifier, start: u32) -> Parsed<Expression> {
         let distinct = self.eat_word("distinct");
         let star = !distinct && self.eat("*");

@@ -1,8 +1,8 @@
-//! A text as a script.
+//! The parser: from a text to a script.
 //!
-//! The parser goes down from statements to expressions. It stops at the first mistake. How deep
-//! parts nest and how high the tree grows is bounded, so that neither it nor who walks the tree
-//! runs out of stack.
+//! A recursive-descent parser. It stops at the first mistake. The depth of nested parts and the
+//! height of the tree are bounded, so that neither the parser nor code that walks the tree runs out
+//! of stack.
 
 mod expression;
 mod query;
@@ -14,30 +14,30 @@ use crate::ast::{Identifier, Script};
 use crate::lexer::{Token, TokenKind, tokenize, unquote};
 use crate::span::{Diagnostic, Span};
 
-/// How deep parts may nest.
-const DEEPEST: u32 = 128;
+/// The most levels of nested parts.
+const LEVELS_MAX: u32 = 128;
 
-/// How many levels an expression takes.
+/// The levels of an expression.
 const EXPRESSION: u32 = 1;
 
-/// How many levels a query takes: it needs about as much more of the stack.
+/// The levels of a query: it needs about four times as much stack as an expression.
 const QUERY: u32 = 4;
 
-/// How high the tree may grow. A chain `a or b or …` is as high as it is long.
-const HIGHEST: u32 = 256;
+/// The greatest height of the tree. A chain `a or b or …` is as high as it is long.
+const HEIGHT_MAX: u32 = 256;
 
-/// How a text is to be read.
+/// Options of the parser.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParseOptions {
-    /// Whether windows are in the unit of the monitoring paper, whose STREAM counted
-    /// microseconds where it said seconds.
+    /// Whether windows use the unit of the monitoring paper, in whose STREAM a `second` is a
+    /// microsecond.
     pub stream_compat: bool,
-    /// The unit in which the input counts time, in nanoseconds; 0 is 1. `[now]` lasts so long: up to
-    /// the next instant that there can be. The monitoring paper's is a microsecond.
+    /// The unit of the input's times, in nanoseconds; 0 means 1. It is the length of `[now]`, which
+    /// ends at the next possible instant. The monitoring paper's unit is a microsecond.
     pub time_unit_ns: u64,
 }
 
-/// Reads a script.
+/// Parses a script.
 ///
 /// # Errors
 ///
@@ -57,29 +57,28 @@ pub fn parse(text: &str, options: &ParseOptions) -> Result<Script, Diagnostic> {
     parser.script()
 }
 
-/// What is parsed, or the mistake.
+/// The parsed part, or the mistake.
 type Parsed<T> = Result<T, Diagnostic>;
 
 struct Parser<'a> {
     text: &'a str,
-    /// The last is the end.
+    /// The tokens; the last is [`TokenKind::End`].
     tokens: Vec<Token>,
-    /// What is wrong where the tokens end.
+    /// The lexer's error at the end of the tokens.
     failure: Option<Diagnostic>,
-    /// The current token.
+    /// The index of the current token.
     position: usize,
-    /// How many parts are open.
+    /// The levels of the open parts.
     depth: u32,
     /// The height of the highest tree within the innermost open part.
     height: u32,
-    /// The last alias that was written without `as`, and the words that it may have been meant
-    /// to be.
+    /// The index of the last alias without `as`, and the keywords of which it may be a misspelling.
     bare_alias: Option<(usize, &'static [&'static str])>,
     options: ParseOptions,
 }
 
 impl<'a> Parser<'a> {
-    /// The token so many ahead.
+    /// The token `count` places after the current one.
     fn ahead(&self, count: usize) -> Token {
         self.tokens[(self.position + count).min(self.tokens.len() - 1)]
     }
@@ -89,12 +88,12 @@ impl<'a> Parser<'a> {
         self.ahead(0)
     }
 
-    /// A token as it is written.
+    /// The text of a token.
     fn written(&self, token: Token) -> &'a str {
         &self.text[token.span.range()]
     }
 
-    /// Takes the current token; the end stays.
+    /// Takes the current token; the end is never taken.
     fn advance(&mut self) -> Token {
         let token = self.token();
         if token.kind != TokenKind::End {
@@ -103,27 +102,27 @@ impl<'a> Parser<'a> {
         token
     }
 
-    /// Where the last token ended.
+    /// The end of the last taken token, in bytes.
     fn behind(&self) -> u32 {
         self.position.checked_sub(1).map_or(0, |last| self.tokens[last].span.end)
     }
 
-    /// From a place to where the last token ended.
+    /// The span from a place to the end of the last taken token.
     fn span_from(&self, start: u32) -> Span {
         Span { start, end: self.behind().max(start) }
     }
 
-    /// Whether the token so many ahead is a sign.
+    /// Whether the token `count` places ahead is a certain sign.
     fn sign_ahead(&self, count: usize, sign: &str) -> bool {
         matches!(self.ahead(count).kind, TokenKind::Sign(other) if other == sign)
     }
 
-    /// Whether the current token is a sign.
+    /// Whether the current token is a certain sign.
     fn at(&self, sign: &str) -> bool {
         self.sign_ahead(0, sign)
     }
 
-    /// Takes a sign, where it is there.
+    /// Takes a sign if it is the current token.
     fn eat(&mut self, sign: &str) -> bool {
         let there = self.at(sign);
         if there {
@@ -132,28 +131,28 @@ impl<'a> Parser<'a> {
         there
     }
 
-    /// Takes a sign that must be there.
+    /// Takes a required sign.
     fn expect(&mut self, sign: &str) -> Parsed<Token> {
         if self.at(sign) { Ok(self.advance()) } else { Err(self.expected(&quoted(sign), &[])) }
     }
 
-    /// Whether the token so many ahead is a word.
+    /// Whether the token `count` places ahead is a certain word.
     fn word_ahead(&self, count: usize, word: &str) -> bool {
         let token = self.ahead(count);
         token.kind == TokenKind::Word && self.written(token).eq_ignore_ascii_case(word)
     }
 
-    /// Whether the current token is a word.
+    /// Whether the current token is a certain word.
     fn at_word(&self, word: &str) -> bool {
         self.word_ahead(0, word)
     }
 
-    /// Whether the current token is one of some words.
+    /// Whether the current token is one of several words.
     fn at_any(&self, words: &[&str]) -> bool {
         words.iter().any(|word| self.at_word(word))
     }
 
-    /// Takes a word, where it is there.
+    /// Takes a word if it is the current token.
     fn eat_word(&mut self, word: &str) -> bool {
         let there = self.at_word(word);
         if there {
@@ -162,7 +161,7 @@ impl<'a> Parser<'a> {
         there
     }
 
-    /// Takes a word that must be there.
+    /// Takes a required word.
     fn expect_word(&mut self, word: &'static str) -> Parsed<Token> {
         if self.at_word(word) {
             Ok(self.advance())
@@ -171,31 +170,31 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// What this language has instead of the word of another system that is here, if it is one.
+    /// The help for the current token, if it is a word of another system.
     fn foreign(&self, find: fn(&str) -> Option<&'static str>) -> Option<&'static str> {
         let token = self.token();
         if token.kind == TokenKind::Word { find(self.written(token)) } else { None }
     }
 
-    /// Takes a name that must be there.
+    /// Takes a required name.
     fn name(&mut self, what: &str) -> Parsed<Identifier> {
         if self.at_reserved() { Err(self.reserved(what)) } else { self.any_name(what) }
     }
 
-    /// Whether a word is here that is a name in backticks only.
+    /// Whether the current token is a name only in backticks.
     fn at_reserved(&self) -> bool {
         let token = self.token();
         token.kind == TokenKind::Word && words::is_reserved(self.written(token))
     }
 
-    /// The mistake that a word of the language stands where a name is expected.
+    /// The mistake of a keyword in the place of a name.
     fn reserved(&self, what: &str) -> Diagnostic {
         let word = self.written(self.token());
-        let help = format!("`{word}` is a word of the language: as a name, put it in backticks");
+        let help = format!("`{word}` is a keyword: to use it as a name, put it in backticks");
         self.expected(what, &[]).help(help)
     }
 
-    /// Takes a name that must be there, and stands where no word of the language can.
+    /// Takes a required name in a place where keywords are names too.
     fn any_name(&mut self, what: &str) -> Parsed<Identifier> {
         let token = self.token();
         let text = match token.kind {
@@ -207,11 +206,11 @@ impl<'a> Parser<'a> {
         Ok(Identifier { text, span: token.span })
     }
 
-    /// `as name`, or just a name where it can be nothing else. `meant` are words that it may
-    /// have been meant to be.
+    /// `as name`, or just a name if it is not a keyword. `meant` are the keywords of which it may
+    /// be a misspelling.
     fn alias(&mut self, meant: &'static [&'static str]) -> Parsed<Option<Identifier>> {
         if self.eat_word("as") {
-            return self.name("a name behind `as`").map(Some);
+            return self.name("a name after `as`").map(Some);
         }
         let token = self.token();
         let is_name = match token.kind {
@@ -230,13 +229,14 @@ impl<'a> Parser<'a> {
         self.any_name("a name").map(Some)
     }
 
-    /// Opens a part that takes so many levels. What it returns is given to
-    /// [`leave`](Self::leave).
+    /// Opens a part of `levels` levels. Returns the height of the outer part, which the caller
+    /// passes to [`leave`](Self::leave).
     fn enter(&mut self, levels: u32) -> Parsed<u32> {
-        if self.depth + levels > DEEPEST {
+        if self.depth + levels > LEVELS_MAX {
             let message = "this is nested too deeply";
-            let queries = DEEPEST / QUERY;
-            let help = format!("at most {DEEPEST} levels are read, or {queries} of queries");
+            let queries = LEVELS_MAX / QUERY;
+            let help =
+                format!("at most {LEVELS_MAX} levels are allowed, or {queries} levels of queries");
             return Err(Diagnostic::new(self.token().span, message).help(help));
         }
         self.depth += levels;
@@ -251,19 +251,19 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// What has been parsed goes below something new.
+    /// Adds a node above the parsed tree.
     fn grow(&mut self) -> Parsed<()> {
         self.height += 1;
-        if self.height <= HIGHEST {
+        if self.height <= HEIGHT_MAX {
             return Ok(());
         }
         let message = "too many operators in a row";
-        let help = format!("at most about {HIGHEST} are read; `in (…)` takes any number of values");
+        let help =
+            format!("at most about {HEIGHT_MAX} are allowed; `in (…)` takes any number of values");
         Err(Diagnostic::new(self.token().span, message).help(help))
     }
 
-    /// The mistake that something else was expected here. `words` are the words that would have
-    /// done.
+    /// The mistake of an unexpected token. `words` are the keywords that are possible here.
     fn expected(&self, what: &str, words: &[&str]) -> Diagnostic {
         let token = self.token();
         if token.kind == TokenKind::End {
@@ -294,7 +294,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A token in words.
+    /// A description of a token.
     fn describe(&self, token: Token) -> String {
         let written = self.written(token);
         let mut short: String = written
@@ -315,7 +315,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// In backticks.
+/// A text in backticks.
 fn quoted(text: &str) -> String {
     format!("`{text}`")
 }

@@ -1,6 +1,6 @@
-//! Queries, and what they select from.
+//! Queries and their sources.
 
-use super::{DEEPEST, Parsed, Parser, QUERY};
+use super::{LEVELS_MAX, Parsed, Parser, QUERY};
 use crate::ast::{
     Expression, Identifier, JoinKind, OrderItem, Query, Select, SelectItem, SetExpression,
     SetOperation, TableReference, ToStream,
@@ -9,7 +9,7 @@ use crate::foreign;
 use crate::lexer::TokenKind;
 use crate::span::Diagnostic;
 
-/// Words that may follow what a query selects from.
+/// Keywords that may follow the sources of a query.
 const CLAUSES: [&str; 15] = [
     "where",
     "group",
@@ -28,7 +28,7 @@ const CLAUSES: [&str; 15] = [
     "cross",
 ];
 
-/// Words that may go on with a query behind an expression.
+/// Keywords that may follow an expression in a query.
 pub(super) const CONTINUATIONS: [&str; 12] = [
     "and",
     "like",
@@ -44,7 +44,7 @@ pub(super) const CONTINUATIONS: [&str; 12] = [
     "desc",
 ];
 
-/// Operators that make a stream of a relation.
+/// Operators that make a stream from a relation.
 const TO_STREAM: [(&str, ToStream); 3] = [
     ("istream", ToStream::Insertions),
     ("dstream", ToStream::Deletions),
@@ -52,7 +52,7 @@ const TO_STREAM: [(&str, ToStream); 3] = [
 ];
 
 impl Parser<'_> {
-    /// Whether a query begins here, but for brackets around it.
+    /// Whether a query without brackets around it begins here.
     pub(super) fn at_query(&self) -> bool {
         self.query_ahead(0)
     }
@@ -75,7 +75,7 @@ impl Parser<'_> {
         self.leave(QUERY, outer)?;
         let span = self.span_from(start);
         Ok(match body {
-            // Nothing but brackets around a query.
+            // Only brackets around a query.
             SetExpression::Query(query) if order_by.is_empty() && limit.is_none() => {
                 Query { span, ..*query }
             }
@@ -83,7 +83,7 @@ impl Parser<'_> {
         })
     }
 
-    /// What follows `order`.
+    /// The rest after `order`.
     fn order_by(&mut self) -> Parsed<Vec<OrderItem>> {
         self.expect_word("by")?;
         let mut items = Vec::new();
@@ -144,7 +144,7 @@ impl Parser<'_> {
         Ok(SetExpression::Operation { operation, all, left, right, span })
     }
 
-    /// `all`, or `distinct`, which is what goes without saying.
+    /// `all`, or `distinct`, which is the default. Returns whether it is `all`.
     fn all(&mut self) -> bool {
         let all = self.eat_word("all");
         if !all {
@@ -153,7 +153,7 @@ impl Parser<'_> {
         all
     }
 
-    /// A selection, a query in brackets, or a query made a stream.
+    /// A selection, a query in brackets, or a query with an operator to a stream.
     fn set_operand(&mut self) -> Parsed<SetExpression> {
         if self.at_word("select") {
             return Ok(SetExpression::Select(Box::new(self.select()?)));
@@ -187,7 +187,7 @@ impl Parser<'_> {
             let query = Query { to_stream: Some(to_stream), span, ..query };
             return Ok(SetExpression::Query(Box::new(query)));
         }
-        // A stream made a stream: whether that makes sense is not asked here.
+        // An operator to a stream over another one. The planner decides whether this is valid.
         self.grow()?;
         let body = SetExpression::Query(Box::new(query));
         let to_stream = Some(to_stream);
@@ -286,7 +286,7 @@ impl Parser<'_> {
         })
     }
 
-    /// `join` and what may stand before it, and whether a condition follows.
+    /// `join` with the words before it. Returns its kind, and whether a condition follows.
     fn join(&mut self) -> Parsed<Option<(JoinKind, bool)>> {
         let kind = if self.eat_word("join") {
             return Ok(Some((JoinKind::Inner, true)));
@@ -334,7 +334,7 @@ impl Parser<'_> {
 
     fn table_in_brackets(&mut self) -> Parsed<TableReference> {
         let mut inner = 1;
-        while self.sign_ahead(inner, "(") && inner <= DEEPEST as usize {
+        while self.sign_ahead(inner, "(") && inner <= LEVELS_MAX as usize {
             inner += 1;
         }
         if !self.query_ahead(inner) {
@@ -353,15 +353,18 @@ impl Parser<'_> {
         Ok(TableReference::Subquery { query, window, alias })
     }
 
-    /// Another name. A window whose brackets are missing would look like one.
+    /// An alias. A window without brackets is reported as a mistake, because it looks like an
+    /// alias.
     fn table_alias(&mut self) -> Parsed<Option<Identifier>> {
         if let Some(mistake) = self.window_without_brackets() {
             return Err(mistake);
         }
         let alias = self.alias(&CLAUSES)?;
         if self.at("[") && alias.is_some() {
-            let help = "a window stands directly behind the stream's name, before `as`";
-            return Err(Diagnostic::new(self.token().span, "the window comes too late").help(help));
+            let help = "a window directly follows the stream's name, before `as`";
+            return Err(
+                Diagnostic::new(self.token().span, "the window is in the wrong place").help(help)
+            );
         }
         Ok(alias)
     }

@@ -7,11 +7,11 @@ use crate::lexer::TokenKind;
 use crate::span::{Diagnostic, Span};
 use crate::value::Type;
 
-/// What a statement begins with.
+/// The first words of statements.
 const BEGINNINGS: [&str; 9] =
     ["select", "query", "vquery", "vtable", "table", "create", "Istream", "Dstream", "Rstream"];
 
-/// What stands before a colon.
+/// The words before a colon.
 const SECTIONS: [&str; 4] = ["query", "vquery", "vtable", "table"];
 
 /// Names of types.
@@ -79,13 +79,13 @@ impl Parser<'_> {
         if ended || self.eat(";") { Ok(()) } else { Err(self.expected_end()) }
     }
 
-    /// What could have gone on where a query has ended.
+    /// The mistake of an unexpected token after a query.
     fn expected_end(&self) -> Diagnostic {
         if self.at("[") {
-            let help = "a window stands directly behind the stream's name, before `as`";
+            let help = "a window directly follows the stream's name, before `as`";
             return self.expected("`;`", &[]).help(help);
         }
-        // As a name without `as` such a word has been taken for another name of what is before it.
+        // Such a word was taken as an alias without `as` of the part before it.
         let alias = self.bare_alias.filter(|(position, _)| position + 1 == self.position);
         let alias = alias
             .and_then(|(position, _)| foreign::continuation(self.written(self.tokens[position])));
@@ -113,7 +113,7 @@ impl Parser<'_> {
             let place = self.token().span;
             if self.declared()? == Declared::Relation {
                 let message = "an input cannot be a relation, only a stream";
-                let help = "register a stream: a window makes a relation of it";
+                let help = "register a stream: a window makes a relation from it";
                 return Err(Diagnostic::new(place, message).help(help));
             }
             return self.stream();
@@ -132,13 +132,13 @@ impl Parser<'_> {
         let query = self.query()?;
         let ended = self.eat(";");
         if !self.at_word("vtable") {
-            let goes_on = !ended && self.token().kind != TokenKind::End;
-            if goes_on || self.failure.is_some() && self.token().kind == TokenKind::End {
+            let continues = !ended && self.token().kind != TokenKind::End;
+            if continues || self.failure.is_some() && self.token().kind == TokenKind::End {
                 return Err(self.expected_end());
             }
-            let message = "this `vquery` has no `vtable` behind it";
+            let message = "this `vquery` has no `vtable` after it";
             let help = "name it: `vtable : register stream Name(column type, …);`, \
-                        or write `query :` where nothing uses it";
+                        or write `query :` if no other query uses it";
             return Err(Diagnostic::new(place, message).help(help));
         }
         self.advance();
@@ -191,7 +191,7 @@ impl Parser<'_> {
         Ok(Statement::Stream { name, columns })
     }
 
-    /// `(column type, …)`; the types may be left out unless they are `typed`.
+    /// `(column type, …)`; the types are optional unless `typed` is set.
     fn columns(&mut self, typed: bool) -> Parsed<Vec<ColumnDeclaration>> {
         self.expect("(")?;
         let mut columns = Vec::new();

@@ -5,7 +5,7 @@ use crate::ast::{Window, WindowKind};
 use crate::lexer::TokenKind;
 use crate::span::{Diagnostic, Span};
 
-/// What a window begins with.
+/// The first words of windows.
 const KINDS: [&str; 6] = ["now", "unbounded", "range", "rows", "partition", "tumbling"];
 
 const MICROSECOND: u64 = 1000;
@@ -36,16 +36,16 @@ const UNITS: [(&str, u64); 21] = [
     ("days", 24 * 3600 * SECOND),
 ];
 
-/// Why a number is no length.
+/// Why a number is not the length of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NoLength {
+enum LengthError {
     Zero,
     TooLong,
     TooFine,
 }
 
 impl Parser<'_> {
-    /// `[…]`, where it is there.
+    /// An optional window, `[…]`.
     pub(super) fn window(&mut self) -> Parsed<Option<Window>> {
         let start = self.token().span.start;
         if !self.eat("[") {
@@ -89,7 +89,7 @@ impl Parser<'_> {
             if self.eat_word("unbounded") {
                 return Ok(WindowKind::Unbounded);
             }
-            self.whole_number("how many rows").map(WindowKind::Rows)
+            self.whole_number("the number of rows").map(WindowKind::Rows)
         } else if self.eat_word("partition") {
             self.partition()
         } else {
@@ -104,8 +104,8 @@ impl Parser<'_> {
         }
     }
 
-    /// What has come at this instant. Where the input counts in a unit, so does the window: then its
-    /// rows leave at the next instant that there can be.
+    /// `[now]`: the rows of an instant. Its length is the unit of the input's times, so that its
+    /// rows leave at the next possible instant.
     fn now(&self) -> WindowKind {
         let unit_ns = match self.options.time_unit_ns {
             0 if self.options.stream_compat => MICROSECOND,
@@ -117,7 +117,7 @@ impl Parser<'_> {
         }
     }
 
-    /// What follows `partition`.
+    /// The rest after `partition`.
     fn partition(&mut self) -> Parsed<WindowKind> {
         self.expect_word("by")?;
         let mut by = vec![self.name("the name of a column")?];
@@ -127,15 +127,16 @@ impl Parser<'_> {
         if !self.at_word("rows") {
             let mistake = self.expected("`,` or `rows`", &["rows"]);
             return Err(if self.at(".") {
-                mistake.help("these are columns of the stream itself: leave out what is before `.`")
+                mistake
+                    .help("these are columns of the stream itself: leave out the name before `.`")
             } else if self.at_word("range") {
-                mistake.help("`partition by` goes with `rows` only")
+                mistake.help("`partition by` is possible with `rows` only")
             } else {
                 mistake
             });
         }
         self.advance();
-        let rows = self.whole_number("how many rows")?;
+        let rows = self.whole_number("the number of rows")?;
         Ok(WindowKind::Partition { by, rows })
     }
 
@@ -149,22 +150,26 @@ impl Parser<'_> {
         let unit = self.unit()?;
         let span = Span { start: number.span.start, end: self.behind() };
         length_ns(self.written(number), unit).map_err(|why| match why {
-            NoLength::Zero => Diagnostic::new(span, "a window cannot have or slide by no length")
-                .help("`[now]` is what has just come"),
-            NoLength::TooLong => {
-                Diagnostic::new(span, "this is too long: windows are of up to 292 years")
-                    .help("`[unbounded]` is all that has come")
+            LengthError::Zero => {
+                Diagnostic::new(span, "the length and the slide of a window cannot be 0")
+                    .help("`[now]` is the window of the current instant")
             }
-            NoLength::TooFine => Diagnostic::new(span, "this is no whole number of nanoseconds"),
+            LengthError::TooLong => {
+                Diagnostic::new(span, "this is too long: a window has at most 292 years")
+                    .help("`[unbounded]` holds all rows so far")
+            }
+            LengthError::TooFine => {
+                Diagnostic::new(span, "this is not a whole number of nanoseconds")
+            }
         })
     }
 
-    /// The unit of time that is here, in nanoseconds.
+    /// The current token as a unit of time, in nanoseconds.
     fn unit_here(&self) -> Option<u64> {
         UNITS.into_iter().find(|(word, _)| self.at_word(word)).map(|(_, unit)| unit)
     }
 
-    /// A unit of time, in nanoseconds; without one it is seconds.
+    /// A unit of time, in nanoseconds; the default is the second.
     fn unit(&mut self) -> Parsed<u64> {
         let compat = self.options.stream_compat;
         let token = self.token();
@@ -217,13 +222,13 @@ impl Parser<'_> {
             "partition" => " by A rows 10",
             _ => "",
         };
-        let help = format!("a window stands in brackets: `[{word}{example}]`");
+        let help = format!("a window is written in square brackets: `[{word}{example}]`");
         Some(self.expected("`[` before a window", &[]).help(help))
     }
 }
 
-/// A decimal number of units, exactly.
-fn length_ns(written: &str, unit: u64) -> Result<u64, NoLength> {
+/// A decimal number of units in nanoseconds, exactly.
+fn length_ns(written: &str, unit: u64) -> Result<u64, LengthError> {
     let (number, exponent) = written.split_once(['e', 'E']).unwrap_or((written, "0"));
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let fraction = fraction.trim_end_matches('0');
@@ -231,26 +236,26 @@ fn length_ns(written: &str, unit: u64) -> Result<u64, NoLength> {
     for digit in whole.bytes().chain(fraction.bytes()) {
         let next = digits.checked_mul(10).and_then(|d| d.checked_add(u128::from(digit - b'0')));
         digits =
-            next.ok_or(if whole.len() > 30 { NoLength::TooLong } else { NoLength::TooFine })?;
+            next.ok_or(if whole.len() > 30 { LengthError::TooLong } else { LengthError::TooFine })?;
     }
     if digits == 0 {
-        return Err(NoLength::Zero);
+        return Err(LengthError::Zero);
     }
-    // An exponent that is no `i32` is beyond all bounds.
+    // An exponent that does not fit `i32` exceeds all limits.
     let beyond = if exponent.starts_with('-') { i32::MIN } else { i32::MAX };
     let exponent = exponent.parse::<i32>().unwrap_or(beyond);
     let exponent = i64::from(exponent) - fraction.len() as i64;
-    let mut length = digits.checked_mul(u128::from(unit)).ok_or(NoLength::TooLong)?;
+    let mut length = digits.checked_mul(u128::from(unit)).ok_or(LengthError::TooLong)?;
     for _ in 0..exponent {
-        length = length.checked_mul(10).ok_or(NoLength::TooLong)?;
+        length = length.checked_mul(10).ok_or(LengthError::TooLong)?;
     }
     for _ in exponent..0 {
         if length % 10 != 0 {
-            return Err(NoLength::TooFine);
+            return Err(LengthError::TooFine);
         }
         length /= 10;
     }
-    if length > i64::MAX as u128 { Err(NoLength::TooLong) } else { Ok(length as u64) }
+    if length > i64::MAX as u128 { Err(LengthError::TooLong) } else { Ok(length as u64) }
 }
 
 #[cfg(test)]
@@ -271,13 +276,13 @@ mod tests {
 
     #[test]
     fn lengths_are_bounded() {
-        assert_eq!(length_ns("0", SECOND), Err(NoLength::Zero));
-        assert_eq!(length_ns("0.000e99999999999", SECOND), Err(NoLength::Zero));
-        assert_eq!(length_ns("0.0000000001", SECOND), Err(NoLength::TooFine));
-        assert_eq!(length_ns("1e-99999999999", SECOND), Err(NoLength::TooFine));
-        assert_eq!(length_ns("1e99999999999", SECOND), Err(NoLength::TooLong));
-        assert_eq!(length_ns("9223372036854775808", 1), Err(NoLength::TooLong));
-        assert_eq!(length_ns(&"9".repeat(60), 1), Err(NoLength::TooLong));
-        assert_eq!(length_ns(&format!("0.{}", "9".repeat(60)), 1), Err(NoLength::TooFine));
+        assert_eq!(length_ns("0", SECOND), Err(LengthError::Zero));
+        assert_eq!(length_ns("0.000e99999999999", SECOND), Err(LengthError::Zero));
+        assert_eq!(length_ns("0.0000000001", SECOND), Err(LengthError::TooFine));
+        assert_eq!(length_ns("1e-99999999999", SECOND), Err(LengthError::TooFine));
+        assert_eq!(length_ns("1e99999999999", SECOND), Err(LengthError::TooLong));
+        assert_eq!(length_ns("9223372036854775808", 1), Err(LengthError::TooLong));
+        assert_eq!(length_ns(&"9".repeat(60), 1), Err(LengthError::TooLong));
+        assert_eq!(length_ns(&format!("0.{}", "9".repeat(60)), 1), Err(LengthError::TooFine));
     }
 }

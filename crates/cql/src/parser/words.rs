@@ -1,8 +1,8 @@
-//! The words of the language, and words that are nearly one.
+//! The keywords of the language, and suggestions for misspelt ones.
 
 use crate::likeness::distance;
 
-/// Words that are names only in backticks, behind a point and where columns are declared.
+/// Keywords that are names only in backticks, after a point and where columns are declared.
 const RESERVED: [&str; 29] = [
     "and",
     "as",
@@ -35,7 +35,7 @@ const RESERVED: [&str; 29] = [
     "where",
 ];
 
-/// Words that besides these are no alias unless `as` stands before them.
+/// Further words that are an alias only after `as`.
 const NO_BARE_ALIAS: [&str; 14] = [
     "asc",
     "create",
@@ -57,17 +57,17 @@ fn is_one_of(word: &str, words: &[&str]) -> bool {
     words.iter().any(|other| other.eq_ignore_ascii_case(word))
 }
 
-/// Whether a word is a name in backticks only.
+/// Whether a word is a name only in backticks.
 pub(super) fn is_reserved(word: &str) -> bool {
     is_one_of(word, &RESERVED)
 }
 
-/// Whether a word is no alias unless `as` stands before it.
+/// Whether a word is an alias only after `as`.
 pub(super) fn is_no_bare_alias(word: &str) -> bool {
     is_reserved(word) || is_one_of(word, &NO_BARE_ALIAS)
 }
 
-/// The word that was probably meant.
+/// The most similar of some words, if one is similar enough.
 pub(super) fn nearest<'a>(written: &str, words: &[&'a str]) -> Option<&'a str> {
     let distances = words.iter().map(|&word| (distance(written, word), word));
     let near = distances.filter(|&(distance, word)| distance > 0 && distance <= word.len() / 3);

@@ -1,4 +1,4 @@
-//! Functions and aggregates: which there are, and what they take.
+//! Functions and aggregates, and their arguments.
 
 use std::num::NonZeroU64;
 
@@ -14,13 +14,14 @@ use crate::value::{Type, Value};
 use super::scope::suggest;
 use super::types::{Typed, expect, expect_number, kind_name, unify};
 
-/// What a function takes and gives.
+/// The argument types and the result type of a function.
 enum Signature {
-    /// Arguments of these types, the last so many of which may be left out.
+    /// The types of the arguments, the number of optional arguments at the end, and the type of the
+    /// result.
     Fixed(&'static [Type], usize, Type),
-    /// A number; gives the same type.
+    /// One number; the result has the same type.
     Number,
-    /// At least one of any type; gives that type.
+    /// At least one argument, all of the same type, which the result has too.
     Same,
 }
 
@@ -104,7 +105,7 @@ fn count(number: usize) -> String {
     if number == 1 { "one argument".to_owned() } else { format!("{number} arguments") }
 }
 
-/// So many arguments, the last of which may be left out.
+/// A number of arguments in words, of which the last `optional` may be omitted.
 fn counts(number: usize, optional: usize) -> String {
     match optional {
         0 => count(number),
@@ -112,7 +113,7 @@ fn counts(number: usize, optional: usize) -> String {
     }
 }
 
-/// A function of arguments with their places.
+/// The call of a function. The arguments have their places.
 pub(super) fn function(
     name: &Identifier,
     values: Vec<(Typed, Span)>,
@@ -128,7 +129,8 @@ pub(super) fn function(
         let diagnostic = suggest(diagnostic, &name.text, known);
         return Err(if diagnostic.help.is_none() {
             let (functions, aggregates) = (FUNCTIONS.join(", "), AGGREGATES.join(", "));
-            diagnostic.help(format!("there are {functions}; and of groups {aggregates}"))
+            diagnostic
+                .help(format!("the functions are {functions}; the aggregates are {aggregates}"))
         } else {
             diagnostic
         });
@@ -172,7 +174,7 @@ pub(super) fn function(
             for (value, place) in &values {
                 let Ok(common) = unify(kind, value.kind) else {
                     let message = format!(
-                        "{what} wants arguments of one type, and this is {}, not {}",
+                        "the arguments of {what} must have the same type, but this is {}, not {}",
                         value.kind_name(),
                         kind_name(kind)
                     );
@@ -187,7 +189,7 @@ pub(super) fn function(
     Ok(Typed::new(Expression::Call(function, planned), kind, size))
 }
 
-/// An aggregate of arguments with their places, and its type.
+/// An aggregate and its type. The arguments have their places.
 pub(super) fn aggregate(
     name: &Identifier,
     distinct: bool,
@@ -264,7 +266,7 @@ pub(super) fn aggregate(
     if of_numbers {
         expect_number(&argument, place, &what)?;
     }
-    // These are the same with and without it.
+    // `distinct` does not change these.
     let distinct = distinct
         && !matches!(
             function,
@@ -277,15 +279,20 @@ pub(super) fn aggregate(
 
 /// The second argument of `top_k`.
 fn wanted(value: &Typed, span: Span) -> Result<u16, Diagnostic> {
-    expect(value, Type::Integer, span, "how many values `top_k` gives")?;
+    expect(value, Type::Integer, span, "the number of values of `top_k`")?;
     match value.expression {
         Expression::Literal(Value::Integer(number)) => {
             u16::try_from(number).ok().filter(|number| (1..=VALUES_MAX).contains(number))
         }
         Expression::Literal(_) => None,
-        _ => return Err(Diagnostic::new(span, "how many values `top_k` gives must be a constant")),
+        _ => {
+            return Err(Diagnostic::new(
+                span,
+                "the number of values of `top_k` must be a constant",
+            ));
+        }
     }
-    .ok_or_else(|| Diagnostic::new(span, format!("`top_k` gives from 1 to {VALUES_MAX} values")))
+    .ok_or_else(|| Diagnostic::new(span, format!("`top_k` gives 1 to {VALUES_MAX} values")))
 }
 
 /// The second argument of `approx_count_distinct`.
@@ -304,7 +311,7 @@ fn precision(value: &Typed, span: Span) -> Result<Precision, Diagnostic> {
     })
 }
 
-/// The second argument of `histogram`: integers have buckets of floats where the width is one.
+/// The second argument of `histogram`. Integers have buckets of floats if the width is a float.
 fn width(argument: &Typed, value: Typed, span: Span) -> Result<Buckets, Diagnostic> {
     expect_number(&value, span, "the width of buckets")?;
     let of_floats = argument.kind == Some(Type::Float);
@@ -335,6 +342,6 @@ fn per_cent(value: Typed, span: Span) -> Result<f64, Diagnostic> {
         Expression::Literal(_) => {
             Err(Diagnostic::new(span, "a percentile is a number from 0 to 100"))
         }
-        _ => Err(Diagnostic::new(span, "which percentile must be a constant")),
+        _ => Err(Diagnostic::new(span, "the percentile must be a constant")),
     }
 }

@@ -1,4 +1,4 @@
-//! Expressions: names resolved, types checked.
+//! Plans expressions: resolves names and checks types.
 
 use crate::ast::{self, BinaryOperator, ExpressionKind, Identifier, UnaryOperator};
 use crate::plan::{Aggregate, Expression};
@@ -10,39 +10,39 @@ use super::subqueries::Subqueries;
 use super::types::{Typed, expect, expect_number, kind_name, literal, symbol, unify};
 use super::{Parameters, calls, fold, walk};
 
-/// How deep expressions may be.
-const DEEPEST: usize = 256;
-/// How many operators an expression may have; `between` and `case` use operands more than once.
-const LARGEST: usize = 20_000;
+/// The most levels of nested expressions.
+const DEPTH_MAX: usize = 256;
+/// The most operators of an expression. `between` and `case` use operands more than once.
+const SIZE_MAX: usize = 20_000;
 
-/// The groups that expressions above an aggregation see.
+/// The columns of an aggregation, for the expressions above it.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// What is grouped by.
+    /// The keys of the groups.
     pub(super) keys: Vec<Typed>,
     /// The aggregates, with their types.
     pub(super) aggregates: Vec<(Aggregate, Option<Type>)>,
 }
 
-/// What expressions at a place may use.
+/// The context of the expressions in one part of a query.
 pub(super) struct Expressions<'a> {
     /// The columns.
     pub(super) scope: &'a Scope,
     /// The values of parameters.
     pub(super) parameters: &'a Parameters,
-    /// Other names of expressions, for what is no column.
+    /// The aliases of selected expressions, for names that are not columns.
     pub(super) aliases: &'a [(&'a str, &'a ast::Expression)],
-    /// The groups, where there are any: results are over keys and aggregates.
+    /// The groups, if there are any. Then the planned expressions are over keys and aggregates.
     pub(super) groups: Option<&'a mut Groups>,
-    /// The queries that may stand here.
+    /// The subqueries; `None` if they are not allowed here.
     pub(super) subqueries: Option<&'a mut Subqueries>,
-    /// Whether false and null mean the same for the expression that is planned next.
+    /// Whether false and null have the same effect in the next planned expression.
     pub(super) filters: bool,
-    /// Why there is no aggregate here.
+    /// The help if there is an aggregate although none is allowed here.
     pub(super) no_aggregate: &'a str,
-    /// What is odd.
+    /// Probable mistakes.
     pub(super) warnings: Vec<Diagnostic>,
-    /// How deep this is.
+    /// The level of nesting.
     pub(super) depth: usize,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Expressions<'a> {
         }
     }
 
-    /// The same place, but the rows that are grouped.
+    /// The same context, for expressions over the rows that are grouped.
     fn rows<'b>(&'b self, no_aggregate: &'b str) -> Expressions<'b> {
         Expressions {
             scope: self.scope,
@@ -84,8 +84,8 @@ impl<'a> Expressions<'a> {
 
     /// An expression.
     pub(super) fn plan(&mut self, expression: &ast::Expression) -> Result<Typed, Diagnostic> {
-        if self.depth >= DEEPEST {
-            return Err(Diagnostic::new(expression.span, "the expression is too deep"));
+        if self.depth >= DEPTH_MAX {
+            return Err(Diagnostic::new(expression.span, "the expression is nested too deeply"));
         }
         self.depth += 1;
         let filters = std::mem::take(&mut self.filters);
@@ -106,13 +106,13 @@ impl<'a> Expressions<'a> {
         Ok(planned)
     }
 
-    /// A condition that lets rows through.
+    /// A condition that selects rows, for which false and null are the same.
     pub(super) fn filter(&mut self, expression: &ast::Expression) -> Result<Typed, Diagnostic> {
         self.filters = true;
         self.condition(expression)
     }
 
-    /// The key of the groups that an expression is.
+    /// The key of the groups that equals an expression.
     fn key(&self, expression: &ast::Expression) -> Option<Typed> {
         let groups = self.groups.as_ref().filter(|groups| !groups.keys.is_empty())?;
         let of_rows = self.rows("").plan(expression).ok()?;
@@ -208,8 +208,8 @@ impl<'a> Expressions<'a> {
             }
             Ok(_) => {
                 let text = &name.text;
-                let message = format!("`{text}` is neither grouped by nor in an aggregate");
-                let help = format!("add it to `group by`, or ask for an aggregate: `max({text})`");
+                let message = format!("`{text}` is neither in `group by` nor in an aggregate");
+                let help = format!("add it to `group by`, or use an aggregate: `max({text})`");
                 let span = qualifier.map_or(name.span, |qualifier| qualifier.span.to(name.span));
                 Err(Diagnostic::new(span, message).help(help))
             }
@@ -218,7 +218,7 @@ impl<'a> Expressions<'a> {
                 let Some((_, expression)) = self.aliases.iter().find(is) else {
                     return Err(diagnostic);
                 };
-                // An alias is over columns only.
+                // An alias may not refer to other aliases.
                 let aliases = std::mem::take(&mut self.aliases);
                 let planned = self.plan(expression);
                 self.aliases = aliases;
@@ -260,7 +260,7 @@ impl<'a> Expressions<'a> {
         Ok(Typed::new(fold::unary(operator, planned.expression), kind, size))
     }
 
-    /// `and` and `or`, which often come in long rows.
+    /// `and` and `or`, planned without recursion because chains of them may be long.
     fn logical(
         &mut self,
         expression: &ast::Expression,
@@ -305,7 +305,7 @@ impl<'a> Expressions<'a> {
         let size = left.size + right.size;
         let wrong = |wants: &str| {
             let message = format!(
-                "`{}` is of {wants}, not of {} and {}",
+                "`{}` needs {wants}, not {} and {}",
                 symbol(operator),
                 left.kind_name(),
                 right.kind_name()
@@ -315,7 +315,7 @@ impl<'a> Expressions<'a> {
         let Ok(kind) = unify(left.kind, right.kind) else {
             return Err(match operator {
                 BinaryOperator::Concatenate => wrong("texts").help("use `cast(… as text)`"),
-                _ if operator.is_comparison() => wrong("two values of one type"),
+                _ if operator.is_comparison() => wrong("two values of the same type"),
                 _ => wrong("numbers"),
             });
         };
@@ -348,7 +348,7 @@ impl<'a> Expressions<'a> {
         Ok(Typed::new(folded, result, size))
     }
 
-    /// Notes where two constants are compared: quotes may have made a text of a column.
+    /// Warns about a comparison of two constants: quotes may have turned a column into a text.
     fn note_constants(&mut self, operands: [&ast::Expression; 2], planned: &Typed, span: Span) {
         let texts = operands.map(|operand| match &operand.kind {
             ExpressionKind::Literal(value) if !value.is_null() => Some(value.to_string()),
@@ -361,17 +361,18 @@ impl<'a> Expressions<'a> {
         };
         let message = format!("this compares two constants: it is {holds}");
         let is_column =
-            |text: &&String| self.scope.columns().any(|(_, column)| column.answers(text));
+            |text: &&String| self.scope.columns().any(|(_, column)| column.has_name(text));
         let diagnostic = Diagnostic::new(span, message);
         self.warnings.push(match texts.iter().flatten().find(is_column) {
             Some(name) => diagnostic.help(format!(
-                "quotes make a text: the column is `{name}` without them, or in backticks"
+                "a text in quotes is a constant: the column is `{name}` without quotes, or in \
+                 backticks"
             )),
             None => diagnostic,
         });
     }
 
-    /// Notes where a column is compared with a text that it never has.
+    /// Warns about a comparison of a column with a text that the column never has.
     fn note_value(&mut self, column: &Expression, value: &Expression, span: Span) {
         let (Expression::Column(at), Expression::Literal(Value::Text(text)), true) =
             (column, value, self.groups.is_none())
@@ -506,11 +507,10 @@ impl<'a> Expressions<'a> {
         span: Span,
     ) -> Result<Typed, Diagnostic> {
         if self.groups.is_none() {
-            let message = format!("there can be no aggregate `{}` here", name.text);
+            let message = format!("the aggregate `{}` is not allowed here", name.text);
             return Err(Diagnostic::new(span, message).help(self.no_aggregate));
         }
-        let mut rows =
-            self.rows("an aggregate cannot be in an aggregate: use a subquery or a view");
+        let mut rows = self.rows("aggregates cannot be nested: use a subquery or a view");
         let mut planned = Vec::with_capacity(arguments.len());
         for argument in arguments {
             planned.push((rows.plan(argument)?, argument.span));
@@ -519,7 +519,7 @@ impl<'a> Expressions<'a> {
         self.warnings.extend(warnings);
         let (aggregate, kind) = calls::aggregate(name, distinct, star, planned, span)?;
         let Some(groups) = &mut self.groups else {
-            return Err(Diagnostic::new(span, "there can be no aggregate here"));
+            return Err(Diagnostic::new(span, "an aggregate is not allowed here"));
         };
         let known = groups.aggregates.iter().position(|(other, _)| *other == aggregate);
         let at = known.unwrap_or_else(|| {
@@ -531,7 +531,7 @@ impl<'a> Expressions<'a> {
 }
 
 fn check_size(size: usize, span: Span) -> Result<(), Diagnostic> {
-    if size > LARGEST {
+    if size > SIZE_MAX {
         return Err(Diagnostic::new(span, "the expression is too large"));
     }
     Ok(())

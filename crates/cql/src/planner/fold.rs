@@ -1,4 +1,4 @@
-//! Constants, computed once. What is not plain is left to the evaluation.
+//! Constant folding. Special cases are left to the evaluation.
 
 use std::cmp::Ordering;
 
@@ -6,8 +6,8 @@ use crate::ast::{BinaryOperator, UnaryOperator};
 use crate::plan::Expression;
 use crate::value::{Type, Value};
 
-/// The longest text that is put together here, in bytes.
-const LONGEST: usize = 4096;
+/// The longest text that is concatenated here, in bytes.
+const TEXT_LENGTH_MAX: usize = 4096;
 
 /// An operator of one operand.
 pub(super) fn unary(operator: UnaryOperator, operand: Expression) -> Expression {
@@ -43,9 +43,9 @@ pub(super) fn binary(operator: BinaryOperator, left: Expression, right: Expressi
     Expression::Binary(operator, Box::new(left), Box::new(right))
 }
 
-/// `and` and `or`: one operand may decide alone.
+/// `and` and `or`: one operand may decide the result.
 fn logical(operator: BinaryOperator, left: Expression, right: Expression) -> Expression {
-    // What decides, and what changes nothing.
+    // The operand that decides the result; its opposite has no effect.
     let decides = operator == BinaryOperator::Or;
     let is = |expression: &Expression, wanted: bool| matches!(expression, Expression::Literal(Value::Boolean(value)) if *value == wanted);
     if is(&left, decides) || is(&right, decides) {
@@ -59,7 +59,7 @@ fn logical(operator: BinaryOperator, left: Expression, right: Expression) -> Exp
     }
 }
 
-/// The value of an operator over constants, where it is plain.
+/// The value of an operator over constants; `None` in special cases.
 fn constant(operator: BinaryOperator, left: &Value, right: &Value) -> Option<Value> {
     use BinaryOperator as Operator;
     match (left, right) {
@@ -88,7 +88,7 @@ fn constant(operator: BinaryOperator, left: &Value, right: &Value) -> Option<Val
             number.is_finite().then_some(Value::Float(number))
         }
         (Value::Text(left), Value::Text(right)) => match operator {
-            Operator::Concatenate if left.len() + right.len() > LONGEST => None,
+            Operator::Concatenate if left.len() + right.len() > TEXT_LENGTH_MAX => None,
             Operator::Concatenate => Some(Value::Text([&**left, &**right].concat().into())),
             _ => compare(operator, left.cmp(right)),
         },
@@ -122,7 +122,7 @@ pub(super) fn cast(operand: Expression, to: Type) -> Expression {
     }
 }
 
-/// Whether a value is null.
+/// A test whether a value is null.
 pub(super) fn is_null(operand: Expression) -> Expression {
     match operand {
         Expression::Literal(value) => Expression::Literal(Value::Boolean(value.is_null())),

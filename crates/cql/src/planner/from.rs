@@ -14,28 +14,28 @@ use super::subqueries::{self, Beside, no_bare_stream};
 use super::walk::{combine, conjuncts, each_column, map_columns};
 use super::{Planner, TOO_LARGE};
 
-/// How many things may be joined without `join`.
-const WIDEST: usize = 64;
+/// The most sources in a `from` that are separated by commas.
+const SOURCES_MAX: usize = 64;
 
-/// A thing in `from`, or some of them joined.
+/// A source in `from`, or several joined ones.
 struct Item {
     node: Node,
     sources: Vec<Source>,
 }
 
 impl Planner<'_> {
-    /// What a selection selects from, filtered, and the names of its columns.
+    /// The filtered rows of a selection, and the names of their columns.
     ///
-    /// Behind these columns the relation may have those of subqueries.
+    /// The relation may have further columns at the end, those of subqueries.
     pub(super) fn sources(
         &mut self,
         select: &ast::Select,
     ) -> Result<(Node, Scope, Beside), Diagnostic> {
-        if select.from.len() > WIDEST {
+        if select.from.len() > SOURCES_MAX {
             return Err(Diagnostic::new(select.span, TOO_LARGE));
         }
         let mut nodes = Vec::with_capacity(select.from.len());
-        let mut scope = Scope { sources: Vec::new(), around: self.around.clone() };
+        let mut scope = Scope { sources: Vec::new(), outer: self.outer.clone() };
         let mut width = 0;
         for reference in &select.from {
             let item = self.item(reference)?;
@@ -47,7 +47,7 @@ impl Planner<'_> {
         let (conditions, with_subqueries) = match &select.selection {
             None => (Vec::new(), Vec::new()),
             Some(selection) => {
-                let help = "conditions on aggregates go into `having`";
+                let help = "write conditions on aggregates in `having`";
                 let mut rows = Expressions::new(&scope, self.parameters, &[], help);
                 rows.subqueries = Some(&mut subqueries);
                 let condition = rows.filter(selection)?;
@@ -105,12 +105,12 @@ impl Planner<'_> {
     ) -> Result<Item, Diagnostic> {
         let left = self.item(left)?;
         let right = self.item(right)?;
-        let mut scope = Scope { sources: left.sources, around: self.around.clone() };
+        let mut scope = Scope { sources: left.sources, outer: self.outer.clone() };
         add_sources(&mut scope.sources, right.sources, left.node.width())?;
         let conditions = match on {
             None => Vec::new(),
             Some(on) => {
-                let help = "conditions on aggregates go into `having`";
+                let help = "write conditions on aggregates in `having`";
                 let mut rows = Expressions::new(&scope, self.parameters, &[], help);
                 let condition = rows.condition(on)?;
                 self.warnings.append(&mut rows.warnings);
@@ -150,7 +150,7 @@ impl Planner<'_> {
         let text = &name.text;
         if let Some(view) = self.views.iter().find(|view| view.name.eq_ignore_ascii_case(text)) {
             self.spent += view.body.facts().operators;
-            if self.spent > super::LARGEST {
+            if self.spent > super::OPERATORS_MAX {
                 return Err(Diagnostic::new(name.span, TOO_LARGE));
             }
             return Ok(view.body.clone());
@@ -158,14 +158,14 @@ impl Planner<'_> {
         if let Some(at) = self.catalog.find(text) {
             let schema = &self.catalog.streams[at];
             let column = |(at, column): (usize, &crate::catalog::Column)| {
-                let also = schema.aliases.iter().filter(|(alias, of)| {
+                let aliases = schema.aliases.iter().filter(|(alias, of)| {
                     of.eq_ignore_ascii_case(&column.name) && schema.find(alias) == Some(at)
                 });
                 let is = |(of, _): &&(String, _)| of.eq_ignore_ascii_case(&column.name);
                 let values = schema.values.iter().find(is);
                 Column {
                     name: column.name.clone(),
-                    also: also.map(|(alias, _)| alias.clone()).collect(),
+                    aliases: aliases.map(|(alias, _)| alias.clone()).collect(),
                     kind: Some(column.kind),
                     values: values.map(|(_, values)| values.clone().into()),
                 }
@@ -180,7 +180,7 @@ impl Planner<'_> {
             return Err(diagnostic.help("a view cannot use itself"));
         }
         if self.later.iter().filter_map(super::name).any(|later| later.eq_ignore_ascii_case(text)) {
-            return Err(diagnostic.help("it is defined further down: move it before its use"));
+            return Err(diagnostic.help("it is defined later: move its definition before its use"));
         }
         let views = self.views.iter().map(|view| view.name.as_str());
         let streams = self.catalog.streams.iter().map(|stream| stream.name.as_str());
@@ -188,7 +188,7 @@ impl Planner<'_> {
     }
 }
 
-/// Adds sources whose columns come behind others.
+/// Adds sources whose columns follow `width` other columns.
 fn add_sources(to: &mut Vec<Source>, more: Vec<Source>, width: usize) -> Result<(), Diagnostic> {
     for mut source in more {
         if let Some(alias) = &source.alias {
@@ -196,7 +196,7 @@ fn add_sources(to: &mut Vec<Source>, more: Vec<Source>, width: usize) -> Result<
                 other.alias.as_ref().is_some_and(|other| other.eq_ignore_ascii_case(alias))
             };
             if to.iter().any(same) {
-                let message = format!("there are two `{alias}` in this `from`");
+                let message = format!("there are two sources `{alias}` in this `from`");
                 let help = "give each another name with `as`";
                 return Err(Diagnostic::new(source.span, message).help(help));
             }
@@ -207,7 +207,7 @@ fn add_sources(to: &mut Vec<Source>, more: Vec<Source>, width: usize) -> Result<
     Ok(())
 }
 
-/// The place where a window could be, of something that is a stream and has none.
+/// The place for a window, if the body is a stream and has no window.
 fn bare(body: &Body, window: Option<&ast::Window>, span: Span, name: &str) -> Option<Growing> {
     let is_stream = match body {
         Body::Stream(_) => true,
@@ -216,7 +216,7 @@ fn bare(body: &Body, window: Option<&ast::Window>, span: Span, name: &str) -> Op
     (is_stream && window.is_none()).then(|| Growing { span, name: name.to_owned() })
 }
 
-/// A stream or relation as a relation.
+/// A stream or relation as a relation, with an optional window.
 pub(super) fn windowed(
     body: Body,
     window: Option<&ast::Window>,
@@ -251,8 +251,8 @@ pub(super) fn windowed(
     Ok(stream.window(window, place))
 }
 
-/// Joins things, in their order but for those that no equality links to what is before them when
-/// one links something later. Conditions are over the columns of all.
+/// Joins sources. The next source is the first one that an equality links to the joined ones, or
+/// else the first of the rest. Conditions are over the columns of all sources.
 fn join_all(nodes: Vec<Node>, conditions: Vec<Expression>) -> Option<Node> {
     let mut firsts = Vec::with_capacity(nodes.len());
     let mut owner = Vec::new();
@@ -289,7 +289,7 @@ fn join_all(nodes: Vec<Node>, conditions: Vec<Expression>) -> Option<Node> {
         .map(|(node, conditions)| Some(node.filter(combine(BinaryOperator::And, conditions))))
         .collect();
 
-    // The written columns in the order in which they are joined.
+    // The original positions of the columns, in the order of the joins.
     let width = owner.len();
     let mut joined = vec![0];
     let mut all = nodes.first_mut()?.take()?;
@@ -335,7 +335,7 @@ fn join_all(nodes: Vec<Node>, conditions: Vec<Expression>) -> Option<Node> {
     Some(all.project(position.into_iter().map(Expression::Column).collect(), columns))
 }
 
-/// Casts columns to the types that they are declared with or share with others.
+/// Casts columns to their declared types, or to the common types of two relations.
 pub(super) fn cast_columns(node: Node, kinds: &[Option<Type>]) -> Node {
     let mut expressions = Vec::with_capacity(kinds.len());
     let mut columns = node.columns.clone();
@@ -352,7 +352,7 @@ pub(super) fn cast_columns(node: Node, kinds: &[Option<Type>]) -> Node {
     node.project(expressions, columns)
 }
 
-/// The place of a query that is used as a relation where it is a stream.
+/// The place of a query that is a stream and is used as a relation.
 pub(super) fn whole(span: Span) -> Growing {
     Growing { span, name: "the subquery".to_owned() }
 }

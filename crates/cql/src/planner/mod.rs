@@ -1,4 +1,4 @@
-//! From scripts to plans: names resolved, types checked, joins arranged.
+//! The planner: from scripts to plans. It resolves names, checks types and orders joins.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -28,12 +28,12 @@ pub mod walk;
 pub(crate) use self::types::symbol;
 pub(crate) use self::walk::{combine, conjuncts, each_column, map_columns, sides};
 
-/// How many operators a plan may have.
-const LARGEST: usize = 4096;
-/// How many operators may be on top of each other.
-const HIGHEST: usize = 256;
-/// How deep queries may be in each other.
-const DEEPEST: usize = 48;
+/// The most operators of a plan.
+const OPERATORS_MAX: usize = 4096;
+/// The most operators on a path from the result to a source.
+const DEPTH_MAX: usize = 256;
+/// The most levels of nested queries.
+const NESTING_MAX: usize = 48;
 const TOO_LARGE: &str = "the query is too large";
 
 /// The values of parameters (`$name`) by their names.
@@ -44,7 +44,7 @@ pub type Parameters = BTreeMap<String, Value>;
 pub struct Planned {
     /// The streams, with those that the script declares.
     pub catalog: Catalog,
-    /// The queries whose results are wanted, in their order.
+    /// The queries with results, in the order of the script.
     pub queries: Vec<PlannedQuery>,
     /// The stream that the script declares last, by its position in the catalogue.
     pub declared: Option<usize>,
@@ -55,11 +55,11 @@ pub struct Planned {
 pub struct PlannedQuery {
     /// The plan.
     pub plan: Plan,
-    /// Where the query is.
+    /// The query's place in the text.
     pub span: Span,
     /// State that grows without bound, and why.
     pub unbounded: Vec<Diagnostic>,
-    /// What is odd, though it can be done.
+    /// Probable mistakes in a valid query.
     pub warnings: Vec<Diagnostic>,
 }
 
@@ -67,7 +67,7 @@ pub struct PlannedQuery {
 ///
 /// # Errors
 ///
-/// The first thing that is wrong, with its place.
+/// The first mistake, with its place.
 pub fn plan_script(
     script: &Script,
     catalog: &Catalog,
@@ -81,7 +81,7 @@ pub fn plan_script(
         later: &[],
         spent: 0,
         nesting: 0,
-        around: None,
+        outer: None,
         warnings: Vec::new(),
         given: catalog.streams.len(),
         declared: None,
@@ -110,7 +110,7 @@ pub fn plan_script(
             }
         }
     }
-    // What is odd in a view is told once, with the first query.
+    // The warnings of views are reported once, with the first query.
     if let Some(first) = queries.first_mut() {
         let views = planner.views.into_iter().flat_map(|view| view.warnings);
         first.warnings.splice(0..0, views);
@@ -133,23 +133,23 @@ struct View {
     warnings: Vec<Diagnostic>,
 }
 
-/// What is known so far.
+/// The state of planning.
 struct Planner<'a> {
     catalog: Catalog,
     parameters: &'a Parameters,
     views: Vec<View>,
     /// The view that is being defined.
     current: Option<String>,
-    /// What is defined behind the statement.
+    /// The statements after the current one.
     later: &'a [Statement],
-    /// How many operators views have brought into the statement.
+    /// The number of operators of the views that the statement uses.
     spent: usize,
-    /// How deep the place is in queries.
+    /// The levels of nested queries around the current place.
     nesting: usize,
-    /// What the place sees in which the query is, where that is an expression.
-    around: Option<Rc<Scope>>,
+    /// The scope of the place that contains the query, if the query is in an expression.
+    outer: Option<Rc<Scope>>,
     warnings: Vec<Diagnostic>,
-    /// How many streams there are that no script declared.
+    /// The number of streams that the script did not declare.
     given: usize,
     /// The stream that the script declared last.
     declared: Option<usize>,
@@ -158,14 +158,14 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Does something that is one level deeper.
+    /// Plans a part that is one level deeper.
     fn nested<T>(
         &mut self,
         span: Span,
         plan: impl FnOnce(&mut Self) -> Result<T, Diagnostic>,
     ) -> Result<T, Diagnostic> {
-        if self.nesting >= DEEPEST {
-            return Err(Diagnostic::new(span, "the query is too deep"));
+        if self.nesting >= NESTING_MAX {
+            return Err(Diagnostic::new(span, "the query is nested too deeply"));
         }
         self.nesting += 1;
         let planned = plan(self);
@@ -173,7 +173,7 @@ impl Planner<'_> {
         planned
     }
 
-    /// A name may be given once.
+    /// Checks that a name is not in use.
     fn is_new(&self, name: &Identifier) -> Result<(), Diagnostic> {
         let text = &name.text;
         let is_view = self.views.iter().any(|view| view.name.eq_ignore_ascii_case(text));
@@ -185,8 +185,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The stream of the catalogue that a script declares again, before it uses it: with the columns
-    /// that its input has.
+    /// The position of a stream of the catalogue that the script may declare again, with the
+    /// columns that its input has. The script must do so before its first query or view.
     fn known(&self, name: &Identifier) -> Option<usize> {
         let known = self.catalog.find(&name.text)?;
         let is_given = known < self.given && self.declared != Some(known);
@@ -213,7 +213,7 @@ impl Planner<'_> {
             columns.push(catalog::Column { name: column.name.text.clone(), kind });
         }
         if let Some(known) = known {
-            // Its other names and values stay those of the columns that it still has.
+            // The aliases and values of the remaining columns are kept.
             self.catalog.streams[known].columns = columns;
             self.declared = Some(known);
             return Ok(());
@@ -227,13 +227,13 @@ impl Planner<'_> {
 }
 
 fn check_height(facts: &Facts, span: Span) -> Result<(), Diagnostic> {
-    if facts.operators > LARGEST || facts.depth > HIGHEST {
+    if facts.operators > OPERATORS_MAX || facts.depth > DEPTH_MAX {
         return Err(Diagnostic::new(span, TOO_LARGE));
     }
     Ok(())
 }
 
-/// Columns have different names.
+/// Checks that all columns have different names.
 fn unique(columns: &[ColumnDeclaration]) -> Result<(), Diagnostic> {
     for (at, column) in columns.iter().enumerate() {
         let text = &column.name.text;
@@ -245,7 +245,7 @@ fn unique(columns: &[ColumnDeclaration]) -> Result<(), Diagnostic> {
     Ok(())
 }
 
-/// Gives a view's columns the names and types that it is declared with.
+/// Gives the columns of a view their declared names and types.
 fn declare(
     mut body: Body,
     name: &Identifier,
@@ -288,8 +288,8 @@ fn declare(
                 return Err(Diagnostic::new(declared.name.span, message).help(help));
             }
         }
-        if !column.answers(text) {
-            column.also.clear();
+        if !column.has_name(text) {
+            column.aliases.clear();
         }
         column.name.clone_from(text);
         kinds.push(declared.kind.or(column.kind));
@@ -297,12 +297,12 @@ fn declare(
     Ok(over_relation(body, |node| cast_columns(node, &kinds)))
 }
 
-/// Whether declared columns are the first of a query's, by their names.
+/// Whether the declared columns are the first columns of a query, by name.
 fn begins(columns: &[Column], declared: &[ColumnDeclaration]) -> bool {
-    columns.iter().zip(declared).all(|(column, declared)| column.answers(&declared.name.text))
+    columns.iter().zip(declared).all(|(column, declared)| column.has_name(&declared.name.text))
 }
 
-/// The first columns only.
+/// Keeps the first `count` columns only.
 fn shorten(body: Body, count: usize) -> Body {
     over_relation(body, |node| {
         let columns = node.columns.iter().take(count).cloned().collect();
@@ -310,7 +310,7 @@ fn shorten(body: Body, count: usize) -> Body {
     })
 }
 
-/// Changes each row of what a query gives.
+/// Changes each row of a query's result.
 fn over_relation(body: Body, change: impl FnOnce(Node) -> Node) -> Body {
     match body {
         Body::Relation(node) => Body::Relation(change(node)),
@@ -318,14 +318,14 @@ fn over_relation(body: Body, change: impl FnOnce(Node) -> Node) -> Body {
     }
 }
 
-/// The plan of a query whose results are wanted.
+/// The plan of a query with results.
 fn finish(body: Body, span: Span, warnings: Vec<Diagnostic>) -> PlannedQuery {
     let body = match body {
         Body::Relation(node) if node.facts.monotonic => {
             Body::Stream(node.changes(ToStream::Insertions))
         }
         Body::Relation(mut node) => {
-            node.facts.keep("the result holds all of it");
+            node.facts.keep("the result holds all rows");
             Body::Relation(node)
         }
         stream @ Body::Stream(_) => stream,

@@ -1,4 +1,4 @@
-//! Operators under planning: what they give, and what is known of their state.
+//! Operators during planning: their results, and properties of their state.
 
 use crate::ast::{BinaryOperator, JoinKind, SetOperation, ToStream};
 use crate::plan::{
@@ -10,27 +10,27 @@ use crate::value::Type;
 use super::scope::Column;
 use super::walk::{combine, conjuncts, each_column, is_finite, map_columns, sides};
 
-/// A part of a stream that is never let go of.
+/// A part of a stream whose rows are never removed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Growing {
-    /// The window, or the name where none is written.
+    /// The place of the window, or of the name if there is no window.
     pub(super) span: Span,
-    /// Of what.
+    /// The name of the stream.
     pub(super) name: String,
 }
 
-/// What is known of an operator.
+/// The known properties of an operator.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// Whether rows only ever come.
+    /// Whether rows are never deleted.
     pub(super) monotonic: bool,
-    /// What it would keep for ever who kept all of the relation.
+    /// The streams whose rows a copy of the relation would keep for ever.
     pub(super) growing: Vec<Growing>,
     /// State of this operator and of those below that grows without bound.
     pub(super) unbounded: Vec<Diagnostic>,
-    /// How many operators.
+    /// The number of operators.
     pub(super) operators: usize,
-    /// How many operators from here to the farthest source.
+    /// The number of operators from here to the farthest source.
     pub(super) depth: usize,
 }
 
@@ -45,7 +45,7 @@ impl Facts {
         for growing in &self.growing {
             if self.unbounded.iter().all(|known| known.span != growing.span) {
                 let help = format!(
-                    "let go of old rows with a window, as in `{} [range 60 seconds]`",
+                    "remove old rows with a window, as in `{} [range 60 seconds]`",
                     growing.name
                 );
                 let diagnostic = Diagnostic::new(growing.span, message(&growing.name)).help(help);
@@ -54,7 +54,7 @@ impl Facts {
         }
     }
 
-    /// The whole relation is kept.
+    /// Notes that the whole relation is kept.
     pub(super) fn keep(&mut self, why: &str) {
         self.report(|name| format!("keeps every row of `{name}` for ever: {why}"));
     }
@@ -84,7 +84,7 @@ pub(super) struct Node {
     pub(super) relation: Relation,
     /// The columns.
     pub(super) columns: Vec<Column>,
-    /// What is known.
+    /// The known properties.
     pub(super) facts: Facts,
 }
 
@@ -95,16 +95,16 @@ pub(super) struct StreamNode {
     pub(super) stream: Stream,
     /// The columns.
     pub(super) columns: Vec<Column>,
-    /// What is known.
+    /// The known properties.
     pub(super) facts: Facts,
 }
 
-/// What a query gives.
+/// The result of a query.
 #[derive(Clone, Debug)]
 pub(super) enum Body {
-    /// Rows that come.
+    /// Rows that arrive.
     Stream(StreamNode),
-    /// Rows that come and go.
+    /// Rows that are inserted and deleted.
     Relation(Node),
 }
 
@@ -117,7 +117,7 @@ impl Body {
         }
     }
 
-    /// What is known.
+    /// The known properties.
     pub(super) fn facts(&self) -> &Facts {
         match self {
             Self::Stream(stream) => &stream.facts,
@@ -127,7 +127,7 @@ impl Body {
 }
 
 impl StreamNode {
-    /// Changes the rows of the relation that the stream is of.
+    /// Changes the rows of the relation from which the stream is made.
     pub(super) fn change(self, change: impl FnOnce(Node) -> Node) -> Self {
         let Self { stream, columns, facts } = self;
         match stream {
@@ -142,7 +142,7 @@ impl StreamNode {
         }
     }
 
-    /// Part of the stream.
+    /// A window over the stream.
     pub(super) fn window(self, window: Window, place: Growing) -> Node {
         let mut facts = self.facts.step();
         facts.monotonic = window == Window::Unbounded;
@@ -162,7 +162,7 @@ impl StreamNode {
                         if *rows == 1 { "a row".to_owned() } else { format!("{rows} rows") },
                         names.join(", ")
                     );
-                    let help = "let go of old rows with a window of time";
+                    let help = "remove old rows with a window by time";
                     facts.unbounded.push(Diagnostic::new(place.span, message).help(help));
                 }
             }
@@ -174,7 +174,7 @@ impl StreamNode {
 }
 
 impl Node {
-    /// How many columns there are.
+    /// The number of columns.
     pub(super) fn width(&self) -> usize {
         self.columns.len()
     }
@@ -183,7 +183,7 @@ impl Node {
     pub(super) fn changes(self, how: ToStream) -> StreamNode {
         let mut facts = self.facts.step();
         if how == ToStream::Whole {
-            facts.keep("Rstream gives all of it again and again");
+            facts.keep("Rstream gives all rows at each change");
         }
         facts.growing = Vec::new();
         let stream = Stream::Of(how, Box::new(self.relation));
@@ -204,7 +204,7 @@ impl Node {
         Self { relation, columns: self.columns, facts }
     }
 
-    /// A row for each row. Nothing is done where the row stays as it is.
+    /// One row for each row. There is no operator if the rows do not change.
     pub(super) fn project(self, expressions: Vec<Expression>, columns: Vec<Column>) -> Self {
         let same = expressions.len() == self.width()
             && expressions.iter().enumerate().all(|(at, e)| *e == Expression::Column(at));
@@ -219,7 +219,7 @@ impl Node {
     pub(super) fn join(self, right: Self, kind: JoinKind, conditions: Vec<Expression>) -> Self {
         let (left_columns, right_columns) = (self.width(), right.width());
         let mut facts = self.facts.and(right.facts);
-        facts.keep("what it is joined with may come at any time");
+        facts.keep("rows to join with may arrive at any time");
         facts.monotonic &= kind == JoinKind::Inner;
         let mut columns = self.columns;
         columns.extend(right.columns);
@@ -238,7 +238,7 @@ impl Node {
         Self { relation: Relation::Join(Box::new(join)), columns, facts }
     }
 
-    /// A row for each group. `columns` are those of the keys and aggregates.
+    /// One row for each group. `columns` are those of the keys and aggregates.
     pub(super) fn aggregate(
         self,
         keys: Vec<Expression>,
@@ -256,9 +256,9 @@ impl Node {
         if let Some(aggregate) = keeps_values {
             let why = match aggregate.function {
                 _ if aggregate.distinct => "`distinct` compares with all values",
-                AggregateFunction::Percentile(_) => "a percentile is of all values",
+                AggregateFunction::Percentile(_) => "a percentile needs all values",
                 AggregateFunction::MostFrequent(_) => "`top_k` counts every value",
-                _ => "the next value counts when one has left",
+                _ => "the next value is needed when a row leaves",
             };
             facts.keep(why);
         }
@@ -315,7 +315,7 @@ impl Node {
         let mut facts = self.facts.step();
         if limit.is_some() {
             if !facts.monotonic {
-                facts.keep("the next row counts when one of the first has left");
+                facts.keep("the next row is needed when one of the first leaves");
             }
             facts.growing = Vec::new();
         }
@@ -325,7 +325,7 @@ impl Node {
     }
 }
 
-/// Puts a filter over a relation, below joins where it may go there.
+/// Puts a filter over a relation, below joins if that is valid.
 fn push(relation: Relation, predicate: Expression) -> Relation {
     match relation {
         Relation::Join(mut join) => {
@@ -354,7 +354,7 @@ fn push(relation: Relation, predicate: Expression) -> Relation {
     }
 }
 
-/// Whether a filter may go below the join that a relation is.
+/// Whether a relation is a join, and a filter may go below it.
 fn goes_below(relation: &Relation, predicate: &Expression) -> bool {
     let Relation::Join(join) = relation else { return false };
     match sides(predicate, join.left_columns) {
@@ -376,12 +376,12 @@ fn push_right(join: &mut Join, mut predicate: Expression) {
     join.right = push(right, predicate);
 }
 
-/// A relation to stand in while another is moved.
+/// A placeholder while another relation is moved.
 fn nothing() -> Relation {
     Relation::Window(Window::Unbounded, Box::new(Stream::Source(0)))
 }
 
-/// Adds a condition to a join: below it, as an equality, or as what remains.
+/// Adds a condition to a join: below it, as an equality, or as a part of the residual condition.
 fn join_condition(join: &mut Join, condition: Expression) {
     let left_columns = join.left_columns;
     match sides(&condition, left_columns) {
@@ -405,8 +405,8 @@ fn join_condition(join: &mut Join, condition: Expression) {
     }
 }
 
-/// The sides of an equality of which one uses only columns of a first kind and the other only
-/// others, and both use some; or the expression as it was.
+/// The sides of an equality, if one uses only columns for which `is_first` holds and the other only
+/// other columns, and both use at least one. Otherwise returns the expression unchanged.
 pub(super) fn equality(
     expression: Expression,
     is_first: &dyn Fn(usize) -> bool,

@@ -1,4 +1,4 @@
-//! Names: which columns a place sees.
+//! Scopes: the columns that are visible at a place.
 
 use std::rc::Rc;
 
@@ -15,59 +15,59 @@ pub(super) struct Column {
     /// The name.
     pub(super) name: String,
     /// Other names.
-    pub(super) also: Vec<String>,
-    /// The type; `None` where all is null.
+    pub(super) aliases: Vec<String>,
+    /// The type; `None` if all values are null.
     pub(super) kind: Option<Type>,
-    /// All values that there can be, where these are known.
+    /// All possible values, if they are known.
     pub(super) values: Option<Rc<[String]>>,
 }
 
 impl Column {
     /// A column with one name.
     pub(super) fn new(name: impl Into<String>, kind: Option<Type>) -> Self {
-        Self { name: name.into(), also: Vec::new(), kind, values: None }
+        Self { name: name.into(), aliases: Vec::new(), kind, values: None }
     }
 
     fn is(&self, name: &str) -> bool {
         self.name.eq_ignore_ascii_case(name)
     }
 
-    fn is_also(&self, name: &str) -> bool {
-        self.also.iter().any(|other| other.eq_ignore_ascii_case(name))
+    fn has_alias(&self, name: &str) -> bool {
+        self.aliases.iter().any(|other| other.eq_ignore_ascii_case(name))
     }
 
-    /// Whether a name is one of its own.
-    pub(super) fn answers(&self, name: &str) -> bool {
-        self.is(name) || self.is_also(name)
+    /// Whether the column has a name, as its own or as an alias.
+    pub(super) fn has_name(&self, name: &str) -> bool {
+        self.is(name) || self.has_alias(name)
     }
 }
 
-/// One thing in `from`.
+/// One source in `from`.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
-    /// The name by which it is qualified.
+    /// The name that qualifies its columns.
     pub(super) alias: Option<String>,
-    /// The stream or view, where that is another name.
+    /// The name of the stream or view, if it has an alias.
     pub(super) stream: Option<String>,
-    /// Where the name is.
+    /// The place of the name in the text.
     pub(super) span: Span,
     /// The position of its first column.
     pub(super) first: usize,
     /// Its columns.
     pub(super) columns: Vec<Column>,
-    /// The place where a window could be, of a stream that has none.
+    /// The place for a window, if the source is a stream without one.
     pub(super) bare: Option<Growing>,
 }
 
 impl Source {
-    /// The positions of the columns with a name, or else with it as another name.
+    /// The positions of the columns with a name, or else of those with this alias.
     fn positions(&self, name: &str) -> Vec<usize> {
         let by = |test: &dyn Fn(&Column) -> bool| -> Vec<usize> {
             let all = self.columns.iter().enumerate();
             all.filter(|(_, column)| test(column)).map(|(at, _)| at).collect()
         };
         let named = by(&|column| column.is(name));
-        if named.is_empty() { by(&|column| column.is_also(name)) } else { named }
+        if named.is_empty() { by(&|column| column.has_alias(name)) } else { named }
     }
 
     fn is(&self, name: &str) -> bool {
@@ -75,21 +75,21 @@ impl Source {
     }
 }
 
-/// What a place sees.
+/// The sources that are visible at a place.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scope {
-    /// In the order of their columns.
+    /// The sources in the order of their columns.
     pub(super) sources: Vec<Source>,
-    /// What the place around the query sees, where the query is in an expression.
-    pub(super) around: Option<Rc<Self>>,
+    /// The scope of the place that contains the query, if the query is in an expression.
+    pub(super) outer: Option<Rc<Self>>,
 }
 
-/// Why a name is no column.
+/// Why a name is not a column.
 #[derive(Debug)]
 pub(super) enum NotFound {
-    /// There is none of this name.
+    /// There is no column with this name.
     Unknown(Diagnostic),
-    /// There is more than one, or the qualifier is wrong.
+    /// There are several columns with this name, or the qualifier is wrong.
     Wrong(Diagnostic),
 }
 
@@ -102,7 +102,7 @@ impl From<NotFound> for Diagnostic {
 }
 
 impl Scope {
-    /// The scope of what selects from one relation.
+    /// The scope of a selection from one relation.
     pub(super) fn of(columns: &[Column]) -> Self {
         let source = Source {
             alias: None,
@@ -112,7 +112,7 @@ impl Scope {
             columns: columns.to_vec(),
             bare: None,
         };
-        Self { sources: vec![source], around: None }
+        Self { sources: vec![source], outer: None }
     }
 
     /// All columns with their positions.
@@ -122,7 +122,7 @@ impl Scope {
         })
     }
 
-    /// The source of a qualifier: an alias, or the name of a stream that is used once.
+    /// The source of a qualifier: an alias, or the name of a stream that occurs once.
     pub(super) fn source(&self, qualifier: &Identifier) -> Result<&Source, Diagnostic> {
         let name = &qualifier.text;
         if let Some(source) = self.sources.iter().find(|source| source.is(name)) {
@@ -135,11 +135,11 @@ impl Scope {
         match (streams.next(), streams.next()) {
             (Some(source), None) => Ok(source),
             (Some(_), Some(_)) => {
-                let message = format!("`{name}` is more than one of the sources here");
+                let message = format!("`{name}` is the name of several sources");
                 Err(Diagnostic::new(qualifier.span, message).help("use the alias"))
             }
             (None, _) => {
-                let message = format!("there is no `{name}` in this `from`");
+                let message = format!("there is no source `{name}` in this `from`");
                 let names = self.sources.iter().filter_map(|source| source.alias.as_deref());
                 Err(suggest(Diagnostic::new(qualifier.span, message), name, names))
             }
@@ -157,26 +157,25 @@ impl Scope {
                 Some(qualifier) => self.source(qualifier).is_err(),
                 None => matches!(not_found, NotFound::Unknown(_)),
             };
-            if !is_unknown || !self.is_around(qualifier, name) {
+            if !is_unknown || !self.is_in_outer(qualifier, name) {
                 return not_found;
             }
             let full = qualifier.map_or(String::new(), |qualifier| format!("{}.", qualifier.text));
-            let message =
-                format!("a subquery cannot look at `{full}{}` of the query around it", name.text);
+            let message = format!("a subquery cannot use `{full}{}` of the outer query", name.text);
             let span = qualifier.map_or(name.span, |qualifier| qualifier.span.to(name.span));
             let help = "put the subquery into `from`, and join with it";
             NotFound::Unknown(Diagnostic::new(span, message).help(help))
         })
     }
 
-    /// Whether a query around this one has a column.
-    fn is_around(&self, qualifier: Option<&Identifier>, name: &Identifier) -> bool {
-        let mut around = &self.around;
-        while let Some(scope) = around {
+    /// Whether a query that contains this one has a column.
+    fn is_in_outer(&self, qualifier: Option<&Identifier>, name: &Identifier) -> bool {
+        let mut outer = &self.outer;
+        while let Some(scope) = outer {
             if scope.find_here(qualifier, name).is_ok() {
                 return true;
             }
-            around = &scope.around;
+            outer = &scope.outer;
         }
         false
     }
@@ -198,7 +197,7 @@ impl Scope {
         for source in &sources {
             found.extend(source.positions(&name.text).into_iter().map(|at| (*source, at)));
         }
-        // A name goes before another name of a column elsewhere.
+        // A column's own name has priority over an alias of another column.
         if found.iter().any(|(source, at)| source.columns[*at].is(&name.text)) {
             found.retain(|(source, at)| source.columns[*at].is(&name.text));
         }
@@ -220,7 +219,7 @@ impl Scope {
                 Err(NotFound::Unknown(suggest(diagnostic, &name.text, names)))
             }
             _ => {
-                let message = format!("`{}` is more than one column", name.text);
+                let message = format!("`{}` is the name of several columns", name.text);
                 let mut names: Vec<String> = Vec::new();
                 for (source, at) in &found {
                     if let Some(alias) = &source.alias {
@@ -233,7 +232,7 @@ impl Scope {
                 let diagnostic = Diagnostic::new(name.span, message);
                 Err(NotFound::Wrong(if names.len() > 1 {
                     names.truncate(4);
-                    diagnostic.help(format!("say which: {}", names.join(" or ")))
+                    diagnostic.help(format!("write {}", names.join(" or ")))
                 } else {
                     diagnostic.help("give the columns different names with `as`")
                 }))
@@ -242,7 +241,7 @@ impl Scope {
     }
 }
 
-/// Adds "did you mean …" where a known name is close.
+/// Adds "did you mean …" if a known name is similar.
 pub(super) fn suggest<'a>(
     diagnostic: Diagnostic,
     name: &str,

@@ -1,4 +1,4 @@
-//! `select`, and what is around it: groups, order, sets.
+//! Plans `select`, with groups, order and set operations.
 
 use crate::ast::{self, ExpressionKind, OrderItem, SelectItem, SetExpression, ToStream};
 use crate::plan::{Expression, OrderKey};
@@ -15,9 +15,10 @@ use super::types::{Typed, kind_name, unify};
 use super::walk::conjuncts;
 use super::{Planner, TOO_LARGE, check_height};
 
-const NO_AGGREGATE: &str = "aggregates are of what is selected";
+const NO_AGGREGATE: &str = "select the aggregate, and order by its name";
 
-/// A relation with the keys of its order; columns behind the first `visible` are only for these.
+/// A relation with the keys of its order. The columns after the first `visible` ones are only for
+/// these keys.
 struct Ordered {
     node: Node,
     keys: Vec<OrderKey>,
@@ -25,7 +26,7 @@ struct Ordered {
 }
 
 impl Planner<'_> {
-    /// A query, as it is written: without `Istream` and the like it is a relation.
+    /// A query. Without `Istream` and the like it is a relation.
     pub(super) fn query(&mut self, query: &ast::Query) -> Result<Body, Diagnostic> {
         let plain = query.order_by.is_empty() && query.limit.is_none();
         let body = match &query.body {
@@ -56,16 +57,18 @@ impl Planner<'_> {
         let Some(how) = query.to_stream else { return Ok(body) };
         let node = windowed(body, None, whole(query.span))?;
         if how == ToStream::Deletions && node.facts.monotonic {
-            let message = "nothing ever leaves this relation: its Dstream is empty";
+            let message = "no row ever leaves this relation: its Dstream is empty";
             self.warnings.push(Diagnostic::new(query.span, message));
         }
         Ok(Body::Stream(node.changes(how)))
     }
 
-    /// Notes an order by what is not selected: the result does not show it.
+    /// Warns about an order by an expression that is not selected: the result is not shown in this
+    /// order.
     fn note_order(&mut self, query: &ast::Query, keys: &[OrderKey], visible: usize) {
         if query.limit.is_some() && (self.nesting > 0 || self.current.is_some()) {
-            // What is within another query is not shown: there it only chooses.
+            // The rows of an inner query are not shown. There the order only chooses the first
+            // rows.
             return;
         }
         let is_hidden =
@@ -73,15 +76,16 @@ impl Planner<'_> {
         let Some(at) = keys.iter().position(is_hidden) else { return };
         let message = match query.limit {
             Some(_) => {
-                "this decides which rows come first, but is not selected: they are not shown in its order"
+                "this key chooses the first rows, but is not selected: they are not shown in its \
+                 order"
             }
-            None => "this is not selected: the result is not shown in its order",
+            None => "this key is not selected: the result is not shown in its order",
         };
         let span = query.order_by[at].expression.span;
         self.warnings.push(Diagnostic::new(span, message).help("select it too"));
     }
 
-    /// The order of a relation of which no more is known than its columns.
+    /// The order of a relation by its columns.
     fn order(&mut self, node: Node, order_by: &[OrderItem]) -> Result<Ordered, Diagnostic> {
         let scope = Scope::of(&node.columns);
         let mut keys = Vec::with_capacity(order_by.len());
@@ -100,9 +104,9 @@ impl Planner<'_> {
         Ok(Ordered { node, keys, visible })
     }
 
-    /// Selections, combined.
+    /// One selection, or several combined.
     fn set(&mut self, expression: &SetExpression) -> Result<Node, Diagnostic> {
-        // Rows of operations go down on the left: they may be long.
+        // Operations are nested on the left, and a chain may be long: this part is not recursive.
         let mut operations = Vec::new();
         let mut first = expression;
         while let SetExpression::Operation { operation, all, left, right, span } = first {
@@ -174,7 +178,7 @@ impl Planner<'_> {
                 let key = expressions.plan(&item.expression)?;
                 let known = values.iter().position(|value| *value == key.expression);
                 if known.is_none() && select.distinct {
-                    let message = "`select distinct` is ordered by what it selects only";
+                    let message = "`select distinct` can be ordered by selected expressions only";
                     return Err(Diagnostic::new(item.expression.span, message));
                 }
                 known.unwrap_or_else(|| {
@@ -200,7 +204,8 @@ impl Planner<'_> {
         Ok(Ordered { node, keys, visible })
     }
 
-    /// What is grouped by: an expression over rows, or a selected one by its name or position.
+    /// A key of `group by`: an expression over rows, or a selected expression by its name or
+    /// number.
     fn group_key(
         &mut self,
         expression: &ast::Expression,
@@ -208,7 +213,7 @@ impl Planner<'_> {
         scope: &Scope,
         aliases: &[(&str, &ast::Expression)],
     ) -> Result<Typed, Diagnostic> {
-        let help = "aggregates are of groups: they cannot be grouped by";
+        let help = "aggregates are values of groups: they cannot be in `group by`";
         let mut rows = Expressions::new(scope, self.parameters, aliases, help);
         let key = match &expression.kind {
             ExpressionKind::Literal(Value::Integer(number)) => {
@@ -248,7 +253,7 @@ fn common_kinds(left: &Node, right: &Node, span: Span) -> Result<Vec<Option<Type
     Ok(kinds)
 }
 
-/// The relation of groups.
+/// The aggregation of a relation.
 fn aggregate(node: Node, groups: Groups, scope: &Scope) -> Node {
     let mut columns = Vec::with_capacity(groups.keys.len() + groups.aggregates.len());
     for (at, key) in groups.keys.iter().enumerate() {
@@ -267,7 +272,7 @@ fn aggregate(node: Node, groups: Groups, scope: &Scope) -> Node {
     node.aggregate(keys, aggregates, columns)
 }
 
-/// What is selected, with the columns it makes.
+/// The selected expressions, and the columns of their values.
 fn items(
     expressions: &mut Expressions<'_>,
     select: &ast::Select,
@@ -307,7 +312,7 @@ fn items(
         if let Some((span, all)) = star {
             if grouped {
                 let message = "`*` cannot be selected from groups";
-                let help = "select what is grouped by, and aggregates";
+                let help = "select expressions of `group by`, and aggregates";
                 return Err(Diagnostic::new(span, message).help(help));
             }
             for (at, column) in all {
@@ -342,7 +347,7 @@ fn named_after(
         },
         _ => format!("column{}", before.len() + 1),
     };
-    let free = |name: &str| before.iter().all(|column| !column.answers(name));
+    let free = |name: &str| before.iter().all(|column| !column.has_name(name));
     if free(&name) {
         return Column::new(name, kind);
     }
@@ -353,7 +358,7 @@ fn named_after(
     Column::new(format!("{name}{number}"), kind)
 }
 
-/// The name of the only column of a query, where it can be told from the query alone.
+/// The name of the only column of a query, if the text of the query defines it.
 fn only_item(query: &ast::Query) -> Option<String> {
     let SetExpression::Select(select) = &query.body else { return None };
     let [SelectItem::Expression { expression, alias }] = &select.items[..] else { return None };
@@ -383,7 +388,7 @@ fn aliases(select: &ast::Select) -> Vec<(&str, &ast::Expression)> {
     named.collect()
 }
 
-/// The selected column that a key of an order is, by its number or its name.
+/// The selected column that a key of `order by` refers to, by its number or its name.
 fn position(item: &OrderItem, columns: &[Column]) -> Result<Option<usize>, Diagnostic> {
     match &item.expression.kind {
         ExpressionKind::Literal(Value::Integer(number)) => {
@@ -409,7 +414,7 @@ fn no_position(span: Span, number: i64) -> Diagnostic {
     Diagnostic::new(span, format!("there is no selected expression number {number}"))
 }
 
-/// Whether a query is `select *` and no more, so that it follows the columns of its source.
+/// Whether a query selects only `*`, so that it has the columns of its source.
 pub(super) fn is_all(query: &ast::Query) -> bool {
     match &query.body {
         SetExpression::Select(select) => matches!(select.items[..], [SelectItem::All(_)]),

@@ -1,18 +1,20 @@
-//! Queries in expressions.
+//! Subqueries in expressions.
 //!
-//! Each is joined with the rows whose expressions use it, and its value is a column of that join:
+//! Each subquery is joined with the rows whose expressions use it. Its value is a column of the
+//! join:
 //!
 //! - `(select …)`, which has at most one row: an outer join without a condition, so that the value
 //!   is null where there is no row.
-//! - `exists (select …)`: the same with a relation of one row, which is there while any is.
-//! - `x in (select …)`: an outer join with the different values, of which one at most is equal. For
-//!   what is null rather than false, another one tells whether there are values, and whether null is
+//! - `exists (select …)`: the same join, with a relation that has one row while the query has rows.
+//! - `x in (select …)`: an outer join with the distinct values, of which at most one is equal. To
+//!   distinguish null from false, a second join shows whether there are values, and whether null is
 //!   among them.
 //!
-//! A row is thus never there more often than without. Where a condition lets no row through for
-//! which there is no partner, the join is an inner one.
+//! So no join duplicates a row. If a condition excludes the rows without a partner, the join is an
+//! inner one.
 //!
-//! Until the joins are made, [`Expression::Column`] of [`FIRST`] and more stands for their columns.
+//! Until the joins are made, an [`Expression::Column`] from [`FIRST`] on is a placeholder for a
+//! column of a join.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -31,37 +33,37 @@ use super::types::{Typed, kind_name, unify};
 use super::walk::{combine, each_column, map_columns, negate_if};
 use super::{Planner, TOO_LARGE, check_height, fold};
 
-/// Stands for the column of the first join.
+/// The placeholder for the column of the first join.
 const FIRST: usize = usize::MAX / 2;
 
-/// How many subqueries a selection may have.
-const MOST: usize = 64;
+/// The most subqueries of a selection.
+const SUBQUERIES_MAX: usize = 64;
 
-/// The values that are beside the rows already: relations of at most one row, and the columns that
-/// they have become.
+/// The values that are already joined with the rows: relations of at most one row, and their
+/// columns.
 pub(super) type Beside = Vec<(Relation, usize)>;
 
-/// A relation of one column that is to be joined.
+/// A relation of one column that will be joined.
 #[derive(Debug)]
 struct Waiting {
     node: Node,
-    /// What of the row its value must be equal to.
+    /// The expression over the row that its value must equal.
     equal: Option<Expression>,
     /// Whether its value is never null.
     certain: bool,
 }
 
-/// The queries in the expressions of a place.
+/// The subqueries in the expressions of one part of a query.
 #[derive(Debug, Default)]
 pub(super) struct Subqueries {
     planned: Vec<(*const ast::Query, Node)>,
     waiting: Vec<Waiting>,
-    /// What need not be joined again.
+    /// The values that need not be joined again.
     pub(super) beside: Beside,
 }
 
 impl Planner<'_> {
-    /// Plans the queries in some expressions over the columns of a scope.
+    /// Plans the subqueries in some expressions over the columns of a scope.
     pub(super) fn subqueries<'e>(
         &mut self,
         scope: &Scope,
@@ -79,13 +81,13 @@ impl Planner<'_> {
             else {
                 continue;
             };
-            if planned.len() >= MOST {
+            if planned.len() >= SUBQUERIES_MAX {
                 return Err(Diagnostic::new(query.span, TOO_LARGE));
             }
             let here = here.get_or_insert_with(|| Rc::new(scope.clone()));
-            let outer = self.around.replace(Rc::clone(here));
+            let outer = self.outer.replace(Rc::clone(here));
             let body = self.nested(query.span, |planner| planner.query(query))?;
-            self.around = outer;
+            self.outer = outer;
             planned.push((std::ptr::from_ref(&**query), windowed(body, None, whole(query.span))?));
         }
         Ok(Subqueries { planned, ..Subqueries::default() })
@@ -93,12 +95,13 @@ impl Planner<'_> {
 }
 
 impl Subqueries {
-    /// Whether there are none.
+    /// Whether there are no subqueries.
     pub(super) fn is_empty(&self) -> bool {
         self.planned.is_empty()
     }
 
-    /// What stands for the column of a relation that is to be joined.
+    /// The placeholder for the column of a relation that will be joined, or the column if it is
+    /// already joined.
     fn value(&mut self, node: Node, equal: Option<Expression>, certain: bool) -> Expression {
         let beside =
             self.beside.iter().find(|(known, _)| equal.is_none() && *known == node.relation);
@@ -113,8 +116,9 @@ impl Subqueries {
         Expression::Column(FIRST + at)
     }
 
-    /// Joins what is used with rows, of which those stay for which conditions hold. Conditions and
-    /// other expressions over the rows are given the columns. Says where values are now.
+    /// Joins the used relations with rows, and filters the rows by conditions. Replaces the
+    /// placeholders in the conditions and the other expressions. Returns the node, and the columns
+    /// of the joined values.
     pub(super) fn join(
         self,
         mut rows: Node,
@@ -166,19 +170,19 @@ impl Subqueries {
 }
 
 impl Expressions<'_> {
-    /// The relation of a query, where one may be.
+    /// The relation of a subquery, or an error if none is allowed here.
     fn subquery(&self, query: &ast::Query) -> Result<Node, Diagnostic> {
         let planned = self.subqueries.iter().flat_map(|subqueries| &subqueries.planned);
         let mut same = planned.filter(|(known, _)| std::ptr::eq(*known, query));
         same.next().map(|(_, node)| node.clone()).ok_or_else(|| {
-            let message = "there can be no subquery here";
-            let help = "it can be in `where`, in `having` and in what is selected, but not in an \
-                        aggregate; elsewhere put it into `from`, and join with it";
+            let message = "a subquery is not allowed here";
+            let help = "it is allowed in `where`, in `having` and in selected expressions, but not \
+                        in an aggregate; elsewhere put it into `from`, and join with it";
             Diagnostic::new(query.span, message).help(help)
         })
     }
 
-    /// What stands for the column of a relation that is to be joined.
+    /// The placeholder for the column of a relation that will be joined.
     fn joined(&mut self, node: Node, equal: Option<Expression>, certain: bool) -> Expression {
         match &mut self.subqueries {
             Some(subqueries) => subqueries.value(node, equal, certain),
@@ -192,8 +196,8 @@ impl Expressions<'_> {
         let kind = only_column(&node, query.span)?;
         if !has_one_row_at_most(&node.relation) {
             let message = "this subquery may have more than one row";
-            let help = "what has one row at most is an aggregate without `group by`, a query with \
-                        `limit 1`, and a stream `[rows 1]`";
+            let help = "an aggregate without `group by`, a query with `limit 1` and a stream \
+                        `[rows 1]` have at most one row";
             return Err(Diagnostic::new(query.span, message).help(help));
         }
         Ok(Typed::new(self.joined(node, None, false), kind, 0))
@@ -212,7 +216,7 @@ impl Expressions<'_> {
         Ok(Typed::new(test, Some(Type::Boolean), 1))
     }
 
-    /// `x in (select …)`. Where it `filters`, false stands for null too.
+    /// `x in (select …)`. If `filters` is set, the result is false instead of null.
     pub(super) fn in_query(
         &mut self,
         operand: &ast::Expression,
@@ -225,7 +229,7 @@ impl Expressions<'_> {
         let of = only_column(&node, query.span)?;
         let Ok(kind) = unify(value.kind, of) else {
             let message = format!(
-                "`in` is of values of one type, not of {} and {}",
+                "`in` needs values of the same type, not {} and {}",
                 value.kind_name(),
                 kind_name(of)
             );
@@ -240,7 +244,7 @@ impl Expressions<'_> {
         if filters && !negated {
             return typed(is_found);
         }
-        // Null where there is nothing, otherwise whether there is a null.
+        // Null if there are no values, otherwise whether there is a null.
         let columns = vec![Column::new("", Some(Type::Boolean))];
         let is_null = Expression::IsNull(Box::new(Expression::Column(0)));
         let function = AggregateFunction::Maximum;
@@ -286,7 +290,7 @@ fn only_column(node: &Node, span: Span) -> Result<Option<Type>, Diagnostic> {
     }
 }
 
-/// Whether a relation can be seen to have no more than one row, ever.
+/// Whether the operators of a relation guarantee that it never has more than one row.
 fn has_one_row_at_most(relation: &Relation) -> bool {
     match relation {
         Relation::Window(window, _) => {
@@ -319,8 +323,8 @@ fn has_one_row_at_most(relation: &Relation) -> bool {
     }
 }
 
-/// Whether a row of the left can be seen to have no more than one partner: different rows, of which
-/// all columns must be equal to something.
+/// Whether a row of the left operand has at most one partner: the right operand's rows are
+/// distinct, and all of their columns must equal something.
 fn has_one_partner_at_most(join: &Join) -> bool {
     let mut right = &join.right;
     let mut fixed: Vec<&Expression> = join.equal.iter().map(|(_, right)| right).collect();
@@ -338,22 +342,22 @@ fn has_one_partner_at_most(join: &Join) -> bool {
     matches!(right, Relation::Distinct(_)) && (0..join.right_columns).all(is_fixed)
 }
 
-/// Rows of a stream come, and a subquery changes: whether rows that came before are to be seen
-/// again then must be written.
+/// Checks that all streams have windows. When a subquery changes, earlier rows may have to be
+/// evaluated again: the query must define which rows.
 pub(super) fn no_bare_stream(scope: &Scope) -> Result<(), Diagnostic> {
     match scope.sources.iter().find_map(|source| source.bare.as_ref()) {
         None => Ok(()),
         Some(Growing { span, name }) => {
-            let message = format!("beside a subquery the stream `{name}` needs a window");
+            let message = format!("in a query with a subquery the stream `{name}` needs a window");
             let help = format!(
-                "`{name} [now]` is each row when it comes, `{name} [unbounded]` all that have come"
+                "`{name} [now]` holds each row at its instant, `{name} [unbounded]` all rows so far"
             );
             Err(Diagnostic::new(*span, message).help(help))
         }
     }
 }
 
-/// The expressions that an expression is made of.
+/// The operands of an expression.
 pub(super) fn parts(expression: &ast::Expression) -> Vec<&ast::Expression> {
     match &expression.kind {
         ExpressionKind::Literal(_)
@@ -385,17 +389,17 @@ fn uses(expression: &Expression, is: &dyn Fn(usize) -> bool) -> bool {
     uses
 }
 
-/// Whether an expression looks at what is to be joined.
+/// Whether an expression uses a placeholder.
 pub(super) fn has_subquery(expression: &Expression) -> bool {
     uses(expression, &|column| column >= FIRST)
 }
 
-/// Whether a column is not null.
+/// A test whether a column is not null.
 fn is_there(column: usize) -> Expression {
     negate(Expression::IsNull(Box::new(Expression::Column(column))))
 }
 
-/// Whether a condition cannot be true where a column is null.
+/// Whether a condition cannot be true if a column is null.
 fn is_false_without(condition: &Expression, column: usize) -> bool {
     let is = |condition: &Expression| is_false_without(condition, column);
     match condition {
@@ -409,7 +413,7 @@ fn is_false_without(condition: &Expression, column: usize) -> bool {
     }
 }
 
-/// Whether an expression is null where a column is.
+/// Whether an expression is null if a column is null.
 fn is_null_without(expression: &Expression, column: usize) -> bool {
     let is = |expression: &Expression| is_null_without(expression, column);
     match expression {

@@ -1,4 +1,4 @@
-//! Types of expressions: what fits what.
+//! The types of expressions.
 
 use crate::ast::BinaryOperator;
 use crate::plan::Expression;
@@ -14,17 +14,17 @@ pub(super) struct Typed {
     pub(super) expression: Expression,
     /// The type; `None` for null.
     pub(super) kind: Option<Type>,
-    /// How many operators.
+    /// The number of operators.
     pub(super) size: usize,
 }
 
 impl Typed {
-    /// An expression over parts of a size.
+    /// An expression whose parts have `size` operators.
     pub(super) fn new(expression: Expression, kind: Option<Type>, size: usize) -> Self {
         Self { expression, kind, size: size + 1 }
     }
 
-    /// As a type that it fits: an integer becomes a float.
+    /// The expression as another type: an integer becomes a float.
     pub(super) fn fit(self, kind: Option<Type>) -> Expression {
         if self.kind == Some(Type::Integer) && kind == Some(Type::Float) {
             fold::cast(self.expression, Type::Float)
@@ -33,27 +33,27 @@ impl Typed {
         }
     }
 
-    /// Whether it can be calculated with.
+    /// Whether it is a number or null.
     pub(super) fn is_number(&self) -> bool {
         matches!(self.kind, None | Some(Type::Integer | Type::Float))
     }
 
-    /// The type, as a message says it.
+    /// The name of the type in messages.
     pub(super) fn kind_name(&self) -> &'static str {
         kind_name(self.kind)
     }
 }
 
-/// A type, as a message says it.
+/// The name of a type in messages.
 pub(super) fn kind_name(kind: Option<Type>) -> &'static str {
     kind.map_or("null", Type::name)
 }
 
-/// There is no type that both fit.
+/// Two types have no common type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Mismatch;
 
-/// The type that both fit.
+/// The common type of two types.
 pub(super) fn unify(left: Option<Type>, right: Option<Type>) -> Result<Option<Type>, Mismatch> {
     match (left, right) {
         (None, other) | (other, None) => Ok(other),
@@ -71,7 +71,7 @@ pub(super) fn literal(value: Value) -> Typed {
     Typed::new(Expression::Literal(value), kind, 0)
 }
 
-/// An error where an operand has another type.
+/// Checks that an operand has a type, or is null.
 pub(super) fn expect(
     operand: &Typed,
     kind: Type,
@@ -81,20 +81,20 @@ pub(super) fn expect(
     if operand.kind.is_none_or(|other| other == kind) {
         return Ok(());
     }
-    let message = format!("{what} wants {kind}, and this is {}", operand.kind_name());
+    let message = format!("expected {kind} for {what}, found {}", operand.kind_name());
     Err(Diagnostic::new(span, message))
 }
 
-/// An error where an operand is no number.
+/// Checks that an operand is a number, or null.
 pub(super) fn expect_number(operand: &Typed, span: Span, what: &str) -> Result<(), Diagnostic> {
     if operand.is_number() {
         return Ok(());
     }
-    let message = format!("{what} wants a number, and this is {}", operand.kind_name());
+    let message = format!("expected a number for {what}, found {}", operand.kind_name());
     Err(Diagnostic::new(span, message))
 }
 
-/// An operator as it is written.
+/// An operator in the language.
 pub(crate) fn symbol(operator: BinaryOperator) -> &'static str {
     match operator {
         BinaryOperator::Or => "or",

@@ -1,4 +1,4 @@
-//! Looking into expressions, and putting them together.
+//! Traverses and combines expressions.
 
 use crate::ast::{BinaryOperator, UnaryOperator};
 use crate::plan::Expression;
@@ -6,7 +6,7 @@ use crate::value::{Type, Value};
 
 use super::fold;
 
-/// Calls a function with each column that an expression uses.
+/// Calls `visit` with each column that an expression uses.
 pub fn each_column(expression: &Expression, visit: &mut dyn FnMut(usize)) {
     match expression {
         Expression::Column(column) => visit(*column),
@@ -40,7 +40,7 @@ pub(crate) fn map_columns(expression: &mut Expression, map: &dyn Fn(usize) -> us
     substitute(expression, &mut |column| Expression::Column(map(column)));
 }
 
-/// Puts an expression in the place of each column that an expression uses.
+/// Replaces each column that an expression uses by another expression.
 pub fn substitute(expression: &mut Expression, with: &mut dyn FnMut(usize) -> Expression) {
     match expression {
         Expression::Column(column) => *expression = with(*column),
@@ -82,7 +82,7 @@ pub(crate) fn sides(expression: &Expression, left_columns: usize) -> (bool, bool
     (left, right)
 }
 
-/// The parts of a conjunction; what is always true is left out.
+/// The parts of a conjunction, without those that are always true.
 pub fn conjuncts(expression: Expression) -> Vec<Expression> {
     let mut parts = Vec::new();
     let mut open = vec![expression];
@@ -99,7 +99,7 @@ pub fn conjuncts(expression: Expression) -> Vec<Expression> {
     parts
 }
 
-/// Conditions, all of which or one of which must hold, as a tree that is not deep.
+/// Combines conditions by `and` or `or`, as a balanced tree.
 pub fn combine(operator: BinaryOperator, mut parts: Vec<Expression>) -> Expression {
     match parts.len() {
         0 => Expression::Literal(Value::Boolean(operator == BinaryOperator::And)),
@@ -111,12 +111,12 @@ pub fn combine(operator: BinaryOperator, mut parts: Vec<Expression>) -> Expressi
     }
 }
 
-/// A condition, or its contrary.
+/// A condition, or its negation.
 pub(super) fn negate_if(negated: bool, expression: Expression) -> Expression {
     if negated { fold::unary(UnaryOperator::Not, expression) } else { expression }
 }
 
-/// Whether an expression has few values, however many rows there are.
+/// Whether an expression has a bounded number of values, for any number of rows.
 pub(super) fn is_finite(expression: &Expression, kind: Option<Type>) -> bool {
     if matches!(kind, None | Some(Type::Boolean)) {
         return true;

@@ -1,20 +1,20 @@
-//! What of a query runs at the hosts that events come from, and what where all comes together.
+//! Divides a query into the part of the hosts that have the events and the part of the centre.
 //!
-//! The streams of a plan are the streams of all hosts, put together. A relation **distributes**
-//! where it is the sum, as bags, of what it is over each host's streams: windows by time, filters,
-//! projections and `union all` do. Of such a relation a host sends
+//! The streams of a plan are the union of the streams of all hosts. A relation **distributes** if
+//! it is the sum, as bags, of the same relation over each host's streams: windows by time, filters,
+//! projections and `union all` distribute. Of such a relation a host sends one of two things:
 //!
-//! - the rows that pass its filters as a stream, over which the centre has the window: a row
-//!   travels once, when it comes, and not again when it leaves;
-//! - the rows of its groups, distinct rows or first rows, where an operator above can be
-//!   [computed from those of the hosts](partial) and they seldom change: then a relation, whose
-//!   changes travel.
+//! - The rows that pass its filters, as a stream. The centre has the window over this stream, so
+//!   that a row is sent once, when it arrives, and not again when it leaves.
+//! - Groups, distinct rows or first rows, as a relation whose changes are sent. This needs an
+//!   operator above that can be [computed from those of the hosts](partial) and whose result
+//!   changes rarely.
 //!
-//! All else is for the centre: windows of rows, joins, and what is built on them. Filters go below
-//! these first ([`push`]), and in the end only the columns travel that the centre looks at.
+//! The centre computes the rest: windows of rows, joins, and the operators above them. Filters are
+//! moved below these first ([`push`]). Only the columns that the centre uses are sent.
 //!
 //! Rows of different hosts have no order of arrival within an instant. A window of rows at the
-//! centre sees the order in which they are given there.
+//! centre uses the order in which the centre adds them.
 
 mod partial;
 mod push;
@@ -27,22 +27,22 @@ use crate::plan::{Expression, OrderKey, Output, Plan, Relation, Stream, Window};
 use crate::prune::prune;
 use crate::value::{Type, Value};
 
-/// Where the events of all streams come from.
+/// The number of hosts that have the events of the streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hosts {
-    /// From one host alone: it computes everything.
+    /// One host, which computes everything.
     One,
-    /// From any number of hosts.
+    /// Any number of hosts.
     Many,
 }
 
-/// What of some plans runs at each host, and what at the centre.
+/// The parts of some plans that run at each host and at the centre.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Split {
-    /// What every host computes and sends. Each is an input of the centre, by its position: an
-    /// output that is a stream is a `Stream::Source`, one that is a relation a `Relation::Given`.
+    /// The plans whose results every host sends. Each is an input of the centre, by its position: a
+    /// stream is a `Stream::Source`, a relation a `Relation::Given`.
     pub fragments: Vec<Plan>,
-    /// What the centre computes of them, one for each plan that was split.
+    /// The plans of the centre over the fragments, one for each plan that was split.
     pub centre: Vec<Plan>,
 }
 
@@ -59,8 +59,8 @@ impl Split {
     }
 }
 
-/// Splits plans, which [`check`](crate::check::check) accepts, such that the centre gives for each
-/// what the plan means over the events of all hosts. What several plans need is sent once.
+/// Splits plans that [`check`](crate::check::check) accepts. The centre's result for each is that
+/// of the plan over the events of all hosts. Data that several plans need is sent once.
 pub fn split(plans: &[Plan], catalog: &Catalog, hosts: Hosts) -> Split {
     let mut splitter = Splitter { catalog, fragments: Vec::new() };
     let part = |plan: &Plan| match hosts {
@@ -83,7 +83,7 @@ struct Splitter<'a> {
 }
 
 impl Splitter<'_> {
-    /// A plan that the hosts, of which there is one, compute whole. How a result is ordered is kept.
+    /// A plan that the only host computes completely. The centre keeps the order of the result.
     fn whole(&mut self, plan: &Plan) -> Plan {
         let at = self.send(plan.output.clone(), Some(&plan.columns));
         let output = match &plan.output {
@@ -125,7 +125,8 @@ impl Splitter<'_> {
         }
     }
 
-    /// What the centre makes of a relation; `wanted` are the names that its columns are to have.
+    /// The part of a relation that the centre computes. `wanted` are the columns with the names to
+    /// use.
     fn relation(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> Relation {
         if distributes(relation) {
             return self.rows(relation, wanted);
@@ -185,7 +186,7 @@ impl Splitter<'_> {
         }
     }
 
-    /// A relation of whose rows it does not matter how often they are there.
+    /// A relation whose rows may be deduplicated.
     fn each_once(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> Relation {
         if distributes(relation) && partial::pays_distinct(relation) {
             let distinct = Relation::Distinct(Box::new(relation.clone()));
@@ -194,7 +195,7 @@ impl Splitter<'_> {
         self.relation(relation, wanted)
     }
 
-    /// A relation that distributes, from the streams of what comes into it.
+    /// A relation that distributes, computed from the streams of its insertions.
     fn rows(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> Relation {
         match bottom(relation) {
             Relation::Set { operation, all, left, right } => {
@@ -212,13 +213,13 @@ impl Splitter<'_> {
         }
     }
 
-    /// Sends a relation as it is.
+    /// Sends a relation unchanged.
     fn given(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> Relation {
         let at = self.send(Output::Relation(relation.clone()), wanted);
         self.with_nulls(relation, Relation::Given(at))
     }
 
-    /// What was sent, with columns that can only be null made at the centre: they have no type.
+    /// A sent relation in which the centre replaces the columns without a type by null.
     fn with_nulls(&self, relation: &Relation, sent: Relation) -> Relation {
         let kinds = check::columns(relation, self.catalog).unwrap_or_default();
         if kinds.iter().all(Option::is_some) {
@@ -231,8 +232,8 @@ impl Splitter<'_> {
         Relation::Project(Box::new(sent), kinds.iter().enumerate().map(value).collect())
     }
 
-    /// Sends the rows that come into a relation of filters and projections over a window, as a
-    /// stream. Returns which input of the centre they are.
+    /// Sends the insertions into a relation of filters and projections over a window, as a stream.
+    /// Returns the position of the centre's input.
     fn send_rows(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> usize {
         let rows = Box::new(all_rows(relation));
         self.send(Output::Stream(Stream::Of(ToStream::Insertions, rows)), wanted)
@@ -251,7 +252,7 @@ impl Splitter<'_> {
     }
 }
 
-/// Whether a relation is the sum of what it is over the streams of each host.
+/// Whether a relation is the sum of the same relation over each host's streams.
 fn distributes(relation: &Relation) -> bool {
     match relation {
         Relation::Window(Window::Unbounded | Window::Range { .. }, stream) => {
@@ -271,7 +272,8 @@ fn distributes(relation: &Relation) -> bool {
     }
 }
 
-/// The same of a stream: what comes into a relation, where nothing leaves it.
+/// Whether a stream is the sum of the same stream over each host's streams: the insertions into a
+/// relation from which no row is deleted.
 fn distributes_stream(stream: &Stream) -> bool {
     match stream {
         Stream::Source(_) => true,
@@ -283,7 +285,7 @@ fn distributes_stream(stream: &Stream) -> bool {
     }
 }
 
-/// What is below filters and projections.
+/// The operator below filters and projections.
 fn bottom(relation: &Relation) -> &Relation {
     match relation {
         Relation::Filter(of, _) | Relation::Project(of, _) => bottom(of),
@@ -304,7 +306,8 @@ fn over(relation: &Relation, other: Relation) -> Relation {
     }
 }
 
-/// Filters and projections over a window of a stream that distributes, over all that comes.
+/// The filters and projections of a relation over a window, applied to all rows of the window's
+/// stream.
 fn all_rows(relation: &Relation) -> Relation {
     let all = match bottom(relation) {
         Relation::Window(_, stream) => match &**stream {
@@ -320,12 +323,12 @@ fn all_of(stream: &Stream) -> Relation {
     Relation::Window(Window::Unbounded, Box::new(stream.clone()))
 }
 
-/// By which columns of a plan's result it is ordered, where it says so.
+/// The columns by which a plan's result is ordered, if it is ordered.
 fn order(relation: &Relation, columns: usize) -> Vec<OrderKey> {
     let stays = |(at, value): (usize, &Expression)| *value == Expression::Column(at);
     let keys = match relation {
         Relation::Top(_, keys, _) => keys,
-        // Keys that are not selected are taken away last.
+        // A last projection removes keys that are not selected.
         Relation::Project(of, values) if values.iter().enumerate().all(stays) => match &**of {
             Relation::Top(_, keys, _) => keys,
             _ => return Vec::new(),
@@ -337,7 +340,7 @@ fn order(relation: &Relation, columns: usize) -> Vec<OrderKey> {
     keys.iter().take_while(selected).cloned().collect()
 }
 
-/// The columns of a fragment. Those that can only be null are of the type that is wanted, or any.
+/// The columns of a fragment. Columns that can only be null have the wanted type, or any.
 fn columns(output: &Output, catalog: &Catalog, wanted: Option<&[Column]>) -> Vec<Column> {
     let of = |relation: &Relation| {
         let kinds = check::columns(relation, catalog).unwrap_or_default();
@@ -354,7 +357,7 @@ fn columns(output: &Output, catalog: &Catalog, wanted: Option<&[Column]>) -> Vec
     }
 }
 
-/// Leaves out columns of a fragment.
+/// Removes the columns of a fragment that are not in `used`.
 fn narrow(fragment: &mut Plan, used: &[usize]) {
     if used.len() == fragment.columns.len() {
         return;
@@ -362,7 +365,7 @@ fn narrow(fragment: &mut Plan, used: &[usize]) {
     let relation = match &mut fragment.output {
         Output::Stream(Stream::Of(_, relation)) => &mut **relation,
         Output::Relation(relation) => relation,
-        // The centre needs all of what is a plan by itself.
+        // A fragment that is a whole plan keeps all columns.
         Output::Stream(Stream::Source(_)) => return,
     };
     match relation {

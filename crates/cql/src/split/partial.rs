@@ -1,21 +1,22 @@
-//! Groups, distinct rows and first rows that hosts compute, and what the centre makes of them.
+//! Groups, distinct rows and first rows that hosts compute, and how the centre merges them.
 //!
-//! It is done where the result is the same to the bit, and where it is likely to pay. A row of a
-//! stream travels once; a row of a relation travels when it comes and when it goes, and a group
-//! that changes is a row that goes and one that comes. So groups are sent
+//! Hosts do so if the result is the same to the bit and less data is likely to be sent. A row of a
+//! stream is sent once. A row of a relation is sent when it is inserted and when it is deleted, and
+//! the change of a group is a deletion and an insertion. So groups are sent
 //!
-//! - over windows that slide: they change at each step, however many rows there were between,
-//! - of nothing but `min` and `max` over other windows too: most rows change neither.
+//! - over windows that slide: they change at each step only, for any number of rows between,
+//! - over other windows too if all aggregates are `min` and `max`: most rows change neither.
 //!
-//! Aggregates of distinct values need each value of a group once; it does not matter how many hosts
-//! have it. Rows that are there for one instant only are sent as they are.
+//! Aggregates of distinct values need each value of a group once, no matter how many hosts have it.
+//! Rows that exist for one instant only are sent unchanged.
 //!
-//! Histograms, and the registers of an approximate count, travel as texts: counts add up, and of a
-//! register the greatest rank of all hosts is that of all values. The values that are there most
-//! often at each host do not say which are there most often at all: their rows are sent.
+//! Histograms and the registers of approximate counts are sent as texts: counts are added, and the
+//! greatest rank of a register is the maximum over all hosts. The most frequent values of all hosts
+//! cannot be computed from those of each host, so for them rows are sent.
 //!
-//! The sum of a host may overflow where the sum of all does not. Sums travel as two: that of the
-//! values divided by 2³², and that of the remainders; both fit for up to 2³¹ rows.
+//! The sum of a host may overflow although the sum of all hosts does not. So a sum is sent as two:
+//! that of the values divided by 2³², and that of the remainders. Neither overflows with up to 2³¹
+//! rows.
 
 use crate::ast::{BinaryOperator, SetOperation, UnaryOperator};
 use crate::catalog::Catalog;
@@ -25,26 +26,28 @@ use crate::value::{Type, Value};
 
 use super::distributes;
 
-/// So many first rows are few.
-const FEW_ROWS: u64 = 1000;
+/// The most first rows that hosts send for `limit`.
+const FIRST_ROWS_MAX: u64 = 1000;
 
-/// The sums of values are sent in two parts: of what is above this, and below.
+/// The divisor that divides the sum of values into two parts.
 const PART: i64 = 1 << 32;
 
-/// Of values up to this the sums of 2³² rows fit.
-const SMALL: u64 = 1 << 31;
+/// The greatest magnitude of values whose sum is sent as one: the sum of 2³² such values does not
+/// overflow.
+const SMALL_MAX: u64 = 1 << 31;
 
-/// What the centre makes of the groups that hosts send.
+/// How the centre merges the groups of the hosts.
 pub(super) struct Merge {
-    /// How many columns are keys. They come first.
+    /// The number of keys, which are the first columns.
     keys: usize,
     aggregates: Vec<Aggregate>,
-    /// What is made of the keys and aggregates, where these are not what is wanted.
+    /// The expressions over the keys and aggregates that give the result; `None` if these are the
+    /// result.
     values: Option<Vec<Expression>>,
 }
 
 impl Merge {
-    /// The groups, over what is sent.
+    /// The merged groups, over the sent relation.
     pub(super) fn over(self, sent: Relation) -> Relation {
         let keys = (0..self.keys).map(Expression::Column).collect();
         let groups = Relation::Aggregate(Box::new(sent), keys, self.aggregates);
@@ -55,7 +58,7 @@ impl Merge {
     }
 }
 
-/// How long rows of a window by time are there.
+/// How long rows remain in a window.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stay {
     /// For an instant.
@@ -80,18 +83,19 @@ fn all_windows(relation: &Relation, good: &dyn Fn(Stay) -> bool) -> bool {
     }
 }
 
-/// Whether hosts had better send each row once; of a relation that distributes.
+/// Whether hosts send each distinct row of a relation that distributes once.
 pub(super) fn pays_distinct(relation: &Relation) -> bool {
     all_windows(relation, &|stay| stay != Stay::Now)
 }
 
-/// Whether hosts had better send their first rows; of a relation that distributes.
+/// Whether hosts send only the first rows of a relation that distributes.
 pub(super) fn pays_first(relation: &Relation, limit: Option<u64>) -> bool {
-    let few = limit.is_some_and(|limit| limit <= FEW_ROWS);
+    let few = limit.is_some_and(|limit| limit <= FIRST_ROWS_MAX);
     few && all_windows(relation, &|stay| stay != Stay::Now)
 }
 
-/// What hosts send of groups, and what the centre makes of it.
+/// The relation that hosts send of an aggregation, and how the centre merges it; `None` if hosts
+/// send rows.
 pub(super) fn aggregates(
     of: &Relation,
     keys: &[Expression],
@@ -101,7 +105,7 @@ pub(super) fn aggregates(
     if !distributes(of) {
         return None;
     }
-    // The registers of a group are less than its values, where they are not sent at each row.
+    // The registers of a group are smaller than its values, unless they are sent for each row.
     let steps = all_windows(of, &|stay| stay == Stay::Steps);
     let registers = steps && aggregates.iter().all(|each| is_approximate(each.function));
     if !aggregates.is_empty() && !registers && aggregates.iter().all(of_distinct_values) {
@@ -125,13 +129,13 @@ pub(super) fn aggregates(
     Some((sent, merge))
 }
 
-/// Whether it does not matter to an aggregate how often a value is there, but for the smallest and
-/// the greatest, of which a host needs to send only its own.
+/// Whether the number of equal values does not matter to an aggregate. `min` and `max` are not
+/// counted among these, because a host needs to send only its own extreme.
 fn of_distinct_values(aggregate: &Aggregate) -> bool {
     (aggregate.distinct && !is_extreme(aggregate.function)) || is_approximate(aggregate.function)
 }
 
-/// Hosts send each different row of keys and arguments.
+/// The form in which hosts send each distinct row of keys and arguments.
 fn distinct_values(
     of: &Relation,
     keys: &[Expression],
@@ -156,7 +160,7 @@ fn distinct_values(
     Some((Relation::Distinct(Box::new(rows)), merge))
 }
 
-/// The aggregates that hosts send, and how those of all hosts become one.
+/// The aggregates that hosts send, and those that merge them.
 struct Parts {
     keys: usize,
     sent: Vec<Aggregate>,
@@ -164,8 +168,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// The value of an aggregate, over the keys and the merged parts; `None` where it cannot be had
-    /// of parts.
+    /// The value of an aggregate, over the keys and the merged parts; `None` if it cannot be
+    /// computed from parts.
     fn value(&mut self, aggregate: &Aggregate, columns: &[Kind]) -> Option<Expression> {
         let function = aggregate.function;
         if aggregate.distinct && !is_extreme(function) && !is_approximate(function) {
@@ -201,7 +205,7 @@ impl Parts {
         }
     }
 
-    /// An aggregate that hosts send, as the centre has it.
+    /// Adds an aggregate that hosts send. Returns its merged value at the centre.
     fn part(&mut self, function: AggregateFunction, argument: Option<Expression>) -> Expression {
         let part = Aggregate { function, argument, distinct: false };
         let known = self.sent.iter().position(|known| *known == part);
@@ -225,7 +229,7 @@ impl Parts {
     }
 
     fn sum(&mut self, argument: &Expression) -> Sum {
-        if greatest(argument).is_some_and(|most| most <= SMALL) {
+        if greatest(argument).is_some_and(|most| most <= SMALL_MAX) {
             return Sum::Small(self.part(AggregateFunction::Sum, Some(argument.clone())));
         }
         let mut of = |operator| {
@@ -244,16 +248,16 @@ fn is_approximate(function: AggregateFunction) -> bool {
     matches!(function, AggregateFunction::ApproximateDistinct(..))
 }
 
-/// The sum of what all hosts have.
+/// The sum of the values of all hosts.
 enum Sum {
-    /// As it is.
+    /// The sum in one part.
     Small(Expression),
     /// `high` · 2³² + `low`, where `low` may be any integer.
     Parts { high: Expression, low: Expression },
 }
 
 impl Sum {
-    /// An integer; null where it does not fit.
+    /// The sum as an integer; null after an overflow.
     fn whole(self) -> Expression {
         match self {
             Self::Small(sum) => sum,
@@ -265,8 +269,8 @@ impl Sum {
         }
     }
 
-    /// The float that is nearest. The upper part is one exactly as long as the sum is below 2⁸⁵, and
-    /// the lower one always; so they are rounded once, when they are added.
+    /// The sum as the nearest float. The lower part is always an exact float, and the upper part is
+    /// if the sum is below 2⁸⁵. So the sum is rounded once, when the parts are added.
     fn float(self) -> Expression {
         match self {
             Self::Small(sum) => to_float(sum),
@@ -280,7 +284,7 @@ impl Sum {
     }
 }
 
-/// The same sum in parts of which the lower is from 0 to 2³² − 1.
+/// The same sum with a lower part from 0 to 2³² − 1.
 fn carried(high: Expression, low: Expression) -> (Expression, Expression) {
     let remainder = |of| binary(BinaryOperator::Remainder, of, integer(PART));
     let rest = remainder(binary(BinaryOperator::Add, remainder(low.clone()), integer(PART)));
@@ -289,7 +293,7 @@ fn carried(high: Expression, low: Expression) -> (Expression, Expression) {
     (binary(BinaryOperator::Add, high, carry), rest)
 }
 
-/// How far from 0 an integer can be at most, where that is easily told.
+/// The greatest possible magnitude of an integer expression, if it is easy to compute.
 fn greatest(expression: &Expression) -> Option<u64> {
     match expression {
         Expression::Literal(Value::Integer(number)) => Some(number.unsigned_abs()),

@@ -1,4 +1,4 @@
-//! Filters, as far down as they may go.
+//! Moves filters down, as far as this is valid.
 
 use crate::ast::{BinaryOperator, JoinKind, ToStream};
 use crate::plan::{Expression, Join, Relation, Stream, Window};
@@ -40,7 +40,8 @@ fn filtered(relation: Relation, condition: Expression) -> Relation {
     }
 }
 
-/// A condition, tested below what a relation is; or both as they were, where that cannot be.
+/// Moves a condition below the top operator of a relation. Returns both unchanged if this is not
+/// valid.
 fn below(
     relation: Relation,
     mut condition: Expression,
@@ -81,7 +82,8 @@ fn below(
         },
         Relation::Window(window @ (Window::Unbounded | Window::Range { .. }), stream) => {
             match *stream {
-                // What comes into a part is part of what comes; but a part changes less often.
+                // The insertions into a filtered relation are the filtered insertions. Rstream does
+                // not commute with a filter, because the filtered relation changes less often.
                 Stream::Of(how @ (ToStream::Insertions | ToStream::Deletions), of) => {
                     let of = Box::new(filtered(*of, condition));
                     Ok(Relation::Window(window, Box::new(Stream::Of(how, of))))
@@ -93,8 +95,8 @@ fn below(
     }
 }
 
-/// Puts the columns below in place of those that are made from them, if a condition looks only at
-/// such as are passed on unchanged.
+/// Replaces the columns of a condition by the columns below the projection. Returns false if the
+/// condition uses a column that is not passed on unchanged.
 fn moves(condition: &mut Expression, values: &[Expression]) -> bool {
     let below = |column: usize| match values.get(column) {
         Some(Expression::Column(below)) => Some(*below),
@@ -108,8 +110,8 @@ fn moves(condition: &mut Expression, values: &[Expression]) -> bool {
     all
 }
 
-/// A join that tests a row's own conditions before it looks for partners. A row that stays without
-/// a partner keeps its conditions in the join.
+/// Moves the conditions on one side of a join below the join. A side whose rows remain without a
+/// partner keeps its conditions in the join.
 fn joined(mut join: Join) -> Join {
     join.left = filters(join.left);
     join.right = filters(join.right);

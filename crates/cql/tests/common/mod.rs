@@ -1,4 +1,4 @@
-//! What tests of the planner share.
+//! Common parts of the planner's tests.
 #![allow(dead_code, reason = "each test uses part of it")]
 
 use fathom_cql::catalog::{Catalog, StreamSchema};
@@ -33,7 +33,7 @@ pub fn catalog() -> Catalog {
     Catalog { streams: vec![io, load] }
 }
 
-/// The plans of a text, or what is wrong with it.
+/// The plans of a text, or its first mistake.
 pub fn try_plan(text: &str) -> Result<Planned, Diagnostic> {
     let parameters = Parameters::from([
         ("limit".to_owned(), Value::Integer(4096)),
@@ -43,7 +43,7 @@ pub fn try_plan(text: &str) -> Result<Planned, Diagnostic> {
     plan_script(&script, &catalog(), &parameters)
 }
 
-/// What is wrong, with the text at its place and the help.
+/// Asserts that a text has a mistake with a place, a message and a help.
 #[track_caller]
 pub fn assert_wrong(text: &str, place: &str, message: &str, help: Option<&str>) {
     let wrong = try_plan(text).expect_err(text);

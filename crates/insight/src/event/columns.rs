@@ -1,34 +1,34 @@
-//! The columns of an event: names, types and how to get them, in one table.
+//! The columns of an event: their names, their types and how to get their values, in one table.
 
 use super::{Event, Labels};
 
-/// How a column is had, which is also what it holds.
+/// How the value of a column is obtained, which also defines its type.
 #[derive(Clone, Copy, Debug)]
 pub enum Get {
     /// An integer: the instant of the event.
     Time(fn(&Event) -> u64),
     /// An integer: the instant at which the event was collected.
     Collected,
-    /// An integer: an instant that whoever receives the event adds.
+    /// An integer: an instant that the receiver of the event adds.
     ReceivedTime,
-    /// An integer that whoever receives the event adds.
+    /// An integer that the receiver of the event adds.
     Received,
-    /// An integer, where there is one.
+    /// An optional integer.
     Number(fn(&Event) -> Option<u64>),
-    /// A text of one letter, out of these.
+    /// A text of one letter out of a list.
     Letter(&'static [&'static str], fn(&Event) -> u8),
-    /// One of these texts, the first of which has the number 1; 0 is none.
+    /// A text out of a list, by its number. The first text has the number 1; 0 is none.
     Word(&'static [&'static str], fn(&Event) -> u8),
-    /// The same, where events of another origin have other texts.
+    /// The same, but events of another origin may have further texts.
     OpenWord(&'static [&'static str], fn(&Event) -> u8),
     /// A text by its number in [`Names`](crate::Names); 0 is none.
     Name(fn(&Event) -> u32),
-    /// A text that all events of a disk share; none where it is empty.
+    /// A text that all events of a disk have in common; an empty text is none.
     Label(fn(&Labels) -> &str),
 }
 
 impl Get {
-    /// Whether the column holds texts; integers otherwise.
+    /// Whether the column holds texts; the others hold integers.
     pub const fn is_text(&self) -> bool {
         self.texts().is_some() || matches!(self, Self::Name(_) | Self::Label(_))
     }
@@ -38,7 +38,7 @@ impl Get {
         matches!(self, Self::Time(_) | Self::Collected | Self::ReceivedTime)
     }
 
-    /// The texts that the column of an event of a disk may hold, where they are few.
+    /// The texts that the column may hold in the event of a disk, if the column has such a list.
     pub const fn texts(&self) -> Option<&'static [&'static str]> {
         match self {
             Self::Letter(texts, _) | Self::Word(texts, _) | Self::OpenWord(texts, _) => Some(texts),
@@ -50,9 +50,9 @@ impl Get {
 /// A column.
 #[derive(Clone, Copy, Debug)]
 pub struct EventColumn {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// What it holds.
+    /// How its value is obtained.
     pub get: Get,
 }
 
@@ -79,18 +79,18 @@ const ERRORS: &[&str] = &[
     "memory lost",
 ];
 
-/// A number of which 0 is none.
+/// The number; `None` if it is 0.
 fn some(number: u64) -> Option<u64> {
     if number == 0 { None } else { Some(number) }
 }
 
-/// A number that is written as one more, so that 0 is none.
+/// The number less one; `None` if it is 0.
 fn less_one(number: u8) -> Option<u64> {
     if number == 0 { None } else { Some(u64::from(number) - 1) }
 }
 
-/// All columns, in order: first those of the monitoring paper's Table 3.1 with its names, in 64 bits
-/// where the paper had 32, then what is known of a request's meaning (`docs/events.md`).
+/// All columns, in order (`docs/events.md`): first those of the monitoring paper's Table 3.1 with
+/// its names, in 64 bits where the paper has 32, then the meaning of a request.
 #[rustfmt::skip]
 pub const COLUMNS: [EventColumn; 31] = [
     column("BlktapTS", Get::Time(|event| event.blktap_ts)),

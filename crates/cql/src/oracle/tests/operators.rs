@@ -88,7 +88,8 @@ fn groups_without_aggregates_are_distinct() {
     check(Relation::Distinct(Box::new(window(range(2)))), &inputs, expected);
 }
 
-/// At 1 the left has (1, 10), (2, 20), (null, 30), the right (1, 7), (1, 8), (3, 9), (null, 6).
+/// Inputs of a join. At 1 the left has (1, 10), (2, 20) and (null, 30), the right (1, 7), (1, 8),
+/// (3, 9) and (null, 6).
 fn pairs() -> Vec<Input> {
     vec![
         input(0, 1, &[1, 10]),
@@ -132,7 +133,7 @@ fn joins() {
 }
 
 #[test]
-fn what_does_not_match_besides_has_no_partner() {
+fn the_residual_condition_decides_on_partners() {
     let inputs = pairs();
     let more = |number| compare(BinaryOperator::Greater, column(3), constant(number));
     check(join(JoinKind::Inner, Some(more(7))), &inputs, &[(1, 1, &[1, 10, 1, 8])]);
@@ -198,7 +199,7 @@ type Rows<'a> = &'a [(i64, i64, &'a [i64])];
 
 #[test]
 fn combinations() {
-    // Left: 1, 1, 1, 2; right: 1, 1, 3; null is like null.
+    // Left: 1, 1, 1, 2 and null; right: 1, 1, 3 and null. Null equals null.
     let mut inputs = numbers(&[(1, 1), (1, 1), (1, 1), (1, 2), (1, NULL)]);
     inputs.extend([1, 1, 3, NULL].map(|number| input(1, 1, &[number])));
     let set = |operation, all| Relation::Set {
@@ -233,7 +234,7 @@ fn the_first_rows() {
         let key = OrderKey { expression: column(1), descending };
         Relation::Top(Box::new(all_of(0)), vec![key], limit)
     };
-    // Null comes first; ties are broken by the whole row, counts are cut.
+    // Null comes first. Ties are broken by the whole row, and equal rows may be cut off too.
     check(
         top(false, Some(3)),
         &inputs,

@@ -4,7 +4,8 @@ use super::*;
 use crate::ast::JoinKind;
 use crate::plan::Join;
 
-/// Table 3.5: the tap's time, type, request and the filter's time, in microseconds.
+/// Table 3.5: the tap's time, the type, the request and the filter's time. Times are in
+/// microseconds.
 const EVENTS: [(i64, &str, i64, i64); 10] = [
     (21_128_269, "Q", 784, 3_658_847),
     (21_142_381, "R", 784, 3_674_820),
@@ -18,7 +19,7 @@ const EVENTS: [(i64, &str, i64, i64); 10] = [
     (21_165_320, "R", 788, 3_698_819),
 ];
 
-/// Table 3.6: response time and request.
+/// Table 3.6: the response time in microseconds, and the request.
 const TIMES: [(i64, i64); 5] =
     [(14112, 784), (16733, 785), (16733, 786), (16733, 787), (5960, 788)];
 

@@ -13,7 +13,7 @@ fn a_range_is_open_at_its_start() {
 #[test]
 fn now_is_one_nanosecond() {
     let inputs = numbers(&[(1, 7), (2, 7), (5, 8)]);
-    // At 2 one 7 goes and another comes: no change.
+    // At 2 one 7 leaves and another arrives: no change.
     check(window(range(1)), &inputs, &[(1, 1, &[7]), (3, -1, &[7]), (5, 1, &[8]), (6, -1, &[8])]);
 }
 
@@ -48,7 +48,7 @@ fn a_sliding_window_moves_at_multiples() {
 
 #[test]
 fn rows_by_arrival() {
-    // All of an instant have arrived before the window is looked at: 1 is never seen.
+    // All rows of an instant arrive before the window is evaluated: 1 is never in it.
     let inputs = numbers(&[(1, 1), (1, 3), (1, 2), (4, 2), (5, 9)]);
     check(
         window(rows(2)),
@@ -56,7 +56,7 @@ fn rows_by_arrival() {
         &[(1, 1, &[2]), (1, 1, &[3]), (4, 1, &[2]), (4, -1, &[3]), (5, -1, &[2]), (5, 1, &[9])],
     );
     check(window(rows(0)), &inputs, &[]);
-    // The order of arrival is that of the slice, once it is sorted by time.
+    // Rows arrive in the order of the slice, sorted by time.
     check(
         window(rows(1)),
         &numbers(&[(2, 5), (1, 3), (2, 4)]),
@@ -109,7 +109,7 @@ fn a_source_is_a_stream() {
 }
 
 #[test]
-fn what_enters_and_what_leaves() {
+fn streams_of_insertions_and_deletions() {
     let inputs = numbers(&[(1, 1), (1, 1), (2, 2), (2, 1)]);
     let relation = || Relation::Set {
         operation: crate::ast::SetOperation::Union,
@@ -129,23 +129,23 @@ fn what_enters_and_what_leaves() {
 }
 
 #[test]
-fn the_whole_comes_only_when_it_has_changed() {
-    // At 2 the last row is another, but looks the same.
+fn rstream_has_rows_only_at_changes() {
+    // At 2 the last row is another, equal one.
     let inputs = numbers(&[(1, 1), (2, 1), (3, 2)]);
     let whole = of(ToStream::Whole, window(rows(1)));
     check_stream(whole, &inputs, &[(1, 1, &[1]), (3, 1, &[2])]);
-    // What has become empty gives nothing.
+    // A relation that has become empty gives no rows.
     let whole = of(ToStream::Whole, window(range(2)));
     check_stream(whole, &numbers(&[(1, 1)]), &[(1, 1, &[1])]);
 }
 
 #[test]
 fn a_window_on_a_derived_stream() {
-    // Rows leave the inner window three after they came, and the outer two later.
+    // Rows leave the inner window 3 ns after they arrive, and the outer window 2 ns later.
     let leave = Box::new(of(ToStream::Deletions, window(range(3))));
     let relation = Relation::Window(range(2), leave);
     check(relation, &numbers(&[(1, 1)]), &[(4, 1, &[1]), (6, -1, &[1])]);
-    // Those of one instant come in the order of their values: 3 is the last.
+    // Rows of one instant arrive in the order of their values: 3 is the last.
     let enter = Box::new(of(ToStream::Insertions, window(range(3))));
     let relation = Relation::Window(rows(1), enter);
     check(relation, &numbers(&[(1, 3), (1, 2)]), &[(1, 1, &[3])]);
