@@ -1,8 +1,8 @@
-//! Back ends: where a disk's bytes are kept.
+//! Back ends: the stores of a disk's bytes.
 //!
 //! - [`FileBackend`]: a raw image or a block device, through `io_uring`.
 //! - [`Memory`]: anonymous memory that lives as long as the daemon.
-//! - [`Null`]: keeps nothing and answers at once; the do-nothing back end.
+//! - [`Null`]: stores nothing and completes requests immediately; the do-nothing back end.
 
 #![allow(unsafe_code)]
 

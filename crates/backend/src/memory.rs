@@ -1,18 +1,19 @@
 //! A disk in memory.
 //!
-//! The bytes live in one private anonymous mapping without reserved swap, so memory is used only
-//! for what was written, and a discard gives it back. The mapping is larger than the disk where
-//! the host allows it, so that the disk can grow in place: addresses never change, and a request
-//! in flight while the disk shrinks still has mapped memory under it.
+//! The bytes are in one private anonymous mapping without reserved swap. So only written data uses
+//! memory, and a discard gives it back. The mapping is larger than the disk if the host allows it,
+//! so that the disk can grow in place. Addresses never change, and the memory of a request that is
+//! in flight while the disk shrinks stays mapped.
 //!
-//! A bit for each [`CHUNK`] says whether it may hold data. A write copies first and sets the bit
-//! afterwards; a discard clears the bit first and drops the memory afterwards. Whichever way the
-//! two meet, a clear bit means zeroes.
+//! A bit for each [`CHUNK`] shows whether the chunk may hold data. A write first copies and then
+//! sets the bit; a discard first clears the bit and then drops the memory. So in every order of the
+//! two, a clear bit means zeroes.
 //!
-//! A shrink lowers the capacity, waits until each queue has ended the request that it was carrying
-//! out, and only then drops the memory behind the new end: a copy under way would bring its bytes
-//! back, and they would be there when the disk grows again. Each queue counts its requests where the
-//! shrink sees it, and looks at the capacity once it is counted; so one of the two sees the other.
+//! A shrink lowers the capacity, waits until each queue has completed its current request, and only
+//! then drops the memory past the new end. Otherwise a copy in progress would restore its bytes,
+//! and they would be visible when the disk grows again. Each queue counts its requests where the
+//! shrink sees the count, and reads the capacity after it has counted. So either the queue sees the
+//! new capacity, or the shrink sees the request.
 
 use std::io;
 use std::ptr::NonNull;
@@ -26,46 +27,47 @@ use fathom_block::{
 };
 use fathom_reactor::{Event, Reactor};
 
-/// The unit in which allocation is remembered, in bytes.
+/// The unit in which allocation is recorded, in bytes.
 const CHUNK: u64 = 64 << 10;
 /// The unit in which memory is given back, in bytes.
 const PAGE: u64 = 4096;
-/// Room for growth that is asked for beyond the capacity, in bytes.
+/// The address space requested beyond the capacity, for growth, in bytes.
 const GROWTH: u64 = 256 << 30;
 
-/// How long a shrink waits for requests that are being carried out. A copy can take long where the
-/// guest's memory has to be fetched first.
+/// The longest time that a shrink waits for current requests. A copy can take long if the guest's
+/// memory has to be fetched first.
 const SHRINK_TIME_MAX: Duration = Duration::from_secs(20);
-/// How often it looks.
-const SHRINK_LOOK: Duration = Duration::from_micros(100);
+/// The interval at which a shrink polls the queues.
+const SHRINK_POLL: Duration = Duration::from_micros(100);
 
-/// A disk whose bytes live in the daemon's memory and end with it.
+/// A disk whose bytes are in the daemon's memory and end with the daemon.
 pub struct Memory {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     base: NonNull<u8>,
-    /// The bytes mapped; the capacity never exceeds them.
+    /// The number of bytes mapped; the capacity never exceeds it.
     mapped: u64,
     capacity: AtomicU64,
     /// A bit for each chunk of the mapping.
     written: Box<[AtomicU64]>,
-    /// For each queue, how often it has begun or ended a request: odd while it carries one out.
+    /// For each queue, how often it has begun or completed a request: odd during a request.
     queues: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
-// SAFETY: the mapping is reached only by copies through raw pointers within checked bounds, never
-// through references; concurrent copies to one place give one or the other bytes, as on any disk.
+// SAFETY: the mapping is accessed only by copies through raw pointers within checked bounds, never
+// through references; concurrent copies to one address result in the bytes of one or the other, as
+// on any disk.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
 impl Memory {
-    /// A disk of `capacity` bytes of zeroes.
+    /// Opens a disk of `capacity` bytes of zeroes.
     ///
     /// # Errors
-    /// When the host does not give that much address space (strict overcommit).
+    /// When the host does not grant that much address space (strict overcommit).
     pub fn open(capacity: u64) -> io::Result<Self> {
         let exact = capacity.max(1).next_multiple_of(CHUNK);
         let (base, mapped) = match map(exact + GROWTH) {
@@ -79,10 +81,10 @@ impl Memory {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// A disk of `capacity` bytes of zeroes, for tests and examples.
+    /// Opens a disk of `capacity` bytes of zeroes, for tests and examples.
     ///
     /// # Panics
-    /// Where [`open`](Self::open) fails.
+    /// When [`open`](Self::open) fails.
     pub fn new(capacity: u64) -> Self {
         Self::open(capacity).expect("address space for a memory disk")
     }
@@ -90,7 +92,8 @@ impl Memory {
 
 fn map(length: u64) -> io::Result<NonNull<u8>> {
     let length = usize::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing.
+    // SAFETY: a new anonymous mapping at an address that the kernel chooses affects no other
+    // memory.
     let base = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -109,7 +112,7 @@ fn map(length: u64) -> io::Result<NonNull<u8>> {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, of this length, and nobody holds the object any more.
+        // SAFETY: the mapping is ours and has this length, and the object has no other owner.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped as usize) };
     }
 }
@@ -119,11 +122,11 @@ impl Shared {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until each queue has ended what it is carrying out now. False where one has not in
-    /// time.
+    /// Waits until each queue has completed its current request. Returns false if one takes too
+    /// long.
     fn settle(&self) -> bool {
         let end = Instant::now() + SHRINK_TIME_MAX;
-        // Those that come later see the capacity that holds now.
+        // Queues that are opened later see the current capacity.
         let queues = self.queues().clone();
         queues.iter().all(|queue| {
             let before = queue.load(Ordering::Acquire);
@@ -131,14 +134,14 @@ impl Shared {
                 if Instant::now() > end {
                     return false;
                 }
-                std::thread::sleep(SHRINK_LOOK);
+                std::thread::sleep(SHRINK_POLL);
             }
             true
         })
     }
 
-    /// Copies between the disk and the request's buffers. Fails where memory of the guest was lost:
-    /// zeroes are in place of its bytes then.
+    /// Copies between the disk and the request's buffers. Fails if memory of the guest was lost,
+    /// which then reads as zeroes.
     fn transfer(&self, request: &Request, write: bool) -> Outcome {
         let before = faults();
         let mut place = self.base.as_ptr().wrapping_add(request.offset as usize);
@@ -146,8 +149,8 @@ impl Shared {
             let memory = segment.iov_base.cast::<u8>();
             // SAFETY: the crossing checked the range against a capacity that was at most the
             // mapping; the segments add up to the range and are mapped while in flight; guest
-            // memory and this private mapping cannot overlap. What another changes meanwhile gives
-            // one byte or another, as on any disk.
+            // memory and this private mapping cannot overlap. A concurrent change results in one
+            // byte or the other, as on any disk.
             unsafe {
                 if write {
                     std::ptr::copy_nonoverlapping(memory, place, segment.iov_len);
@@ -173,7 +176,7 @@ impl Shared {
         self.written[(chunk / 64) as usize].load(Ordering::Acquire) & (1 << (chunk % 64)) != 0
     }
 
-    /// Makes the range zeroes and gives back the whole pages in it.
+    /// Zeroes the range and gives back its whole pages.
     fn zero(&self, offset: u64, length: u64) {
         let end = offset + length;
         for chunk in offset.div_ceil(CHUNK)..end / CHUNK {
@@ -191,7 +194,7 @@ impl Shared {
             let (start, count) = (at(first), (last - first) as usize);
             // SAFETY: whole pages of our own private mapping, which read as zeroes afterwards.
             if unsafe { libc::madvise(start.cast(), count, libc::MADV_DONTNEED) } != 0 {
-                // Locked memory cannot be given back.
+                // The pages of locked memory cannot be given back.
                 // SAFETY: within the mapping.
                 unsafe { start.write_bytes(0, count) };
             }
@@ -245,7 +248,7 @@ impl Backend for Memory {
         }
         let before = self.shared.capacity.swap(capacity, Ordering::Relaxed);
         if capacity < before {
-            // The capacity before the counts: see the module.
+            // The capacity before the counts; see the module documentation.
             fence(Ordering::SeqCst);
             if !self.shared.settle() {
                 self.shared.capacity.store(before, Ordering::Relaxed);
@@ -269,7 +272,7 @@ impl Backend for Memory {
 
 struct MemoryQueue {
     shared: Arc<Shared>,
-    /// See [`Shared::queues`]; nobody else writes it.
+    /// See [`Shared::queues`]; only this queue writes it.
     count: Arc<AtomicU64>,
 }
 
@@ -282,7 +285,7 @@ impl Drop for MemoryQueue {
 impl MemoryQueue {
     fn carry_out(&self, request: &mut Request) -> Outcome {
         let (offset, length) = (request.offset, request.length);
-        // The crossing has looked at the capacity; a shrink may have begun since.
+        // The crossing has checked the capacity; a shrink may have begun since.
         let capacity = self.shared.capacity.load(Ordering::Relaxed);
         if request.operation.has_range() && request.end().is_none_or(|end| end > capacity) {
             return Err(ErrorKind::OutOfRange);
@@ -298,8 +301,8 @@ impl MemoryQueue {
             }
             Operation::Discard | Operation::WriteZeroes => self.shared.zero(offset, length),
             Operation::Extents => self.shared.extents(request),
-            // Nothing outlives the daemon, so nothing is left to be made durable; the serial is
-            // answered above.
+            // The data does not outlive the daemon, so there is nothing to make durable. The
+            // crossing answers requests for the serial.
             Operation::Flush | Operation::GetId => {}
         }
         Ok(())
@@ -310,7 +313,7 @@ impl BackendQueue for MemoryQueue {
     fn submit(&mut self, mut request: Box<Request>, context: &mut BackendContext<'_>) {
         let count = self.count.load(Ordering::Relaxed);
         self.count.store(count + 1, Ordering::Relaxed);
-        // The count before the capacity: see the module.
+        // The count before the capacity; see the module documentation.
         fence(Ordering::SeqCst);
         let outcome = self.carry_out(&mut request);
         self.count.store(count + 2, Ordering::Release);

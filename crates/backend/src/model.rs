@@ -1,12 +1,12 @@
-//! A disk that takes the time another kind of disk would.
+//! A disk with the timing of another kind of disk.
 //!
-//! [`Model`] is a layer: it passes each request to the back end beneath at once and keeps the
-//! outcome until the modelled disk would be done with it. So the data is real, over any back end,
-//! and the time is that of a hard disk or a solid-state disk as far as the back end is not slower
-//! itself. For given parameters, seed and times of arrival it always takes the same time.
+//! [`Model`] is a layer: it passes each request to the back end immediately and holds the outcome
+//! until the modelled disk would complete it. So the data is real, over any back end. The timing is
+//! that of a hard disk or a solid-state disk, unless the back end itself is slower. The same
+//! parameters, seed and times of arrival always result in the same timing.
 //!
 //! All queues of a disk share one mechanism, behind a lock that is held for some hundred
-//! nanoseconds. The formulas, and where the parameters come from, are in `docs/model.md`.
+//! nanoseconds. `docs/model.md` has the formulas and the sources of the parameters.
 
 mod hdd;
 mod ssd;
@@ -27,24 +27,24 @@ pub use store::Modelled;
 use hdd::Hdd;
 use ssd::Ssd;
 
-/// What a modelled disk is asked.
+/// An operation of a modelled disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Task {
     Read,
-    /// Whether it is durable at its completion.
+    /// Whether the write must be durable at its completion.
     Write(bool),
     Flush,
     /// A range is freed or zeroed without moving data.
-    Forget,
+    Deallocate,
 }
 
-/// When a request is done.
+/// The completion time of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     /// At this time, in nanoseconds.
     At(u64),
-    /// Not decided; ask again at this time, in nanoseconds.
-    AskAt(u64),
+    /// Not decided yet; check again at this time, in nanoseconds.
+    Undecided(u64),
 }
 
 enum Mechanism {
@@ -55,7 +55,7 @@ enum Mechanism {
 struct State {
     mechanism: Mechanism,
     arrivals: u64,
-    /// When requests are done, by number, once that is decided.
+    /// The decided completion times of requests, by number, in nanoseconds.
     done_ns: HashMap<u64, u64>,
 }
 
@@ -79,7 +79,7 @@ impl State {
         if let Mechanism::Hdd(disk) = &mut self.mechanism {
             disk.advance(now_ns, &mut self.done_ns);
             if !self.done_ns.contains_key(&number) {
-                return Due::AskAt(disk.free_ns().max(now_ns + 1));
+                return Due::Undecided(disk.free_ns().max(now_ns + 1));
             }
         }
         Due::At(self.done_ns.get(&number).copied().unwrap_or(now_ns))
@@ -93,7 +93,7 @@ impl State {
     }
 }
 
-/// A layer that gives the disk beneath another kind's timing.
+/// A layer that gives a disk the timing of another kind of disk.
 #[derive(Clone)]
 pub struct Model {
     state: Arc<Mutex<State>>,
@@ -141,7 +141,8 @@ impl ModelQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands the outcome on if the modelled disk is done, and keeps it until then otherwise.
+    /// Passes the outcome on if the modelled disk has completed the request, and otherwise holds it
+    /// until then.
     fn settle(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let number = *next.word(&mut request);
         let now_ns = next.now_ns();
@@ -153,7 +154,7 @@ impl ModelQueue {
                 drop(state);
                 next.complete(request, outcome);
             }
-            Due::At(deadline_ns) | Due::AskAt(deadline_ns) => {
+            Due::At(deadline_ns) | Due::Undecided(deadline_ns) => {
                 drop(state);
                 next.hold(request, Some(outcome), deadline_ns);
             }
@@ -187,18 +188,18 @@ impl LayerQueue for ModelQueue {
     }
 }
 
-/// What a disk is asked by `request`, if it is.
+/// The modelled disk's operation for `request`, if it has one.
 fn task(request: &Request) -> Option<Task> {
     match request.operation {
         Operation::Read => Some(Task::Read),
         Operation::Write => Some(Task::Write(request.flags.force_unit_access)),
         Operation::Flush => Some(Task::Flush),
-        Operation::Discard | Operation::WriteZeroes => Some(Task::Forget),
+        Operation::Discard | Operation::WriteZeroes => Some(Task::Deallocate),
         Operation::GetId | Operation::Extents => None,
     }
 }
 
-/// The nanoseconds that `length` bytes take at `rate` bytes in a second.
+/// The time for `length` bytes at `rate` bytes a second, in nanoseconds.
 fn transfer_ns(length: u64, rate: f64) -> u64 {
     (length as f64 / rate * 1e9) as u64
 }

@@ -8,7 +8,7 @@ use fathom_block::{
 };
 use fathom_reactor::{Event, Reactor};
 
-/// A disk that forgets every write and reads as zeroes, for measuring everything else.
+/// A disk that drops every write and reads as zeroes, to measure everything else.
 #[derive(Debug)]
 pub struct Null {
     capacity: u64,

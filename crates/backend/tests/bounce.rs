@@ -1,4 +1,5 @@
-//! Direct I/O into memory that is not aligned: in pieces, within a budget, to the right bytes.
+//! Direct I/O into misaligned memory: it is done in pieces, within a budget, and moves the right
+//! bytes.
 
 #![allow(unsafe_code)]
 #![allow(missing_docs, clippy::undocumented_unsafe_blocks, reason = "test code")]
@@ -17,11 +18,11 @@ struct Opened {
     image: NamedTempFile,
     reactor: Reactor,
     stack: Stack,
-    /// What the requests read into or write from, one byte off.
+    /// The memory that requests read into or write from, misaligned by one byte.
     memory: Vec<u8>,
 }
 
-/// A direct image of 32 MiB that holds a pattern; `None` where there is no direct I/O.
+/// A direct image of 32 MiB with a pattern; `None` without support for direct I/O.
 fn open() -> Option<Opened> {
     let image = NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let bytes: Vec<u8> = (0..LENGTH).map(|at| (at ^ at >> 8 ^ at >> 17) as u8).collect();
@@ -73,7 +74,7 @@ impl Opened {
     }
 }
 
-/// The memory that this process holds beside what belongs to files, in bytes.
+/// The anonymous memory of this process, in bytes.
 fn anonymous() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
@@ -81,15 +82,15 @@ fn anonymous() -> u64 {
 }
 
 #[test]
-fn many_long_misaligned_reads_take_little_memory_and_give_the_right_bytes() {
+fn many_long_misaligned_reads_use_little_memory_and_return_the_right_bytes() {
     let Some(mut opened) = open() else { return };
-    // All of them go to the same place, which holds as many bytes as each of them has.
+    // All of them read into the same memory, which is as long as each of them.
     opened.memory.fill(1);
     let before = anonymous();
     for _ in 0..24 {
         opened.begin(Operation::Read, LENGTH);
     }
-    // While all of them are in flight, with what their buffers take.
+    // Measured while all of them are in flight, with their buffers.
     let held = anonymous().saturating_sub(before);
     assert_eq!(opened.wait(), [Ok(()); 24]);
     assert!(held.max(anonymous().saturating_sub(before)) < 64 << 20, "{held} bytes");
@@ -99,7 +100,7 @@ fn many_long_misaligned_reads_take_little_memory_and_give_the_right_bytes() {
 }
 
 #[test]
-fn long_misaligned_writes_put_the_right_bytes_down() {
+fn long_misaligned_writes_write_the_right_bytes() {
     let Some(mut opened) = open() else { return };
     for (at, byte) in opened.memory.iter_mut().enumerate() {
         *byte = (at * 7 ^ at >> 9) as u8;
@@ -115,7 +116,7 @@ fn long_misaligned_writes_put_the_right_bytes_down() {
 }
 
 #[test]
-fn a_misaligned_read_of_an_image_cut_short_fails_and_ends() {
+fn a_misaligned_read_of_a_truncated_image_fails() {
     let Some(mut opened) = open() else { return };
     opened.image.as_file().set_len(LENGTH / 2 + 512).unwrap();
     opened.begin(Operation::Read, LENGTH);
@@ -123,11 +124,11 @@ fn a_misaligned_read_of_an_image_cut_short_fails_and_ends() {
 }
 
 #[test]
-fn memory_that_is_not_there_fails_its_request_alone() {
+fn an_unmapped_address_fails_only_its_request() {
     let Some(mut opened) = open() else { return };
     let mut request = opened.stack.request();
     (request.operation, request.length) = (Operation::Read, 4096);
-    // No process has memory at the first page.
+    // No process has memory in the page at this address.
     unsafe { request.buffers.push(4096_usize as *mut u8, 4096, None) };
     opened.stack.submit(request, &mut opened.reactor);
     assert_eq!(opened.wait(), [Err(ErrorKind::Memory)]);

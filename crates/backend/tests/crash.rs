@@ -1,4 +1,4 @@
-//! Crash points: whatever a store lets through before it dies, what was flushed is there.
+//! Crash points: whichever writes a store keeps before it dies, it keeps all flushed data.
 
 #![allow(unsafe_code)]
 
@@ -25,13 +25,13 @@ fn options() -> SimOptions {
 fn workload(seed: u64) -> Workload {
     let mut options = WorkloadOptions::new(CAPACITY);
     options.length_max = 8 << 10;
-    // Mostly what matters after a crash.
+    // Mostly operations that matter after a crash.
     options.weights = [10, 50, 12, 5, 5, 0, 0];
     Workload::new(options, seed)
 }
 
-/// After any prefix of the writes that the store let through, and with any of the unflushed
-/// sectors lost, the image holds what was flushed.
+/// After any prefix of the writes in the store, and with any of the unflushed sectors lost, the
+/// image holds the flushed data.
 fn crash_points(stack: &str, seed: u64, faults: Vec<Arc<dyn Layer>>) {
     let store = Arc::new(SimBackend::new(options(), seed));
     let may_fail = !faults.is_empty();
@@ -64,14 +64,14 @@ fn crash_points(stack: &str, seed: u64, faults: Vec<Arc<dyn Layer>>) {
     };
     harness.run(&mut workload(seed), 120, &mut inspect);
     harness.drain(&mut inspect);
-    // With nothing under way, what the model knows is all there is.
+    // With nothing in flight, the model's knowledge is complete.
     if let Err(violation) = harness.model().check_crash(&store.crash(seed)) {
         panic!("at the end under {stack}: {violation}");
     }
 }
 
 #[test]
-fn what_was_flushed_is_there() {
+fn flushed_data_is_kept() {
     each_seed(6, |seed| {
         for stack in support::STACKS {
             crash_points(stack, seed, Vec::new());
@@ -80,7 +80,7 @@ fn what_was_flushed_is_there() {
 }
 
 #[test]
-fn what_was_flushed_is_there_although_writes_tear() {
+fn flushed_data_is_kept_if_writes_tear() {
     each_seed(6, |seed| {
         for stack in ["plain", "tap", "all"] {
             let rules = [FaultEffect::Refused, FaultEffect::Late, FaultEffect::Short]
@@ -93,9 +93,9 @@ fn what_was_flushed_is_there_although_writes_tear() {
     });
 }
 
-/// Several lives: each begins with what the crash before left.
+/// Several lives: each begins with the image that the last crash left.
 #[test]
-fn a_disk_goes_on_after_each_crash() {
+fn a_disk_continues_after_each_crash() {
     each_seed(6, |seed| {
         let mut image = vec![0; CAPACITY as usize];
         let mut workload = workload(seed);
@@ -106,7 +106,7 @@ fn a_disk_goes_on_after_each_crash() {
             let disk = support::disk(layers, Arc::clone(&store) as Arc<dyn Backend>);
             let mut harness = Harness::new(&disk, &HarnessOptions::default(), life_seed);
             harness.model_mut().restart(&store.image());
-            // The crash comes with requests under way.
+            // The crash happens with requests in flight.
             harness.run(&mut workload, 100, |_| {});
             image = store.crash(life_seed);
             if let Err(violation) = harness.model().check_crash(&image) {
@@ -116,14 +116,14 @@ fn a_disk_goes_on_after_each_crash() {
     });
 }
 
-/// A layer that does not keep its promise.
+/// A layer that violates its contract.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Liar {
-    /// It answers flushes without passing them on.
+    /// It completes flushes without passing them on.
     Flushes,
-    /// It passes durable writes on as any others.
+    /// It passes durable writes on as ordinary ones.
     Durability,
-    /// It answers discards and zeroes without passing them on.
+    /// It completes discards and write-zeroes without passing them on.
     Zeroes,
 }
 
@@ -162,9 +162,9 @@ impl LayerQueue for Liar {
     }
 }
 
-/// The suite finds what it is for.
+/// The suite finds the violations that it tests for.
 #[test]
-fn lies_are_found() {
+fn violations_are_found() {
     for liar in [Liar::Flushes, Liar::Durability, Liar::Zeroes] {
         let found = (0..20).any(|seed| {
             let store = Arc::new(SimBackend::new(options(), seed));
@@ -177,7 +177,7 @@ fn lies_are_found() {
                 found |= model.check_crash(&store.crash(seed << 16 | round)).is_err();
                 found |= model.check_now(&store.image()).is_err();
             };
-            // A read that finds the lie fails the run at once; nothing reads here.
+            // A read that finds the violation would fail the run, so this workload has no reads.
             let mut options = WorkloadOptions::new(CAPACITY);
             options.weights = [0, 50, 12, 5, 5, 0, 0];
             harness.run(&mut Workload::new(options, seed), 100, &mut inspect);

@@ -1,4 +1,4 @@
-//! The modelled disks take the time that arithmetic says, and keep data as any other disk.
+//! The modelled disks have the calculated timing, and keep data like any other disk.
 
 #![allow(unsafe_code)]
 
@@ -18,12 +18,12 @@ use fathom_sim::{
 
 const TERABYTE: u64 = 1_000_000_000_000;
 
-/// What a closed loop of requests on one queue found.
+/// The result of a closed loop of requests on one queue.
 #[derive(Debug)]
 struct Found {
-    /// Requests in a second.
+    /// Requests a second.
     rate: f64,
-    /// Bytes in a second.
+    /// Bytes a second.
     throughput: f64,
     latency_mean_us: f64,
     /// Every latency, in nanoseconds, in order of completion.
@@ -37,7 +37,7 @@ enum Order {
     Sequential,
 }
 
-/// Keeps `depth` requests of `length` bytes under way until `count` are done.
+/// Keeps `depth` requests of `length` bytes in flight until `count` have completed.
 fn drive(
     model: &Model,
     capacity: u64,
@@ -71,7 +71,7 @@ fn drive(
             stack.submit(request, &mut reactor);
         }
         if !stack.has_completed() {
-            time_ns.set(stack.deadline_ns().expect("something is held"));
+            time_ns.set(stack.deadline_ns().expect("a request is held"));
             stack.advance(&mut reactor);
         }
         while let Some((request, outcome)) = stack.completed() {
@@ -104,22 +104,22 @@ fn within(what: &str, found: f64, low: f64, high: f64) {
 }
 
 #[test]
-fn hdd_random_reads_take_a_seek_and_half_a_turn() {
+fn hdd_random_reads_take_a_seek_and_half_a_revolution() {
     let found = |depth, count| {
         let model = Model::hdd(HddParameters::spanning(TERABYTE), 1);
         drive(&model, TERABYTE, reads, Order::Random, 4096, depth, count)
     };
-    // 8.5 ms to seek, 4.17 ms half a turn, 0.1 ms overhead: 12.8 ms.
+    // 8.5 ms for the seek, 4.17 ms for half a revolution, 0.1 ms overhead: 12.8 ms.
     let alone = found(1, 2000);
     within("random reads, depth 1", alone.rate, 74.0, 83.0);
-    // Choosing the nearest of many saves most of both.
+    // The choice of the nearest of many saves most of both.
     let queued = found(32, 2000);
     within("random reads, depth 32", queued.rate, alone.rate * 2.0, 350.0);
     let some = found(4, 3000);
     assert!(alone.rate * 1.1 < some.rate && some.rate < queued.rate, "{}", some.rate);
     println!("random reads, depth 4: {:.1}", some.rate);
     let longest_ns = queued.latencies_ns.iter().max().unwrap();
-    assert!(*longest_ns < 2_000_000_000, "nobody starves: {longest_ns}");
+    assert!(*longest_ns < 2_000_000_000, "no request starves: {longest_ns}");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn hdd_random_writes_take_a_little_longer() {
 
 #[test]
 fn hdd_sequential_requests_run_at_the_rate_of_the_tracks() {
-    // Every eleventh part of a track's time is the switch to the next: 210 MB/s become 192.
+    // An eleventh of each track's time is the switch to the next track: 210 MB/s become 192.
     for (what, operation, depth) in [
         ("sequential reads, depth 1", reads as fn(u64) -> Operation, 1),
         ("sequential reads, depth 8", reads, 8),
@@ -141,7 +141,8 @@ fn hdd_sequential_requests_run_at_the_rate_of_the_tracks() {
         let found = drive(&model, TERABYTE, operation, Order::Sequential, 128 << 10, depth, 4000);
         within(what, found.throughput / 1e6, 150.0, 210.0);
     }
-    // Alone and without a cache, a write comes just too late and waits a turn: 128 KiB in 8.3 ms.
+    // At depth 1 without a cache, a write arrives just too late and waits a revolution: 128 KiB in
+    // 8.3 ms.
     let model = Model::hdd(HddParameters::spanning(TERABYTE), 1);
     let found = drive(&model, TERABYTE, writes, Order::Sequential, 128 << 10, 1, 500);
     within("sequential writes, depth 1", found.throughput / 1e6, 13.0, 17.0);
@@ -155,7 +156,7 @@ fn hdd_sequential_requests_run_at_the_rate_of_the_tracks() {
 fn hdd_inner_tracks_are_slower() {
     let rate = |rate_outer| {
         let model = Model::hdd(HddParameters { rate_outer, ..HddParameters::spanning(4 << 30) }, 1);
-        // The whole disk, from edge to edge.
+        // The whole disk, from the outer to the inner edge.
         drive(&model, 4 << 30, reads, Order::Sequential, 1 << 20, 4, 4096).throughput / 1e6
     };
     let (zoned, flat) = (rate(210e6), rate(100e6));
@@ -178,7 +179,7 @@ fn hdd_flushes_wait_for_the_cache() {
 }
 
 #[test]
-fn ssd_reads_are_as_many_as_dies_work() {
+fn ssd_reads_scale_with_the_number_of_dies() {
     let found = |depth, count| {
         let model = Model::ssd(SsdParameters::nvme(), 1);
         drive(&model, TERABYTE, reads, Order::Random, 4096, depth, count)
@@ -186,10 +187,10 @@ fn ssd_reads_are_as_many_as_dies_work() {
     // 10 µs overhead, 55 µs sensing, 3.4 µs channel, 1.2 µs link.
     let alone = found(1, 2000);
     within("random reads, depth 1, µs", alone.latency_mean_us, 66.0, 74.0);
-    // Thirty-two dies, of which a few are asked twice and a few not at all.
+    // Thirty-two dies, of which a few have two requests and a few none.
     let many = found(32, 20_000);
     within("random reads, depth 32, times depth 1", many.rate / alone.rate, 15.0, 28.0);
-    // No more than all dies together: 32 / 55 µs.
+    // At most the rate of all dies together: 32 / 55 µs.
     let most = found(512, 40_000);
     within("random reads, depth 512", most.rate, 400_000.0, 582_000.0);
 }
@@ -206,18 +207,19 @@ fn ssd_sequential_reads_fill_the_link() {
 }
 
 #[test]
-fn ssd_writes_are_taken_at_once_until_the_buffer_is_full() {
+fn ssd_writes_complete_immediately_until_the_buffer_is_full() {
     let model = Model::ssd(SsdParameters::nvme(), 1);
     let short = drive(&model, TERABYTE, writes, Order::Random, 4096, 1, 1000);
     within("writes into the buffer, µs", short.latency_mean_us, 10.0, 15.0);
     let model = Model::ssd(SsdParameters::nvme(), 1);
     let long = drive(&model, TERABYTE, writes, Order::Sequential, 128 << 10, 32, 30_000);
-    // 32 dies × 64 KiB in 700 µs, an erase in 1024 programs, 1.5 programmed for each written.
+    // 32 dies × 64 KiB in 700 µs, an erase for 1024 programs, 1.5 bytes programmed for each
+    // written.
     within("sustained writes, MB/s", long.throughput / 1e6, 1800.0, 2100.0);
 }
 
 #[test]
-fn ssd_reads_wait_behind_programs() {
+fn ssd_reads_wait_for_programs() {
     let latency = |write_share: u64| {
         let model = Model::ssd(SsdParameters::nvme(), 1);
         let operation = move |number| {
@@ -231,11 +233,11 @@ fn ssd_reads_wait_behind_programs() {
     };
     let (quiet, busy) = (last(latency(0)), last(latency(2)));
     assert!(quiet < 400_000, "99 % of quiet reads within {quiet} ns");
-    assert!(busy > 700_000, "a program or more in the way: {busy} ns");
+    assert!(busy > 700_000, "a read waits for a program: {busy} ns");
 }
 
 #[test]
-fn the_same_seed_takes_the_same_time() {
+fn the_same_seed_results_in_the_same_timing() {
     for make in
         [(|seed| Model::hdd(HddParameters::spanning(1 << 40), seed)) as fn(u64) -> Model, |seed| {
             Model::ssd(SsdParameters::sata(), seed)
@@ -254,7 +256,7 @@ fn the_same_seed_takes_the_same_time() {
     }
 }
 
-/// The seeded suite and the crash points, through the models.
+/// The seeded suite and the crash points, over the models.
 #[test]
 fn data_is_kept() {
     const CAPACITY: u64 = 256 << 10;
@@ -291,7 +293,7 @@ fn data_is_kept() {
     });
 }
 
-/// The same by the host's clock: two queues share the arm and every request waits for it.
+/// The same on the host's clock: two queues share the arm, and every request waits for it.
 #[test]
 fn time_passes_on_the_hosts_clock_too() {
     let model = Model::hdd(HddParameters::spanning(1 << 20), 1);
@@ -303,8 +305,8 @@ fn time_passes_on_the_hosts_clock_too() {
     let start = std::time::Instant::now();
     harness.run(&mut Workload::new(workload, 1), 40, |_| {});
     harness.drain(|_| {});
-    // One after the other, at more than half a millisecond each however they are ordered (the order
-    // depends on who comes first); without the model it would be microseconds. No bound above: a
-    // busy host may take longer.
+    // The requests are served one by one, and each takes more than half a millisecond in any order
+    // (the order depends on the times of arrival). Without the model they would take microseconds.
+    // There is no upper limit, because a busy host may take longer.
     assert!(start.elapsed().as_millis() > 20, "{:?}", start.elapsed());
 }

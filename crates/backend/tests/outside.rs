@@ -1,4 +1,4 @@
-//! Files that change length, by the disk's own resize or from outside, while they are served.
+//! Files whose length changes while they are served, by the disk's own resize or from outside.
 
 #![allow(unsafe_code)]
 
@@ -39,7 +39,7 @@ fn open(path: &Path, direct: bool) -> Option<Arc<Disk>> {
 }
 
 #[test]
-fn writes_under_way_do_not_undo_a_shrink() {
+fn writes_in_flight_do_not_undo_a_shrink() {
     let image = image();
     let disk = open(image.path(), false).unwrap();
     let (ended, written) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -49,7 +49,7 @@ fn writes_under_way_do_not_undo_a_shrink() {
             scope.spawn(move || {
                 let mut queue = Queue::open(disk);
                 while !ended.load(Ordering::Relaxed) {
-                    // The last quarter, which comes and goes.
+                    // The last quarter, which the resizes remove and add.
                     for token in 0..4 {
                         let offset = CAPACITY * 3 / 4 + token * (64 << 10);
                         queue.begin_write(offset, 64 << 10, 7, durable, token);
@@ -61,7 +61,7 @@ fn writes_under_way_do_not_undo_a_shrink() {
                             Err(error) => panic!("{error}"),
                         }
                     }
-                    queue.turn(Duration::ZERO);
+                    queue.round(Duration::ZERO);
                 }
             });
         }
@@ -91,7 +91,7 @@ fn a_memory_disk_that_grows_again_reads_as_zeroes() {
     const LENGTH: u64 = 1 << 20;
     let backend: Arc<dyn Backend> = Arc::new(Memory::new(LARGE));
     let disk = support::disk(Vec::new(), Arc::clone(&backend));
-    // Whoever looks through this one is not refused when the disk has shrunk.
+    // Requests through this disk are not refused when the other disk has shrunk.
     let view = support::disk(Vec::new(), Arc::clone(&backend));
     let ended = AtomicBool::new(false);
     let (written, refused) = ([const { AtomicU64::new(0) }; 2], [const { AtomicU64::new(0) }; 2]);
@@ -100,7 +100,7 @@ fn a_memory_disk_that_grows_again_reads_as_zeroes() {
             let (disk, ended, written, refused) = (&disk, &ended, &written[part], &refused[part]);
             scope.spawn(move || {
                 let mut queue = Queue::open(disk);
-                // The last pieces, which come and go.
+                // The last pieces, which the resizes remove and add.
                 let offset = LARGE - (part as u64 + 1) * LENGTH;
                 while !ended.load(Ordering::Relaxed) {
                     queue.begin_write(offset, LENGTH, 7, false, 0);
@@ -116,7 +116,7 @@ fn a_memory_disk_that_grows_again_reads_as_zeroes() {
         let more = |counts: &[AtomicU64; 2]| {
             let before = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
             while counts.iter().zip(before).any(|(now, old)| now.load(Ordering::Relaxed) == old) {
-                assert!(begun.elapsed() < Duration::from_secs(120), "a writer stands still");
+                assert!(begun.elapsed() < Duration::from_secs(120), "a writer makes no progress");
                 std::thread::yield_now();
             }
         };
@@ -125,7 +125,7 @@ fn a_memory_disk_that_grows_again_reads_as_zeroes() {
         while round < 200 {
             more(&written);
             disk.resize(LARGE / 2).unwrap();
-            // Nothing of before is under way any more.
+            // No earlier request is in flight any more.
             more(&refused);
             backend.resize(LARGE).unwrap();
             let found = queue.read(LARGE - 2 * LENGTH, 2 * LENGTH, 0).unwrap();
@@ -142,19 +142,19 @@ fn a_memory_disk_that_grows_again_reads_as_zeroes() {
 }
 
 #[test]
-fn reads_of_a_cut_image_end_and_its_writes_do_not_hide_the_cut() {
+fn reads_of_a_truncated_image_fail_and_writes_do_not_hide_the_truncation() {
     for direct in [false, true] {
         let image = image();
         let Some(disk) = open(image.path(), direct) else { continue };
         let mut queue = Queue::open(&disk);
         assert_eq!(queue.write(CAPACITY - BLOCK, 6, false), Ok(()));
-        // To a length that is no multiple of anything.
+        // To a length that is aligned to no block.
         let length = CAPACITY / 2 + 1000;
         image.as_file().set_len(length).unwrap();
         let offset = length / BLOCK * BLOCK;
         for shift in [0, 1, 512] {
             assert!(queue.read(offset, 4 * BLOCK, shift).is_err(), "across the end");
-            assert!(queue.read(CAPACITY - BLOCK, BLOCK, shift).is_err(), "behind the end");
+            assert!(queue.read(CAPACITY - BLOCK, BLOCK, shift).is_err(), "past the end");
             assert!(queue.read(0, 4 * BLOCK, shift).is_ok(), "before the end");
         }
         disk.backend().inspect();
@@ -164,7 +164,7 @@ fn reads_of_a_cut_image_end_and_its_writes_do_not_hide_the_cut() {
         assert_eq!(queue.write(CAPACITY - BLOCK, 6, false), Err(ErrorKind::Io));
         assert_eq!(queue.flush(), Err(ErrorKind::Io));
         assert_eq!(image.path().metadata().unwrap().len(), length);
-        assert!(disk.backend().recover().is_err(), "the image is short still");
+        assert!(disk.backend().recover().is_err(), "the image is still too short");
         image.as_file().set_len(CAPACITY).unwrap();
         disk.backend().recover().unwrap();
         assert!(disk.backend().problems().is_empty());
@@ -173,7 +173,7 @@ fn reads_of_a_cut_image_end_and_its_writes_do_not_hide_the_cut() {
 }
 
 #[test]
-fn a_deleted_image_is_a_problem_and_can_be_saved() {
+fn a_deleted_image_is_a_problem_and_can_be_copied() {
     let image = image();
     let disk = open(image.path(), false).unwrap();
     disk.backend().inspect();
@@ -187,5 +187,5 @@ fn a_deleted_image_is_a_problem_and_can_be_saved() {
     let mut start = vec![0; BLOCK as usize];
     std::os::unix::fs::FileExt::read_exact_at(&File::open(path).unwrap(), &mut start, 0).unwrap();
     assert_eq!(start, [8; BLOCK as usize]);
-    assert_eq!(queue.write(0, 8, true), Ok(()), "it is served on");
+    assert_eq!(queue.write(0, 8, true), Ok(()), "it is still served");
 }

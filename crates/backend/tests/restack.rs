@@ -1,4 +1,4 @@
-//! Other layers: in all queues at once, or, where something fails, the old ones.
+//! Changes of layers: in all queues together; after a failure the old layers stay.
 
 #[path = "support/changing.rs"]
 mod changing;
@@ -27,7 +27,7 @@ fn disk(layers: Vec<Arc<dyn Layer>>, home: Arc<dyn Backend>) -> Arc<Disk> {
     Disk::new(DiskOptions::default(), layers, home).unwrap()
 }
 
-/// Says when its queues open and close; opening and leaving fail when they are told to.
+/// Counts the openings and closings of its queues; opening and leaving fail on request.
 #[derive(Default)]
 struct Witness {
     opened: AtomicU64,
@@ -35,7 +35,7 @@ struct Witness {
     left: AtomicU64,
     opens_max: Option<u64>,
     leave_fails: AtomicBool,
-    /// The queues that serve through any witness, and the most at a time of different ones.
+    /// The number of the witness of each request in flight.
     serving: Arc<Mutex<Vec<usize>>>,
     number: usize,
 }
@@ -79,7 +79,7 @@ impl Layer for Witness {
 impl LayerQueue for WitnessQueue {
     fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
         let mut serving = self.serving.lock().unwrap();
-        assert!(serving.iter().all(|other| *other == self.number), "two sets serve at once");
+        assert!(serving.iter().all(|other| *other == self.number), "two sets serve together");
         serving.push(self.number);
         drop(serving);
         next.submit(request);
@@ -98,7 +98,7 @@ impl LayerQueue for WitnessQueue {
     }
 }
 
-/// Queues on threads of their own, which write and read as fast as they can while layers come and go.
+/// Queues on threads of their own write and read as fast as they can while layers change.
 #[test]
 fn all_queues_have_one_set_of_layers_whatever_fails() {
     const QUEUES: u64 = 4;
@@ -143,11 +143,11 @@ fn all_queues_have_one_set_of_layers_whatever_fails() {
             })
         })
         .collect();
-    let goes_on = || {
+    let progress = || {
         let before = requests.load(Ordering::Relaxed);
         let begun = std::time::Instant::now();
         while requests.load(Ordering::Relaxed) < before + 100 {
-            assert!(begun.elapsed() < LIMIT, "the queues stand still");
+            assert!(begun.elapsed() < LIMIT, "the queues make no progress");
             thread::yield_now();
         }
     };
@@ -156,8 +156,8 @@ fn all_queues_have_one_set_of_layers_whatever_fails() {
     }
     let mut current = Arc::clone(&first);
     for number in 1..60 {
-        goes_on();
-        // Some sets cannot be opened in all queues, some layers do not leave.
+        progress();
+        // Some sets cannot be opened in all queues, and some layers cannot leave.
         let opens_max = (number % 3 == 1).then_some(number as u64 % QUEUES);
         current.leave_fails.store(number % 3 == 2, Ordering::Relaxed);
         let next = witness(number, opens_max);
@@ -167,23 +167,27 @@ fn all_queues_have_one_set_of_layers_whatever_fails() {
             2 => assert!(matches!(changed, Err(RestackError::Leave("witness", _))), "{changed:?}"),
             _ => {
                 changed.unwrap();
-                assert_eq!(current.closed.load(Ordering::Relaxed), QUEUES, "all have closed");
+                assert_eq!(
+                    current.closed.load(Ordering::Relaxed),
+                    QUEUES,
+                    "all queues have closed"
+                );
                 assert!(current.left.load(Ordering::Relaxed) > 0);
                 current = next;
             }
         }
         assert!(Arc::ptr_eq(&disk.layers()[0], &(Arc::clone(&current) as Arc<dyn Layer>)));
     }
-    goes_on();
+    progress();
     stop.store(true, Ordering::Relaxed);
     for thread in threads {
         thread.join().unwrap();
     }
-    assert_eq!(current.opened.load(Ordering::Relaxed), QUEUES, "who stays is not opened anew");
+    assert_eq!(current.opened.load(Ordering::Relaxed), QUEUES, "layers that stay are not reopened");
 }
 
 #[test]
-fn a_request_that_does_not_come_back_keeps_the_layers() {
+fn a_request_that_does_not_complete_keeps_the_layers() {
     let home = store(SimOptions { rounds_max: 2, ..SimOptions::new(CAPACITY) }, 1);
     let witness = Arc::new(Witness::default());
     let disk = disk(vec![Arc::clone(&witness) as _], home);
@@ -191,10 +195,10 @@ fn a_request_that_does_not_come_back_keeps_the_layers() {
     let mut request = queue.stack.request();
     request.operation = Operation::Flush;
     queue.stack.submit(request, &mut queue.reactor);
-    // Its thread makes no round.
+    // No thread runs rounds of this queue.
     let changed = disk.restack(Vec::new(), Duration::from_millis(50));
     assert!(matches!(changed, Err(RestackError::Hangs)), "{changed:?}");
-    // It has not noticed yet that it may go on.
+    // The queue has not yet noticed that it may continue.
     let again = disk.restack(Vec::new(), Duration::from_millis(50));
     assert!(matches!(again, Err(RestackError::Busy)), "{again:?}");
     while queue.stack.in_flight() > 0 {
@@ -211,7 +215,7 @@ fn a_request_that_does_not_come_back_keeps_the_layers() {
     assert_eq!(witness.opened.load(Ordering::Relaxed), 1);
     restack(&disk, Vec::new(), LIMIT, || queue.stack.advance(&mut queue.reactor)).unwrap();
     assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Ok(()));
-    // A queue that is gone is waited for by nobody.
+    // No change waits for a queue that has been closed.
     drop(queue);
     disk.restack(vec![witness], Duration::from_millis(50)).unwrap();
 }

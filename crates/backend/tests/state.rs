@@ -1,5 +1,5 @@
-//! Layers with a state of their own: further stores, split requests, background work, and requests
-//! that wait for another queue.
+//! Layers with state: additional stores, split requests, background work, and requests that wait
+//! for another queue.
 
 #[path = "support/changing.rs"]
 mod changing;
@@ -23,29 +23,29 @@ use fathom_sim::{
 use changing::{LIMIT, Queue, restack};
 
 const CAPACITY: u64 = 256 << 10;
-/// The token of the background's requests.
-const LOOK: u64 = 1;
-/// How often the background looks at the copy, in nanoseconds.
-const LOOK_NS: u64 = 5_000;
+/// The token of the background requests.
+const CHECK: u64 = 1;
+/// The interval between background reads of the copy, in nanoseconds.
+const CHECK_NS: u64 = 5_000;
 
 #[derive(Default)]
 struct Changing {
-    /// Where the ranges that are being changed begin and end.
+    /// The beginnings and ends of the ranges that are being changed.
     ranges: Vec<(u64, u64)>,
-    /// Who waits for one of them to be free.
+    /// The queues that wait for a range to be free.
     waiting: Vec<Waker>,
 }
 
-/// What the queues of a mirror share. The lock is held for a look at a list.
+/// The state that the queues of a mirror share. The lock is held only for a search of the list.
 #[derive(Default)]
 struct Shared {
     changing: Mutex<Changing>,
-    looks: AtomicU64,
+    checks: AtomicU64,
     parked: AtomicU64,
 }
 
-/// Keeps a copy of the disk in a further store: what changes goes to both, what is read comes from
-/// either, in pieces. Changes of one block, from whichever queue, are made one after the other.
+/// Keeps a copy of the disk in an additional store: changes go to both, and reads come from either,
+/// in pieces. Changes of one block, from any queue, are sequential.
 struct Mirror {
     copy: Arc<dyn Backend>,
     shared: Arc<Shared>,
@@ -75,7 +75,7 @@ impl Layer for Mirror {
             shared: Arc::clone(&self.shared),
             random: fastrand::Rng::with_seed(self.seed + context.queue()),
             parked: VecDeque::new(),
-            looking: false,
+            checking: false,
             closed: false,
         }))
     }
@@ -87,12 +87,13 @@ struct MirrorQueue {
     shared: Arc<Shared>,
     random: fastrand::Rng,
     parked: VecDeque<Box<Request>>,
-    looking: bool,
+    checking: bool,
     closed: bool,
 }
 
 impl MirrorQueue {
-    /// Changes both copies, or lets the request wait for another change of the same blocks.
+    /// Changes both copies, or queues the request until another change of the same blocks is
+    /// complete.
     fn change(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
         let range = (request.offset, request.offset + request.length);
         let overlaps = |other: &(u64, u64)| other.0 < range.1 && range.0 < other.1;
@@ -138,8 +139,8 @@ impl MirrorQueue {
 
 impl LayerQueue for MirrorQueue {
     fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
-        if !self.looking && !self.closed {
-            let deadline_ns = next.now_ns() + LOOK_NS;
+        if !self.checking && !self.closed {
+            let deadline_ns = next.now_ns() + CHECK_NS;
             next.wake_at(deadline_ns);
         }
         match request.operation {
@@ -157,10 +158,10 @@ impl LayerQueue for MirrorQueue {
     }
 
     fn returned(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
-        if request.token == LOOK {
+        if request.token == CHECK {
             assert_eq!((request.store(), outcome), (Some(self.copy), Ok(())));
-            self.shared.looks.fetch_add(1, Ordering::Relaxed);
-            self.looking = false;
+            self.shared.checks.fetch_add(1, Ordering::Relaxed);
+            self.checking = false;
         }
         next.recycle(request);
     }
@@ -181,14 +182,14 @@ impl LayerQueue for MirrorQueue {
             let Some(request) = self.parked.pop_front() else { break };
             self.change(request, next);
         }
-        if !self.looking && !self.closed {
-            self.looking = true;
-            let mut look = next.request();
-            look.operation = Operation::Read;
-            look.length = 512;
-            look.token = LOOK;
-            look.buffers.allocate(512);
-            next.submit_to(self.copy, look);
+        if !self.checking && !self.closed {
+            self.checking = true;
+            let mut check = next.request();
+            check.operation = Operation::Read;
+            check.length = 512;
+            check.token = CHECK;
+            check.buffers.allocate(512);
+            next.submit_to(self.copy, check);
         }
     }
 
@@ -206,9 +207,9 @@ fn disk(layers: Vec<Arc<dyn Layer>>, home: Arc<dyn Backend>) -> Arc<Disk> {
 }
 
 #[test]
-fn a_mirror_holds_the_same_twice_whatever_meets_on_a_block() {
+fn a_mirror_holds_equal_copies_under_concurrent_changes_of_a_block() {
     let mut parked = 0;
-    let mut looks = 0;
+    let mut checks = 0;
     each_seed(150, |seed| {
         let home = store(SimOptions::new(CAPACITY), seed);
         let copy = store(SimOptions::new(CAPACITY), seed + 1_000_000);
@@ -221,13 +222,13 @@ fn a_mirror_holds_the_same_twice_whatever_meets_on_a_block() {
         harness.verify(CAPACITY);
         assert!(home.image() == copy.image(), "the copies differ");
         parked += shared.parked.load(Ordering::Relaxed);
-        looks += shared.looks.load(Ordering::Relaxed);
+        checks += shared.checks.load(Ordering::Relaxed);
     });
-    assert!(parked > 100 && looks > 100, "{parked} requests waited, {looks} looks");
+    assert!(parked > 100 && checks > 100, "{parked} requests waited, {checks} checks");
 }
 
 #[test]
-fn an_error_of_either_copy_is_the_requests() {
+fn an_error_of_either_copy_is_an_error_of_the_request() {
     let mut failed = 0;
     each_seed(50, |seed| {
         let mut options = SimOptions::new(CAPACITY);
@@ -240,7 +241,8 @@ fn an_error_of_either_copy_is_the_requests() {
         let mut harness = Harness::new(&disk, &HarnessOptions::default(), seed);
         harness.allow_errors();
         let mut workload = Workload::new(WorkloadOptions::new(CAPACITY), seed);
-        // What a torn change left on one copy only is nobody's to judge: only outcomes are.
+        // The contents after a change that failed on one copy are undefined, so only outcomes are
+        // checked.
         for _ in 0..100 {
             let action = workload.next().unwrap();
             if action.operation != Operation::Read {
@@ -254,7 +256,7 @@ fn an_error_of_either_copy_is_the_requests() {
 }
 
 #[test]
-fn a_queue_has_other_layers_when_the_background_is_done_and_not_before() {
+fn a_queue_changes_its_layers_only_after_their_background_requests() {
     let home: Arc<dyn Backend> = Arc::new(Memory::new(CAPACITY));
     let copy = store(SimOptions { rounds_max: 8, ..SimOptions::new(CAPACITY) }, 1);
     let mut shared = Vec::new();
@@ -267,7 +269,7 @@ fn a_queue_has_other_layers_when_the_background_is_done_and_not_before() {
     let mut queue = Queue::open(&disk);
     let mut waited = 0;
     for round in 0..100 {
-        // A look may be done in the round in which it begins.
+        // A background read may complete in the round in which it begins.
         while queue.stack.in_flight_of_layers() == 0 {
             assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Ok(()));
             queue.round(Duration::from_micros(10));
@@ -275,25 +277,25 @@ fn a_queue_has_other_layers_when_the_background_is_done_and_not_before() {
         assert!(!queue.stack.is_drained());
         let next = mirror(&mut shared);
         let changed = restack(&disk, vec![next], LIMIT, || {
-            // The look is under way until the change has begun.
+            // The background read is in flight until the change has begun.
             if queue.stack.is_closing() {
                 waited += u64::from(!queue.stack.is_drained());
                 queue.stack.advance(&mut queue.reactor);
             }
         });
         changed.unwrap();
-        assert!(!queue.stack.is_closing(), "round {round}: the queue goes on");
-        // Those that are gone do nothing more.
+        assert!(!queue.stack.is_closing(), "round {round}: the queue continues");
+        // Removed layers do nothing more.
         let gone = shared.iter().rev().skip(1);
-        let looks: Vec<u64> = gone.map(|state| state.looks.load(Ordering::Relaxed)).collect();
+        let checks: Vec<u64> = gone.map(|state| state.checks.load(Ordering::Relaxed)).collect();
         queue.round(Duration::from_micros(10));
         let gone = shared.iter().rev().skip(1);
-        assert!(gone.map(|state| state.looks.load(Ordering::Relaxed)).eq(looks));
+        assert!(gone.map(|state| state.checks.load(Ordering::Relaxed)).eq(checks));
     }
-    assert!(waited >= 100, "{waited} rounds with looks of layers that are to go");
+    assert!(waited >= 100, "{waited} rounds with checks of removed layers");
 }
 
-/// Counts its rounds, and shows less than there is, in larger blocks.
+/// Counts its rounds, and offers a smaller disk with larger blocks.
 #[derive(Default)]
 struct Smaller {
     waker: Mutex<Option<Waker>>,
@@ -338,7 +340,8 @@ struct SmallerQueue {
 
 impl LayerQueue for SmallerQueue {
     fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
-        // What it hides is its own: a small write there is no concern of the block size above.
+        // The hidden range belongs to the layer: its own small write is not subject to the block
+        // size above.
         let mut own = next.request();
         own.operation = Operation::Write;
         (own.offset, own.length) = (self.end - 512, 512);
@@ -362,7 +365,7 @@ impl LayerQueue for SmallerQueue {
 }
 
 #[test]
-fn sizes_are_a_ladder() {
+fn each_layer_determines_the_size_above_it() {
     let home: Arc<dyn Backend> = Arc::new(Memory::new(CAPACITY));
     let layer = Arc::new(Smaller { block_size: 4096, ..Smaller::default() });
     let disk = disk(vec![Arc::clone(&layer) as _], home);
@@ -372,11 +375,11 @@ fn sizes_are_a_ladder() {
     assert_eq!(queue.outcome_of(Operation::Write, top - 4096, 4096), Ok(()));
     assert_eq!(queue.outcome_of(Operation::Write, top, 4096), Err(ErrorKind::OutOfRange));
     assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Err(ErrorKind::Misaligned));
-    // The size of the store changes: that of the disk follows, in queues that are open too.
+    // The size of the store changes, and the size of the disk follows, in open queues too.
     disk.resize(2 * CAPACITY).unwrap();
     assert_eq!(disk.capacity(), 2 * CAPACITY - HIDDEN);
     assert_eq!(queue.outcome_of(Operation::Read, top, 4096), Ok(()));
-    // Clients know the block size for good.
+    // The block size cannot change, because clients know it.
     let other = Arc::new(Smaller { block_size: 512, ..Smaller::default() });
     let refused = disk.restack(vec![other], LIMIT);
     assert!(matches!(refused, Err(RestackError::Geometry)), "{refused:?}");
@@ -386,7 +389,7 @@ fn sizes_are_a_ladder() {
     assert_eq!(error.to_string(), "broken");
 }
 
-/// Asks its store for what it must not have.
+/// Sends invalid requests to its store.
 struct Overreach {
     store: Arc<dyn Backend>,
     outcomes: Arc<Mutex<Vec<Outcome>>>,
@@ -443,7 +446,7 @@ impl LayerQueue for OverreachQueue {
 }
 
 #[test]
-fn a_store_is_asked_for_nothing_that_it_does_not_offer() {
+fn invalid_requests_to_a_store_are_refused() {
     let home: Arc<dyn Backend> = Arc::new(Memory::new(CAPACITY));
     let options = SimOptions { rounds_max: 0, ..SimOptions::new(CAPACITY) };
     let outcomes = Arc::new(Mutex::new(Vec::new()));
@@ -469,7 +472,7 @@ fn a_store_is_asked_for_nothing_that_it_does_not_offer() {
 }
 
 #[test]
-fn a_waker_wakes_a_thread_that_sleeps_and_only_that_layer() {
+fn a_waker_wakes_a_sleeping_thread_and_only_that_layer() {
     let home: Arc<dyn Backend> = Arc::new(Memory::new(CAPACITY));
     let upper = Arc::new(Smaller { block_size: 512, ..Smaller::default() });
     let lower = Arc::new(Smaller { block_size: 512, ..Smaller::default() });
@@ -480,7 +483,7 @@ fn a_waker_wakes_a_thread_that_sleeps_and_only_that_layer() {
         let waker = lower.waker.lock().unwrap().clone().unwrap();
         let thread = thread::spawn(move || {
             thread::sleep(Duration::from_millis(2));
-            // Several are one, or one more where the thread is awake in between.
+            // Several wake-ups count as one, or as two if the thread wakes up between them.
             (0..3).for_each(|_| waker.wake());
         });
         while rounds().1 < time {
@@ -491,7 +494,7 @@ fn a_waker_wakes_a_thread_that_sleeps_and_only_that_layer() {
         lower.rounds.store(time, Ordering::Relaxed);
     }
     assert_eq!(rounds().0, 0);
-    // One whose queue is gone does nothing.
+    // A wake-up of a closed queue has no effect.
     let waker = lower.waker.lock().unwrap().clone().unwrap();
     drop(queue);
     waker.wake();

@@ -1,4 +1,5 @@
-//! One seeded suite over every back end, plain and under layers, compared with the plain model.
+//! One seeded suite over every back end, without layers and under layers, compared with a plain
+//! model.
 
 #![allow(unsafe_code)]
 
@@ -16,7 +17,7 @@ use fathom_sim::{
 const CAPACITY: u64 = 512 << 10;
 const REQUESTS: usize = 250;
 
-/// A workload that asks `backend` for no more than it offers.
+/// A workload with only the operations that `backend` offers.
 fn workload(backend: &dyn Backend, seed: u64) -> Workload {
     let mut options = WorkloadOptions::new(backend.capacity());
     options.alignment = u64::from(backend.geometry().alignment).max(512);
@@ -37,7 +38,7 @@ fn workload(backend: &dyn Backend, seed: u64) -> Workload {
     Workload::new(options, seed)
 }
 
-/// Runs the suite over what `make` makes, under every stack.
+/// Runs the suite over the back ends of `make`, under every stack.
 fn suite(cases: u64, simulated: bool, make: impl Fn(u64) -> Option<Arc<dyn Backend>>) {
     each_seed(cases, |seed| {
         for stack in support::STACKS {
@@ -93,7 +94,7 @@ fn sim_in_order_with_blocks_of_4096() {
     suite(4, true, |seed| Some(Arc::new(SimBackend::new(options.clone(), seed))));
 }
 
-/// A store that fails now and then: what it says must still be what it holds.
+/// A store that fails occasionally: its outcomes must still be consistent with its contents.
 #[test]
 fn a_store_with_errors() {
     each_seed(12, |seed| {
@@ -114,7 +115,7 @@ fn a_store_with_errors() {
     });
 }
 
-/// Faults of every kind over each back end, switched on and off while requests are under way.
+/// Faults of every kind over each back end, switched on and off while requests are in flight.
 #[test]
 fn faults_over_every_back_end() {
     let effects = [FaultEffect::Refused, FaultEffect::Late, FaultEffect::Short, FaultEffect::Torn];

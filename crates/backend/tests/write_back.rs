@@ -1,5 +1,5 @@
-//! Real write-back errors beneath the real file back end: what could not be written is nobody's
-//! success, whoever took the kernel's one report.
+//! Real write-back errors under the real file back end: data that could not be written is never
+//! reported as durable, whichever request took the kernel's one report.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ use fathom_sim::FaultyDevice;
 
 use queue::{BLOCK, Queue};
 
-/// The image's blocks, and the broken one among them.
+/// The length of the image in blocks, and the offset of the broken block.
 const BLOCKS: u64 = 64;
 const BAD: u64 = 21 * BLOCK;
 
@@ -27,7 +27,7 @@ fn open(path: &Path, direct: bool) -> Arc<Disk> {
     support::disk(Vec::new(), Arc::new(backend))
 }
 
-/// An image with one broken block, on a device of its own.
+/// An image with one broken block, on its own device.
 fn faulty() -> Option<(FaultyDevice, Arc<Disk>)> {
     let device = FaultyDevice::new()?;
     let image = device.image("a.img", BLOCKS);
@@ -41,7 +41,7 @@ fn is_lost(disk: &Disk) -> bool {
     disk.backend().problems().iter().any(lost)
 }
 
-/// Nothing that matters succeeds any more, on any queue.
+/// Asserts that no write or flush succeeds any more, on any queue.
 fn assert_poisoned(disk: &Arc<Disk>, queues: &mut [Queue]) {
     assert!(is_lost(disk));
     let mut late = Queue::open(disk);
@@ -49,7 +49,7 @@ fn assert_poisoned(disk: &Arc<Disk>, queues: &mut [Queue]) {
         assert_eq!(queue.flush(), Err(ErrorKind::Io));
         assert_eq!(queue.write(0, 9, false), Err(ErrorKind::Io));
         assert_eq!(queue.write(0, 9, true), Err(ErrorKind::Io));
-        assert!(queue.read(0, BLOCK, 0).is_ok(), "what is there can be read");
+        assert!(queue.read(0, BLOCK, 0).is_ok(), "existing data can be read");
     }
     assert_eq!(disk.resize((BLOCKS + 1) * BLOCK), Err(ErrorKind::Io));
 }
@@ -80,7 +80,7 @@ fn no_flush_succeeds_beside_one_that_takes_the_report() {
                 scope.spawn(|| {
                     let mut queue = Queue::open(&disk);
                     start.wait();
-                    // Several at once on one queue, too.
+                    // Several concurrent flushes on one queue, too.
                     for token in 0..3 {
                         queue.begin_flush(token);
                     }
@@ -107,7 +107,7 @@ fn a_durable_write_of_a_broken_block_never_succeeds_beside_others() {
                 scope.spawn(move || {
                     let mut queue = Queue::open(disk);
                     start.wait();
-                    // One of the queues has both under way at once.
+                    // One of the queues has both writes in flight.
                     let both = index == 2;
                     if index == 0 || both {
                         queue.begin_write(BAD, BLOCK, 3, true, 1);
@@ -157,17 +157,17 @@ fn the_sync_of_a_resize_hides_nothing() {
     let larger = (BLOCKS + 8) * BLOCK;
     assert_eq!(disk.resize(larger), Err(ErrorKind::Io), "its sync takes the report");
     let length = device.mount().join("a.img").metadata().unwrap().len();
-    assert_eq!((disk.capacity(), length), (larger, larger), "what is true is said");
+    assert_eq!((disk.capacity(), length), (larger, larger), "the true size is reported");
     assert_poisoned(&disk, &mut queues);
 }
 
 #[test]
-fn a_later_daemon_knows_what_an_earlier_one_lost() {
+fn a_later_daemon_finds_the_record_of_an_earlier_loss() {
     let Some((device, disk)) = faulty() else { return };
     let image = device.mount().join("a.img");
     let mut queue = Queue::open(&disk);
     assert_eq!(queue.write(BAD, 1, false), Ok(()));
-    // The last flush of a daemon that ends takes the report.
+    // A daemon's last flush takes the report.
     assert_eq!(queue.flush(), Err(ErrorKind::Io));
     drop((queue, disk));
     for _ in 0..2 {
@@ -181,16 +181,16 @@ fn a_later_daemon_knows_what_an_earlier_one_lost() {
     device.mend();
     disk.backend().recover().unwrap();
     assert!(disk.backend().problems().is_empty());
-    assert_eq!(queue.write(BAD, 5, false), Ok(()), "a queue that was open goes on");
+    assert_eq!(queue.write(BAD, 5, false), Ok(()), "an open queue continues");
     assert_eq!(queue.flush(), Ok(()));
     drop((queue, disk));
     let disk = open(&image, false);
-    assert!(disk.backend().problems().is_empty(), "and so does the next daemon");
+    assert!(disk.backend().problems().is_empty(), "the next daemon finds no problem");
     assert_eq!(Queue::open(&disk).read(BAD, BLOCK, 0).unwrap(), [5; BLOCK as usize]);
 }
 
 #[test]
-fn a_failure_that_no_daemon_has_asked_for_is_found_at_the_next_opening() {
+fn a_failure_that_no_daemon_has_seen_is_found_at_the_next_opening() {
     let Some((device, disk)) = faulty() else { return };
     assert_eq!(Queue::open(&disk).write(BAD, 1, false), Ok(()));
     drop(disk);
@@ -206,7 +206,7 @@ fn a_disk_that_still_fails_is_not_recovered() {
     assert_eq!(queue.write(BAD, 1, false), Ok(()));
     assert_eq!(queue.flush(), Err(ErrorKind::Io));
     disk.backend().recover().unwrap();
-    // The loss is acknowledged, the fault is there still: it is found anew.
+    // The loss is acknowledged, but the fault still exists, so it is found again.
     assert_eq!(queue.write(BAD, 1, false), Ok(()));
     assert_eq!(queue.flush(), Err(ErrorKind::Io));
     assert_poisoned(&disk, &mut [queue]);
@@ -214,7 +214,7 @@ fn a_disk_that_still_fails_is_not_recovered() {
 }
 
 #[test]
-fn a_block_device_remembers_in_the_daemons_folder() {
+fn the_loss_of_a_block_device_is_recorded_in_the_daemons_folder() {
     let Some(mut device) = FaultyDevice::new() else { return };
     let folder = tempfile::tempdir().unwrap();
     let options = FileOptions {
@@ -225,7 +225,7 @@ fn a_block_device_remembers_in_the_daemons_folder() {
     let image = device.image("a.img", BLOCKS);
     device.break_block(&image, 0);
     let place = device.place_of(&image, 0) * BLOCK;
-    // The file system on it goes, the broken block stays.
+    // The file system is unmounted, but the broken block stays.
     device.unmount();
     let backend = Arc::new(FileBackend::open(&options).unwrap());
     let disk = support::disk(Vec::new(), backend);
@@ -237,5 +237,5 @@ fn a_block_device_remembers_in_the_daemons_folder() {
     let disk = support::disk(Vec::new(), backend);
     assert!(is_lost(&disk));
     disk.backend().recover().unwrap();
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no record is left");
 }

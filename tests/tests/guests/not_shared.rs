@@ -43,7 +43,7 @@ fn a_guest_whose_memory_is_not_shared_is_reported_once() -> Result<()> {
         Ok((daemon.guest("disk")?.connections >= connections + 3).then_some(()))
     })?;
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(lines(&daemon, "the VMM is let go"), 1, "{}", daemon.log());
+    assert_eq!(lines(&daemon, "the VMM is disconnected"), 1, "{}", daemon.log());
     assert_eq!(daemon.guest("disk")?.protocol_errors, 0);
     assert!(!daemon.log().contains("broke the vhost-user protocol"), "{}", daemon.log());
     Ok(())

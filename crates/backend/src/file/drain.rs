@@ -1,10 +1,10 @@
-//! Waits until no request reaches behind a new, nearer end.
+//! Waits until no request reaches past a new, lower end.
 //!
-//! A write that is under way while the file is cut makes the file grow again. Before the cut, each
-//! queue is asked, through an event descriptor in its thread's reactor, to answer as soon as
-//! nothing that it has in flight reaches behind the new end. The capacity is lowered before it is
-//! asked, and a queue looks at the capacity whenever it is given something to write: what comes
-//! after its answer cannot reach there. A disk that is not being cut pays for none of this.
+//! A write in flight while the file is truncated makes the file grow again. So before a truncation,
+//! each queue is asked, through an event descriptor in its thread's reactor, to answer as soon as
+//! none of its requests in flight reaches past the new end. The capacity has been lowered by then,
+//! and a queue checks the range of every new write against it. So no write after the answer can
+//! reach past the end. Without truncations, the drain costs nothing.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -24,22 +24,22 @@ pub(super) struct Drain {
 
 #[derive(Default)]
 struct State {
-    /// Counts the times that queues were asked.
+    /// The number of rounds so far; each round asks all queues once.
     round: u64,
     members: Vec<Arc<Member>>,
     /// For each member, the last round that it has answered.
     answers: Vec<u64>,
 }
 
-/// What a queue is asked through.
+/// A queue's part of the drain.
 pub(super) struct Member {
     wake: File,
-    /// The last round in which it was asked.
+    /// The last round in which the queue was asked.
     round: AtomicU64,
 }
 
 impl Member {
-    /// What becomes readable when the queue is asked.
+    /// The descriptor that becomes readable when the queue is asked.
     pub(super) fn wake(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
@@ -49,13 +49,13 @@ impl Member {
         let _ = (&self.wake).read(&mut [0; 8]);
     }
 
-    /// The last round in which the queue was asked. Look at the capacity afterwards.
+    /// The last round in which the queue was asked. Read the capacity after this call.
     pub(super) fn round(&self) -> u64 {
         self.round.load(Ordering::Acquire)
     }
 
-    fn ask(&self) {
-        // It never blocks; a full counter is readable already.
+    fn signal(&self) {
+        // A write never blocks; a full counter is already readable.
         let _ = (&self.wake).write(&1_u64.to_ne_bytes());
     }
 }
@@ -65,22 +65,22 @@ impl Drain {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A queue more.
+    /// Adds a queue.
     ///
     /// # Errors
-    /// When there is no descriptor for it.
+    /// When the host has no descriptors left.
     pub(super) fn join(&self) -> io::Result<Arc<Member>> {
         let wake = File::from(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
         let mut state = self.state();
         let round = state.round;
         let member = Arc::new(Member { wake, round: AtomicU64::new(round) });
         state.members.push(Arc::clone(&member));
-        // Who joins during a round has nothing in flight, and sees the lowered capacity.
+        // A queue that joins during a round has nothing in flight, and sees the lowered capacity.
         state.answers.push(round);
         Ok(member)
     }
 
-    /// `member` has nothing in flight and ends. Its reactor's watch ends with it.
+    /// Removes `member`, which has nothing in flight. The watch of its reactor ends.
     pub(super) fn leave(&self, member: &Arc<Member>) {
         let mut state = self.state();
         if let Some(index) = state.members.iter().position(|other| Arc::ptr_eq(other, member)) {
@@ -88,11 +88,11 @@ impl Drain {
             state.answers.swap_remove(index);
         }
         drop(state);
-        member.ask();
+        member.signal();
         self.answered.notify_all();
     }
 
-    /// `member` has nothing in flight behind the end of `round`.
+    /// Records that `member` has nothing in flight past the end of `round`.
     pub(super) fn answer(&self, member: &Arc<Member>, round: u64) {
         let mut state = self.state();
         if let Some(index) = state.members.iter().position(|other| Arc::ptr_eq(other, member)) {
@@ -102,15 +102,15 @@ impl Drain {
         self.answered.notify_all();
     }
 
-    /// Asks all queues and waits for their answers, `limit` at most. False where one is missing.
-    /// Call it from no queue's thread, and for one end at a time.
+    /// Asks all queues and waits for their answers, for at most `limit`. Returns false if one is
+    /// missing. Must not be called by a queue's thread, and only for one end at a time.
     pub(super) fn wait(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         let mut state = self.state();
         state.round += 1;
         for member in &state.members {
             member.round.store(state.round, Ordering::Release);
-            member.ask();
+            member.signal();
         }
         while state.answers.iter().any(|answer| *answer < state.round) {
             let left = end.saturating_duration_since(Instant::now());

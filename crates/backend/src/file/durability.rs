@@ -1,27 +1,27 @@
-//! Whether what the kernel reports as durable may be believed.
+//! Decides whether a success that the kernel reports for a durable operation is reliable.
 //!
-//! Linux keeps the error of a failed write-back with the file, and reports it **once** to each
-//! open file description: to the first `fsync`, durable write or `sync_file_range` that asks
-//! through it. Two requests on one description share one report. So the success of one says
-//! nothing while another may have taken the report, whichever of them comes back first.
+//! Linux keeps the error of a failed write-back with the file, and reports it **once** to each open
+//! file description: to the first `fsync`, durable write or `sync_file_range` through it. Two
+//! requests on one description share one report. So the success of one proves nothing while another
+//! may have taken the report, whichever completes first.
 //!
-//! Therefore no success is believed by itself. Each queue has a description of its own, its
-//! **witness**, through which nothing else is done. After a durable operation has come back in
-//! success, and before it is given out, the witness is asked whether any write-back has failed
-//! ([`report_of`]: a system call that waits for nothing). An error that was recorded before the
-//! operation asked is seen by the witness, whoever took the report meanwhile.
+//! Therefore no success counts without confirmation. Each queue has a separate description, its
+//! **witness**, which is used for nothing else. After a durable operation has succeeded, and before
+//! it completes, the witness is asked whether any write-back has failed ([`report_of`], a system
+//! call that does not wait). The witness sees every error that was recorded before the operation
+//! itself asked for a report, even if another request has taken that report meanwhile.
 //!
-//! The first failure poisons: the whole image takes no write and no flush any more, on any queue,
-//! until the operator recovers it. The kernel has forgotten what was lost, so no later flush can
-//! make up for it. `generation` counts poisonings and recoveries; a durable operation succeeds
-//! only if the generation in which it began still holds, so that one that was under way during
-//! both does not count.
+//! The first failure poisons the file: the whole image accepts no writes or flushes any more, on
+//! any queue, until the operator recovers it. The kernel has forgotten the lost writes, so a later
+//! flush cannot make up for them. `generation` counts poisonings and recoveries. A durable
+//! operation succeeds only if the generation in which it began is still current, so an operation
+//! that was in flight during both fails.
 //!
-//! A description sees the errors since its opening, and those before that nobody has seen yet. A
-//! witness that is opened late may therefore miss one whose report was taken a moment ago and has
-//! not poisoned yet. The **sentinel**, opened with the image, closes the gap: it is asked after
-//! each opening of a witness, under a lock and poisoning under it. What it has not seen by then
-//! has not happened.
+//! A description sees the errors since its opening, and earlier ones that have not been reported.
+//! So a witness that is opened late may miss an error whose report has just been taken but has not
+//! yet poisoned the file. The **sentinel**, opened with the image, closes the gap. It is asked
+//! after each opening of a witness, under a lock, and its report poisons the file under the same
+//! lock. An error that it has not reported by then has not happened.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -32,15 +32,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use fathom_block::BackendProblem;
 use fathom_image::LossRecord;
 
-/// A place behind every file's end: asked about it, the kernel has no page to wait for.
-const BEHIND_ALL: libc::off64_t = 1 << 62;
+/// An offset past every file's end, where the kernel has no page to wait for.
+const PAST_END: libc::off64_t = 1 << 62;
 
-/// What all queues of a file know of the durability of its writes.
+/// The state of the durability of a file's writes, shared by its queues.
 pub(super) struct Durability {
     /// Even while the file is sound, odd while it is poisoned.
     generation: AtomicU64,
-    /// Nothing is done through it but asking. `None` where nothing is written, or nothing is ever
-    /// written back.
+    /// A description that is only asked for reports. `None` for a file that is not written, or
+    /// never written back.
     sentinel: Mutex<Option<File>>,
     record: LossRecord,
     /// The name of the disk, for the log.
@@ -51,11 +51,11 @@ pub(super) struct Durability {
 }
 
 impl Durability {
-    /// The state of `file`, whose lost writes are noted in `record`. `watched` says whether
-    /// anything is written that a store beneath could lose.
+    /// Creates the state of `file`, whose lost writes are recorded in `record`. `watched` is
+    /// whether the file is written and has a store that could lose writes.
     ///
     /// # Errors
-    /// When no second description of the file can be had.
+    /// When the file cannot be opened again.
     pub(super) fn open(
         file: &File,
         record: LossRecord,
@@ -74,9 +74,9 @@ impl Durability {
         if watched {
             let recorded = durability.record.read(file).map(|loss| loss.errno);
             let mut sentinel = durability.sentinel();
-            // A report that no daemon has taken: the last one was killed before it asked.
+            // A report that no daemon has taken, because the last one was killed before it asked.
             let unseen = sentinel.as_ref().and_then(report_of);
-            // A report is made once. What is said again and again is a refusal to answer.
+            // A report is made once. A repeated error means that the call is not supported.
             let refusal = sentinel.as_ref().and_then(report_of).filter(|_| unseen.is_some());
             if let Some(errno) = refusal {
                 let error = io::Error::from_raw_os_error(errno);
@@ -96,30 +96,30 @@ impl Durability {
         self.sentinel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts up with each poisoning and each recovery.
+    /// The number of poisonings and recoveries so far.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Whether writes may be lost, so that none is taken.
+    /// Whether writes may be lost, so that none is accepted.
     pub(super) fn is_poisoned(&self) -> bool {
         self.generation() % 2 == 1
     }
 
-    /// Writes of `file` may be lost, as `errno` says. Whoever calls gives out the outcome that
-    /// says so afterwards.
+    /// Records that writes of `file` may be lost, with `errno`. The caller must complete the failed
+    /// request only afterwards.
     pub(super) fn poison(&self, file: &File, errno: i32) {
         let sentinel = self.sentinel();
         self.set(&sentinel, file, errno);
     }
 
-    /// The lock on the sentinel is held: two failures at once are one.
+    /// Poisons under the lock on the sentinel, so that two concurrent failures count once.
     fn set(&self, _held: &MutexGuard<'_, Option<File>>, file: &File, errno: i32) {
         if self.is_poisoned() {
             return;
         }
         self.errno.store(errno, Ordering::Relaxed);
-        // First, so that no other queue believes a success from here on.
+        // First, so that from here on no other queue confirms a success.
         self.generation.fetch_add(1, Ordering::AcqRel);
         let recorded = self.record.write(file, errno);
         self.unrecorded.store(recorded.is_err(), Ordering::Relaxed);
@@ -128,19 +128,20 @@ impl Durability {
             tracing::error!(disk, "{problem}");
         }
         if let Err(error) = recorded {
-            tracing::error!(disk, %error, "no place takes the record of the lost writes");
+            tracing::error!(disk, %error, "the record of the lost writes cannot be stored");
         }
     }
 
-    /// Poisons under the lock, so that who asks next sees either the report or the poison.
-    fn ask_sentinel(&self, file: &File) {
+    /// Asks the sentinel, and poisons under the lock: a later call sees either the report or the
+    /// poisoning.
+    fn check_sentinel(&self, file: &File) {
         let sentinel = self.sentinel();
         if let Some(errno) = sentinel.as_ref().and_then(report_of) {
             self.set(&sentinel, file, errno);
         }
     }
 
-    /// What is wrong.
+    /// The current problems of the file's durability.
     pub(super) fn problems(&self) -> Vec<BackendProblem> {
         let mut problems = Vec::new();
         if self.is_poisoned() {
@@ -155,17 +156,16 @@ impl Durability {
         problems
     }
 
-    /// Takes writes of `file` again, if a sync says that the store does. May block as long as
-    /// that takes.
+    /// Accepts writes of `file` again if a sync succeeds. May block as long as the sync takes.
     ///
     /// # Errors
-    /// When the store still fails, or the record of the loss cannot be removed. Nothing has
-    /// changed then.
+    /// When the store still fails, or the record of the loss cannot be removed. Then the state is
+    /// unchanged.
     pub(super) fn recover(&self, file: &File) -> io::Result<()> {
         if !self.is_poisoned() {
             return Ok(());
         }
-        // The report that this description may still hold is the one that poisoned.
+        // This description may still hold the report that poisoned the file.
         let _ = file.sync_data();
         let fresh = open_again(file)?;
         file.sync_data()?;
@@ -178,22 +178,22 @@ impl Durability {
         self.earlier.store(false, Ordering::Relaxed);
         self.unrecorded.store(false, Ordering::Relaxed);
         self.generation.fetch_add(1, Ordering::AcqRel);
-        tracing::warn!(disk = self.disk.as_str(), "takes writes again; what was lost stays lost");
+        tracing::warn!(disk = self.disk.as_str(), "takes writes again; lost writes stay lost");
         Ok(())
     }
 }
 
 /// One queue's view of the durability of a file.
 pub(super) struct Witness {
-    /// The queue's own description; `None` where it could not be had, or none is needed. The
-    /// sentinel is asked then.
+    /// The queue's own description; `None` if it could not be opened, or none is needed. Then the
+    /// sentinel is asked.
     file: Option<File>,
     /// The generation in which it was opened.
     generation: u64,
 }
 
 impl Witness {
-    /// A witness of `file`, as things are now.
+    /// A witness of `file`, opened in the current generation.
     pub(super) fn new(durability: &Durability, file: &File) -> Self {
         let generation = durability.generation();
         let mut witness = Self { file: None, generation };
@@ -205,28 +205,28 @@ impl Witness {
                     tracing::warn!(disk, %error, "a queue shares its witness with others");
                 })
                 .ok();
-            durability.ask_sentinel(file);
+            durability.check_sentinel(file);
         }
         witness
     }
 
-    /// Begins a durable operation. Gives the generation to [`confirm`](Self::confirm) it in, or
-    /// `None` where the file is poisoned.
+    /// Begins a durable operation. Returns the generation for [`confirm`](Self::confirm), or `None`
+    /// if the file is poisoned.
     pub(super) fn begin(&mut self, durability: &Durability, file: &File) -> Option<u64> {
         let generation = durability.generation();
         if generation % 2 == 1 {
             return None;
         }
         if generation != self.generation {
-            // What the old one would report led to the recovery.
+            // The report that the old description may hold led to the recovery.
             *self = Self::new(durability, file);
             return Some(self.generation).filter(|generation| generation % 2 == 0);
         }
         Some(generation)
     }
 
-    /// Whether a durable operation that began in `generation`, and that the kernel calls done, may
-    /// be given out as done. Poisons where it may not.
+    /// Whether a durable operation that began in `generation` and succeeded may complete as a
+    /// success. Poisons the file if not.
     pub(super) fn confirm(&self, durability: &Durability, file: &File, generation: u64) -> bool {
         if durability.generation() != generation {
             return false;
@@ -237,10 +237,11 @@ impl Witness {
         durability.generation() == generation
     }
 
-    /// A durable operation failed with `errno`. `was_sync` says that it was the sync itself.
+    /// Handles a durable operation that failed with `errno`. `was_sync` is whether it was the sync
+    /// itself.
     pub(super) fn failed(&self, durability: &Durability, file: &File, errno: i32, was_sync: bool) {
         let reported = self.report(durability, file);
-        // Refused before anything was written: nothing is lost unless the witness says so.
+        // A request refused before any write loses nothing, unless the witness reports an error.
         let refused = !was_sync
             && matches!(
                 errno,
@@ -251,23 +252,23 @@ impl Witness {
         }
     }
 
-    /// What this queue's description has to report; the sentinel's report poisons by itself.
+    /// The report of this queue's description. A report of the sentinel poisons the file directly.
     fn report(&self, durability: &Durability, file: &File) -> Option<i32> {
         if let Some(own) = &self.file {
             return report_of(own);
         }
-        durability.ask_sentinel(file);
+        durability.check_sentinel(file);
         None
     }
 }
 
-/// The `errno` of a write-back of this file that failed since this description was last asked.
-/// Waits for nothing.
+/// The `errno` of a write-back of this file that has failed since this description was last asked.
+/// Does not wait.
 fn report_of(file: &File) -> Option<i32> {
     let descriptor = file.as_raw_fd();
     // SAFETY: a system call on our own descriptor, about a range without pages.
     let result = unsafe {
-        libc::sync_file_range(descriptor, BEHIND_ALL, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
+        libc::sync_file_range(descriptor, PAST_END, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
     };
     if result == 0 {
         return None;
@@ -275,8 +276,8 @@ fn report_of(file: &File) -> Option<i32> {
     Some(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Another description of the same file, whatever its name leads to by now. The lock of the first
-/// one is not touched by its closing.
+/// Opens another description of the same file, even if its name has changed. Closing it does not
+/// release the lock of the first one.
 fn open_again(file: &File) -> io::Result<File> {
     OpenOptions::new().read(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

@@ -1,10 +1,11 @@
 //! Raw images and block devices, through `io_uring`.
 //!
-//! - `open`: what is opened, what it can do, the lock that keeps a second writer away.
+//! - `open`: opens the file, determines its capabilities, and takes the lock that excludes a second
+//!   writer.
 //! - `queue`: requests in flight; `slot`: one of them.
-//! - `durability`: whether a success of the kernel's may be believed; what a later daemon has to
-//!   know of it is recorded by `fathom_image`.
-//! - `drain`: what a cut of the file waits for.
+//! - `durability`: decides whether a success that the kernel reports is reliable. `fathom_image`
+//!   records what a later daemon has to know of a failure.
+//! - `drain`: waits for requests past the new end of a file before it is truncated.
 
 mod drain;
 mod durability;
@@ -28,17 +29,17 @@ use durability::Durability;
 pub use open::{FileOptions, OpenError};
 use queue::FileQueue;
 
-/// How long a cut of the file waits for requests that reach behind the new end.
+/// The longest time that a truncation of the file waits for requests past the new end.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(20);
-/// [`Shared::cut_length`] of a file that is as long as its disk.
-const NOT_CUT: u64 = u64::MAX;
+/// The value of [`Shared::truncated_length`] for a file that is as long as its disk.
+const NOT_TRUNCATED: u64 = u64::MAX;
 
-/// A disk whose bytes are in a raw image or on a block device.
+/// A disk in a raw image or on a block device.
 pub struct FileBackend {
     shared: Arc<Shared>,
 }
 
-/// What the queues of one file share.
+/// The state that the queues of one file share.
 struct Shared {
     file: File,
     capacity: AtomicU64,
@@ -46,41 +47,42 @@ struct Shared {
     capabilities: Capabilities,
     kind: FileKind,
     direct: bool,
-    /// What the memory of direct I/O must be aligned to, in bytes; 1 for buffered I/O.
+    /// The alignment of memory for direct I/O, in bytes; 1 for buffered I/O.
     memory_alignment: usize,
     durability: Durability,
     drain: Drain,
-    /// Held while the length of the file is changed, or held against the capacity.
+    /// Held while the length of the file is changed, or compared with the capacity.
     length: Mutex<()>,
-    /// The file has no name any more, as [`Backend::inspect`] saw it last.
+    /// Whether the file had no name at the last [`Backend::inspect`].
     deleted: AtomicBool,
-    /// A length of the file at which somebody else has cut it, in bytes, or [`NOT_CUT`].
-    cut_length: AtomicU64,
+    /// The shortest length to which another process has truncated the file, in bytes, or
+    /// [`NOT_TRUNCATED`].
+    truncated_length: AtomicU64,
 }
 
-/// What is behind the file descriptor.
+/// The kind of the open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FileKind {
-    /// A file on a file system with a disk, or a server, beneath it.
+    /// A file on a file system with a disk or a server.
     Regular,
-    /// A file that lives in the page cache (tmpfs): nothing can block, nothing needs a flush.
+    /// A file whose data is in the page cache (tmpfs): no operation blocks, and no flush is needed.
     InMemory,
     /// A block device.
     Device,
 }
 
 impl Shared {
-    /// Somebody else has cut the file to `length` bytes, or less than what is behind them would
-    /// be read. What was written there is lost: were the disk to take further writes, the file
-    /// would grow again and read as zeroes where it was cut.
-    fn cut_to(&self, length: u64) {
-        let news = length < self.cut_length.fetch_min(length, Ordering::Relaxed);
-        if news && self.capabilities.write {
+    /// Records that another process has truncated the file to at most `length` bytes. The bytes past
+    /// it are lost. If the disk accepted further writes, the file would grow again and read as
+    /// zeroes there.
+    fn record_truncation(&self, length: u64) {
+        let is_shorter = length < self.truncated_length.fetch_min(length, Ordering::Relaxed);
+        if is_shorter && self.capabilities.write {
             self.durability.poison(&self.file, libc::EIO);
         }
     }
 
-    /// The length of the file now, in bytes.
+    /// The current length of the file, in bytes.
     fn length(&self) -> io::Result<u64> {
         match self.kind {
             FileKind::Device => open::device_capacity(&self.file),
@@ -92,16 +94,16 @@ impl Shared {
         self.length.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the file the length `capacity`, in bytes, and the disk the size.
+    /// Sets the length of the file and the size of the disk to `capacity` bytes.
     fn resize_file(&self, capacity: u64) -> Result<(), ErrorKind> {
         i64::try_from(capacity).map_err(|_| ErrorKind::OutOfRange)?;
         let before = self.capacity.load(Ordering::Relaxed);
         if capacity < before {
-            // First, so that nothing new is written there.
+            // Before the wait, so that no new request writes past the new end.
             self.capacity.store(capacity, Ordering::Release);
             if !self.drain.wait(DRAIN_TIME_MAX) {
                 self.capacity.store(before, Ordering::Release);
-                tracing::error!("requests behind the new end of the file do not end");
+                tracing::error!("requests past the new end of the file do not complete");
                 return Err(ErrorKind::Io);
             }
         }
@@ -110,8 +112,8 @@ impl Shared {
             return Err(ErrorKind::from_errno(error.raw_os_error().unwrap_or(libc::EIO)));
         }
         self.capacity.store(capacity, Ordering::Release);
-        // The new size is a promise to the guest: it has to survive a crash. The sync may be the
-        // one that the kernel reports lost writes to.
+        // The guest relies on the new size, so it has to survive a crash. The kernel may report
+        // lost writes to this sync.
         self.file.sync_all().map_err(|error| {
             self.durability.poison(&self.file, error.raw_os_error().unwrap_or(libc::EIO));
             ErrorKind::Io
@@ -120,11 +122,11 @@ impl Shared {
 }
 
 impl FileBackend {
-    /// Opens what `options` name. A file whose writes an earlier daemon has lost opens too, and
-    /// says so among its [problems](Backend::problems).
+    /// Opens the file of `options`. A file whose writes an earlier daemon has lost opens too, and
+    /// the loss is among its [problems](Backend::problems).
     ///
     /// # Errors
-    /// See [`OpenError`]: each says what to do next.
+    /// See [`OpenError`]: each text includes a remedy.
     pub fn open(options: &FileOptions) -> Result<Self, OpenError> {
         Ok(Self { shared: Arc::new(open::open(options)?) })
     }
@@ -158,7 +160,7 @@ impl Backend for FileBackend {
         let shared = &self.shared;
         let _length = shared.changing_length();
         if shared.kind == FileKind::Device {
-            // The device has its own idea; take over what it says now.
+            // The size of a device cannot be set; take over its current size.
             let actual = open::device_capacity(&shared.file).map_err(|_| ErrorKind::Io)?;
             if actual != capacity {
                 return Err(ErrorKind::Unsupported);
@@ -185,8 +187,8 @@ impl Backend for FileBackend {
             let path = format!("/proc/{}/fd/{}", std::process::id(), shared.file.as_raw_fd());
             problems.push(BackendProblem::Deleted { path });
         }
-        let length = shared.cut_length.load(Ordering::Relaxed);
-        if length != NOT_CUT {
+        let length = shared.truncated_length.load(Ordering::Relaxed);
+        if length != NOT_TRUNCATED {
             problems.push(BackendProblem::CutShort { length, capacity: self.capacity() });
         }
         problems
@@ -194,7 +196,7 @@ impl Backend for FileBackend {
 
     fn inspect(&self) {
         let shared = &self.shared;
-        // Whoever changes the length has an eye on it.
+        // A change of the length checks it itself.
         let _length = match shared.length.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -202,9 +204,9 @@ impl Backend for FileBackend {
         };
         if let Ok(length) = shared.length() {
             if length < self.capacity() {
-                shared.cut_to(length);
+                shared.record_truncation(length);
             } else if !shared.capabilities.write {
-                shared.cut_length.store(NOT_CUT, Ordering::Relaxed);
+                shared.truncated_length.store(NOT_TRUNCATED, Ordering::Relaxed);
             }
         }
         if shared.kind != FileKind::Device {
@@ -220,11 +222,11 @@ impl Backend for FileBackend {
         let (length, capacity) = (shared.length()?, self.capacity());
         if length < capacity {
             return Err(io::Error::other(format!(
-                "the file has {length} bytes and the disk {capacity}"
+                "the file has {length} bytes, but the disk has {capacity}"
             )));
         }
         shared.durability.recover(&shared.file)?;
-        shared.cut_length.store(NOT_CUT, Ordering::Relaxed);
+        shared.truncated_length.store(NOT_TRUNCATED, Ordering::Relaxed);
         Ok(())
     }
 }

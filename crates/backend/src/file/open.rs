@@ -1,4 +1,4 @@
-//! Opening a file: what it is, what it can do, and the lock.
+//! Opening a file: its kind, its capabilities, and the lock.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -17,52 +17,53 @@ use rustix::fs::{
 
 use super::drain::Drain;
 use super::durability::Durability;
-use super::{FileKind, NOT_CUT, Shared};
+use super::{FileKind, NOT_TRUNCATED, Shared};
 
-/// How often an image may be replaced while it is opened.
+/// How often an image may be replaced while it is being opened.
 const REPLACED_MAX: u32 = 10;
 
-/// What to open, and how.
+/// The file to open, and the options.
 #[derive(Clone, Debug, Default)]
 pub struct FileOptions {
     /// The image or device.
     pub path: PathBuf,
-    /// Go past the host's page cache (`O_DIRECT`).
+    /// Bypass the host's page cache (`O_DIRECT`).
     pub direct: bool,
     /// Open for reading only; other readers may do the same.
     pub read_only: bool,
-    /// The logical block size that guests see, in bytes: 512 or 4096; `None` takes the smallest
+    /// The logical block size that guests see, in bytes: 512 or 4096; `None` selects the smallest
     /// that the file allows.
     pub block_size: Option<u32>,
     /// The disk's name, for the log; may be empty.
     pub disk: String,
-    /// A folder for what has to be remembered of files that cannot carry it themselves: block
-    /// devices, and images in folders that cannot be written to.
+    /// A folder for the records of files that cannot carry them: block devices, and images in
+    /// folders that are not writable.
     pub records: Option<PathBuf>,
-    /// Serve the bytes as they are, even if they look like another image format.
+    /// Serve the bytes unchanged, even if they look like another image format.
     pub foreign_allowed: bool,
 }
 
-/// Why a file could not be opened. The text says what to do next.
+/// Why a file could not be opened. The text includes a remedy.
 #[derive(Debug)]
 pub enum OpenError {
     /// There is no such file.
     Missing(PathBuf),
-    /// The file may not be opened this way.
+    /// The permissions do not allow this access.
     Permission(PathBuf),
     /// Another process has the image open.
     Locked(PathBuf),
     /// It is neither a regular file nor a block device.
     NotADisk(PathBuf),
-    /// The size is no multiple of the block size, both in bytes.
+    /// The size is not a multiple of the block size, both in bytes.
     Size(PathBuf, u64, u64),
-    /// The file system does not do direct I/O.
+    /// The file system does not support direct I/O.
     NoDirect(PathBuf),
-    /// The block size asked for is not possible, in bytes: asked for, smallest possible.
+    /// The requested block size is not supported, in bytes: the requested one, the smallest
+    /// supported one.
     BlockSize(PathBuf, u32, u32),
-    /// The image looks like one of another format, and nothing says that it is raw.
+    /// The image looks like one of another format, and the options do not declare it raw.
     Foreign(PathBuf, ForeignFormat),
-    /// Anything else that the operating system says.
+    /// Any other error of the operating system.
     Io(PathBuf, io::Error),
 }
 
@@ -73,7 +74,7 @@ impl fmt::Display for OpenError {
                 let path = path.display();
                 write!(
                     formatter,
-                    "{path}: no such image; make one with `fathom disk create {path} 10G`"
+                    "{path}: no such image; create one with `fathom disk create {path} 10G`"
                 )
             }
             Self::Permission(path) => write!(
@@ -92,19 +93,19 @@ impl fmt::Display for OpenError {
             }
             Self::Size(path, size, block) => write!(
                 formatter,
-                "{0}: its size of {size} bytes is no multiple of {block}; round it up with \
+                "{0}: its size of {size} bytes is not a multiple of {block}; round it up with \
                  `fathom disk resize {0} {1}`",
                 path.display(),
                 size.next_multiple_of(*block)
             ),
             Self::NoDirect(path) => write!(
                 formatter,
-                "{}: its file system does not do direct I/O; leave `direct` out",
+                "{}: its file system does not support direct I/O; remove `direct`",
                 path.display()
             ),
             Self::BlockSize(path, asked, least) => write!(
                 formatter,
-                "{}: a block size of {asked} is not possible here; it can be {least} or 4096",
+                "{}: a block size of {asked} is not supported here; use {least} or 4096",
                 path.display()
             ),
             Self::Foreign(path, format) => {
@@ -112,8 +113,8 @@ impl fmt::Display for OpenError {
                 write!(
                     formatter,
                     "{path}: this looks like a {format} image, not a raw one; convert it with \
-                     `fathom disk import {path} NEW.img`, or say `format = \"raw\"` (`--format \
-                     raw`) if a guest is to see these bytes as they are"
+                     `fathom disk import {path} NEW.img`, or set `format = \"raw\"` (`--format \
+                     raw`) if a guest is to see these bytes unchanged"
                 )
             }
             Self::Io(path, error) => write!(formatter, "{}: {error}", path.display()),
@@ -132,7 +133,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         _ => OpenError::Io(path.clone(), error),
     };
     let flags = if options.direct { libc::O_DIRECT } else { 0 } | libc::O_CLOEXEC;
-    // A named pipe would block the open for ever; a device node other than a disk may act on it.
+    // Opening a named pipe would block for ever, and a device other than a disk may act on an open.
     let kind = std::fs::metadata(path).map_err(failed)?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return Err(OpenError::NotADisk(path.clone()));
@@ -142,7 +143,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
     let mut file = open().map_err(failed)?;
     lock(&file, options.read_only, path)?;
     let mut metadata = file.metadata().map_err(failed)?;
-    // Whoever had the lock may have put another file in this one's place (`disk import --force`).
+    // The last holder of the lock may have replaced the file (`disk import --force`).
     let mut attempts = 0;
     while !is_the_file_at(&metadata, path).map_err(failed)? {
         attempts += 1;
@@ -167,7 +168,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         FileKind::Regular | FileKind::InMemory => metadata.len(),
     };
     if !options.foreign_allowed {
-        // What cannot be read here cannot be read by the guest, which is then told so.
+        // Bytes that cannot be read here cannot be read by the guest, whose requests then fail.
         if let Ok(Some(format)) = ForeignFormat::of(&file, capacity) {
             return Err(OpenError::Foreign(path.clone(), format));
         }
@@ -216,11 +217,11 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         drain: Drain::default(),
         length: Mutex::new(()),
         deleted: AtomicBool::new(false),
-        cut_length: AtomicU64::new(NOT_CUT),
+        truncated_length: AtomicU64::new(NOT_TRUNCATED),
     })
 }
 
-/// Whether a file is still the one that has this name.
+/// Whether `path` still names the file.
 fn is_the_file_at(file: &Metadata, path: &Path) -> io::Result<bool> {
     let named = std::fs::metadata(path)?;
     Ok((file.dev(), file.ino()) == (named.dev(), named.ino()))
@@ -232,7 +233,7 @@ fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), OpenError> {
     match fathom_image::lock(file, access) {
         Ok(()) => Ok(()),
         Err(LockError::Held) => Err(OpenError::Locked(path.to_owned())),
-        // Some network file systems have no locks; the log says so.
+        // Some network file systems have no locks; a warning in the log is enough.
         Err(LockError::Unsupported(error)) => {
             tracing::warn!(path = %path.display(), %error, "the image cannot be locked here");
             Ok(())
@@ -241,7 +242,7 @@ fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Whether the file's home is the page cache itself.
+/// Whether the file's data is only in the page cache.
 fn lives_in_memory(file: &File) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
@@ -251,25 +252,25 @@ fn lives_in_memory(file: &File) -> bool {
 
 /// The size of a block device, in bytes.
 pub(super) fn device_capacity(file: &File) -> io::Result<u64> {
-    // Nobody uses the position of the description.
+    // No other code uses the position of the description.
     Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
 }
 
-/// A block size that a device tells, in bytes; 4096 where it is none.
-fn block_size(told: rustix::io::Result<u32>) -> u32 {
-    let is_one = |size: &u32| size.is_power_of_two() && (512..=1 << 20).contains(size);
-    told.ok().filter(is_one).unwrap_or(4096)
+/// A block size that a device reports, in bytes; 4096 if the report is invalid.
+fn block_size(reported: rustix::io::Result<u32>) -> u32 {
+    let is_valid = |size: &u32| size.is_power_of_two() && (512..=1 << 20).contains(size);
+    reported.ok().filter(is_valid).unwrap_or(4096)
 }
 
-/// What direct I/O must be aligned to, in bytes: offset and length, and memory.
+/// The alignment for direct I/O, in bytes: of offset and length, and of memory.
 fn direct_alignment(file: &File, kind: FileKind) -> (u32, usize) {
     let known = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
-    let is_told = |mask: u32| mask & StatxFlags::DIOALIGN.bits() != 0;
-    if let Some(status) = known.filter(|s| is_told(s.stx_mask) && s.stx_dio_offset_align > 0) {
+    let is_reported = |mask: u32| mask & StatxFlags::DIOALIGN.bits() != 0;
+    if let Some(status) = known.filter(|s| is_reported(s.stx_mask) && s.stx_dio_offset_align > 0) {
         let memory = status.stx_dio_mem_align.max(1) as usize;
         return (status.stx_dio_offset_align, memory);
     }
-    // Kernels before 6.1 do not say; a device tells its logical block size.
+    // Kernels before 6.1 do not report it; devices report their logical block size.
     let least = match kind {
         FileKind::Device => block_size(ioctl_blksszget(file)),
         FileKind::Regular | FileKind::InMemory => 4096,
@@ -277,7 +278,7 @@ fn direct_alignment(file: &File, kind: FileKind) -> (u32, usize) {
     (least, least as usize)
 }
 
-/// Whether the file system can give room back: tried behind the end, where there is nothing.
+/// Whether the file system can deallocate ranges: tested past the end, where there is no data.
 fn can_punch(file: &File, capacity: u64) -> bool {
     let Some(offset) = capacity.checked_next_multiple_of(4096) else { return false };
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, 4096).is_ok()

@@ -1,18 +1,18 @@
 //! One thread's requests to a file.
 //!
-//! A request goes one of two ways. What the kernel can do without waiting for a disk is done by a
-//! plain system call, at once: any transfer of a file in memory, and buffered writes, which are
-//! copies into the page cache. (`io_uring` would hand a buffered write of most file systems to a
-//! worker thread, which costs several times the copy; and the workers of one file run one after
-//! another anyway.) Should such a write turn out to wait, because the kernel throttles writers,
-//! the following ones take the other way for a while, so that reads need not wait behind them.
-//! Everything else goes through the ring, and its box waits in a slot until the event comes.
+//! A request takes one of two paths. An operation that cannot wait for a disk is a plain system
+//! call: any transfer of a file in memory, and buffered writes, which are copies into the page
+//! cache. (`io_uring` would pass a buffered write of most file systems to a worker thread, which
+//! costs several times the copy; and the workers of one file run one after another anyway.) If such
+//! a write waits nevertheless, because the kernel throttles writers, the next writes take the other
+//! path for a while, so that reads do not wait for them. Every other request goes through the ring,
+//! and its box waits in a slot for the completion event.
 //!
 //! Direct I/O needs aligned memory. A request whose own memory is not aligned is carried out piece
-//! by piece through bounce memory, of which each queue has a budget; requests wait in order until
-//! the budget has room, which ends because those that hold bounce memory are in the ring.
+//! by piece through bounce memory, of which each queue has a budget. Requests wait in order until
+//! the budget has room. The wait ends because the requests that hold bounce memory are in the ring.
 //!
-//! What is to be durable is given out as done only once the queue's witness has confirmed it (see
+//! A durable operation completes only after the queue's witness has confirmed it (see
 //! `durability`).
 
 use std::collections::VecDeque;
@@ -35,43 +35,44 @@ use super::durability::Witness;
 use super::slot::{BOUNCE_PIECE_MAX, Next, PUNCH_HOLE, Slot, Stage, ZERO_RANGE, is_durable};
 use super::{FileKind, Shared};
 
-/// An inline write that took longer than this has waited for a disk, in nanoseconds.
+/// The duration above which an inline write counts as one that has waited for a disk, in
+/// nanoseconds.
 const THROTTLED_NS: u64 = 2_000_000;
 /// How long writes then go through the ring, in nanoseconds.
 const THROTTLE_REST_NS: u64 = 100_000_000;
-/// The largest transfer that is done inline, in bytes.
+/// The largest inline transfer, in bytes.
 const INLINE_LENGTH_MAX: u64 = 1 << 20;
 /// The bounce memory of one queue, in bytes.
 const BOUNCE_BUDGET: u64 = 2 << 20;
-const _: () = assert!(BOUNCE_BUDGET >= BOUNCE_PIECE_MAX, "a piece has room");
-/// The most extents told at once.
+const _: () = assert!(BOUNCE_BUDGET >= BOUNCE_PIECE_MAX, "a piece fits");
+/// The most extents in one result.
 const EXTENTS_MAX: usize = 1024;
 /// The most segments that the kernel takes in one call (`UIO_MAXIOV`).
 const SEGMENTS_MAX: usize = 1024;
 
-/// The token of the watch on the descriptor through which a queue is asked to drain.
+/// The token of the watch on the descriptor that asks a queue to drain.
 const TOKEN_DRAIN: u64 = (1 << 48) - 1;
 
-/// One thread's way to a file.
+/// One thread's access to a file.
 pub(super) struct FileQueue {
     shared: Arc<Shared>,
     owner: Owner,
-    /// What the kernel has of the reactor's owners.
+    /// The count of the reactor's operations that the kernel has.
     pending: Pending,
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
-    /// Until when buffered writes take the ring, by the stack's clock.
+    /// The time until which buffered writes take the ring, in nanoseconds of the stack's clock.
     rest_until_ns: u64,
-    /// The bytes of bounce memory that no request holds.
+    /// The unused bounce memory, in bytes.
     bounce_left: u64,
     /// Misaligned requests that wait for bounce memory, in order.
     waiting: VecDeque<Slot>,
-    /// The zeroes that all requests write which need some.
+    /// The zeroes for all requests that write zeroes.
     zeroes: Buffers,
     witness: Witness,
-    /// What asks this queue to drain.
+    /// This queue's part of the drain.
     member: Arc<Member>,
-    /// Whether it has been asked and has not answered.
+    /// Whether the queue has been asked to drain and has not answered.
     draining: bool,
 }
 
@@ -97,8 +98,8 @@ impl FileQueue {
         })
     }
 
-    /// Does a transfer by a plain system call where that cannot wait for a disk. Returns the
-    /// request where it must take the ring.
+    /// Transfers by a plain system call if that cannot wait for a disk. Returns the request if it
+    /// must take the ring.
     fn inline(
         &mut self,
         request: Box<Request>,
@@ -150,7 +151,7 @@ impl FileQueue {
         None
     }
 
-    /// Puts `slot` into the ring for its next step, or lets it wait for bounce memory.
+    /// Puts `slot` into the ring for its next step, or queues it for bounce memory.
     fn start(&mut self, mut slot: Slot, context: &mut BackendContext<'_>) {
         if self.shared.direct && slot.bounce_length == 0 {
             let bounce = slot.bounce_needed(self.shared.memory_alignment - 1);
@@ -165,7 +166,8 @@ impl FileQueue {
         self.give_bounce(bounce, context);
     }
 
-    /// A request is done that held `bounce` bytes of bounce memory: those that wait may have them.
+    /// Gives back `bounce` bytes of bounce memory of a completed request, and starts waiting
+    /// requests.
     fn give_bounce(&mut self, bounce: u64, context: &mut BackendContext<'_>) {
         if bounce == 0 {
             return;
@@ -183,8 +185,8 @@ impl FileQueue {
         }
     }
 
-    /// Puts `slot`, which has the bounce memory that it needs, into the ring. Returns the bounce
-    /// memory that it gives back, where it fails.
+    /// Puts `slot`, which has its bounce memory, into the ring. If that fails, returns the length
+    /// of its bounce memory.
     fn launch(&mut self, mut slot: Slot, context: &mut BackendContext<'_>) -> u64 {
         if !slot.prepare(&mut self.zeroes) {
             context.complete(slot.request, Err(ErrorKind::Memory));
@@ -197,7 +199,7 @@ impl FileQueue {
         });
         self.slots[token] = Some(slot);
         // SAFETY: the slot keeps the request's buffers, and the shared file stays open, until the
-        // event is seen; the segment list is on the heap and does not move with the slot.
+        // event arrives; the segment list is on the heap and does not move with the slot.
         unsafe { context.reactor().push(self.owner, token as u64, entry) };
         if self.shared.direct {
             self.hand_over(context.reactor());
@@ -205,13 +207,13 @@ impl FileQueue {
         0
     }
 
-    /// Hands what waits to the kernel once it is as much as the disk has to do: a disk with nothing
-    /// to do begins with the first request rather than with the last of a batch, and a busy one gets
-    /// large batches, which cost less.
+    /// Submits the waiting entries to the kernel once they are as many as the operations in flight.
+    /// An idle disk then begins with the first request rather than with the last of a batch, and a
+    /// busy one gets large batches, which cost less.
     fn hand_over(&self, reactor: &mut Reactor) {
         let waiting = reactor.unsubmitted();
         if waiting >= self.pending.count().saturating_sub(waiting) {
-            // A ring that is refused is refused again where the thread's round ends.
+            // An error recurs at the end of the thread's round, where it is handled.
             let _ = reactor.submit();
         }
     }
@@ -231,7 +233,7 @@ impl FileQueue {
         }
     }
 
-    /// Takes the step that is next, or gives the request back.
+    /// Takes the next step, or completes the request.
     fn follow(&mut self, next: Next, context: &mut BackendContext<'_>) {
         let (slot, outcome) = match next {
             Next::Step(slot) => return self.start(slot, context),
@@ -244,9 +246,9 @@ impl FileQueue {
                 (slot, Err(kind))
             }
             Next::End(slot, end) => {
-                // A disk that has been made smaller since is meant to end there.
+                // If the disk has been made smaller since, the file may end there.
                 if end < self.shared.capacity.load(Ordering::Acquire) {
-                    self.shared.cut_to(end);
+                    self.shared.record_truncation(end);
                 }
                 (slot, Err(ErrorKind::Io))
             }
@@ -256,7 +258,7 @@ impl FileQueue {
         self.give_bounce(slot.bounce_length, context);
     }
 
-    /// Whether what the kernel calls done may be given out as done.
+    /// Decides whether a success that the kernel reports is returned as a success.
     fn confirm(&self, slot: &Slot) -> Outcome {
         let shared = &self.shared;
         if !is_durable(&slot.request)
@@ -267,20 +269,20 @@ impl FileQueue {
         Err(ErrorKind::Io)
     }
 
-    /// What a failure means for the request, and for all that was written before.
+    /// The error of a failed request. A failure may also poison all earlier writes.
     fn failed(&self, slot: &Slot, errno: i32) -> ErrorKind {
         let shared = &self.shared;
-        // Memory that is not there says nothing about the store.
+        // A fault in the request's memory does not concern the store.
         if !is_durable(&slot.request) || errno == libc::EFAULT {
             return failure(&slot.request, errno);
         }
         let was_sync = matches!(slot.stage, Stage::Sync);
         self.witness.failed(&shared.durability, &shared.file, errno, was_sync);
-        // Lost writes are no matter of room, whatever the kernel could not find for them.
+        // Lost writes are not reported as a lack of space, even if that is the kernel's error.
         if shared.durability.is_poisoned() { ErrorKind::Io } else { failure(&slot.request, errno) }
     }
 
-    /// Answers to who wants to cut the file, if nothing in flight reaches behind the new end.
+    /// Answers the drain if nothing in flight reaches past the new end.
     fn answer_drain(&mut self) {
         let round = self.member.round();
         let capacity = self.shared.capacity.load(Ordering::Acquire);
@@ -295,7 +297,7 @@ impl FileQueue {
     }
 
     fn extents(&self, request: &mut Request) -> Outcome {
-        // Nobody uses the position of the description.
+        // No other code uses the position of the description.
         let file = &self.shared.file;
         let end = request.offset + request.length;
         let mut offset = request.offset;
@@ -312,7 +314,7 @@ impl FileQueue {
                 continue;
             }
             let hole = seek(file, SeekFrom::Hole(offset));
-            // The end of data moves while other requests run; what is in doubt is data.
+            // The end of data moves while other requests run; an uncertain range counts as data.
             let hole = hole.map_or(end, |hole| hole.clamp(offset + 1, end));
             let allocation = Allocation::Data;
             request.extents.push(Extent { offset, length: hole - offset, allocation });
@@ -322,7 +324,7 @@ impl FileQueue {
     }
 }
 
-/// What an `errno` means for `request`; `EINVAL` and `EPERM` of a transfer are failures of the
+/// The error for `request` from an `errno`; `EINVAL` and `EPERM` of a transfer are failures of the
 /// store, not of the guest.
 fn failure(request: &Request, errno: i32) -> ErrorKind {
     match ErrorKind::from_errno(errno) {
@@ -332,8 +334,8 @@ fn failure(request: &Request, errno: i32) -> ErrorKind {
     }
 }
 
-/// The priority of work in the background, as `ioprio_set(2)` has it: the lowest of the class
-/// `best effort`, so that it goes on, slowly, while requests come without end.
+/// The priority of background work, as in `ioprio_set(2)`: the lowest of the class `best effort`,
+/// so that it makes slow progress even under a continuous load.
 const BACKGROUND: u16 = 2 << 13 | 7;
 
 fn transfer_entry(
@@ -386,7 +388,7 @@ impl BackendQueue for FileQueue {
             if shared.durability.is_poisoned() {
                 return context.complete(request, Err(ErrorKind::Io));
             }
-            // The crossing has looked at the capacity; a cut may have begun since.
+            // The crossing has checked the capacity; a truncation may have begun since.
             let capacity = shared.capacity.load(Ordering::Acquire);
             if request.end().is_none_or(|end| end > capacity) {
                 return context.complete(request, Err(ErrorKind::OutOfRange));
@@ -414,7 +416,7 @@ impl BackendQueue for FileQueue {
                 let outcome = self.extents(&mut request);
                 return context.complete(request, outcome);
             }
-            // Answered above, by the crossing.
+            // The crossing has answered it.
             Operation::GetId => return context.complete(request, Ok(())),
         };
         self.start(Slot::new(request, stage, generation), context);
@@ -443,12 +445,12 @@ impl BackendQueue for FileQueue {
 
 impl Drop for FileQueue {
     fn drop(&mut self) {
-        // Where something is in flight still, nobody knows when it ends: the file is not cut then.
+        // With a request in flight, its end is unknown; the member stays, and the file is not truncated.
         if self.slots.iter().all(Option::is_none) {
             self.shared.drain.leave(&self.member);
         }
-        // Where the kernel still works on requests (their thread failed, and the reactor's end was
-        // not enough), their memory must stay.
+        // If the kernel still works on requests (their thread failed, and the reactor's end did not
+        // complete them), their memory must stay.
         if self.pending.count() > 0 {
             std::mem::forget(std::mem::take(&mut self.slots));
             std::mem::forget(std::mem::take(&mut self.zeroes));

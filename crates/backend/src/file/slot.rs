@@ -1,27 +1,27 @@
-//! A request in the ring, step by step.
+//! The steps of a request through the ring.
 
 use fathom_block::{Buffers, Operation, Request, faults};
 
-/// The largest piece of zeroes written at once, in bytes.
+/// The largest piece of zeroes in one write, in bytes.
 const ZERO_PIECE_MAX: u64 = 256 << 10;
 /// The largest piece of a misaligned request, in bytes.
 pub(super) const BOUNCE_PIECE_MAX: u64 = 256 << 10;
 
 /// The mode that zeroes a range and keeps it allocated.
 pub(super) const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-/// The mode that gives a range's room back.
+/// The mode that deallocates a range.
 pub(super) const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// What a slot's request waits for.
+/// The step that a slot's request waits for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stage {
-    /// Bytes read or written; so many have moved already.
+    /// A read or a write, of which `done` bytes have been transferred.
     Transfer { done: u64 },
-    /// Zeroes being written out because the file system knows no better way.
+    /// A write of zeroes, because the file system has no better operation.
     Zeroes { done: u64 },
-    /// A hole punched, or a range zeroed, by the file system.
+    /// The file system punches a hole or zeroes a range.
     Fallocate { mode: i32 },
-    /// What was done made durable.
+    /// A sync that makes the request's effect durable.
     Sync,
 }
 
@@ -31,27 +31,27 @@ pub(super) struct Slot {
     pub stage: Stage,
     /// The generation in which a durable request began.
     pub generation: u64,
-    /// Aligned memory in place of a piece of the request's own; empty where that will do.
+    /// Aligned memory in place of a piece of the request's own; empty if that is aligned.
     bounce: Buffers,
-    /// How much of the queue's bounce memory the request holds, in bytes.
+    /// The length of the queue's bounce memory that the request holds, in bytes.
     pub bounce_length: u64,
-    /// The rest of a short transfer, or a piece of zeroes.
+    /// The memory of the rest of a short transfer, or of a piece of zeroes.
     rest: Buffers,
 }
 
-/// What follows a step.
+/// The next action after a step.
 pub(super) enum Next {
     /// Another step.
     Step(Slot),
-    /// Nothing: the request is done, or has failed with an `errno`.
+    /// None: the request has succeeded, or has failed with an `errno`.
     Done(Slot, Result<(), i32>),
-    /// Nothing: the file ended before the range did, at this offset in bytes.
+    /// None: the file ended before the range did, at this offset in bytes.
     End(Slot, u64),
-    /// Nothing: the file system knows no way that is fast enough.
+    /// None: the file system has no operation that is fast enough.
     Unsupported(Slot),
 }
 
-/// Whether the request is not done before what it did is durable.
+/// Whether the request completes only when its effect is durable.
 pub(super) fn is_durable(request: &Request) -> bool {
     match request.operation {
         Operation::Flush => true,
@@ -74,8 +74,8 @@ impl Slot {
         substitutes.into_iter().find(|buffers| buffers.count() > 0).unwrap_or(&self.request.buffers)
     }
 
-    /// The bounce memory that the request needs where memory has to be aligned as `mask` says, in
-    /// bytes; 0 where its own will do.
+    /// The bounce memory that the request needs if memory has to be aligned by `mask`, in bytes; 0
+    /// if its own memory is aligned.
     pub(super) fn bounce_needed(&self, mask: usize) -> u64 {
         let misaligned =
             |segment: &libc::iovec| (segment.iov_base as usize | segment.iov_len) & mask != 0;
@@ -89,7 +89,7 @@ impl Slot {
         request.length.min(BOUNCE_PIECE_MAX)
     }
 
-    /// Prepares the memory of the next step. Returns false where bytes to be written are lost.
+    /// Prepares the memory of the next step. Returns false if the bytes to write are lost.
     pub(super) fn prepare(&mut self, zeroes: &mut Buffers) -> bool {
         let length = self.request.length;
         match self.stage {
@@ -100,13 +100,13 @@ impl Slot {
                     if let Some(bytes) = self.bounce.owned_mut() {
                         self.request.buffers.copy_to(done, bytes);
                     }
-                    // Zeroes that the guest never wrote must not get to the disk.
+                    // Zeroes that the guest never wrote must not reach the disk.
                     return faults() == before;
                 }
             }
             Stage::Zeroes { done } => {
                 if zeroes.count() == 0 {
-                    // New memory is zeroed, and nobody writes to it.
+                    // New memory is zeroed, and no code writes to it.
                     zeroes.allocate(ZERO_PIECE_MAX as usize);
                 }
                 // SAFETY: the queue keeps the zeroes as long as it has slots.
@@ -117,7 +117,7 @@ impl Slot {
         true
     }
 
-    /// What follows the `result` of a step: a count, or a negated `errno`.
+    /// The next action after the `result` of a step: a count, or a negated `errno`.
     pub(super) fn after(mut self, result: i32) -> Next {
         if result == -libc::EINTR || result == -libc::EAGAIN {
             return Next::Step(self);
@@ -139,13 +139,13 @@ impl Slot {
         }
     }
 
-    /// `count` more bytes have moved.
+    /// Accounts for `count` more bytes.
     pub(super) fn progress(mut self, count: u64) -> Next {
         let length = self.request.length;
         match &mut self.stage {
             Stage::Transfer { done } if count == 0 => {
                 let end = self.request.offset + *done;
-                // A write that moves nothing has met no end: files grow.
+                // A write of no bytes has not met the end of the file, because files grow.
                 if self.request.operation == Operation::Read {
                     Next::End(self, end)
                 } else {
@@ -186,13 +186,13 @@ impl Slot {
         }
     }
 
-    /// The file system refused a `fallocate` with this mode.
+    /// Chooses another operation after the file system refused a `fallocate` with this mode.
     fn fallback(mut self, mode: i32, errno: i32) -> Next {
         if !matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV) {
             return Next::Done(self, Err(errno));
         }
         if self.request.operation == Operation::Discard {
-            // A discard is a wish.
+            // A discard is only a hint.
             return Next::Done(self, Ok(()));
         }
         if mode != ZERO_RANGE {

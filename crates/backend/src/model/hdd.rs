@@ -1,24 +1,24 @@
 //! The mechanism of a hard disk: one arm, one rotation, one request at a time.
 //!
-//! A place on the disk is one real number, the **track coordinate**: its whole part is the track,
-//! counted from the outer edge, its fraction the place on the track. Outer tracks hold more than
-//! inner ones, falling linearly, so the coordinate of a byte is the root of a quadratic equation.
-//! The angle of a place is the fraction plus a skew for each track, so that the next track begins
-//! under the head just when the head has switched to it.
+//! A place on the disk is one real number, the **track coordinate**: its integer part is the track,
+//! counted from the outer edge, and its fraction the place on the track. The length of tracks falls
+//! linearly from the outer to the inner edge, so the coordinate of a byte is the root of a
+//! quadratic equation. The angle of a place is the fraction plus a skew for each track: the next
+//! track begins under the head exactly when the head has switched to it.
 //!
-//! Nothing happens by itself: whoever asks, at a time, lets the mechanism make all the decisions
-//! that were due before it. Each is made with what had arrived by the time that it is about.
+//! The mechanism has no clock or thread. A call with the current time makes all decisions that were
+//! due before it, each with the requests that had arrived by the time of the decision.
 
 use std::collections::HashMap;
 
 use super::{Task, transfer_ns};
 
-/// What a hard disk is like. The defaults are those of a 7200 rpm SATA disk; `docs/model.md` says
-/// where they come from.
+/// The parameters of a hard disk. The defaults are those of a 7200 rpm SATA disk; `docs/model.md`
+/// has their sources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HddParameters {
-    /// The bytes that the tracks hold from the outer to the inner edge. A disk that uses fewer
-    /// lies at the outer edge, and seeks less far.
+    /// The capacity of all tracks, in bytes. A disk that uses fewer bytes lies at the outer edge,
+    /// and has shorter seeks.
     pub capacity: u64,
     /// The speed of rotation, in revolutions a minute.
     pub revolutions_per_minute: f64,
@@ -32,21 +32,22 @@ pub struct HddParameters {
     pub seek_mean_ns: u64,
     /// A seek from edge to edge, in nanoseconds.
     pub seek_full_ns: u64,
-    /// How much longer the arm settles before a write, in nanoseconds.
+    /// The additional settling time of the arm before a write, in nanoseconds.
     pub settle_write_ns: u64,
-    /// How long the head needs to go on with the next track, in nanoseconds.
+    /// The time that the head needs to continue on the next track, in nanoseconds.
     pub switch_ns: u64,
-    /// What the controller adds to every request, in nanoseconds; the arm does not wait for it.
+    /// The controller's time for each request, in nanoseconds; the arm does not wait for it.
     pub overhead_ns: u64,
     /// The rate of the cable, in bytes a second.
     pub rate_bus: f64,
-    /// Among how many requests, the oldest ones, the next is chosen (NCQ has 32).
+    /// The number of oldest requests among which the next is chosen (32 for NCQ).
     pub queue_depth: usize,
-    /// A request that has waited so long comes next, wherever it is, in nanoseconds.
+    /// The time after which a waiting request is served next, wherever it is, in nanoseconds.
     pub wait_max_ns: u64,
-    /// How far the disk reads on after a read, while it has nothing else to do, in bytes.
+    /// The length that an idle disk reads ahead after a read, in bytes.
     pub read_ahead: u64,
-    /// The bytes of writes that the disk takes before they are on its tracks; 0 is none.
+    /// The length of writes that the disk accepts before they are on its tracks, in bytes; 0 for
+    /// none.
     pub write_cache: u64,
 }
 
@@ -73,8 +74,8 @@ impl Default for HddParameters {
 }
 
 impl HddParameters {
-    /// The default disk with all its tracks used by `capacity` bytes: seeks are as long as on a
-    /// full disk, whatever the size.
+    /// The default disk with `capacity` bytes on all of its tracks: seeks are as long as on a full
+    /// disk of any size.
     pub fn spanning(capacity: u64) -> Self {
         Self { capacity, ..Self::default() }
     }
@@ -83,35 +84,35 @@ impl HddParameters {
 /// A request that waits for the arm.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
-    /// The request's number, or `None` for what the write cache still has to write.
+    /// The request's number, or `None` for a write from the write cache.
     number: Option<u64>,
     write: bool,
     offset: u64,
     length: u64,
     arrived_ns: u64,
-    /// Counts writes into the cache, for flushes to wait for.
+    /// The number of the write in the cache, which flushes wait for.
     cached: u64,
 }
 
-/// What the disk has read beyond what it was asked.
+/// The range that the disk has read ahead.
 #[derive(Clone, Copy, Debug)]
 struct ReadAhead {
     start: u64,
-    /// How far it had read at `since_ns`.
+    /// The end of the range at `since_ns`.
     end: u64,
     since_ns: u64,
-    /// How far it reads on.
+    /// The end at which reading ahead stops.
     limit: u64,
-    /// Whether the head is still at it.
-    going: bool,
+    /// Whether the head still reads ahead.
+    active: bool,
 }
 
-/// See the module.
+/// A hard disk; see the module documentation.
 pub(super) struct Hdd {
     parameters: HddParameters,
     rotation_ns: f64,
     tracks: f64,
-    /// Bytes on the outermost and on the innermost track.
+    /// The length of the outermost and of the innermost track, in bytes.
     track_outer: f64,
     track_inner: f64,
     skew: f64,
@@ -120,14 +121,14 @@ pub(super) struct Hdd {
     seek_line: f64,
     phase: f64,
     random: fastrand::Rng,
-    /// Where the arm is, as a track coordinate, and from when on it is free.
+    /// The track coordinate of the arm, and the time from which it is free.
     place: f64,
     free_ns: u64,
     waiting: Vec<Waiting>,
     ahead: Option<ReadAhead>,
     dirty: u64,
     cached_count: u64,
-    /// Flushes: their number and the last cached write that they wait for.
+    /// Flushes: the number, and the last cached write that the flush waits for.
     flushes: Vec<(u64, u64)>,
 }
 
@@ -139,7 +140,7 @@ impl Hdd {
         let track_inner = parameters.rate_inner * rotation_ns / 1e9;
         let tracks =
             (parameters.capacity as f64 / f64::midpoint(track_outer, track_inner)).max(1.0);
-        // Random distances have the means 8/15 (of the root) and 1/3; see docs/model.md.
+        // Random distances have the mean 1/3, and their roots 8/15; see docs/model.md.
         let track_ns = parameters.seek_track_ns as f64;
         let mean_ns = parameters.seek_mean_ns as f64 - track_ns;
         let full_ns = parameters.seek_full_ns as f64 - track_ns;
@@ -166,12 +167,12 @@ impl Hdd {
         }
     }
 
-    /// From when on the arm is free, as far as is decided.
+    /// The time from which the arm is free after the decisions so far, in nanoseconds.
     pub(super) fn free_ns(&self) -> u64 {
         self.free_ns
     }
 
-    /// Forgets a request that failed.
+    /// Removes a request that failed.
     pub(super) fn cancel(&mut self, number: u64) {
         self.waiting.retain(|waiting| waiting.number != Some(number));
         self.flushes.retain(|(flush, _)| *flush != number);
@@ -235,14 +236,14 @@ impl Hdd {
                     self.flushes.push((number, self.cached_count));
                 }
             }
-            Task::Forget => {
+            Task::Deallocate => {
                 done_ns.insert(number, quick_ns);
             }
         }
         self.advance(now_ns, done_ns);
     }
 
-    /// Makes every decision that was due by `now_ns`.
+    /// Makes all decisions that were due by `now_ns`.
     pub(super) fn advance(&mut self, now_ns: u64, done_ns: &mut HashMap<u64, u64>) {
         loop {
             let Some(earliest_ns) = self.waiting.iter().map(|waiting| waiting.arrived_ns).min()
@@ -275,9 +276,10 @@ impl Hdd {
         }
     }
 
-    /// The request that is reached soonest, among the oldest.
+    /// The request that the head reaches soonest, among the oldest ones.
     fn choose(&self, start_ns: u64) -> Option<usize> {
-        // What the cache has to write comes after what somebody waits for, unless it presses.
+        // Cached writes come after requests of the host, unless a flush waits or the cache is
+        // nearly full.
         let pressing = !self.flushes.is_empty() || self.dirty > self.parameters.write_cache / 4 * 3;
         let host = self
             .waiting
@@ -308,30 +310,30 @@ impl Hdd {
         best.map(|(_, index)| index)
     }
 
-    /// Carries out `chosen` from `start_ns` on. Returns when it is done.
+    /// Carries out `chosen` from `start_ns`. Returns the time of its end, in nanoseconds.
     fn serve(&mut self, chosen: &Waiting, start_ns: u64) -> u64 {
         let place = self.place_at(start_ns);
-        // No arm takes quite the same time twice.
+        // The time of a seek varies.
         let noise = 0.97 + 0.06 * self.random.f64();
         let positioning_ns = self.positioning_ns(place, chosen, start_ns, noise);
         let (first, last) =
             (self.coordinate(chosen.offset), self.coordinate(chosen.offset + chosen.length));
         let end_ns = start_ns + (positioning_ns + self.media_ns(first, last)) as u64;
         if let Some(ahead) = &mut self.ahead {
-            ahead.going = false;
+            ahead.active = false;
         }
         if !chosen.write {
             let end = chosen.offset + chosen.length;
             let limit = (end + self.parameters.read_ahead).min(self.parameters.capacity);
             let start = chosen.offset;
-            self.ahead = Some(ReadAhead { start, end, since_ns: end_ns, limit, going: true });
+            self.ahead = Some(ReadAhead { start, end, since_ns: end_ns, limit, active: true });
         }
         self.place = last;
         self.free_ns = end_ns;
         end_ns
     }
 
-    /// If the disk has read the range of itself, or is about to: when it has.
+    /// The time at which the disk has read the range ahead, in nanoseconds; `None` if it does not.
     fn read_ahead(&mut self, offset: u64, length: u64, now_ns: u64) -> Option<u64> {
         let mut ahead = self.ahead?;
         let reached = self.reached(&ahead, now_ns.max(ahead.since_ns));
@@ -340,13 +342,13 @@ impl Hdd {
             return None;
         }
         if end <= reached {
-            if ahead.going {
-                // Room is made for more, from behind.
+            if ahead.active {
+                // Older bytes make room for more.
                 ahead.limit = ahead
                     .limit
                     .max((end + self.parameters.read_ahead).min(self.parameters.capacity));
                 if reached == self.ahead?.limit {
-                    // It had stopped and goes on from there.
+                    // Reading ahead had stopped at the limit, and continues from there.
                     ahead.end = reached;
                     ahead.since_ns = now_ns.max(ahead.since_ns);
                 }
@@ -354,8 +356,8 @@ impl Hdd {
             }
             return Some(now_ns.max(ahead.since_ns));
         }
-        // Only if the head is there and nobody else wants it.
-        if !ahead.going || !self.waiting.is_empty() {
+        // Only if the head is still reading ahead and no request waits.
+        if !ahead.active || !self.waiting.is_empty() {
             return None;
         }
         if reached == ahead.limit {
@@ -372,9 +374,9 @@ impl Hdd {
         Some(done_ns)
     }
 
-    /// How far reading ahead has come at `now_ns`, in bytes.
+    /// The end of the range read ahead at `now_ns`, in bytes.
     fn reached(&self, ahead: &ReadAhead, now_ns: u64) -> u64 {
-        if !ahead.going || now_ns <= ahead.since_ns {
+        if !ahead.active || now_ns <= ahead.since_ns {
             return ahead.end;
         }
         let passed = (now_ns - ahead.since_ns) as f64;
@@ -384,10 +386,10 @@ impl Hdd {
         (self.byte(coordinate) as u64).clamp(ahead.end, ahead.limit)
     }
 
-    /// Where the arm is at `now_ns`: it follows the reading ahead.
+    /// The place of the arm at `now_ns`: it moves while the disk reads ahead.
     fn place_at(&self, now_ns: u64) -> f64 {
         match &self.ahead {
-            Some(ahead) if ahead.going => self.coordinate(self.reached(ahead, now_ns)),
+            Some(ahead) if ahead.active => self.coordinate(self.reached(ahead, now_ns)),
             _ => self.place,
         }
     }
@@ -420,11 +422,12 @@ impl Hdd {
         (coordinate + coordinate.floor() * self.skew + self.phase).fract()
     }
 
-    /// How long it takes until the first byte of `waiting` is under the head, in nanoseconds.
+    /// The time until the first byte of `waiting` is under the head, in nanoseconds.
     fn positioning_ns(&self, place: f64, waiting: &Waiting, start_ns: u64, noise: f64) -> f64 {
         let target = self.coordinate(waiting.offset);
         let distance = (target.floor() - place.floor()).abs();
-        // Half a nanosecond of a rotation away is here: arithmetic on reals is not exact.
+        // A distance of less than half a nanosecond of rotation counts as none, because of
+        // rounding.
         if (target - place).abs() * self.rotation_ns < 0.5 && self.is_under_head(target, start_ns) {
             return 0.0;
         }
@@ -439,18 +442,18 @@ impl Hdd {
                 seek_ns += self.parameters.settle_write_ns as f64;
             }
         }
-        let there = (start_ns as f64 + seek_ns) / self.rotation_ns;
-        let wait = (self.angle(target) - there.fract()).rem_euclid(1.0);
-        // Less than a microsecond too late is in time: the head reads before it is asked.
+        let arrival = (start_ns as f64 + seek_ns) / self.rotation_ns;
+        let wait = (self.angle(target) - arrival.fract()).rem_euclid(1.0);
+        // Less than a microsecond late counts as in time, because the head reads before a request.
         let wait = if (1.0 - wait) * self.rotation_ns < 1000.0 { 0.0 } else { wait };
         seek_ns + wait * self.rotation_ns
     }
 
-    /// Whether the place passes under the head at this moment: the request goes on where the last
-    /// one ended, and came in time.
+    /// Whether the place is under the head at `now_ns`: the request continues where the last one
+    /// ended, and arrived in time.
     fn is_under_head(&self, target: f64, now_ns: u64) -> bool {
-        let turn = (now_ns as f64 / self.rotation_ns).fract();
-        let off = (self.angle(target) - turn).rem_euclid(1.0);
+        let rotation = (now_ns as f64 / self.rotation_ns).fract();
+        let off = (self.angle(target) - rotation).rem_euclid(1.0);
         off.min(1.0 - off) * self.rotation_ns < 2000.0
     }
 }

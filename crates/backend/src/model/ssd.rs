@@ -1,46 +1,48 @@
-//! The mechanism of a solid-state disk: dies that work side by side, each on one thing at a time.
+//! The mechanism of a solid-state disk: dies that work in parallel, each on one operation at a
+//! time.
 //!
-//! A read waits for the die that holds its page, behind whatever the die is at: other reads,
-//! programs, erases. A write is done when the buffer has taken it; the buffer is programmed behind,
-//! one unit of a die after the other in turn, and whenever a die has programmed a block, it erases
-//! one. When programs are slower than writes, the buffer is full and writes wait for it.
+//! A read waits for the die that holds its page, after the die's earlier operations: reads,
+//! programs and erases. A write completes when the buffer has accepted it. The buffer is programmed
+//! later, one unit of a die after another in rotation. After a die has programmed a block, it
+//! erases one. If programs are slower than writes, the buffer fills and writes wait for space in
+//! it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::{Task, transfer_ns};
 
-/// What a solid-state disk is like. The defaults are those of an `NVMe` disk with TLC memory;
-/// `docs/model.md` says where they come from.
+/// The parameters of a solid-state disk. The defaults are those of an `NVMe` disk with TLC memory;
+/// `docs/model.md` has their sources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SsdParameters {
-    /// Channels between the controller and the dies.
+    /// The number of channels between the controller and the dies.
     pub channels: usize,
-    /// Dies on each channel.
+    /// The number of dies on each channel.
     pub dies_per_channel: usize,
-    /// What a die reads at once, in bytes.
+    /// The unit of a die's reads, in bytes.
     pub page_size: u64,
-    /// What a die programs at once (a page on each of its planes), in bytes.
+    /// The unit of a die's programs (a page on each of its planes), in bytes.
     pub program_size: u64,
-    /// What a die erases at once (a block on each of its planes), in bytes.
+    /// The unit of a die's erases (a block on each of its planes), in bytes.
     pub erase_size: u64,
-    /// Reading a page, in nanoseconds.
+    /// The time to read a page, in nanoseconds.
     pub read_ns: u64,
-    /// Programming a unit, in nanoseconds.
+    /// The time to program a unit, in nanoseconds.
     pub program_ns: u64,
-    /// Erasing a block, in nanoseconds.
+    /// The time to erase a block, in nanoseconds.
     pub erase_ns: u64,
     /// The rate of a channel, in bytes a second.
     pub rate_channel: f64,
     /// The rate of the link to the host, in bytes a second.
     pub rate_link: f64,
-    /// What controller and protocol add to every request, in nanoseconds.
+    /// The time of controller and protocol for each request, in nanoseconds.
     pub overhead_ns: u64,
-    /// Bytes of writes that are taken before they are programmed.
+    /// The length of writes that are accepted before they are programmed, in bytes.
     pub write_buffer: u64,
-    /// How many bytes are programmed for each that is written; at least 1.
+    /// The number of bytes programmed for each byte written; at least 1.
     pub write_amplification: f64,
-    /// Whether the buffer survives a loss of power, so that a flush has nothing to wait for.
+    /// Whether the buffer survives a loss of power, so that a flush completes immediately.
     pub power_loss_protected: bool,
 }
 
@@ -85,26 +87,26 @@ impl SsdParameters {
     }
 }
 
-/// See the module.
+/// A solid-state disk; see the module documentation.
 pub(super) struct Ssd {
     parameters: SsdParameters,
     random: fastrand::Rng,
     salt: u64,
-    /// From when on each die, each channel and the link are free, in nanoseconds.
+    /// The times from which each die, each channel and the link are free, in nanoseconds.
     dies_ns: Vec<u64>,
     channels_ns: Vec<u64>,
     link_ns: u64,
-    /// Bytes that each die has programmed since its last erase.
+    /// The number of bytes that each die has programmed since its last erase.
     programmed: Vec<u64>,
     /// The die that programs next.
     next_die: usize,
-    /// Bytes in the buffer, and when parts of them are programmed.
+    /// The number of bytes in the buffer, and the times at which parts of them are programmed.
     buffered: u64,
     drains: BinaryHeap<Reverse<(u64, u64)>>,
-    /// Bytes to be programmed that do not fill a unit yet, and how many of them are the host's.
+    /// The number of bytes that do not fill a unit yet, and how many of them the host has written.
     unprogrammed: f64,
     unprogrammed_host: u64,
-    /// When everything programmed so far is done.
+    /// The time at which all programs so far are complete, in nanoseconds.
     programmed_ns: u64,
 }
 
@@ -130,7 +132,7 @@ impl Ssd {
         }
     }
 
-    /// When a request that arrives at `now_ns` is done.
+    /// The completion time of a request that arrives at `now_ns`, in nanoseconds.
     pub(super) fn arrive(&mut self, task: Task, offset: u64, length: u64, now_ns: u64) -> u64 {
         let start_ns = now_ns + self.parameters.overhead_ns;
         match task {
@@ -141,7 +143,7 @@ impl Ssd {
                 self.program_rest(start_ns);
                 self.programmed_ns.max(start_ns)
             }
-            Task::Forget => start_ns,
+            Task::Deallocate => start_ns,
         }
     }
 
@@ -162,8 +164,8 @@ impl Ssd {
             let piece_ns = transfer_ns(piece, self.parameters.rate_channel);
             let channel_ns = self.channels_ns[channel].max(start_ns) + piece_ns;
             self.channels_ns[channel] = channel_ns;
-            // What is ready later does not hold up what is ready sooner: the channel's time is
-            // taken when the request comes, and the request waits for both.
+            // The channel's time is reserved when the request arrives, and the request waits for
+            // both. So a page that is ready later does not delay one that is ready sooner.
             ready_ns = ready_ns.max(channel_ns.max(sensed_ns + piece_ns));
             at += piece;
         }
@@ -175,7 +177,7 @@ impl Ssd {
         self.link_ns = self.link_ns.max(start_ns) + transfer_ns(length, self.parameters.rate_link);
         let received_ns = self.link_ns;
         let mut taken_ns = received_ns;
-        // Room in the buffer: what is programmed by then has left it.
+        // Bytes that are programmed by then have left the buffer.
         while let Some(&Reverse((drained_ns, bytes))) = self.drains.peek() {
             let full = self.buffered + length > self.parameters.write_buffer;
             if drained_ns > received_ns && !full {
@@ -200,7 +202,7 @@ impl Ssd {
         taken_ns
     }
 
-    /// Programs what does not fill a unit.
+    /// Programs the bytes that do not fill a unit.
     fn program_rest(&mut self, now_ns: u64) {
         if self.unprogrammed > 0.0 {
             self.unprogrammed = 0.0;
@@ -232,15 +234,16 @@ impl Ssd {
         self.dies_ns[die] = done_ns;
     }
 
-    /// The die that holds a page: neighbours lie on different dies, in an order of the seed's.
+    /// The die that holds a page: adjacent pages are on different dies, in an order that depends on
+    /// the seed.
     fn die_of(&self, page: u64) -> usize {
         let dies = self.dies_ns.len() as u64;
         let (row, column) = (page / dies, page % dies);
-        let turn = (row ^ self.salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        ((column + turn) % dies) as usize
+        let shift = (row ^ self.salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        ((column + shift) % dies) as usize
     }
 
-    /// A time that differs by up to a tenth.
+    /// A time with a variation of up to a tenth.
     fn vary(&mut self, time_ns: u64) -> u64 {
         (time_ns as f64 * (0.9 + 0.2 * self.random.f64())) as u64
     }

@@ -1,5 +1,5 @@
-//! A back end with another disk's timing: for further stores of layers, which have no layers of
-//! their own.
+//! A back end with the timing of another disk, for the additional stores of layers, which have no
+//! layers.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,7 +22,7 @@ use super::{Due, Model, State, task};
 /// The token of the timer's watch.
 const TOKEN: u64 = 0;
 
-/// A back end that takes the time that the modelled disk would.
+/// A back end with the timing of a modelled disk.
 pub struct Modelled {
     inner: Arc<dyn Backend>,
     model: Model,
@@ -87,7 +87,7 @@ impl Backend for Modelled {
     }
 }
 
-/// A request that the back end is done with and the modelled disk is not.
+/// A request that the back end has completed and the modelled disk has not.
 struct Held {
     deadline_ns: u64,
     number: u64,
@@ -100,17 +100,17 @@ struct ModelledQueue {
     state: Arc<Mutex<State>>,
     timer: File,
     owner: Owner,
-    /// When the timer goes off.
+    /// The time for which the timer is set, in nanoseconds.
     armed_ns: u64,
-    /// The model's numbers of requests under way, by request.
+    /// The model's numbers of requests in flight, by request.
     numbers: HashMap<u64, u64>,
     held: Vec<Held>,
-    /// What the back end has given back.
+    /// The requests that the back end has completed.
     completed: Vec<(Box<Request>, Outcome)>,
 }
 
 impl ModelledQueue {
-    /// Hands on what the modelled disk is done with.
+    /// Completes the requests that the modelled disk has completed.
     fn settle(&mut self, context: &mut BackendContext<'_>) {
         for (request, outcome) in self.completed.drain(..) {
             match self.numbers.remove(&request.id) {
@@ -138,7 +138,7 @@ impl ModelledQueue {
                         context.complete(held.request, held.outcome);
                         continue;
                     }
-                    Due::At(deadline_ns) | Due::AskAt(deadline_ns) => deadline_ns,
+                    Due::At(deadline_ns) | Due::Undecided(deadline_ns) => deadline_ns,
                 };
             }
             next_ns = next_ns.min(held.deadline_ns);
@@ -157,7 +157,7 @@ impl ModelledQueue {
         };
         let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
         let time = Itimerspec { it_interval, it_value };
-        // It cannot fail: the descriptor is a timer's and the time is one.
+        // Cannot fail: the descriptor is a timer, and the time is valid.
         if timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time).is_ok() {
             self.armed_ns = deadline_ns;
         }

@@ -1,4 +1,4 @@
-//! A queue whose disk takes other layers meanwhile.
+//! A queue whose disk changes its layers.
 
 use std::sync::Arc;
 use std::thread;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use fathom_block::{Clock, Disk, Layer, Operation, Outcome, RestackError, Stack};
 use fathom_reactor::Reactor;
 
-/// A stack with its reactor and a clock that runs.
+/// A stack with its reactor and a running clock.
 pub struct Queue {
     pub reactor: Reactor,
     pub stack: Stack,
@@ -20,7 +20,7 @@ impl Queue {
         Self { reactor, stack }
     }
 
-    /// One round, which sleeps for at most `limit` where nothing is there.
+    /// Runs one round, which sleeps for at most `limit` if there are no events.
     pub fn round(&mut self, limit: Duration) {
         let mut events = Vec::new();
         self.reactor.wait(Some(limit)).unwrap();
@@ -48,7 +48,7 @@ impl Queue {
     }
 }
 
-/// Takes other layers in a thread of its own, while `round` lets the queues make their rounds.
+/// Changes the layers on a separate thread, while `round` runs the rounds of the queues.
 pub fn restack(
     disk: &Arc<Disk>,
     layers: Vec<Arc<dyn Layer>>,
@@ -63,5 +63,5 @@ pub fn restack(
     change.join().unwrap()
 }
 
-/// How long each phase of a change may take here.
+/// The time limit of each phase of a change in these tests.
 pub const LIMIT: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! What the seeded suites share: every stack of layers that must change nothing.
+//! Common parts of the seeded suites: all stacks of layers that must not change any result.
 
 #![allow(dead_code, reason = "each suite uses a part of it")]
 
@@ -21,7 +21,7 @@ pub fn layers(name: &str, seed: u64) -> Vec<Arc<dyn Layer>> {
             let delay = Delay::every(DelayTime { fixed_ns: 2_000, jitter_ns: 30_000 }, seed);
             vec![Arc::new(delay)]
         }
-        // Switched on, but it never strikes.
+        // The layer is enabled, but never injects a fault.
         "fault" => {
             let rule = FaultRule { rate: 0.0, ..FaultRule::default() };
             vec![Arc::new(Fault::new(vec![rule], seed))]
@@ -31,7 +31,7 @@ pub fn layers(name: &str, seed: u64) -> Vec<Arc<dyn Layer>> {
             let names = ["tap", "delay", "passthrough", "fault", "log"];
             names.iter().flat_map(|name| layers(name, seed)).collect()
         }
-        other => unreachable!("no stack is called {other}"),
+        other => unreachable!("there is no stack {other}"),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fathom_block::{Clock, Disk, Operation, Outcome, Request, Stack};
 use fathom_reactor::{Event, Reactor};
 
-/// The size of the requests that a queue makes, in bytes.
+/// The length of a queue's requests, in bytes.
 pub const BLOCK: u64 = 4096;
 
 pub struct Queue {
@@ -49,8 +49,8 @@ impl Queue {
         self.reactor.submit().unwrap();
     }
 
-    /// Waits until nothing is under way. Gives the outcomes with their tokens, in the order in
-    /// which they were given out.
+    /// Waits until nothing is in flight. Returns the outcomes with their tokens, in the order of
+    /// completion.
     pub fn finish(&mut self) -> Vec<(u64, Outcome)> {
         let mut outcomes = Vec::new();
         loop {
@@ -62,12 +62,12 @@ impl Queue {
             if self.stack.in_flight() == 0 {
                 return outcomes;
             }
-            self.turn(Duration::from_secs(30));
+            self.round(Duration::from_secs(30));
         }
     }
 
-    /// Handles what the reactor has, or gets within `limit`.
-    pub fn turn(&mut self, limit: Duration) {
+    /// Handles the events of the reactor; waits for at most `limit` if there are none.
+    pub fn round(&mut self, limit: Duration) {
         self.reactor.wait(Some(limit)).unwrap();
         self.reactor.collect(&mut self.events).unwrap();
         for event in self.events.drain(..) {
@@ -86,14 +86,14 @@ impl Queue {
         self.finish()[0].1
     }
 
-    /// Reads into memory that begins `shift` bytes behind an aligned place.
+    /// Reads into memory that begins `shift` bytes after an aligned address.
     pub fn read(&mut self, offset: u64, length: u64, shift: usize) -> Result<Vec<u8>, ()> {
         let mut memory = vec![0_u8; length as usize + 2 * BLOCK as usize];
         let base = memory.as_mut_ptr();
         let start = base.align_offset(BLOCK as usize) + shift;
         let mut request = self.blank(Operation::Read, 0);
         (request.offset, request.length) = (offset, length);
-        // SAFETY: the memory lives until the request has come back, below.
+        // SAFETY: the memory lives until the request has completed, below.
         unsafe { request.buffers.push(base.add(start), length as usize, None) };
         self.stack.submit(request, &mut self.reactor);
         self.reactor.submit().unwrap();

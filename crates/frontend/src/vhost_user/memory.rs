@@ -92,7 +92,7 @@ impl Memory {
     }
 
     /// Whether a region's file has been truncated.
-    pub(super) fn is_cut(&self) -> bool {
+    pub(super) fn is_truncated(&self) -> bool {
         self.regions.iter().any(|region| {
             let end = region.layout.file_offset + region.layout.length;
             region.file.metadata().is_ok_and(|metadata| metadata.len() < end)

@@ -431,10 +431,12 @@ impl Shared {
             self.counters.lost.fetch_add(1, Ordering::Relaxed);
             let cause = match cause {
                 LossCause::Hardware => "the hardware has lost a page of it",
-                LossCause::Absent if lock(session).memory().is_cut() => "its file was cut short",
+                LossCause::Absent if lock(session).memory().is_truncated() => {
+                    "its file was truncated"
+                }
                 LossCause::Absent => {
                     "a page of it is not available: its file system is full, there is no huge \
-                     page left, or its file was cut short"
+                     page left, or its file was truncated"
                 }
             };
             tracing::error!(
