@@ -72,8 +72,8 @@ enum FileKind {
 }
 
 impl Shared {
-    /// Records that another process has truncated the file to at most `length` bytes. The bytes past
-    /// it are lost. If the disk accepted further writes, the file would grow again and read as
+    /// Records that another process has truncated the file to at most `length` bytes. The bytes
+    /// past it are lost. If the disk accepted further writes, the file would grow again and read as
     /// zeroes there.
     fn record_truncation(&self, length: u64) {
         let is_shorter = length < self.truncated_length.fetch_min(length, Ordering::Relaxed);

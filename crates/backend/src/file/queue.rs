@@ -445,7 +445,8 @@ impl BackendQueue for FileQueue {
 
 impl Drop for FileQueue {
     fn drop(&mut self) {
-        // With a request in flight, its end is unknown; the member stays, and the file is not truncated.
+        // With a request in flight, its end is unknown; the member stays, and the file is not
+        // truncated.
         if self.slots.iter().all(Option::is_none) {
             self.shared.drain.leave(&self.member);
         }

@@ -59,7 +59,7 @@ impl RingThread {
             let writing = Arc::clone(&writing);
             move |thread: &JoinHandle<()>| {
                 if writing.load(Ordering::Relaxed) {
-                    // The write has taken unusually long: the VMM blocks it.
+                    // The write is taking unusually long: the VMM blocks it.
                     event::interrupt(thread);
                 }
             }
@@ -101,7 +101,7 @@ impl WorkerHandle {
         })
     }
 
-    /// Wakes the ring's thread, to take part in a change of its disk's layers.
+    /// The wake-up of the ring's thread, for changes of its disk's layers.
     pub(super) fn wake(&self) -> Arc<Wake> {
         Arc::clone(self.mailbox.wake())
     }

@@ -1,10 +1,10 @@
 //! The vhost-user-blk front end: disks for VMMs.
 //!
+//! ```text
 //!  Server      one thread for each disk accepts VMMs, and one for each VMM reads its messages
 //!   └ Session  the state that the messages have set up: memory, features, rings
 //!      └ Worker  a ring, on a thread that serves one or more: Ring ▶ Chain ▶ request ▶ Stack ▶ Ring
 //! ```
-//!
 //!
 //! Guest memory is untrusted: each field is read once, then checked. An invalid request fails with
 //! an error, is counted, and is logged once for each connection. A ring whose indexes are invalid
@@ -83,8 +83,8 @@ impl VhostUserOptions {
         Self { socket: socket.into(), queues: 4, threads: None, spin_ns: SPIN_NS }
     }
 
-    /// The number of threads that serve the queues: at most one for each available processor,
-    /// because more threads would compete for processors.
+    /// The number of threads that serve the queues, at most one for each queue. The default is one
+    /// for each available processor, because more threads would compete for processors.
     pub fn threads_or_default(&self) -> u16 {
         let processors = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or_else(|| processors().try_into().unwrap_or(u16::MAX));
@@ -99,8 +99,8 @@ const CONNECTIONS_MAX: usize = 16;
 /// The pause of the accepting thread when the host has no descriptors or threads left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// The most memory tables of the largest size that are mapped for one disk: two VMMs during a
-/// migration, each with a table that replaces another.
+/// The most memory tables, each of the largest size, that are mapped for one disk: two VMMs during
+/// a migration, each with a table that replaces another.
 const TABLES_MAX: u64 = 4;
 
 /// A disk's server for VMMs.

@@ -34,8 +34,8 @@ use super::status::Counters;
 /// The most requests that are taken before completed ones are given back: few enough that the guest
 /// works on the first while the last are being served.
 const BATCH: usize = 16;
-/// How often a request is repeated if no earlier daemon or connection completed it. After that it
-/// fails, because it may be the cause of their ends.
+/// The most repetitions of a request that earlier daemons or connections have not completed. After
+/// these it fails, because it may have ended them.
 const REPEATS_MAX: u8 = 8;
 const TOKEN_KICK: u64 = 0;
 
