@@ -90,7 +90,7 @@ const CASES: [&str; 11] = [
     "dm-crypt",
     "raid1 on dm-crypt",
     "btrfs data",
-    "stranger",
+    "unknown function",
 ];
 
 /// Announces the next batch. A profiler finds this function and the next by their names.

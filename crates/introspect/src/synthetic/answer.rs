@@ -1,4 +1,4 @@
-//! What is reported about a request, in a form that can be compared.
+//! The result for a request, in a form that can be compared.
 
 use fathom_insight::{Confidence, Facts, Insight, Kind, Names, Source};
 
@@ -23,7 +23,7 @@ pub struct NamedFacts {
 }
 
 impl NamedFacts {
-    /// What `facts` say about `length` bytes.
+    /// The facts about `length` bytes.
     pub fn new(length: u64, facts: &Facts, names: &Names) -> Self {
         let text = |name| names.text(name).map(|text| text.to_string()).unwrap_or_default();
         Self {
@@ -49,9 +49,9 @@ impl NamedFacts {
         insight.parts(length).map(|part| Self::new(part.length, &part.facts, names)).collect()
     }
 
-    /// What these facts say that `truth` says otherwise. Less is no contradiction, nor is the file
-    /// system of what is known by its completion, nor
-    /// [`Kind::Metadata`] for a part of it that has a name of its own.
+    /// The first fact that contradicts `truth`. An unknown fact is no contradiction. Neither is the
+    /// file system of a part whose kind is known from its completion only, nor [`Kind::Metadata`]
+    /// for a journal or a directory.
     pub fn contradicts(&self, truth: &Self) -> Option<&'static str> {
         let part = [Kind::Journal, Kind::Directory].contains(&truth.kind);
         let invented = |mine: &str, its: &str| !mine.is_empty() && mine != its;

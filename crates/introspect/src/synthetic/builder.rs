@@ -1,5 +1,4 @@
-//! The making of a kernel's memory: rooms, page tables, and structures by the names of their
-//! members.
+//! Builds a kernel's memory: room, page tables, and structures by the names of their members.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,17 +6,17 @@ use super::description::Description;
 use super::store::Store;
 use super::{PAGE, Shape};
 
-/// Where a kernel's image is mapped, and where modules are.
+/// The virtual address of a kernel's image, and that of modules.
 pub(crate) const IMAGE: u64 = 0xffff_ffff_8000_0000;
 const MODULES: u64 = 0xffff_ffff_c000_0000;
-/// Where the image begins in its room.
+/// The offset of the image in its range of addresses.
 const TEXT: u64 = 0x100_0000;
-/// Functions begin behind what the image has of data.
+/// The offset of functions in the image, beyond all data.
 const FUNCTIONS: u64 = 0x400_0000;
 const PRESENT: u64 = 0x63;
 const LARGE: u64 = 1 << 7;
 
-/// What a word in memory is.
+/// The meaning of the words in memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Words {
     /// The member that begins at a guest-physical address.
@@ -26,12 +25,12 @@ pub(crate) struct Words {
     values: HashMap<&'static str, HashSet<u64>>,
     /// Members that are pointers.
     pointers: HashSet<&'static str>,
-    /// What is at a virtual address: a structure, or a function.
+    /// The kind of the object at a virtual address: a structure's name, or `function`.
     objects: HashMap<u64, &'static str>,
 }
 
 impl Words {
-    fn note(&mut self, address: u64, member: &'static str, value: u64) {
+    fn record(&mut self, address: u64, member: &'static str, value: u64) {
         self.members.insert(address, member);
         self.values.entry(member).or_default().insert(value);
         if value >= 0xff00_0000_0000_0000 {
@@ -39,22 +38,22 @@ impl Words {
         }
     }
 
-    /// The pointer that is at an address, by the name of its member.
+    /// The name of the pointer at an address.
     pub fn pointer(&self, address: u64) -> Option<&'static str> {
         self.members.get(&address).copied().filter(|member| self.pointers.contains(member))
     }
 
-    /// Whether a pointer may have this value: it has it somewhere, or points to such a thing
-    /// there.
-    pub fn has(&self, member: &str, value: u64) -> bool {
+    /// Whether this value is plausible for a pointer: an equal pointer exists, or one that points
+    /// to an object of the same kind.
+    pub fn is_plausible(&self, member: &str, value: u64) -> bool {
         let Some(values) = self.values.get(member) else { return false };
         let kind = |address: &u64| self.objects.get(address);
-        let wanted = kind(&value);
+        let expected = kind(&value);
         values.contains(&value)
-            || wanted.is_some() && values.iter().any(|other| kind(other) == wanted)
+            || expected.is_some() && values.iter().any(|other| kind(other) == expected)
     }
 
-    /// All pointers that there are.
+    /// The values of all pointers, without duplicates.
     pub fn targets(&self) -> Vec<u64> {
         let pointers = self.pointers.iter().flat_map(|member| &self.values[member]);
         let distinct: HashSet<u64> = pointers.copied().filter(|value| *value != 0).collect();
@@ -64,11 +63,11 @@ impl Words {
     }
 }
 
-/// A kernel in the making.
+/// A kernel under construction.
 pub(crate) struct Builder<'s> {
     pub store: &'s Store,
     pub shape: Shape,
-    /// All types, those of modules included.
+    /// All types, including those of modules.
     pub types: Description,
     pub words: Words,
     /// The next free byte of the kernel's part of the memory.
@@ -77,14 +76,14 @@ pub(crate) struct Builder<'s> {
     pub tables: Vec<u64>,
     /// Virtual pages that are mapped one by one.
     pages: HashMap<u64, u64>,
-    /// Free addresses in the rooms of modules and of `vmalloc`.
+    /// The next free addresses in the ranges of modules and of `vmalloc`.
     next_module: u64,
     next_vmalloc: u64,
     functions: HashMap<&'static str, u64>,
 }
 
 impl<'s> Builder<'s> {
-    /// Nothing but the room: the image takes it from its beginning on.
+    /// A builder with an empty room. The image occupies its beginning.
     pub fn new(store: &'s Store, shape: &Shape, types: Description) -> Self {
         let vmalloc = if shape.levels == 5 { 0xffa0_0000_0000_0000 } else { 0xffff_c900_0000_0000 };
         Self {
@@ -101,7 +100,7 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// Guest-physical room.
+    /// Allocates guest-physical room.
     pub fn room(&mut self, length: u64, alignment: u64) -> u64 {
         let address = self.next.next_multiple_of(alignment);
         self.next = address + length;
@@ -109,27 +108,27 @@ impl<'s> Builder<'s> {
         address
     }
 
-    /// Room for a page.
+    /// Allocates a page.
     pub fn room_page(&mut self) -> u64 {
         self.room(PAGE, PAGE)
     }
 
-    /// The address in the image of a guest-physical one.
+    /// The virtual address in the image of a guest-physical address.
     pub fn image(&self, physical: u64) -> u64 {
         IMAGE + TEXT + self.shape.slide + (physical - self.shape.room.0)
     }
 
-    /// What is added to an offset in the image's room to get a guest-physical address.
+    /// The number that is added to an offset in the image to get a guest-physical address.
     pub fn physical_base(&self) -> i64 {
         self.shape.room.0 as i64 - (TEXT + self.shape.slide) as i64
     }
 
-    /// The address in the direct map of a guest-physical one.
+    /// The virtual address in the direct map of a guest-physical address.
     pub fn direct(&self, physical: u64) -> u64 {
         self.shape.direct + physical
     }
 
-    /// The guest-physical address at a virtual one.
+    /// The guest-physical address of a virtual address.
     pub fn physical(&self, address: u64) -> u64 {
         let offset = address.wrapping_sub(self.shape.direct);
         if offset < 1 << 40 {
@@ -156,7 +155,7 @@ impl<'s> Builder<'s> {
                 let next = self.room_page();
                 self.tables.push(next);
                 self.store.write_u64(entry, next | PRESENT);
-                // Odd, so never a page's own address.
+                // An odd number, so it is never the address of a page.
                 self.pages.insert(entry | 1, next);
                 next
             });
@@ -168,13 +167,13 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// Fresh pages, one behind the other in the virtual room of modules or of `vmalloc`, and in
+    /// Allocates pages that are contiguous in the virtual range of modules or of `vmalloc`, and in
     /// reverse order in memory.
     pub fn scattered(&mut self, length: u64, module: bool) -> u64 {
         let count = length.div_ceil(PAGE);
         let next = if module { &mut self.next_module } else { &mut self.next_vmalloc };
         let start = *next;
-        // A page without memory stands between.
+        // An unmapped page separates the allocations.
         *next += (count + 1) * PAGE;
         for index in (0..count).rev() {
             let page = self.room_page();
@@ -194,7 +193,7 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// Room for a structure in the direct map.
+    /// Allocates room for a structure in the direct map.
     pub fn make(&mut self, structure: &str) -> u64 {
         let room = self.room(self.types.size(structure), 64);
         self.direct(room)
@@ -210,7 +209,7 @@ impl<'s> Builder<'s> {
         let address = self.at(object, path);
         let structure = path.split('.').next().expect("a structure");
         self.words.objects.insert(object, structure);
-        self.words.note(self.physical(address), path, value);
+        self.words.record(self.physical(address), path, value);
         self.write(address, &value.to_le_bytes());
     }
 
@@ -227,7 +226,7 @@ impl<'s> Builder<'s> {
         self.write(address + text.len() as u64, &[0]);
     }
 
-    /// A text of its own.
+    /// Writes a text into new room.
     pub fn text(&mut self, text: &str) -> u64 {
         let room = self.room(text.len() as u64 + 1, 8);
         let address = self.direct(room);
@@ -235,25 +234,25 @@ impl<'s> Builder<'s> {
         address
     }
 
-    /// A variable of the image.
+    /// Writes a variable into the image.
     pub fn variable(&mut self, value: u64) -> u64 {
         let room = self.room(8, 8);
         self.store.write_u64(room, value);
         self.image(room)
     }
 
-    /// Makes a list of the entries, whose head is at `head`; `name` is what a link is called.
+    /// Links the entries to a list with its head at `head`. `name` is the name of the links.
     pub fn chain(&mut self, name: &'static str, head: u64, entries: &[u64]) {
         let ring: Vec<u64> = [head].iter().chain(entries).chain([&head]).copied().collect();
         for pair in ring.windows(2) {
-            self.words.note(self.physical(pair[0]), name, pair[1]);
+            self.words.record(self.physical(pair[0]), name, pair[1]);
             self.write(pair[0], &pair[1].to_le_bytes());
-            self.words.note(self.physical(pair[1]) + 8, name, pair[0]);
+            self.words.record(self.physical(pair[1]) + 8, name, pair[0]);
             self.write(pair[1] + 8, &pair[0].to_le_bytes());
         }
     }
 
-    /// A function of the kernel itself.
+    /// Adds a function of the kernel itself.
     pub fn add_function(&mut self, name: &'static str) -> u64 {
         let address =
             IMAGE + TEXT + self.shape.slide + FUNCTIONS + 64 * self.functions.len() as u64;
@@ -262,13 +261,13 @@ impl<'s> Builder<'s> {
         address
     }
 
-    /// A function or other place of a module.
+    /// Adds a function or another symbol of a module.
     pub fn add_module_function(&mut self, name: &'static str, address: u64) {
         self.functions.insert(name, address);
         self.words.objects.insert(address, "function");
     }
 
-    /// The address of a function; 0 of the empty name.
+    /// The address of a function; 0 for the empty name.
     pub fn function(&self, name: &str) -> u64 {
         if name.is_empty() {
             return 0;
@@ -295,7 +294,7 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// How much of the room is used.
+    /// The number of bytes of the room in use.
     pub fn used(&self) -> u64 {
         self.next - self.shape.room.0
     }

@@ -1,4 +1,4 @@
-//! Descriptions of types, written as short texts here and encoded as BTF.
+//! Descriptions of types, written as short texts and encoded as BTF.
 
 use std::collections::HashMap;
 
@@ -15,10 +15,10 @@ const KIND_ENUM64: u32 = 19;
 
 /// A set of types.
 ///
-/// One a line: `name SIZE: member OFFSET [TYPE], …`. A type is a structure by its name, a pointer
-/// to one as `*name`, a number where there is none. What begins with `-` has no name in the
-/// encoding: a structure or a member. A structure whose name ends with `!` has bit fields.
-/// `enum name: enumerator VALUE, …` and `enum64` are enumerations.
+/// One type per line: `name SIZE: member OFFSET [TYPE], …`. A type is a structure's name, `*name`
+/// for a pointer to a structure, or absent for a number. A name that begins with `-` is omitted in
+/// the encoding, for a structure or for a member. A structure whose name ends with `!` has bit
+/// fields. `enum name: enumerator VALUE, …` and `enum64` are enumerations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Description {
     structures: Vec<Structure>,
@@ -54,7 +54,7 @@ struct Enumeration {
     values: Vec<(String, u64)>,
 }
 
-/// An encoded description, and what another one on top of it has to know.
+/// An encoded description, and the numbers that a description on top of it needs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Encoded {
     pub bytes: Vec<u8>,
@@ -64,14 +64,14 @@ pub(crate) struct Encoded {
 }
 
 impl Description {
-    /// Reads lines.
+    /// Parses lines.
     pub fn parse(text: &str) -> Self {
         let mut description = Self::default();
         description.add(text);
         description
     }
 
-    /// Adds lines.
+    /// Parses further lines.
     pub fn add(&mut self, text: &str) {
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let (head, members) = line.split_once(':').expect("a colon");
@@ -118,7 +118,7 @@ impl Description {
         self.structure(name).unwrap_or_else(|| panic!("structure {name}")).size
     }
 
-    /// Where a member is, `structure.member.member`; `None` where there is no such one.
+    /// The offset of a member, `structure.member.member`; `None` if there is no such member.
     pub fn offset(&self, path: &str) -> Option<u64> {
         let mut names = path.split('.');
         let mut structure = self.structure(names.next()?)?;
@@ -148,8 +148,8 @@ impl Description {
         })
     }
 
-    /// Encodes it, on top of `base` where that is a kernel's and this a module's. Adds `filler`
-    /// further structures that nobody asks for.
+    /// Encodes the description. A module's description extends its kernel's, which is `base`. Adds
+    /// `filler` unused structures.
     pub fn encode(&self, base: Option<&Encoded>, filler: usize) -> Encoded {
         let mut writer = Writer {
             types: Bytes::default(),
@@ -160,8 +160,8 @@ impl Description {
         };
         let long = writer.begin("unsigned long", KIND_INT, 0, 8);
         writer.types.u32(64);
-        // The structures come first, one number after the other, so that they can refer to each
-        // other; what stands between a member and its structure follows.
+        // The structures have consecutive numbers at the beginning, so that they can refer to each
+        // other. The types between a member and its structure follow.
         let mut number = writer.next_type;
         for structure in &self.structures {
             writer.numbers.insert(structure.name.clone(), number);
@@ -179,7 +179,7 @@ impl Description {
                     MemberKind::Embedded(target) | MemberKind::Pointer(target) => {
                         let pointer = matches!(member.kind, MemberKind::Pointer(_));
                         between.push((target.clone(), pointer));
-                        // A name and two qualifiers, or a pointer to a qualified type.
+                        // A typedef and two qualifiers, or a pointer to a qualified type.
                         number += 3;
                         number - 1
                     }
@@ -232,7 +232,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// The three words of a type; what follows them is the caller's. Returns its number.
+    /// Writes the three words of a type. The caller writes the rest. Returns the type's number.
     fn begin(&mut self, name: &str, kind: u32, count: u32, operand: u32) -> u32 {
         let text = self.string(name);
         self.types.u32(text);

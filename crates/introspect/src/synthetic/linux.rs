@@ -1,4 +1,4 @@
-//! A whole kernel: its note, tables, types, symbols and modules, and what it manages.
+//! A complete kernel: its note, tables, types, symbols, modules and objects.
 
 use std::fmt::Write;
 
@@ -11,50 +11,50 @@ use super::symbols::{self, Addresses};
 use super::types;
 use super::{PAGE, Shape};
 
-/// A kernel that was built into a [`Store`].
+/// A kernel in a [`Store`].
 pub struct Linux {
-    /// What it was built by.
+    /// The shape from which the kernel was built.
     pub shape: Shape,
-    /// The requests that are on their way, with what is true of each.
+    /// The requests in flight, with the true facts about each.
     pub requests: Vec<Request>,
-    /// Its processes, number and command, as its list has them.
+    /// The kernel's processes in the order of its list: number and command.
     pub tasks: Vec<(u32, &'static str)>,
-    /// Files that have pages in memory, by path, and how many.
+    /// The files with pages in memory: path and number of pages.
     pub cached: Vec<(String, u64)>,
-    /// What is what in memory.
+    /// The meaning of the words in memory.
     pub(crate) words: Words,
-    /// The structures that it is made of.
-    #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
+    /// The kernel's structures.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests use it"))]
     pub(crate) types: Description,
-    /// The guest-physical address and length of the part that it uses.
+    /// The guest-physical address and the length of the memory in use.
     pub used: (u64, u64),
-    /// Where the list of modules leads to the last one, `xfs`: the guest-physical address, what is
-    /// there without the module, and with it.
+    /// The link in the list of modules to the last one, `xfs`: its guest-physical address, its
+    /// value without the module, and its value with it.
     xfs_link: (u64, u64, u64),
     /// The guest-physical addresses of the page tables.
     pub(crate) tables: Vec<u64>,
 }
 
-/// What the kernel counts, in pages.
+/// The values of the kernel's counters, in pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
-    /// Pages of files that are to be written.
+    /// Dirty pages of files.
     pub dirty: u64,
-    /// Pages that are being written.
+    /// Pages in write-back.
     pub writeback: u64,
     /// Pages of files.
     pub file: u64,
     /// Free pages.
     pub free: u64,
-    /// All pages that it manages.
+    /// All pages that the kernel manages.
     pub total: u64,
 }
 
-/// What each of these kernels counts.
+/// The values of every synthetic kernel's counters.
 pub const COUNTS: Counts = Counts { dirty: 5, writeback: 2, file: 40, free: 60, total: 128 };
 
 impl Linux {
-    /// Builds one.
+    /// Builds a kernel.
     ///
     /// # Panics
     /// When the shape does not fit the memory.
@@ -145,7 +145,7 @@ impl Linux {
         if shape.addresses != Addresses::FromPlace {
             places.push(("kallsyms_relative_base", part(&tables.base.to_le_bytes())));
         }
-        // The kernel is read to the end of the page that the last table is in.
+        // The symbols' tables are read to the end of their last page.
         builder.room(PAGE, PAGE);
         let image_length = builder.used();
         write_note(&builder, &places);
@@ -194,15 +194,15 @@ impl Linux {
         }
     }
 
-    /// The request of a name.
+    /// The request with a name.
     ///
     /// # Panics
-    /// When there is none.
+    /// When there is no such request.
     pub fn request(&self, name: &str) -> &Request {
         self.requests.iter().find(|request| request.name == name).expect("a request")
     }
 
-    /// Takes the module `xfs` out of the list of modules, or puts it back.
+    /// Removes the module `xfs` from the list of modules, or adds it again.
     pub fn load_xfs(&self, store: &Store, loaded: bool) {
         let (place, without, with) = self.xfs_link;
         store.write_u64(place, if loaded { with } else { without });
@@ -220,7 +220,7 @@ fn descriptions(shape: &Shape) -> (Description, Description, Description) {
     (kernel, btrfs, Description::parse(types::XFS))
 }
 
-/// Writes the note, in its own page and once more as the ELF note that a crash dump gets.
+/// Writes the note twice: as text in its own page, and as the ELF note for crash dumps.
 fn write_note(builder: &Builder<'_>, places: &[(&str, u64)]) {
     let shape = &builder.shape;
     let mut text = format!(
@@ -274,7 +274,7 @@ fn add_module(
         text.push(0);
         builder.add_module_function(symbol, address);
     }
-    // The names end with their page: what follows is not there.
+    // The names end with their page; the next page does not exist.
     let kallsyms = module + PAGE;
     let symtab = kallsyms + 64;
     let strtab = module + 2 * PAGE - text.len() as u64;

@@ -1,6 +1,6 @@
-//! A Linux guest in miniature: memory that holds a note, page tables, symbols, types, modules, and
-//! what a kernel manages, all of it consistent, so that each request has an answer that is known
-//! exactly. It stands in for a captured guest where tests and fuzzing have no room for one.
+//! A synthetic Linux guest: memory with a note, page tables, symbols, types, modules and a kernel's
+//! objects. All of it is consistent, so the result for each request is known exactly. It replaces a
+//! captured guest in tests and fuzzing, for which such a guest is too large.
 
 mod answer;
 mod builder;
@@ -33,38 +33,37 @@ pub(crate) use types::{BEFORE_SEVEN, COMMON, EARLY};
 /// The size of a page, in bytes.
 const PAGE: u64 = 4096;
 
-/// What a synthetic kernel is like.
+/// The properties of a synthetic kernel.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// Its release.
+    /// The kernel's release.
     pub release: String,
-    /// The levels of its page tables, 4 or 5.
+    /// The levels of the page tables: 4 or 5.
     pub levels: u32,
-    /// How its table of symbols stores addresses.
+    /// The encoding of addresses in the table of symbols.
     pub addresses: Addresses,
-    /// Whether its structures are as in 6.12 rather than as in 6.1.
+    /// Whether the structures are those of 6.12 rather than those of 6.1.
     pub recent: bool,
-    /// Whether those that have changed with the releases from 7.0 to 7.2 are as in 7.2.
+    /// Whether the structures that changed from 7.0 to 7.2 are those of 7.2.
     pub seven: bool,
-    /// The part of the memory that it uses, guest-physical: where it begins, a multiple of 2 MiB,
-    /// and its length.
+    /// The guest-physical memory of the kernel: its start, a multiple of 2 MiB, and its length.
     pub room: (u64, u64),
-    /// The guest-physical address of the page that its note is in; the next page has it again.
+    /// The guest-physical address of the page with the note. The next page has the second copy.
     pub note: u64,
-    /// How far its image is shifted (KASLR), a multiple of 2 MiB.
+    /// The shift of the image (KASLR), a multiple of 2 MiB.
     pub slide: u64,
-    /// Where physical memory is mapped in order, a multiple of 1 GiB.
+    /// The virtual address of the direct map, a multiple of 1 GiB.
     pub direct: u64,
-    /// Where page structures are.
+    /// The virtual address of the page structures.
     pub pages: u64,
-    /// How many symbols it has that nobody asks for.
+    /// The number of symbols that introspection does not use.
     pub symbols: usize,
-    /// How many types it has that nobody asks for.
+    /// The number of types that introspection does not use.
     pub types: usize,
 }
 
 impl Default for Shape {
-    /// A kernel as of 6.1 with 4 levels, in 512 KiB from 2 MiB on, with its note in page 1.
+    /// A kernel like 6.1 with 4 levels, in 512 KiB from 2 MiB on, with its note in page 1.
     fn default() -> Self {
         Self {
             release: "6.1.0-synthetic".into(),
@@ -84,7 +83,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// A kernel as of 6.12 with 5 levels, above 4 GiB.
+    /// A kernel like 6.12 with 5 levels, above 4 GiB.
     pub fn recent() -> Self {
         Self {
             release: "6.12.0-synthetic".into(),
@@ -102,7 +101,7 @@ impl Shape {
         }
     }
 
-    /// A kernel as of 7.2: as [`recent`](Self::recent) otherwise.
+    /// A kernel like 7.2, otherwise as [`recent`](Self::recent).
     pub fn seven() -> Self {
         Self {
             release: "7.2.0-synthetic".into(),
@@ -112,7 +111,7 @@ impl Shape {
         }
     }
 
-    /// The memory that it needs at least: some pages from address 0 on, and its own room.
+    /// The minimum memory of the kernel: some pages from address 0 on, and its own room.
     pub fn memory(&self) -> [(u64, u64); 2] {
         [(0, 16 * PAGE), self.room]
     }

@@ -1,4 +1,4 @@
-//! Memory that somebody has tampered with: the same mutations from seeds and from a fuzzer.
+//! Manipulated memory: the same mutations from seeds and from a fuzzer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,56 +13,56 @@ use crate::guest::{EVENT_REQUEST, Guest, GuestState};
 use crate::memory::GuestMemory;
 use crate::resolver::{RequestView, Resolver};
 
-/// How much is done with the memory after each mutation.
+/// The work that is done with the memory after each mutation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// A kernel that was found before resolves one request.
+    /// A kernel that was found before the mutation resolves one request.
     Request,
-    /// A kernel is looked for, and everything is asked of it.
+    /// A search for the kernel, and all operations on it.
     Everything,
 }
 
-/// One request may read the guest's memory so many times: see `resolver`.
+/// The most reads of the guest's memory for one request: see `resolver`.
 pub const READS_MAX: u64 = 400_000;
-/// Nothing takes longer, however slow the machine and however busy.
+/// The longest time of a run, on any machine under any load.
 const TIME_MAX: Duration = Duration::from_secs(60);
-/// A mutation in bytes: where, how, and with what.
+/// The number of bytes that describe a mutation: its place, its kind, and its value.
 pub const MUTATION: usize = 12;
 
-/// Pointers that nothing else in the kernel's memory confirms, so that a wrong one may well give
-/// another answer.
+/// Pointers that no other structure in the kernel's memory confirms. A wrong one may therefore give
+/// another result.
 const UNCHECKED: [&str; 6] = [
-    // A text is what is in its place.
+    // The text is any text at the address.
     "dentry.d_name.name",
     "kernfs_node.name",
     "file_system_type.name",
-    // Null says that a name was removed.
+    // A null pointer means that the name was removed.
     "dentry.d_hash.pprev",
-    // A device that no file system names is used by itself.
+    // A device without a file system is reported as a device.
     "super_block.s_bdev",
-    // What is none of Btrfs's special ends is content.
+    // Any function but Btrfs's special ones completes I/O of content.
     "btrfs_bio.end_io",
 ];
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Whether a kernel was found.
     pub attached: bool,
-    /// Parts of requests that were answered as without the mutations.
+    /// The number of parts of requests with the same facts as without the mutations.
     pub same: u64,
-    /// Parts that are unknown, or not sure, and were otherwise before.
+    /// The number of parts that are unknown or not sure, but differed before.
     pub unsure: u64,
-    /// Parts with another answer that claims to be sure, where the memory says so: other data, or
-    /// a pointer to another thing of the same kind.
+    /// The number of parts with other facts and the confidence `Sure` that the memory explains:
+    /// changed data, or a pointer to another object of the same kind.
     pub explained: u64,
-    /// Such parts where nothing in the memory says so: what was told, and the mutations.
-    pub nonsense: Vec<String>,
-    /// The most times that one request read the memory.
+    /// Such parts that nothing in the memory explains: the facts, and the mutations.
+    pub unexplained: Vec<String>,
+    /// The most reads of the memory for one request.
     pub reads_max: u64,
 }
 
-/// A guest to tamper with.
+/// A guest whose memory is manipulated.
 pub struct Subject {
     store: Store,
     memory: GuestMemory,
@@ -71,22 +71,22 @@ pub struct Subject {
     guest: Arc<Guest>,
     resolver: Resolver,
     requests: Vec<Request>,
-    /// What is told of each request without mutations, and the words that are read for it.
+    /// The facts about each request without mutations, and the words that are read for them.
     clean: Vec<(Vec<NamedFacts>, Sites)>,
-    /// The words that are read to find the kernel and to ask it for everything.
+    /// The words that are read to find the kernel and by all operations on it.
     sites: Sites,
-    /// What is what in memory; nothing where nobody knows.
+    /// The meaning of the words in memory; empty if it is unknown.
     words: Words,
-    /// Pages of which a resolver remembers what is there; all where nobody knows.
-    remembered: Option<Vec<u64>>,
-    /// Pointers that there are.
+    /// The pages whose place a resolver caches; all pages if `None`.
+    cached_pages: Option<Vec<u64>>,
+    /// The values of pointers in memory.
     targets: Vec<u64>,
-    /// Where physical memory is mapped in order.
+    /// The virtual address of the direct map.
     direct: u64,
     now_ns: u64,
 }
 
-/// A word to be written.
+/// A word that is written.
 #[derive(Clone, Copy, Debug)]
 struct Mutation {
     address: u64,
@@ -94,7 +94,7 @@ struct Mutation {
     new: u64,
 }
 
-/// A guest of `memory` whose kernel has been looked for.
+/// A guest with this `memory`, after the search for its kernel.
 pub(crate) fn attach(memory: &GuestMemory, names: &Arc<Names>, header: u64) -> Arc<Guest> {
     let guest = Guest::new(memory.clone(), Arc::clone(names), Box::new(|| {}));
     guest.notify(EVENT_REQUEST, header);
@@ -102,7 +102,7 @@ pub(crate) fn attach(memory: &GuestMemory, names: &Arc<Names>, header: u64) -> A
     guest
 }
 
-/// Eight bytes of `data` from `at` on, as far as they are there.
+/// Up to eight bytes of `data` from `at` on, as a number.
 fn word(data: &[u8], at: usize) -> u64 {
     let mut bytes = [0; 8];
     let rest = data.get(at..).unwrap_or_default();
@@ -122,11 +122,11 @@ impl Subject {
         let mut subject = Self::over(store, linux.requests, shape.direct);
         subject.targets = linux.words.targets();
         subject.words = linux.words;
-        subject.remembered = Some(linux.tables);
+        subject.cached_pages = Some(linux.tables);
         subject
     }
 
-    /// Any guest with these requests, and with its physical memory mapped from `direct` on.
+    /// Any guest with these requests and with its direct map at `direct`.
     ///
     /// # Panics
     /// When its kernel is not found.
@@ -147,7 +147,7 @@ impl Subject {
             clean: Vec::new(),
             sites: Sites::default(),
             words: Words::default(),
-            remembered: None,
+            cached_pages: None,
             targets: Vec::new(),
             direct,
             now_ns: 0,
@@ -158,7 +158,8 @@ impl Subject {
             let (reported, sites) = reads::record(&memory, || subject.resolve(place).0);
             subject.clean.push((reported, sites));
         }
-        let ((), more) = reads::record(&subject.memory, || subject.ask_everything(&subject.guest));
+        let ((), more) =
+            reads::record(&subject.memory, || subject.run_all_operations(&subject.guest));
         sites.merge(&more);
         for (_, own) in &subject.clean {
             sites.merge(own);
@@ -169,18 +170,18 @@ impl Subject {
         subject
     }
 
-    /// The guest's memory, to be written.
+    /// The guest's memory, which can be written.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// The requests, with what is told of each.
+    /// The requests, each with the facts about it.
     pub fn clean(&self) -> impl Iterator<Item = (&Request, &[NamedFacts])> {
         self.requests.iter().zip(&self.clean).map(|(request, clean)| (request, &clean.0[..]))
     }
 
-    /// Resolves a request and checks what holds for every answer. Returns the parts, and how often
-    /// the memory was read.
+    /// Resolves a request and checks the properties of every result. Returns the parts and the
+    /// number of reads of the memory.
     fn resolve(&mut self, place: usize) -> (Vec<NamedFacts>, u64) {
         let request = &self.requests[place];
         let view = RequestView { now_ns: self.now_ns, ..request.view };
@@ -192,8 +193,8 @@ impl Subject {
         (NamedFacts::all(view.length, &insight, &self.names), reads)
     }
 
-    /// Asks the kernel for everything but requests.
-    fn ask_everything(&self, guest: &Guest) {
+    /// Runs all operations on the kernel except the resolution of requests.
+    fn run_all_operations(&self, guest: &Guest) {
         let Some(kernel) = guest.kernel() else { return };
         let _ = kernel.counters();
         let _ = (kernel.is_there(), kernel.modules_changed());
@@ -206,17 +207,17 @@ impl Subject {
         let _ = kernel.read_again();
     }
 
-    /// Applies the mutations that `data` stands for, looks at the memory, and puts it back in
-    /// order.
+    /// Applies the mutations that `data` describes, runs the given work on the memory, and reverts
+    /// the mutations.
     ///
     /// # Panics
-    /// When a bound is passed.
+    /// When a bound is exceeded.
     pub fn run(&mut self, effort: Effort, data: &[u8]) -> Outcome {
         let start = Instant::now();
         let first = data.first().copied().unwrap_or(0);
         let place = usize::from(first & 0x7f) % self.clean.len();
-        // Nothing that was read before another mutation counts. What was read before this one may:
-        // a file that was met a moment ago.
+        // Nothing that was read before an earlier mutation is still valid in the caches. What is
+        // read before this mutation may be: a file of a moment ago.
         self.now_ns += 2_000_000_000;
         if effort == Effort::Request && first & 0x80 != 0 {
             self.resolve(place);
@@ -234,21 +235,21 @@ impl Subject {
         match effort {
             Effort::Request => {
                 outcome.attached = true;
-                self.judge(place, &mutations, &mut outcome);
+                self.compare(place, &mutations, &mut outcome);
             }
-            Effort::Everything => self.everything(&mutations, &mut outcome),
+            Effort::Everything => self.search_and_compare(&mutations, &mut outcome),
         }
         for mutation in mutations.iter().rev() {
             self.store.write_u64(mutation.address, mutation.old);
         }
-        if mutations.iter().any(|it| self.is_remembered(it)) {
+        if mutations.iter().any(|it| self.is_cached(it)) {
             self.resolver = self.guest.resolver();
         }
         assert!(start.elapsed() < TIME_MAX, "took {:?}: {mutations:x?}", start.elapsed());
         outcome
     }
 
-    fn everything(&mut self, mutations: &[Mutation], outcome: &mut Outcome) {
+    fn search_and_compare(&mut self, mutations: &[Mutation], outcome: &mut Outcome) {
         let header = self.requests[0].view.header;
         let guest = attach(&self.memory, &self.names, header);
         outcome.attached = guest.kernel().is_some();
@@ -258,20 +259,20 @@ impl Subject {
         let mut resolver = guest.resolver();
         std::mem::swap(&mut resolver, &mut self.resolver);
         for place in 0..self.clean.len() {
-            self.judge(place, mutations, outcome);
+            self.compare(place, mutations, outcome);
         }
         self.resolver = resolver;
-        self.ask_everything(&guest);
+        self.run_all_operations(&guest);
     }
 
-    /// Whether a resolver keeps what it reads there: where page structures are.
-    fn is_remembered(&self, mutation: &Mutation) -> bool {
+    /// Whether a resolver caches what it reads at this address: the places of page structures.
+    fn is_cached(&self, mutation: &Mutation) -> bool {
         let page = mutation.address & !4095;
-        self.remembered.as_ref().is_none_or(|pages| pages.contains(&page))
+        self.cached_pages.as_ref().is_none_or(|pages| pages.contains(&page))
     }
 
-    /// Resolves a request and compares with what was told before.
-    fn judge(&mut self, place: usize, mutations: &[Mutation], outcome: &mut Outcome) {
+    /// Resolves a request and compares the facts with those without mutations.
+    fn compare(&mut self, place: usize, mutations: &[Mutation], outcome: &mut Outcome) {
         let (reported, reads) = self.resolve(place);
         outcome.reads_max = outcome.reads_max.max(reads);
         assert!(reads <= READS_MAX, "{reads} reads: {mutations:x?}");
@@ -290,7 +291,7 @@ impl Subject {
                 outcome.unsure += u64::from(!known);
                 continue;
             };
-            // The bio's own group, where the page's is torn.
+            // The bio's own group is reported if the page's group is torn.
             let is_fallback = what == "group" && part.cgroup == "/";
             if part.confidence < Confidence::Sure
                 || is_fallback && self.requests[place].name == "charged page"
@@ -301,7 +302,7 @@ impl Subject {
             } else {
                 let members: Vec<_> =
                     mutations.iter().map(|it| self.words.pointer(it.address)).collect();
-                outcome.nonsense.push(format!(
+                outcome.unexplained.push(format!(
                     "{}: {what}: {part:?} instead of {before:?} by {members:?} {mutations:x?}",
                     self.requests[place].name
                 ));
@@ -309,15 +310,17 @@ impl Subject {
         }
     }
 
-    /// Whether the memory with this mutation says something else, rather than nothing.
+    /// Whether this mutation changes the facts in memory, rather than damaging the structures.
     fn explains(&self, mutation: &Mutation) -> bool {
         match self.words.pointer(mutation.address) {
-            Some(member) => UNCHECKED.contains(&member) || self.words.has(member, mutation.new),
+            Some(member) => {
+                UNCHECKED.contains(&member) || self.words.is_plausible(member, mutation.new)
+            }
             None => true,
         }
     }
 
-    /// The mutation that some bytes stand for.
+    /// The mutation that some bytes describe.
     fn mutation(&self, effort: Effort, place: usize, data: &[u8]) -> Option<Mutation> {
         const HUGE: [u64; 10] = [
             u64::MAX,
@@ -336,7 +339,7 @@ impl Subject {
             Effort::Everything => &self.sites,
         };
         let (how, value) = (data[3], word(data, 4));
-        // Most of what is read for a kernel is its symbols and types, at long stretches.
+        // Most words that are read for a kernel are its symbols and types, in long reads.
         let sites = if how & 0x80 == 0 { &sites.all } else { &sites.structures };
         if sites.is_empty() {
             return None;
@@ -350,19 +353,19 @@ impl Subject {
             3 => old.wrapping_add(value % 65).wrapping_sub(32),
             4 => HUGE[value as usize % HUGE.len()],
             5 => 0,
-            // To itself, or to its structure.
+            // A pointer to itself, or to its structure.
             6 => self.direct + (address & !(value & 0x3f | 7)),
-            // What is elsewhere on the way: an ancestor, a cousin.
+            // The value of another word that is read: an ancestor, a sibling.
             7 => self.memory.u64(site(value))?,
             8 => old ^ 1 << (value % 64),
-            // The half of it.
+            // Only the lower half changes.
             _ => old & !0xffff_ffff | HUGE[value as usize % HUGE.len()] & 0xffff_ffff,
         };
         Some(Mutation { address, old, new })
     }
 }
 
-/// The part of an answer that an offset lies in.
+/// The part of a result that contains an offset.
 fn at(reported: &[NamedFacts], offset: u64) -> &NamedFacts {
     let mut end = 0;
     let found = reported.iter().find(|part| {
@@ -372,7 +375,7 @@ fn at(reported: &[NamedFacts], offset: u64) -> &NamedFacts {
     found.unwrap_or(&reported[0])
 }
 
-/// What holds for every answer, whatever the memory.
+/// Checks the properties of every result, for any content of the memory.
 pub(crate) fn check(insight: &Insight, length: u64, names: &Names) {
     let mut end = 0;
     for part in insight.parts(length) {
@@ -387,8 +390,8 @@ pub(crate) fn check(insight: &Insight, length: u64, names: &Names) {
     assert_eq!(end, length, "parts add up");
 }
 
-/// Has the bytes of a fuzzer tamper with a synthetic guest, looks at all of it, and panics when a
-/// bound is passed.
+/// Manipulates a synthetic guest according to the bytes of a fuzzer, and runs the work on it.
+/// Panics when a bound is exceeded.
 pub fn fuzz_introspection(data: &[u8]) {
     thread_local! {
         static SUBJECTS: std::cell::RefCell<Vec<Subject>> = const { std::cell::RefCell::new(Vec::new()) };

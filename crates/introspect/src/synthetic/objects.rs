@@ -1,4 +1,4 @@
-//! What a kernel manages: file systems, files, devices, control groups and tasks.
+//! The objects of a kernel: file systems, files, devices, control groups and tasks.
 
 use super::PAGE;
 use super::builder::Builder;
@@ -12,7 +12,7 @@ const BLOCK_DEVICE: u32 = 0o06_0600;
 #[derive(Clone, Copy)]
 pub(crate) struct Mount {
     pub super_block: u64,
-    /// The name of its root directory.
+    /// The dentry of the root directory.
     pub root: u64,
 }
 
@@ -23,18 +23,19 @@ pub(crate) struct Device {
     pub inode: u64,
 }
 
-/// A control group, and its states of two subsystems.
+/// A control group, and its states in two subsystems.
 #[derive(Clone, Copy)]
 pub(crate) struct Group {
     pub node: u64,
-    /// What bios name.
+    /// The state to which bios refer.
     pub block: u64,
-    /// What pages name.
+    /// The state to which pages refer.
     pub memory: u64,
 }
 
 impl Builder<'_> {
-    /// A super block without a list: the kind of its file system, the name of its device.
+    /// A super block that is in no list: `kind` is the file system's type, `id` the name of its
+    /// device.
     pub fn super_block(&mut self, kind: &str, id: &str, device: u64) -> u64 {
         let file_system = self.make("file_system_type");
         let name = self.text(kind);
@@ -67,14 +68,14 @@ impl Builder<'_> {
         self.set(data, "address_space.host", inode);
     }
 
-    /// An inode without a name.
+    /// An inode without a dentry.
     pub fn inode(&mut self, super_block: u64, number: u64, mode: u32, size: u64) -> u64 {
         let inode = self.make("inode");
         self.fill_inode(inode, super_block, number, mode, size);
         inode
     }
 
-    /// An inode inside of Btrfs's own; returns both addresses, the outer one first.
+    /// An inode that is embedded in a Btrfs inode. Returns both addresses, the outer one first.
     pub fn btrfs_inode(&mut self, mount: Mount, number: u64, mode: u32, size: u64) -> (u64, u64) {
         let outer = self.make("btrfs_inode");
         let inode = self.at(outer, "btrfs_inode.vfs_inode");
@@ -82,7 +83,7 @@ impl Builder<'_> {
         (outer, inode)
     }
 
-    /// A name in the directory `parent` (0 for a root); an inode of 0 gets none.
+    /// A dentry in the directory `parent` (0 for a root). An inode of 0 stays without a dentry.
     pub fn name(&mut self, parent: u64, text: &str, inode: u64) -> u64 {
         let name = self.make("dentry");
         self.set(name, "dentry.d_parent", if parent == 0 { name } else { parent });
@@ -95,7 +96,7 @@ impl Builder<'_> {
         self.set_u32(name, "dentry.d_name.len", text.len() as u32);
         self.set(name, "dentry.d_name.name", letters);
         self.set(name, "dentry.d_inode", inode);
-        // In a chain of the hash table, wherever that is.
+        // The dentry is in a chain of the hash table.
         self.set(name, "dentry.d_hash.pprev", self.shape.direct + 8);
         if inode != 0 {
             let member = if self.shape.seven { "dentry.d_alias" } else { "dentry.d_u.d_alias" };
@@ -105,12 +106,12 @@ impl Builder<'_> {
         name
     }
 
-    /// A name that has been removed.
+    /// Marks a dentry as removed.
     pub fn unlink(&mut self, name: u64) {
         self.set(name, "dentry.d_hash.pprev", 0);
     }
 
-    /// The names of directories, one in the other; returns the last.
+    /// The dentries of nested directories. Returns the last.
     pub fn directories(&mut self, mut parent: u64, path: &str) -> u64 {
         for part in path.split('/') {
             parent = self.name(parent, part, 0);
@@ -118,7 +119,7 @@ impl Builder<'_> {
         parent
     }
 
-    /// A page of an inode's content that is being written back.
+    /// A page of an inode's content that is in write-back.
     pub fn cache(&mut self, inode: u64) -> u64 {
         let page = self.cache_idle(inode);
         let structure = self.page(page);
@@ -127,7 +128,7 @@ impl Builder<'_> {
         page
     }
 
-    /// A page of an inode's content that is only there.
+    /// A page of an inode's content that is not being transferred.
     pub fn cache_idle(&mut self, inode: u64) -> u64 {
         let page = self.room_page();
         let mapping = self.at(inode, "inode.i_data");
@@ -135,7 +136,7 @@ impl Builder<'_> {
         page
     }
 
-    /// A page of a process's own memory.
+    /// A page of private memory of a process.
     pub fn anonymous(&mut self) -> u64 {
         let page = self.room_page();
         let mapping = self.shape.direct + 0x3000 | 1;
@@ -143,7 +144,7 @@ impl Builder<'_> {
         page
     }
 
-    /// A page of the kernel's small objects, that looks like a file's otherwise.
+    /// A page of a slab, otherwise like a page of a file.
     pub fn slab(&mut self, inode: u64) -> u64 {
         let page = self.room_page();
         let mapping = self.at(inode, "inode.i_data");
@@ -156,11 +157,12 @@ impl Builder<'_> {
         page
     }
 
-    /// Two pages of an inode's content that are one: the first speaks for the second.
+    /// A compound page of two pages of an inode's content: the facts are in the structure of the
+    /// first.
     pub fn cache_large(&mut self, inode: u64) -> u64 {
         let mut first = self.room_page();
         if self.page(first) % 128 != 0 {
-            // Where a mask leads from the second to it.
+            // Only from the next page on does a mask lead from the second page to the first.
             first = self.room_page();
         }
         let second = self.room_page();
@@ -174,7 +176,7 @@ impl Builder<'_> {
         first
     }
 
-    /// The member that says of what a page is a part.
+    /// The member that refers to the head of a compound page.
     fn compound(&self) -> &'static str {
         if self.shape.seven { "page.compound_info" } else { "page.compound_head" }
     }
@@ -188,7 +190,7 @@ impl Builder<'_> {
         self.set_u32(structure, "page._refcount", 2);
     }
 
-    /// A disk or partition; inodes of devices are `super_block`'s.
+    /// A disk or a partition. The inodes of devices belong to `super_block`.
     pub fn device(&mut self, super_block: u64, name: &str) -> Device {
         let outer = self.make("bdev_inode");
         let inode = self.at(outer, "bdev_inode.vfs_inode");
@@ -200,14 +202,14 @@ impl Builder<'_> {
         Device { device, inode }
     }
 
-    /// What a disk's driver registers.
+    /// The disk that a driver registers.
     pub fn disk(&mut self, name: &str) -> u64 {
         let disk = self.make("gendisk");
         self.set_text(disk, "gendisk.disk_name", name);
         disk
     }
 
-    /// A control group inside of the one at `parent` (0 for the root).
+    /// A control group in the group with the node `parent` (0 for the root).
     pub fn group(&mut self, parent: u64, name: &str, serial: u64) -> Group {
         let node = self.make("kernfs_node");
         let recent = self.shape.recent;
@@ -229,7 +231,7 @@ impl Builder<'_> {
         Group { node, block, memory }
     }
 
-    /// A task at `task`, a thread of the process of `leader` (0 for its own).
+    /// Fills in the task at `task`: a thread of the process of `leader` (0 for a new process).
     pub fn fill_task(&mut self, task: u64, leader: u64, process_id: u32, command: &str) {
         self.set_u32(task, "task_struct.pid", if leader == 0 { process_id } else { 4000 });
         self.set_u32(task, "task_struct.tgid", process_id);
@@ -237,14 +239,14 @@ impl Builder<'_> {
         self.set_text(task, "task_struct.comm", command);
     }
 
-    /// A task of its own.
+    /// A task in new room.
     pub fn task(&mut self, leader: u64, process_id: u32, command: &str) -> u64 {
         let task = self.make("task_struct");
         self.fill_task(task, leader, process_id, command);
         task
     }
 
-    /// A file that was opened.
+    /// An open file.
     pub fn open(&mut self, inode: u64) -> u64 {
         let file = self.make("file");
         self.set(file, "file.f_inode", inode);

@@ -1,13 +1,13 @@
-//! What is read of a guest's memory: recorded where the crate is built for that.
+//! The reads of a guest's memory, recorded if the crate is built with recording.
 
 use crate::memory::GuestMemory;
 
-/// The places of aligned words that were read, in order, each once.
+/// The addresses of the aligned words that were read, sorted and without duplicates.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sites {
-    /// All of them.
+    /// All words.
     pub all: Vec<u64>,
-    /// Those that were not read at long stretches.
+    /// The words that were not part of a long read.
     pub structures: Vec<u64>,
 }
 
@@ -25,7 +25,7 @@ impl Sites {
         Self { all: words(u64::MAX), structures: words(256) }
     }
 
-    /// Adds those of `other`.
+    /// Adds the words of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (own, more) in [(&mut self.all, &other.all), (&mut self.structures, &other.structures)]
         {
@@ -36,13 +36,13 @@ impl Sites {
     }
 }
 
-/// How many reads there have been on this thread.
+/// The number of reads on this thread.
 #[cfg(any(test, feature = "recording"))]
 pub(crate) fn count() -> u64 {
     crate::memory::recording::count()
 }
 
-/// Does `act` and returns what it read.
+/// Runs `act`. Returns its result and the words that it read.
 #[cfg(any(test, feature = "recording"))]
 pub(crate) fn record<T>(_memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, Sites) {
     let (result, ranges) = crate::memory::recording::record(act);
@@ -51,13 +51,13 @@ pub(crate) fn record<T>(_memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, S
     (result, Sites::new(&ranges))
 }
 
-/// Nobody counts.
+/// Without recording, the number of reads is unknown: 0.
 #[cfg(not(any(test, feature = "recording")))]
 pub(crate) fn count() -> u64 {
     0
 }
 
-/// Does `act` and returns all of the memory.
+/// Runs `act`. Without recording, returns its result and all words of the memory.
 #[cfg(not(any(test, feature = "recording")))]
 pub(crate) fn record<T>(memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, Sites) {
     let touched = memory.regions().iter().flat_map(|region| GuestMemory::touched(region, 0));

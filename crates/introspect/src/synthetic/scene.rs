@@ -1,5 +1,5 @@
-//! What goes on in a synthetic guest: requests of every kind that is known, on their way to a
-//! disk, and what is true of each.
+//! The activity of a synthetic guest: requests of every known kind in flight, and the true facts
+//! about each.
 
 use fathom_insight::{Confidence, Kind, Source};
 
@@ -10,46 +10,46 @@ use super::objects::{DIRECTORY, REGULAR};
 use super::stage::{Bio, Stage};
 use crate::resolver::RequestView;
 
-/// A request on its way.
+/// A request in flight.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What it is for.
+    /// The purpose of the request.
     pub name: &'static str,
-    /// As the disk sees it.
+    /// The disk's view of the request.
     pub view: RequestView,
-    /// Its memory: guest-physical addresses and lengths.
+    /// The request's memory: guest-physical addresses and lengths.
     pub pieces: Vec<(u64, u64)>,
-    /// What is to be told about it.
+    /// The true facts about the request.
     pub truth: Vec<NamedFacts>,
 }
 
 /// Variables of the image.
 pub(crate) struct Globals {
-    /// Guest-physical: the pointer to the super block of devices.
+    /// The guest-physical address of the pointer to the super block of devices.
     pub device_super: u64,
     pub super_blocks: u64,
     pub init_task: u64,
 }
 
-/// The result.
+/// The objects of the scene.
 pub(crate) struct Scene {
     pub requests: Vec<Request>,
     pub tasks: Vec<(u32, &'static str)>,
     pub cached: Vec<(String, u64)>,
 }
 
-/// A name that is as long as names can be.
+/// A name of the greatest length.
 const LONG: &str = concat!(
     "0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-",
     "0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-",
     "0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-0123456789-",
     "0123456789-0123456789-01"
 );
-/// Two requests of their own mark: metadata with priority, and memory that is swapped.
+/// The flags of two requests: metadata with priority, and swap.
 const META: u32 = 1 << 12 | 1 << 13;
 const SWAP: u32 = 1 << 23;
 
-/// Builds it all.
+/// Builds the scene.
 pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let recent = builder.shape.recent;
     // Devices, and the file systems on them.
@@ -106,7 +106,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let web = builder.group(root.node, "web", 3);
     let batch = builder.group(root.node, "batch", 5);
     let job = builder.group(batch.node, "job", 7);
-    // Whatever can be in a name: a terminal's escapes, and what is no text.
+    // A name with arbitrary bytes: a terminal's escape sequences, and invalid text.
     let odd = builder.group(root.node, "o\u{1b}[1md", 9);
     builder.fill_task(globals.init_task, 0, 0, "swapper/0");
     let init = builder.task(0, 1, "systemd");
@@ -122,7 +122,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     builder.set(queue, "request_queue.disk", disk);
     let mut stage = Stage { builder, queue, sector: 2048, requests: Vec::new() };
 
-    // What is true.
+    // The true facts.
     let sure = |kind, source| NamedFacts {
         kind,
         source,
@@ -138,7 +138,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         device: "vda1".into(),
         ..sure(Kind::Data, Source::Page)
     };
-    let inbox_told = NamedFacts {
+    let inbox_facts = NamedFacts {
         inode: 131,
         file_size: 20_000,
         owner: 33,
@@ -146,14 +146,14 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         cgroup: "/web".into(),
         ..on_ext4.clone()
     };
-    let outbox_told = NamedFacts {
+    let outbox_facts = NamedFacts {
         inode: 132,
         file_size: 5 << 20,
         path: format!("/srv/mail/{LONG}"),
         cgroup: "/batch/job".into(),
         ..on_ext4.clone()
     };
-    let database_told = NamedFacts {
+    let database_facts = NamedFacts {
         inode: 140,
         file_size: 1 << 30,
         path: "/var/lib/db/main.db".into(),
@@ -169,18 +169,18 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
 
     // The page cache.
     let inbox_page = stage.builder.cache(inbox);
-    stage.one("data", Bio { end: "ext4_end_bio", ..bio }, inbox_page, &inbox_told);
+    stage.one("data", Bio { end: "ext4_end_bio", ..bio }, inbox_page, &inbox_facts);
     let more = [(); 3].map(|()| stage.builder.cache(outbox));
     let pieces: Vec<_> = more.iter().map(|page| (*page, PAGE)).collect();
     let whole = Bio { end: "mpage_end_io", size: 3 * PAGE, ..in_job };
-    stage.submit("one file", META, &[whole], &pieces, std::slice::from_ref(&outbox_told));
+    stage.submit("one file", META, &[whole], &pieces, std::slice::from_ref(&outbox_facts));
     let large = stage.builder.cache_large(database);
     stage.submit(
         "large page",
         0,
         &[Bio { end: "f2fs_write_end_io", size: 2 * PAGE, ..in_job }],
         &[(large, 2 * PAGE)],
-        std::slice::from_ref(&database_told),
+        std::slice::from_ref(&database_facts),
     );
     let merged = [
         Bio { end: "ext4_end_bio", size: PAGE, ..bio },
@@ -188,17 +188,17 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         Bio { end: "ext4_end_bio", size: PAGE, ..bio },
     ];
     let pieces = [(inbox_page, PAGE), (more[0], PAGE), (more[1], PAGE), (inbox_page, PAGE)];
-    let parts = [(1, &inbox_told), (2, &outbox_told), (1, &inbox_told)]
+    let parts = [(1, &inbox_facts), (2, &outbox_facts), (1, &inbox_facts)]
         .map(|(pages, reported)| NamedFacts { length: pages * PAGE, ..reported.clone() });
     stage.submit("merged", 0, &merged, &pieces, &parts);
     let gone_page = stage.builder.cache(gone);
-    let gone_told = NamedFacts {
+    let gone_facts = NamedFacts {
         inode: 150,
         file_size: 4096,
         path: "/gone (deleted)".into(),
         ..on_ext4.clone()
     };
-    stage.one("deleted", Bio { end: "ext4_end_bio", ..bio }, gone_page, &with(&gone_told, "/web"));
+    stage.one("deleted", Bio { end: "ext4_end_bio", ..bio }, gone_page, &with(&gone_facts, "/web"));
     let reserved_page = stage.builder.cache(reserved);
     stage.one(
         "own inode",
@@ -206,21 +206,21 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         reserved_page,
         &with(&of_ext4, "/web"),
     );
-    // Blocks that nobody is charged for, of a page that somebody is.
+    // Blocks that are charged to no group, of a page that is charged to one.
     let charged = stage.builder.cache(inbox);
     let structure = stage.builder.page(charged);
     stage.builder.set(structure, "page.memcg_data", web.memory);
-    stage.one("charged page", Bio { end: "ext4_end_bio", ..in_root }, charged, &inbox_told);
+    stage.one("charged page", Bio { end: "ext4_end_bio", ..in_root }, charged, &inbox_facts);
     let in_odd = Bio { end: "ext4_end_bio", group: Some(odd), ..Bio::default() };
-    let reported = with(&inbox_told, "/o\u{fffd}[1md");
+    let reported = with(&inbox_facts, "/o\u{fffd}[1md");
     stage.one("odd group", in_odd, inbox_page, &reported);
     let free = Bio { end: "ext4_end_bio", ..Bio::default() };
-    stage.one("no group", free, inbox_page, &with(&inbox_told, ""));
+    stage.one("no group", free, inbox_page, &with(&inbox_facts, ""));
     let slab = stage.builder.slab(inbox);
     stage.one("slab", Bio { end: "f2fs_write_end_io", ..in_root }, slab, &with(&unknown, "/"));
     let private = stage.builder.anonymous();
     stage.one("anonymous", Bio { end: "ext4_end_bio", ..bio }, private, &with(&unknown, "/web"));
-    let f2fs_told =
+    let f2fs_facts =
         NamedFacts { file_system: "f2fs".into(), device: "vdd".into(), ..on_ext4.clone() };
     let mixed = [directory, nodes, flash].map(|inode| stage.builder.cache(inode));
     let pieces: Vec<_> = mixed.iter().map(|page| (*page, PAGE)).collect();
@@ -230,10 +230,10 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
             inode: 4,
             file_size: PAGE,
             path: "/d".into(),
-            ..f2fs_told.clone()
+            ..f2fs_facts.clone()
         },
-        NamedFacts { kind: Kind::Metadata, ..f2fs_told.clone() },
-        NamedFacts { inode: 5, file_size: 12_000, path: "/f".into(), ..f2fs_told.clone() },
+        NamedFacts { kind: Kind::Metadata, ..f2fs_facts.clone() },
+        NamedFacts { inode: 5, file_size: 12_000, path: "/f".into(), ..f2fs_facts.clone() },
     ]
     .map(|reported| NamedFacts { length: PAGE, cgroup: "/web".into(), ..reported });
     let each = Bio { end: "f2fs_write_end_io", size: 3 * PAGE, ..bio };
@@ -249,7 +249,8 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     stage.one("journal head", bio_of, device_page, &with(&reported, "/"));
     let bio_of = stage.of_buffer("end_buffer_write_sync", in_root);
     stage.one("metadata", bio_of, device_page, &with(&of_ext4, "/"));
-    // What jbd2 marks is its own on a file system of jbd2 only.
+    // The bit with which jbd2 marks its own blocks has this meaning only on a file system with
+    // jbd2.
     let flash_page = stage.builder.cache(vdd.inode);
     let of_f2fs =
         NamedFacts { file_system: "f2fs".into(), device: "vdd".into(), ..of_ext4.clone() };
@@ -268,7 +269,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let reported = NamedFacts { device: "vdb".into(), ..sure(Kind::Device, Source::Page) };
     stage.one("device", bio_of, raw_page, &with(&reported, "/"));
 
-    // Past the page cache.
+    // Direct I/O.
     let process = |reported: &NamedFacts| NamedFacts {
         process: "postgres".into(),
         process_id: 77,
@@ -279,11 +280,11 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let file = stage.builder.open(database);
     for (name, waits) in [("iomap", true), ("iomap async", false)] {
         let iocb = stage.holder("kiocb", "kiocb.ki_filp", file);
-        let complete = if waits { 0 } else { stage.builder.function("nobody_knows_end_io") };
+        let complete = if waits { 0 } else { stage.builder.function("unknown_end_io") };
         stage.builder.set(iocb, "kiocb.ki_complete", complete);
         let dio = stage.holder("iomap_dio", "iomap_dio.iocb", iocb);
         stage.builder.set(dio, "iomap_dio.submit.waiter", thread);
-        let reported = process(&database_told);
+        let reported = process(&database_facts);
         let reported = if waits {
             reported
         } else {
@@ -302,7 +303,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         "direct",
         Bio { end: "dio_bio_end_io", private: dio, ..bio },
         more[0],
-        &process(&inbox_told),
+        &process(&inbox_facts),
     );
     let dio = stage.holder("blkdev_dio", "blkdev_dio.waiter", thread);
     let reported = NamedFacts { kind: Kind::Device, cgroup: "/web".into(), ..process(&unknown) };
@@ -313,7 +314,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         private,
         &reported,
     );
-    // On a stack, across the end of a page.
+    // A bio on a stack, across the end of a page.
     let stack = stage.builder.scattered(2 * PAGE, false) + PAGE - 64;
     let simple = Bio { end: "blkdev_bio_end_io_simple", private: postgres, address: stack, ..bio };
     stage.one("device simple", simple, private, &reported);
@@ -321,30 +322,37 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     // Swap.
     let reported = with(&sure(Kind::Swap, Source::Bio), "/");
     stage.one("swap", Bio { end: "end_swap_bio_write", ..in_root }, private, &reported);
-    let stranger = Bio { end: "nobody_knows_end_io", size: PAGE, ..in_root };
+    let foreign = Bio { end: "unknown_end_io", size: PAGE, ..in_root };
     let likely = |kind, source| NamedFacts { confidence: Confidence::Likely, ..sure(kind, source) };
     let reported = with(&likely(Kind::Swap, Source::Flags), "/");
-    stage.submit("swap by flag", SWAP, &[stranger], &[(private, PAGE)], &[reported]);
+    stage.submit("swap by flag", SWAP, &[foreign], &[(private, PAGE)], &[reported]);
     let reported = with(&likely(Kind::Metadata, Source::Flags), "/");
-    stage.submit("metadata by flag", META, &[stranger], &[(private, PAGE)], &[reported]);
+    stage.submit("metadata by flag", META, &[foreign], &[(private, PAGE)], &[reported]);
     let waited = Bio { end: "submit_bio_wait_endio", ..bio };
     let reported = with(&likely(Kind::Device, Source::Bio), "/web");
     stage.one("device waited", waited, private, &reported);
-    let stranger = Bio { end: "nobody_knows_end_io", ..bio };
-    let reported = NamedFacts { confidence: Confidence::Likely, ..inbox_told.clone() };
-    stage.one("stranger", stranger, inbox_page, &reported);
-    let stranger = Bio { device: vda1.device, ..stranger };
-    stage.one("stranger on its device", stranger, inbox_page, &reported);
-    // Pages of a file that a program has mapped, and writes to a device: nothing of the file's.
+    let foreign = Bio { end: "unknown_end_io", ..bio };
+    let reported = NamedFacts { confidence: Confidence::Likely, ..inbox_facts.clone() };
+    stage.one("unknown function", foreign, inbox_page, &reported);
+    let foreign = Bio { device: vda1.device, ..foreign };
+    stage.one("unknown function on its device", foreign, inbox_page, &reported);
+    // Pages of a file that a program has mapped and writes to a device: the facts are not the
+    // file's.
     let mapped = stage.builder.cache_idle(inbox);
     let of_device = with(&likely(Kind::Device, Source::Bio), "/web");
     for (name, end, device, page, reported) in [
-        ("waited, on its device", "bio_wait_end_io", vda1.device, inbox_page, &inbox_told),
+        ("waited, on its device", "bio_wait_end_io", vda1.device, inbox_page, &inbox_facts),
         ("mapped, waited", "bio_wait_end_io", vdb.device, mapped, &of_device),
         ("mapped, waited, its device", "submit_bio_wait_endio", vda1.device, mapped, &of_device),
         ("written back, waited elsewhere", "bio_wait_end_io", vdb.device, inbox_page, &of_device),
-        ("mapped, stranger", "nobody_knows_end_io", vda1.device, mapped, &with(&unknown, "/web")),
-        ("elsewhere", "nobody_knows_end_io", vdb.device, inbox_page, &with(&unknown, "/web")),
+        (
+            "mapped, unknown function",
+            "unknown_end_io",
+            vda1.device,
+            mapped,
+            &with(&unknown, "/web"),
+        ),
+        ("elsewhere", "unknown_end_io", vdb.device, inbox_page, &with(&unknown, "/web")),
         ("another device's", "bio_wait_end_io", vdb.device, device_page, &of_device),
     ] {
         stage.one(name, Bio { end, device, ..bio }, page, reported);
@@ -356,12 +364,12 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let target = stage.holder("dm_target_io", "dm_target_io.io", io);
     let clone = stage.builder.at(target, "dm_target_io.clone");
     let linear = Bio { address: clone, end: "clone_endio", ..bio };
-    stage.one("dm-linear", linear, inbox_page, &inbox_told);
+    stage.one("dm-linear", linear, inbox_page, &inbox_facts);
     let vectors = stage.vectors(&[more[0]]);
     let original = stage.above(&Bio { end: "mpage_end_io", vectors, ..in_job });
     let crypt = stage.holder("dm_crypt_io", "dm_crypt_io.base_bio", original);
     let crypt = Bio { end: "crypt_endio", private: crypt, ..in_job };
-    stage.one("dm-crypt", crypt, private, &outbox_told);
+    stage.one("dm-crypt", crypt, private, &outbox_facts);
     let layers: [[&'static str; 4]; 3] = [
         ["raid1", "r1bio", "r1bio.master_bio", "raid1_end_write_request"],
         ["raid10", "r10bio", "r10bio.master_bio", "raid10_end_read_request"],
@@ -374,23 +382,23 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     for [name, structure, member, end] in layers {
         let original = stage.above(&Bio { end: "ext4_end_bio", ..bio });
         let holder = stage.holder(structure, member, original);
-        stage.one(name, Bio { end, private: holder, ..bio }, inbox_page, &inbox_told);
+        stage.one(name, Bio { end, private: holder, ..bio }, inbox_page, &inbox_facts);
     }
     let rest = stage.above(&Bio { end: "ext4_end_bio", ..bio });
     stage.one(
         "split",
         Bio { end: "bio_chain_endio", private: rest, ..bio },
         inbox_page,
-        &inbox_told,
+        &inbox_facts,
     );
     // A mirror on two encrypted disks.
     let original = stage.above(&Bio { end: "ext4_end_bio", vectors, ..in_job });
     let mirror = stage.holder("r1bio", "r1bio.master_bio", original);
     let half = stage.above(&Bio { end: "raid1_end_write_request", private: mirror, ..in_job });
     let crypt = stage.holder("dm_crypt_io", "dm_crypt_io.base_bio", half);
-    // The first page of the file system's own bio tells.
+    // The first page of the file system's own bio has the facts.
     let stacked = Bio { end: "crypt_endio", private: crypt, ..in_job };
-    stage.one("raid1 on dm-crypt", stacked, private, &outbox_told);
+    stage.one("raid1 on dm-crypt", stacked, private, &outbox_facts);
     let reported = with(&sure(Kind::Device, Source::Bio), "/");
     stage.one("md super block", Bio { end: "super_written", ..in_root }, private, &reported);
 
@@ -425,7 +433,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         cgroup: "/web".into(),
         ..sure(Kind::Data, Source::Bio)
     };
-    let data_told =
+    let data_facts =
         NamedFacts { inode: 257, file_size: 70_000, path: "/home/data".into(), ..on_btrfs.clone() };
     let embedded = |stage: &mut Stage<'_, '_>, outer: u64, end: &str, private: u64| {
         let own = stage.builder.make("btrfs_bio");
@@ -437,13 +445,13 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         stage.builder.set(own, "btrfs_bio.private", private);
         stage.builder.at(own, "btrfs_bio.bio")
     };
-    // The page of a bio with an inode of its own is anybody's.
+    // The page of a bio that refers to its inode can be any page.
     let simple = Bio { end: "btrfs_simple_end_io", ..bio };
     let source = if recent { Source::Bio } else { Source::Page };
     let page = if recent { private } else { stage.builder.cache(btrfs_file) };
     let address = embedded(&mut stage, btrfs_outer, "btrfs_something_else", 0);
-    let data_told = NamedFacts { source, ..data_told };
-    stage.one("btrfs data", Bio { address, ..simple }, page, &data_told);
+    let data_facts = NamedFacts { source, ..data_facts };
+    stage.one("btrfs data", Bio { address, ..simple }, page, &data_facts);
     let tree_page = if recent { private } else { stage.builder.cache(tree) };
     let address = embedded(&mut stage, tree_outer, "btrfs_something_else", 0);
     let reported = NamedFacts { kind: Kind::Metadata, source, ..on_btrfs.clone() };
@@ -454,26 +462,26 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         stage.holder("btrfs_dio_private", "btrfs_dio_private.inode", btrfs_file)
     };
     let address = embedded(&mut stage, btrfs_outer, "btrfs_end_dio_bio", owner);
-    let reported = NamedFacts { kind: Kind::Direct, source: Source::Bio, ..data_told.clone() };
+    let reported = NamedFacts { kind: Kind::Direct, source: Source::Bio, ..data_facts.clone() };
     stage.one("btrfs direct", Bio { address, ..simple }, private, &reported);
     let owner =
         if recent { 0 } else { stage.holder("compressed_bio", "compressed_bio.inode", btrfs_file) };
     let address = embedded(&mut stage, btrfs_outer, "end_compressed_bio_read", owner);
-    let reported = NamedFacts { source: Source::Bio, ..data_told.clone() };
+    let reported = NamedFacts { source: Source::Bio, ..data_facts.clone() };
     stage.one("btrfs compressed", Bio { address, ..simple }, private, &reported);
     let address = embedded(&mut stage, btrfs_outer, "btrfs_something_else", 0);
     let original = stage.above(&Bio { address, ..simple });
     let context = stage.holder("btrfs_io_context", "btrfs_io_context.orig_bio", original);
     let stripe = stage.holder("btrfs_io_stripe", "btrfs_io_stripe.bioc", context);
     let copy = Bio { end: "btrfs_clone_write_end_io", private: stripe, ..bio };
-    stage.one("btrfs stripe", copy, page, &data_told);
+    stage.one("btrfs stripe", copy, page, &data_facts);
     let reported = with(&sure(Kind::Metadata, Source::Bio), "/");
     stage.one("btrfs super", Bio { end: "btrfs_end_super_write", ..in_root }, private, &reported);
 
-    // Copies of pages that may be of several files: all of them are looked at.
+    // Copies of pages that may belong to several files: all of them are examined.
     let reported = with(&unknown, "/batch/job");
     for (name, first, reported) in [
-        ("dm-crypt of a file", more[0], &outbox_told),
+        ("dm-crypt of a file", more[0], &outbox_facts),
         ("dm-crypt of two files", inbox_page, &reported),
     ] {
         let vectors = stage.vectors(&[first, more[1]]);
@@ -484,7 +492,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         stage.submit(name, 0, &[crypt], &[(private, size)], std::slice::from_ref(reported));
     }
 
-    // Without data, and cut short.
+    // Requests without data, and a torn one.
     let discard = Bio { size: 1 << 20, ..in_job };
     stage.submit("discard", 0, &[discard], &[], &[with(&unknown, "/batch/job")]);
     stage.submit("flush", 0, &[], &[], std::slice::from_ref(&unknown));
@@ -492,7 +500,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     stage.submit("torn", 0, &[short, short], &[(inbox_page, PAGE)], &[]);
     let torn = stage.requests.last_mut().expect("a request");
     torn.truth = vec![
-        NamedFacts { length: PAGE, ..inbox_told.clone() },
+        NamedFacts { length: PAGE, ..inbox_facts.clone() },
         NamedFacts { length: PAGE, ..with(&unknown, "/web") },
     ];
 

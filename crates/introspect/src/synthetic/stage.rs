@@ -1,4 +1,4 @@
-//! How a synthetic guest submits requests: bios, what is above them, and the request itself.
+//! Submits requests in a synthetic guest: bios, the structures above them, and the request itself.
 
 use super::PAGE;
 use super::answer::NamedFacts;
@@ -7,18 +7,18 @@ use super::objects::Group;
 use super::scene::Request;
 use crate::resolver::RequestView;
 
-/// A bio to be.
+/// The members of a bio.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Bio {
-    /// Where; 0 is anywhere.
+    /// The address; 0 for new room.
     pub(super) address: u64,
     pub(super) end: &'static str,
     pub(super) private: u64,
-    /// The list of its pieces of memory, for layers that copy.
+    /// The list of the bio's pieces of memory, for layers that copy.
     pub(super) vectors: u64,
     pub(super) size: u64,
     pub(super) group: Option<Group>,
-    /// The `block_device` that it is for.
+    /// The `block_device` of the bio.
     pub(super) device: u64,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Stage<'b, 's> {
 }
 
 impl Stage<'_, '_> {
-    /// Fills in a bio of the next request. Returns its address.
+    /// Writes a bio of the next request. Returns its address.
     pub(super) fn bio(&mut self, bio: &Bio, sector: u64, next: u64) -> u64 {
         let builder = &mut *self.builder;
         let address = if bio.address == 0 { builder.make("bio") } else { bio.address };
@@ -46,9 +46,9 @@ impl Stage<'_, '_> {
         address
     }
 
-    /// A bio that a layer above has made, to be found behind the one that is submitted.
+    /// A bio of a layer above, to which the submitted bio leads.
     pub(super) fn above(&mut self, bio: &Bio) -> u64 {
-        // Elsewhere on another device.
+        // At another place on another device.
         self.bio(bio, 77_777, 0)
     }
 
@@ -65,7 +65,7 @@ impl Stage<'_, '_> {
         vectors
     }
 
-    /// Submits a request of these bios.
+    /// Submits a request with these bios.
     pub(super) fn submit(
         &mut self,
         name: &'static str,
@@ -83,7 +83,7 @@ impl Stage<'_, '_> {
             next = self.bio(bio, sector, next);
         }
         let builder = &mut *self.builder;
-        // The driver's part is behind it, and begins with the header.
+        // The driver's part follows the request, and begins with the header.
         let room = builder.room(builder.types.size("request") + 64, 64);
         let request = builder.direct(room);
         builder.set(request, "request.q", self.queue);
@@ -110,13 +110,13 @@ impl Stage<'_, '_> {
         self.requests.push(Request { name, view, pieces: pieces.to_vec(), truth });
     }
 
-    /// Submits a request of one bio and one page.
+    /// Submits a request with one bio and one page.
     pub(super) fn one(&mut self, name: &'static str, bio: Bio, page: u64, truth: &NamedFacts) {
         let bio = Bio { size: PAGE, ..bio };
         self.submit(name, 0, &[bio], &[(page, PAGE)], std::slice::from_ref(truth));
     }
 
-    /// A structure with one pointer in it.
+    /// A structure with one pointer.
     pub(super) fn holder(
         &mut self,
         structure: &'static str,
@@ -128,7 +128,7 @@ impl Stage<'_, '_> {
         holder
     }
 
-    /// A bio of a buffer with a completion: its own, or from 7.2 on that of the bio.
+    /// A bio of a buffer. The completion function is the buffer's; from 7.2 on, the bio's.
     pub(super) fn of_buffer(&mut self, end: &'static str, bio: Bio) -> Bio {
         let buffer = self.builder.make("buffer_head");
         self.with_buffer(buffer, end, bio)

@@ -1,4 +1,4 @@
-//! Memory of a guest that can be written here.
+//! Guest memory that can be written.
 
 use std::fs::File;
 use std::io;
@@ -9,22 +9,22 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::memory::{GuestMemory, Mapping, Region};
 
-/// Regions of guest-physical memory, behind each other in one memory file. What nobody has
-/// written takes no room. Cheap to clone.
+/// Regions of guest-physical memory, contiguous in one memory file. Pages that have not been
+/// written are not allocated. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     mapping: Arc<Mapping>,
     file: Arc<File>,
-    /// Guest-physical address, length, and place in the file.
+    /// The guest-physical address, the length, and the place in the file of each region.
     regions: Vec<(u64, u64, u64)>,
 }
 
 impl Store {
-    /// Memory of zeros: for each region its guest-physical address and its length, both multiples
-    /// of a page.
+    /// Memory of zeros. Each region has a guest-physical address and a length, both multiples of a
+    /// page.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// When the memory file cannot be created or mapped.
     pub fn new(regions: &[(u64, u64)]) -> io::Result<Self> {
         let mut length = 0;
         let regions = regions.iter().map(|(start, count)| {
@@ -40,10 +40,10 @@ impl Store {
         Ok(Self { mapping, file: Arc::new(file), regions })
     }
 
-    /// The same memory, to be read as a guest's.
+    /// The same memory, for reads as a guest's.
     ///
     /// # Panics
-    /// When the process has no descriptor left.
+    /// When the process has no free descriptor.
     pub fn memory(&self) -> GuestMemory {
         let regions = self.regions.iter().map(|(start, length, offset)| {
             let file = OwnedFd::from(self.file.try_clone().expect("a descriptor"));
@@ -56,20 +56,20 @@ impl Store {
         unsafe { GuestMemory::new(regions, owner) }
     }
 
-    /// The regions: guest-physical address and length.
+    /// The regions: their guest-physical addresses and lengths.
     pub fn regions(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.regions.iter().map(|(start, length, _)| (*start, *length))
     }
 
-    /// Writes at a guest-physical address, byte by byte where it is not aligned.
+    /// Writes at a guest-physical address, byte by byte if it is not aligned.
     ///
     /// # Panics
-    /// When it is not all in one region.
+    /// When the bytes are not all in one region.
     pub fn write(&self, address: u64, bytes: &[u8]) {
         let place = self.place(address, bytes.len() as u64).expect("within the memory");
         if place as usize % 8 == 0 && bytes.len() == 8 {
             let word = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
-            #[expect(clippy::cast_ptr_alignment, reason = "the line before looks at the alignment")]
+            #[expect(clippy::cast_ptr_alignment, reason = "the line before checks the alignment")]
             // SAFETY: eight aligned bytes of the mapping.
             unsafe {
                 place.cast::<u64>().write_volatile(word);
@@ -77,7 +77,7 @@ impl Store {
             return;
         }
         for (index, byte) in bytes.iter().enumerate() {
-            // SAFETY: within the mapping, as `place` has checked.
+            // SAFETY: `place` has checked that this is within the mapping.
             unsafe { place.add(index).write_volatile(*byte) };
         }
     }
@@ -87,15 +87,15 @@ impl Store {
         self.write(address, &value.to_le_bytes());
     }
 
-    /// Whether eight bytes at an address are memory.
+    /// Whether there are eight bytes of memory at an address.
     pub fn has_word(&self, address: u64) -> bool {
         self.place(address, 8).is_some()
     }
 
-    /// The whole of the first region that holds `address`, as a file's content.
+    /// The whole content of the region that contains `address`.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the content cannot be read, or there is no such region.
     pub fn content(&self, address: u64) -> io::Result<Vec<u8>> {
         let region = self.regions.iter().find(|(start, length, _)| {
             address.checked_sub(*start).is_some_and(|offset| offset < *length)

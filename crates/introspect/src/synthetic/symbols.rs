@@ -1,22 +1,22 @@
-//! A table of symbols, compressed as the kernel's.
+//! A table of symbols, compressed in the kernel's format.
 
 use super::bytes::Bytes;
 
-/// How addresses are stored.
+/// The encodings of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addresses {
-    /// Small ones (per processor) as they are, all others below the base, negative.
+    /// Small addresses (per processor) are absolute; all others are negative and below the base.
     Below,
-    /// All above the base.
+    /// All addresses count from the base.
     Above,
-    /// Each from the place of its own entry on (there is no base).
+    /// Each address counts from the place of its own entry. There is no base.
     FromPlace,
 }
 
-/// Pieces of names that have a byte of their own.
+/// The parts of names that have a token.
 const PIECES: [&str; 8] = ["end_", "_io", "bio_", "btrfs_", "kallsyms_", "init_", "xfs_", "_"];
 
-/// The encoded parts.
+/// The encoded parts of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Tables {
     pub names: Vec<u8>,
@@ -26,8 +26,8 @@ pub(crate) struct Tables {
     pub base: u64,
 }
 
-/// Encodes symbols: name, address, and the letter of its kind.
-/// The table of offsets will be at `place`.
+/// Encodes symbols: the name, the address, and the letter of the kind of each. `place` is the
+/// address of the table of offsets.
 pub(crate) fn encode(symbols: &[(String, u64, u8)], addresses: Addresses, place: u64) -> Tables {
     let base = symbols.iter().map(|symbol| symbol.1).filter(|address| address >> 63 != 0).min();
     let base = base.unwrap_or(0);

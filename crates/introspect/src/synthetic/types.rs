@@ -1,7 +1,7 @@
-//! The structures of the miniature, much as those of Linux: see
-//! [`Description`](super::description::Description) for how they are written.
+//! The structures of synthetic kernels, similar to those of Linux.
+//! [`Description`](super::description::Description) explains the notation.
 
-/// What all kernels have.
+/// The types of all kernels.
 pub(crate) const COMMON: &str = "
     list_head 16: next 0, prev 8
     hlist_node 16: next 0, pprev 8
@@ -57,7 +57,7 @@ pub(crate) const COMMON: &str = "
     enum jbd_state_bits: BH_JBD 16, BH_JWrite 17
 ";
 
-/// What kernels up to 7.0 have.
+/// The types of kernels up to 7.0.
 pub(crate) const BEFORE_SEVEN: &str = "
     -page_union 40: - 0 -page_words, compound_head 0
     -page_counts 4: _mapcount 0, page_type 0
@@ -68,7 +68,7 @@ pub(crate) const BEFORE_SEVEN: &str = "
     buffer_head 104: b_state 0, b_page 16, b_blocknr 24, b_bdev 48, b_end_io 56, b_private 64
 ";
 
-/// What kernels of the time of 7.2 have instead.
+/// The corresponding types of kernels like 7.2.
 pub(crate) const SEVEN: &str = "
     -page_union 40: - 0 -page_words, compound_info 0
     -page_counts 4: _mapcount 0, page_type 0
@@ -80,14 +80,14 @@ pub(crate) const SEVEN: &str = "
     buffer_head 104: b_state 0, b_page 16, b_blocknr 24, b_bdev 48, b_private 64
 ";
 
-/// What kernels of the time of 6.1 have.
+/// The types of kernels like 6.1.
 pub(crate) const EARLY: &str = "
     kernfs_node 128: count 0, parent 8 *kernfs_node, name 16, priv 96
     md_io_acct 160: orig_bio 0 *bio, start_time 8
     enum pageflags: PG_locked 0, PG_uptodate 2, PG_slab 9, PG_writeback 15, PG_head 16
 ";
 
-/// What kernels of the time of 6.12 have instead.
+/// The corresponding types of kernels like 6.12.
 pub(crate) const RECENT: &str = "
     kernfs_node 128: count 0, __parent 8 *kernfs_node, name 16, priv 96
     md_io_clone 176: mddev 0, orig_bio 8 *bio
@@ -95,17 +95,17 @@ pub(crate) const RECENT: &str = "
     enum64 pagetype: PGTY_buddy 240, PGTY_slab 245
 ";
 
-/// The module `btrfs` where its bios name an inode only through what they belong to.
+/// The module `btrfs` whose bios refer to an inode only through their private structures.
 pub(crate) const BTRFS_EARLY: &str = "
     btrfs_bio 320: file_offset 8, end_io 64, private 72, bio 128 bio
     btrfs_dio_private 128: inode 0 *inode, file_offset 8
     compressed_bio 128: inode 8 *inode, start 16
 ";
-/// The same where they name Btrfs's own inode.
+/// The module `btrfs` whose bios refer to Btrfs's own inode.
 pub(crate) const BTRFS_RECENT: &str = "
     btrfs_bio 320: inode 8 *btrfs_inode, file_offset 16, end_io 64, private 72, bio 128 bio
 ";
-/// The rest of it.
+/// The other types of the module `btrfs`.
 pub(crate) const BTRFS: &str = "
     btrfs_inode 1024: root 0, location 8, vfs_inode 320 inode
     btrfs_io_stripe 32: dev 0, bioc 16 *btrfs_io_context
@@ -162,5 +162,5 @@ pub(crate) const FUNCTIONS: &[&str] = &[
     "bh_end_write",
     "bh_end_async_write",
     "super_written",
-    "nobody_knows_end_io",
+    "unknown_end_io",
 ];

@@ -1,4 +1,4 @@
-//! Descriptions of types: what they say, and what they cannot do.
+//! Descriptions of types: lookups, and the limits of hostile descriptions.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use crate::btf::Btf;
 use crate::layout::{Layout, Types};
 use crate::synthetic::Description;
 
-/// Encoded types out of words: a header, then `types`, then `strings`.
+/// Encoded types from words: a header, then `types`, then `strings`.
 fn raw(types: &[u32], strings: &[u8]) -> Vec<u8> {
     let length = types.len() as u32 * 4;
     let words = [0x0001_eb9f, 24, 0, length, length, strings.len() as u32];
@@ -60,7 +60,7 @@ fn members_by_path() {
 }
 
 #[test]
-fn modules_stand_on_their_kernel() {
+fn a_modules_description_extends_its_kernels() {
     let kernel = Description::parse("base 8: x 0\nshared 24: one 0, two 16").encode(None, 2);
     let module =
         Description::parse("own 64: of 8 base, to 16 *shared, y 24").encode(Some(&kernel), 1);
@@ -69,9 +69,9 @@ fn modules_stand_on_their_kernel() {
     let offset = |path| module.member("own", path).map(|member| member.offset);
     assert_eq!((offset("of"), offset("of.x"), offset("y")), (Some(8), Some(8), Some(24)));
     assert_eq!(module.points_to(module.member("own", "to").unwrap()), Some(&b"shared"[..]));
-    assert_eq!(module.size("base"), Some(8), "what the module does not have");
+    assert_eq!(module.size("base"), Some(8), "a type that only the kernel has");
     assert!(kernel.member("own", "y").is_none());
-    // On another kernel than its own, it says nothing or something within bounds.
+    // With a kernel other than its own, a lookup fails or has a result within bounds.
     let other = Btf::new(raw(&[], b"\0"), None).unwrap();
     let bytes = Description::parse("own 64: of 8 own").encode(None, 0).bytes;
     let lost = Btf::new(bytes, Some(&other)).unwrap();
@@ -80,7 +80,7 @@ fn modules_stand_on_their_kernel() {
 
 #[test]
 fn structures_that_contain_themselves() {
-    // A structure of 65,535 members without names, all of them the structure itself.
+    // A structure of 65,535 unnamed members, each of which is the structure itself.
     let mut types = vec![1, STRUCT | 0xffff, 8];
     for _ in 0..0xffff {
         types.extend([0, 1, 0]);
@@ -93,7 +93,7 @@ fn structures_that_contain_themselves() {
     assert!(Layout::new(&Types { kernel: &btf, modules: Vec::new() }).is_err());
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 
-    // Names, pointers and qualifiers of themselves and of each other.
+    // Names, pointers and qualifiers that refer to themselves and to each other.
     let types =
         [1, TYPEDEF, 2, 0, CONST, 1, 0, POINTER, 3, 1, STRUCT | 3, 8, 6, 1, 0, 6, 3, 0, 0, 4, 0];
     let btf = Btf::new(raw(&types, b"\0page\0me\0"), None).unwrap();
@@ -103,7 +103,7 @@ fn structures_that_contain_themselves() {
 
 #[test]
 fn names_without_an_end() {
-    // Each of 200,000 structures has a name that no zero byte ends.
+    // None of the 200,000 structures has a name with a zero byte at its end.
     let count = 200_000;
     let types: Vec<u32> = (0..count).flat_map(|index| [1 + index, STRUCT, 8]).collect();
     let strings = vec![b'x'; 4 << 20];
@@ -115,7 +115,7 @@ fn names_without_an_end() {
 
 #[test]
 fn impossible_sizes_and_places() {
-    // What is asked for must be of a size that structures have.
+    // A requested structure must have a plausible size.
     let description = |page: &str| {
         let text =
             [crate::synthetic::COMMON, crate::synthetic::BEFORE_SEVEN, crate::synthetic::EARLY]
@@ -141,19 +141,19 @@ fn impossible_sizes_and_places() {
 }
 
 #[test]
-fn broken_descriptions_say_nothing_wrong() {
+fn broken_descriptions_are_rejected_or_read_within_bounds() {
     let text = [crate::synthetic::COMMON, crate::synthetic::BEFORE_SEVEN, crate::synthetic::EARLY]
         .join("\n");
     let good = Description::parse(&text).encode(None, 0);
-    let ask = |bytes: Vec<u8>| {
+    let read = |bytes: Vec<u8>| {
         let Some(btf) = Btf::new(bytes, None) else { return false };
         let types = Types { kernel: &btf, modules: Vec::new() };
         let _ = types.enumerator("pageflags", "PG_slab");
         Layout::new(&types).is_ok()
     };
-    assert!(ask(good.bytes.clone()));
+    assert!(read(good.bytes.clone()));
     for length in 0..good.bytes.len() {
-        assert!(!ask(good.bytes[..length].to_vec()), "{length}");
+        assert!(!read(good.bytes[..length].to_vec()), "{length}");
     }
     for seed in 0..20_000 {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -165,6 +165,6 @@ fn broken_descriptions_say_nothing_wrong() {
             bytes[place] =
                 random.choice([0, 1, 0x80, 0xff, bytes[place] ^ 1 << (any % 8), any]).unwrap();
         }
-        ask(bytes);
+        read(bytes);
     }
 }

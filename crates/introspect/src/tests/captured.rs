@@ -1,4 +1,4 @@
-//! Captured guests: images that scripts/capture makes, and what the guests said of themselves.
+//! Captured guests: images made by scripts/capture, and the guests' own reports.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::memory::GuestMemory;
 use crate::resolver::RequestView;
 use crate::synthetic::{Effort, NamedFacts, Request, Store, Subject, attach, check};
 
-/// What one line of the truth says.
+/// A line of the truth, which is the guest's own report.
 #[derive(Debug, Default, Clone)]
 struct Line {
     kind: String,
@@ -24,7 +24,7 @@ impl Line {
         let (kind, mut rest) = line.split_once(' ')?;
         let mut words = HashMap::new();
         while let Some((key, value)) = rest.split_once('=') {
-            // A path or a command goes to the end of the line.
+            // A path or a command extends to the end of the line.
             let end = if key == "path" || key == "comm" { None } else { value.find(' ') };
             words.insert(key.to_owned(), value[..end.unwrap_or(value.len())].to_owned());
             rest = end.map_or("", |end| &value[end + 1..]);
@@ -44,9 +44,9 @@ impl Line {
     }
 }
 
-/// A request that is on its way to a disk.
+/// A request in flight.
 #[derive(Clone, Debug)]
-struct OnItsWay {
+struct InFlight {
     device: String,
     view: RequestView,
     pieces: Vec<(u64, u64)>,
@@ -84,18 +84,18 @@ impl Captured {
         self.truth.iter().filter(move |line| line.kind == kind)
     }
 
-    /// A number that the guest told of itself.
+    /// A number of the guest's report.
     fn number(&self, kind: &str, key: &str) -> u64 {
         self.lines(kind).find(|line| line.words.contains_key(key)).unwrap().number(key)
     }
 
-    fn requests(&self) -> Vec<OnItsWay> {
+    fn requests(&self) -> Vec<InFlight> {
         self.lines("ring").flat_map(|ring| ring_requests(&self.memory, ring)).collect()
     }
 }
 
-/// What a ring's driver has made available last, whether it is done or not.
-fn ring_requests(memory: &GuestMemory, ring: &Line) -> Vec<OnItsWay> {
+/// The requests that a ring's driver made available last, whether or not they have completed.
+fn ring_requests(memory: &GuestMemory, ring: &Line) -> Vec<InFlight> {
     let (size, table) = (ring.number("num"), ring.number("desc"));
     let chain = |mut table: u64, mut index: u64| -> Option<Vec<(u64, u64, bool)>> {
         let mut pieces = Vec::new();
@@ -125,7 +125,7 @@ fn ring_requests(memory: &GuestMemory, ring: &Line) -> Vec<OnItsWay> {
         }
         let data = &pieces[1..pieces.len() - 1];
         let pieces: Vec<_> = data.iter().map(|(address, length, _)| (*address, *length)).collect();
-        Some(OnItsWay {
+        Some(InFlight {
             device: ring.text("device").to_owned(),
             view: RequestView {
                 header,
@@ -138,18 +138,18 @@ fn ring_requests(memory: &GuestMemory, ring: &Line) -> Vec<OnItsWay> {
             pieces,
         })
     };
-    let mut found: Vec<OnItsWay> = (0..size).filter_map(request).collect();
+    let mut found: Vec<InFlight> = (0..size).filter_map(request).collect();
     found.sort_by_key(|request| request.view.header);
     found.dedup_by_key(|request| request.view.header);
     found
 }
 
 impl Captured {
-    /// The requests that are on their way: those of a ring whose header is still part of a request
-    /// to the ring's device, and that are understood.
-    fn known(&self, kernel: &Kernel, names: &Arc<Names>) -> Vec<(OnItsWay, Vec<NamedFacts>)> {
+    /// The requests in flight: those of a ring whose header is still part of a request to the
+    /// ring's device, and whose meaning is known.
+    fn known(&self, kernel: &Kernel, names: &Arc<Names>) -> Vec<(InFlight, Vec<NamedFacts>)> {
         let layout = &kernel.layout;
-        let disk = |request: &OnItsWay| {
+        let disk = |request: &InFlight| {
             let request = request.view.header.checked_sub(layout.request_size)?;
             let queue = self.memory.u64(request + layout.request_queue)?;
             let disk = kernel.pointer(queue.wrapping_add(layout.queue_disk))?;
@@ -162,7 +162,7 @@ impl Captured {
         });
         let guest = attach(&self.memory, names, requests[0].view.header);
         let mut resolver = guest.resolver();
-        let tell = |request: OnItsWay| {
+        let resolve = |request: InFlight| {
             let mut insight = Insight::default();
             let pieces = request.pieces.iter().copied();
             resolver.resolve(&request.view, pieces, &ClassTable::default(), &mut insight);
@@ -170,15 +170,15 @@ impl Captured {
             let reported = NamedFacts::all(request.view.length, &insight, names);
             (request, reported)
         };
-        let reported = requests.into_iter().map(tell);
-        // What is done already has no bio any more.
+        let reported = requests.into_iter().map(resolve);
+        // A completed request has no bio.
         reported
             .filter(|(_, reported)| reported.iter().any(|reported| reported.kind != Kind::Unknown))
             .collect()
     }
 }
 
-/// The facts of files that the guest told last, by file system and inode.
+/// The last reported facts about files, by file system and inode.
 fn files(captured: &Captured) -> HashMap<(String, u64), Vec<&Line>> {
     let mut files: HashMap<_, Vec<&Line>> = HashMap::new();
     for line in captured.lines("file").filter(|line| line.number("inode") != 0) {
@@ -214,7 +214,7 @@ fn files_that_are_cached() {
                 "{}: {reported:?}",
                 captured.name
             );
-            // It may have grown since.
+            // The file may have grown since the report.
             let grown = reported.file_size - line.number("size");
             assert!(
                 grown == 0 || grown == 5 && reported.path == "/web/small1",
@@ -223,11 +223,11 @@ fn files_that_are_cached() {
             assert!(reported.length <= reported.file_size.div_ceil(4096), "{reported:?}");
             found.push((reported.file_system.as_str(), reported.path.as_str()));
         }
-        // Together they are what the kernel counts.
+        // The sum of the pages is the kernel's counter.
         let pages: u64 = cached.iter().map(|reported| reported.length).sum();
         let counted = captured.number("vmstat", "nr_file_pages");
         assert!(pages.abs_diff(counted) < counted / 50, "{}: {pages} {counted}", captured.name);
-        // Most of the truth is among them; the guest may have dropped some to have room.
+        // Most of the reported files are cached; the guest may have dropped some to free memory.
         let small =
             cached.iter().filter(|reported| reported.path.starts_with("/web/small")).count();
         assert!(found.len() > 10 && small > 40, "{}: {small}, {found:?}", captured.name);
@@ -237,7 +237,7 @@ fn files_that_are_cached() {
         let gone = cached.iter().filter(|reported| reported.path == "/gone (deleted)");
         assert!(gone.clone().all(|reported| reported.file_size == 20_000));
         println!(
-            "{}: {} files, {} of those that the guest told, {} of those that it removed",
+            "{}: {} files, {} of those that the guest reported, {} of those that it removed",
             captured.name,
             cached.len(),
             found.len(),
@@ -252,7 +252,8 @@ fn processes_and_counters() {
     for captured in Captured::all() {
         let kernel = Kernel::attach(&captured.memory, None).unwrap();
         let tasks = kernel.tasks();
-        // The guest said it twice; what it said last holds, for what has not ended since.
+        // The guest reported its tasks twice. The last report is valid for tasks that have not
+        // ended since.
         let mut truth: HashMap<u64, &str> = HashMap::new();
         for line in captured.lines("task") {
             truth.insert(line.number("pid"), line.text("comm"));
@@ -260,7 +261,7 @@ fn processes_and_counters() {
         let mut found = 0;
         for task in &tasks {
             let Some(comm) = truth.get(&u64::from(task.process_id)) else { continue };
-            // It also says what a kernel thread works on, and does not cut names.
+            // The report also has the current work of a kernel thread, and does not truncate names.
             assert!(comm.starts_with(&task.command), "{}: {task:?} {comm}", captured.name);
             found += 1;
         }
@@ -274,7 +275,7 @@ fn processes_and_counters() {
         let number = |kind, key| captured.number(kind, key);
         let counters = kernel.counters();
         let close = |value: Option<u64>, truth: u64| {
-            // Requests went on while the guest was asked.
+            // Requests continued during the report.
             let value = value.unwrap();
             assert!(value.abs_diff(truth) < 8 << 20, "{}: {value} {truth}", captured.name);
         };
@@ -288,16 +289,16 @@ fn processes_and_counters() {
 
 #[test]
 #[ignore = "needs images: scripts/capture"]
-fn requests_that_were_on_their_way() {
+fn requests_in_flight() {
     for captured in Captured::all() {
         let kernel = Kernel::attach(&captured.memory, None).unwrap();
         let names = Arc::new(Names::default());
         let known = captured.known(&kernel, &names);
         for line in captured.lines("inflight") {
             let truth = line.number("reads") + line.number("writes");
-            let of_device = |(request, _): &&(OnItsWay, _)| request.device == line.text("device");
+            let of_device = |(request, _): &&(InFlight, _)| request.device == line.text("device");
             let count = known.iter().filter(of_device).count() as u64;
-            // Two a second were done while the guest was asked.
+            // Two requests per second completed during the report.
             assert!(count.abs_diff(truth) <= 3, "{}: {count} {line:?}", captured.name);
         }
         let fio: Vec<u32> = kernel
@@ -314,8 +315,8 @@ fn requests_that_were_on_their_way() {
                     (reported.kind, reported.path.as_str(), reported.cgroup.as_str())
                         == (kind, path, cgroup)
                 };
-                // Blocks are charged to the next group that counts them. Btrfs writes what it has
-                // sums of through the page cache.
+                // Blocks are charged to the nearest group with a counter. Btrfs writes data with
+                // checksums through the page cache.
                 let right = match reported.kind {
                     Kind::Direct => is(Kind::Direct, "/batch/direct", "/batch"),
                     Kind::Device => request.device == "vdb" && reported.cgroup == "/batch",
@@ -349,7 +350,7 @@ fn requests_that_were_on_their_way() {
     }
 }
 
-/// A guest to tamper with, in memory of its own.
+/// A guest whose memory can be manipulated, in a copy of the memory.
 fn subject(captured: &Captured) -> Subject {
     let kernel = Kernel::attach(&captured.memory, None).unwrap();
     let known = captured.known(&kernel, &Arc::new(Names::default()));
@@ -379,7 +380,7 @@ fn subject(captured: &Captured) -> Subject {
 
 #[test]
 #[ignore = "needs images: scripts/capture"]
-fn images_that_are_tampered_with() {
+fn images_that_are_manipulated() {
     for captured in Captured::all() {
         let mut subject = subject(&captured);
         for (request, reported) in subject.clean() {

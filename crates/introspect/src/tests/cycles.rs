@@ -1,27 +1,27 @@
-//! Memory that leads in circles, and requests that are as laborious as can be.
+//! Memory with cycles, and requests with the greatest possible effort.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_insight::{ClassTable, Insight, Kind, Names};
 
-use super::Miniature;
+use super::SyntheticGuest;
 use crate::kernel::Kernel;
 use crate::resolver::RequestView;
 use crate::synthetic::{NamedFacts, READS_MAX, check, reads};
 
 const PAGE: u64 = 4096;
 
-/// More structures, in what is left of a guest's room.
+/// A guest with further structures in the free part of its room.
 struct Craft {
-    guest: Miniature,
+    guest: SyntheticGuest,
     kernel: Arc<Kernel>,
     next: u64,
 }
 
 impl Craft {
     fn new() -> Self {
-        let guest = Miniature::roomy();
+        let guest = SyntheticGuest::roomy();
         let kernel = guest.guest().kernel().unwrap();
         let next = (guest.linux.used.0 + guest.linux.used.1).next_multiple_of(PAGE);
         Self { guest, kernel, next }
@@ -41,19 +41,19 @@ impl Craft {
         self.kernel.u64(address).unwrap()
     }
 
-    /// The first bio of a request.
+    /// The address of the first bio of a request.
     fn bio_of(&self, name: &str) -> u64 {
         let header = self.guest.linux.request(name).view.header;
         let request = header - self.kernel.layout.request_size;
         self.guest.memory.u64(request + self.kernel.layout.request_bio).unwrap()
     }
 
-    /// The completion of a request's bio.
+    /// The completion function of a request's bio.
     fn end_of(&self, name: &str) -> u64 {
         self.get(self.bio_of(name) + self.kernel.layout.bio_end)
     }
 
-    /// The inode and the name of the file of the request "data".
+    /// The inode and the dentry of the file of the request "data".
     fn inbox(&self) -> (u64, u64) {
         let layout = &self.kernel.layout;
         let page = self.kernel.page_of(self.guest.linux.request("data").pieces[0].0);
@@ -88,7 +88,7 @@ impl Craft {
         bio
     }
 
-    /// A request of these bios, from sector 8 on.
+    /// A request with these bios, from sector 8 on.
     fn request(&mut self, bios: &[u64], length: u64) -> RequestView {
         let layout = self.kernel.layout.clone();
         for pair in bios.windows(2) {
@@ -113,7 +113,7 @@ fn bios_that_follow_themselves() {
     let mut craft = Craft::new();
     let end = craft.end_of("data");
     let page = craft.guest.linux.request("data").pieces[0].0;
-    // Each moves less than a sector, so that the next is where it is.
+    // Each bio has less than a sector, so that the next bio begins in the same sector.
     for size in [1, 511, 512, 0] {
         let bio = craft.bio(8, size, end, 0);
         craft.set(bio, craft.kernel.layout.bio_next, bio);
@@ -144,7 +144,7 @@ fn layers_above_themselves() {
     let io = craft.get(target + layout.dm_target_io.unwrap());
     craft.set(io, layout.dm_io_original.unwrap(), clone);
     assert_eq!(craft.reported("dm-linear").path, "/srv/mail/inbox");
-    // Two that are above each other.
+    // Two bios that are above each other.
     let other = craft.bio_of("raid1 on dm-crypt");
     let holder = craft.get(other + layout.bio_private);
     craft.set(holder, layout.dm_crypt_bio.unwrap(), clone);
@@ -158,11 +158,11 @@ fn directories_in_themselves() {
     let layout = &craft.kernel.layout;
     let (_, name) = craft.inbox();
     let parent = craft.get(name + layout.dentry_parent);
-    // In each other.
+    // Two directories in each other.
     craft.set(parent, layout.dentry_parent, name);
     let reported = craft.reported("data");
     assert_eq!((reported.kind, reported.inode, reported.path.as_str()), (Kind::Data, 131, ""));
-    // In itself: no tree that is mounted, so it has only its own name.
+    // A directory in itself is in no mounted tree, so its path is only its own name.
     craft.set(name, layout.dentry_parent, name);
     assert_eq!(craft.reported("data").path, "/inbox");
     craft.set(name, layout.dentry_parent, parent);
@@ -170,7 +170,7 @@ fn directories_in_themselves() {
     assert_eq!(craft.reported("data").path, "", "a tree without a root");
 }
 
-/// Names in each other below the root of the file system of the request "data".
+/// Nested dentries below the root of the file system of the request "data".
 fn deep(craft: &mut Craft, count: usize, text: &str) -> u64 {
     let layout = craft.kernel.layout.clone();
     let (_, name) = craft.inbox();
@@ -195,20 +195,20 @@ fn deep(craft: &mut Craft, count: usize, text: &str) -> u64 {
 }
 
 #[test]
-fn paths_have_an_end() {
+fn the_length_of_paths_is_limited() {
     let mut craft = Craft::new();
     let place = craft.kernel.layout.dentry_parent;
     let (_, name) = craft.inbox();
     let long = "n".repeat(255);
-    for (depth, text, is_told) in
+    for (depth, text, is_reported) in
         [(127, "d", true), (128, "d", false), (15, long.as_str(), true), (16, long.as_str(), false)]
     {
         let parent = deep(&mut craft, depth, text);
         craft.set(name, place, parent);
         let reported = craft.reported("data");
-        assert_eq!(!reported.path.is_empty(), is_told, "{depth} times {} bytes", text.len());
+        assert_eq!(!reported.path.is_empty(), is_reported, "{depth} times {} bytes", text.len());
         assert!(reported.path.len() <= Names::LENGTH_MAX);
-        assert!(!is_told || reported.path.ends_with("/inbox"));
+        assert!(!is_reported || reported.path.ends_with("/inbox"));
     }
 }
 
@@ -227,16 +227,16 @@ fn groups_in_themselves() {
 }
 
 #[test]
-fn lists_that_do_not_come_back() {
+fn lists_with_cycles() {
     let craft = Craft::new();
     let layout = &craft.kernel.layout;
-    // Super blocks: the list of the second begins anew with the third.
+    // Super blocks: the second's link leads to the third, and the third's back to the second.
     let head = craft.kernel.places.super_blocks.unwrap();
     let first = craft.get(head);
     let second = craft.get(first);
     let third = craft.get(second);
     craft.set(third, 0, second);
-    assert_eq!(craft.reported("device").kind, Kind::Unknown, "neither mounted nor not");
+    assert_eq!(craft.reported("device").kind, Kind::Unknown, "neither mounted nor unmounted");
     assert_eq!(craft.reported("metadata").kind, Kind::Metadata, "found before the circle");
     craft.set(second, 0, second);
     assert_eq!(craft.reported("device").kind, Kind::Unknown);
@@ -273,10 +273,10 @@ fn pages_that_are_parts_of_themselves() {
     }
 }
 
-/// What is as laborious as can be: 512 bios, each below 15 others, each of a file and a group of
-/// its own, as deep as can be, and all of it in memory that is found through page tables alone.
+/// The greatest possible effort: 512 bios, each below 15 others, each of a different file in a
+/// directory of the greatest depth.
 #[test]
-fn the_longest_way() {
+fn the_greatest_effort() {
     let mut craft = Craft::new();
     let layout = craft.kernel.layout.clone();
     let (inode, name) = craft.inbox();
@@ -304,13 +304,14 @@ fn the_longest_way() {
         craft.set(own, layout.inode_number, 1000 + index);
         craft.set(own, layout.inode_data + layout.mapping_host, own);
         craft.set(own, layout.inode_dentries, own_name + layout.dentry_alias);
-        // Its page: the structure of the one at 2 MiB and on, none of which is a file's.
+        // The file's page: the structure of a page at the end of the room, which belongs to no
+        // other file.
         let page = craft.guest.linux.shape.room.0 + (6 << 20) - (index + 1) * PAGE;
         let structure = craft.kernel.page_of(page);
         let place = craft.kernel.space.walk(&craft.guest.memory, structure).unwrap();
         craft.guest.store.write_u64(place + layout.page_mapping, own + layout.inode_data);
         pieces.push((page, PAGE));
-        // Its bio, and those above.
+        // The file's bio, and the bios above it.
         let mut above = craft.bio(0, PAGE, end, 0);
         for _ in 0..14 {
             above = craft.bio(0, PAGE, chain, above);
@@ -322,7 +323,7 @@ fn the_longest_way() {
     assert!(craft.next < craft.guest.linux.shape.room.0 + (4 << 20), "pages have their own room");
     let view = craft.request(&bios, 512 * PAGE);
     let reported = craft.resolve(&view, &pieces);
-    // What is too much for one request is unknown.
+    // The bytes beyond the limit of effort of one request are unknown.
     let known = reported.iter().filter(|reported| reported.path.ends_with("/inbox")).count();
     assert!((20..512).contains(&known), "{known}");
     assert!(reported.len() > 30);

@@ -1,4 +1,4 @@
-//! Each kind of request is answered exactly.
+//! The facts about each kind of request are exact.
 
 use crate::synthetic::{Shape, Subject};
 

@@ -1,19 +1,19 @@
-//! Guests that have too much of everything.
+//! Guests with excessive numbers of structures.
 
 use std::time::{Duration, Instant};
 
 use fathom_insight::Names;
 
-use super::Miniature;
+use super::SyntheticGuest;
 use crate::kernel::{AttachError, Kernel};
 use crate::memory::recording;
 use crate::synthetic::{Shape, Store};
 
 const PAGE: u64 = 4096;
-/// See [`Miniature::endless`].
+/// See [`SyntheticGuest::endless`].
 const ENDLESS: u64 = 0xffff_d000_0000_0000;
 
-/// Does `act` and returns how many times, and how many bytes, it read of the guest's memory.
+/// Runs `act`. Returns the number of reads of the guest's memory, and the number of bytes read.
 fn effort(limit: Duration, act: impl FnOnce()) -> (u64, u64) {
     let (start, count, bytes) = (Instant::now(), recording::count(), recording::bytes());
     act();
@@ -40,16 +40,16 @@ fn memory_full_of_notes() {
             assert!(matches!(error, AttachError::Torn { .. }), "{error}");
         });
         assert!(reads < 2 * pages, "{reads}");
-        assert!(bytes < 8 << 20, "{bytes}: no more than so many of them are read");
+        assert!(bytes < 8 << 20, "{bytes}: the number of notes that are read is limited");
     }
 }
 
 #[test]
-fn modules_with_types_and_symbols_without_an_end() {
-    let guest = Miniature::roomy();
+fn modules_with_endless_types_and_symbols() {
+    let guest = SyntheticGuest::roomy();
     let kernel = guest.guest().kernel().unwrap();
     let direct = guest.linux.shape.direct;
-    // A thousand modules, and as many descriptions of types, in two rings.
+    // A thousand modules, and as many descriptions of types, in two lists.
     let mut next = (guest.linux.used.0 + guest.linux.used.1).next_multiple_of(PAGE);
     let types = &guest.linux.types;
     let place = |path: &str| types.offset(path).unwrap();
@@ -70,7 +70,7 @@ fn modules_with_types_and_symbols_without_an_end() {
     let head = kernel.places.modules.unwrap();
     let physical = |address| kernel.space.translate(&guest.memory, address).unwrap();
     let mut link = physical(kernel.u64(head).unwrap());
-    // The list of types begins in the variable behind that of modules.
+    // The head of the list of types follows that of the list of modules.
     let mut type_link = physical(head + 16);
     for _ in 0..1000 {
         let module = make("module");
@@ -93,9 +93,9 @@ fn modules_with_types_and_symbols_without_an_end() {
 }
 
 #[test]
-fn more_files_than_are_reported() {
-    // Every page another inode's, with room for more than are counted.
-    let guest = Miniature::new(&Shape { room: (2 << 20, 16 << 20), ..Shape::default() });
+fn every_page_of_another_file() {
+    // Every page belongs to a different inode.
+    let guest = SyntheticGuest::new(&Shape { room: (2 << 20, 16 << 20), ..Shape::default() });
     let kernel = guest.guest().kernel().unwrap();
     let layout = &kernel.layout;
     let start = (guest.linux.used.0 + guest.linux.used.1).next_multiple_of(PAGE);

@@ -1,4 +1,4 @@
-//! How a guest is followed: its kernel comes late, goes, comes again, and is not what it seems.
+//! The introspection of a guest: its kernel is found late, ends, boots again, and misleads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fathom_insight::{ClassTable, Insight, Kind, Names};
 
-use super::Miniature;
+use super::SyntheticGuest;
 use crate::guest::{Guest, GuestState};
 use crate::memory::GuestMemory;
 use crate::resolver::{RequestView, Resolver};
@@ -14,7 +14,7 @@ use crate::synthetic::{Linux, NamedFacts, Request, Shape, Store};
 
 const PAGE: u64 = 4096;
 
-/// A guest, one queue of it, and how often its thread was woken.
+/// A guest, one of its queues, and the number of calls of `wake`.
 struct Followed {
     guest: Arc<Guest>,
     resolver: Resolver,
@@ -52,7 +52,7 @@ impl Followed {
         self.wakes.load(Ordering::Relaxed)
     }
 
-    /// Steps as often as there is something to do.
+    /// Calls `step` until there is nothing to do.
     fn settle(&self) {
         while let Some(left) = self.guest.step() {
             assert!(left <= Duration::from_secs(1), "{left:?}");
@@ -71,8 +71,8 @@ impl Followed {
         }
     }
 
-    /// A guest whose kernel is found.
-    fn attached(guest: &Miniature) -> Self {
+    /// A guest whose kernel has been found.
+    fn attached(guest: &SyntheticGuest) -> Self {
         let mut followed = Self::new(guest.memory.clone());
         followed.resolve(guest.linux.request("data"));
         followed.settle();
@@ -81,14 +81,14 @@ impl Followed {
     }
 }
 
-/// The same request where the kernel's structures are not.
+/// The same request at another sector, which does not match the kernel's structures.
 fn elsewhere(request: &Request) -> RequestView {
     RequestView { sector: request.view.sector + 1, ..request.view }
 }
 
 #[test]
 fn the_first_request_with_data_begins_the_search() {
-    let guest = Miniature::new(&Shape::default());
+    let guest = SyntheticGuest::new(&Shape::default());
     let mut followed = Followed::new(guest.memory.clone());
     assert_eq!((followed.state(), followed.guest.step()), (GuestState::Waiting, None));
     assert_eq!(followed.resolve(guest.linux.request("flush")).kind, Kind::Unknown);
@@ -96,7 +96,7 @@ fn the_first_request_with_data_begins_the_search() {
     for _ in 0..1000 {
         assert_eq!(followed.resolve(guest.linux.request("data")).kind, Kind::Unknown);
     }
-    assert_eq!(followed.wakes(), 1, "the thread is told once");
+    assert_eq!(followed.wakes(), 1, "the thread is woken once");
     assert_eq!(followed.guest.step(), None);
     let status = followed.guest.status();
     assert_eq!((status.state, status.kernels, status.modules), (GuestState::Attached, 1, 2));
@@ -111,11 +111,11 @@ fn the_first_request_with_data_begins_the_search() {
 }
 
 #[test]
-fn searches_in_vain_are_rare() {
+fn searches_without_success_are_rare() {
     let shape = Shape::default();
     let store = Store::new(&shape.memory()).unwrap();
     let mut followed = Followed::new(store.memory());
-    // A request that no kernel made: the firmware's.
+    // The request belongs to no kernel: the firmware made it.
     let view = RequestView {
         header: 0x3000,
         sector: 0,
@@ -124,7 +124,7 @@ fn searches_in_vain_are_rare() {
         is_write: false,
         now_ns: 0,
     };
-    // The thread, with a request at each turn.
+    // The thread that calls `step`, with a request in each round.
     let (start, mut steps, mut due) = (Instant::now(), 0, None);
     let mut wakes = 0;
     while start.elapsed() < Duration::from_millis(900) {
@@ -136,12 +136,12 @@ fn searches_in_vain_are_rare() {
         }
         std::thread::yield_now();
     }
-    // After 0, 50, 150, 350 and 750 ms, each with the step that is told to wait.
+    // After 0, 50, 150, 350 and 750 ms, each with a step that postpones the search.
     assert!((2..=12).contains(&steps), "{steps} steps");
     assert!(followed.wakes() <= 6, "{} wakes", followed.wakes());
     assert!(followed.reason().contains("no Linux kernel"), "{}", followed.reason());
-    // The kernel is up: once its driver has set up the device, searches are as frequent as at
-    // first.
+    // The kernel has booted. After its driver has set up the device, searches are as frequent as at
+    // the beginning.
     let linux = Linux::build(&store, &shape);
     followed.guest.restarted();
     followed.settle();
@@ -153,8 +153,8 @@ fn searches_in_vain_are_rare() {
 }
 
 #[test]
-fn the_kernel_that_runs_is_reported_from_the_one_before() {
-    // Two kernels in one memory; the note of either can come first.
+fn the_running_kernel_is_distinguished_from_an_earlier_one() {
+    // Two kernels in one memory. The note of either can be the first.
     for swapped in [false, true] {
         let [first, second] = if swapped { [5, 1] } else { [1, 5] };
         let old = Shape { note: first * PAGE, ..Shape::default() };
@@ -173,7 +173,7 @@ fn the_kernel_that_runs_is_reported_from_the_one_before() {
         followed.resolve(old.request("data"));
         followed.settle();
         assert_eq!(followed.guest.status().release, "6.1.0-synthetic");
-        // Another boots, and nobody says so: the requests do.
+        // Another kernel boots without a restart of the device: only the requests show it.
         let new = Linux::build(&store, &new);
         let request = new.request("data");
         let mut requests = 0;
@@ -185,7 +185,8 @@ fn the_kernel_that_runs_is_reported_from_the_one_before() {
         let status = followed.guest.status();
         assert_eq!((status.release.as_str(), status.kernels), ("6.2.0-new", 2));
         assert!(status.mismatches >= 8 && status.mismatches < 40, "{}", status.mismatches);
-        // Back to the first, and the device says so: its note is gone.
+        // Back to the first kernel, with a restart of the device: the note of the second is
+        // overwritten.
         store.write(second * PAGE, &[0; 8192]);
         followed.guest.restarted();
         followed.settle();
@@ -199,15 +200,15 @@ fn the_kernel_that_runs_is_reported_from_the_one_before() {
 }
 
 #[test]
-fn a_restart_without_another_kernel_changes_nothing() {
-    let guest = Miniature::new(&Shape::default());
+fn a_restart_of_the_same_kernel_changes_nothing() {
+    let guest = SyntheticGuest::new(&Shape::default());
     let mut followed = Followed::attached(&guest);
     let generation = followed.guest.generation();
     followed.guest.restarted();
     assert_eq!(followed.wakes(), 2);
     followed.settle();
     assert_eq!(followed.guest.generation(), generation);
-    // Before the first request, it says nothing at all.
+    // Before the first request, a restart has no effect.
     followed = Followed::new(guest.memory.clone());
     followed.guest.restarted();
     assert_eq!((followed.guest.step(), followed.state()), (None, GuestState::Waiting));
@@ -215,7 +216,7 @@ fn a_restart_without_another_kernel_changes_nothing() {
 
 #[test]
 fn modules_that_are_loaded_late() {
-    let guest = Miniature::new(&Shape::default());
+    let guest = SyntheticGuest::new(&Shape::default());
     guest.linux.load_xfs(&guest.store, false);
     let mut followed = Followed::attached(&guest);
     assert_eq!(followed.guest.status().modules, 1);
@@ -224,17 +225,17 @@ fn modules_that_are_loaded_late() {
     for _ in 0..100 {
         assert_eq!(followed.resolve(request).kind, Kind::Unknown);
     }
-    assert_eq!(followed.wakes(), wakes + 1, "a stranger is told of once");
+    assert_eq!(followed.wakes(), wakes + 1, "an unknown function is reported once");
     let generation = followed.guest.generation();
     followed.settle();
-    assert_eq!(followed.guest.generation(), generation, "no module has come");
+    assert_eq!(followed.guest.generation(), generation, "no module was loaded");
     guest.linux.load_xfs(&guest.store, true);
     followed.guest.restarted();
     followed.settle();
     assert_eq!(followed.guest.status().modules, 2);
     assert_eq!(followed.guest.status().kernels, 1, "the same kernel");
     assert_eq!(followed.resolve(request), request.truth[0]);
-    // The other way round: it is loaded, then a request of its comes.
+    // The other order: the module is loaded, then one of its requests arrives.
     guest.linux.load_xfs(&guest.store, false);
     let mut followed = Followed::attached(&guest);
     guest.linux.load_xfs(&guest.store, true);
@@ -245,9 +246,9 @@ fn modules_that_are_loaded_late() {
 
 #[test]
 fn a_guest_cannot_keep_the_thread_busy_with_modules() {
-    let guest = Miniature::new(&Shape::default());
+    let guest = SyntheticGuest::new(&Shape::default());
     let mut followed = Followed::attached(&guest);
-    let stranger = guest.linux.request("stranger");
+    let foreign = guest.linux.request("unknown function");
     let before = followed.guest.generation();
     let (start, mut loaded, mut steps) = (Instant::now(), true, 0);
     let mut due = None;
@@ -255,23 +256,26 @@ fn a_guest_cannot_keep_the_thread_busy_with_modules() {
     while start.elapsed() < Duration::from_millis(400) {
         loaded = !loaded;
         guest.linux.load_xfs(&guest.store, loaded);
-        followed.resolve(stranger);
+        followed.resolve(foreign);
         if followed.wakes() > wakes || due.is_some_and(|due| due <= Instant::now()) {
             wakes = followed.wakes();
             due = followed.guest.step().map(|left| Instant::now() + left);
             steps += 1;
         }
     }
-    assert!(followed.guest.generation() - before <= 9, "at most one reading in 50 ms");
+    assert!(
+        followed.guest.generation() - before <= 9,
+        "at most one reading of the modules in 50 ms"
+    );
     assert!(steps <= 20, "{steps} steps");
 }
 
 #[test]
-fn requests_that_lie_elsewhere_make_doubts() {
-    let guest = Miniature::new(&Shape::default());
+fn requests_that_do_not_match_make_the_kernel_doubtful() {
+    let guest = SyntheticGuest::new(&Shape::default());
     let mut followed = Followed::attached(&guest);
     let request = guest.linux.request("data");
-    // Fewer than eight in a row are an accident.
+    // Fewer than eight mismatches in a row are an accident.
     for _ in 0..10 {
         for _ in 0..7 {
             assert_eq!(
@@ -283,7 +287,7 @@ fn requests_that_lie_elsewhere_make_doubts() {
     }
     let wakes = followed.wakes();
     assert_eq!((wakes, followed.guest.step()), (1, None));
-    // The header is where it should be, though, so the kernel is kept for a while.
+    // The header is in its place, though, so the kernel is kept for a while.
     for _ in 0..7 {
         for _ in 0..8 {
             followed.resolve_view(&elsewhere(request), &request.pieces);
@@ -299,7 +303,7 @@ fn requests_that_lie_elsewhere_make_doubts() {
     assert!(followed.reason().contains("swiotlb"), "{}", followed.reason());
     assert_eq!(followed.guest.status().mismatches, 70 + 64);
     assert!(followed.guest.kernel().is_none());
-    // Not looked for again but after a good while.
+    // The next search begins only after a long pause.
     std::thread::sleep(Duration::from_millis(60));
     let wakes = followed.wakes();
     for _ in 0..100 {
@@ -310,13 +314,13 @@ fn requests_that_lie_elsewhere_make_doubts() {
     assert!(matches!(followed.state(), GuestState::Blind { .. }));
     assert_eq!(followed.wakes(), wakes + 1);
     followed.resolve(request);
-    assert_eq!(followed.wakes(), wakes + 1, "the thread wakes by itself");
+    assert_eq!(followed.wakes(), wakes + 1, "the thread is not woken again");
 }
 
 #[test]
 fn requests_in_copies_belong_to_no_kernel() {
-    // What a guest with encrypted memory does: headers are in pages of their own.
-    let guest = Miniature::new(&Shape::default());
+    // The behaviour of a guest with encrypted memory: headers are in separate pages.
+    let guest = SyntheticGuest::new(&Shape::default());
     let mut followed = Followed::new(guest.memory.clone());
     let view = RequestView { header: 0xf00, ..guest.linux.request("data").view };
     followed.resolve_view(&view, &[]);
@@ -326,7 +330,7 @@ fn requests_in_copies_belong_to_no_kernel() {
         let view = RequestView { header, ..view };
         assert_eq!(followed.resolve_view(&view, &[]).kind, Kind::Unknown);
     }
-    // With the same headers once its kernel is known.
+    // The same headers after the kernel has been found.
     let mut followed = Followed::attached(&guest);
     for header in [0, 1, 0xff, u64::MAX, u64::MAX - 255, 1 << 52, guest.linux.used.0 + 7] {
         let view = RequestView { header, ..view };
@@ -336,7 +340,7 @@ fn requests_in_copies_belong_to_no_kernel() {
 
 #[test]
 fn kernels_that_cannot_be_read() {
-    let hide = |guest: &Miniature, what: &str| {
+    let hide = |guest: &SyntheticGuest, what: &str| {
         for page in [0, PAGE] {
             let note = guest.linux.shape.note + page;
             let mut text = vec![0; 4096];
@@ -346,13 +350,13 @@ fn kernels_that_cannot_be_read() {
             }
         }
     };
-    let follow = |guest: &Miniature| {
+    let follow = |guest: &SyntheticGuest| {
         let mut followed = Followed::new(guest.memory.clone());
         followed.resolve(guest.linux.request("data"));
         assert_eq!(followed.guest.step(), None);
         followed
     };
-    let guest = Miniature::new(&Shape::default());
+    let guest = SyntheticGuest::new(&Shape::default());
     hide(&guest, "kallsyms_names");
     let mut followed = follow(&guest);
     assert!(matches!(followed.state(), GuestState::Blind { .. }));
@@ -360,8 +364,8 @@ fn kernels_that_cannot_be_read() {
     followed.resolve(guest.linux.request("data"));
     assert!(followed.guest.step().unwrap() > Duration::from_secs(5));
 
-    // The description of types has no beginning that is known.
-    let guest = Miniature::new(&Shape::default());
+    // The description of types does not begin with the magic number.
+    let guest = SyntheticGuest::new(&Shape::default());
     let kernel = guest.guest().kernel().unwrap();
     drop(kernel);
     let mut content = guest.store.content(guest.linux.used.0).unwrap();
@@ -369,8 +373,8 @@ fn kernels_that_cannot_be_read() {
     guest.store.write(guest.linux.used.0 + at, &[0]);
     assert!(follow(&guest).reason().contains("CONFIG_DEBUG_INFO_BTF"));
 
-    // A structure is missing.
-    let guest = Miniature::new(&Shape::default());
+    // A member is missing.
+    let guest = SyntheticGuest::new(&Shape::default());
     content = guest.store.content(guest.linux.used.0).unwrap();
     let name = b"\0__data_len\0";
     let at = content.windows(name.len()).position(|part| part == name).unwrap() as u64;
@@ -381,8 +385,8 @@ fn kernels_that_cannot_be_read() {
 }
 
 #[test]
-fn queues_that_are_gone_are_counted() {
-    let guest = Miniature::new(&Shape::default());
+fn dropped_queues_are_counted() {
+    let guest = SyntheticGuest::new(&Shape::default());
     let mut followed = Followed::attached(&guest);
     let request = guest.linux.request("data");
     followed.resolve(request);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use fathom_insight::Names;
 
-use super::Miniature;
+use super::SyntheticGuest;
 use crate::kernel::Kernel;
 use crate::memory::GuestMemory;
 use crate::synthetic::Shape;
@@ -25,7 +25,7 @@ fn layout(memory: &GuestMemory) -> Vec<(u64, u64)> {
     memory.regions().iter().map(|region| (region.start, region.length)).collect()
 }
 
-/// An ELF core of these parts: kind, offset in the file, address, length in the file.
+/// An ELF core with these parts: kind, offset in the file, address, length in the file.
 fn core(programs: &[(u32, u64, u64, u64)], content: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[..4].copy_from_slice(b"\x7fELF");
@@ -58,7 +58,7 @@ fn raw_files_have_a_hole_below_four_gigabytes() {
 }
 
 #[test]
-fn cores_say_where_their_parts_are() {
+fn the_headers_of_a_core_have_its_layout() {
     let head = 64 + 3 * 56;
     let bytes = core(
         &[(4, head, 0, 4), (1, head + 4, 0x1000, 8), (1, head + 12, 1 << 32, 4)],
@@ -98,7 +98,7 @@ fn broken_cores_are_refused() {
 }
 
 #[test]
-fn tampered_headers_never_lead_out_of_the_file() {
+fn manipulated_headers_never_lead_out_of_the_file() {
     let good = core(&[(1, 176, 0, 16), (1, 192, 64, 16)], &[5; 32]);
     let file = file(&good);
     for seed in 0..3000 {
@@ -124,7 +124,7 @@ fn tampered_headers_never_lead_out_of_the_file() {
 
 #[test]
 fn a_kernel_is_found_in_images_of_both_kinds() {
-    let guest = Miniature::new(&Shape::default());
+    let guest = SyntheticGuest::new(&Shape::default());
     let (low, high) =
         (guest.store.content(0).unwrap(), guest.store.content(guest.linux.used.0).unwrap());
     let head = 64 + 2 * 56;

@@ -1,9 +1,9 @@
-//! Tables of symbols: both ways to store addresses, long names, and tables without an end.
+//! Tables of symbols: all encodings of addresses, long names, and endless tables.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::Miniature;
+use super::SyntheticGuest;
 use crate::kallsyms::{self, KallsymsError};
 use crate::kernel::{AttachError, Kernel};
 use crate::paging::AddressSpace;
@@ -14,24 +14,21 @@ const PAGE: u64 = 4096;
 /// The release of a kernel of the default shape.
 const RELEASE: &str = "6.1.0-synthetic";
 
-/// Where the endless room of [`endless`] begins.
+/// The start of the range that [`endless`] maps.
 const ENDLESS: u64 = 0xffff_d000_0000_0000;
 
-impl Miniature {
-    fn find<'n>(&self, wanted: &[&'n str]) -> Option<HashMap<&'n str, Vec<u64>>> {
-        self.try_find(wanted).ok()
+impl SyntheticGuest {
+    fn find<'n>(&self, names: &[&'n str]) -> Option<HashMap<&'n str, Vec<u64>>> {
+        self.try_find(names).ok()
     }
 
-    fn try_find<'n>(
-        &self,
-        wanted: &[&'n str],
-    ) -> Result<HashMap<&'n str, Vec<u64>>, KallsymsError> {
+    fn try_find<'n>(&self, names: &[&'n str]) -> Result<HashMap<&'n str, Vec<u64>>, KallsymsError> {
         let note = vmcoreinfo::find(&self.memory, 0, None).notes.remove(0);
         let space = AddressSpace::new(&note).ok_or(KallsymsError::Torn("init_top_pgt"))?;
-        kallsyms::find(&self.memory, &space, &note, wanted)
+        kallsyms::find(&self.memory, &space, &note, names)
     }
 
-    /// Has the note name another place for a symbol, with as many digits.
+    /// Changes the address of a symbol in the note. The number of digits stays the same.
     fn redirect(&self, symbol: &str, address: u64) {
         let mut text = vec![0; 4096];
         self.memory.read(self.linux.shape.note, &mut text).unwrap();
@@ -39,11 +36,11 @@ impl Miniature {
         let at = text.windows(key.len()).position(|part| part == key.as_bytes()).unwrap();
         let place = self.linux.shape.note + (at + key.len()) as u64;
         self.store.write(place, format!("{address:016x}").as_bytes());
-        // Nor is there the other copy.
+        // The second copy of the note is removed.
         self.store.write(self.linux.shape.note + PAGE, &[0; 64]);
     }
 
-    /// Maps a page of `content` over and over, through tables that contain themselves.
+    /// Maps a page of `content` repeatedly, through tables that contain themselves.
     pub(super) fn endless(&self, content: &[u8]) {
         let [data, table] = [8 * PAGE, 9 * PAGE];
         self.store.write(data, content);
@@ -61,26 +58,26 @@ impl Miniature {
 }
 
 #[test]
-fn all_ways_to_store_addresses() {
+fn all_encodings_of_addresses() {
     let image = 0xffff_ffff_8100_0000;
     for addresses in [Addresses::Below, Addresses::Above, Addresses::FromPlace] {
         for slide in [0, 0x1a0_0000, 0x3e00_0000] {
-            let guest = Miniature::new(&Shape { addresses, slide, ..Shape::default() });
+            let guest = SyntheticGuest::new(&Shape { addresses, slide, ..Shape::default() });
             let found = guest.find(&["ext4_end_bio", "_text", "init_top_pgt", "nowhere"]).unwrap();
             assert_eq!(found["ext4_end_bio"], [image + slide + 0x400_0000]);
             assert_eq!(found["_text"], [image + slide]);
             assert!(!found.contains_key("nowhere"));
         }
     }
-    let guest = Miniature::new(&Shape::default());
+    let guest = SyntheticGuest::new(&Shape::default());
     let found = guest.find(&["some_percpu_counter", "fixed_percpu_data"]).unwrap();
-    assert_eq!(found["some_percpu_counter"], [0x1a00], "an address of its own kind");
+    assert_eq!(found["some_percpu_counter"], [0x1a00], "an absolute address");
     assert_eq!(found["fixed_percpu_data"], [0]);
 }
 
 #[test]
-fn long_names_and_names_that_are_there_twice() {
-    let guest = Miniature::new(&Shape::default());
+fn long_names_and_names_that_occur_twice() {
+    let guest = SyntheticGuest::new(&Shape::default());
     let long = "long.name.".repeat(52);
     let names = [127, 128, 129, 300, 510].map(|length| &long[..length]);
     let found = guest.find(&names).unwrap();
@@ -91,7 +88,7 @@ fn long_names_and_names_that_are_there_twice() {
 }
 
 #[test]
-fn tables_that_do_not_hold_together() {
+fn inconsistent_tables() {
     let parts = [
         "kallsyms_names",
         "kallsyms_num_syms",
@@ -102,15 +99,15 @@ fn tables_that_do_not_hold_together() {
     ];
     for part in parts {
         for place in [0, 0xffff_ffff_f000_0000, u64::MAX, 0xffff_8000_0000_0000] {
-            let guest = Miniature::new(&Shape::default());
+            let guest = SyntheticGuest::new(&Shape::default());
             guest.redirect(part, place);
             assert!(guest.find(&["ext4_end_bio"]).is_none(), "{part} at {place:x}");
         }
     }
-    // Somewhere else in the kernel's memory.
+    // Addresses elsewhere in the kernel's memory.
     for part in parts {
         for seed in 0..60 {
-            let guest = Miniature::new(&Shape::default());
+            let guest = SyntheticGuest::new(&Shape::default());
             let mut random = fastrand::Rng::with_seed(seed);
             let room = guest.linux.used;
             guest.redirect(part, guest.linux.shape.direct + room.0 + random.u64(0..room.1));
@@ -120,15 +117,15 @@ fn tables_that_do_not_hold_together() {
 }
 
 #[test]
-fn what_is_missing_has_a_name() {
-    let wanted = &["ext4_end_bio"];
-    let guest = Miniature::new(&Shape::default());
+fn an_error_names_the_missing_part() {
+    let names = &["ext4_end_bio"];
+    let guest = SyntheticGuest::new(&Shape::default());
     guest.redirect("kallsyms_offsets", u64::MAX);
-    assert_eq!(guest.try_find(wanted), Err(KallsymsError::Torn("kallsyms_offsets")));
+    assert_eq!(guest.try_find(names), Err(KallsymsError::Torn("kallsyms_offsets")));
     let error = Kernel::attach(&guest.memory, None).unwrap_err();
     assert_eq!(error, AttachError::Torn { release: RELEASE.into(), what: "kallsyms_offsets" });
-    // A kernel whose note no longer names one of them: it is not blamed on copied I/O.
-    let guest = Miniature::new(&Shape::default());
+    // The note does not have one of the symbols. The error does not suggest copied I/O.
+    let guest = SyntheticGuest::new(&Shape::default());
     let (mut text, place) = (vec![0; 4096], guest.linux.shape.note);
     guest.memory.read(place, &mut text).unwrap();
     let key = b"kallsyms_token_table";
@@ -142,7 +139,7 @@ fn what_is_missing_has_a_name() {
 }
 
 #[test]
-fn tables_without_an_end() {
+fn endless_tables() {
     let names: [(&str, Vec<u8>); 4] = [
         ("empty names", vec![0; 4096]),
         ("names of one letter", [1, b'x'].repeat(2048)),
@@ -157,19 +154,19 @@ fn tables_without_an_end() {
         }),
     ];
     for (what, content) in names {
-        let guest = Miniature::new(&Shape::default());
+        let guest = SyntheticGuest::new(&Shape::default());
         guest.endless(&content);
         guest.redirect("kallsyms_names", ENDLESS);
         guest.redirect("kallsyms_offsets", ENDLESS);
-        // As many symbols as can be: the count is in the endless page, too.
+        // The greatest possible number of symbols, in a page of its own.
         guest.store.write(12 * PAGE, &2_000_000_u32.to_le_bytes());
         guest.redirect("kallsyms_num_syms", guest.linux.shape.direct + 12 * PAGE);
         let start = Instant::now();
         assert!(guest.find(&["x", ""]).is_none(), "{what}");
         assert!(start.elapsed() < Duration::from_secs(60), "{what}: {:?}", start.elapsed());
     }
-    // Pieces of names without an end.
-    let guest = Miniature::new(&Shape::default());
+    // Endless tokens.
+    let guest = SyntheticGuest::new(&Shape::default());
     guest.endless(&[b'x'; 4096]);
     guest.redirect("kallsyms_token_table", ENDLESS);
     assert!(guest.find(&["x"]).is_none());

@@ -1,4 +1,4 @@
-//! Bounds of memory, and what of it was ever touched.
+//! The bounds of memory, and its touched parts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::vmcoreinfo;
 
 const PAGE: u64 = 4096;
 
-/// Memory without a file behind it: each region with its bytes.
+/// Memory without a file: each region with its bytes.
 fn memory(parts: Vec<(u64, Vec<u8>)>) -> GuestMemory {
     let regions = parts.iter().map(|(start, bytes)| Region {
         start: *start,
@@ -27,15 +27,15 @@ fn reads_stay_within_one_region() {
     let memory = memory(vec![(16, (0..32).collect()), (1000, vec![7; 10]), (1010, vec![8; 8])]);
     assert_eq!((memory.end(), memory.length()), (1018, 50));
     assert_eq!(memory.u64(16), Some(0x0706_0504_0302_0100));
-    // At any place, aligned or not.
+    // At any address, aligned or not.
     for place in 0..=24_u64 {
-        let wanted: Vec<u8> = (0..8).map(|index| (place + index) as u8).collect();
-        assert_eq!(memory.u64(16 + place).unwrap().to_le_bytes(), wanted[..]);
-        assert_eq!(memory.u32(16 + place).unwrap().to_le_bytes(), wanted[..4]);
-        assert_eq!(memory.u16(16 + place).unwrap().to_le_bytes(), wanted[..2]);
+        let expected: Vec<u8> = (0..8).map(|index| (place + index) as u8).collect();
+        assert_eq!(memory.u64(16 + place).unwrap().to_le_bytes(), expected[..]);
+        assert_eq!(memory.u32(16 + place).unwrap().to_le_bytes(), expected[..4]);
+        assert_eq!(memory.u16(16 + place).unwrap().to_le_bytes(), expected[..2]);
         let mut bytes = [0; 8];
         memory.read(16 + place, &mut bytes).unwrap();
-        assert_eq!(bytes, wanted[..]);
+        assert_eq!(bytes, expected[..]);
     }
     let outside = [0, 9, 15, 41, 48, 999, 1003, 1009, 1011, 1018, u64::MAX - 7, u64::MAX];
     for address in outside {
@@ -45,7 +45,7 @@ fn reads_stay_within_one_region() {
     assert_eq!((memory.u16(46), memory.u16(47)), (Some(0x1f1e), None));
     let mut bytes = [1; 20];
     assert_eq!(memory.read(1000, &mut bytes), None);
-    assert_eq!(bytes, [1; 20], "left as it was");
+    assert_eq!(bytes, [1; 20], "unchanged");
     assert_eq!(memory.read(1000, &mut []), Some(()));
     assert!(memory.contains(47) && !memory.contains(48) && !memory.contains(u64::MAX));
 }
@@ -60,7 +60,7 @@ fn windows_are_as_long_as_their_region() {
     let window = memory.window(PAGE - 16);
     assert_eq!([window.u64(0), window.u64(8), window.u64(16)], [Some(0), Some(1), None]);
     assert_eq!([window.u32(8), window.u32(16)], [Some(1), None]);
-    // Not what is not aligned, nor what would wrap around.
+    // Unaligned offsets, and offsets that would wrap around, have no words.
     let beyond = [1, 7, 9, 12, u64::MAX - 15, u64::MAX - 7, u64::MAX];
     assert!(beyond.iter().all(|offset| window.u64(*offset).is_none()));
     let window = memory.window(PAGE);
@@ -74,7 +74,7 @@ fn windows_are_as_long_as_their_region() {
 }
 
 #[test]
-fn regions_that_cannot_be_are_left_out() {
+fn impossible_regions_are_omitted() {
     let far = |start| Region { start, length: 16, place: [0_u8; 16].as_ptr(), file: None };
     let regions =
         vec![far(u64::MAX - 7), far(u64::MAX - 15), far(1 << 52), Region { length: 0, ..far(0) }];
@@ -105,8 +105,8 @@ fn only_touched_parts_are_reported() {
 }
 
 #[test]
-fn a_search_of_memory_in_many_parts_keeps_its_time_and_is_continued() {
-    // A guest that touches every second page makes each of them a part of its own.
+fn a_search_of_memory_in_many_parts_keeps_its_time_limit_and_continues() {
+    // A guest that touches every second page creates a separate part for each of them.
     let pages = 8192;
     let store = Store::new(&[(0, pages * PAGE)]).unwrap();
     for page in (0..pages).step_by(2) {
@@ -117,7 +117,7 @@ fn a_search_of_memory_in_many_parts_keeps_its_time_and_is_continued() {
     let memory = store.memory();
     let (mut start, mut searches) = (0, 0);
     loop {
-        // There is no time at all, and yet each search gets further.
+        // Even without any time, each search makes progress.
         let found = vmcoreinfo::find(&memory, start, Some(Instant::now()));
         searches += 1;
         let Some(rest) = found.rest else {
@@ -125,11 +125,11 @@ fn a_search_of_memory_in_many_parts_keeps_its_time_and_is_continued() {
             break;
         };
         assert!(found.notes.is_empty() && rest > start, "{rest} after {start}");
-        assert!(rest - start <= 1 << 20, "{} bytes at once", rest - start);
+        assert!(rest - start <= 1 << 20, "{} bytes in one search", rest - start);
         start = rest;
     }
     assert!(searches > 20, "{searches}");
-    // With time enough it is all searched at once.
+    // With enough time, one search covers the whole memory.
     let end = Instant::now() + Duration::from_secs(600);
     let found = vmcoreinfo::find(&memory, 0, Some(end));
     assert_eq!((found.notes.len(), found.rest), (1, None));

@@ -1,4 +1,4 @@
-//! Tests on synthetic guests and, where there are any, on captured ones.
+//! Tests with synthetic guests and, if there are any, with captured ones.
 
 mod btf;
 mod captured;
@@ -24,14 +24,14 @@ use crate::memory::GuestMemory;
 use crate::synthetic::{Linux, Shape, Store, attach};
 
 /// A synthetic guest.
-struct Miniature {
+struct SyntheticGuest {
     store: Store,
     linux: Linux,
     memory: GuestMemory,
     names: Arc<Names>,
 }
 
-impl Miniature {
+impl SyntheticGuest {
     fn new(shape: &Shape) -> Self {
         let store = Store::new(&shape.memory()).unwrap();
         let linux = Linux::build(&store, shape);
@@ -39,17 +39,17 @@ impl Miniature {
         Self { store, linux, memory, names: Arc::default() }
     }
 
-    /// One with room for more.
+    /// A guest with more free room.
     fn roomy() -> Self {
         Self::new(&Shape { room: (2 << 20, 6 << 20), ..Shape::default() })
     }
 
-    /// The header of a request of its.
+    /// The address of the header of one of the guest's requests.
     fn header(&self) -> u64 {
         self.linux.requests[0].view.header
     }
 
-    /// The guest, its kernel found if it can be.
+    /// The guest, after the search for its kernel.
     fn guest(&self) -> Arc<Guest> {
         attach(&self.memory, &self.names, self.header())
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::synthetic::{Effort, MUTATION, Outcome, Shape, Subject, fuzz_introspection};
 
-/// Says which seed it was when a test fails, and when it hangs.
+/// Prints the seed when a test fails or hangs.
 pub(super) struct Seed {
     what: &'static str,
     current: Arc<AtomicU64>,
@@ -51,7 +51,7 @@ impl Drop for Seed {
     }
 }
 
-/// The bytes of one run: most have one mutation or two, some have many.
+/// The bytes of one run: mostly one or two mutations, sometimes many.
 pub(super) fn bytes(seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let count = match random.u8(..) {
@@ -65,7 +65,7 @@ pub(super) fn bytes(seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Adds up what came of many runs.
+/// The sum of the results of many runs.
 #[derive(Debug, Default)]
 pub(super) struct Sum {
     pub runs: u64,
@@ -74,7 +74,7 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    /// Has a guest tampered with for each seed.
+    /// Manipulates a guest once for each seed.
     pub fn of(
         what: &'static str,
         subject: &mut Subject,
@@ -93,52 +93,53 @@ impl Sum {
             sum.unsure += outcome.unsure;
             sum.explained += outcome.explained;
             sum.reads_max = sum.reads_max.max(outcome.reads_max);
-            sum.nonsense.extend(outcome.nonsense.iter().map(|text| format!("{seed}: {text}")));
+            sum.unexplained
+                .extend(outcome.unexplained.iter().map(|text| format!("{seed}: {text}")));
         }
-        let Outcome { same, unsure, explained, reads_max, nonsense, .. } = &all.outcome;
+        let Outcome { same, unsure, explained, reads_max, unexplained, .. } = &all.outcome;
         println!(
-            "{what}: {} runs, {} with a kernel; answers: {same} the same, {unsure} unsure, \
-             {explained} that the memory tells, {} without a reason; {reads_max} reads at most",
+            "{what}: {} runs, {} with a kernel; facts: {same} the same, {unsure} unsure, \
+             {explained} that the memory explains, {} unexplained; {reads_max} reads at most",
             all.runs,
             all.attached,
-            nonsense.len()
+            unexplained.len()
         );
         all
     }
 }
 
-/// A wrong answer that claims to be sure comes of a pointer that by chance leads to another thing
-/// of the same kind: not once in so many mutations.
+/// The number of mutations in which at most one result is wrong and claims to be sure: a changed
+/// pointer may by chance lead to another object of the same kind.
 const CHANCE: u64 = 100_000;
 
-fn tamper(what: &'static str, shape: &Shape, effort: Effort, runs: u64) {
+fn manipulate(what: &'static str, shape: &Shape, effort: Effort, runs: u64) {
     let mut subject = Subject::new(shape);
     let sum = Sum::of(what, &mut subject, effort, 0..runs);
-    let nonsense = &sum.outcome.nonsense;
-    assert!(nonsense.len() as u64 <= 1 + runs / CHANCE, "{what}:\n{}", nonsense.join("\n"));
-    // Otherwise it tests nothing.
+    let unexplained = &sum.outcome.unexplained;
+    assert!(unexplained.len() as u64 <= 1 + runs / CHANCE, "{what}:\n{}", unexplained.join("\n"));
+    // Otherwise the test has no effect.
     assert!(sum.attached * 4 > runs * 3);
     assert!(sum.outcome.same > sum.outcome.unsure && sum.outcome.unsure > runs / 10);
 }
 
 #[test]
 fn requests_early() {
-    tamper("requests, early", &Shape::default(), Effort::Request, 480_000);
+    manipulate("requests, early", &Shape::default(), Effort::Request, 480_000);
 }
 
 #[test]
 fn requests_recent() {
-    tamper("requests, recent", &Shape::recent(), Effort::Request, 480_000);
+    manipulate("requests, recent", &Shape::recent(), Effort::Request, 480_000);
 }
 
 #[test]
 fn everything_early() {
-    tamper("everything, early", &Shape::default(), Effort::Everything, 20_000);
+    manipulate("everything, early", &Shape::default(), Effort::Everything, 20_000);
 }
 
 #[test]
 fn everything_recent() {
-    tamper("everything, recent", &Shape::recent(), Effort::Everything, 20_000);
+    manipulate("everything, recent", &Shape::recent(), Effort::Everything, 20_000);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Page tables of every form.
+//! Page tables of all formats.
 
 use crate::memory::GuestMemory;
 use crate::paging::AddressSpace;
@@ -42,7 +42,7 @@ impl Tables {
         self.note(&text).unwrap()
     }
 
-    /// Maps a page of `1 << shift` bytes; returns the place of its entry.
+    /// Maps a page of `1 << shift` bytes. Returns the address of its entry.
     fn map(&mut self, address: u64, physical: u64, shift: u32) -> u64 {
         let (mut table, mut level) = (ROOT, 3 + 9 * self.levels);
         loop {
@@ -78,8 +78,8 @@ fn pages_of_all_sizes_at_all_depths() {
         assert_eq!(walk(base + (1 << 30) + 0x12_3456), Some(0x32_3456));
         assert_eq!(walk(base + (1 << 30) + (2 << 20) + 0x777), Some(0x5777));
         assert_eq!(walk(base + (1 << 30) + (2 << 20) + 0x1000), None, "not present");
-        assert_eq!(walk(0x7001), Some(0x6001), "a process's");
-        // Addresses of which the highest bits differ are none.
+        assert_eq!(walk(0x7001), Some(0x6001), "a process's address");
+        // An address whose upper bits differ from each other is invalid.
         let bit = 11 + 9 * levels;
         assert_eq!(walk(base & !(1 << 63)), None);
         assert_eq!(walk(0x7000 | 1 << bit), None);
@@ -89,7 +89,7 @@ fn pages_of_all_sizes_at_all_depths() {
 
 #[test]
 fn the_flag_of_large_pages_is_an_address_bit_elsewhere() {
-    // The bit of the attribute table in the entry of a large page is no address.
+    // The attribute-table bit in the entry of a large page is not part of the address.
     let mut tables = Tables::new(4);
     let space = tables.space();
     let entry = tables.map(IMAGE, 0x20_0000, 21);
@@ -103,7 +103,7 @@ fn tables_that_lead_nowhere_or_back() {
     let space = tables.space();
     let address = 0xff11_0000_0000_0000;
     let entry = tables.map(address, 0x5000, 12);
-    // The lowest table is outside of the memory.
+    // The lowest table is outside the memory.
     for (place, what) in [(entry & !(PAGE - 1), "self"), (1 << 40, "outside"), (0, "note")] {
         let top = ROOT + (address >> 48 & 511) * 8;
         let before = tables.memory.u64(top).unwrap();
@@ -112,7 +112,7 @@ fn tables_that_lead_nowhere_or_back() {
         assert!(found.is_none_or(|found| found < 1 << 52), "{what}");
         tables.store.write_u64(top, before);
     }
-    // A root that contains itself is walked as deep as there are levels.
+    // The walk of a root that contains itself ends after the number of levels.
     for index in 0..512 {
         tables.store.write_u64(ROOT + index * 8, ROOT | PRESENT);
     }
@@ -120,7 +120,7 @@ fn tables_that_lead_nowhere_or_back() {
 }
 
 #[test]
-fn what_notes_say_of_tables() {
+fn the_tables_of_notes() {
     let tables = Tables::new(4);
     let place = format!("{:x}", IMAGE + 0x100_0000);
     let offset = ROOT as i64 - 0x100_0000;
@@ -142,7 +142,7 @@ fn what_notes_say_of_tables() {
     for text in bad {
         assert!(tables.note(&text).is_none(), "{text}");
     }
-    // Numbers at the edges wrap, and lead nowhere.
+    // Extreme numbers wrap around, and lead to no memory.
     for edge in [i64::MIN, i64::MAX, -1] {
         let text = format!("SYMBOL(init_top_pgt)={place}\nNUMBER(phys_base)={edge}\n");
         let space = tables.note(&text).unwrap();
@@ -151,14 +151,17 @@ fn what_notes_say_of_tables() {
 }
 
 #[test]
-fn the_direct_map_is_believed_where_samples_agree() {
+fn the_direct_map_is_accepted_if_samples_confirm_it() {
     let direct = 0xffff_8880_0000_0000;
     let mut tables = Tables::new(4);
     let mut space = tables.space();
     let end = tables.memory.end();
     assert!(!space.set_direct(&tables.memory, direct, end), "nothing is mapped");
     tables.map(direct, 0, 30);
-    assert!(space.set_direct(&tables.memory, direct, end), "what is plugged in may be missing");
+    assert!(
+        space.set_direct(&tables.memory, direct, end),
+        "memory that is plugged in may be missing"
+    );
     assert_eq!(space.direct(direct + 5), Some(5));
     assert_eq!(space.direct(direct + end), None);
     assert_eq!(space.direct(direct - 1), None);
@@ -167,7 +170,7 @@ fn the_direct_map_is_believed_where_samples_agree() {
     assert!(!other.set_direct(&tables.memory, direct, end), "a sample is elsewhere");
     tables.map(direct + (4 << 30), 4 << 30, 30);
     assert!(other.set_direct(&tables.memory, direct, end));
-    // Nobody has it where addresses would wrap around.
+    // A direct map at these addresses would wrap around.
     for start in [u64::MAX - 4095, IMAGE, 0u64.wrapping_sub(end), u64::MAX - end] {
         assert!(!other.set_direct(&tables.memory, start, end), "{start:x}");
     }
@@ -184,7 +187,7 @@ fn regions_smaller_than_a_page() {
 }
 
 #[test]
-fn reads_go_on_behind_the_end_of_a_page() {
+fn reads_continue_on_the_next_page() {
     let mut tables = Tables::new(4);
     let space = tables.space();
     let start = 0xffff_c900_0000_0000;
@@ -202,7 +205,11 @@ fn reads_go_on_behind_the_end_of_a_page() {
     assert_eq!(text(start, 1000).map(|text| text.len()), Some(256), "texts are bounded");
     assert_eq!(text(start + PAGE, 0).as_deref(), Some(""));
     tables.store.write(0x1_0000, &[b'x'; 4096]);
-    assert_eq!(text(start + 2 * PAGE - 3, 3).as_deref(), Some("xxx"), "no more than is asked");
+    assert_eq!(
+        text(start + 2 * PAGE - 3, 3).as_deref(),
+        Some("xxx"),
+        "no more than the requested length"
+    );
     assert_eq!(text(start + 2 * PAGE - 3, 4), None);
     let mut bytes = vec![0; 8192];
     assert_eq!(space.read(memory, start, &mut bytes), Some(()));

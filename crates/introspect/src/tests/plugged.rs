@@ -1,4 +1,4 @@
-//! Memory that is plugged into a guest, and out again.
+//! Memory that is plugged into a guest and out of it.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn part(memory: &GuestMemory, count: usize) -> GuestMemory {
 }
 
 #[test]
-fn the_kernel_goes_on_in_changed_memory() {
+fn the_kernel_stays_attached_in_changed_memory() {
     let shape = Shape::default();
     let [low, room] = shape.memory();
     let store = Store::new(&[low, room, (1 << 30, 1 << 20)]).unwrap();
@@ -31,7 +31,7 @@ fn the_kernel_goes_on_in_changed_memory() {
     let names: Arc<Names> = Arc::default();
     let header = linux.requests[0].view.header;
     let guest_of = |memory| Guest::new(memory, Arc::clone(&names), Box::new(|| {}));
-    // As it is said to be at once, with no step in between.
+    // The facts immediately after the change, without a step in between.
     let reported = |guest: &Arc<Guest>| {
         let request = linux.request("data");
         let mut insight = Insight::default();
@@ -42,22 +42,22 @@ fn the_kernel_goes_on_in_changed_memory() {
     };
 
     let before = attach(&part(&whole, 2), &names, header);
-    let wanted = reported(&before);
-    assert_eq!(wanted.inode, 131);
+    let expected = reported(&before);
+    assert_eq!(expected.inode, 131);
     let with = guest_of(whole.clone());
     with.inherit_kernel(&before);
     assert_eq!((with.status().state, with.status().kernels), (GuestState::Attached, 1));
-    assert_eq!(reported(&with), wanted);
+    assert_eq!(reported(&with), expected);
     let kernel = with.kernel().unwrap();
     assert_eq!(kernel.memory().length(), whole.length());
     assert_eq!(kernel.space.direct(shape.direct + (1 << 30)), Some(1 << 30));
     let without = guest_of(part(&whole, 2));
     without.inherit_kernel(&with);
-    assert_eq!(reported(&without), wanted);
+    assert_eq!(reported(&without), expected);
     let kernel = without.kernel().unwrap();
     assert_eq!(kernel.space.direct(shape.direct + (1 << 30)), None);
 
-    // What the kernel needs is gone, or there was none: it is looked for.
+    // If a required part is missing, or there was no kernel, the search begins as usual.
     let torn = guest_of(part(&whole, 1));
     torn.inherit_kernel(&with);
     assert_eq!((torn.status().state, reported(&torn).inode), (GuestState::Waiting, 0));

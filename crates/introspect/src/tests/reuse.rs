@@ -1,21 +1,21 @@
-//! A queue that has met a file, a group or a page before asks again what it is now: all of this
-//! happens within a moment, in which nothing that was read is old.
+//! A queue checks a cached file, group or page at each use. All changes here happen within a
+//! moment, in which no cached entry expires.
 
 use fathom_insight::{ClassTable, Insight, Kind};
 
-use super::Miniature;
+use super::SyntheticGuest;
 use crate::resolver::{RequestView, Resolver};
 use crate::synthetic::NamedFacts;
 
-/// A queue of a guest, at one moment.
+/// A queue of a guest, at one time.
 struct Queue {
-    guest: Miniature,
+    guest: SyntheticGuest,
     resolver: Resolver,
 }
 
 impl Queue {
     fn new() -> Self {
-        let guest = Miniature::roomy();
+        let guest = SyntheticGuest::roomy();
         let resolver = guest.guest().resolver();
         Self { guest, resolver }
     }
@@ -39,7 +39,7 @@ impl Queue {
 }
 
 #[test]
-fn whatever_changes_is_seen_at_once() {
+fn all_changes_are_detected_immediately() {
     let mut queue = Queue::new();
     let kernel = queue.resolver.guest().kernel().unwrap();
     let layout = &kernel.layout;
@@ -62,18 +62,18 @@ fn whatever_changes_is_seen_at_once() {
     assert_eq!((inbox.inode, outbox.inode), (131, 132));
     assert_eq!(inbox.path, "/srv/mail/inbox");
 
-    // The page is given to another file, of which the queue knows as well.
+    // The page now belongs to another file, which the queue has cached too.
     let before = mapping(own_page);
     queue.set(direct + own_page + layout.page_mapping, mapping(other_page));
     let reported = queue.reported("data");
     assert_eq!((reported.inode, reported.path.as_str()), (132, outbox.path.as_str()));
-    // A process's own memory.
+    // The page is private memory of a process.
     queue.set(direct + own_page + layout.page_mapping, before | 1);
     assert_eq!(queue.reported("data").inode, 0);
     queue.set(direct + own_page + layout.page_mapping, before);
     assert_eq!(queue.reported("data"), inbox);
 
-    // The file grows; its inode is another file's; it moves to the directory above.
+    // The file grows; its inode belongs to another file; it moves to the directory above.
     queue.set(inode + layout.inode_size, 77_777);
     assert_eq!(queue.reported("data").file_size, 77_777);
     queue.set(inode + layout.inode_number, 4711);
@@ -81,14 +81,14 @@ fn whatever_changes_is_seen_at_once() {
     let parent = queue.get(dentry + layout.dentry_parent);
     queue.set(dentry + layout.dentry_parent, queue.get(parent + layout.dentry_parent));
     assert_eq!(queue.reported("data").path, "/srv/inbox");
-    // It gets another name, which lies where the first one did, in the dentry itself.
+    // The file is renamed. The new name is at the same address, in the dentry itself.
     let name = dentry + layout.dentry_name;
     let (text, numbers) = (queue.get(name + layout.name_text), name + layout.name_hash);
     let before = (queue.get(text), queue.get(numbers));
     queue.set(text, u64::from_le_bytes(*b"inbox.1\0"));
     queue.set(numbers, 7 << 32 | 0x1234);
     assert_eq!(queue.reported("data").path, "/srv/inbox.1");
-    // Another of the same length, and none.
+    // Another name of the same length, then no name.
     queue.set(text, u64::from_le_bytes(*b"inbox.2\0"));
     queue.set(numbers, 7 << 32 | 0x4321);
     assert_eq!(queue.reported("data").path, "/srv/inbox.2");
@@ -102,7 +102,7 @@ fn whatever_changes_is_seen_at_once() {
     queue.set(inode + layout.inode_dentries, 0);
     assert_eq!(queue.reported("data").path, "");
 
-    // Another group, another completion: a journal's.
+    // Another group, then another completion function: a journal's.
     let group = layout.bio_group.unwrap();
     queue.set(own_bio + group, queue.get(other_bio + group));
     assert_eq!(queue.reported("data").cgroup, outbox.cgroup);
@@ -115,7 +115,7 @@ fn whatever_changes_is_seen_at_once() {
 }
 
 #[test]
-fn a_device_that_is_mounted_or_not_any_more_is_seen_at_once() {
+fn mounts_and_unmounts_of_a_device_are_detected_immediately() {
     let mut queue = Queue::new();
     let kernel = queue.resolver.guest().kernel().unwrap();
     let layout = &kernel.layout;

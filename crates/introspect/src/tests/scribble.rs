@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use fathom_insight::{ClassTable, Insight};
 
-use super::Miniature;
+use super::SyntheticGuest;
 use crate::resolver::RequestView;
 use crate::synthetic::{READS_MAX, Shape, attach, check, reads};
 
-/// For how long each kind of reading goes on.
+/// The duration of each kind of reading.
 const TIME: Duration = Duration::from_millis(1500);
 
-/// Somebody who writes to the words that are read, and puts them right again.
+/// A thread that changes the words that are read, and restores them.
 struct Scribbler {
     ends: Arc<AtomicBool>,
     words: Arc<AtomicU64>,
@@ -21,7 +21,7 @@ struct Scribbler {
 }
 
 impl Scribbler {
-    fn new(guest: &Miniature, sites: Vec<u64>) -> Self {
+    fn new(guest: &SyntheticGuest, sites: Vec<u64>) -> Self {
         let (ends, words) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (ended, written) = (Arc::clone(&ends), Arc::clone(&words));
         let (store, memory) = (guest.store.clone(), guest.memory.clone());
@@ -64,13 +64,13 @@ impl Drop for Scribbler {
 }
 
 #[test]
-fn requests_are_answered_within_bounds_and_right_again_at_the_end() {
-    let guest = Miniature::new(&Shape::default());
+fn requests_stay_within_bounds_and_are_right_again_at_the_end() {
+    let guest = SyntheticGuest::new(&Shape::default());
     let followed = guest.guest();
     let mut resolver = followed.resolver();
     let table = ClassTable::default();
     let mut now_ns = 0;
-    let mut resolve = |is_right: bool| {
+    let mut resolve = |is_checked: bool| {
         now_ns += 1_000_000;
         for request in &guest.linux.requests {
             let view = RequestView { now_ns, ..request.view };
@@ -78,7 +78,7 @@ fn requests_are_answered_within_bounds_and_right_again_at_the_end() {
             resolver.resolve(&view, request.pieces.iter().copied(), &table, &mut insight);
             assert!(reads::count() - before <= READS_MAX);
             check(&insight, view.length, &guest.names);
-            if is_right {
+            if is_checked {
                 let reported =
                     crate::synthetic::NamedFacts::all(view.length, &insight, &guest.names);
                 assert_eq!(reported, request.truth, "{}", request.name);
@@ -87,7 +87,7 @@ fn requests_are_answered_within_bounds_and_right_again_at_the_end() {
         now_ns
     };
     let (_, sites) = reads::record(&guest.memory, || resolve(true));
-    // Where page structures are is looked up once.
+    // The places of page structures are cached for good, so they are not changed.
     let mut sites = sites.all;
     sites.retain(|site| !guest.linux.tables.contains(&(site & !4095)));
     let scribbler = Scribbler::new(&guest, sites);
@@ -98,14 +98,14 @@ fn requests_are_answered_within_bounds_and_right_again_at_the_end() {
     }
     assert!(rounds > 10 && scribbler.words.load(Ordering::Relaxed) > 100);
     drop(scribbler);
-    // What was read of torn memory is asked for again after a second.
+    // The facts that were read from torn memory expire after a second.
     while resolve(false) < 2_000_000_000 + rounds * 1_000_000 {}
     resolve(true);
 }
 
 #[test]
-fn kernels_are_looked_for_and_asked_meanwhile() {
-    let guest = Miniature::new(&Shape::recent());
+fn kernels_are_found_and_read_meanwhile() {
+    let guest = SyntheticGuest::new(&Shape::recent());
     let (_, sites) = reads::record(&guest.memory, || {
         let kernel = guest.guest().kernel().unwrap();
         (kernel.tasks(), kernel.cached_files(&guest.names), kernel.counters())
