@@ -40,7 +40,7 @@ pub enum ProblemKind {
     /// The storage does not answer: requests in flight do not complete.
     NotAnswering,
     /// A layer reports a problem, such as a log volume that fails, or a log whose changes are not
-    /// written home.
+    /// written back.
     LayerFailed,
     /// The disk is being removed, but its requests in flight do not complete.
     Leaving,
