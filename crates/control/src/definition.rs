@@ -140,7 +140,7 @@ impl WhenFull {
 pub enum BackendDefinition {
     /// A raw image or block device.
     Image(PathBuf),
-    /// Memory, in bytes.
+    /// Memory of this size, in bytes.
     Memory(u64),
     /// No store: reads give zeroes. The size is in bytes.
     Null(u64),

@@ -27,7 +27,7 @@ pub struct Statistics {
 pub struct DiskStatistics {
     /// The disk's name.
     pub name: String,
-    /// The virtual machine that it belongs to; may be empty.
+    /// The virtual machine that the disk belongs to; may be empty.
     pub vm: String,
     /// The disk's size, in bytes.
     pub capacity_bytes: u64,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 
-/// The longest head of an answer, and the longest line that begins a chunk.
+/// The longest head of an answer, and the longest first line of a chunk, in bytes.
 const HEAD_MAX: usize = 16 << 10;
 const LINE_MAX: u64 = 256;
 

@@ -26,7 +26,7 @@ pub struct UsageReport {
 pub struct DiskUsage {
     /// The disk's name.
     pub name: String,
-    /// The virtual machine that it belongs to; may be empty.
+    /// The virtual machine that the disk belongs to; may be empty.
     pub vm: String,
     /// The number of the counting. If it differs from that of an earlier sample, the counts began
     /// at zero again, and no difference can be taken.

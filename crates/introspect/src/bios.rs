@@ -9,7 +9,7 @@ const STACKED_MAX: usize = 16;
 /// The most pages of a bio that are examined one by one.
 const PAGES_MAX: usize = 1024;
 
-/// A `struct bio`, copied.
+/// A copy of a `struct bio`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bio {
     pub address: u64,

@@ -364,12 +364,12 @@ impl Guest {
         let Inner { counts: all, past, .. } = &mut *inner;
         all.retain(|counts| {
             // The resolver has been dropped, so the counts no longer change.
-            let gone = Arc::strong_count(counts) == 1;
-            if gone {
+            let is_dropped = Arc::strong_count(counts) == 1;
+            if is_dropped {
                 Counts::add(&past.requests, counts.requests.load(Ordering::Relaxed));
                 Counts::add(&past.mismatches, counts.mismatches.load(Ordering::Relaxed));
             }
-            !gone
+            !is_dropped
         });
         all.push(Arc::clone(&counts));
         drop(inner);

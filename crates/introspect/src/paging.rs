@@ -97,7 +97,7 @@ impl AddressSpace {
 
     /// Walks the page tables.
     pub fn walk(&self, memory: &GuestMemory, address: u64) -> Option<u64> {
-        // Addresses have 48 or 57 bits; the others repeat the highest.
+        // Addresses have 48 or 57 bits; the bits above repeat the highest of them.
         let bits = 12 + 9 * self.levels;
         let high = (address as i64) >> (bits - 1);
         if high != 0 && high != -1 {

@@ -36,7 +36,7 @@ pub struct RequestView {
     pub carries_data: bool,
     /// Whether the request changes the disk.
     pub is_write: bool,
-    /// The time, in nanoseconds of any clock that does not go back.
+    /// The time, in nanoseconds of any monotonic clock.
     pub now_ns: u64,
 }
 
@@ -63,7 +63,7 @@ struct Caches {
 
 /// The evidence that a bio gives about its bytes.
 enum Verdict {
-    /// These facts hold for all of them.
+    /// These facts hold for all bytes.
     All(Facts),
     /// The first piece of memory determines the facts of all bytes.
     First,

@@ -87,7 +87,7 @@ fn requests_stay_within_bounds_and_are_right_again_at_the_end() {
         now_ns
     };
     let (_, sites) = reads::record(&guest.memory, || resolve(true));
-    // The places of page structures are cached for good, so they are not changed.
+    // The places of page structures are cached permanently, so they are not changed.
     let mut sites = sites.all;
     sites.retain(|site| !guest.linux.tables.contains(&(site & !4095)));
     let scribbler = Scribbler::new(&guest, sites);
