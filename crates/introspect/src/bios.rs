@@ -172,8 +172,8 @@ impl Kernel {
         Some(vectors.wrapping_add(u64::from(index.min(256)) * layout.vector_size))
     }
 
-    /// Whether `holds` is true for all pages of a bio. It gets the addresses of their `struct
-    /// page`s. `None` if not all pages can be examined.
+    /// Whether `holds` is true for all pages of a bio. It is called with the address of each
+    /// `struct page`. `None` if not all pages can be examined.
     pub(crate) fn all_pages(&self, bio: &Bio, mut holds: impl FnMut(u64) -> bool) -> Option<bool> {
         let layout = &self.layout;
         let number = |address: u64, place: Option<u64>| {

@@ -383,7 +383,7 @@ impl Kernel {
 
     /// Whether content on the `block_device` at `content` can be in a bio for the one at `device`;
     /// 0 is an unknown device. Content on a device that consists of other devices can be in a bio
-    /// for any of them.
+    /// for any device.
     pub(crate) fn may_lie_on(&self, content: u64, device: u64) -> bool {
         let layout = &self.layout;
         let is_stacked = || {
@@ -440,8 +440,8 @@ fn super_block_of(kernel: &Kernel, bdev: u64, steps: &mut u32) -> Option<u64> {
     None
 }
 
-/// The path from a file system's root to a dentry. The path of an unlinked file ends in `
-/// (deleted)`.
+/// The path from a file system's root to a dentry. The path of an unlinked file ends with a space
+/// and `(deleted)`.
 fn path(kernel: &Kernel, mut dentry: u64, steps: &mut u32) -> Option<String> {
     let layout = &kernel.layout;
     let mut parts: Vec<String> = Vec::new();
