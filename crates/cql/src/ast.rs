@@ -114,7 +114,7 @@ pub enum SetExpression {
     },
 }
 
-/// A way to combine two relations of the same columns.
+/// An operation that combines two relations with columns of the same types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SetOperation {
     /// The rows of either operand.

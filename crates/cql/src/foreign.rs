@@ -84,7 +84,7 @@ pub(crate) fn window_function(word: &str) -> Option<&'static str> {
 }
 
 /// The help for a clause that follows an aggregate in another system.
-pub(crate) fn behind_call(word: &str) -> Option<&'static str> {
+pub(crate) fn after_call(word: &str) -> Option<&'static str> {
     find(
         &[
             (

@@ -17,7 +17,7 @@ use crate::value::Type;
 pub use shrink::shrink;
 
 /// The most steps of the oracle for a case.
-const STEPS: u64 = 30_000;
+const STEPS_MAX: u64 = 30_000;
 
 /// A plan and its inputs.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +47,7 @@ fn attempt(generator: &mut Generator) -> (Case, bool) {
     let last = inputs.last().map_or(0, |input| input.time_ns);
     let until_ns = last + generator.below(30) as i64;
     loop {
-        match oracle::run_within(&plan, &inputs, until_ns, STEPS) {
+        match oracle::run_within(&plan, &inputs, until_ns, STEPS_MAX) {
             None if !inputs.is_empty() => inputs.truncate(inputs.len() * 2 / 3),
             deltas => {
                 let has_result = deltas.is_some_and(|deltas| !deltas.is_empty());

@@ -116,9 +116,9 @@ impl Oracle {
                 }
             }
             Output::Relation(relation) => self.changes(relation, |time, before, now| {
-                let (gone, come) = (before.except_all(now), now.except_all(before));
-                let gone = gone.counts().map(|(row, count)| (row, -count));
-                let mut changes: Vec<_> = gone.chain(come.counts()).collect();
+                let (deleted, inserted) = (before.except_all(now), now.except_all(before));
+                let deleted = deleted.counts().map(|(row, count)| (row, -count));
+                let mut changes: Vec<_> = deleted.chain(inserted.counts()).collect();
                 changes.sort();
                 for (row, count) in changes {
                     deltas.push(Delta { time_ns: time, row, count });

@@ -67,7 +67,7 @@ pub enum Relation {
     Given(usize),
     /// The rows for which the predicate is true (neither false nor null).
     Filter(Box<Relation>, Expression),
-    /// One row for each row, of the expressions' values.
+    /// The values of the expressions, for each row.
     Project(Box<Relation>, Vec<Expression>),
     /// The pairs of rows that match: the columns of the left, then of the right.
     Join(Box<Join>),

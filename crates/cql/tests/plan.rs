@@ -558,7 +558,7 @@ const PIECES: [&str; 44] = [
 ];
 
 /// Pieces that can often replace each other.
-const ALIKE: [&[&str]; 5] = [
+const INTERCHANGEABLE: [&[&str]; 5] = [
     &["Size", "Path", "io.Size", "Share", "0", "1", "'x'", "null", "count(*)", "avg(Size)", "*"],
     &["=", "<", "+", "/", "and", "or", "||", "<>", "- 2 * Size >"],
     &["[now]", "[rows 2]", "[partition by Path rows 1]", "[range 2 seconds slide 1 second]"],
@@ -595,7 +595,7 @@ fn mutated_texts_are_planned_or_rejected() {
             let at = random(words.len());
             match random(8) {
                 0..6 => {
-                    let alike = ALIKE.iter().find(|alike| alike.contains(&words[at]));
+                    let alike = INTERCHANGEABLE.iter().find(|alike| alike.contains(&words[at]));
                     let pieces = alike.copied().unwrap_or(&PIECES);
                     words[at] = pieces[random(pieces.len())];
                 }

@@ -22,7 +22,7 @@ fn cases() -> u64 {
 }
 
 /// The most steps of the oracle. Longer cases are skipped.
-const STEPS: u64 = 1_000_000;
+const STEPS_MAX: u64 = 1_000_000;
 
 /// The host of an input, by the input's number.
 fn host(input: usize, seed: u64, hosts: usize) -> usize {
@@ -34,7 +34,7 @@ fn sent(split: &Split, inputs: &[Vec<Input>], until_ns: i64) -> Option<Vec<Input
     let mut all = Vec::new();
     for inputs in inputs {
         for (source, fragment) in split.fragments.iter().enumerate() {
-            let deltas = oracle::run_within(fragment, inputs, until_ns, STEPS)?;
+            let deltas = oracle::run_within(fragment, inputs, until_ns, STEPS_MAX)?;
             let input = |Delta { time_ns, row, count }| Input { source, time_ns, row, count };
             all.extend(deltas.into_iter().map(input));
         }
@@ -52,7 +52,7 @@ fn spread(case: &Case, seed: u64, hosts: usize) -> Vec<Vec<Input>> {
 }
 
 /// The results of split plans; `None` if they take too many steps.
-fn together(plans: &[Plan], case: &Case, seed: u64, hosts: Hosts) -> Option<Vec<Vec<Delta>>> {
+fn split_results(plans: &[Plan], case: &Case, seed: u64, hosts: Hosts) -> Option<Vec<Vec<Delta>>> {
     let split = split(plans, &case.catalog, hosts);
     for fragment in &split.fragments {
         check(fragment, &case.catalog).unwrap_or_else(|wrong| panic!("{wrong}: {fragment:?}"));
@@ -64,12 +64,12 @@ fn together(plans: &[Plan], case: &Case, seed: u64, hosts: Hosts) -> Option<Vec<
     }
     let many = if hosts == Hosts::One { 1 } else { 1 + (seed % 4) as usize };
     let sent = sent(&split, &spread(case, seed, many), case.until_ns)?;
-    let result = |plan| oracle::run_within(plan, &sent, case.until_ns, STEPS);
+    let result = |plan| oracle::run_within(plan, &sent, case.until_ns, STEPS_MAX);
     split.centre.iter().map(result).collect()
 }
 
 fn expected(plan: &Plan, case: &Case) -> Option<Vec<Delta>> {
-    oracle::run_within(plan, &case.inputs, case.until_ns, STEPS)
+    oracle::run_within(plan, &case.inputs, case.until_ns, STEPS_MAX)
 }
 
 /// Windows of rows depend on the order of rows of one instant, which is not kept between hosts. If
@@ -109,7 +109,7 @@ fn with_extremes(mut case: Case, seed: u64) -> Case {
     case
 }
 
-/// Gives every second range window a slide.
+/// Gives about half of the range windows a slide.
 fn sliding(relation: &mut Relation, slides: &mut Generator) {
     match relation {
         Relation::Window(window, stream) => {
@@ -202,7 +202,7 @@ fn with_groups(mut case: Case, seed: u64) -> Case {
 }
 
 fn differs(plans: &[Plan], case: &Case, seed: u64, hosts: Hosts) -> bool {
-    let Some(is) = together(plans, case, seed, hosts) else { return false };
+    let Some(is) = split_results(plans, case, seed, hosts) else { return false };
     plans.iter().zip(is).any(|(plan, is)| expected(plan, case).is_some_and(|want| want != is))
 }
 
@@ -225,7 +225,7 @@ fn fail(seed: u64, case: Case, hosts: Hosts) -> ! {
         split(plans, &small.catalog, hosts),
         small.inputs,
         expected(&small.plan, &small),
-        together(plans, &small, seed, hosts)
+        split_results(plans, &small, seed, hosts)
     );
 }
 
@@ -264,7 +264,7 @@ fn many_hosts_and_a_centre_have_the_result_of_the_plan() {
         let case = prepared(seed);
         let plans = std::slice::from_ref(&case.plan);
         let Some(expected) = expected(&case.plan, &case) else { continue };
-        let Some(is) = together(plans, &case, seed, Hosts::Many) else { continue };
+        let Some(is) = split_results(plans, &case, seed, Hosts::Many) else { continue };
         for fragment in split(plans, &case.catalog, Hosts::Many).fragments {
             seen.add(&fragment);
         }
@@ -312,7 +312,7 @@ fn several_plans_are_split_together() {
             .sum();
         let parts = split(&plans, &case.catalog, Hosts::Many);
         shared += usize::from(parts.fragments.len() + 1 < alone);
-        let Some(is) = together(&plans, &case, seed, Hosts::Many) else { continue };
+        let Some(is) = split_results(&plans, &case, seed, Hosts::Many) else { continue };
         for (plan, is) in plans.iter().zip(is) {
             let Some(expected) = expected(plan, &case) else { continue };
             assert_eq!(is, expected, "seed {seed}: {plan:?}\n{parts:?}\n{:?}", case.inputs);

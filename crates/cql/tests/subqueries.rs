@@ -68,7 +68,7 @@ fn an_equal_value_is_a_key_of_the_join() {
 }
 
 #[test]
-fn a_value_beside_groups() {
+fn a_value_joined_with_groups() {
     assert_shape(
         "select VDisk, count(*) as n from IOstream group by VDisk
          having count(*) > (select count(*) from Load [now]) or count(*) = 1",

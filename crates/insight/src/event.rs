@@ -43,9 +43,9 @@ macro_rules! record {
                 let mut bytes = [0; EVENT_WORDS * 8];
                 let mut rest = &mut bytes[..];
                 $(
-                    let (place, behind) = rest.split_at_mut(size_of::<$type>());
+                    let (place, after) = rest.split_at_mut(size_of::<$type>());
                     place.copy_from_slice(&self.$field.to_le_bytes());
-                    rest = behind;
+                    rest = after;
                 )*
                 let _ = rest;
                 std::array::from_fn(|index| {
@@ -63,11 +63,11 @@ macro_rules! record {
                 }
                 let mut rest = &bytes[..];
                 $(
-                    let (place, behind) = rest.split_at(size_of::<$type>());
+                    let (place, after) = rest.split_at(size_of::<$type>());
                     let mut field = [0; size_of::<$type>()];
                     field.copy_from_slice(place);
                     let $field = $type::from_le_bytes(field);
-                    rest = behind;
+                    rest = after;
                 )*
                 let _ = rest;
                 Self { $($field,)* }

@@ -353,7 +353,7 @@ mod tests {
         assert!(same(0.0, -0.0) && same(f64::NAN, -f64::NAN) && !same(0.0, 1.0));
     }
 
-    /// The estimates for `values` values, different ones each of the `times` times.
+    /// The estimates of `times` random sets of `values` values each.
     fn estimates(bits: u8, values: u64, times: u64) -> Vec<i64> {
         let times = 0..times;
         let estimate = |time: u64| {
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_come_back_from_texts() {
+    fn registers_are_restored_from_texts() {
         let mut generator = Generator::new(1);
         for bits in Precision::RANGE {
             for values in [0, 1, 3, 20, 400, 100_000] {

@@ -67,7 +67,8 @@ impl Total {
         }
     }
 
-    /// The index of the digit at `place`. Adds digits so that `count` digits begin there.
+    /// The index of the digit at `place`. Adds missing digits, so that there are `count` digits
+    /// from it on.
     fn place(&mut self, place: i32, count: i32) -> usize {
         if self.digits.is_empty() {
             self.first = place;
@@ -341,31 +342,32 @@ mod tests {
         let mut generator = Generator::new(22);
         for _ in 0..300 {
             let mut sums = FloatSums::new(true);
-            let mut there: Vec<(f64, i64)> = Vec::new();
+            let mut present: Vec<(f64, i64)> = Vec::new();
             for _ in 0..60 {
-                if there.is_empty() || generator.chance(60) {
+                if present.is_empty() || generator.chance(60) {
                     let power = 1_i64 << generator.below(40);
                     let number = (generator.below(1 << 20) as i64 - (1 << 19)) * power;
                     let times = 1 + generator.below(3) as i64 * generator.below(1 << 10) as i64;
                     sums.add(number as f64 / 1024.0, times);
-                    there.push((number as f64 / 1024.0, times));
+                    present.push((number as f64 / 1024.0, times));
                 } else {
-                    let (number, times) = there.swap_remove(generator.below(there.len()));
+                    let (number, times) = present.swap_remove(generator.below(present.len()));
                     sums.add(number, -times);
                 }
                 let exact =
                     |(number, times): &(f64, i64)| ((number * 1024.0) as i128, i128::from(*times));
-                let sum: i128 = there.iter().map(exact).map(|(number, times)| number * times).sum();
-                assert_eq!(sums.sum(), sum as f64 / 1024.0, "{there:?}");
-                let count: i128 = there.iter().map(exact).map(|(_, times)| times).sum();
-                let small = there.iter().all(|(number, _)| number.abs() < 1e9);
+                let sum: i128 =
+                    present.iter().map(exact).map(|(number, times)| number * times).sum();
+                assert_eq!(sums.sum(), sum as f64 / 1024.0, "{present:?}");
+                let count: i128 = present.iter().map(exact).map(|(_, times)| times).sum();
+                let small = present.iter().all(|(number, _)| number.abs() < 1e9);
                 if small && count > 0 {
-                    let squares = there.iter().map(exact);
+                    let squares = present.iter().map(exact);
                     let squares: i128 =
                         squares.map(|(number, times)| number * number * times).sum();
                     let numerator = count * squares - sum * sum;
                     let expected = numerator as f64 / (count * count) as f64 / 1024.0 / 1024.0;
-                    assert_eq!(sums.variance(count as i64), expected, "{there:?}");
+                    assert_eq!(sums.variance(count as i64), expected, "{present:?}");
                 }
             }
         }

@@ -16,12 +16,12 @@ use crate::value::Value;
 /// The number of a bucket. Bucket 0 begins at 0.
 pub type Place = i16;
 
-/// The smallest power of two that is a bound, as a negated exponent.
-const EXPONENT_MIN: i16 = 20;
-/// The greatest power of two that is a bound, as an exponent.
+/// The smallest power of two that is a bound has the negative of this exponent.
+const NEGATIVE_EXPONENT_MAX: i16 = 20;
+/// The exponent of the greatest power of two that is a bound.
 const EXPONENT_MAX: i16 = 63;
 /// The number of buckets of a width on each side of 0.
-const LINEAR: Place = 1024;
+const LINEAR_MAX: Place = 1024;
 
 /// A division of the numbers into buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -71,10 +71,11 @@ impl Buckets {
     /// last, for NaN.
     fn places(self) -> (Place, Place) {
         match self {
-            Self::PowersOfTwo => {
-                (-(EXPONENT_MIN + EXPONENT_MAX + 2), EXPONENT_MIN + EXPONENT_MAX + 2)
-            }
-            Self::Integers(_) | Self::Floats(_) => (-LINEAR - 1, LINEAR + 1),
+            Self::PowersOfTwo => (
+                -(NEGATIVE_EXPONENT_MAX + EXPONENT_MAX + 2),
+                NEGATIVE_EXPONENT_MAX + EXPONENT_MAX + 2,
+            ),
+            Self::Integers(_) | Self::Floats(_) => (-LINEAR_MAX - 1, LINEAR_MAX + 1),
         }
     }
 
@@ -88,7 +89,7 @@ impl Buckets {
         }
         match self {
             Self::PowersOfTwo => {
-                let exponent = place.abs() - 1 - EXPONENT_MIN;
+                let exponent = place.abs() - 1 - NEGATIVE_EXPONENT_MAX;
                 match (place, exponent) {
                     (0, _) => Bound::Whole(0),
                     (_, 0..) => Bound::Whole((1 << exponent) * i128::from(place.signum())),
@@ -167,7 +168,7 @@ impl Buckets {
                 let places = [near.saturating_add(1), near, near - 1];
                 let value = Value::Float(number);
                 let fits = |place: &Place| *place < last && self.bound(*place).admits(&value);
-                places.into_iter().find(fits).unwrap_or(-LINEAR - 1)
+                places.into_iter().find(fits).unwrap_or(-LINEAR_MAX - 1)
             }
         }
     }
@@ -216,25 +217,25 @@ impl Buckets {
 /// logarithms of its magnitude.
 fn power_place(negative: bool, floor: i16, ceiling: i16) -> Place {
     if negative {
-        -(ceiling.clamp(-EXPONENT_MIN, EXPONENT_MAX + 1) + EXPONENT_MIN + 1)
-    } else if floor < -EXPONENT_MIN {
+        -(ceiling.clamp(-NEGATIVE_EXPONENT_MAX, EXPONENT_MAX + 1) + NEGATIVE_EXPONENT_MAX + 1)
+    } else if floor < -NEGATIVE_EXPONENT_MAX {
         0
     } else {
-        floor.min(EXPONENT_MAX) + EXPONENT_MIN + 1
+        floor.min(EXPONENT_MAX) + NEGATIVE_EXPONENT_MAX + 1
     }
 }
 
 fn linear_place(multiple: i128) -> Place {
-    multiple.clamp(i128::from(-LINEAR - 1), i128::from(LINEAR)) as Place
+    multiple.clamp(i128::from(-LINEAR_MAX - 1), i128::from(LINEAR_MAX)) as Place
 }
 
 fn join<T: fmt::Display>(
     counts: impl IntoIterator<Item = (Place, i64)>,
     label: impl Fn(Place) -> T,
 ) -> Value {
-    let there = counts.into_iter().filter(|&(_, count)| count > 0);
+    let counted = counts.into_iter().filter(|&(_, count)| count > 0);
     let parts: Vec<String> =
-        there.map(|(place, count)| format!("{}:{count}", label(place))).collect();
+        counted.map(|(place, count)| format!("{}:{count}", label(place))).collect();
     if parts.is_empty() { Value::Null } else { Value::text(&parts.join(" ")) }
 }
 
@@ -367,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_come_back() {
+    fn parts_are_restored_from_texts() {
         let buckets = Buckets::PowersOfTwo;
         let counts = vec![(-85, 3), (0, 1), (7, i64::MAX), (85, 9)];
         let part = buckets.part(counts.clone());

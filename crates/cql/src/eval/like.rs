@@ -11,7 +11,7 @@ pub fn like(text: &str, pattern: &str) -> bool {
     let mut text = text.chars();
     let mut pattern = pattern.chars();
     // The text from the end of the last `%`'s match on, and the pattern after this `%`.
-    let mut again: Option<(Chars<'_>, Chars<'_>)> = None;
+    let mut last_percent: Option<(Chars<'_>, Chars<'_>)> = None;
     loop {
         let mut rest = text.clone();
         match (pattern.next(), rest.next()) {
@@ -19,7 +19,7 @@ pub fn like(text: &str, pattern: &str) -> bool {
                 if pattern.as_str().is_empty() {
                     return true;
                 }
-                again = Some((text.clone(), pattern.clone()));
+                last_percent = Some((text.clone(), pattern.clone()));
                 continue;
             }
             (None, None) => return true,
@@ -30,13 +30,13 @@ pub fn like(text: &str, pattern: &str) -> bool {
             }
             (_, Some(_)) => {}
         }
-        let Some((end, behind)) = &mut again else {
+        let Some((end, pattern_rest)) = &mut last_percent else {
             return false;
         };
         if end.next().is_none() {
             return false;
         }
         text = end.clone();
-        pattern = behind.clone();
+        pattern = pattern_rest.clone();
     }
 }

@@ -23,8 +23,8 @@ impl Generator {
                     _ => 10 + self.below(20),
                 } as i64;
             }
-            let again = self.chance(15);
-            let last = inputs.last().cloned().filter(|_| again);
+            let repeats = self.chance(15);
+            let last = inputs.last().cloned().filter(|_| repeats);
             let (source, row) = last.map_or_else(
                 || {
                     let source = self.below(2);
@@ -57,9 +57,9 @@ impl Generator {
     /// A float that is lost in a rounded sum with others or makes others lost, or one that is not
     /// finite.
     fn cancelling(&mut self) -> f64 {
-        let strange = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, f64::MAX, f64::MIN];
+        let extremes = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, f64::MAX, f64::MIN];
         if self.chance(10) {
-            return self.one_of(&strange);
+            return self.one_of(&extremes);
         }
         self.one_of(&[1e17, -1e17, 1e300, -1e300, 5e-324, 0.1, 0.3, 5.0, 7.0, 12.5])
     }

@@ -41,19 +41,19 @@ fn last(time: i128, slide: i128) -> i128 {
 
 /// The contents of a window at an instant.
 fn contents(window: &Window, arrivals: &[Arrival], instant: i64) -> Bag {
-    let come = arrivals.iter().filter(|arrival| arrival.time <= instant);
+    let arrived = arrivals.iter().filter(|arrival| arrival.time <= instant);
     match window {
-        Window::Unbounded => come.map(|arrival| arrival.row.clone()).collect(),
+        Window::Unbounded => arrived.map(|arrival| arrival.row.clone()).collect(),
         Window::Range { length_ns, slide_ns } => {
             let end = last(i128::from(instant), i128::from(slide_ns.unwrap_or(1)));
             let start = end - i128::from(*length_ns);
             let inside = |time: i128| start < time && time <= end;
-            let inside = come.filter(|arrival| inside(i128::from(arrival.time)));
+            let inside = arrived.filter(|arrival| inside(i128::from(arrival.time)));
             inside.map(|arrival| arrival.row.clone()).collect()
         }
         Window::Rows { by, rows } => {
             let mut parts: BTreeMap<Vec<Option<&Value>>, Vec<&Arrival>> = BTreeMap::new();
-            for arrival in come {
+            for arrival in arrived {
                 let key = by.iter().map(|column| arrival.row.get(*column)).collect();
                 parts.entry(key).or_default().push(arrival);
             }

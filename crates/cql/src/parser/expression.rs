@@ -1,6 +1,6 @@
 //! Expressions, by precedence.
 
-use super::{EXPRESSION, Parsed, Parser};
+use super::{EXPRESSION_LEVELS, Parsed, Parser};
 use crate::ast::{BinaryOperator, Expression, ExpressionKind, UnaryOperator};
 use crate::foreign;
 use crate::lexer::{Token, TokenKind, unquote};
@@ -27,7 +27,7 @@ impl Parser<'_> {
 
     /// An expression of operators that bind at least as tightly as `least`.
     fn operators(&mut self, least: u8) -> Parsed<Expression> {
-        let outer = self.enter(EXPRESSION)?;
+        let outer = self.enter(EXPRESSION_LEVELS)?;
         let start = self.token().span.start;
         let mut left = self.operand(least)?;
         let mut compared = false;
@@ -52,7 +52,7 @@ impl Parser<'_> {
             left.span.start = start;
             self.grow()?;
         }
-        self.leave(EXPRESSION, outer)?;
+        self.leave(EXPRESSION_LEVELS, outer)?;
         Ok(left)
     }
 
@@ -285,7 +285,7 @@ impl Parser<'_> {
         if self.eat("(") {
             let call = self.call(name, start)?;
             if self.sign_ahead(1, "(") || self.word_ahead(1, "group") {
-                if let Some(help) = self.foreign(foreign::behind_call) {
+                if let Some(help) = self.foreign(foreign::after_call) {
                     let word = self.written(self.token());
                     let message = format!("`{word}` cannot follow a function");
                     return Err(Diagnostic::new(self.token().span, message).help(help));

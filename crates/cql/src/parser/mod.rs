@@ -18,10 +18,10 @@ use crate::span::{Diagnostic, Span};
 const LEVELS_MAX: u32 = 128;
 
 /// The levels of an expression.
-const EXPRESSION: u32 = 1;
+const EXPRESSION_LEVELS: u32 = 1;
 
 /// The levels of a query: it needs about four times as much stack as an expression.
-const QUERY: u32 = 4;
+const QUERY_LEVELS: u32 = 4;
 
 /// The greatest height of the tree. A chain `a or b or …` is as high as it is long.
 const HEIGHT_MAX: u32 = 256;
@@ -103,13 +103,13 @@ impl<'a> Parser<'a> {
     }
 
     /// The end of the last taken token, in bytes.
-    fn behind(&self) -> u32 {
+    fn last_end(&self) -> u32 {
         self.position.checked_sub(1).map_or(0, |last| self.tokens[last].span.end)
     }
 
     /// The span from a place to the end of the last taken token.
     fn span_from(&self, start: u32) -> Span {
-        Span { start, end: self.behind().max(start) }
+        Span { start, end: self.last_end().max(start) }
     }
 
     /// Whether the token `count` places ahead is a certain sign.
@@ -124,11 +124,11 @@ impl<'a> Parser<'a> {
 
     /// Takes a sign if it is the current token.
     fn eat(&mut self, sign: &str) -> bool {
-        let there = self.at(sign);
-        if there {
+        let found = self.at(sign);
+        if found {
             self.advance();
         }
-        there
+        found
     }
 
     /// Takes a required sign.
@@ -154,11 +154,11 @@ impl<'a> Parser<'a> {
 
     /// Takes a word if it is the current token.
     fn eat_word(&mut self, word: &str) -> bool {
-        let there = self.at_word(word);
-        if there {
+        let found = self.at_word(word);
+        if found {
             self.advance();
         }
-        there
+        found
     }
 
     /// Takes a required word.
@@ -187,7 +187,7 @@ impl<'a> Parser<'a> {
         token.kind == TokenKind::Word && words::is_reserved(self.written(token))
     }
 
-    /// The mistake of a keyword in the place of a name.
+    /// The diagnostic for a keyword in the place of a name.
     fn reserved(&self, what: &str) -> Diagnostic {
         let word = self.written(self.token());
         let help = format!("`{word}` is a keyword: to use it as a name, put it in backticks");
@@ -234,7 +234,7 @@ impl<'a> Parser<'a> {
     fn enter(&mut self, levels: u32) -> Parsed<u32> {
         if self.depth + levels > LEVELS_MAX {
             let message = "this is nested too deeply";
-            let queries = LEVELS_MAX / QUERY;
+            let queries = LEVELS_MAX / QUERY_LEVELS;
             let help =
                 format!("at most {LEVELS_MAX} levels are allowed, or {queries} levels of queries");
             return Err(Diagnostic::new(self.token().span, message).help(help));
@@ -263,7 +263,7 @@ impl<'a> Parser<'a> {
         Err(Diagnostic::new(self.token().span, message).help(help))
     }
 
-    /// The mistake of an unexpected token. `words` are the keywords that are possible here.
+    /// The diagnostic for an unexpected token. `words` are the keywords that are possible here.
     fn expected(&self, what: &str, words: &[&str]) -> Diagnostic {
         let token = self.token();
         if token.kind == TokenKind::End {
@@ -281,7 +281,7 @@ impl<'a> Parser<'a> {
             }
         }
         let span = match token.kind {
-            TokenKind::End => Span { start: self.behind(), end: self.behind() },
+            TokenKind::End => Span { start: self.last_end(), end: self.last_end() },
             _ => token.span,
         };
         let message = format!("expected {what}, found {}", self.describe(token));

@@ -1,6 +1,6 @@
 //! Queries and their sources.
 
-use super::{LEVELS_MAX, Parsed, Parser, QUERY};
+use super::{LEVELS_MAX, Parsed, Parser, QUERY_LEVELS};
 use crate::ast::{
     Expression, Identifier, JoinKind, OrderItem, Query, Select, SelectItem, SetExpression,
     SetOperation, TableReference, ToStream,
@@ -67,12 +67,12 @@ impl Parser<'_> {
 
     /// A query.
     pub(super) fn query(&mut self) -> Parsed<Query> {
-        let outer = self.enter(QUERY)?;
+        let outer = self.enter(QUERY_LEVELS)?;
         let start = self.token().span.start;
         let body = self.set_expression()?;
         let order_by = if self.eat_word("order") { self.order_by()? } else { Vec::new() };
         let limit = if self.eat_word("limit") { Some(self.whole_number("a limit")?) } else { None };
-        self.leave(QUERY, outer)?;
+        self.leave(QUERY_LEVELS, outer)?;
         let span = self.span_from(start);
         Ok(match body {
             // Only brackets around a query.
@@ -338,11 +338,11 @@ impl Parser<'_> {
             inner += 1;
         }
         if !self.query_ahead(inner) {
-            let outer = self.enter(QUERY)?;
+            let outer = self.enter(QUERY_LEVELS)?;
             self.advance();
             let joined = self.joined()?;
             self.expect(")")?;
-            self.leave(QUERY, outer)?;
+            self.leave(QUERY_LEVELS, outer)?;
             return Ok(joined);
         }
         self.advance();

@@ -79,7 +79,7 @@ impl Parser<'_> {
         if ended || self.eat(";") { Ok(()) } else { Err(self.expected_end()) }
     }
 
-    /// The mistake of an unexpected token after a query.
+    /// The diagnostic for an unexpected token after a query.
     fn expected_end(&self) -> Diagnostic {
         if self.at("[") {
             let help = "a window directly follows the stream's name, before `as`";

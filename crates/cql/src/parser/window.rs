@@ -148,7 +148,7 @@ impl Parser<'_> {
         }
         self.advance();
         let unit = self.unit()?;
-        let span = Span { start: number.span.start, end: self.behind() };
+        let span = Span { start: number.span.start, end: self.last_end() };
         length_ns(self.written(number), unit).map_err(|why| match why {
             LengthError::Zero => {
                 Diagnostic::new(span, "the length and the slide of a window cannot be 0")
@@ -201,7 +201,7 @@ impl Parser<'_> {
         Ok(if compat { MICROSECOND } else { unit })
     }
 
-    /// The mistake of a window without its brackets.
+    /// The diagnostic for a window without brackets, if there is one here.
     pub(super) fn window_without_brackets(&self) -> Option<Diagnostic> {
         let next = self.ahead(1);
         let number = matches!(next.kind, TokenKind::Integer | TokenKind::Float);

@@ -45,7 +45,7 @@ pub(super) fn binary(operator: BinaryOperator, left: Expression, right: Expressi
 
 /// `and` and `or`: one operand may decide the result.
 fn logical(operator: BinaryOperator, left: Expression, right: Expression) -> Expression {
-    // The operand that decides the result; its opposite has no effect.
+    // The operand that decides the result; the opposite one has no effect.
     let decides = operator == BinaryOperator::Or;
     let is = |expression: &Expression, wanted: bool| matches!(expression, Expression::Literal(Value::Boolean(value)) if *value == wanted);
     if is(&left, decides) || is(&right, decides) {
@@ -122,7 +122,7 @@ pub(super) fn cast(operand: Expression, to: Type) -> Expression {
     }
 }
 
-/// A test whether a value is null.
+/// An expression that tests whether a value is null.
 pub(super) fn is_null(operand: Expression) -> Expression {
     match operand {
         Expression::Literal(value) => Expression::Literal(Value::Boolean(value.is_null())),

@@ -10,7 +10,7 @@ use crate::value::Type;
 use super::expressions::Expressions;
 use super::node::{Body, Facts, Growing, Node, StreamNode, equality};
 use super::scope::{Column, Scope, Source, suggest};
-use super::subqueries::{self, Beside, no_bare_stream};
+use super::subqueries::{self, JoinedValues, require_windows};
 use super::walk::{combine, conjuncts, each_column, map_columns};
 use super::{Planner, TOO_LARGE};
 
@@ -30,7 +30,7 @@ impl Planner<'_> {
     pub(super) fn sources(
         &mut self,
         select: &ast::Select,
-    ) -> Result<(Node, Scope, Beside), Diagnostic> {
+    ) -> Result<(Node, Scope, JoinedValues), Diagnostic> {
         if select.from.len() > SOURCES_MAX {
             return Err(Diagnostic::new(select.span, TOO_LARGE));
         }
@@ -59,10 +59,10 @@ impl Planner<'_> {
         let node = join_all(nodes, conditions)
             .ok_or_else(|| Diagnostic::new(select.span, "there is nothing to select from"))?;
         if !subqueries.is_empty() {
-            no_bare_stream(&scope)?;
+            require_windows(&scope)?;
         }
-        let (node, beside) = subqueries.join(node, with_subqueries, &mut [], select.span)?;
-        Ok((node, scope, beside))
+        let (node, joined) = subqueries.join(node, with_subqueries, &mut [], select.span)?;
+        Ok((node, scope, joined))
     }
 
     fn item(&mut self, reference: &TableReference) -> Result<Item, Diagnostic> {
@@ -78,7 +78,7 @@ impl Planner<'_> {
                     span: window.as_ref().map_or(query.span, |window| window.span),
                     name: name.to_owned(),
                 };
-                let bare = bare(&body, window.as_ref(), query.span, "(select …)");
+                let unwindowed = unwindowed(&body, window.as_ref(), query.span, "(select …)");
                 let node = windowed(body, window.as_ref(), place)?;
                 let source = Source {
                     alias: alias.map(|alias| alias.text.clone()),
@@ -86,7 +86,7 @@ impl Planner<'_> {
                     span: alias.map_or(query.span, |alias| alias.span),
                     first: 0,
                     columns: node.columns.clone(),
-                    bare,
+                    unwindowed,
                 };
                 Ok(Item { node, sources: vec![source] })
             }
@@ -132,7 +132,7 @@ impl Planner<'_> {
             span: window.map_or(name.span, |window| window.span),
             name: name.text.clone(),
         };
-        let bare = bare(&body, window, name.span, &name.text);
+        let unwindowed = unwindowed(&body, window, name.span, &name.text);
         let node = windowed(body, window, place)?;
         let source = Source {
             alias: Some(alias.unwrap_or(name).text.clone()),
@@ -140,7 +140,7 @@ impl Planner<'_> {
             span: alias.map_or(name.span, |alias| alias.span),
             first: 0,
             columns: node.columns.clone(),
-            bare,
+            unwindowed,
         };
         Ok(Item { node, sources: vec![source] })
     }
@@ -208,7 +208,12 @@ fn add_sources(to: &mut Vec<Source>, more: Vec<Source>, width: usize) -> Result<
 }
 
 /// The place for a window, if the body is a stream and has no window.
-fn bare(body: &Body, window: Option<&ast::Window>, span: Span, name: &str) -> Option<Growing> {
+fn unwindowed(
+    body: &Body,
+    window: Option<&ast::Window>,
+    span: Span,
+    name: &str,
+) -> Option<Growing> {
     let is_stream = match body {
         Body::Stream(_) => true,
         Body::Relation(node) => node.relation.only_grows(),

@@ -365,19 +365,19 @@ fn goes_below(relation: &Relation, predicate: &Expression) -> bool {
 }
 
 fn push_left(join: &mut Join, predicate: Expression) {
-    let left = std::mem::replace(&mut join.left, nothing());
+    let left = std::mem::replace(&mut join.left, placeholder());
     join.left = push(left, predicate);
 }
 
 fn push_right(join: &mut Join, mut predicate: Expression) {
     let left_columns = join.left_columns;
     map_columns(&mut predicate, &|column| column - left_columns);
-    let right = std::mem::replace(&mut join.right, nothing());
+    let right = std::mem::replace(&mut join.right, placeholder());
     join.right = push(right, predicate);
 }
 
 /// A placeholder while another relation is moved.
-fn nothing() -> Relation {
+fn placeholder() -> Relation {
     Relation::Window(Window::Unbounded, Box::new(Stream::Source(0)))
 }
 

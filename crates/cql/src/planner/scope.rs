@@ -9,7 +9,7 @@ use crate::value::Type;
 
 use super::node::Growing;
 
-/// A column of a relation under planning.
+/// A column of a relation during planning.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Column {
     /// The name.
@@ -56,7 +56,7 @@ pub(super) struct Source {
     /// Its columns.
     pub(super) columns: Vec<Column>,
     /// The place for a window, if the source is a stream without one.
-    pub(super) bare: Option<Growing>,
+    pub(super) unwindowed: Option<Growing>,
 }
 
 impl Source {
@@ -110,7 +110,7 @@ impl Scope {
             span: Span::default(),
             first: 0,
             columns: columns.to_vec(),
-            bare: None,
+            unwindowed: None,
         };
         Self { sources: vec![source], outer: None }
     }

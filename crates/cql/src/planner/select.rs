@@ -10,7 +10,7 @@ use super::expressions::{Expressions, Groups};
 use super::from::{cast_columns, whole, windowed};
 use super::node::{Body, Node};
 use super::scope::{Column, Scope};
-use super::subqueries::{no_bare_stream, parts};
+use super::subqueries::{parts, require_windows};
 use super::types::{Typed, kind_name, unify};
 use super::walk::conjuncts;
 use super::{Planner, TOO_LARGE, check_height};
@@ -136,7 +136,7 @@ impl Planner<'_> {
         select: &ast::Select,
         order_by: &[OrderItem],
     ) -> Result<Ordered, Diagnostic> {
-        let (mut node, scope, beside) =
+        let (mut node, scope, joined) =
             self.nested(select.span, |planner| planner.sources(select))?;
         let aliases = aliases(select);
         let grouped = !select.group_by.is_empty()
@@ -154,9 +154,9 @@ impl Planner<'_> {
         let mut subqueries = self.subqueries(&scope, selected(select).chain(&select.having))?;
         if !grouped {
             if !subqueries.is_empty() {
-                no_bare_stream(&scope)?;
+                require_windows(&scope)?;
             }
-            subqueries.beside = beside;
+            subqueries.joined = joined;
         }
         let mut expressions = Expressions::new(&scope, self.parameters, &aliases, NO_AGGREGATE);
         expressions.subqueries = Some(&mut subqueries);

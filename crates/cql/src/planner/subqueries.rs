@@ -41,7 +41,7 @@ const SUBQUERIES_MAX: usize = 64;
 
 /// The values that are already joined with the rows: relations of at most one row, and their
 /// columns.
-pub(super) type Beside = Vec<(Relation, usize)>;
+pub(super) type JoinedValues = Vec<(Relation, usize)>;
 
 /// A relation of one column that will be joined.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub(super) struct Subqueries {
     planned: Vec<(*const ast::Query, Node)>,
     waiting: Vec<Waiting>,
     /// The values that need not be joined again.
-    pub(super) beside: Beside,
+    pub(super) joined: JoinedValues,
 }
 
 impl Planner<'_> {
@@ -103,9 +103,9 @@ impl Subqueries {
     /// The placeholder for the column of a relation that will be joined, or the column if it is
     /// already joined.
     fn value(&mut self, node: Node, equal: Option<Expression>, certain: bool) -> Expression {
-        let beside =
-            self.beside.iter().find(|(known, _)| equal.is_none() && *known == node.relation);
-        if let Some((_, column)) = beside {
+        let known =
+            self.joined.iter().find(|(known, _)| equal.is_none() && *known == node.relation);
+        if let Some((_, column)) = known {
             return Expression::Column(*column);
         }
         let same = |known: &Waiting| known.equal == equal && known.node.relation == node.relation;
@@ -125,8 +125,8 @@ impl Subqueries {
         mut conditions: Vec<Expression>,
         others: &mut [Expression],
         span: Span,
-    ) -> Result<(Node, Beside), Diagnostic> {
-        let Self { waiting, mut beside, .. } = self;
+    ) -> Result<(Node, JoinedValues), Diagnostic> {
+        let Self { waiting, mut joined, .. } = self;
         let mut waiting = VecDeque::from(waiting);
         let mut here = FIRST;
         while let Some(Waiting { node, equal, certain }) = waiting.pop_front() {
@@ -146,13 +146,13 @@ impl Subqueries {
                 let value = Box::new(Expression::Column(column));
                 on.push(Expression::Binary(BinaryOperator::Equal, Box::new(operand), value));
             } else {
-                beside.push((node.relation.clone(), column));
+                joined.push((node.relation.clone(), column));
             }
             let mut kind = JoinKind::Left;
-            if conditions.iter().any(|condition| is_false_without(condition, column)) {
+            if conditions.iter().any(|condition| is_false_if_null(condition, column)) {
                 kind = JoinKind::Inner;
                 if certain {
-                    conditions.retain(|condition| *condition != is_there(column));
+                    conditions.retain(|condition| *condition != is_not_null(column));
                 }
                 let (ready, rest) =
                     conditions.into_iter().partition(|condition| !has_subquery(condition));
@@ -165,7 +165,7 @@ impl Subqueries {
         for condition in conditions {
             rows = rows.filter(condition);
         }
-        Ok((rows, beside))
+        Ok((rows, joined))
     }
 }
 
@@ -194,7 +194,7 @@ impl Expressions<'_> {
     pub(super) fn only_value(&mut self, query: &ast::Query) -> Result<Typed, Diagnostic> {
         let node = self.subquery(query)?;
         let kind = only_column(&node, query.span)?;
-        if !has_one_row_at_most(&node.relation) {
+        if !has_at_most_one_row(&node.relation) {
             let message = "this subquery may have more than one row";
             let help = "an aggregate without `group by`, a query with `limit 1` and a stream \
                         `[rows 1]` have at most one row";
@@ -291,7 +291,7 @@ fn only_column(node: &Node, span: Span) -> Result<Option<Type>, Diagnostic> {
 }
 
 /// Whether the operators of a relation guarantee that it never has more than one row.
-fn has_one_row_at_most(relation: &Relation) -> bool {
+fn has_at_most_one_row(relation: &Relation) -> bool {
     match relation {
         Relation::Window(window, _) => {
             matches!(window, Window::Rows { by, rows } if by.is_empty() && *rows <= 1)
@@ -301,31 +301,31 @@ fn has_one_row_at_most(relation: &Relation) -> bool {
         Relation::Filter(of, _)
         | Relation::Project(of, _)
         | Relation::Distinct(of)
-        | Relation::Top(of, ..) => has_one_row_at_most(of),
+        | Relation::Top(of, ..) => has_at_most_one_row(of),
         Relation::Join(join) => {
-            has_one_row_at_most(&join.left)
+            has_at_most_one_row(&join.left)
                 && match join.kind {
                     JoinKind::Full => false,
-                    JoinKind::Right => has_one_row_at_most(&join.right),
+                    JoinKind::Right => has_at_most_one_row(&join.right),
                     JoinKind::Inner | JoinKind::Left => {
-                        has_one_row_at_most(&join.right) || has_one_partner_at_most(join)
+                        has_at_most_one_row(&join.right) || has_at_most_one_partner(join)
                     }
                 }
         }
         Relation::Aggregate(of, keys, _) => {
-            keys.iter().all(|key| matches!(key, Expression::Literal(_))) || has_one_row_at_most(of)
+            keys.iter().all(|key| matches!(key, Expression::Literal(_))) || has_at_most_one_row(of)
         }
         Relation::Set { operation, left, right, .. } => match operation {
             SetOperation::Union => false,
-            SetOperation::Except => has_one_row_at_most(left),
-            SetOperation::Intersect => has_one_row_at_most(left) || has_one_row_at_most(right),
+            SetOperation::Except => has_at_most_one_row(left),
+            SetOperation::Intersect => has_at_most_one_row(left) || has_at_most_one_row(right),
         },
     }
 }
 
 /// Whether a row of the left operand has at most one partner: the right operand's rows are
 /// distinct, and all of their columns must equal something.
-fn has_one_partner_at_most(join: &Join) -> bool {
+fn has_at_most_one_partner(join: &Join) -> bool {
     let mut right = &join.right;
     let mut fixed: Vec<&Expression> = join.equal.iter().map(|(_, right)| right).collect();
     while let Relation::Filter(of, predicate) = right {
@@ -344,8 +344,8 @@ fn has_one_partner_at_most(join: &Join) -> bool {
 
 /// Checks that all streams have windows. When a subquery changes, earlier rows may have to be
 /// evaluated again: the query must define which rows.
-pub(super) fn no_bare_stream(scope: &Scope) -> Result<(), Diagnostic> {
-    match scope.sources.iter().find_map(|source| source.bare.as_ref()) {
+pub(super) fn require_windows(scope: &Scope) -> Result<(), Diagnostic> {
+    match scope.sources.iter().find_map(|source| source.unwindowed.as_ref()) {
         None => Ok(()),
         Some(Growing { span, name }) => {
             let message = format!("in a query with a subquery the stream `{name}` needs a window");
@@ -394,28 +394,28 @@ pub(super) fn has_subquery(expression: &Expression) -> bool {
     uses(expression, &|column| column >= FIRST)
 }
 
-/// A test whether a column is not null.
-fn is_there(column: usize) -> Expression {
+/// An expression that tests whether a column is not null.
+fn is_not_null(column: usize) -> Expression {
     negate(Expression::IsNull(Box::new(Expression::Column(column))))
 }
 
 /// Whether a condition cannot be true if a column is null.
-fn is_false_without(condition: &Expression, column: usize) -> bool {
-    let is = |condition: &Expression| is_false_without(condition, column);
+fn is_false_if_null(condition: &Expression, column: usize) -> bool {
+    let is = |condition: &Expression| is_false_if_null(condition, column);
     match condition {
         Expression::Binary(BinaryOperator::And, left, right) => is(left) || is(right),
         Expression::Binary(BinaryOperator::Or, left, right) => is(left) && is(right),
         Expression::Unary(UnaryOperator::Not, operand) => match &**operand {
-            Expression::IsNull(operand) => is_null_without(operand, column),
-            other => is_null_without(other, column),
+            Expression::IsNull(operand) => is_null_if_null(operand, column),
+            other => is_null_if_null(other, column),
         },
-        other => is_null_without(other, column),
+        other => is_null_if_null(other, column),
     }
 }
 
 /// Whether an expression is null if a column is null.
-fn is_null_without(expression: &Expression, column: usize) -> bool {
-    let is = |expression: &Expression| is_null_without(expression, column);
+fn is_null_if_null(expression: &Expression, column: usize) -> bool {
+    let is = |expression: &Expression| is_null_if_null(expression, column);
     match expression {
         Expression::Column(other) => *other == column,
         Expression::Binary(BinaryOperator::And | BinaryOperator::Or, left, right) => {

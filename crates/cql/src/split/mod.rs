@@ -175,7 +175,7 @@ impl Splitter<'_> {
                 Relation::Set { operation: *operation, all: *all, left, right }
             }
             Relation::Top(of, keys, limit) => {
-                let of = if distributes(of) && partial::pays_first(of, *limit) {
+                let of = if distributes(of) && partial::sends_first_rows(of, *limit) {
                     let first = Relation::Top(of.clone(), keys.clone(), *limit);
                     self.given(&first, wanted)
                 } else {
@@ -188,7 +188,7 @@ impl Splitter<'_> {
 
     /// A relation whose rows may be deduplicated.
     fn each_once(&mut self, relation: &Relation, wanted: Option<&[Column]>) -> Relation {
-        if distributes(relation) && partial::pays_distinct(relation) {
+        if distributes(relation) && partial::sends_distinct(relation) {
             let distinct = Relation::Distinct(Box::new(relation.clone()));
             return self.given(&distinct, wanted);
         }

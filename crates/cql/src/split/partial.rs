@@ -29,11 +29,11 @@ use super::distributes;
 /// The most first rows that hosts send for `limit`.
 const FIRST_ROWS_MAX: u64 = 1000;
 
-/// The divisor that divides the sum of values into two parts.
-const PART: i64 = 1 << 32;
+/// The divisor for the two parts of a sum: the sum of the quotients, and that of the remainders.
+const SUM_DIVISOR: i64 = 1 << 32;
 
-/// The greatest magnitude of values whose sum is sent as one: the sum of 2³² such values does not
-/// overflow.
+/// The greatest magnitude of values whose sum is sent as one: the sum of fewer than 2³² such values
+/// does not overflow.
 const SMALL_MAX: u64 = 1 << 31;
 
 /// How the centre merges the groups of the hosts.
@@ -84,12 +84,12 @@ fn all_windows(relation: &Relation, good: &dyn Fn(Stay) -> bool) -> bool {
 }
 
 /// Whether hosts send each distinct row of a relation that distributes once.
-pub(super) fn pays_distinct(relation: &Relation) -> bool {
+pub(super) fn sends_distinct(relation: &Relation) -> bool {
     all_windows(relation, &|stay| stay != Stay::Now)
 }
 
 /// Whether hosts send only the first rows of a relation that distributes.
-pub(super) fn pays_first(relation: &Relation, limit: Option<u64>) -> bool {
+pub(super) fn sends_first_rows(relation: &Relation, limit: Option<u64>) -> bool {
     let few = limit.is_some_and(|limit| limit <= FIRST_ROWS_MAX);
     few && all_windows(relation, &|stay| stay != Stay::Now)
 }
@@ -111,8 +111,8 @@ pub(super) fn aggregates(
     if !aggregates.is_empty() && !registers && aggregates.iter().all(of_distinct_values) {
         return distinct_values(of, keys, aggregates);
     }
-    let seldom = aggregates.iter().all(|each| is_extreme(each.function));
-    if !all_windows(of, &|stay| stay == Stay::Steps || (seldom && stay == Stay::Long)) {
+    let rarely_changes = aggregates.iter().all(|each| is_extreme(each.function));
+    if !all_windows(of, &|stay| stay == Stay::Steps || (rarely_changes && stay == Stay::Long)) {
         return None;
     }
     let columns = check::columns(of, catalog).ok()?;
@@ -122,9 +122,9 @@ pub(super) fn aggregates(
         values.push(parts.value(aggregate, &columns)?);
     }
     let sent = Relation::Aggregate(Box::new(of.clone()), keys.to_vec(), parts.sent);
-    let as_they_are = values.len() == keys.len() + parts.merged.len()
+    let is_unchanged = values.len() == keys.len() + parts.merged.len()
         && values.iter().enumerate().all(|(at, value)| *value == Expression::Column(at));
-    let values = (!as_they_are).then_some(values);
+    let values = (!is_unchanged).then_some(values);
     let merge = Merge { keys: keys.len(), aggregates: parts.merged, values };
     Some((sent, merge))
 }
@@ -141,7 +141,7 @@ fn distinct_values(
     keys: &[Expression],
     aggregates: &[Aggregate],
 ) -> Option<(Relation, Merge)> {
-    if !pays_distinct(of) {
+    if !sends_distinct(of) {
         return None;
     }
     let mut values = keys.to_vec();
@@ -233,7 +233,7 @@ impl Parts {
             return Sum::Small(self.part(AggregateFunction::Sum, Some(argument.clone())));
         }
         let mut of = |operator| {
-            let part = binary(operator, argument.clone(), integer(PART));
+            let part = binary(operator, argument.clone(), integer(SUM_DIVISOR));
             self.part(AggregateFunction::Sum, Some(part))
         };
         Sum::Parts { high: of(BinaryOperator::Divide), low: of(BinaryOperator::Remainder) }
@@ -263,7 +263,7 @@ impl Sum {
             Self::Small(sum) => sum,
             Self::Parts { high, low } => {
                 let (high, low) = carried(high, low);
-                let high = binary(BinaryOperator::Multiply, high, integer(PART));
+                let high = binary(BinaryOperator::Multiply, high, integer(SUM_DIVISOR));
                 binary(BinaryOperator::Add, high, low)
             }
         }
@@ -276,7 +276,7 @@ impl Sum {
             Self::Small(sum) => to_float(sum),
             Self::Parts { high, low } => {
                 let (high, low) = carried(high, low);
-                let part = Expression::Literal(Value::Float(PART as f64));
+                let part = Expression::Literal(Value::Float(SUM_DIVISOR as f64));
                 let high = binary(BinaryOperator::Multiply, to_float(high), part);
                 binary(BinaryOperator::Add, high, to_float(low))
             }
@@ -286,10 +286,10 @@ impl Sum {
 
 /// The same sum with a lower part from 0 to 2³² − 1.
 fn carried(high: Expression, low: Expression) -> (Expression, Expression) {
-    let remainder = |of| binary(BinaryOperator::Remainder, of, integer(PART));
-    let rest = remainder(binary(BinaryOperator::Add, remainder(low.clone()), integer(PART)));
+    let remainder = |of| binary(BinaryOperator::Remainder, of, integer(SUM_DIVISOR));
+    let rest = remainder(binary(BinaryOperator::Add, remainder(low.clone()), integer(SUM_DIVISOR)));
     let carry = binary(BinaryOperator::Subtract, low, rest.clone());
-    let carry = binary(BinaryOperator::Divide, carry, integer(PART));
+    let carry = binary(BinaryOperator::Divide, carry, integer(SUM_DIVISOR));
     (binary(BinaryOperator::Add, high, carry), rest)
 }
 

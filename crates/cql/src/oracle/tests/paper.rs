@@ -63,12 +63,12 @@ fn response_times_of_the_sample() {
             |&&(_, kind, request, _): &&(i64, &str, i64, i64)| kind == "Q" && request == wanted;
         EVENTS.iter().find(of).unwrap().3 * 1000 + 3_000_000_000
     };
-    let come = TIMES.map(|(time, request)| Delta {
+    let insertions = TIMES.map(|(time, request)| Delta {
         time_ns: arrives(request),
         row: row(&[time, request]),
         count: 1,
     });
-    let go = TIMES.map(|(time, request)| Delta {
+    let deletions = TIMES.map(|(time, request)| Delta {
         time_ns: leaves(request),
         row: row(&[time, request]),
         count: -1,
@@ -76,8 +76,8 @@ fn response_times_of_the_sample() {
     let plan = |output| Plan { output, columns: Vec::new() };
 
     let stream = plan(Output::Stream(of(ToStream::Insertions, response_times())));
-    assert_eq!(run(&stream, &inputs, i64::MAX), come);
+    assert_eq!(run(&stream, &inputs, i64::MAX), insertions);
     let relation = plan(Output::Relation(response_times()));
-    assert_eq!(run(&relation, &inputs, 3_700_000_000), come);
-    assert_eq!(run(&relation, &inputs, i64::MAX), [come, go].concat());
+    assert_eq!(run(&relation, &inputs, 3_700_000_000), insertions);
+    assert_eq!(run(&relation, &inputs, i64::MAX), [insertions, deletions].concat());
 }
