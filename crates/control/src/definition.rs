@@ -47,7 +47,7 @@ pub struct DiskDefinition {
     pub block_size: Option<Bytes>,
     /// Whether the disk has a tap as its first layer.
     pub tap: bool,
-    /// Whether the disk has the layer `classify`, which finds the meaning of a guest's requests.
+    /// Whether the disk has the layer `classify`, which determines the meaning of a guest's requests.
     /// They are then counted by file, control group and process.
     pub classify: bool,
     /// The file sizes at which the I/O class changes, descending; the daemon's default if absent.

@@ -15,9 +15,9 @@ pub enum InsightState {
     Waiting,
     /// The search for the guest's kernel has begun, and has not found it yet.
     Searching,
-    /// The guest's kernel is known, and the meaning of requests can be found.
+    /// The guest's kernel is known, and the meaning of requests can be determined.
     Attached,
-    /// The meaning of requests cannot be found. The disk works without it.
+    /// The meaning of requests cannot be determined. The disk works without it.
     Blind,
 }
 
@@ -54,7 +54,7 @@ pub struct InsightStatus {
     pub requests: u64,
     /// The number of examined requests that did not match the kernel's structures.
     pub mismatches: u64,
-    /// The number of kernel modules whose types were read.
+    /// The number of modules that were loaded when the kernel was read.
     pub modules: u64,
 }
 
@@ -200,7 +200,7 @@ pub struct SlowRequest {
     pub ahead: u64,
     /// The error with which the request failed; empty if it succeeded.
     pub error: String,
-    /// The I/O class; `None` if it is unknown.
+    /// The I/O class; `None` if the request has none.
     pub class: Option<u8>,
     /// The guest's I/O priority; 0 if there is none.
     pub io_priority: u16,

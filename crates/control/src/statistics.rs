@@ -31,8 +31,8 @@ pub struct DiskStatistics {
     pub vm: String,
     /// The disk's size, in bytes.
     pub capacity_bytes: u64,
-    /// The number of the counting. If it differs from that of an earlier sample, the counts began
-    /// at zero again, and no difference can be taken.
+    /// Identifies the instance of the counters. If it differs from that of an earlier sample, the
+    /// counts began at zero again, and no difference can be taken.
     pub instance: u64,
     /// Whether the disk has a tap. Without one, nothing is counted.
     pub counted: bool,

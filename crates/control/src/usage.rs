@@ -28,8 +28,8 @@ pub struct DiskUsage {
     pub name: String,
     /// The virtual machine that the disk belongs to; may be empty.
     pub vm: String,
-    /// The number of the counting. If it differs from that of an earlier sample, the counts began
-    /// at zero again, and no difference can be taken.
+    /// Identifies the instance of the counters. If it differs from that of an earlier sample, the
+    /// counts began at zero again, and no difference can be taken.
     pub instance: u64,
     /// Whether the disk has the layer `classify`. Without it, all other fields are empty.
     pub counted: bool,
@@ -87,8 +87,8 @@ pub struct UsageRow {
     /// The file's owner, a user number of the guest.
     #[serde(skip_serializing_if = "is_zero")]
     pub owner: u64,
-    /// The number of the row. If it differs from that in an earlier sample, the row was removed and
-    /// added again: its earlier counts are in `folded`.
+    /// Identifies the instance of the row. If it differs from that in an earlier sample, the row
+    /// was removed and added again: its earlier counts are in `folded`.
     pub instance: u64,
     /// The counts. A request of several parts counts in the row of each part.
     #[serde(flatten)]

@@ -21,9 +21,9 @@ pub enum GuestState {
         /// Why the last search found no kernel.
         reason: String,
     },
-    /// A Linux kernel was found, and the meaning of requests can be found.
+    /// A Linux kernel was found, and the meaning of requests can be determined.
     Attached,
-    /// The meaning of requests cannot be found. The disk works without insight.
+    /// The meaning of requests cannot be determined. The disk works without insight.
     Blind {
         /// The reason, as a message for an operator.
         reason: String,
@@ -46,7 +46,7 @@ pub struct GuestStatus {
     pub requests: u64,
     /// The number of examined requests that did not match the kernel's structures.
     pub mismatches: u64,
-    /// The number of kernel modules whose types were read.
+    /// The number of modules that were loaded when the kernel was read.
     pub modules: usize,
 }
 
@@ -210,7 +210,7 @@ impl Guest {
     /// Processes the pending events: searches for a kernel, checks the attached one, reads modules
     /// that were loaded late. Called by one thread at a time, never a queue's: it can take a
     /// second. Returns the time after which it has to be called again even without `wake`; `None`
-    /// if it has not.
+    /// if that is not necessary.
     pub fn step(&self) -> Option<Duration> {
         let events = self.events.swap(0, Ordering::Acquire);
         if events == 0 {

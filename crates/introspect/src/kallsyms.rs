@@ -32,7 +32,7 @@ type Encoding = fn(u64, (u64, u32)) -> u64;
 
 /// Finds the addresses of the symbols with these names.
 ///
-/// Some names occur more than once (static functions): all their addresses are returned.
+/// Some names occur more than once (static functions): up to eight addresses of each are returned.
 ///
 /// # Errors
 /// The part of the table that is missing or inconsistent.

@@ -239,8 +239,8 @@ impl Kernel {
     }
 
     /// As [`attach`](Self::attach), from a guest-physical address on and for a limited time.
-    /// Without a kernel, also returns the address at which to continue, if the time did not
-    /// suffice.
+    /// Without a kernel, also returns the address at which to continue, if there was not enough
+    /// time.
     pub(crate) fn attach_part(
         memory: &GuestMemory,
         header: Option<u64>,

@@ -1,6 +1,6 @@
 //! A guest's memory, mapped into this process, and images of such memory.
 //!
-//! The content is untrusted and changes while it is read. So references into it do not exist: it is
+//! The content is untrusted and changes while it is read. So there are no references into it: it is
 //! copied by volatile reads, within bounds that are checked each time.
 
 use std::any::Any;

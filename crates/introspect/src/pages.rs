@@ -135,7 +135,7 @@ impl Kernel {
     /// Whether an address is a possible address of a `struct page`.
     fn is_page(&self, address: u64) -> bool {
         let offset = address.wrapping_sub(self.places.pages);
-        // Nearly all kernels have 64 bytes: no division is necessary then.
+        // In nearly all kernels the structure has 64 bytes, so no division is necessary.
         let (number, rest) = match self.layout.page_size {
             64 => (offset / 64, offset % 64),
             size => (offset / size, offset % size),

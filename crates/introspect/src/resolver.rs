@@ -107,7 +107,7 @@ impl Doubt {
     /// Whether the bio can transfer a page of this inode for the page cache itself.
     fn is_of(self, kernel: &Kernel, inode: &Inode, transfer: Transfer) -> bool {
         let is_moved = match inode.nature {
-            // The locks of a device's buffers, not of its pages, protect their transfer.
+            // Buffers of devices are written under their own locks, without these flags of the page.
             Nature::Device | Nature::Mounted(_) => true,
             Nature::File | Nature::Directory | Nature::Internal => {
                 if self.is_write {
@@ -305,9 +305,9 @@ impl Resolver {
             | Completion::BcacheInsert
             | Completion::BcacheDetached
             | Completion::Chain => Verdict::Each(each),
-            // The kernel waits synchronously for I/O to its own memory, and the page cache for the
-            // rest of a page of which a part is written. Private memory of a process: `dd` on a
-            // device.
+            // The kernel also waits in this way for I/O to its own memory, and the page cache for
+            // the rest of a partly written page. Private memory is that of a process with I/O to a
+            // device (`dd`).
             Completion::Waited if self.is_in_journal(kernel, &bio, other) => {
                 Verdict::All(sure(Kind::Journal))
             }

@@ -24,8 +24,8 @@ pub struct CachedFile {
 }
 
 impl Kernel {
-    /// Examines every page of the guest's memory. Returns the 32,768 files with the most pages in
-    /// the page cache, in descending order. Takes some 10 ns per page.
+    /// Examines every page of the guest's memory. Returns the files with the most pages in the
+    /// page cache, at most 32,768, in descending order. Takes some 10 ns per page.
     pub fn cached_files(&self, names: &Names) -> Vec<CachedFile> {
         let (mut pages, mut files) = (PageCache::default(), FileCache::default());
         let mut counts: HashMap<u64, u64> = HashMap::new();

@@ -68,7 +68,7 @@ impl VmcoreInfo {
         u64::from_str_radix(self.values.get(&format!("SYMBOL({name})"))?, 16).ok()
     }
 
-    /// A number.
+    /// The value of a number, by its name.
     pub fn number(&self, name: &str) -> Option<i64> {
         self.values.get(&format!("NUMBER({name})"))?.parse().ok()
     }
@@ -88,7 +88,7 @@ fn is_note(head: &[u8]) -> bool {
 pub(crate) struct Found {
     /// The notes, each text once.
     pub notes: Vec<VmcoreInfo>,
-    /// The guest-physical address at which to continue, if the time did not suffice for all memory.
+    /// The guest-physical address at which to continue, if there was not enough time.
     pub rest: Option<u64>,
 }
 
