@@ -17,7 +17,7 @@ use nbd_common::*;
 
 const CROWD: u64 = 500;
 /// A time limit for quick events on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// The number of threads that serve connections of the disk `name`.
 fn threads(name: &str) -> usize {
@@ -31,7 +31,7 @@ fn threads(name: &str) -> usize {
 fn await_threads(name: &str, count: usize) {
     let begun = Instant::now();
     while threads(name) != count {
-        assert!(begun.elapsed() < PATIENCE, "{} threads instead of {count}", threads(name));
+        assert!(begun.elapsed() < WAIT_MAX, "{} threads instead of {count}", threads(name));
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -76,7 +76,7 @@ fn five_hundred_clients_share_a_few_threads() {
         assert_eq!(threads(&name), most);
         let begun = Instant::now();
         while !server.listener.connections().iter().all(|client| client.requests == 6) {
-            assert!(begun.elapsed() < PATIENCE, "each client's requests are counted");
+            assert!(begun.elapsed() < WAIT_MAX, "each client's requests are counted");
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(server.listener.connections().len() as u64, CROWD);
@@ -178,7 +178,7 @@ fn layers_change_while_the_clients_of_a_thread_work() {
             disk.restack(vec![probe.clone()], fathom_block::CHANGE_TIME_MAX).unwrap();
             let begun = Instant::now();
             while probe.count(fathom_block::Operation::Write) < 20 {
-                if begun.elapsed() > PATIENCE {
+                if begun.elapsed() > WAIT_MAX {
                     done.store(true, Ordering::Relaxed);
                     panic!("the new layer is not used");
                 }

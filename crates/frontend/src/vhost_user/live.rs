@@ -8,7 +8,7 @@ use fathom_block::{DiskChange, Wake};
 use rustix::net::{SendFlags, send};
 
 use super::memory::Memory;
-use super::sight::Sight;
+use super::private_memory::PrivateMemory;
 
 /// The state of a connection that other threads need: to announce a new size to the VMM, and new
 /// layers to the rings.
@@ -25,7 +25,7 @@ pub(super) struct Live {
     pub inflight: bool,
     pub logging: bool,
     /// Whether the guest's writes to its memory reach the daemon.
-    pub sight: Arc<Sight>,
+    pub private_memory: Arc<PrivateMemory>,
 }
 
 impl Live {

@@ -22,12 +22,12 @@ mod memory;
 mod memory_file;
 mod observer;
 mod peek;
+mod private_memory;
 mod refusal;
 mod request;
 mod ring;
 mod ring_right;
 mod session;
-mod sight;
 mod status;
 mod worker;
 
@@ -230,7 +230,7 @@ impl Server {
             status.memory = live.memory.length();
             status.inflight = live.inflight;
             status.logging = live.logging;
-            status.blind = live.sight.is_blind();
+            status.blind = live.private_memory.is_detected();
         }
         let mut refusal = self.shared.refusal();
         if status.running_queues > 0 {

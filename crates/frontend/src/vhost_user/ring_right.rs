@@ -9,7 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long a VMM's ring waits for another VMM's rings to stop.
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The right to run rings, held by at most one session of a disk.
 #[derive(Default)]
@@ -28,14 +28,14 @@ struct State {
 impl RingRight {
     /// Waits until no session other than `session` runs rings. Returns whether `session` holds the
     /// right now.
-    pub(super) fn take(&self, session: u64) -> bool {
-        self.take_within(session, PATIENCE)
+    pub(super) fn acquire(&self, session: u64) -> bool {
+        self.acquire_within(session, WAIT_MAX)
     }
 
-    fn take_within(&self, session: u64, patience: Duration) -> bool {
+    fn acquire_within(&self, session: u64, limit: Duration) -> bool {
         let (mut state, _) = self
             .freed
-            .wait_timeout_while(self.state(), patience, |state| {
+            .wait_timeout_while(self.state(), limit, |state| {
                 !state.closed && state.holder.is_some_and(|holder| holder != session)
             })
             .unwrap_or_else(PoisonError::into_inner);
@@ -50,8 +50,8 @@ impl RingRight {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the right from `session`, if it holds it.
-    pub(super) fn give(&self, session: u64) {
+    /// Releases the right of `session`, if it holds it.
+    pub(super) fn release(&self, session: u64) {
         let mut state = self.state();
         if state.holder == Some(session) {
             state.holder = None;
@@ -79,19 +79,19 @@ mod tests {
     #[test]
     fn the_second_waits_for_the_first() {
         let right = Arc::new(RingRight::default());
-        assert!(right.take(1));
-        assert!(right.take(1));
-        assert!(!right.take_within(2, Duration::from_millis(5)));
-        right.give(2);
+        assert!(right.acquire(1));
+        assert!(right.acquire(1));
+        assert!(!right.acquire_within(2, Duration::from_millis(5)));
+        right.release(2);
         assert_eq!(right.holder(), Some(1));
         let second = Arc::clone(&right);
-        let waiting = std::thread::spawn(move || second.take(2));
+        let waiting = std::thread::spawn(move || second.acquire(2));
         std::thread::sleep(Duration::from_millis(20));
-        right.give(1);
+        right.release(1);
         assert!(waiting.join().unwrap());
         assert_eq!(right.holder(), Some(2));
         let third = Arc::clone(&right);
-        let waiting = std::thread::spawn(move || third.take(3));
+        let waiting = std::thread::spawn(move || third.acquire(3));
         right.close();
         assert!(!waiting.join().unwrap());
     }

@@ -167,7 +167,7 @@ impl Session {
         if inflight.as_ref().is_some_and(|inflight| inflight.size() < setup.size) {
             return Err(invalid(format!("queue {index} is larger than its in-flight memory")));
         }
-        if !self.right.take(self.number) {
+        if !self.right.acquire(self.number) {
             let text = "another VMM's guest is running on this disk";
             return Err(failed(io::Error::new(io::ErrorKind::ResourceBusy, text)));
         }
@@ -178,7 +178,7 @@ impl Session {
         if first {
             self.observer.started(self.number, &self.memory);
         }
-        let sight = Arc::clone(&self.live().sight);
+        let private_memory = Arc::clone(&self.live().private_memory);
         let start = WorkerStart {
             disk: Arc::clone(&self.disk),
             ring,
@@ -188,7 +188,7 @@ impl Session {
             write_back: config::has(self.features, VIRTIO_BLK_F_FLUSH),
             log,
             inflight,
-            sight,
+            private_memory,
             counters: Arc::clone(&self.counters),
         };
         let started = self.thread(index).and_then(|thread| WorkerHandle::start(start, thread));
@@ -237,7 +237,7 @@ impl Session {
         drop(live);
         if !self.is_running() {
             self.observer.stopped(self.number);
-            self.right.give(self.number);
+            self.right.release(self.number);
         }
     }
 
@@ -328,7 +328,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.close();
-        self.right.give(self.number);
+        self.right.release(self.number);
     }
 }
 

@@ -26,9 +26,9 @@ use super::dirty_log::DirtyLog;
 use super::event::{self, Call};
 use super::inflight::QueueInflight;
 use super::mailbox::Command;
+use super::private_memory::{PrivateMemory, PrivateMemoryDetector};
 use super::request::{self, Segment};
 use super::ring::Ring;
-use super::sight::{Lookout, Sight};
 use super::status::Counters;
 
 /// The most requests that are taken before completed ones are given back: few enough that the guest
@@ -50,7 +50,7 @@ pub(super) struct WorkerStart {
     pub write_back: bool,
     pub log: Option<Arc<DirtyLog>>,
     pub inflight: Option<QueueInflight>,
-    pub sight: Arc<Sight>,
+    pub private_memory: Arc<PrivateMemory>,
     pub counters: Arc<Counters>,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Worker {
     write_back: bool,
     inflight: Option<QueueInflight>,
     counters: Arc<Counters>,
-    lookout: Lookout,
+    detector: PrivateMemoryDetector,
     mailbox: Arc<Mailbox<Command>>,
     /// Whether the thread is writing to a descriptor that the VMM also holds.
     writing: Arc<AtomicBool>,
@@ -138,7 +138,7 @@ impl Worker {
             write_back: start.write_back,
             inflight: start.inflight,
             counters: start.counters,
-            lookout: Lookout::new(start.sight),
+            detector: PrivateMemoryDetector::new(start.private_memory),
             mailbox,
             writing,
             group: reactor.group(),
@@ -400,7 +400,7 @@ impl Source for Worker {
             }
             self.heads.clear();
         } else if self.ring.has_available() {
-            self.lookout.see();
+            self.detector.mark_shared();
             self.heads.clear();
             if let Err(error) = self.ring.take(BATCH, &mut self.heads) {
                 self.break_ring(error.name());
@@ -437,7 +437,7 @@ impl Source for Worker {
     /// A kick.
     fn signal(&mut self, event: &Event, reactor: &mut Reactor) {
         event::take(&self.kick);
-        self.lookout.kicked(self.stack.now_ns());
+        self.detector.kicked(self.stack.now_ns());
         if !event.more {
             reactor.watch_always(self.owner, TOKEN_KICK, self.kick.as_fd());
         }
@@ -449,11 +449,11 @@ impl Source for Worker {
 
     fn rest(&mut self, now_ns: u64, _: &mut Reactor) -> u64 {
         self.open = self.is_open();
-        if self.lookout.deadline_ns() <= now_ns && self.lookout.look(&self.ring) {
+        if self.detector.deadline_ns() <= now_ns && self.detector.examine(&self.ring) {
             // The component that watches the disk reports the private memory.
             self.disk.failures().call();
         }
-        self.lookout.deadline_ns()
+        self.detector.deadline_ns()
     }
 
     fn arm(&mut self, _: &mut Reactor) -> bool {

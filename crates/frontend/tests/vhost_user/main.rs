@@ -12,10 +12,10 @@ mod hostile_vmm;
 mod loss;
 mod lost_writes;
 mod observer;
+mod private_memory;
 mod protocol;
 mod requests;
 mod sharing;
-mod sight;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use crate::client::{Client, DATA, MEMORY, memfd};
 use crate::serve;
 
-/// A kick on an empty ring is examined a second later.
-const LOOKED: Duration = Duration::from_secs(3);
+/// A time by which the memory has been examined: a second after a kick on an empty ring.
+const EXAMINED_AFTER: Duration = Duration::from_secs(3);
 
 #[test]
 fn kicks_in_a_blank_memory_are_suspected_until_a_request_arrives() {
     let served = serve();
     let mut client = Client::start(&served.socket, 2, 0);
-    std::thread::sleep(LOOKED);
+    std::thread::sleep(EXAMINED_AFTER);
     assert!(!served.server.status().blind, "there was no kick");
     client.kick(0);
     let begun = Instant::now();
@@ -37,7 +37,7 @@ fn kicks_of_an_idle_guest_are_not_suspected() {
     client.put(DATA + 0x12345, &[0x5a; 1024]);
     client.start_queue(0, 0);
     client.kick(0);
-    std::thread::sleep(LOOKED);
+    std::thread::sleep(EXAMINED_AFTER);
     assert!(!served.server.status().blind);
     client.assert_works(0);
 }

@@ -19,69 +19,73 @@ const WAIT_NS: u64 = 1_000_000_000;
 
 /// Not known yet.
 const UNKNOWN: u8 = 0;
-/// Writes of the guest were seen.
-const SEEN: u8 = 1;
+/// The daemon has seen writes of the guest.
+const SHARED: u8 = 1;
 /// The guest has kicked, but its memory holds nothing of a guest.
-const BLIND: u8 = 2;
+const PRIVATE: u8 = 2;
 
 /// The knowledge about a connection's memory, shared by all its rings.
 #[derive(Debug, Default)]
-pub(super) struct Sight(AtomicU8);
+pub(super) struct PrivateMemory(AtomicU8);
 
-impl Sight {
+impl PrivateMemory {
     /// Whether the guest uses its disk but none of its writes to memory reach the daemon.
-    pub(super) fn is_blind(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == BLIND
+    pub(super) fn is_detected(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == PRIVATE
     }
 }
 
 /// One ring's part of the detection.
-pub(super) struct Lookout {
-    sight: Arc<Sight>,
+pub(super) struct PrivateMemoryDetector {
+    state: Arc<PrivateMemory>,
     /// Whether writes of the guest were seen, which ends the detection.
     ended: bool,
     /// When to examine the memory, in nanoseconds; `u64::MAX` if no kick is unanswered.
     deadline_ns: u64,
 }
 
-impl Lookout {
-    pub(super) fn new(sight: Arc<Sight>) -> Self {
-        Self { sight, ended: false, deadline_ns: u64::MAX }
+impl PrivateMemoryDetector {
+    pub(super) fn new(state: Arc<PrivateMemory>) -> Self {
+        Self { state, ended: false, deadline_ns: u64::MAX }
     }
 
-    /// The guest has kicked.
+    /// Records a kick of the guest.
     pub(super) fn kicked(&mut self, now_ns: u64) {
         if !self.ended && self.deadline_ns == u64::MAX {
             self.deadline_ns = now_ns.saturating_add(WAIT_NS);
         }
     }
 
-    /// The ring has requests. This method is cheap, because each round calls it.
-    pub(super) fn see(&mut self) {
+    /// Records that the memory is shared, because the ring has requests or the memory has contents.
+    /// This method is cheap, because each round calls it.
+    pub(super) fn mark_shared(&mut self) {
         if !self.ended {
             self.ended = true;
             self.deadline_ns = u64::MAX;
-            self.sight.0.store(SEEN, Ordering::Relaxed);
+            self.state.0.store(SHARED, Ordering::Relaxed);
         }
     }
 
-    /// When [`look`](Self::look) is due, in nanoseconds; `u64::MAX` is never.
+    /// When [`examine`](Self::examine) is due, in nanoseconds; `u64::MAX` is never.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.deadline_ns
     }
 
     /// Examines the memory of a ring that has stayed empty. Returns whether this call is the first
     /// to find nothing of the guest there.
-    pub(super) fn look(&mut self, ring: &Ring) -> bool {
+    pub(super) fn examine(&mut self, ring: &Ring) -> bool {
         self.deadline_ns = u64::MAX;
-        if self.sight.0.load(Ordering::Relaxed) == SEEN {
+        if self.state.0.load(Ordering::Relaxed) == SHARED {
             self.ended = true;
             return false;
         }
         if ring.has_available() || !ring.memory().is_blank(ring.used_range().0) {
-            self.see();
+            self.mark_shared();
             return false;
         }
-        self.sight.0.compare_exchange(UNKNOWN, BLIND, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        self.state
+            .0
+            .compare_exchange(UNKNOWN, PRIVATE, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
     }
 }
