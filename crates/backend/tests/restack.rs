@@ -64,7 +64,7 @@ impl Layer for Witness {
     }
 
     fn open_queue(&self, _: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        if self.opens_max.is_some_and(|most| self.opened.load(Ordering::Relaxed) >= most) {
+        if self.opens_max.is_some_and(|limit| self.opened.load(Ordering::Relaxed) >= limit) {
             return Err(io::Error::other("no more"));
         }
         self.opened.fetch_add(1, Ordering::Relaxed);

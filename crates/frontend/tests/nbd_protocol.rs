@@ -250,8 +250,8 @@ fn a_disk_holds_the_same_bytes_as_an_array() {
         for step in 0..2000_u64 {
             let client = &mut clients[random.below(2) as usize];
             let offset = random.below(LENGTH - 1);
-            let most = if random.below(10) == 0 { 300_000 } else { 5000 };
-            let length = 1 + random.below(most.min(LENGTH - offset));
+            let length_max = if random.below(10) == 0 { 300_000 } else { 5000 };
+            let length = 1 + random.below(length_max.min(LENGTH - offset));
             let range = offset as usize..(offset + length) as usize;
             match random.below(5) {
                 0 | 1 => assert_eq!(client.read(offset, length), model[range], "step {step}"),

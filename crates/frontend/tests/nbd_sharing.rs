@@ -36,7 +36,7 @@ fn await_threads(name: &str, count: usize) {
     }
 }
 
-/// Two sockets and an eventfd for each client take more descriptors than a process may have.
+/// Raises the limit on descriptors, because each client takes two sockets and an eventfd.
 fn allow_descriptors() {
     let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     limit.current = limit.maximum;
@@ -46,17 +46,17 @@ fn allow_descriptors() {
 #[test]
 fn five_hundred_clients_share_a_few_threads() {
     allow_descriptors();
-    for most in [1, 3] {
-        let name = format!("crowd{most}");
+    for threads_max in [1, 3] {
+        let name = format!("crowd{threads_max}");
         let directory = tempfile::tempdir().unwrap();
-        let exports = Arc::new(Exports::with_threads(most));
+        let exports = Arc::new(Exports::with_threads(threads_max));
         exports.add(&name, "", disk(&name, MIB)).unwrap();
         let options = ListenerOptions::new(Address::Unix(directory.path().join("nbd.sock")));
         let listener = Listener::new(options, Arc::clone(&exports)).unwrap();
         let server = Server { directory, exports, listener };
         let mut clients: Vec<Client> =
             (0..CROWD).map(|_| server.client(&name, Mode::Structured)).collect();
-        assert_eq!(threads(&name), most);
+        assert_eq!(threads(&name), threads_max);
         for round in 0..3_u64 {
             // All at the same time.
             let block = |client: u64| pattern(round << 32 | client, 512);
@@ -73,7 +73,7 @@ fn five_hundred_clients_share_a_few_threads() {
                 assert_eq!(client.read(other * 512, 512), block(other));
             }
         }
-        assert_eq!(threads(&name), most);
+        assert_eq!(threads(&name), threads_max);
         let begun = Instant::now();
         while !server.listener.connections().iter().all(|client| client.requests == 6) {
             assert!(begun.elapsed() < WAIT_MAX, "each client's requests are counted");

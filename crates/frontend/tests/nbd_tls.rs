@@ -111,8 +111,8 @@ fn certificates_encrypt_and_verify() {
     assert!(!plain.status.success());
     let text = String::from_utf8_lossy(&plain.stderr).into_owned();
     // The messages of libnbd before and from 1.20 on.
-    let said = ["server replied with error", "requires TLS"];
-    assert!(said.iter().any(|words| text.contains(words)), "{text}");
+    let messages = ["server replied with error", "requires TLS"];
+    assert!(messages.iter().any(|words| text.contains(words)), "{text}");
     let mut client = Client::greet(std::net::TcpStream::connect(("127.0.0.1", port)).unwrap());
     assert_eq!(client.outcome(LIST, &[]), ERROR | 5);
     assert_eq!(client.outcome(GO, &go("disk", &[])), ERROR | 5);

@@ -20,7 +20,7 @@ const RING_ENTRIES: u32 = 128;
 /// An export's threads.
 pub(super) struct Threads {
     running: Mutex<Vec<Running>>,
-    most: usize,
+    threads_max: usize,
 }
 
 struct Running {
@@ -29,9 +29,9 @@ struct Running {
 }
 
 impl Threads {
-    /// Creates a pool of at most `most` threads, and at least one.
-    pub(super) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { running: Mutex::default(), most: most.max(1) })
+    /// Creates a pool of at most `threads_max` threads, and at least one.
+    pub(super) fn new(threads_max: usize) -> Arc<Self> {
+        Arc::new(Self { running: Mutex::default(), threads_max: threads_max.max(1) })
     }
 
     /// Serves the connection that `open` creates on a new thread or, if there are already as many
@@ -52,7 +52,7 @@ impl Threads {
         let mut running = self.running();
         let fewest = running.iter().min_by_key(|thread| thread.connections.load(Ordering::Relaxed));
         let chosen = match fewest {
-            Some(fewest) if running.len() >= self.most => fewest,
+            Some(fewest) if running.len() >= self.threads_max => fewest,
             _ => {
                 let thread = start(name)?;
                 running.push(Running { thread: Arc::new(thread), connections: Arc::default() });

@@ -328,8 +328,8 @@ mod tests {
         file.write_all_at(&rubbish, 0).unwrap();
         for used_index in [0, 3, 16, 999, u16::MAX] {
             let heads = inflight.queue(0).unwrap().recover(used_index);
-            let most = RING_SIZE_MAX;
-            assert!(heads.len() <= most.into() && heads.iter().all(|&head| head < most));
+            let size = RING_SIZE_MAX;
+            assert!(heads.len() <= size.into() && heads.iter().all(|&head| head < size));
         }
         assert!(open(&file, (0, 271), 1, 16).is_err());
         assert!(open(&file, (8, length), 1, 16).is_err());

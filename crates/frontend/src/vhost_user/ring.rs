@@ -176,15 +176,15 @@ impl Ring {
         self.available_index(Ordering::Relaxed) != self.next_available
     }
 
-    /// Takes up to `most` available requests off the ring in order, and appends their heads to
+    /// Takes up to `count_max` available requests off the ring in order, and appends their heads to
     /// `heads`.
-    pub(super) fn take(&mut self, most: usize, heads: &mut Vec<u16>) -> Result<(), RingError> {
+    pub(super) fn take(&mut self, count_max: usize, heads: &mut Vec<u16>) -> Result<(), RingError> {
         // Acquire: the entries below the index, and their descriptors, are read after it.
         let waiting = self.available_index(Ordering::Acquire).wrapping_sub(self.next_available);
         if waiting > self.size {
             return Err(RingError::AvailableIndex);
         }
-        for _ in 0..usize::from(waiting).min(most) {
+        for _ in 0..usize::from(waiting).min(count_max) {
             let slot = usize::from(self.next_available & (self.size - 1));
             let head = u16::from_le(self.word(self.available, 2 + slot).load(Ordering::Relaxed));
             if head >= self.size {

@@ -11,7 +11,7 @@ use crate::client::{
 use crate::serve;
 
 /// Offers head 0 with the given descriptors and expects it back without a written byte.
-fn refused(client: &mut Client, descriptors: &[Descriptor]) {
+fn assert_refused(client: &mut Client, descriptors: &[Descriptor]) {
     for (index, descriptor) in descriptors.iter().enumerate() {
         client.put_descriptor(Client::places(0).0, index as u16, *descriptor);
     }
@@ -67,7 +67,7 @@ fn invalid_chains_are_refused() {
     ];
     let count = cases.len() as u64;
     for descriptors in cases {
-        refused(&mut client, &descriptors);
+        assert_refused(&mut client, &descriptors);
     }
     client.assert_works(0);
     let status = served.server.status();

@@ -25,10 +25,10 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use crate::client::{Client, DATA, MEMORY, READ, RING_SIZE, USER_ADDRESS, memfd, region};
 use crate::{Served, serve, serve_file, serve_with};
 
-/// Runs `act` on another thread, which must end.
-fn within<R: Send + 'static>(what: &str, act: impl FnOnce() -> R + Send + 'static) -> R {
+/// Runs `action` on another thread, which must end.
+fn within<R: Send + 'static>(what: &str, action: impl FnOnce() -> R + Send + 'static) -> R {
     let (sender, receiver) = channel();
-    std::thread::spawn(move || drop(sender.send(act())));
+    std::thread::spawn(move || drop(sender.send(action())));
     receiver.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|_| panic!("{what} hangs"))
 }
 
@@ -167,12 +167,12 @@ fn a_full_call_descriptor_stops_no_other_disk() {
 }
 
 #[test]
-fn a_kick_descriptor_that_the_vmm_empties_stops_no_other_disk() {
+fn a_kick_descriptor_that_the_vmm_empties_does_not_stop_its_ring() {
     let served = serve();
     let mut client = Client::start(&served.socket, 1, 0);
     set_flags(&client.kicks[0], 0);
     let kick = client.kicks[0].try_clone().unwrap();
-    let emptier = std::thread::spawn(move || {
+    let emptying = std::thread::spawn(move || {
         set_flags(&kick, libc::O_NONBLOCK);
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(300) {
@@ -181,7 +181,7 @@ fn a_kick_descriptor_that_the_vmm_empties_stops_no_other_disk() {
         }
         set_flags(&kick, 0);
     });
-    emptier.join().unwrap();
+    emptying.join().unwrap();
     client.assert_works(0);
     end(served);
 }
@@ -261,13 +261,13 @@ fn a_change_of_layers_is_not_lost_while_a_ring_starts() {
     let start = Instant::now();
     while seen.load(Ordering::Relaxed) == 0 {
         client.assert_works(0);
-        assert!(start.elapsed() < Duration::from_secs(20), "the ring has the layers of before");
+        assert!(start.elapsed() < Duration::from_secs(20), "the ring still has the old layers");
     }
     end(served);
 }
 
 #[test]
-fn a_queue_that_fails_with_requests_in_flight_stops_no_other_disk() {
+fn a_disk_stays_usable_after_a_queue_fails_with_requests_in_flight() {
     let served = serve_file();
     served.disk.restack(vec![Arc::new(Slow::default())], fathom_block::CHANGE_TIME_MAX).unwrap();
     let mut client = Client::start(&served.socket, 1, 0);

@@ -1,4 +1,4 @@
-//! Memory that a VMM takes away, or that its host does not have: the VMM is disconnected, and
+//! Memory that a VMM truncates, or that its host does not have: the VMM is disconnected, and
 //! another disk in the same process is still served. Without the handler each of these cases ends
 //! the process.
 
@@ -242,7 +242,7 @@ fn memory_on_a_full_file_system_fails_the_request_in_the_end() {
     offer(&mut client, READ, MEMORY / 2);
     let mut losses = 0;
     loop {
-        let came_back = loop {
+        let completed = loop {
             if client.wait_for(0, Duration::from_millis(20)).is_some() {
                 break true;
             }
@@ -250,7 +250,7 @@ fn memory_on_a_full_file_system_fails_the_request_in_the_end() {
                 break false;
             }
         };
-        if came_back {
+        if completed {
             break;
         }
         assert!(client.is_disconnected());

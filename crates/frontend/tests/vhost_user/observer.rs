@@ -10,7 +10,7 @@ use vhost::vhost_user::VhostUserFrontend;
 use crate::CAPACITY;
 use crate::client::{Client, MEMORY, memfd, region};
 
-/// Records the calls.
+/// Records the calls of an observer.
 #[derive(Default)]
 struct Record(Mutex<Vec<String>>);
 

@@ -187,25 +187,25 @@ fn layers_change_under_a_running_guest() {
 #[test]
 fn impossible_setups_are_refused_with_an_error() {
     let served = serve();
-    let refuse = |act: &dyn Fn(&mut Client) -> bool| {
+    let assert_refused = |setup: &dyn Fn(&mut Client) -> bool| {
         let mut client = Client::connect(&served.socket, 1, 0);
-        assert!(act(&mut client), "a setup that cannot work was accepted");
+        assert!(setup(&mut client), "an impossible setup was accepted");
     };
-    refuse(&|client| client.frontend.set_features(u64::MAX).is_err());
-    refuse(&|client| {
+    assert_refused(&|client| client.frontend.set_features(u64::MAX).is_err());
+    assert_refused(&|client| {
         let short = memfd(4096);
         client.frontend.set_mem_table(&[region(&short, 0, 8192)]).is_err()
     });
-    refuse(&|client| {
+    assert_refused(&|client| {
         let file = memfd(8192);
         let both = [region(&file, 0, 8192), region(&file, 4096, 4096)];
         client.frontend.set_mem_table(&both).is_err()
     });
-    refuse(&|client| {
+    assert_refused(&|client| {
         let file = memfd(4096);
         client.frontend.remove_mem_region(&region(&file, 12345, 1)).is_err()
     });
-    refuse(&|client| {
+    assert_refused(&|client| {
         let mut outside = Client::vring(0);
         outside.used_ring_addr = USER_ADDRESS + MEMORY - 4;
         client.frontend.set_vring_num(0, RING_SIZE).unwrap();
@@ -213,7 +213,7 @@ fn impossible_setups_are_refused_with_an_error() {
         let kick = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
         client.frontend.set_vring_kick(0, &kick).is_err()
     });
-    refuse(&|client| client.frontend.set_vring_num(0, 2048).is_err());
+    assert_refused(&|client| client.frontend.set_vring_num(0, 2048).is_err());
     Client::start(&served.socket, 1, 0).assert_works(0);
 }
 

@@ -17,7 +17,7 @@ use crate::{CAPACITY, Served, serve_threads};
 
 const QUEUES: usize = 4;
 
-/// The threads that serve rings of the disk `name`.
+/// The number of threads that serve rings of the disk `name`.
 fn threads(name: &str) -> usize {
     // The kernel keeps 15 bytes of a thread's name.
     let ending = format!("-{name}");

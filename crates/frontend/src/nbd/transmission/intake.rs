@@ -161,8 +161,8 @@ impl Transmission {
         let Some(first) = RequestHeader::parse(bytes, self.mode) else { return BATCH_MIN };
         let payload = if first.command == command::WRITE { first.length } else { 0 };
         let length = payload.saturating_add(self.mode.request_length() as u64);
-        let most = if self.seat.is_alone() { usize::MAX } else { BATCH_SHARED_MAX };
-        (bytes.len() as u64 / length / 2).clamp(BATCH_MIN as u64, most as u64) as usize
+        let batch_max = if self.seat.is_alone() { usize::MAX } else { BATCH_SHARED_MAX };
+        (bytes.len() as u64 / length / 2).clamp(BATCH_MIN as u64, batch_max as u64) as usize
     }
 
     fn begin_request(&mut self, header: &RequestHeader, reactor: &mut Reactor) {
