@@ -1,19 +1,19 @@
-# Two commands do everything on a fresh Debian 12 or 13 machine:
+# Two commands are enough on a new Debian 12 or 13 machine:
 #
-#   make run            serve a disk, boot a real guest on it, watch it live
+#   make run            serves a disk, boots a real guest on it, and shows its I/O live
 #   make run FOR=60     the same for 60 seconds, with a summary at the end
-#   make test           everything that is tested, real guests included
+#   make test           runs all tests, with real guests
 #
-# Each installs what is missing (and says so). The others are parts of these:
+# Each installs missing packages (and reports them). Further targets:
 #
 #   make build          the release binary, target/release/fathom
 #   make check          formatting, lints and docs only
 #   make unit           the tests without guests
 #   make guests         the tests with guests
-#   make pictures       docs/top.png, made from the program itself
+#   make pictures       makes docs/top.png with the program itself
 #   make bench          the comparisons with other servers
-#   make soak           longer: kernels of all of Debian's suites, damaged guests' memory
-#   make fuzz FOR=60    each fuzz target for so many seconds (needs cargo-fuzz)
+#   make soak           longer tests: kernels of all Debian suites, damaged guests' memory
+#   make fuzz FOR=60    each fuzz target for 60 seconds (needs cargo-fuzz)
 
 FOR ?=
 CARGO := scripts/cargo

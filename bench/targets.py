@@ -1,30 +1,30 @@
-"""Targets of benchmarks: what --check prints and returns."""
+"""Targets of benchmarks, for the option --check."""
 
 import sys
 
-# The scripts beside this file have no endings, and need no compiled copies of it.
+# The scripts that import this file need no compiled copy of it.
 sys.dont_write_bytecode = True
 
 
 def at_least(what, figure, target, unit=""):
-    """A figure that is wanted at this or more; `None` where it was not measured."""
+    """Checks that a figure is at least the target. The figure is `None` if it was not measured."""
     return verdict(what, figure, f"{target:,g}{unit} or more", unit,
                    figure is not None and figure >= target)
 
 
 def at_most(what, figure, target, unit=""):
-    """A figure that is wanted at this or less; `None` where it was not measured."""
+    """Checks that a figure is at most the target. The figure is `None` if it was not measured."""
     return verdict(what, figure, f"{target:,g}{unit} or less", unit,
                    figure is not None and figure <= target)
 
 
 def verdict(what, figure, target, unit, holds):
-    """Prints one target, the figure and whether it holds; returns the last."""
+    """Prints a target, the figure and whether the target holds. Returns whether it holds."""
     text = "not measured" if figure is None else f"{figure:,.4g}{unit}"
     print(f"{'holds' if holds else 'FAILS'}: {what}: {text} (target: {target})", flush=True)
     return holds
 
 
 def status(verdicts):
-    """The exit status: 1 where a target does not hold. All of them are looked at."""
+    """The exit status: 1 if a target does not hold. All targets are evaluated."""
     return int(not all(list(verdicts)))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the inputs that the fuzz targets begin with, into fuzz/corpus.
+"""Writes the initial inputs of the fuzz targets into fuzz/corpus.
 
-A guided search finds its way from something that works; from nothing it does not
-get to a ring's index, 1026 bytes into the memory, or to a [[disk]] in a file.
+A guided search needs valid inputs to start from. Without them it does not find a ring's
+index, 1026 bytes into the memory, or a [[disk]] in a file.
 """
 import bz2
 import re
@@ -22,7 +22,7 @@ def configuration():
     text = (FUZZ.parent / "docs/configuration.md").read_text()
     for number, block in enumerate(re.findall(r"```toml\n(.*?)```", text, re.S)):
         seed("configuration", f"page-{number}", block.encode())
-    # The keys that no example there has. /dev/zero and its like are there on each host.
+    # The keys that the page's examples do not have. /dev/zero and the like exist on every host.
     seed("configuration", "keys", b"""\
 daemon = { control = "c", log = "debug", shutdown_time_max = "2.5s" }
 [[disk]]
@@ -53,7 +53,7 @@ tls = { psk = "/dev/null" }
 
 
 def cql():
-    # The first byte: as it is written, or as STREAM would understand it.
+    # The first byte selects the dialect: Fathom's (0) or STREAM's (1).
     text = (FUZZ.parent / "docs/queries.md").read_text()
     for number, block in enumerate(re.findall(r"```sql[^\n]*\n(.*?)```", text, re.S)):
         seed("cql", f"page-{number}", b"\x00" + block.encode())
@@ -76,7 +76,8 @@ b = (select y from V [rows 1]);""")
 
 
 def events():
-    # The first byte: all columns or some, the unit of times, and which column they are in.
+    # The first byte selects the columns (all or some), the unit of times, and the column of the
+    # time.
     lines = (FUZZ.parent / "crates/monitor/tests/sample/events.csv").read_bytes().splitlines(True)
     seed("events", "csv", b"\x00" + b"".join(lines[:12]))
     seed("events", "csv-some", b"\x05" + b"".join(lines[:4]))
@@ -101,7 +102,8 @@ def events():
 
 
 def recording():
-    # The first byte: whether checksums are set right (an even one), and which columns are read.
+    # The first byte selects whether checksums are corrected (if it is even), and the columns to
+    # read.
     def varint(number):
         out = b""
         while number > 127:
@@ -123,7 +125,7 @@ def recording():
     def block(kind, plain, count=0, first=0, last=0, packed=False):
         stored = plain
         if packed:
-            # One run of LZ4 without a match.
+            # A single LZ4 sequence without a match.
             length = len(plain) - 15
             stored = b"\xf0" + b"\xff" * (length // 255) + bytes([length % 255]) + plain
         return b"FBLK" + struct.pack("<BBHIIIqqI", kind, packed, 0, len(stored), len(plain), count,
@@ -152,7 +154,7 @@ def recording():
 
 
 def wal():
-    # The first byte: whether checksums are set right (an odd one).
+    # The first byte selects whether checksums are corrected (if it is odd).
     def superblock(number, position, sequence):
         numbers = struct.pack("<6Q", number, 3, 16 * 512, position, sequence, 1)
         text = b"\x8eFATHWAL" + struct.pack("<II", 1, 512) + bytes(range(16)) + numbers
@@ -173,7 +175,7 @@ def wal():
         block = text.ljust(504, b"\0")
         return b"WREC" + struct.pack("<I", crc32c(b"WREC" + block)) + block + data
 
-    # The last record did not fit the end of the lap.
+    # The last record did not fit at the end of the ring and is at its beginning.
     ring = (record(3, 9, 16 * 512, (1, 0, 512, 512), (2, 1, 4096, 1 << 40))
             + record(3, 10, 18 * 512)).ljust(10 * 512, b"\0")
     ring += record(1, 7, 10 * 512, (1, 0, 0, 1024), (3, 0, 512, 512))
@@ -200,7 +202,7 @@ def nbd_negotiation():
     flags = struct.pack(">I", 3)
     look = option(3) + option(6, go(b"one", 1, 2, 3))
     contexts = option(9, meta(b"one", b"base:")) + option(10, meta(b"two", b"base:allocation", b"x:y"))
-    # The first byte: TLS none, offered, demanded (modulo 3), and the size of the pieces.
+    # The first byte selects TLS (modulo 3: none, offered, required) and the size of the pieces.
     seed("nbd_negotiation", "simple", b"\x00" + flags + look + option(7, go(b"two", 3)))
     seed("nbd_negotiation", "structured",
          b"\x04" + flags + option(5) + option(8) + contexts + option(7, go(b"two", 3)))
@@ -254,10 +256,10 @@ def link():
     def rows(number, fragment, reset, data):
         return frame(4, struct.pack("<QHB", number, fragment, reset) + data)
 
-    # VDisk, Size, and how often: a text for all, values, a constant.
+    # VDisk, Size, and the count: a text for all rows, values, a constant.
     data = block(3, [(1, b"a"), (3, b"\x02\x04\x06"), (1, b"\x02")])
     sparse = block(3, [(4, b"\x05\x01\x01a\x00\x00"), (2, b""), (3, b"\x02\x02\x02")])
-    # The first byte: who speaks (bit 0), and the size of the pieces.
+    # The first byte selects the sender (bit 0) and the size of the pieces.
     host = b"\xfe" + frame(1, text(b"host") + text(b"1")) + frame(2, struct.pack("<IB", 1, 0))
     seed("link", "host", host + rows(1, 0, 0, data) + rows(2, 1, 1, sparse)
          + frame(5, struct.pack("<QqQ", 3, 9, 3)) + frame(6, struct.pack("<QQQ", 4, 1, 2))
@@ -275,8 +277,9 @@ def link():
 
 
 def introspection():
-    # The first byte: the kernel's age (bit 0), one request or everything (bit 1). The second one:
-    # which request. Then the mutations: a place, how (the highest bit: in structures), a value.
+    # The first byte selects the kernel's age (bit 0), and one request or everything (bit 1). The
+    # second byte selects the request. The mutations follow: each has a position, a method (its
+    # highest bit: within structures) and a value.
     for number in range(48):
         for how in range(10):
             mutation = struct.pack("<I", number * 977 | (how | 0x80 * (number & 1)) << 24)
@@ -287,7 +290,7 @@ def introspection():
 
 def virtio_request():
     next_, write, indirect = 1, 2, 4
-    # Behind the rings, which end at 0x706: the tables and what they point at.
+    # After the rings, which end at 0x706: the tables and their targets.
     tables, header, data, status = 0x7a0, 0x710, 0x720, 0x790
 
     def table(*pieces):

@@ -16,10 +16,10 @@ import java.lang.management.ManagementFactory;
 import java.util.concurrent.TimeUnit;
 
 /**
- * What a query costs Esper over a file, from its bytes to rows that are counted and hashed:
- * {@code Bench FILE PASSES COLUMNS EPL}. The columns that events have are numbers with commas
- * between them. For each pass over the file a line of JSON is printed; the first are slower, for
- * the code is compiled meanwhile.
+ * Measures the cost of a query with Esper over a file, from its bytes to rows that are counted and
+ * hashed: {@code Bench FILE PASSES COLUMNS EPL}. COLUMNS are the numbers of the events' columns,
+ * separated by commas. Prints a line of JSON for each pass over the file. The first passes are
+ * slower, because the code is compiled during them.
  */
 public final class Bench implements UpdateListener {
     private static final long FACTOR = 0x9e3779b97f4a7c15L;
@@ -62,7 +62,7 @@ public final class Bench implements UpdateListener {
         return fold(all, event.filterTime);
     }
 
-    /** Whether it is the row of a group before there was one: aggregates of nothing are null. */
+    /** Whether it is the row of an empty group, whose aggregates are null. */
     private static boolean isEmpty(EventBean row) {
         if (row.getUnderlying() instanceof Object[]) {
             for (Object value : (Object[]) row.getUnderlying()) {
@@ -95,11 +95,11 @@ public final class Bench implements UpdateListener {
     public static void main(String[] arguments) throws Exception {
         String path = arguments[0];
         int passes = Integer.parseInt(arguments[1]);
-        boolean[] wanted = new boolean[10];
+        boolean[] selected = new boolean[10];
         for (String column : arguments[2].split(",")) {
-            wanted[Integer.parseInt(column)] = true;
+            selected[Integer.parseInt(column)] = true;
         }
-        // One thread, time from the events, and nothing that only several threads need.
+        // One thread, time from the events, and no features for several threads.
         Configuration configuration = new Configuration();
         configuration.getCommon().addEventType("IOstream", IoEvent.class);
         configuration.getCommon().getTimeSource().setTimeUnit(TimeUnit.MICROSECONDS);
@@ -114,7 +114,7 @@ public final class Bench implements UpdateListener {
         EPCompiled compiled = EPCompilerProvider.getCompiler()
             .compile(arguments[3], new CompilerArguments(configuration));
         EPRuntime runtime = EPRuntimeProvider.getDefaultRuntime(configuration);
-        // Its threads all count: the collector and the compiler too.
+        // The CPU time includes all threads: also the collector's and the compiler's.
         OperatingSystemMXBean process =
             (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
         for (int pass = 0; pass < passes; pass++) {
@@ -126,7 +126,7 @@ public final class Bench implements UpdateListener {
             long begun = System.nanoTime();
             long worked = process.getProcessCpuTime();
             long events = 0;
-            try (Events input = new Events(path, wanted)) {
+            try (Events input = new Events(path, selected)) {
                 for (IoEvent event; (event = input.next()) != null; events++) {
                     bench.time = event.time;
                     sender.sendEvent(event);

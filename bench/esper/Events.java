@@ -2,29 +2,29 @@ import java.io.FileInputStream;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 
-/** Reads the events of a CSV file whose columns are known: bytes to numbers and to shared texts. */
+/** Reads the events of a CSV file with known columns, as numbers and shared texts. */
 final class Events implements AutoCloseable {
     private static final int COLUMNS = 10;
     private static final int PLACES = 1 << 10;
 
     private final FileInputStream input;
-    private final boolean[] wanted;
+    private final boolean[] selected;
     private final byte[] buffer = new byte[256 << 10];
     private int at, end;
-    // Texts that were seen last, each in its place.
+    // The last texts, each at the index given by its hash.
     private final String[] texts = new String[PLACES];
     private final byte[][] bytes = new byte[PLACES][];
 
-    /** @param wanted the columns that events shall have, by number; the first is always read */
-    Events(String path, boolean[] wanted) throws IOException {
-        this.wanted = wanted;
+    /** @param selected the columns to read, by number; the first is always read */
+    Events(String path, boolean[] selected) throws IOException {
+        this.selected = selected;
         input = new FileInputStream(path);
         if (fill()) {
             while (buffer[at++] != '\n') { }
         }
     }
 
-    /** Makes room for a whole line, and says whether there is one. */
+    /** Makes room in the buffer for a whole line and fills it. Returns whether there are more bytes. */
     private boolean fill() throws IOException {
         System.arraycopy(buffer, at, buffer, 0, end - at);
         end -= at;
@@ -44,7 +44,7 @@ final class Events implements AutoCloseable {
         IoEvent event = new IoEvent();
         event.time = number();
         for (int column = 1; column < COLUMNS; column++) {
-            if (!wanted[column]) {
+            if (!selected[column]) {
                 byte last = column == COLUMNS - 1 ? (byte) '\n' : (byte) ',';
                 while (buffer[at++] != last) { }
                 continue;

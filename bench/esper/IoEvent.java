@@ -1,4 +1,4 @@
-/** An event, as Esper is given it. Columns that are not asked for are 0 or null. */
+/** An event for Esper. Columns that are not selected are 0 or null. */
 public final class IoEvent {
     public long time, request, sector, size, filterTime;
     public String type, operation, machine, disk, physicalDisk;

@@ -1,9 +1,9 @@
-"""Figures of several rounds: medians, how sure they are, and tables of them."""
+"""Figures of several rounds: medians, confidence intervals, and tables."""
 
 import statistics
 import textwrap
 
-# Student's t for 95 % on both sides, by degrees of freedom.
+# Student's t, two-sided, for 95 %, by degrees of freedom.
 T = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
      2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
      2.052, 2.048, 2.045]
@@ -30,35 +30,35 @@ class Figure:
 
 
 def each(samples, value):
-    """A figure of each round's sample."""
+    """The figure of a value over all rounds."""
     return Figure(value(sample) for sample in samples)
 
 
 def against(samples, base, value):
-    """How much more it is than the base of the same round."""
+    """The figure of the differences from the base of the same round."""
     return Figure(value(sample) - value(other) for sample, other in zip(samples, base))
 
 
 def ratio(samples, base, value):
-    """How many times the base of the same round it is."""
+    """The figure of the ratios to the base of the same round."""
     return Figure(value(sample) / value(other) if value(other) else float("nan")
                   for sample, other in zip(samples, base))
 
 
 def points(value):
-    """A figure of the paper's, as it stands beside ours."""
+    """A figure of the paper, as text."""
     return "" if value is None else value if isinstance(value, str) else f"{value:.2f}"
 
 
 def beside(ours, paper):
-    """Ours over the paper's, where both are of one direction."""
+    """The ratio of our figure to the paper's, if both have the same sign."""
     if not isinstance(paper, (int, float)) or ours * paper <= 0:
         return ""
     return f"{ours / paper:.2f} ×"
 
 
 class Report:
-    """What an experiment has found: tables, remarks, and whether the aims are met."""
+    """The results of an experiment: tables, remarks, and whether the aims are met."""
 
     def __init__(self, number, title):
         self.number, self.title = number, title
@@ -68,22 +68,22 @@ class Report:
         self.lines += textwrap.wrap(text, 98, subsequent_indent="  ") or [""]
 
     def table(self, head, rows):
-        """Rows of texts below a head; all but the first column stand at the right."""
+        """Adds rows of texts below a head. All columns but the first are right-aligned."""
         widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
         for row in [head, *rows]:
             cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:])]
             self.lines.append("  ".join([f"{row[0]:{widths[0]}}", *cells]).rstrip())
 
     def aim(self, text, figure, limit, unit=""):
-        """An aim that a figure is at most the limit."""
+        """Checks the aim that a figure is at most the limit."""
         met = figure.median <= limit
         sure = figure.half is None or abs(figure.median - limit) > figure.half
-        doubt = "" if sure else ", but rounds differ by more than that"
+        doubt = "" if sure else ", but the difference is within the confidence interval"
         self.aims.append({"aim": text, "met": met, "sure": sure, "limit": limit, **figure.json()})
         self.say(f"{'met' if met else 'NOT MET'}: {text} ({figure.text(unit=unit)}){doubt}")
 
     def check(self, samples):
-        """Says whether what was measured saw the events that there were."""
+        """Reports whether the measurements saw all events."""
         differ = [f"{name}, round {at + 1}: {sample['check']}" for name, rounds in samples.items()
                   for at, sample in enumerate(rounds) if sample["check"]]
         missing = sum(sample["missing"] for rounds in samples.values() for sample in rounds)
@@ -93,8 +93,8 @@ class Report:
             for text in differ:
                 self.say(f"COUNTS DIFFER: {text}")
         else:
-            told = f"{missing:,} were dropped or late, and are told" if missing else "none missing"
-            self.say(f"counts agree with the tap's: {seen:,} events were seen, {told}")
+            text = f"{missing:,} were reported as dropped or late" if missing else "none missing"
+            self.say(f"counts agree with the tap's: {seen:,} events were seen, {text}")
 
     def text(self):
         return "\n".join([f"Experiment {self.number}: {self.title}", *(f"  {line}" for line in

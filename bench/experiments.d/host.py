@@ -1,4 +1,4 @@
-"""Experiments 1 to 3: what tracing and queries cost on the host itself."""
+"""Experiments 1 to 3: the cost of tracing and queries on the host itself."""
 
 import re
 
@@ -6,18 +6,19 @@ from figures import Figure, Report, against, beside, each, points, ratio
 from queries import MACHINE, copies, counter, paper
 from rig import Daemon, Load, Query, Reader, Rig, interval, load_seconds, rounds
 
-# A request takes 2 to 4 ms, so that the depth is the rate: 32 are about 20,000 events a second.
+# A request takes 2 to 4 ms, so that the depth determines the rate: 32 give about 20,000 events a
+# second.
 SLOW = 'layers = [{ kind = "delay", time = "2ms", jitter = "2ms" }]'
-# A solid-state disk's timing: the load waits for the disk, as the paper's did.
+# The timing of a solid-state disk: the load waits for the disk, as in the paper.
 MODELLED = 'model = { kind = "sata-ssd", seed = 1 }'
-NO_DISK = ("no disk: the same without the threads of the disk's queues, which do the same whatever "
-           "is asked, and whose noise is in the other figures")
-# Throughput is measured for so long at most: what is seen at full rate is much.
+NO_DISK = ("no disk: the same without the threads of the disk's queues, whose work does not depend on "
+           "the queries, and whose noise is in the other figures")
+# The longest measurement of throughput: at full rate there are many events.
 FULL_SECONDS_MAX = 5
 
 
 def host(sample):
-    """The daemon and whoever reads its events: what the paper's figures are about."""
+    """CPU time of the daemon and the reader of its events, as in the paper's figures."""
     return sum(sample["cpu"].values())
 
 
@@ -26,8 +27,8 @@ def daemon(sample):
 
 
 def watching(sample):
-    """The host without the threads of the disk's queues. These do the same whatever is asked, but
-    are most of what is measured, and of its noise."""
+    """CPU time of the host without the threads of the disk's queues. Their work does not depend on the
+    queries, but it is most of the CPU time and of its noise."""
     queues = sum(part for thread, part in sample["threads"].items() if re.match(r"q\d+-", thread))
     return host(sample) - queues
 
@@ -49,14 +50,14 @@ def us_per_event(sample):
 
 
 def compare(seen, missing, events, rows=1):
-    """Why what was seen is not what there was, or nothing."""
+    """How the seen events differ from all events; empty if they do not."""
     if seen + missing != events:
         return f"{seen:,} seen and {missing:,} missing of {events:,}"
     return "" if rows > 0 and events > 0 else f"{rows:,} rows of {events:,} events"
 
 
 def measure(options, script=None, reads=False, disk=SLOW, tap=True, depth=None):
-    """A daemon under load, and who reads its events: a query, a reader, or nobody."""
+    """Measures a daemon under load, with a query, a reader, or no reader of its events."""
     with Rig() as rig:
         server = Daemon(rig, disk=f"tap = {str(tap).lower()}\n{disk}", vm=MACHINE)
         listener = Query(rig, server, script) if script else Reader(rig, server) if reads else None
@@ -76,7 +77,7 @@ def measure(options, script=None, reads=False, disk=SLOW, tap=True, depth=None):
 
 
 def throughput(options, seconds, script, reads, tap, disk):
-    """Requests a second with as many under way as there may be."""
+    """Measures the requests per second at full rate."""
     with Rig() as rig:
         server = Daemon(rig, disk=f"tap = {str(tap).lower()}\n{disk}", vm=MACHINE)
         listener = Query(rig, server, script) if script else Reader(rig, server) if reads else None
@@ -92,28 +93,29 @@ def throughput(options, seconds, script, reads, tap, disk):
 
 
 def rate_line(report, samples, depth):
-    """Says at which rate it was measured, and gives it."""
+    """Reports the rate of events of the measurement, and returns it."""
     rate = Figure(events_per_second(sample) for sampled in samples.values() for sample in sampled)
-    report.say(f"{rate.median:,.0f} events/s ({depth} requests under way, 2 to 4 ms each); CPU in "
-               "per cent of a core, the paper's of one at 2 GHz, at a rate that it does not tell")
+    report.say(f"{rate.median:,.0f} events/s ({depth} requests in flight, 2 to 4 ms each); CPU in "
+               "per cent of a core; the paper's core had 2 GHz, and its rate is not given")
     return rate.median
 
 
 def within(report, text, figure, limit, rate):
-    """An aim in points, and up to which rate of events it would hold, if costs go with the rate."""
+    """Checks an aim in points. Also reports the highest rate of events at which it would hold, if the
+    cost is proportional to the rate."""
     if figure.median > 0:
-        text += f"; at so much for an event up to {rate * limit / figure.median:,.0f} events/s"
+        text += f"; at this cost for an event, up to {rate * limit / figure.median:,.0f} events/s"
     report.aim(text, figure, limit, " points")
 
 
 def one(options):
     report = Report(1, "overhead of tracing")
     baseline = counter() + paper("00")
-    # Script, whether there is a reader, and whether there is a tap.
+    # The script, whether there is a reader, and whether there is a tap.
     ways = {"B0": (None, False, False), "tap": (None, False, True), "B1": (None, True, True),
             "Q0": (baseline, False, True)}
     figures = {"B0": 15.08 - 3, "tap": None, "B1": 15.08, "Q0": 16.41}
-    names = {"B0": "B0: no tap", "tap": "a tap, nobody reads", "B1": "B1: read, thrown away",
+    names = {"B0": "B0: no tap", "tap": "a tap, no reader", "B1": "B1: read and dropped",
              "Q0": "Q0: Query 0"}
 
     def sample(name):
@@ -140,12 +142,12 @@ def one(options):
 
     seconds = min(options.seconds, FULL_SECONDS_MAX)
     data = {}
-    for title, disk in (("a SATA SSD's timing", MODELLED), ("memory, nothing to wait for", "")):
+    for title, disk in (("a SATA SSD's timing", MODELLED), ("memory without delays", "")):
         full = rounds(options, ways, lambda name, disk=disk: throughput(
             options, seconds, *ways[name], disk))
         report.say("")
         report.say(f"throughput, {title}: requests/s at depth {options.depth}")
-        report.table(["", "requests/s", "of B0", "missing"], [
+        report.table(["", "requests/s", "to B0", "missing"], [
             [names[name], each(full[name], requests_per_second).text(0),
              ratio(full[name], full["B0"], requests_per_second).text(3, unit=" ×"),
              f"{sum(sample['missing'] for sample in full[name]):,}"] for name in ways])
@@ -160,14 +162,14 @@ def one(options):
 
 
 def threads(report, samples):
-    """Where the daemon's time goes, by thread."""
+    """Reports the daemon's CPU time by thread."""
     for name, sampled in samples.items():
         found = sorted({thread for sample in sampled for thread in sample["threads"]})
         parts = [(each(sampled, lambda sample, of=thread: sample["threads"].get(of, 0.0)), thread)
                  for thread in found]
-        told = ", ".join(f"{thread} {figure.text()}" for figure, thread in parts
+        text = ", ".join(f"{thread} {figure.text()}" for figure, thread in parts
                          if figure.median >= 0.05)
-        report.say(f"the daemon's threads, {name}: {told or 'nothing'}")
+        report.say(f"the daemon's threads, {name}: {text or 'nothing'}")
 
 
 def two(options):
@@ -190,7 +192,7 @@ def two(options):
     report.table(["", "daemon", "query", "over Query 0", "paper", "ours/paper", "no disk",
                   "µs/event", "rows"], rows)
     report.say(NO_DISK)
-    report.say("of the paper's figures those are here that its text tells")
+    report.say("the paper's figures are those in its text")
     if options.settle < 3:
         report.say("windows of 3 s were not full: --settle 4")
     worst = max(names[1:], key=lambda name: against(samples[name], samples["00"], host).median)
@@ -210,7 +212,7 @@ def three(options):
     ways |= {f"Q9x{count}": copies(paper("09"), count) for count in counts}
     ways |= {f"Q9x{count}, different": copies(paper("09"), count, different=True)
              for count in counts if count >= 8}
-    # A hundred copies give a hundred times the rows.
+    # The depth is lower because a hundred copies give a hundred times the rows.
     depth = max(options.depth // 4, 1)
     samples = rounds(options, ways, lambda name: measure(
         options, counter() + ways[name], depth=depth))
@@ -226,11 +228,11 @@ def three(options):
             growths[name].text(unit=" ×"), f"{sum(sample['rows'] for sample in sampled):,}",
             f"{sum(sample['missing'] for sample in sampled):,}"])
     report.table(["", "daemon", "query", "over Query 0", "paper", "ours/paper", "no disk",
-                  "query, of one", "rows", "missing"], rows)
+                  "query, to one", "rows", "missing"], rows)
     report.say(NO_DISK)
-    report.say("8 copies are the most that STREAM takes. Copies share the work that is alike; all "
-               "results are written, each copy's by itself. Different ones have windows of 3 s and "
-               "some ms, so they share little")
+    report.say("8 copies are the most that STREAM accepts. Copies share equal work, but the results of "
+               "each copy are written separately. Different ones have windows of 3 s and some ms, so "
+               "they share little")
     for name in ("Q5x8", "Q5x100", "Q9x8", "Q9x100", "Q9x8, different", "Q9x100, different"):
         count = int(name.split("x")[1].split(",")[0])
         report.aim(f"{name}: at most {count} times the cost of one", growths[name], count, " ×")

@@ -1,4 +1,5 @@
-"""Experiments 4 and 5: what moves from the host to a centre, and what filtering there saves."""
+"""Experiments 4 and 5: the work that moves from the host to a centre, and the savings of filtering at
+the host."""
 
 import time
 
@@ -8,17 +9,17 @@ from queries import MACHINE, copies, counter, forwarded, paper, query_5
 from rig import Centre, Daemon, Failed, Load, Rig, interval, load_seconds, rounds, wait_until
 
 Q5X8 = copies(paper("05"), 8)
-# What is behind the counter is a tuple of the paper's that has come to the centre.
+# In these scripts the queries run at the centre, over tuples of the paper.
 Q0Q0 = forwarded("Tuples") + counter("Tuples") + "query : select * from Tuples;\n"
 Q0Q5X8 = forwarded("Tuples") + counter("Tuples") + copies(query_5("Tuples", True), 8)
 QFQ5X8 = (forwarded("Tuples", 'Type = "Q"') + counter("Tuples")
           + copies(query_5("Tuples", False), 8))
-# Here the counts of seconds are made at the host.
+# In this script the host counts the events of each second.
 SPLIT = counter() + Q5X8
 
 
 def at_host(sample):
-    """All but the centre."""
+    """CPU time of all processes except the centre."""
     return host(sample) - at_centre(sample)
 
 
@@ -39,32 +40,32 @@ def kilobytes_per_second(sample):
 
 
 def sent(daemon):
-    """What a host's fragments saw, and what it sent."""
+    """The events that a host's fragments have seen, the bytes sent, and what was dropped."""
     status = daemon.get("/v1/monitor")
     return {"seen": status["events"], "bytes": status["sent_bytes"],
             "events_dropped": status["dropped_events"], "rows_dropped": status["dropped_rows"]}
 
 
 def all_seen(daemons):
-    """Waits until the hosts' fragments have seen what there was, and gives how many events the taps
-    counted, and the sum of what the hosts tell."""
+    """Waits until the hosts' fragments have seen all events. Returns the number of events that the
+    taps counted, and the sums of the hosts' counts."""
     events = sum(daemon.events() for daemon in daemons)
-    told = {}
+    counts = {}
 
     def seen():
         hosts = [sent(daemon) for daemon in daemons]
-        told.update({name: sum(host[name] for host in hosts) for name in hosts[0]})
-        return told["seen"] + told["events_dropped"] >= events
+        counts.update({name: sum(host[name] for host in hosts) for name in hosts[0]})
+        return counts["seen"] + counts["events_dropped"] >= events
 
     try:
         wait_until("the hosts' last events", seen, 30)
     except Failed as failed:
-        raise Failed(f"{failed}: {told} of {events:,} events") from failed
-    return events, told
+        raise Failed(f"{failed}: {counts} of {events:,} events") from failed
+    return events, counts
 
 
 def linked(options, script, share):
-    """A daemon under load, linked to a centre; of `share` see `finish`."""
+    """Measures a daemon under load that is linked to a centre. For `share` see `finish`."""
     with Rig() as rig:
         centre = Centre(rig, script, "127.0.0.1:0")
         server = Daemon(rig, disk=SLOW, monitor=centre.address, vm=MACHINE)
@@ -77,24 +78,24 @@ def linked(options, script, share):
 
 
 def finish(centre, daemons, end_ns, share=None):
-    """Holds what the counter counted against what the hosts' fragments saw and the taps counted.
+    """Compares the query's count with the counts of the hosts' fragments and of the taps.
 
-    Of the events that share comes to a counter at the centre, a row each. Without a share the
-    counter is the hosts', and the centre adds up.
+    `share` is the share of the events that reach a counter at the centre, as one row each. Without
+    a share the hosts count, and the centre adds their counts.
     """
-    events, told = all_seen(daemons)
+    events, counts = all_seen(daemons)
     results = centre.results()
     results.wait(centre, end_ns)
-    # The table of hosts is made twice a second.
+    # The centre prints the table of hosts twice a second.
     time.sleep(1.1)
-    late, dropped = centre.late(), told["events_dropped"]
-    check = compare(told["seen"], dropped, events, results.rows)
+    late, dropped = centre.late(), counts["events_dropped"]
+    check = compare(counts["seen"], dropped, events, results.rows)
     due = round((events - dropped) * (share or 1))
-    lost = late + told["rows_dropped"] if share else 0
+    lost = late + counts["rows_dropped"] if share else 0
     if not check and results.seen + lost != due:
-        check = f"{results.seen:,} counted and {lost:,} lost on the way of {due:,}"
-    return {"seen": told["seen"], "counted": results.seen, "events": events, "rows": results.rows,
-            "missing": dropped + told["rows_dropped"] + late, "check": check}
+        check = f"{results.seen:,} counted and {lost:,} lost of {due:,}"
+    return {"seen": counts["seen"], "counted": results.seen, "events": events, "rows": results.rows,
+            "missing": dropped + counts["rows_dropped"] + late, "check": check}
 
 
 def four(options):
@@ -107,7 +108,7 @@ def four(options):
         "split": lambda: linked(options, SPLIT, None),
     }
     names = {"Q0": "Q0, at the host", "Q5x8": "Q5x8, at the host", "Q0Q0": "Q0Q0",
-             "Q0Q5x8": "Q0Q5x8", "split": "Q5x8, split by itself"}
+             "Q0Q5x8": "Q0Q5x8", "split": "Q5x8, split automatically"}
     figures = {"Q0": (16.41, None), "Q5x8": (28.0, None), "Q0Q0": ("> 16.41", 4.07),
                "Q0Q5x8": ("as Q0Q0", 16.5), "split": (None, None)}
     samples = rounds(options, ways, lambda name: ways[name]())
@@ -126,18 +127,18 @@ def four(options):
                   "bytes/event"], rows)
     report.say(NO_DISK)
     threads(report, samples)
-    report.say("Q0Q0 and Q0Q5x8 take whole tuples of the paper's to the centre, where all is done: "
-               "the queries stand behind Rstream of [now], which the split does not look through. "
-               "Split by itself, the host leaves out what Query 5 does not ask for")
+    report.say("Q0Q0 and Q0Q5x8 send whole tuples of the paper to the centre, which does all the work: "
+               "the queries follow Rstream of [now], which the split does not pass. "
+               "Split automatically, the host sends only the data that Query 5 needs")
     moved = against(samples["Q0Q5x8"], samples["Q0Q0"], at_host)
-    report.aim("for Q0Q5x8 the host takes at most half a point more than for Q0Q0", moved, 0.5,
+    report.aim("for Q0Q5x8 the host takes at most 0.5 points more than for Q0Q0", moved, 0.5,
                " points")
     total = ratio(samples["Q0Q5x8"], samples["Q5x8"], host)
-    report.aim("for Q0Q5x8 host and centre take at most 1.18 times what Q5x8 takes at the host, as "
+    report.aim("for Q0Q5x8 host and centre take at most 1.18 times the CPU time of Q5x8 at the host, as "
                "in the paper (33 to 28)", total, 33 / 28, " ×")
     saved = against(samples["split"], samples["Q5x8"], at_host)
-    report.aim("split by itself, Q5x8 takes less of the host than all of it there", saved, 0.0,
-               " points")
+    report.aim("split automatically, Q5x8 takes less CPU time of the host than entirely at the host",
+               saved, 0.0, " points")
     report.check(samples)
     report.data = {"samples": samples}
     return report
@@ -145,15 +146,15 @@ def four(options):
 
 def five(options):
     report = Report(5, "filtering at the host")
-    # Script at the centre, and the share of the events that its counter is to see there.
+    # The script at the centre, and the share of the events that its counter must see there.
     ways = {"Q0Q5'x8": (Q0Q5X8, 1), "QFQ5'x8": (QFQ5X8, 0.5), "split": (SPLIT, None)}
-    names = {"Q0Q5'x8": "Q0Q5x8: all forwarded", "QFQ5'x8": "QFQ5'x8: filtered by hand",
-             "split": "Q5x8: split by itself"}
+    names = {"Q0Q5'x8": "Q0Q5x8: all forwarded", "QFQ5'x8": "QFQ5'x8: filtered manually",
+             "split": "Q5x8: split automatically"}
     samples = rounds(options, ways, lambda name: linked(options, *ways[name]))
     rate_line(report, samples, options.depth)
     base = samples["Q0Q5'x8"]
     report.table(
-        ["", "host", "centre", "tuples/event", "kB/s", "bytes/event", "of all", "paper"],
+        ["", "host", "centre", "tuples/event", "kB/s", "bytes/event", "to all", "paper"],
         [[names[name], each(samples[name], at_host).text(), each(samples[name], at_centre).text(),
           each(samples[name], lambda sample: sample["counted"] / sample["events"]).text()
           if name != "split" else "",
@@ -171,13 +172,13 @@ def five(options):
             rows.append([f"{names[name]}, {side}", change.text(sign=True),
                          "" if theirs is None else f"{theirs:+.2f}",
                          beside(change.median, theirs), part.text(unit=" ×")])
-    report.table(["points beside all forwarded", "ours", "paper", "ours/paper", "of all"], rows)
+    report.table(["points over all forwarded", "ours", "paper", "ours/paper", "to all"], rows)
     report.say(NO_DISK)
-    report.say("the bytes are those that the daemon sends over the link, packed, with watermarks "
-               "100 times a second; the paper's are the tuples times their size")
+    report.say("bytes are those that the daemon sends over the link, compressed, with watermarks 100 "
+               "times a second; the paper's are the number of tuples times their size")
     for name in ("QFQ5'x8", "split"):
         part = ratio(samples[name], base, bytes_per_event)
-        report.aim(f"{names[name]}: half of the bytes or fewer", part, 0.5, " ×")
+        report.aim(f"{names[name]}: at most half of the bytes", part, 0.5, " ×")
         for side, value in (("host", at_host), ("centre", at_centre)):
             change = against(samples[name], base, value)
             report.aim(f"{names[name]}: the {side} takes less CPU time", change, 0.0, " points")

@@ -12,7 +12,8 @@ from queries import counter, paper, query_10m
 from rig import (
     PREFIX, Centre, Daemon, Failed, Load, Rig, interval, left_behind, load_seconds, note, rounds)
 
-# Requests of a host come and go 32 at a time, so that two cores carry 27 hosts: 1,000 a second.
+# A host has 32 requests in flight, which complete together: 1,000 requests a second, so that two
+# cores can run 27 hosts.
 DISK = 'layers = [{ kind = "delay", time = "32ms" }]'
 DEPTH = 32
 SPACES = "/run/netns"
@@ -20,7 +21,7 @@ PORT = 10810
 
 
 def ip(*arguments, commands=None):
-    """Runs `ip`, once or for many commands."""
+    """Runs `ip`, with commands for `-batch -` if given."""
     ran = subprocess.run(["ip", *arguments], input=commands, capture_output=True, text=True,
                          check=False)
     if ran.returncode:
@@ -28,14 +29,14 @@ def ip(*arguments, commands=None):
 
 
 def remove(names):
-    """Takes namespaces away, and with them all that is in them."""
+    """Deletes namespaces with their contents."""
     for name in names:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
 class Network:
-    """A namespace for the centre, which has a bridge, and one for each host, tied to it. The
-    machine's own network is left alone."""
+    """A namespace with a bridge for the centre, and one namespace for each host, connected to the
+    bridge. The machine's own network is not changed."""
 
     def __init__(self, hosts):
         self.hosts, self.made = hosts, []
@@ -77,7 +78,7 @@ class Network:
 
 
 def measure(options, network, count, script):
-    """So many hosts under load."""
+    """Measures `count` hosts under load."""
     with Rig() as rig:
         address = f"10.87.0.1:{PORT}"
         centre = Centre(rig, script, address, network.centre())
@@ -85,18 +86,18 @@ def measure(options, network, count, script):
                    for number in range(1, count + 1)]
         for server in servers:
             server.wait_for_centre()
-        # Loads begin one after the other.
+        # The loads start one after the other.
         loads = [Load(rig, server, DEPTH, load_seconds(options) + count * 0.1, f"load{number}",
                       namespace=network.host(number))
                  for number, server in enumerate(servers, 1)]
 
         def grown():
-            told = [sent(server) for server in servers]
-            return {"events": sum(host["seen"] for host in told),
-                    "bytes": sum(host["bytes"] for host in told)}
+            counts = [sent(server) for server in servers]
+            return {"events": sum(host["seen"] for host in counts),
+                    "bytes": sum(host["bytes"] for host in counts)}
 
         sample = interval(options, [centre, *servers], loads, grown)
-        # While the loads run; what a host lags is some tens of milliseconds even so.
+        # Measured while the loads run. The normal lag of a host is some tens of milliseconds.
         sample["lag_ms"] = centre.lag_ms()
         sample["requests_per_second"] = sum(load.requests_per_second() for load in loads)
         sample["cpu"] = {"centre": sample["cpu"]["centre"], "hosts": sum(
@@ -104,7 +105,7 @@ def measure(options, network, count, script):
         connected = len(centre.hosts())
         sample |= finish(centre, servers, time.time_ns())
         if not sample["check"] and connected != count:
-            sample["check"] = f"{connected} of {count} hosts are known to the centre"
+            sample["check"] = f"{connected} of {count} hosts are connected to the centre"
         return sample
 
 
@@ -118,11 +119,11 @@ def us_per_event(sample):
 
 def why_not():
     if os.geteuid():
-        return "network namespaces are made by root only"
+        return "only root can make network namespaces"
     if not shutil.which("ip"):
-        return "there is no ip (iproute2)"
+        return "the command ip (iproute2) is missing"
     try:
-        # Root in a container may be none for the network.
+        # Root in a container may lack rights for the network.
         with Network(1):
             return None
     except Failed as failed:
@@ -133,12 +134,12 @@ def six(options):
     report = Report(6, "many hosts")
     why = why_not()
     if why:
-        report.say(f"LEFT OUT: {why}")
+        report.say(f"SKIPPED: {why}")
         return report
     scripts = {"Query 0": counter() + paper("00"), "Query 10M": counter() + query_10m()}
     counts = sorted(set(options.hosts))
     ways = {f"{name}, {count} hosts": (name, count) for name in scripts for count in counts}
-    # What the paper says of Query 10M and its hosts, with one machine on the last of them.
+    # The paper's figures for Query 10M by number of hosts. The last host had only one machine.
     figures = {1: 10.0, 2: 20.0, 3: 27.0}
     note("making network namespaces")
     with Network(max(counts)) as network:
@@ -157,18 +158,18 @@ def six(options):
             f"{max(sample['lag_ms'] for sample in sampled):,.0f}",
             f"{sum(sample['missing'] for sample in sampled):,}",
             f"{sum(sample['rows'] for sample in sampled):,}"])
-    report.table(["", "events/s", "centre", "paper", "µs/event", "of fewest", "hosts' CPU",
+    report.table(["", "events/s", "centre", "paper", "µs/event", "to fewest", "hosts' CPU",
                   "bytes/event", "lag ms", "missing", "rows"], rows)
-    report.say("the centre's CPU time in per cent of a core; the paper's is of one at 2 GHz. "
-               "Queries are split: of Query 10M hosts send some columns, of Query 0 all")
+    report.say("the centre's CPU time is in per cent of a core; the paper's core had 2 GHz. Queries "
+               "are split: for Query 10M hosts send some columns, for Query 0 all")
     for script in scripts:
         most, fewest = (samples[f"{script}, {count} hosts"] for count in (counts[-1], counts[0]))
         if counts[-1] > counts[0]:
             growth = ratio(most, fewest, us_per_event)
-            report.aim(f"{script}: linear: an event of {counts[-1]} hosts costs the centre at most "
-                       f"1.1 times one of {counts[0]}", growth, 1.1, " ×")
+            report.aim(f"{script}: linear: with {counts[-1]} hosts an event costs the centre at most "
+                       f"1.1 times that with {counts[0]}", growth, 1.1, " ×")
         lost = each(most, lambda sample: sample["missing"])
-        report.aim(f"{script}: of {counts[-1]} hosts none of the events is missing", lost, 0)
+        report.aim(f"{script}: no event of {counts[-1]} hosts is missing", lost, 0)
     report.check(samples)
     report.data = {"samples": samples}
     return report

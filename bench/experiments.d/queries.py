@@ -1,6 +1,6 @@
-"""The queries of the paper, and what the experiments make of them.
+"""The queries of the paper, and the experiments' variants of them.
 
-All are read with `--stream-compat`: a second is a microsecond, as the texts were written for.
+All are read with `--stream-compat`: a second means a microsecond, as the texts assume.
 """
 
 import os
@@ -8,24 +8,26 @@ import re
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PAPER = os.path.join(os.path.dirname(os.path.dirname(HERE)), "crates/cql/tests/paper")
-# A tuple of the paper's: what a filter sees of an event, and how a stream of it is declared.
+# A tuple of the paper: the columns of an event that a filter sees, and the declaration of a stream
+# of it.
 NAMES = "BlktapTS, Type, IOOp, ReqId, Sector, Size, VMName, VDisk, PDisk, FtrTS"
 DECLARED = ", ".join(f"{name} {'char' if name in 'Type IOOp VMName VDisk PDisk' else 'integer'}"
                      for name in NAMES.split(", "))
-# The machine that Query 1 asks about.
+# The machine in the condition of Query 1.
 MACHINE = "muscatvm51"
 
 
 def paper(name):
-    """A query as it stands in the paper: `05`, `10m`."""
+    """The text of a query in the paper: `05`, `10m`."""
     with open(os.path.join(PAPER, f"query{name}.cql"), encoding="utf-8") as file:
         return file.read() + "\n"
 
 
 def counter(stream="IOstream"):
-    """How many events there were, told each second. It stands first, so its rows have number 1.
+    """A query that counts the events of each second. It must be the first query, so that its rows
+    have the number 1.
 
-    Two seconds may have as many events; the mean instant, which costs little, makes the rows
+    Two seconds may have equal counts; the mean instant, which costs little, makes the rows
     different.
     """
     return (f"query : select count(*), avg(BlktapTS) from {stream} "
@@ -33,8 +35,8 @@ def counter(stream="IOstream"):
 
 
 def copies(script, count, different=False):
-    """A script so many times, each with streams of its own, and if different with windows each a
-    millisecond longer than the one before."""
+    """`count` copies of a script, each with streams of its own. With `different` the windows of each
+    copy are a millisecond longer than those of the previous one."""
     names = re.findall(r"register\s+stream\s+(\w+)", script)
     if not names:
         return script * count
@@ -49,11 +51,11 @@ def copies(script, count, different=False):
 
 
 def forwarded(name, condition=""):
-    """A stream at the centre of all that hosts see, or of what meets the condition there.
+    """A stream at the centre of all events of the hosts, or of those that meet the condition.
 
-    Conditions of queries run at the hosts by themselves. They do not go below Rstream, and that of
-    rows which are there for one instant is these rows again. So what stands behind it is done at
-    the centre, over whole tuples, as in the paper.
+    Normally the split moves conditions of queries to the hosts, but not below Rstream, and the
+    Rstream of rows that exist for one instant is these rows again. So queries over this stream
+    run at the centre, over whole tuples, as in the paper.
     """
     where = f" where {condition}" if condition else ""
     return (f"vquery : Rstream(select {NAMES} from IOstream [now]{where});\n"
@@ -61,7 +63,7 @@ def forwarded(name, condition=""):
 
 
 def query_5(stream, condition):
-    """Query 5 over another stream than that of the events, or Q5': without its condition."""
+    """Query 5 over the stream `stream`; without its condition it is Q5'."""
     own = 'select * from IOstream as IO where IO.Type = "Q";'
     script = paper("05")
     assert script.count(own) == 1, "Query 5 begins with the requests"
@@ -70,5 +72,5 @@ def query_5(stream, condition):
 
 
 def query_10m():
-    """Query 10M as it is printed: hosts fill in their addresses."""
+    """Query 10M as printed in the paper, in which hosts fill in their addresses."""
     return paper("10m")

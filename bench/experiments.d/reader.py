@@ -1,7 +1,7 @@
-"""Reads the events of a daemon and throws them away: `reader.py CONTROL-SOCKET`, until SIGTERM.
+"""Reads the events of a daemon and drops them: `reader.py CONTROL-SOCKET`, until SIGTERM.
 
-Then it says how many blocks and events there were, and how many events the daemon had to drop. Of a
-block only its head is looked at (docs/recording.md).
+Then it prints the number of blocks and events, and the number of events that the daemon had to
+drop. It reads only the head of each block (docs/recording.md).
 """
 
 import json
@@ -15,7 +15,7 @@ HEAD = struct.Struct("<4sBBHIII")
 
 
 class Stream:
-    """The body of an answer that comes in chunks."""
+    """The body of an HTTP answer in chunks."""
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX)
@@ -30,7 +30,7 @@ class Stream:
                 sys.exit("the daemon does not answer")
             head += line
         if not head.startswith(b"HTTP/1.1 200") or b"chunked" not in head.lower():
-            sys.exit(f"not what was expected: {head.decode(errors='replace')}")
+            sys.exit(f"an unexpected answer: {head.decode(errors='replace')}")
         self.left = None
 
     def read(self, length):
@@ -41,10 +41,10 @@ class Stream:
                     self.file.readline()
                 self.left = int(self.file.readline() or b"0", 16)
                 if not self.left:
-                    sys.exit("the events are cut off")
+                    sys.exit("the stream of events was cut off")
             part = self.file.read(min(length, self.left))
             if not part:
-                sys.exit("the events are cut off")
+                sys.exit("the stream of events was cut off")
             self.left -= len(part)
             length -= len(part)
             parts.append(part)
@@ -52,10 +52,10 @@ class Stream:
 
 
 def main():
-    told = {"blocks": 0, "events": 0, "dropped": 0}
+    counts = {"blocks": 0, "events": 0, "dropped": 0}
 
     def end(*_):
-        print(json.dumps(told), flush=True)
+        print(json.dumps(counts), flush=True)
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, end)
@@ -67,11 +67,11 @@ def main():
         if mark != b"FBLK":
             sys.exit("a block does not begin with its mark")
         rest = stream.read(stored)
-        told["blocks"] += 1
+        counts["blocks"] += 1
         if kind == ROWS:
-            told["events"] += count
+            counts["events"] += count
         elif kind == DROPPED and not packed:
-            told["dropped"] += int.from_bytes(rest[:8], "little")
+            counts["dropped"] += int.from_bytes(rest[:8], "little")
 
 
 if __name__ == "__main__":

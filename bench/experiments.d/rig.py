@@ -1,4 +1,4 @@
-"""Daemons, loads, queries and centres as processes of their own, and what CPU time they take."""
+"""Daemons, loads, queries and centres as separate processes, and their CPU time."""
 
 import collections
 import ctypes
@@ -25,28 +25,28 @@ PR_SET_PDEATHSIG = 1
 
 
 class Failed(Exception):
-    """An experiment cannot go on."""
+    """An experiment cannot continue."""
 
 
 def wait_until(what, condition, seconds=20):
-    """What the condition gives, once it is true."""
+    """Waits until the condition is true, and returns its value."""
     end = time.monotonic() + seconds
     while True:
-        given = condition()
-        if given:
-            return given
+        value = condition()
+        if value:
+            return value
         if time.monotonic() > end:
             raise Failed(f"{what}: not within {seconds} s")
         time.sleep(0.02)
 
 
 def end_with_parent():
-    """Has the kernel end this process when the bench ends, even if that is killed."""
+    """Makes the kernel kill this process when the bench ends, even if the bench is killed."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Process:
-    """A process with a session of its own: Ctrl-C ends the bench, and the bench the process."""
+    """A process with a session of its own: Ctrl-C ends only the bench, which ends the process."""
 
     def __init__(self, rig, name, command, namespace=None):
         self.name = name
@@ -59,25 +59,25 @@ class Process:
         rig.processes.append(self)
         self.pid = self.process.pid
 
-    def said(self):
+    def messages(self):
         with open(self.errors, encoding="utf-8", errors="replace") as file:
             return file.read()
 
     def check(self):
-        """Fails if it has ended."""
+        """Fails if the process has ended."""
         if self.process.poll() is not None:
-            raise Failed(f"{self.name} ended ({self.process.returncode}):\n{self.said()[-2000:]}")
+            raise Failed(f"{self.name} ended ({self.process.returncode}):\n{self.messages()[-2000:]}")
         return True
 
     def cpu_ns(self):
-        """The CPU time of all of its threads, those that have ended included."""
+        """The CPU time of all its threads, including those that have ended."""
         try:
             return time.clock_gettime_ns(~self.pid << 3 | 2)
         except OSError as error:
-            raise Failed(f"{self.name} is gone:\n{self.said()[-2000:]}") from error
+            raise Failed(f"{self.name} does not exist any more:\n{self.messages()[-2000:]}") from error
 
     def threads_ns(self):
-        """The CPU time of its threads that run, by name."""
+        """The CPU time of its current threads, by name."""
         times = collections.Counter()
         folder = f"/proc/{self.pid}/task"
         for thread in os.listdir(folder):
@@ -87,18 +87,18 @@ class Process:
                 with open(f"{folder}/{thread}/schedstat", encoding="ascii") as file:
                     times[name] += int(file.read().split()[0])
             except (OSError, IndexError):
-                pass  # It has ended meanwhile, or the kernel does not count.
+                pass  # The thread has ended meanwhile, or the kernel has no schedstat.
         return times
 
     def wait_until_idle(self, seconds=120):
-        """Waits until it takes less than a quarter of a core."""
+        """Waits until the process takes less than a quarter of a core."""
         def idle():
             before = self.cpu_ns()
             time.sleep(0.2)
             return self.cpu_ns() - before < 50_000_000
-        wait_until(f"the end of what {self.name} has to do", idle, seconds)
+        wait_until(f"the end of the work of {self.name}", idle, seconds)
 
-    def ask_to_end(self):
+    def terminate(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
@@ -128,7 +128,7 @@ class Local(http.client.HTTPConnection):
 
 
 class Daemon(Process):
-    """A daemon with one disk, which is driven over vhost-user."""
+    """A daemon with one disk, which is used over vhost-user."""
 
     def __init__(self, rig, name="host", disk="", monitor=None, vm="", namespace=None):
         self.control, self.disk = rig.path(f"{name}.control"), rig.path(f"{name}.disk")
@@ -140,7 +140,7 @@ class Daemon(Process):
                        f'[[disk]]\nname = "disk"\nvm = "{vm}"\nmemory = "64M"\nclassify = false\n'
                        f'{disk}\n[disk.vhost_user]\nsocket = "{self.disk}"\n')
         super().__init__(rig, name, [FATHOM, "serve", "--config", configuration], namespace)
-        wait_until("the daemon's start", lambda: self.check() and "ready" in self.said())
+        wait_until("the daemon's start", lambda: self.check() and "ready" in self.messages())
 
     def get(self, path):
         connection = Local(self.control)
@@ -157,14 +157,14 @@ class Daemon(Process):
         return json.loads(body)
 
     def events(self):
-        """Those that the tap has counted: two for each request that is done."""
+        """The number of events that the tap has counted: two for each completed request."""
         disk, = self.get("/v1/statistics")["disks"]
         return 2 * sum(kind["count"] + kind["errors"] for kind in disk["operations"])
 
     def wait_for_listener(self):
-        """Waits until events are collected, as they are while somebody listens."""
-        wait_until("somebody who listens", lambda: self.check() and "events" in self.threads_ns())
-        # The thread begins with attaching itself to the taps.
+        """Waits until the daemon collects events, as it does while there is a listener."""
+        wait_until("a listener", lambda: self.check() and "events" in self.threads_ns())
+        # The thread first attaches itself to the taps.
         time.sleep(0.3)
 
     def wait_for_centre(self):
@@ -175,7 +175,7 @@ class Daemon(Process):
 
 
 class Load(Process):
-    """Sequential reads of 4 KiB, as many under way at a time as the depth is."""
+    """Sequential reads of 4 KiB, with `depth` requests in flight."""
 
     def __init__(self, rig, daemon, depth, seconds, name="load", warmup_ms=100, namespace=None):
         super().__init__(rig, name, [
@@ -185,15 +185,15 @@ class Load(Process):
         self.seconds = seconds
 
     def requests_per_second(self):
-        """What it measured, at its end."""
+        """Waits for the end of the load, and returns the measured rate."""
         if self.wait(self.seconds + 30):
-            raise Failed(f"the load failed:\n{self.said()[-2000:]}")
+            raise Failed(f"the load failed:\n{self.messages()[-2000:]}")
         with open(self.out, encoding="utf-8") as file:
             return json.load(file)["summaries"][0]["iops"]
 
 
 class Results:
-    """Rows in CSV that come into a file: those of the counter, whose number is 1, and others."""
+    """Rows in CSV that are appended to a file: those of the counter, whose number is 1, and others."""
 
     def __init__(self, path):
         self.path, self.place, self.rest = path, 0, b""
@@ -214,17 +214,17 @@ class Results:
                     self.seen += int(row[3]) if row[2] == b"+" else 0
 
     def settled(self, end_ns):
-        """Whether all that came before the load's end was counted: a second without events has no
+        """Whether all events before the load's end have been counted. A second without events has no
         count."""
         self.update()
         return self.balance == 0 and self.seen > 0 and self.last_ns >= end_ns
 
     def wait(self, process, end_ns, seconds=120):
-        wait_until(f"the end of what {process.name} has to count", lambda: process.check() and
+        wait_until(f"the counts of {process.name}", lambda: process.check() and
                    self.settled(end_ns), seconds)
         time.sleep(0.1)
-        # A row of the second's end may have come without the other.
-        wait_until(f"the end of what {process.name} counts", lambda: self.settled(end_ns), seconds)
+        # At the end of a second, one of its two rows may have arrived before the other.
+        wait_until(f"the last counts of {process.name}", lambda: self.settled(end_ns), seconds)
 
 
 class Query(Process):
@@ -241,22 +241,24 @@ class Query(Process):
         self.check()
 
     def finish(self):
-        """What it saw, what it says that it missed, and how many rows it gave. Ends the daemon."""
+        """Returns the number of events seen, of rows, and of events reported as missing. Ends the
+        daemon."""
         results = Results(self.out)
         results.wait(self, time.monotonic_ns())
-        # Rows leave windows for seconds still. One that is behind when the daemon ends is cut off.
+        # Rows still leave windows for some seconds. A query that is late when the daemon ends is
+        # cut off.
         self.wait_until_idle()
-        # With the daemon the query ends in order, and says what it missed.
-        self.daemon.ask_to_end()
+        # At the end of the daemon the query ends regularly, and reports missing events.
+        self.daemon.terminate()
         if self.wait(60):
-            raise Failed(f"the query failed:\n{self.said()[-2000:]}")
+            raise Failed(f"the query failed:\n{self.messages()[-2000:]}")
         missing = sum(int(count) for count in re.findall(
-            r"(?m)^(\d+) events? (?:are missing|came too late)", self.said()))
+            r"(?m)^(\d+) events? (?:are missing|came too late)", self.messages()))
         return results.seen, results.rows, missing
 
 
 class Reader(Process):
-    """The cheapest reader: it throws events away, and knows from the heads of blocks how many."""
+    """The cheapest reader: it drops events, and counts them by the heads of blocks."""
 
     def __init__(self, rig, daemon):
         super().__init__(rig, "reader", [sys.executable, os.path.join(HERE, "reader.py"),
@@ -266,12 +268,12 @@ class Reader(Process):
 
     def finish(self):
         time.sleep(0.5)
-        self.ask_to_end()
+        self.terminate()
         if self.wait(20):
-            raise Failed(f"the reader failed:\n{self.said()[-2000:]}")
+            raise Failed(f"the reader failed:\n{self.messages()[-2000:]}")
         with open(self.out, encoding="ascii") as file:
-            told = json.load(file)
-        return told["events"], told["blocks"], told["dropped"]
+            counts = json.load(file)
+        return counts["events"], counts["blocks"], counts["dropped"]
 
 
 class Centre(Process):
@@ -285,11 +287,11 @@ class Centre(Process):
             FATHOM, "monitor", "--listen", address, "--plain", "--stream-compat", "--csv",
             "--status", "500ms", "--file", path], namespace)
         self.address = wait_until("the centre's start", lambda: self.check() and re.search(
-            r"hosts are served at (\S+)", self.said()))[1]
+            r"hosts are served at (\S+)", self.messages()))[1]
 
     def hosts(self):
-        """The columns of the newest whole table of hosts, by the hosts' names."""
-        lines = self.said().split("\n")[:-1]
+        """The columns of the newest complete table of hosts, by the hosts' names."""
+        lines = self.messages().split("\n")[:-1]
         heads = [at for at, line in enumerate(lines) if re.match(r"host +state ", line)]
         if len(heads) < 2:
             return {}
@@ -304,14 +306,14 @@ class Centre(Process):
         return sum(int(host["late"]) for host in self.hosts().values())
 
     def lag_ms(self):
-        """How far the host that lags most does so."""
+        """The largest lag of a host, in milliseconds."""
         units = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "min": 6e4}
         lags = [host["lag"].split() for host in self.hosts().values()]
         return max((float(value) * units.get(unit, 0.0) for value, unit in lags), default=0.0)
 
 
 class Rig:
-    """A folder in memory and the processes of one measurement. All end with it."""
+    """A folder in memory and the processes of one measurement. Its end removes all of them."""
 
     def __enter__(self):
         self.directory = tempfile.mkdtemp(
@@ -320,10 +322,10 @@ class Rig:
         return self
 
     def __exit__(self, *_):
-        # Whatever happens meanwhile, nothing is left behind.
+        # The processes are killed and the folder is removed even after an exception.
         try:
             for process in reversed(self.processes):
-                process.ask_to_end()
+                process.terminate()
             end = time.monotonic() + 5
             while time.monotonic() < end and any(
                     process.process.poll() is None for process in self.processes):
@@ -338,35 +340,36 @@ class Rig:
 
 
 def left_behind(folder):
-    """What benches made there that were killed: each name has the number of its process."""
+    """The names in a folder left by killed benches: each name contains the bench's process id."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return [name for name in names if name.startswith(PREFIX)
             and not os.path.isdir(f"/proc/{name.removeprefix(PREFIX).split('-')[0]}")]
 
 
 def sweep():
-    """Gives back the memory that such files take."""
+    """Removes folders that killed benches left in memory."""
     for name in left_behind(MEMORY):
         shutil.rmtree(os.path.join(MEMORY, name), ignore_errors=True)
 
 
 def interval(options, processes, loads, count):
-    """CPU time in per cent of a core while the loads run, by process and the first one's threads.
+    """Measures an interval while the loads run: the CPU time in per cent of a core, by process and for
+    the first process also by thread.
 
-    The interval begins when windows are full. `count` says what has grown meanwhile.
+    The interval begins when windows are full. `count` returns counters, whose growth is included.
     """
     time.sleep(options.settle)
 
-    def look():
+    def sample():
         return (time.monotonic_ns(), [process.cpu_ns() for process in processes],
                 processes[0].threads_ns(), count())
 
-    begun = look()
+    begun = sample()
     time.sleep(options.seconds)
-    ended = look()
+    ended = sample()
     for load in loads:
         if load.process.poll() is not None:
-            raise Failed(f"{load.name} ended before it was measured:\n{load.said()[-2000:]}")
+            raise Failed(f"{load.name} ended before it was measured:\n{load.messages()[-2000:]}")
     ns = ended[0] - begun[0]
     return {
         "seconds": ns / 1e9,
@@ -379,13 +382,13 @@ def interval(options, processes, loads, count):
 
 
 def load_seconds(options):
-    """How long loads run, such that the interval lies within."""
+    """The duration of the loads, which includes the interval."""
     return options.settle + options.seconds + 1.5
 
 
 def rounds(options, names, measure):
-    """Measures each configuration in each round. Which goes first changes, so that a drift of the
-    machine favours none. Gives the samples by name, in order of the rounds."""
+    """Measures each configuration in each round. The order changes, so that a drift of the machine
+    favours no configuration. Returns the samples by name, in the order of the rounds."""
     names = list(names)
     samples = {name: [] for name in names}
     for number in range(options.rounds):

@@ -1,4 +1,5 @@
-//! Any bytes, as a file of events: CSV, blkparse, a trace of CloudPhysics or Tencent, packed or not.
+//! Reads any bytes as a file of events: CSV, blkparse, or a trace of CloudPhysics or Tencent,
+//! compressed or not.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| fathom_monitor::fuzz_events(data));

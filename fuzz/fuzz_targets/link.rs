@@ -1,4 +1,4 @@
-//! Any bytes, as what a host says to the centre of a monitor, and the centre to a host.
+//! Reads any bytes as messages of a host to a monitor's centre, or of the centre to a host.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! Any bytes, as what an NBD client says in its handshake and behind it.
+//! Reads any bytes as an NBD client's messages, in its handshake and after it.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! The accelerator that guests run with on this host, found by a trial.
+//! Finds by trial the accelerator that guests use on this host.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -6,14 +6,14 @@ use std::sync::OnceLock;
 use crate::process::Process;
 use crate::{Assets, Qemu, Result, patience};
 
-/// The argument of QEMU's `-accel`: KVM if a guest runs under it, else emulation.
+/// The argument of QEMU's `-accel`: KVM if a guest runs under it, otherwise emulation.
 ///
-/// The device file is no proof: `/dev/kvm` may open, and still no guest runs an instruction. So a
-/// kernel is started once and must print; the result is kept beside the guest's images until the
-/// host boots again.
+/// The device file does not prove that KVM works: `/dev/kvm` may open although no guest can run an
+/// instruction. So a kernel is started once and must print a line. The result is kept beside the
+/// guest's images until the host reboots.
 ///
 /// # Errors
-/// When there is no guest to try with.
+/// When there is no guest for the trial.
 pub fn accelerator() -> Result<&'static str> {
     static ANSWER: OnceLock<String> = OnceLock::new();
     if let Some(answer) = ANSWER.get() {

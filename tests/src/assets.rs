@@ -6,25 +6,25 @@ use std::sync::OnceLock;
 
 use crate::{Error, Result};
 
-/// The folder of the whole project.
+/// The project's folder.
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is inside the project")
 }
 
-/// Where the guest's parts are.
+/// The paths of the guest's parts.
 #[derive(Debug)]
 pub struct Assets {
     /// The kernel.
     pub kernel: PathBuf,
-    /// The initial file system; without `root=` it is a system of its own.
+    /// The initial file system; without `root=` it is a complete system.
     pub initrd: PathBuf,
-    /// The root image. It is never written to: take a [copy](Self::copy_root).
+    /// The root image. It must not be written to; tests use a [copy](Self::copy_root).
     pub root: PathBuf,
-    /// The folder.
+    /// The folder of these files.
     pub directory: PathBuf,
 }
 
-/// A kernel, and an initial file system that mounts the root disk and no more.
+/// A kernel, and an initial file system that only mounts the root disk.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     /// The kernel.
@@ -36,7 +36,7 @@ pub struct Kernel {
 }
 
 impl Assets {
-    /// The guest of `scripts/guest`, made when it is not there.
+    /// The guest of `scripts/guest`, which is made if it does not exist.
     ///
     /// # Errors
     /// When it cannot be made; the script's messages are in the output of the test.
@@ -72,7 +72,7 @@ impl Assets {
         }
         let directory = self.directory.join(name);
         if let Ok(why) = std::fs::read_to_string(directory.join("absent")) {
-            eprintln!("Left out: there is no kernel {name}: {}", why.trim_end());
+            eprintln!("Skipped: there is no kernel {name}: {}", why.trim_end());
             return Ok(None);
         }
         let release = std::fs::read_to_string(directory.join("release"))?.trim_end().to_owned();
@@ -80,10 +80,10 @@ impl Assets {
         Ok(Some(Kernel { image, initrd, release }))
     }
 
-    /// Copies the root image, sparse.
+    /// Makes a sparse copy of the root image.
     ///
     /// # Errors
-    /// When there is no room for it.
+    /// When the copy fails, for example for lack of space.
     pub fn copy_root(&self, to: &Path) -> Result<()> {
         let status = Command::new("cp")
             .args(["--sparse=always", "--reflink=auto"])

@@ -1,4 +1,4 @@
-//! What a guest is made of, and QEMU's command line for it.
+//! The parameters of a guest, and QEMU's command line for it.
 
 use std::path::{Path, PathBuf};
 
@@ -28,19 +28,19 @@ impl Disk {
         Self { kind, properties: String::new() }
     }
 
-    /// A raw image that QEMU itself opens.
+    /// A raw image that QEMU opens itself.
     pub fn file(image: impl Into<PathBuf>) -> Self {
         let kind = Kind::File { image: image.into(), snapshot: false };
         Self { kind, properties: String::new() }
     }
 
-    /// A raw image that QEMU itself opens; the guest's writes are discarded at the end.
+    /// A raw image that QEMU opens itself. The guest's writes are discarded at the end.
     pub fn snapshot_of(image: impl Into<PathBuf>) -> Self {
         let kind = Kind::File { image: image.into(), snapshot: true };
         Self { kind, properties: String::new() }
     }
 
-    /// The number of queues, for a vhost-user disk.
+    /// Sets the number of queues of a vhost-user disk.
     #[must_use]
     pub fn queues(mut self, number: u32) -> Self {
         if let Kind::VhostUser { queues, .. } = &mut self.kind {
@@ -49,7 +49,7 @@ impl Disk {
         self
     }
 
-    /// A property of QEMU's device, such as `queue-size=256` or `config-wce=off`.
+    /// Adds a property of QEMU's device, such as `queue-size=256` or `config-wce=off`.
     #[must_use]
     pub fn property(mut self, text: &str) -> Self {
         self.properties.push(',');
@@ -58,7 +58,7 @@ impl Disk {
     }
 }
 
-/// Describes a guest before it starts.
+/// The description of a guest before its start.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Builder {
@@ -94,79 +94,81 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Another QEMU than the one on `PATH`.
+    /// Sets the QEMU to use instead of the one on `PATH`.
     pub fn qemu(mut self, qemu: Qemu) -> Self {
         self.qemu = Some(qemu);
         self
     }
 
-    /// Another kernel than the host release's own; the guest needs a [root](Self::root) disk.
+    /// Sets the kernel to use instead of that of the host's Debian release. The guest needs a
+    /// [root](Self::root) disk.
     pub fn kernel(mut self, kernel: Kernel) -> Self {
         self.kernel = Some(kernel);
         self
     }
 
-    /// Another machine than `q35`, such as `pc-q35-7.2`, which two QEMU versions can migrate.
+    /// Sets the machine type instead of `q35`, for example `pc-q35-7.2`, with which a guest can
+    /// migrate between two QEMU versions.
     pub fn machine(mut self, name: &str) -> Self {
         name.clone_into(&mut self.machine);
         self
     }
 
-    /// The guest's memory; 512 MiB by default.
+    /// Sets the guest's memory, in MiB; 512 by default.
     pub fn memory_mib(mut self, size: u32) -> Self {
         self.memory_mib = size;
         self
     }
 
-    /// The guest's processors; 2 by default.
+    /// Sets the number of the guest's processors; 2 by default.
     pub fn processors(mut self, number: u32) -> Self {
         self.processors = number;
         self
     }
 
-    /// The disk to boot from, `/dev/vda`: one with the root image. Without it the initrd is the
-    /// system.
+    /// Sets the disk to boot from, `/dev/vda`, which must have the root image. Without it the
+    /// initrd is the system.
     pub fn root(mut self, disk: Disk) -> Self {
         self.root = Some(disk);
         self
     }
 
-    /// Another disk: the first is `/dev/vda`, or `/dev/vdb` after a root disk, and so on.
+    /// Adds a disk. The first is `/dev/vda`, or `/dev/vdb` after a root disk, and so on.
     pub fn disk(mut self, disk: Disk) -> Self {
         self.disks.push(disk);
         self
     }
 
-    /// More of the kernel's command line.
+    /// Appends `text` to the kernel's command line.
     pub fn append(mut self, text: &str) -> Self {
         self.append.push(' ');
         self.append.push_str(text);
         self
     }
 
-    /// One more argument of QEMU.
+    /// Adds an argument of QEMU.
     pub fn argument(mut self, argument: impl Into<String>) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    /// The guest waits for a migration on this address, such as `unix:/path`.
+    /// Makes the guest wait for a migration on this address, such as `unix:/path`.
     pub fn incoming(mut self, address: &str) -> Self {
         self.incoming = Some(address.to_owned());
         self
     }
 
-    /// How long the guest may take to boot; 90 s by default.
+    /// Sets the time limit for the guest's boot; 90 s by default.
     pub fn ready_within(mut self, seconds: u64) -> Self {
         self.ready_seconds = seconds;
         self
     }
 
-    /// Starts the guest and waits until it takes commands; one that waits for a migration is only
-    /// started.
+    /// Starts the guest and waits until it accepts commands. A guest that waits for a migration is
+    /// only started.
     ///
     /// # Errors
-    /// When QEMU does not start or the guest does not come up; with the end of its console.
+    /// When QEMU does not start or the guest does not boot; with the end of its console.
     pub fn start(self) -> Result<Guest> {
         let qemu = match &self.qemu {
             Some(qemu) => qemu.clone(),
@@ -187,7 +189,7 @@ impl Builder {
         let assets = Assets::get()?;
         let accelerator = accelerator()?;
         // Under emulation `rep movsb` copies byte by byte. A guest whose processor announces it as
-        // fast uses it for all copies, // and takes a sixth more processor time.
+        // fast uses it for all copies, and takes a sixth more processor time.
         let model = if accelerator.starts_with("kvm") { "host" } else { "max,erms=off,fsrm=off" };
         let path = |name: &str| directory.path().join(name).display().to_string();
         let memory = self.memory_mib;
@@ -208,7 +210,7 @@ impl Builder {
         };
         add(&["-kernel", &image.display().to_string(), "-initrd", &initrd.display().to_string()]);
         let root = if self.root.is_some() { " root=/dev/vda rw" } else { "" };
-        // Errors and warnings reach the console, the kernel's other messages do not.
+        // Only errors and warnings of the kernel are printed on the console.
         let append = format!("console=ttyS0 loglevel=5 mitigations=off{root}{}", self.append);
         add(&["-append", &append]);
         for (index, disk) in self.root.iter().chain(&self.disks).enumerate() {
@@ -255,7 +257,7 @@ impl Disk {
     }
 }
 
-/// A path as QEMU's option parser wants it.
+/// A path, escaped for QEMU's option parser.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

@@ -1,6 +1,7 @@
-//! The harness's end of the command channel: scripts go in, output and status come out.
+//! The harness's end of the command channel: sends scripts, and receives their output and exit
+//! status.
 //!
-//! The other end and the form of the messages are in `scripts/guest-files/agent`.
+//! The guest's end, which also defines the format of the messages, is `scripts/guest-files/agent`.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,20 +13,19 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
 
-/// The longest script, in bytes: little more than this fits into the guest's serial port before it
-/// is read.
+/// The longest script, in bytes. The buffer of the guest's serial port is little larger.
 const SCRIPT_LENGTH_MAX: usize = 32 << 10;
 
 /// The result of a command in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// Its exit status; 128 and the signal's number when a signal ended it.
+    /// Its exit status; 128 plus the signal's number if a signal ended it.
     pub status: i32,
-    /// What it printed, on either stream.
+    /// Its standard output and standard error.
     pub text: String,
 }
 
-/// Stands for a command that runs in the guest.
+/// A handle of a command that runs in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
@@ -55,7 +55,7 @@ impl Channel {
 
     /// Starts a shell script in the guest.
     pub(crate) fn send(&self, script: &str) -> Result<Ticket> {
-        // Unique in the process: after a migration the answer comes on another channel.
+        // Unique in the process, because after a migration the answer arrives on another channel.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         if script.len() > SCRIPT_LENGTH_MAX {
             return Err(Error::new(format!("a script of {} bytes is too long", script.len())));
@@ -104,7 +104,7 @@ fn read_answers(mut reader: BufReader<UnixStream>, shared: &Shared) {
     changed.notify_all();
 }
 
-/// The next answer; other lines, such as those of a reboot, are skipped.
+/// Reads the next answer. Other lines, such as those of a reboot, are skipped.
 fn read_answer(reader: &mut BufReader<UnixStream>) -> std::io::Result<Option<(u64, Output)>> {
     let mut line = Vec::new();
     loop {

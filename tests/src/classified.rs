@@ -1,28 +1,28 @@
-//! What the daemon's log layer reports about a request and its parts.
+//! The reports of the daemon's `log` layer about a request and its parts.
 
-/// A request and what the daemon reported about it.
+/// A request as the daemon reported it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Classified {
     /// The operation, such as `write`.
     pub operation: String,
-    /// Where it begins on the disk, in bytes.
+    /// Its offset on the disk, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// Its parts, in order; together they are as long as the request, or there are none.
+    /// Its parts, in order. There are none, or their lengths add up to the request's.
     pub parts: Vec<Part>,
 }
 
 /// A part of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Part {
-    /// Where it begins on the disk, in bytes.
+    /// Its offset on the disk, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,
     /// The kind of data.
     pub kind: Kind,
-    /// Which knowledge it comes from.
+    /// The source of the insight.
     pub source: Option<String>,
     /// The file's inode.
     pub inode: Option<u64>,
@@ -30,7 +30,7 @@ pub struct Part {
     pub fs: Option<String>,
     /// The file's path, from the root of its file system.
     pub path: Option<String>,
-    /// The control group that is charged.
+    /// The control group that is charged for it.
     pub cgroup: Option<String>,
     /// The name of the process.
     pub process: Option<String>,
@@ -42,7 +42,7 @@ pub enum Kind {
     /// Not known.
     #[default]
     Unknown,
-    /// A file's contents, by way of the page cache.
+    /// A file's contents, through the page cache.
     Data,
     /// A directory's contents.
     Directory,
@@ -52,9 +52,9 @@ pub enum Kind {
     Journal,
     /// Memory that was swapped out.
     Swap,
-    /// A file's contents, past the page cache.
+    /// A file's contents, by direct I/O.
     Direct,
-    /// The device, around any file system.
+    /// The device itself, outside any file system.
     Device,
 }
 
@@ -80,7 +80,7 @@ impl Classified {
     /// A line is `… #ID OPERATION OFFSET+LENGTH FLAG… | LENGTH KIND key=value… | …`.
     ///
     /// # Errors
-    /// With the line that begins as a request but is malformed.
+    /// With the line that begins like a request but is malformed.
     pub fn parse_log(text: &str) -> crate::Result<Vec<Self>> {
         let mut requests = Vec::new();
         for line in text.lines() {
@@ -91,7 +91,7 @@ impl Classified {
         Ok(requests)
     }
 
-    /// The request of a line; `None` for a line that is no request's.
+    /// The request of a line; `None` if the line is not a request.
     fn parse(line: &str) -> Result<Option<Self>, String> {
         let words = words(line);
         let is_id = |word: &String| {
@@ -126,15 +126,15 @@ impl Classified {
 impl Part {
     fn parse(offset: u64, words: &[String]) -> Result<Self, String> {
         let [length, kind, facts @ ..] = words else { return Err("a short part".to_owned()) };
-        let number = |word: &str| word.parse().map_err(|_| format!("no number: {word}"));
+        let number = |word: &str| word.parse().map_err(|_| format!("not a number: {word}"));
         let mut part = Self {
             offset,
             length: number(length)?,
-            kind: Kind::parse(kind).ok_or_else(|| format!("no kind of data: {kind}"))?,
+            kind: Kind::parse(kind).ok_or_else(|| format!("not a kind of data: {kind}"))?,
             ..Self::default()
         };
         for fact in facts {
-            // Words without a value, and keys that are not needed here, are skipped.
+            // Words without a value, and unused keys, are skipped.
             let Some((key, value)) = fact.split_once('=') else { continue };
             match key {
                 "inode" => part.inode = Some(number(value)?),
@@ -167,7 +167,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Takes up to the closing quote; the escapes are those of Rust's `{:?}`.
+/// Reads up to the closing quote. The escapes are those of Rust's `{:?}`.
 fn quoted(characters: &mut std::str::Chars<'_>, word: &mut String) {
     while let Some(character) = characters.next() {
         match character {

@@ -1,4 +1,4 @@
-//! Compares what the daemon reported about requests with the truth.
+//! Compares the daemon's reports about requests with the truth.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,41 +8,41 @@ use crate::classified::{Classified, Kind, Part};
 use crate::ranges::Ranges;
 use crate::truth::{Moved, Object, ObjectKind, Owner, Truth};
 
-/// The most examples of wrong answers, and of unknown ones, that are kept to be shown.
+/// The most examples of wrong answers, and of unknown ones, that are kept for printing.
 const EXAMPLES_MAX: usize = 12;
 
 /// The requests of one phase of a guest, between two snapshots of the truth.
 ///
 /// Only the last write to each byte can be judged, by the snapshot after it. Reads are judged by
-/// the snapshot before, and by the one after if they read the last written content. Bytes of an
-/// object that does not exist any more (or not yet) are "gone": an answer about them is neither
-/// right nor wrong.
+/// the snapshot before, or by the snapshot after if they read the last written content. Bytes of an
+/// object that does not exist in that snapshot are "unjudged": an answer about them is neither right
+/// nor wrong.
 #[derive(Debug, Default)]
 pub struct Comparison {
-    /// By the true kind of the bytes.
+    /// The reads, by the true kind of the bytes.
     pub reads: BTreeMap<&'static str, Row>,
-    /// The same for writes.
+    /// The writes, by the true kind of the bytes.
     pub writes: BTreeMap<&'static str, Row>,
-    /// The bytes reported for each control group, of all requests; for requests without a group, of
-    /// "".
+    /// The bytes reported for each control group, over all requests. Requests without a group count
+    /// for "".
     pub groups: BTreeMap<String, Moved>,
     wrong: Vec<String>,
     unknown: Vec<String>,
 }
 
-/// Bytes by how they were judged.
+/// Numbers of bytes by verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Row {
-    /// The right kind, and the right file or directory if the bytes belong to one.
+    /// The kind is right, and also the file or directory, if the bytes belong to one.
     pub right: u64,
-    /// The same by its inode, with another path than it has in the snapshot.
+    /// The inode is right, but the path is not that of the snapshot.
     pub renamed: u64,
     /// Any other answer.
     pub wrong: u64,
-    /// No answer, or an answer without the file.
+    /// There was no answer, or an answer without the file.
     pub unknown: u64,
-    /// Not to be judged.
-    pub gone: u64,
+    /// The answer cannot be judged.
+    pub unjudged: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,18 +51,18 @@ enum Verdict {
     Renamed,
     Wrong,
     Unknown,
-    Gone,
+    Unjudged,
 }
 
 impl Comparison {
-    /// Compares. Files whose paths begin with one of `direct` are read and written past the page
-    /// cache only, and no others are.
+    /// Compares `requests` with two snapshots. Files whose paths begin with one of `direct` are
+    /// read and written only by direct I/O, and no other files are.
     pub fn of(requests: &[Classified], before: &Truth, after: &Truth, direct: &[&str]) -> Self {
         let mut comparison = Self::default();
-        // By the place of the request in the list.
+        // The last writes: the index of the request in the list, and its part.
         let mut written: Ranges<(usize, Option<Part>)> = Ranges::default();
         let mut again = Vec::new();
-        // FAT gives a file another inode each time that it is read from the disk.
+        // FAT assigns a new inode number to a file each time that it reads it from the disk.
         let has_inodes = !["exfat", "vfat"].contains(&after.filesystem.as_str());
         for (place, request) in requests.iter().enumerate() {
             let mut parts = parts(request);
@@ -131,8 +131,8 @@ impl Comparison {
         }
     }
 
-    /// The same for a read of a range that was written both before and after it. Its owner at the
-    /// time is known only if both /// snapshots have the same owner.
+    /// Judges a read of a range that was written both before and after it. Its owner at that time
+    /// is known only if both snapshots have the same owner.
     fn judge_overwritten(
         &mut self,
         range: Range<u64>,
@@ -147,7 +147,7 @@ impl Comparison {
                 Owner::Reserved(_) | Owner::Metadata | Owner::Free => false,
             };
             let verdict =
-                if lasting { judge(part, owner, truth, direct, true) } else { Verdict::Gone };
+                if lasting { judge(part, owner, truth, direct, true) } else { Verdict::Unjudged };
             self.count(true, &piece, owner, part, truth, verdict);
         }
     }
@@ -172,17 +172,17 @@ impl Comparison {
             Verdict::Renamed => &mut row.renamed,
             Verdict::Wrong => &mut row.wrong,
             Verdict::Unknown => &mut row.unknown,
-            Verdict::Gone => &mut row.gone,
+            Verdict::Unjudged => &mut row.unjudged,
         };
         *count += piece.end - piece.start;
         let examples = match verdict {
             Verdict::Wrong => &mut self.wrong,
             Verdict::Unknown => &mut self.unknown,
-            Verdict::Right | Verdict::Renamed | Verdict::Gone => return,
+            Verdict::Right | Verdict::Renamed | Verdict::Unjudged => return,
         };
         if examples.len() < EXAMPLES_MAX {
             examples.push(format!(
-                "{} of {}+{} is {}, and was said to be {:?} inode={:?} path={:?} source={:?} by {:?}",
+                "{} of {}+{} is {}, and was reported as {:?} inode={:?} path={:?} source={:?} by {:?}",
                 if read { "read" } else { "write" },
                 piece.start,
                 piece.end - piece.start,
@@ -204,12 +204,12 @@ impl Comparison {
             renamed: sum.renamed + row.renamed,
             wrong: sum.wrong + row.wrong,
             unknown: sum.unknown + row.unknown,
-            gone: sum.gone + row.gone,
+            unjudged: sum.unjudged + row.unjudged,
         })
     }
 
-    /// As [`check`](Self::check), with any number of bytes that could not be judged, and with
-    /// another limit on unknown bytes.
+    /// As [`check`](Self::check), but with no limit on bytes that could not be judged, and with
+    /// another limit on unknown bytes, in thousandths of all.
     ///
     /// # Errors
     /// With the table and examples.
@@ -219,11 +219,11 @@ impl Comparison {
         if total.wrong == 0 && is_known && total.right > 0 {
             return Ok(());
         }
-        Err(crate::Error::new(format!("what was said is not what is:\n{self}")))
+        Err(crate::Error::new(format!("the reports differ from the truth:\n{self}")))
     }
 
-    /// Fails when any answer was wrong, more than one byte in a thousand was unknown, or more than
-    /// a tenth could not be judged.
+    /// Fails if any answer was wrong, if more than one byte in a thousand was unknown, or if more
+    /// than a tenth could not be judged.
     ///
     /// # Errors
     /// With the table and examples.
@@ -232,30 +232,30 @@ impl Comparison {
         let all = total.all();
         if total.wrong == 0
             && total.unknown * 1000 <= all
-            && total.gone * 10 <= all
+            && total.unjudged * 10 <= all
             && total.right > 0
         {
             return Ok(());
         }
-        Err(crate::Error::new(format!("what was said is not what is:\n{self}")))
+        Err(crate::Error::new(format!("the reports differ from the truth:\n{self}")))
     }
 
     /// Fails unless the bytes reported for every control group except the root's equal the kernel's
-    /// counts (`io.stat`), up to /// `tolerance` bytes and a hundredth.
+    /// counts (`io.stat`), up to `tolerance` bytes plus one per cent.
     ///
     /// # Errors
     /// With the reported and the counted bytes.
     pub fn check_groups(&self, before: &Truth, after: &Truth, tolerance: u64) -> crate::Result<()> {
         for (path, end) in after.groups.iter().filter(|(path, _)| *path != "/") {
             let start = before.groups.get(path).copied().unwrap_or_default();
-            let said = self.groups.get(path).copied().unwrap_or_default();
-            for (what, said, counted) in [
-                ("read", said.read, end.read - start.read),
-                ("written", said.written, end.written - start.written),
+            let reported = self.groups.get(path).copied().unwrap_or_default();
+            for (what, reported, counted) in [
+                ("read", reported.read, end.read - start.read),
+                ("written", reported.written, end.written - start.written),
             ] {
-                if said.abs_diff(counted) > tolerance + counted / 100 {
+                if reported.abs_diff(counted) > tolerance + counted / 100 {
                     return Err(crate::Error::new(format!(
-                        "{path} is said to have {what} {said} bytes, and has {counted}\n{self}"
+                        "{path} is reported to have {what} {reported} bytes, and has {counted}\n{self}"
                     )));
                 }
             }
@@ -267,11 +267,11 @@ impl Comparison {
 impl Row {
     /// All bytes.
     pub fn all(&self) -> u64 {
-        self.right + self.renamed + self.wrong + self.unknown + self.gone
+        self.right + self.renamed + self.wrong + self.unknown + self.unjudged
     }
 }
 
-/// The parts of a request; one unknown part with all of its bytes if it has none.
+/// The parts of a request. A request without parts has one unknown part with all its bytes.
 fn parts(request: &Classified) -> Vec<Part> {
     if request.parts.is_empty() {
         return vec![Part { offset: request.offset, length: request.length, ..Part::default() }];
@@ -279,14 +279,14 @@ fn parts(request: &Classified) -> Vec<Part> {
     request.parts.clone()
 }
 
-/// Judges one answer about bytes with one owner. `written` when the bytes were written, and the
-/// truth is that of a later time.
+/// Judges one answer about bytes with one owner. `written` is true if the bytes were written before
+/// the snapshot `truth`.
 fn judge(part: &Part, owner: &Owner, truth: &Truth, direct: &[&str], written: bool) -> Verdict {
     use Kind::{Data, Device, Direct, Directory, Journal, Metadata, Swap, Unknown};
     let right_if = |right| if right { Verdict::Right } else { Verdict::Wrong };
-    // The bytes belonged to an object that does not exist any more, even if another has its inode
-    // now: the journal may have the // new content of the place, while the place itself still has
-    // the old one.
+    // The bytes belonged to an object that no longer exists, even if another object has its inode
+    // now: the journal may have the new content of the position, while the position itself still
+    // has the old one.
     let same = |object: &Object| part.path.as_ref().is_none_or(|path| object.path == *path);
     let left =
         written && part.inode.is_some_and(|inode| !truth.with_inode(inode).is_some_and(same));
@@ -298,25 +298,25 @@ fn judge(part: &Part, owner: &Owner, truth: &Truth, direct: &[&str], written: bo
     }
     match owner {
         Owner::Free => {
-            // In these file systems, free space is among the blocks of files only.
+            // In these file systems, free space lies only among the blocks of files.
             let areas = ["btrfs", "f2fs"].contains(&truth.filesystem.as_str());
             let possible = match part.kind {
                 Data | Direct | Directory => true,
                 Metadata => !areas,
                 _ => false,
             };
-            if possible { Verdict::Gone } else { Verdict::Wrong }
+            if possible { Verdict::Unjudged } else { Verdict::Wrong }
         }
-        Owner::Reserved(_) | Owner::Metadata if left => Verdict::Gone,
+        Owner::Reserved(_) | Owner::Metadata if left => Verdict::Unjudged,
         Owner::Objects(places) | Owner::Reserved(places) => {
             let objects: Vec<&Object> = places.iter().map(|place| &truth.objects[*place]).collect();
             let past =
                 |object: &&Object| direct.iter().any(|folder| object.path.starts_with(folder));
             match (objects[0].kind, part.kind) {
-                // File systems that lay out metadata by blocks treat a directory's blocks as
+                // File systems that manage metadata by blocks treat a directory's blocks as
                 // metadata.
                 (ObjectKind::Directory, Metadata) => right_if(truth.filesystem != "f2fs"),
-                (ObjectKind::Directory, Data | Direct) if left => Verdict::Gone,
+                (ObjectKind::Directory, Data | Direct) if left => Verdict::Unjudged,
                 (ObjectKind::File, Data) if part.inode.is_none() && part.path.is_none() => {
                     Verdict::Unknown
                 }
@@ -329,7 +329,7 @@ fn judge(part: &Part, owner: &Owner, truth: &Truth, direct: &[&str], written: bo
         }
         Owner::Journal => right_if(part.kind == Journal),
         Owner::Metadata => {
-            // No tool reports where these file systems have their directories, which they keep as
+            // No tool reports the positions of these file systems' directories, which are kept as
             // files.
             let tree = part.kind == Directory
                 && ["btrfs", "minix", "udf", "erofs", "ntfs3"].contains(&truth.filesystem.as_str());
@@ -340,7 +340,7 @@ fn judge(part: &Part, owner: &Owner, truth: &Truth, direct: &[&str], written: bo
     }
 }
 
-/// Judges the reported owner, as far as one was reported.
+/// Judges the reported owner, if there is one.
 fn identity(part: &Part, objects: &[&Object], truth: &Truth, written: bool) -> Verdict {
     let same_path = |path: &String| objects.iter().any(|object| object.path == *path);
     match (part.inode, &part.path) {
@@ -357,7 +357,7 @@ fn identity(part: &Part, objects: &[&Object], truth: &Truth, written: bool) -> V
             match path {
                 _ if !same => Verdict::Wrong,
                 Some(path) if !same_path(path) => {
-                    // Another name of the same inode, or the one that it had.
+                    // The path is another name of the same inode, or its former name.
                     let another = truth.at_path(path).is_some_and(|object| object.inode == inode);
                     if another {
                         Verdict::Right
@@ -401,7 +401,7 @@ fn describe(owner: &Owner, truth: &Truth) -> String {
 
 impl fmt::Display for Comparison {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = ["right", "renamed", "wrong", "unknown", "gone"];
+        let columns = ["right", "renamed", "wrong", "unknown", "unjudged"];
         write!(formatter, "{:16}", "KiB")?;
         for column in columns {
             write!(formatter, "{column:>10}")?;
@@ -410,7 +410,7 @@ impl fmt::Display for Comparison {
         for (title, rows) in [("read", &self.reads), ("write", &self.writes)] {
             for (kind, row) in rows {
                 write!(formatter, "{title:6}{kind:10}")?;
-                for bytes in [row.right, row.renamed, row.wrong, row.unknown, row.gone] {
+                for bytes in [row.right, row.renamed, row.wrong, row.unknown, row.unjudged] {
                     write!(formatter, "{:10.1}", bytes as f64 / 1024.0)?;
                 }
                 writeln!(formatter)?;
@@ -458,7 +458,7 @@ extents /old
         Comparison::of(&Classified::parse_log(log).unwrap(), &before, &after, &["/direct/"])
     }
 
-    /// The one kind of verdict that a log of one request has.
+    /// The verdict on a log of one request.
     fn verdict(log: &str) -> Row {
         let total = compare(log).total();
         assert_eq!(total.all(), 4096, "{log}");
@@ -469,7 +469,7 @@ extents /old
     fn verdicts() {
         let right = |log| assert_eq!(verdict(log).right, 4096, "{log}");
         let wrong = |log| assert_eq!(verdict(log).wrong, 4096, "{log}");
-        let gone = |log| assert_eq!(verdict(log).gone, 4096, "{log}");
+        let unjudged = |log| assert_eq!(verdict(log).unjudged, 4096, "{log}");
         let unknown = |log| assert_eq!(verdict(log).unknown, 4096, "{log}");
         right("#1 read 8192+4096 | 4096 data inode=12 path=\"/kept\"");
         right("#1 write 8192+4096 | 4096 data inode=12");
@@ -488,9 +488,9 @@ extents /old
         right("#1 write 500000+4096 | 4096 journal");
         wrong("#1 write 500000+4096 | 4096 metadata");
         wrong("#1 write 400000+4096 | 4096 journal");
-        gone("#1 write 600000+4096 | 4096 data inode=99 path=\"/deleted\"");
+        unjudged("#1 write 600000+4096 | 4096 data inode=99 path=\"/deleted\"");
         wrong("#1 write 600000+4096 | 4096 swap");
-        gone("#1 write 400000+4096 | 4096 data inode=99");
+        unjudged("#1 write 400000+4096 | 4096 data inode=99");
         wrong("#1 read 400000+4096 | 4096 data inode=99");
         wrong("#1 read 8192+4096 | 4096 data inode=12 fs=\"xfs\"");
         assert_eq!(verdict("#1 write 16384+4096 | 4096 data inode=14 path=\"/old\"").renamed, 4096);
@@ -498,7 +498,7 @@ extents /old
     }
 
     #[test]
-    fn only_the_last_write_counts_and_reads_after_it_are_of_its_time() {
+    fn only_the_last_write_counts_and_reads_after_it_are_judged_with_it() {
         let comparison = compare(
             "#1 write 8192+8192 | 8192 swap
             #2 read 8192+4096 | 4096 swap
@@ -507,9 +507,12 @@ extents /old
             #5 read 8192+12288 | 4096 data inode=12 | 4096 data inode=13 | 4096 data inode=14",
         );
         assert_eq!(comparison.writes["data"], Row { right: 8192, ..Row::default() });
-        assert_eq!(comparison.reads["data"], Row { gone: 4096, right: 12288, ..Row::default() });
+        assert_eq!(
+            comparison.reads["data"],
+            Row { unjudged: 4096, right: 12288, ..Row::default() }
+        );
         assert_eq!(comparison.groups["/web"], Moved { read: 0, written: 4096 });
-        assert_eq!(comparison.total(), Row { gone: 4096, right: 20480, ..Row::default() });
+        assert_eq!(comparison.total(), Row { unjudged: 4096, right: 20480, ..Row::default() });
         let overwritten = "#1 write 8192+4096 | 4096 data
             #2 read 8192+4096 | 4096 data
             #3 write 8192+4096 | 4096 data inode=12";

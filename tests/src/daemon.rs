@@ -13,7 +13,7 @@ use crate::{Error, Result, Served, patience, repository, until};
 
 /// A running `fathom serve` with a configuration and a folder of its own.
 ///
-/// Its control socket is `control.sock` in that folder, whatever the configuration says.
+/// Its control socket is always `control.sock` in that folder, regardless of the configuration.
 #[derive(Debug)]
 pub struct Daemon {
     process: Option<Process>,
@@ -21,11 +21,11 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the daemon and waits until it is ready. `configuration` gets the daemon's folder, for
-    /// sockets and images, and gives the text of the configuration file.
+    /// Starts the daemon and waits until it is ready. `configuration` receives the daemon's folder,
+    /// for sockets and images, and returns the text of the configuration file.
     ///
     /// # Errors
-    /// When it does not come up; with its output.
+    /// When it does not start; with its output.
     pub fn start(configuration: impl FnOnce(&Path) -> String) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let text = configuration(directory.path());
@@ -38,7 +38,7 @@ impl Daemon {
     /// Starts the daemon with these disks, each on a socket `NAME.sock`.
     ///
     /// # Errors
-    /// When an image cannot be made, or the daemon does not come up.
+    /// When an image cannot be made, or the daemon does not start.
     pub fn serve(disks: &[Served]) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let mut text = String::new();
@@ -64,7 +64,7 @@ impl Daemon {
     /// Starts the daemon again with the same configuration file and waits until it is ready.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When it does not start.
     pub fn restart(&mut self) -> Result<()> {
         if let Some(process) = self.process.take() {
             process.kill();
@@ -90,7 +90,7 @@ impl Daemon {
         }
     }
 
-    /// Ends the daemon in order (SIGTERM) and returns its exit status.
+    /// Ends the daemon by SIGTERM and returns its exit status.
     ///
     /// # Errors
     /// When it does not run or does not end.
@@ -107,12 +107,12 @@ impl Daemon {
         self.process.as_ref().expect("the daemon runs")
     }
 
-    /// What the daemon has logged, over all its starts.
+    /// The daemon's log, since its first start.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Runs a `fathom` command against this daemon: `--control SOCKET` comes after its arguments.
+    /// Runs a `fathom` command for this daemon: `--control SOCKET` is appended to its arguments.
     ///
     /// # Errors
     /// When the program does not run.
@@ -129,7 +129,7 @@ impl Daemon {
     /// The daemon's status of a disk.
     ///
     /// # Errors
-    /// When it does not say.
+    /// When the daemon does not answer.
     pub fn status(&self, name: &str) -> Result<DiskStatus> {
         self.client().disk(name).map_err(|error| self.explained(&error.to_string()))
     }
@@ -149,10 +149,10 @@ impl Daemon {
             .ok_or_else(|| Error::new(format!("the disk {name} is on no vhost-user socket")))
     }
 
-    /// How many operations of this name a disk has carried out.
+    /// The number of operations of the name `operation` that a disk has completed.
     ///
     /// # Errors
-    /// When the daemon does not say.
+    /// When the daemon does not answer.
     pub fn count(&self, name: &str, operation: &str) -> Result<u64> {
         let statistics =
             self.client().statistics().map_err(|error| self.explained(&error.to_string()))?;
@@ -160,10 +160,10 @@ impl Daemon {
         Ok(disk.map_or(0, |operation| operation.count))
     }
 
-    /// Waits until the guest on a disk has started its queues, and gives the state.
+    /// Waits until the guest on a disk has started its queues, and returns the guest's status.
     ///
     /// # Errors
-    /// When it does not in half a minute.
+    /// When it has not started them after half a minute.
     pub fn wait_for_guest(&self, name: &str) -> Result<VhostUserStatus> {
         until(&format!("the queues of {name}"), patience(30), || {
             self.process().expect_running()?;
@@ -171,24 +171,25 @@ impl Daemon {
         })
     }
 
-    /// Fails when the daemon refused or missed anything on a disk, or a thread of it failed.
+    /// Checks that the daemon has refused no request on a disk, that the disk has no problems, and
+    /// that no thread of the daemon has panicked.
     ///
     /// # Errors
-    /// With the state and the end of the log.
+    /// With the status and the end of the log.
     pub fn check(&self, name: &str) -> Result<()> {
         let (status, guest) = (self.status(name)?, self.guest(name)?);
         let wrong = status.refused + guest.refused + guest.broken_queues + guest.protocol_errors;
         if wrong == 0 && status.problems.is_empty() && !self.log().contains("panicked") {
             return Ok(());
         }
-        Err(self.explained(&format!("the disk {name} is not well: {status:?}")))
+        Err(self.explained(&format!("the disk {name} has a problem: {status:?}")))
     }
 
     fn explained(&self, what: &str) -> Error {
-        Error::new(format!("{what}\n--- the daemon said ---\n{}", tail(&self.log(), 20)))
+        Error::new(format!("{what}\n--- the daemon's log ---\n{}", tail(&self.log(), 20)))
     }
 
-    /// The `fathom` binary: the environment's, or the newest below `target`.
+    /// The `fathom` binary: that of the environment variables, or the newest below `target`.
     ///
     /// # Errors
     /// When there is none.

@@ -1,11 +1,11 @@
-//! One error for the whole harness: a text for the person who reads the failed test.
+//! The error type of the harness: a text for the reader of a failed test.
 
 use std::fmt;
 
-/// What went wrong, in words.
+/// A failure, as a text.
 pub struct Error(String);
 
-/// The result of everything in the harness.
+/// The result of all functions of the harness.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

@@ -13,7 +13,7 @@ use crate::{Error, Qmp, Result, patience, until};
 
 pub use crate::builder::{Builder, Disk};
 
-/// Messages of the guest's kernel about a failing disk or file system.
+/// Kernel messages about failures of a disk, a file system or the kernel itself.
 const COMPLAINTS: &[&str] = &[
     "I/O error",
     "Buffer I/O",
@@ -32,9 +32,9 @@ const COMPLAINTS: &[&str] = &[
     "Out of memory",
 ];
 
-/// A virtual machine; QEMU ends when the value is dropped.
+/// A virtual machine. QEMU ends when the value is dropped.
 pub struct Guest {
-    // Dropped in this order: connections first, QEMU next, the folder last.
+    // The order of dropping: first the connections, then QEMU, and last the folder.
     channel: Channel,
     qmp: Mutex<Option<Qmp>>,
     process: Process,
@@ -42,7 +42,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Describes a guest: 512 MiB, two processors, no disk.
+    /// A builder for a guest with 512 MiB, two processors and no disk.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -56,7 +56,7 @@ impl Guest {
         Ok(Self { channel, qmp: Mutex::new(None), process, directory })
     }
 
-    /// Waits until the guest has booted `times` times in all.
+    /// Waits until the guest has booted `times` times in total.
     pub(crate) fn wait_until_ready(&self, times: usize, limit: Duration) -> Result<()> {
         until("the guest to boot", limit, || {
             self.process.expect_running()?;
@@ -69,25 +69,25 @@ impl Guest {
         .map_err(|error| self.explained(&error))
     }
 
-    /// Runs a shell script in the guest, for a minute at most; any exit status is an answer.
+    /// Runs a shell script in the guest, for at most a minute. Any exit status is a valid answer.
     ///
     /// # Errors
-    /// When it does not end, or QEMU does.
+    /// When the script does not end in time, or QEMU ends.
     pub fn run(&self, script: &str) -> Result<Output> {
         self.run_within(script, 60)
     }
 
-    /// As [`run`](Self::run), with another limit.
+    /// As [`run`](Self::run), with a time limit of `seconds`.
     ///
     /// # Errors
-    /// When it does not end in `seconds`, or QEMU does.
+    /// When the script does not end in `seconds`, or QEMU ends.
     pub fn run_within(&self, script: &str, seconds: u64) -> Result<Output> {
         let ticket = self.spawn(script)?;
         self.finish_within(ticket, seconds)
             .map_err(|error| Error::new(format!("in the guest: {script}\n{error}")))
     }
 
-    /// Runs a shell script (under `set -e`) that has to succeed, for a minute at most, and returns
+    /// Runs a shell script (under `set -e`) that must succeed, for at most a minute, and returns
     /// its output.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl Guest {
         self.check_within(script, 60)
     }
 
-    /// As [`check`](Self::check), with another limit.
+    /// As [`check`](Self::check), with a time limit of `seconds`.
     ///
     /// # Errors
     /// When it fails.
@@ -105,11 +105,11 @@ impl Guest {
         if output.status == 0 {
             return Ok(output.text);
         }
-        let said = format!("in the guest: {script}\nstatus {}: {}", output.status, output.text);
-        Err(self.explained(&Error::new(said)))
+        let text = format!("in the guest: {script}\nstatus {}: {}", output.status, output.text);
+        Err(self.explained(&Error::new(text)))
     }
 
-    /// Starts a shell script in the guest and does not wait for it.
+    /// Starts a shell script in the guest without waiting for it.
     ///
     /// # Errors
     /// When QEMU has ended.
@@ -117,31 +117,31 @@ impl Guest {
         self.channel.send(script)
     }
 
-    /// Waits for what [`spawn`](Self::spawn) started, for a minute at most. After a migration, ask
-    /// the guest at the destination.
+    /// Waits for a script that [`spawn`](Self::spawn) has started, for at most a minute. After a
+    /// migration, call it for the guest at the destination.
     ///
     /// # Errors
-    /// When it does not end, or QEMU does.
+    /// When the script does not end in time, or QEMU ends.
     pub fn finish(&self, ticket: Ticket) -> Result<Output> {
         self.finish_within(ticket, 60)
     }
 
-    /// As [`finish`](Self::finish), with another limit.
+    /// As [`finish`](Self::finish), with a time limit of `seconds`.
     ///
     /// # Errors
-    /// When it does not end in `seconds`, or QEMU does.
+    /// When the script does not end in `seconds`, or QEMU ends.
     pub fn finish_within(&self, ticket: Ticket, seconds: u64) -> Result<Output> {
         match self.channel.wait(ticket, patience(seconds)) {
             Ok(Some(output)) => Ok(output),
             Ok(None) => {
-                let said = format!("no answer from the guest in {seconds} s; {}", self.processes());
-                Err(self.explained(&Error::new(said)))
+                let text = format!("no answer from the guest in {seconds} s; {}", self.processes());
+                Err(self.explained(&Error::new(text)))
             }
             Err(error) => Err(self.explained(&error)),
         }
     }
 
-    /// The requests in flight on the guest's disks, and what its programs wait for, in words.
+    /// A text with the requests in flight on the guest's disks and the stacks of its programs.
     fn processes(&self) -> String {
         let script = "for disk in /sys/block/vd*; do
             echo \"  ${disk##*/}: $(cat $disk/inflight) reads and writes in flight; $(cat $disk/stat)\"
@@ -157,40 +157,41 @@ impl Guest {
         });
         match answer {
             Ok(Some(text)) => format!("its programs:\n{text}"),
-            Ok(None) => "not even to another question".to_owned(),
+            Ok(None) => "the guest runs no further scripts either".to_owned(),
             Err(error) => error.to_string(),
         }
     }
 
-    /// Everything the guest has printed on its console so far.
+    /// The guest's console output so far.
     pub fn console(&self) -> String {
         std::fs::read(self.path("console"))
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
             .unwrap_or_default()
     }
 
-    /// Fails when the guest's kernel complained of a disk, a file system or itself.
+    /// Fails if the guest's kernel has reported a failure of a disk, a file system or itself.
     ///
     /// # Errors
-    /// With the complaint and what surrounds it.
+    /// With the message and its surroundings.
     pub fn check_console(&self) -> Result<()> {
         let console = self.console();
         let complains = |line: &&str| {
             COMPLAINTS.iter().any(|complaint| line.contains(complaint))
-                // XFS reports each mount.
+                // Messages of XFS about mounts are not failures.
                 && !(line.contains("XFS (vd")
                     && ["ounting", "nding clean mount"].iter().any(|news| line.contains(news)))
         };
         match console.lines().find(complains) {
             None => Ok(()),
-            Some(line) => Err(self.explained(&Error::new(format!("the guest complained: {line}")))),
+            Some(line) => Err(self
+                .explained(&Error::new(format!("the guest's kernel reported a failure: {line}")))),
         }
     }
 
     /// Sends a command of QEMU's machine protocol: `{"execute": …}`.
     ///
     /// # Errors
-    /// QEMU's own.
+    /// QEMU's error.
     pub fn qmp(&self, command: &Value) -> Result<Value> {
         self.with_qmp(|qmp| qmp.command(command))
     }
@@ -198,7 +199,7 @@ impl Guest {
     /// Waits for an event of QEMU's machine protocol.
     ///
     /// # Errors
-    /// When it does not come in `seconds`.
+    /// When there is no such event in `seconds`.
     pub fn qmp_event(&self, name: &str, seconds: u64) -> Result<Value> {
         self.with_qmp(|qmp| qmp.event(name, patience(seconds)))
     }
@@ -211,7 +212,8 @@ impl Guest {
         work(connection.as_ref().expect("just connected"))
     }
 
-    /// Migrates this guest to a QEMU that waits for it at `address` and returns when it runs there.
+    /// Migrates this guest to `destination`, which waits for it at `address`. Returns when the
+    /// guest runs there.
     ///
     /// # Errors
     /// When the migration fails or takes longer than `seconds`.
@@ -223,12 +225,12 @@ impl Guest {
     /// Begins a migration to a QEMU that waits at `address`.
     ///
     /// # Errors
-    /// QEMU's own.
+    /// QEMU's error.
     pub fn migrate_begin(&self, address: &str) -> Result<()> {
         self.qmp(&json!({"execute": "migrate", "arguments": {"uri": address}})).map(drop)
     }
 
-    /// Waits until a migration is done and the guest runs at its destination.
+    /// Waits until a migration has completed and the guest runs at its destination.
     ///
     /// # Errors
     /// When the migration fails or takes longer than `seconds`.
@@ -248,40 +250,40 @@ impl Guest {
         })
     }
 
-    /// Reboots the guest and waits until it takes commands again.
+    /// Reboots the guest and waits until it accepts commands again.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When it does not boot.
     pub fn reboot(&self) -> Result<()> {
         self.reboot_by("reboot")
     }
 
-    /// Reboots the guest by a script of its own, such as `kexec -e`, and waits until it takes
-    /// commands again.
+    /// Reboots the guest by a script, such as `kexec -e`, and waits until it accepts commands
+    /// again.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When it does not boot.
     pub fn reboot_by(&self, script: &str) -> Result<()> {
         let boots = self.console().matches("fathom-guest ready").count();
         self.spawn(script)?;
         self.wait_until_ready(boots + 1, patience(90))
     }
 
-    /// Presses the reset button, with requests in flight, and waits until the guest takes commands
+    /// Resets the guest, perhaps with requests in flight, and waits until it accepts commands
     /// again.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When it does not boot.
     pub fn reset(&self) -> Result<()> {
         let boots = self.console().matches("fathom-guest ready").count();
         self.qmp(&json!({"execute": "system_reset"}))?;
         self.wait_until_ready(boots + 1, patience(90))
     }
 
-    /// Shuts the guest down in order: programs end, file systems are unmounted, QEMU ends.
+    /// Shuts the guest down regularly: programs end, file systems are unmounted, and QEMU ends.
     ///
     /// # Errors
-    /// When QEMU does not end by itself, or fails.
+    /// When QEMU does not end, or fails.
     pub fn shutdown(self) -> Result<()> {
         self.spawn("poweroff")?;
         let status = self.process.wait(patience(60)).map_err(|error| self.explained(&error))?;
@@ -300,10 +302,10 @@ impl Guest {
         self.directory.path().join(name)
     }
 
-    /// The error, with the end of the console and of QEMU's output.
+    /// The error, extended by the ends of the console and of QEMU's output.
     pub fn explained(&self, error: &Error) -> Error {
         Error::new(format!(
-            "{error}\n--- the guest's console ---\n{}\n--- QEMU said ---\n{}",
+            "{error}\n--- the guest's console ---\n{}\n--- QEMU's output ---\n{}",
             tail(&self.console(), 40),
             tail(&self.process.output(), 20)
         ))

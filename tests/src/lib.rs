@@ -14,9 +14,9 @@
 //! # Ok::<(), fathom_tests::Error>(())
 //! ```
 //!
-//! Every guest, daemon and peer lives in a folder of its own that goes with it, and ends with the
-//! value that stands for it, also when the test is killed. The guest's kernel and images are made by
-//! `scripts/guest`.
+//! Every guest, daemon and peer has a folder of its own, and ends when its value is dropped or the
+//! test is killed. The folder is removed with the value. `scripts/guest` makes the guest's kernel
+//! and images.
 //!
 //! | environment | |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Child processes that never outlive the test.
+//! Child processes that end with the test.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::{Error, Result, until};
 
-/// A running program; it is killed when the value is dropped, and when the test process ends.
+/// A running program. It is killed when the value is dropped or the test process ends.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -19,7 +19,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `program`; what it prints goes to the file `log`.
+    /// Starts `program`. Its output is appended to the file `log`.
     ///
     /// # Errors
     /// When the program cannot be started.
@@ -47,34 +47,39 @@ impl Process {
     /// Its exit status, or `None` while it runs.
     ///
     /// # Errors
-    /// When the system does not know.
+    /// When the system call fails.
     pub fn status(&self) -> Result<Option<ExitStatus>> {
         Ok(self.child.lock().unwrap().try_wait()?)
     }
 
-    /// Fails when the process has ended. To be called while waiting for one of its effects.
+    /// Fails if the process has ended. For use while waiting for one of its effects.
     ///
     /// # Errors
-    /// With the last lines that the program printed.
+    /// With the last lines of the program's output.
     pub fn expect_running(&self) -> Result<()> {
         match self.status()? {
             None => Ok(()),
             Some(status) => {
                 let name = &self.name;
-                Err(Error::new(format!("{name} ended with {status}; it said:\n{}", self.said())))
+                Err(Error::new(format!(
+                    "{name} ended with {status}; its output:\n{}",
+                    self.last_output()
+                )))
             }
         }
     }
 
-    /// Waits for the program to end by itself.
+    /// Waits for the program to end.
     ///
     /// # Errors
     /// After `limit`.
     pub fn wait(&self, limit: Duration) -> Result<ExitStatus> {
-        until(&format!("{} to end; it said:\n{}", self.name, self.said()), limit, || self.status())
+        until(&format!("{} to end; its output:\n{}", self.name, self.last_output()), limit, || {
+            self.status()
+        })
     }
 
-    /// Asks the program to end (SIGTERM) and waits for it.
+    /// Sends SIGTERM to the program and waits for its end.
     ///
     /// # Errors
     /// After `limit`.
@@ -93,22 +98,22 @@ impl Process {
         if status.success() { Ok(()) } else { Err(Error::new(format!("kill -s {name} failed"))) }
     }
 
-    /// Ends the program at once, as `kill -9` does, and waits until it is gone.
+    /// Kills the program, as `kill -9` does, and waits for its end.
     pub fn kill(&self) {
         let mut child = self.child.lock().unwrap();
-        // The program may have ended by itself in the meantime.
+        // The program may have ended in the meantime.
         let _ = child.kill();
         let _ = child.wait();
     }
 
-    /// What the program printed so far.
+    /// The program's output so far.
     pub fn output(&self) -> String {
         std::fs::read(&self.log)
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
             .unwrap_or_default()
     }
 
-    fn said(&self) -> String {
+    fn last_output(&self) -> String {
         tail(&self.output(), 20)
     }
 }
@@ -125,9 +130,9 @@ impl Drop for Process {
             crashed || std::thread::panicking()
         };
         self.kill();
-        let said = self.said();
-        if failed && !said.is_empty() {
-            eprintln!("--- {} said ---\n{said}\n---", self.name);
+        let output = self.last_output();
+        if failed && !output.is_empty() {
+            eprintln!("--- output of {} ---\n{output}\n---", self.name);
         }
     }
 }
@@ -138,16 +143,17 @@ pub(crate) fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// Starts the command from a thread that lives as long as this process: the signal at the parent's
-/// death is sent when the thread that started the child ends, and threads of tests do end.
+/// Starts the command from a thread that runs as long as this process. The kernel sends the
+/// parent-death signal when the thread that started the child ends, and the threads of tests end
+/// early.
 fn spawn(command: Command) -> std::io::Result<Child> {
-    type Order = (Command, Sender<std::io::Result<Child>>);
-    static SPAWNER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
+    type Request = (Command, Sender<std::io::Result<Child>>);
+    static SPAWNER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
-        let (sender, receiver) = channel::<Order>();
+        let (sender, receiver) = channel::<Request>();
         std::thread::spawn(move || {
             for (mut command, answer) in receiver {
-                // The asker waits for the answer.
+                // The caller waits for the answer.
                 let _ = answer.send(command.spawn());
             }
         });

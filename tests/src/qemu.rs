@@ -13,7 +13,7 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// The QEMU on `PATH`, or that of the environment's `FATHOM_QEMU`.
+    /// The QEMU named by the environment variable `FATHOM_QEMU`, otherwise the QEMU on `PATH`.
     ///
     /// # Errors
     /// When there is none.
@@ -64,7 +64,7 @@ impl Qemu {
         self.version
     }
 
-    /// The socket option that makes QEMU connect again after a server went away.
+    /// The socket option that makes QEMU reconnect after a server has disconnected.
     pub fn reconnect_option(&self) -> &'static str {
         if self.version >= (9, 2) { "reconnect-ms=100" } else { "reconnect=1" }
     }

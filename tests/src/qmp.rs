@@ -1,4 +1,4 @@
-//! QEMU's machine protocol: one line of JSON a message.
+//! QEMU's machine protocol (QMP): each message is a line of JSON.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -40,10 +40,10 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Sends a command, such as `{"execute": "query-status"}`, and gives what it returns.
+    /// Sends a command, such as `{"execute": "query-status"}`, and returns its result.
     ///
     /// # Errors
-    /// QEMU's own, with its words; or when no answer comes.
+    /// QEMU's error, with its text; or when there is no answer.
     pub fn command(&self, command: &Value) -> Result<Value> {
         let mut inner = self.inner.lock().unwrap();
         inner.reader.get_mut().write_all(format!("{command}\n").as_bytes())?;
@@ -59,7 +59,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event by its name and returns it; earlier events are kept for later calls.
+    /// Waits for the event `name` and returns it. Other events are kept for later calls.
     ///
     /// # Errors
     /// After `limit`.

@@ -1,4 +1,4 @@
-//! What lies where on a disk: values over ranges of bytes.
+//! A map from ranges of bytes to values.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ops::Range;
 /// Ranges that do not overlap, each with a value.
 #[derive(Debug, Clone)]
 pub struct Ranges<T> {
-    /// By their starts: the end and the value.
+    /// The end and the value of each range, by its start.
     map: BTreeMap<u64, (u64, T)>,
 }
 
@@ -17,7 +17,7 @@ impl<T> Default for Ranges<T> {
 }
 
 impl<T: Clone> Ranges<T> {
-    /// Puts a value over a range, in the place of whatever was there.
+    /// Sets the value of a range, and replaces earlier values there.
     pub fn insert(&mut self, range: Range<u64>, value: T) {
         if range.is_empty() {
             return;
@@ -31,7 +31,7 @@ impl<T: Clone> Ranges<T> {
         self.map.insert(range.start, (range.end, value));
     }
 
-    /// The parts of `range` in order, each with its value, or `None` where there is none.
+    /// The parts of `range` in order, each with its value or `None`.
     pub fn over(&self, range: Range<u64>) -> Vec<(Range<u64>, Option<&T>)> {
         let mut parts = Vec::new();
         let mut position = range.start;
@@ -74,9 +74,9 @@ impl<T: Clone> Ranges<T> {
 mod tests {
     use super::Ranges;
 
-    /// Against an array, with many overlapping insertions.
+    /// Compares with an array after many overlapping insertions.
     #[test]
-    fn is_what_an_array_is() {
+    fn ranges_equal_an_array() {
         let mut random = fastrand::Rng::with_seed(1);
         let mut ranges = Ranges::default();
         let mut model = [None; 64];

@@ -1,4 +1,4 @@
-//! Records that a guest writes durably, and what the host knows of them.
+//! Records that a guest writes durably, and that the host verifies.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,15 +6,15 @@ use std::process::Command;
 
 use crate::{Error, Guest, Result, Ticket, patience, until};
 
-/// Files with random contents in a folder of a guest, made one after another. The name of each
-/// holds its checksum. A file gets it after its `fsync`; after another the guest says
-/// so in its kernel's log, which the host keeps: whatever happens from then on, the record is there. (On
-/// ext4 the `fsync` of a renamed file makes its name durable too.)
+/// Files with random contents in a folder of a guest, made one after another. The name of each file
+/// contains its checksum. A file gets this name after its `fsync`. After a second `fsync` the guest
+/// acknowledges the record in its kernel's log, which the host keeps: from then on, the record must
+/// exist. (On ext4 the `fsync` of a renamed file also makes its name durable.)
 #[derive(Debug)]
 pub struct Records {
     folder: String,
     acknowledged: BTreeSet<u64>,
-    /// Where the next writer begins to count.
+    /// The first number of the next writer.
     next: u64,
 }
 
@@ -24,7 +24,7 @@ impl Records {
         Self { folder: folder.to_owned(), acknowledged: BTreeSet::new(), next: 1 }
     }
 
-    /// Starts a writer, which goes on until [`stop`](Self::stop).
+    /// Starts a writer, which runs until [`stop`](Self::stop).
     ///
     /// # Errors
     /// When QEMU has ended.
@@ -45,39 +45,40 @@ impl Records {
         ))
     }
 
-    /// Waits until the host knows of `count` records more.
+    /// Waits for the acknowledgement of another `count` records.
     ///
     /// # Errors
-    /// When they do not come in a minute.
+    /// When there are fewer after a minute.
     pub fn wait_for(&mut self, guest: &Guest, count: usize) -> Result<()> {
         self.note(guest);
-        let wanted = self.acknowledged.len() + count;
+        let expected = self.acknowledged.len() + count;
         until(&format!("{count} records in {}", self.folder), patience(60), || {
             guest.process().expect_running()?;
             self.note(guest);
             if guest.console().contains(&format!("the writer of {} failed", self.folder)) {
                 return Err(Error::new(format!("the writer of {} failed", self.folder)));
             }
-            Ok((self.acknowledged.len() >= wanted).then_some(()))
+            Ok((self.acknowledged.len() >= expected).then_some(()))
         })
         .map_err(|error| guest.explained(&error))
     }
 
-    /// Reads the guest's console, also that of a guest that has died.
+    /// Reads the acknowledgements from the guest's console, which still exists after the guest's
+    /// death.
     pub fn note(&mut self, guest: &Guest) {
         let end = format!(" in {}.", self.folder);
         for line in guest.console().lines() {
             let number = line.rsplit_once("record ").and_then(|(_, rest)| rest.strip_suffix(&end));
             self.acknowledged.extend(number.and_then(|number| number.parse::<u64>().ok()));
         }
-        // Behind whatever was written and not acknowledged.
+        // Greater than the numbers of written records that were not acknowledged.
         self.next = self.acknowledged.last().map_or(1, |last| last / 1000 * 1000 + 1000);
     }
 
-    /// Ends the writer, in order.
+    /// Ends the writer regularly.
     ///
     /// # Errors
-    /// When it failed on its way.
+    /// When the writer has failed.
     pub fn stop(&mut self, guest: &Guest, writer: Ticket) -> Result<()> {
         guest.check("touch /run/stop")?;
         let output = guest.finish(writer)?;
@@ -85,15 +86,15 @@ impl Records {
         if output.status == 0 {
             return Ok(());
         }
-        let said = format!("the writer of {} failed: {}", self.folder, output.text);
-        Err(guest.explained(&Error::new(said)))
+        let text = format!("the writer of {} failed: {}", self.folder, output.text);
+        Err(guest.explained(&Error::new(text)))
     }
 
-    /// Fails unless every acknowledged record is there, and the contents of all fit their names.
-    /// Gives the number of acknowledged records.
+    /// Checks that every acknowledged record exists, and that the contents of all records match
+    /// their names. Returns the number of acknowledged records.
     ///
     /// # Errors
-    /// With what is missing or wrong.
+    /// With the missing or wrong records.
     pub fn check(&self, guest: &Guest) -> Result<usize> {
         let folder = &self.folder;
         let there = guest.check(&format!(
@@ -107,17 +108,17 @@ impl Records {
         if missing.is_empty() {
             return Ok(self.acknowledged.len());
         }
-        let said = format!("{folder}: acknowledged records are missing: {missing:?}");
-        Err(guest.explained(&Error::new(said)))
+        let text = format!("{folder}: acknowledged records are missing: {missing:?}");
+        Err(guest.explained(&Error::new(text)))
     }
 }
 
-/// Fails unless the ext4 file system in an image, which nobody uses, is without a fault.
+/// Checks that the ext4 file system in an unused image is without errors.
 ///
 /// # Errors
-/// With what e2fsck says.
+/// With e2fsck's output.
 pub fn check_ext4(image: &Path) -> Result<()> {
-    // Debian keeps it where only root looks.
+    // Debian installs e2fsck in a folder that is only on root's path.
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let output = Command::new("e2fsck").args(["-f", "-n"]).arg(image).env("PATH", path).output()?;
     if output.status.success() {

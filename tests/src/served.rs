@@ -1,4 +1,4 @@
-//! A disk as the daemon under test is to serve it.
+//! A disk to be served by the daemon under test.
 
 use std::fmt::Write;
 use std::fs::File;
@@ -11,13 +11,13 @@ use crate::{Assets, Result};
 #[derive(Debug, Clone)]
 pub struct Served {
     name: String,
-    /// The size of an image to be made; `None` for a copy of the root image.
+    /// The size of the image to make, in MiB; `None` for a copy of the root image.
     mib: Option<u64>,
     lines: String,
 }
 
 impl Served {
-    /// A disk with an image of this size that is all holes.
+    /// A disk with a sparse image of `mib` MiB.
     pub fn sparse(name: &str, mib: u64) -> Self {
         Self { name: name.to_owned(), mib: Some(mib), lines: String::new() }
     }
@@ -27,7 +27,7 @@ impl Served {
         Self { mib: None, ..Self::sparse(name, 0) }
     }
 
-    /// One more line of the disk's table, such as `direct = true`.
+    /// Adds a line to the disk's table, such as `direct = true`.
     #[must_use]
     pub fn with(mut self, line: &str) -> Self {
         self.lines.push_str(line);
@@ -35,7 +35,7 @@ impl Served {
         self
     }
 
-    /// Makes the image, where there is none yet, and gives the disk's part of the configuration.
+    /// Makes the image, if it does not exist, and returns the disk's part of the configuration.
     pub(crate) fn table(&self, directory: &Path) -> Result<String> {
         let name = &self.name;
         let image = directory.join(format!("{name}.img"));

@@ -1,4 +1,4 @@
-//! qemu-storage-daemon as the server of a disk: a known good peer of Fathom.
+//! qemu-storage-daemon as the server of a disk, to compare Fathom with.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ impl StorageDaemon {
     /// Serves a raw image, writable, with this number of queues.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When it does not start.
     pub fn start(image: &Path, queues: u32) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let socket = directory.path().join("disk.sock");
@@ -45,7 +45,7 @@ impl StorageDaemon {
         Ok(Self { process, socket, _directory: directory })
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }

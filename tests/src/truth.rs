@@ -1,4 +1,4 @@
-//! Where on a disk everything of a guest's file system lies, found without Fathom.
+//! The positions on a disk of all parts of a guest's file system, found without Fathom.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -6,12 +6,12 @@ use std::ops::Range;
 use crate::ranges::Ranges;
 use crate::{Error, Guest, Result};
 
-/// What a byte of the disk belongs to.
+/// The owner of a byte of the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owner {
-    /// Files that share it, or a directory: places among the [objects](Truth::objects).
+    /// The files that share it, or a directory: indices in [`Truth::objects`].
     Objects(Vec<usize>),
-    /// A file that has the place and has never written to it.
+    /// Files to which it is allocated, but which have not written it.
     Reserved(Vec<usize>),
     /// The file system's journal.
     Journal,
@@ -19,9 +19,9 @@ pub enum Owner {
     Metadata,
     /// A swap partition.
     Swap,
-    /// Around the file system: a partition table, the headers of device mapper and md.
+    /// Outside the file system: a partition table, the headers of device mapper and md.
     Around,
-    /// Nothing, now.
+    /// None at present.
     Free,
 }
 
@@ -30,46 +30,46 @@ pub enum Owner {
 pub struct Object {
     /// Its inode.
     pub inode: u64,
-    /// Its size.
+    /// Its size, in bytes.
     pub size: u64,
-    /// What it is.
+    /// Its type.
     pub kind: ObjectKind,
-    /// Its path, from the root of its file system; one of them, when it has several.
+    /// Its path from the root of its file system; one of them, if it has several.
     pub path: String,
-    /// Where its contents are on the disk, in order, as far as they have a place of their own.
+    /// The ranges of its contents on the disk, in order, except inline contents.
     pub extents: Vec<Range<u64>>,
 }
 
-/// What an object is.
+/// The type of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObjectKind {
     /// A file.
     File,
     /// A directory.
     Directory,
-    /// A file that is swapped to.
+    /// A swap file.
     Swap,
     /// A symbolic link, a device or the like.
     Other,
 }
 
-/// What a control group has moved on the disk since the guest booted, in bytes.
+/// The bytes that a control group has read and written on the disk since the guest booted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Read.
+    /// Bytes read.
     pub read: u64,
-    /// Written.
+    /// Bytes written.
     pub written: u64,
 }
 
-/// One snapshot.
+/// A snapshot.
 #[derive(Debug, Clone, Default)]
 pub struct Truth {
     /// The type of the file system, or `swap`.
     pub filesystem: String,
-    /// Everything that has an inode.
+    /// All objects with an inode.
     pub objects: Vec<Object>,
-    /// By the path of the control group.
+    /// The traffic of each control group, by its path.
     pub groups: BTreeMap<String, Moved>,
     owners: Ranges<Owner>,
     by_path: HashMap<String, usize>,
@@ -77,27 +77,27 @@ pub struct Truth {
 }
 
 impl Truth {
-    /// Asks the guest for the truth about what is mounted there; it has to be idle and synced.
-    /// The words are in `scripts/guest-files/truth`.
+    /// Reads the truth about the file system mounted at `mount` from the guest. The file system
+    /// must be idle and synced. The format is described in `scripts/guest-files/truth`.
     ///
     /// # Errors
-    /// When the guest does not tell, or in words that are not understood.
+    /// When the guest's script fails, or its output cannot be parsed.
     pub fn of(guest: &Guest, mount: &str) -> Result<Self> {
         Self::parse(&guest.check(&format!(
             "/usr/lib/fathom/truth {mount} 2>/run/truth.log || {{ cat /run/truth.log; exit 1; }}"
         ))?)
     }
 
-    /// Reads what the guest said.
+    /// Parses the output of the guest's script.
     ///
     /// # Errors
-    /// With the line that is not understood.
+    /// With the line that cannot be parsed.
     pub fn parse(text: &str) -> Result<Self> {
         let mut reader = Reader::default();
         for line in text.lines() {
             reader
                 .line(line)
-                .ok_or_else(|| Error::new(format!("the truth is not understood: {line}")))?;
+                .ok_or_else(|| Error::new(format!("the truth cannot be parsed: {line}")))?;
         }
         Ok(reader.truth)
     }
@@ -118,7 +118,7 @@ impl Truth {
         self.by_inode.get(&inode).map(|place| &self.objects[*place])
     }
 
-    /// How many bytes of the disk are each kind's, to look at.
+    /// The number of bytes of each kind on the disk, for printing.
     pub fn summary(&self) -> BTreeMap<&'static str, u64> {
         let mut summary = BTreeMap::new();
         for (range, owner) in self.owners.iter() {
@@ -144,12 +144,12 @@ impl Truth {
 #[derive(Default)]
 struct Reader {
     truth: Truth,
-    /// Where the file system begins on the disk, and its size.
+    /// The offset of the file system on the disk, in bytes.
     shift: u64,
     size: u64,
-    /// Of btrfs: addresses and where they are.
+    /// The chunks of btrfs: ranges of addresses and their positions on the disk.
     chunks: Vec<(Range<u64>, u64)>,
-    /// The object whose extents come.
+    /// The object to which the next extents belong.
     current: Option<usize>,
 }
 
@@ -182,7 +182,7 @@ impl Reader {
             "object" => self.object(rest)?,
             "extents" => self.current = Some(*self.truth.by_path.get(rest)?),
             "group" => {
-                // The path may have spaces.
+                // The path may contain spaces.
                 let (rest, written) = rest.rsplit_once(' ')?;
                 let (path, read) = rest.rsplit_once(' ')?;
                 let moved = Moved { read: read.parse().ok()?, written: written.parse().ok()? };
@@ -220,8 +220,8 @@ impl Reader {
         let (start, length): (u64, u64) =
             (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let flags: Vec<&str> = words.next()?.split(',').collect();
-        // Inline data is within an inode; what has no place yet, or has another length there, is
-        // not known.
+        // Inline data lies within an inode. Data without a position yet, or with another length on
+        // the disk, is unknown.
         if ["inline", "delalloc", "unknown_loc", "encoded"].iter().any(|flag| flags.contains(flag))
         {
             return Some(());
@@ -253,7 +253,7 @@ impl Reader {
         Some(())
     }
 
-    /// Where the addresses are: themselves, or by the chunks.
+    /// The positions of a range of addresses: the same range, or as the chunks map it.
     fn places(&self, mut start: u64, end: u64) -> Option<Vec<(u64, u64)>> {
         if self.chunks.is_empty() {
             return Some(vec![(start, end)]);

@@ -296,7 +296,8 @@ extern "C" fn on_bus_error(
         }
     }
     // The address is in no mapping: the default action follows when the access is repeated, or
-    // immediately if a process sent the signal. SAFETY: both calls may be made in a signal handler;
+    // immediately if a process sent the signal.
+    // SAFETY: both calls may be made in a signal handler;
     // an all-zero action is the default one.
     unsafe {
         let action: libc::sigaction = std::mem::zeroed();

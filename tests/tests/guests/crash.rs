@@ -1,10 +1,10 @@
-//! QEMU, the daemon, or both die at random moments while a guest writes durable records. Another
-//! guest finds every acknowledged record, and the file system's journal is all that has to be
-//! replayed.
+//! QEMU, the daemon, or both are killed at random moments while a guest writes durable records.
+//! Another guest finds every acknowledged record, and the file system only has to replay its
+//! journal.
 //!
-//! What died processes wrote stays in the host's page cache, so this is about the order of things
-//! in guest, QEMU and daemon; the loss of the host's power is the business of the faulty back end in
-//! the crates' own tests.
+//! The writes of killed processes stay in the host's page cache, so this tests the order of
+//! operations in guest, QEMU and daemon. The crates' own tests simulate a power loss of the host
+//! with a faulty back end.
 
 use std::time::Duration;
 

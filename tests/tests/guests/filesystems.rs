@@ -1,9 +1,9 @@
-//! Real file systems on Fathom disks: what was written is there when it is read from the disk
-//! again, freed room goes back to the host, zeroes are zeroes, and each file system's own check
-//! finds nothing.
+//! Real file systems on Fathom disks: written data is intact when it is read from the disk again,
+//! freed space is returned to the host, zeroed ranges read as zeroes, and each file system's own
+//! check finds no errors.
 //!
-//! The disks differ in block size and in whether the host's page cache is used. What a guest sees
-//! of a disk (serial, queues, block size, read-only) is looked at on the way.
+//! The disks differ in block size and in the use of the host's page cache. The tests also check the
+//! properties that a guest sees (serial, queues, block size, read-only).
 
 use std::os::unix::fs::MetadataExt;
 
@@ -11,7 +11,7 @@ use fathom_tests::{Daemon, Disk, Guest, Qemu, Result, Served};
 
 const MIB: u64 = 1 << 20;
 
-/// The room that an image takes on the host, in bytes.
+/// The space that an image takes on the host, in bytes.
 fn allocated(daemon: &Daemon, name: &str) -> Result<u64> {
     Ok(std::fs::metadata(daemon.path(&format!("{name}.img")))?.blocks() * 512)
 }
@@ -49,7 +49,7 @@ fn exercise(
         cd /; umount /mnt
         {check} {device} > /run/checked 2>&1 || {{ cat /run/checked; exit 1; }}"
     ))?;
-    // Below the file system: zeroes over data, and the whole device given back.
+    // Without a file system: zeroes over data, and a discard of the whole device.
     guest.check(&format!(
         "pattern() {{ yes fathom | head -c 16777216; }}
         pattern | dd of={device} bs=1M seek=8 oflag=direct iflag=fullblock status=none
@@ -59,11 +59,11 @@ fn exercise(
         rm /run/expected; blkdiscard {device}"
     ))?;
     let left = allocated(daemon, name)?;
-    assert!(left < MIB, "{name}: blkdiscard of all of it left {left} bytes");
+    assert!(left < MIB, "{name}: blkdiscard of the whole device left {left} bytes");
     daemon.check(name)
 }
 
-/// A word of sysfs about a disk of the guest.
+/// An attribute of a guest's disk in sysfs.
 fn attribute(guest: &Guest, path: &str) -> Result<String> {
     Ok(guest.check(&format!("cat /sys/block/{path}"))?.trim().to_owned())
 }
@@ -103,7 +103,7 @@ fn qemu_7_2_with_large_blocks_past_the_page_cache_and_a_read_only_disk() -> Resu
     let disk = |name: &str| Disk::vhost_user(daemon.path(&format!("{name}.sock"))).queues(2);
     let guest = Guest::builder().qemu(qemu).disk(disk("disk")).disk(disk("frozen")).start()?;
     exercise(&guest, &daemon, "disk", "/dev/vda", ["mkfs.ext4", "e2fsck -f -n"])?;
-    // The kernel itself keeps away from a disk that says that it is read-only.
+    // The kernel itself refuses writes to a read-only disk.
     assert_eq!(guest.check("blockdev --getro /dev/vdb; blockdev --getro /dev/vda")?, "1\n0\n");
     for write in ["dd if=/dev/urandom of=/dev/vdb count=8 oflag=direct", "blkdiscard /dev/vdb"] {
         let output = guest.run(write)?;
@@ -112,6 +112,6 @@ fn qemu_7_2_with_large_blocks_past_the_page_cache_and_a_read_only_disk() -> Resu
     guest.check("blockdev --setrw /dev/vdb || true")?;
     guest.run("dd if=/dev/urandom of=/dev/vdb count=8 oflag=direct")?;
     guest.check("cmp -n 8388608 /dev/vdb /dev/zero")?;
-    assert_eq!(allocated(&daemon, "frozen")?, 0, "something was written");
+    assert_eq!(allocated(&daemon, "frozen")?, 0, "the read-only image has changed");
     guest.shutdown()
 }

@@ -1,11 +1,11 @@
-//! The harness itself, with qemu-storage-daemon in Fathom's place.
+//! Tests of the harness itself, with qemu-storage-daemon instead of Fathom.
 
 use std::fs::File;
 
 use fathom_tests::{Assets, Disk, Guest, Qemu, Result, StorageDaemon};
 use serde_json::json;
 
-/// A sparse image of this size in a folder of its own.
+/// A sparse image of `size` bytes in a folder of its own.
 fn image(size: u64) -> Result<(tempfile::TempDir, std::path::PathBuf)> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("disk.img");
@@ -51,7 +51,7 @@ fn root_image_boots_and_runs_its_workload() -> Result<()> {
 }
 
 #[test]
-fn answers_are_exact_and_commands_run_side_by_side() -> Result<()> {
+fn answers_are_exact_and_commands_run_concurrently() -> Result<()> {
     let guest = Guest::builder().memory_mib(384).start()?;
     let slow = guest.spawn("sleep 2; echo slow")?;
     let output = guest.run("printf 'no newline at the end'; exit 7")?;
@@ -86,7 +86,7 @@ fn qemu_7_2_runs_a_guest_beside_the_newer_one() -> Result<()> {
 }
 
 #[test]
-fn a_guest_migrates_and_its_commands_go_on() -> Result<()> {
+fn commands_of_a_guest_continue_after_a_migration() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let address = format!("unix:{}", directory.path().join("migration").display());
     let source = Guest::builder().memory_mib(384).start()?;

@@ -1,5 +1,5 @@
-//! What the daemon reports about a guest's requests, from the guest's memory alone, is compared
-//! with what the guest's own tools report for the place of each request.
+//! Compares the daemon's reports about a guest's requests, made from the guest's memory alone, with
+//! the reports of the guest's own tools about the position of each request.
 
 use fathom_tests::{Comparison, Result, Truth};
 
@@ -20,7 +20,8 @@ impl Scene {
         Ok(after)
     }
 
-    /// Programs write, change, remove and read everything that is mounted on /mnt.
+    /// Programs write, change, remove and read files in `folder`, in the file system mounted on
+    /// /mnt.
     fn phases(&mut self, folder: &str) -> Result<()> {
         let mut truth = Truth::of(&self.guest, "/mnt")?;
         for name in ["write", "cold", "change", "remove", "cold"] {
@@ -30,7 +31,8 @@ impl Scene {
         Ok(())
     }
 
-    /// Does this on several file systems, one after the other, each on the whole disk.
+    /// Runs [`phases`](Self::phases) on several file systems, one after the other, each on the
+    /// whole disk.
     fn rows(&mut self, rows: &[&str]) -> Result<()> {
         for make in rows {
             self.mount(make)?;
@@ -40,7 +42,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Programs that read and write the disk around any file system.
+    /// Programs read and write the disk without a file system.
     fn device(&mut self) -> Result<()> {
         let nothing = Truth::default();
         for (name, script) in [
@@ -72,7 +74,7 @@ impl Scene {
     }
 }
 
-/// The kernel of the host's release.
+/// The kernel of the host's Debian release.
 #[test]
 fn the_default_kernel() -> Result<()> {
     let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };
@@ -80,7 +82,7 @@ fn the_default_kernel() -> Result<()> {
     scene.end()
 }
 
-/// The kernel of the release's backports; ext4 with blocks that are smaller than pages.
+/// The kernel of the release's backports; ext4 with blocks smaller than pages.
 #[test]
 fn the_newer_kernel() -> Result<()> {
     let Some(mut scene) = Scene::start("backports", 400)? else { return Ok(()) };
@@ -96,8 +98,8 @@ fn f2fs() -> Result<()> {
     scene.end()
 }
 
-/// The newest kernel that Debian's backports serve today; with `FATHOM_GUEST_KERNEL` any other of
-/// `scripts/guest-kernel`.
+/// The newest kernel in Debian's backports. The environment variable `FATHOM_GUEST_KERNEL` selects
+/// another kernel of `scripts/guest-kernel`.
 #[test]
 fn the_newest_kernel() -> Result<()> {
     let kernel = std::env::var("FATHOM_GUEST_KERNEL").unwrap_or_else(|_| "newest".to_owned());
@@ -108,8 +110,9 @@ fn the_newest_kernel() -> Result<()> {
     scene.end()
 }
 
-/// Encryption over a logical volume over a partition: the file system's pages are not the disk's.
-/// Device mapper knows no zeroing, so the inode tables are zeroed here and not later.
+/// Encryption over a logical volume over a partition: the pages of requests are not those of the
+/// file system. Device mapper does not support write-zeroes, so mkfs zeroes the inode tables;
+/// otherwise the kernel would do it later.
 #[test]
 fn ext4_encrypted_on_a_logical_volume() -> Result<()> {
     let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };
@@ -139,7 +142,7 @@ fn xfs_on_a_mirror() -> Result<()> {
     scene.end()
 }
 
-/// What a container with an overlay writes lies in the file system below.
+/// A container's writes to an overlay reach the file system below.
 #[test]
 fn an_overlay_on_ext4() -> Result<()> {
     let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };

@@ -1,12 +1,12 @@
-//! The daemon follows a guest that boots another kernel in the same memory, where the one before
-//! left all that it was: over a reboot, a reset, and a kexec to another release.
+//! The daemon follows a guest that boots another kernel in the same memory, which still contains
+//! the data of the previous kernel: over a reboot, a reset, and a kexec to another release.
 
 use fathom_control::InsightState;
 use fathom_tests::{Assets, Classified, Daemon, Disk, Guest, Kind, Result, Served};
 
-/// Writes a file, and finds it by its name among the disk's requests.
+/// Writes a file, and finds its name in the reports about the disk's requests.
 fn is_understood(daemon: &Daemon, guest: &Guest, name: &str, release: &str) -> Result<()> {
-    // A file system of a module that this kernel has not loaded before.
+    // The file system's module has not been loaded by this kernel before.
     guest.check(&format!(
         "mkdir -p /mnt; mount /dev/vdb /mnt; echo {name} > /mnt/warm; sync; sleep 1.5
         head -c 300000 /dev/urandom > /mnt/{name}; sync; umount /mnt"
@@ -27,7 +27,7 @@ fn is_understood(daemon: &Daemon, guest: &Guest, name: &str, release: &str) -> R
 }
 
 #[test]
-fn a_guest_that_boots_another_kernel_is_understood_again() -> Result<()> {
+fn introspection_follows_a_guest_to_its_next_kernel() -> Result<()> {
     let assets = Assets::get()?;
     let Some(kernel) = assets.kernel("default")? else { return Ok(()) };
     let release = kernel.release.clone();
@@ -59,7 +59,7 @@ fn a_guest_that_boots_another_kernel_is_understood_again() -> Result<()> {
         guest.reboot_by("sync; kexec --exec")?;
         is_understood(&daemon, &guest, "kexec", &next.release)?;
     }
-    // Each boot was a kernel of its own, though all were found in one memory.
+    // Each boot counts as a new kernel, although all were found in the same memory.
     let kernels = daemon.status("disk")?.insight.kernels;
     assert!(kernels >= 3, "{kernels} kernels");
     daemon.check("disk")?;

@@ -1,6 +1,5 @@
-//! Device layers that copy blocks or place them elsewhere, where no tool reports which block is
-//! where. Each block of each file begins with the file's path, so the disk itself has the right
-//! answer.
+//! Device layers that copy or move blocks, while no tool reports the positions of blocks. Each
+//! block of each file begins with the file's path, so the disk itself contains the right answer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -10,7 +9,8 @@ use fathom_tests::{Classified, Comparison, Error, Kind, Result, Truth};
 
 use crate::scene::{DIRECT, Scene, kernel};
 
-/// `label PATH COUNT`: as many blocks of the file, on standard output.
+/// Shell functions. `label PATH COUNT` prints COUNT blocks of the file PATH. `cold FILE…` reads
+/// files from the disk.
 const LABEL: &str = r#"label() { awk -v path="$1" -v count="$2" 'BEGIN {
         for (i = 0; i < count; i++) printf "%-4095s\n", "block of " path " " i
     }'; }
@@ -21,10 +21,10 @@ const LABEL: &str = r#"label() { awk -v path="$1" -v count="$2" 'BEGIN {
     "#;
 const BLOCK: u64 = 4096;
 
-/// Bytes by operation, kind and path.
+/// Numbers of bytes by operation, kind and path.
 type Moved = BTreeMap<(String, Kind, Option<String>), u64>;
 
-/// The path that a block of the disk begins with.
+/// The path at the beginning of a block of the disk.
 fn label(image: &File, place: u64) -> Result<Option<String>> {
     let mut bytes = [0; 64];
     image.read_exact_at(&mut bytes, place)?;
@@ -37,11 +37,11 @@ fn label(image: &File, place: u64) -> Result<Option<String>> {
 }
 
 impl Scene {
-    /// Counts what was said of requests, and notes where a block was said to be of another file
-    /// than the one whose path it begins with, or of none.
+    /// Counts the bytes of the reports about requests. Notes each block that was not reported with
+    /// the path at its beginning.
     fn check_labels(&mut self, name: &str, requests: &[Classified]) -> Result<Moved> {
         let image = File::open(self.daemon.path("disk.img"))?;
-        // The last request that changed a block: the image has what that one wrote.
+        // The last request that changed each block: the image has the data of that request.
         let mut changed = HashMap::new();
         for (number, request) in requests.iter().enumerate() {
             if request.operation != "read" {
@@ -83,26 +83,26 @@ impl Scene {
         Ok(moved)
     }
 
-    /// Notes where a file was not said to be moved as often as it was.
+    /// Notes files for which the reported bytes differ from the expected blocks.
     fn expect(&mut self, name: &str, moved: &Moved, expected: &[(&str, Kind, &str, u64)]) {
         for (operation, kind, path, blocks) in expected {
             let key = ((*operation).to_owned(), *kind, Some((*path).to_owned()));
             let found = moved.get(&key).copied().unwrap_or(0);
             if found != blocks * BLOCK {
-                let said = format!("{operation} {path}: {found} of {} bytes", blocks * BLOCK);
-                self.note(name, Err(Error::new(said)));
+                let text = format!("{operation} {path}: {found} of {} bytes", blocks * BLOCK);
+                self.note(name, Err(Error::new(text)));
             }
         }
     }
 
-    /// Notes what is unknown of these operations.
+    /// Notes unknown bytes of these operations.
     fn expect_known(&mut self, name: &str, moved: &Moved, operations: &[&str]) {
         for operation in operations {
             let key = ((*operation).to_owned(), Kind::Unknown, None);
             let unknown = moved.get(&key).unwrap_or(&0);
             if *unknown > 0 {
-                let said = format!("{operation}: {unknown} bytes are unknown");
-                self.note(name, Err(Error::new(said)));
+                let text = format!("{operation}: {unknown} bytes are unknown");
+                self.note(name, Err(Error::new(text)));
             }
         }
     }
@@ -115,7 +115,7 @@ impl Scene {
     }
 }
 
-/// With a snapshot, whose shared blocks are copied before they are written.
+/// A thin volume, also with a snapshot, whose shared blocks are copied before they are written.
 #[test]
 fn a_thin_volume() -> Result<()> {
     let Some(mut scene) = Scene::start(&kernel(), 300)? else { return Ok(()) };
@@ -194,7 +194,7 @@ fn a_snapshot_and_its_origin() -> Result<()> {
         mkdir -p /run/snapshot; mount /dev/mapper/origin /mnt
         mount /dev/mapper/snapshot /run/snapshot",
     )?;
-    // What the origin has no longer is copied first.
+    // Blocks of the origin are copied before they are overwritten.
     let (_, moved) = scene.labelled(
         "origin with a snapshot",
         "label /changed 500 | dd of=/mnt/changed bs=20k seek=3 conv=notrunc iflag=fullblock status=none
@@ -231,14 +231,14 @@ fn a_snapshot_and_its_origin() -> Result<()> {
     scene.end()
 }
 
-/// With the cache on the same disk, behind the device that it is for.
+/// bcache, with the cache on the same disk after the backing device.
 #[test]
 fn bcache() -> Result<()> {
     let Some(mut scene) = Scene::start(&kernel(), 1224)? else { return Ok(()) };
     if !scene.has("bcache", "dm-mod bcache", "dmsetup make-bcache")? {
         return scene.end();
     }
-    // 200 MiB, and enough for a cache's buckets.
+    // A backing device of 200 MiB, and a cache large enough for its buckets.
     scene.prepare(
         "dmsetup create back --table \"0 409600 linear $disk 0\"
         dmsetup create cache --table \"0 2097152 linear $disk 409600\"
@@ -246,7 +246,7 @@ fn bcache() -> Result<()> {
         for device in back cache; do echo /dev/mapper/$device > /sys/fs/bcache/register; done
         for tenth in $(seq 100); do [ -e /sys/block/bcache0/bcache/cache ] && break; sleep 0.1; done
         echo 0 > /sys/block/bcache0/bcache/sequential_cutoff
-        # Slow as the disk is here.
+        # The disk is slow here, and bcache would bypass the cache.
         for what in read write; do
             for set in /sys/fs/bcache/*-*; do echo 0 > $set/congested_${what}_threshold_us; done
         done
@@ -261,8 +261,8 @@ fn bcache() -> Result<()> {
     let comparison = Comparison::of(&backing, &before, &after, DIRECT);
     println!("{comparison}");
     scene.note("through", comparison.check());
-    // The device is checked above. The cache gets as many blocks as it has room for at the moment;
-    // the owner of blocks that are read from the device besides is not known any more.
+    // The backing device is checked above. The cache gets only as many blocks as it has space for
+    // at the time; the owner of other blocks that are read from the device is unknown by then.
     scene.expect("through", &moved, &[("read", Kind::Data, "/through", 1000)]);
     scene.expect_known("through", &moved, &["read"]);
     let (_, moved) = scene.labelled(
@@ -272,7 +272,7 @@ fn bcache() -> Result<()> {
         echo writethrough > /sys/block/bcache0/bcache/cache_mode
         cold /mnt/around; cold /mnt/around",
     )?;
-    // From the device, and then from the cache, where it has been copied to.
+    // The file is read from the device, and then from the cache, to which it has been copied.
     scene.expect(
         "around",
         &moved,

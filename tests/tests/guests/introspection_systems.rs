@@ -1,12 +1,12 @@
 //! The file systems of Debian's plain kernel, one after the other, compared as in
-//! `introspection.rs` with less work for each.
+//! `introspection.rs` with a smaller workload for each.
 
 use fathom_tests::{Result, Truth};
 
 use crate::scene::{Scene, kernel};
 
-/// A file system: its modules, what makes it on `$disk`, how it is mounted there, and what more
-/// than small files is written.
+/// File systems: the modules, the command that makes it on `$disk`, the command that mounts it, and
+/// further workloads besides small files.
 const SYSTEMS: &[(&str, &str, &str, &str)] = &[
     ("ext2", "mkfs.ext2 -q -F -b 4096 $disk", "mount -t ext2", "direct"),
     ("jfs", "mkfs.jfs -q $disk", "mount -t jfs", "direct"),
@@ -19,19 +19,19 @@ const SYSTEMS: &[(&str, &str, &str, &str)] = &[
     ("vfat", "mkfs.vfat -F 32 $disk", "mount -t vfat", "direct"),
 ];
 
-/// Reads everything.
+/// Reads all files without a cache.
 const COLD: &str =
     "echo 3 > /proc/sys/vm/drop_caches; find /mnt -type f -exec cat {} + > /dev/null";
 
 impl Scene {
-    /// Notes what was said wrongly of the requests of a script.
+    /// Runs a script and notes wrong reports about its requests.
     fn step(&mut self, name: &str, script: &str, before: &Truth) -> Result<Truth> {
         let (comparison, after) = self.compare(name, script, before, "/mnt")?;
         let title = format!("{}: {name}", after.filesystem);
         let checked = match after.filesystem.as_str() {
-            // It writes everything elsewhere each time, so that much cannot be judged.
+            // It writes each change to a new position, so many bytes cannot be judged.
             "nilfs2" => comparison.check_answers(1),
-            // A part of its table of files is unknown in the moment in which the table grows.
+            // A part of its table of files is unknown while the table grows.
             "ntfs3" => comparison.check_answers(30),
             _ => comparison.check(),
         };
@@ -39,7 +39,7 @@ impl Scene {
         Ok(after)
     }
 
-    /// Programs write and change what is mounted on /mnt, and read all of it.
+    /// Programs write, change and read the file system mounted on /mnt.
     fn work(&mut self, more: &str) -> Result<()> {
         let truth = Truth::of(&self.guest, "/mnt")?;
         let script = format!("/usr/lib/fathom/phases /mnt small copy mail {more}");

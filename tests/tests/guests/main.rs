@@ -1,5 +1,5 @@
-//! The tests with real guests, in one program: one to build, and the tests of all files share the
-//! number of guests that run at a time.
+//! The tests with real guests. They are one program, so that there is only one to build, and the
+//! tests of all files share the limit on guests that run at the same time.
 
 mod crash;
 mod filesystems;

@@ -1,5 +1,5 @@
-//! Memory that is plugged into a running guest, and unplugged: its kernel puts pages and structures
-//! of its own there, and requests are understood as before.
+//! Memory is plugged into a running guest, and unplugged: the guest's kernel puts pages and
+//! structures there, and introspection still understands its requests.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -9,18 +9,18 @@ use fathom_tests::{
 };
 use serde_json::json;
 
-/// The number that a script in the guest prints.
+/// Runs a script in the guest and parses the number that it prints.
 fn number(guest: &Guest, script: &str) -> Result<u64> {
     Ok(guest.check(script)?.trim().parse().expect("a number"))
 }
 
-/// How many MiB of memory the guest's kernel manages.
+/// The memory that the guest's kernel manages, in MiB.
 fn total(guest: &Guest) -> Result<u64> {
     Ok(number(guest, "awk '/^MemTotal:/ { print $2 }' /proc/meminfo")? / 1024)
 }
 
-/// How many MiB of files are cached in a zone of the guest's memory, or in all others: `zones` is
-/// `== "Normal"` or the like.
+/// The size of cached files in a zone of the guest's memory, or in all other zones, in MiB. `zones`
+/// is a condition such as `== "Normal"`.
 fn cached(guest: &Guest, zones: &str) -> Result<u64> {
     let script = format!(
         "awk '/^Node/ {{ zone = $4 }} zone {zones} && /nr_zone_(in)?active_file/ {{ n += $2 }}
@@ -29,7 +29,8 @@ fn cached(guest: &Guest, zones: &str) -> Result<u64> {
     Ok(number(guest, &script)? * 4096 / (1 << 20))
 }
 
-/// Plugs a DIMM of so many MiB in and waits until the guest's kernel uses it, as `policy` says.
+/// Plugs in a DIMM of `mib` MiB and waits until the guest's kernel uses it with the policy
+/// `policy`.
 fn plug(guest: &Guest, id: &str, mib: u64, policy: &str) -> Result<()> {
     guest.check(&format!("echo {policy} > /sys/devices/system/memory/auto_online_blocks"))?;
     let before = total(guest)?;
@@ -45,14 +46,14 @@ fn plug(guest: &Guest, id: &str, mib: u64, policy: &str) -> Result<()> {
     })
 }
 
-/// Asks the guest to give a DIMM up, and waits until it has.
+/// Makes the guest release a DIMM, and waits until it has.
 fn unplug(guest: &Guest, id: &str) -> Result<()> {
     guest.qmp(&json!({"execute": "device_del", "arguments": {"id": id}}))?;
     guest.qmp_event("DEVICE_DELETED", 60).map(drop)
 }
 
-/// Changes the guest's memory while files are written, then writes and reads more than fits in
-/// what it began with, and holds what was said of all of it against the truth.
+/// Changes the guest's memory while files are written. Then writes and reads more than fits into
+/// its initial memory, and compares all reports with the truth.
 fn phase(
     (daemon, guest): (&Daemon, &Guest),
     name: &str,
@@ -96,7 +97,7 @@ fn phase(
 }
 
 #[test]
-fn requests_of_memory_that_comes_and_goes_are_understood() -> Result<()> {
+fn introspection_understands_requests_of_hotplugged_memory() -> Result<()> {
     let assets = Assets::get()?;
     let Some(kernel) = assets.kernel("default")? else { return Ok(()) };
     let daemon = Daemon::serve(&[Served::sparse("disk", 1200)
@@ -118,7 +119,7 @@ fn requests_of_memory_that_comes_and_goes_are_understood() -> Result<()> {
         Ok(())
     };
     let scene = (&daemon, &guest);
-    // A zone that the kernel takes its own structures from as well, and one for pages alone.
+    // The zone `Normal` also contains the kernel's own structures, the zone `Movable` only pages.
     phase(scene, "first", || plug(&guest, "first", 256, "online"), || is_used("Normal"))?;
     let second = || plug(&guest, "second", 256, "online_movable");
     phase(scene, "second", second, || is_used("Movable"))?;

@@ -1,18 +1,18 @@
-//! A running guest migrates between two QEMUs and back, on one disk and one socket:
-//! nothing that it wrote is lost, and nothing that its disk put into its memory in the meantime is
-//! missing at the destination.
+//! A running guest migrates between two QEMUs and back, on one disk and one socket. None of its
+//! writes is lost, and all data that its disk writes into its memory meanwhile arrives at the
+//! destination.
 //!
-//! The second is the dirty log's part. What the guest's processor writes QEMU sees by itself; of
-//! what the disk writes, the data of reads, it knows only by the log. So files are read into the
-//! page cache once all of the memory has been sent, and their checksums are compared at the
-//! destination without another read.
+//! The second condition tests the dirty log. QEMU tracks the writes of the guest's processor
+//! itself, but it learns of the disk's writes, the data of reads, only from the log. So files are
+//! read into the page cache after the whole memory has been sent, and their checksums are compared
+//! at the destination without another read.
 
 use fathom_tests::{Builder, Daemon, Disk, Error, Guest, Records, Result, Served, patience, until};
 use serde_json::json;
 
-/// Files that are read while the guest migrates, of 4 MiB each.
+/// The number of files that are read during the migration, of 4 MiB each.
 const FILES: u32 = 16;
-/// There, back, and there again.
+/// The number of migrations: there, back, and there again.
 const ROUNDS: usize = 3;
 
 fn builder(daemon: &Daemon) -> Builder {
@@ -31,7 +31,7 @@ fn allow(guest: &Guest, bandwidth: u64, downtime: u64) -> Result<()> {
         .map(drop)
 }
 
-/// What the guest has read from its disk since it started, in MiB.
+/// The amount that the guest has read from its disk since its start, in MiB.
 fn read_mib(guest: &Guest) -> Result<String> {
     let text = guest.check("awk '{ print int($3 / 2048) }' /sys/block/vda/stat")?;
     Ok(text.trim().to_owned())
@@ -51,7 +51,8 @@ fn back_and_forth_under_verified_load() -> Result<()> {
     ))?;
     let mut records = Records::new("/mnt/records");
     records.write(&guest)?;
-    // What ends before a migration does answers to the source, so the answers are kept in files.
+    // A command that ends before the migration does answers to the source, so the results are kept
+    // in files.
     guest.spawn(
         "fio --name=load --filename=/mnt/load --size=32M --direct=1 --ioengine=libaio --iodepth=8 \
             --rw=randwrite --bsrange=4k-32k --rate=3M --verify=crc32c --verify_fatal=1 \
@@ -68,10 +69,11 @@ fn back_and_forth_under_verified_load() -> Result<()> {
             let state = guest.qmp(&json!({"execute": "query-migrate"}))?;
             Ok(state["ram"]["dirty-sync-count"].as_u64().filter(|passes| *passes > 1))
         })?;
-        // The guest changes more than that in the meantime: the migration goes on until it may end.
+        // The guest changes memory faster than this bandwidth, so the migration cannot end before
+        // the limits are raised.
         allow(&guest, 1 << 20, 1)?;
         guest.check("cat /mnt/files/* > /dev/null")?;
-        assert!(daemon.guest("disk")?.migrating, "the daemon knows of no migration");
+        assert!(daemon.guest("disk")?.migrating, "the daemon reports no migration");
         allow(&guest, 1 << 30, 2000)?;
         guest.migrate_end(&destination, 60)?;
         guest = destination;
@@ -88,8 +90,8 @@ fn back_and_forth_under_verified_load() -> Result<()> {
         guest.check_console()?;
         daemon.check("disk")?;
     }
-    // The first process alone, which ends the other without a signal: fio 3.33 waits for ever once a
-    // signal has cut short its wait for several requests.
+    // The signal goes only to the first process, which ends the other without a signal: fio 3.33
+    // hangs after a signal has interrupted its wait for several requests.
     guest.check(
         "touch /run/stop; kill -INT $(cat /run/load.pid)
         until [ -e /run/load.status ]; do usleep 100000; done

@@ -1,27 +1,28 @@
-//! The most common mistake in attaching a guest: its memory is not shared with the daemon.
+//! The most common mistake in connecting a guest: its memory is not shared with the daemon.
 
 use std::time::Duration;
 
 use fathom_control::ProblemKind;
 use fathom_tests::{Daemon, Process, Qemu, Result, Served, patience, until};
 
-/// QEMU's firmware is enough to have the rings of the disk started, and its first sector read.
+/// Arguments of QEMU. Its firmware is sufficient to start the rings of the disk and to read the
+/// first sector.
 const ARGUMENTS: &str = "-accel tcg -machine q35 -m 64 -display none -serial none -monitor none \
                          -device vhost-user-blk-pci,chardev=disk,num-queues=2 -chardev";
 
-/// QEMU with the disk of `daemon` and the arguments `more`.
+/// Starts QEMU with the disk of `daemon` and the arguments `more`.
 fn start(daemon: &Daemon, more: &[&str]) -> Result<Process> {
     let mut arguments: Vec<String> = ARGUMENTS.split_whitespace().map(str::to_owned).collect();
     let socket = daemon.path("disk.sock");
     let program = Qemu::current()?;
-    // It comes back by itself, as libvirt has it.
+    // QEMU reconnects automatically, as under libvirt.
     let again = program.reconnect_option();
     arguments.push(format!("socket,id=disk,path={},{again}", socket.display()));
     arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
     Process::start(program.binary(), &arguments, &daemon.path("qemu.log"))
 }
 
-/// How many lines of the daemon's log contain `text`.
+/// The number of lines of the daemon's log that contain `text`.
 fn lines(daemon: &Daemon, text: &str) -> usize {
     daemon.log().lines().filter(|line| line.contains(text)).count()
 }
@@ -30,7 +31,7 @@ fn lines(daemon: &Daemon, text: &str) -> usize {
 fn a_guest_whose_memory_is_not_shared_is_reported_once() -> Result<()> {
     let daemon = Daemon::serve(&[Served::sparse("disk", 16)])?;
     let qemu = start(&daemon, &[])?;
-    let problem = until("the daemon to say what is wrong", patience(60), || {
+    let problem = until("the daemon to report the problem", patience(60), || {
         qemu.expect_running()?;
         Ok(daemon.status("disk")?.problems.into_iter().next())
     })?;
@@ -38,7 +39,7 @@ fn a_guest_whose_memory_is_not_shared_is_reported_once() -> Result<()> {
     let text = format!("{} {}", problem.message, problem.remedy);
     assert!(text.contains("share=on") && text.contains("<access mode='shared'/>"), "{text}");
     let connections = daemon.guest("disk")?.connections;
-    until("QEMU to try again", patience(60), || {
+    until("QEMU to reconnect", patience(60), || {
         qemu.expect_running()?;
         Ok((daemon.guest("disk")?.connections >= connections + 3).then_some(()))
     })?;
@@ -59,8 +60,8 @@ fn a_guest_whose_memory_is_mapped_privately_is_reported_once() -> Result<()> {
         let memory = format!("{kind},id=memory,size=64M,share=off");
         let qemu = start(&daemon, &["-object", &memory, "-machine", "memory-backend=memory"])?;
         let before = lines(&daemon, "problem memory-not-shared");
-        // Without a query of the status: the ring's own thread notices it.
-        until("the daemon to log what is wrong", patience(60), || {
+        // The ring's own thread notices the problem, without a query of the status.
+        until("the daemon to log the problem", patience(60), || {
             qemu.expect_running()?;
             Ok((lines(&daemon, "problem memory-not-shared") > before).then_some(()))
         })?;
@@ -71,7 +72,7 @@ fn a_guest_whose_memory_is_mapped_privately_is_reported_once() -> Result<()> {
         std::thread::sleep(Duration::from_secs(3));
         qemu.expect_running()?;
         assert_eq!(lines(&daemon, "problem memory-not-shared"), before + 1, "{}", daemon.log());
-        assert!(daemon.guest("disk")?.connected, "it is only a warning");
+        assert!(daemon.guest("disk")?.connected, "the problem is only a warning");
         drop(qemu);
         until("the problem to end", patience(60), || {
             Ok(daemon.status("disk")?.problems.is_empty().then_some(()))
@@ -81,7 +82,7 @@ fn a_guest_whose_memory_is_mapped_privately_is_reported_once() -> Result<()> {
 }
 
 #[test]
-fn a_guest_that_uses_only_some_queues_of_shared_memory_is_not_suspected() -> Result<()> {
+fn a_guest_with_shared_memory_that_uses_only_some_queues_causes_no_problem() -> Result<()> {
     let daemon = Daemon::serve(&[Served::sparse("disk", 16)])?;
     let memory = "memory-backend-memfd,id=memory,size=64M,share=on";
     let qemu = start(&daemon, &["-object", memory, "-machine", "memory-backend=memory"])?;

@@ -1,6 +1,5 @@
-//! A guest that boots from a Fathom disk is rebooted, and reset in the middle of its writes: what
-//! it wrote durably persists, the file system recovers by its journal alone, and the daemon saw
-//! nothing that it had to refuse.
+//! A guest that boots from a Fathom disk is rebooted, and reset during its writes. Its durable data
+//! persists, the file system recovers by its journal alone, and the daemon has refused no request.
 
 use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served, check_ext4};
 
@@ -15,7 +14,7 @@ fn reboots_and_resets_lose_nothing() -> Result<()> {
 
     let mut records = Records::new("/srv/records");
     records.write(&guest)?;
-    // Beside the durable ones, many writes that nobody waits for.
+    // Besides the durable writes, many writes that are not flushed.
     guest.spawn("fio --name=noise --filename=/srv/noise --size=64M --rw=randwrite --bs=16k --ioengine=libaio --iodepth=16 --direct=1 --time_based --runtime=600 > /dev/null")?;
     records.wait_for(&guest, 12)?;
     guest.reset()?;

@@ -1,9 +1,9 @@
-//! The daemon is killed under load and started again, and the guest notices nothing but the time:
-//! no I/O error, nothing lost that an fsync returned for, nothing wrong under a verifying reader.
+//! The daemon is killed under load and restarted, and the guest sees only a delay: no I/O errors,
+//! no loss of data for which an fsync returned, no mismatch found by a verifying reader.
 //!
-//! The guest boots from one Fathom disk, writes durable records to a file system on another, and
-//! runs fio on a third. A `delay` layer keeps many requests in flight at any time; that kills really
-//! hit them in flight is seen by the requests that the next daemon had to repeat.
+//! The guest boots from one Fathom disk, writes durable records to a file system on a second, and
+//! runs fio on a third. A `delay` layer keeps many requests in flight at any time. The number of
+//! requests that the next daemon repeats shows that there were requests in flight.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served};
 const DELAY: &str = "layers = [{ kind = \"delay\", time = \"20ms\", jitter = \"20ms\", seed = 1 }]";
 
 #[test]
-fn killed_and_stopped_daemons_are_not_noticed() -> Result<()> {
+fn a_guest_survives_killed_and_stopped_daemons() -> Result<()> {
     let mut daemon = Daemon::serve(&[
         Served::root("root"),
         Served::sparse("files", 256).with(DELAY),
@@ -37,7 +37,7 @@ fn killed_and_stopped_daemons_are_not_noticed() -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(200 + 130 * round));
         if round == 2 {
-            // In order: everything in flight is completed first.
+            // A regular end: all requests in flight complete first.
             let status = daemon.stop()?;
             assert!(status.success(), "the daemon ended with {status}");
         } else {
@@ -49,13 +49,13 @@ fn killed_and_stopped_daemons_are_not_noticed() -> Result<()> {
         daemon.restart()?;
         for (name, recovered) in ["root", "files", "raw"].iter().zip(&mut recovered) {
             let status = daemon.wait_for_guest(name)?;
-            assert!(status.restart_safe, "{name}: QEMU keeps what is in flight");
+            assert!(status.restart_safe, "{name}: QEMU keeps the requests in flight");
             assert!(round != 2 || status.recovered == 0, "{name}: {status:?}");
             *recovered += status.recovered;
             daemon.check(name)?;
         }
     }
-    assert!(recovered[2] > 0, "no kill came while a request was in flight: {recovered:?}");
+    assert!(recovered[2] > 0, "no request was in flight at any kill: {recovered:?}");
     for (records, writer) in records.iter_mut().zip(writers) {
         records.stop(&guest, writer)?;
     }
@@ -65,7 +65,8 @@ fn killed_and_stopped_daemons_are_not_noticed() -> Result<()> {
         records.check(&guest)?;
     }
     guest.check("umount /files; e2fsck -f -n /dev/vdb")?;
-    // Nor by queues that the VMM has kicked for nothing at a new start, in memory that is shared.
+    // The kicks that the VMM sends to idle queues after a restart cause no problem report either,
+    // in shared memory.
     daemon.kill9();
     daemon.restart()?;
     for name in ["root", "files", "raw"] {

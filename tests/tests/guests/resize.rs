@@ -1,9 +1,9 @@
 //! A disk grows while a guest uses it: the guest sees the new size without a reboot, its file
-//! system grows into it, what was there stays there, and a writer notices nothing.
+//! system grows, old data stays intact, and a writer is not disturbed.
 
 use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served, patience, until};
 
-/// Waits until the guest's kernel has learnt of the size, in MiB.
+/// Waits until the guest's kernel reports the size, in MiB.
 fn wait_for_size(guest: &Guest, device: &str, mib: u64) -> Result<()> {
     until(&format!("{device} of {mib} MiB"), patience(20), || {
         let size = guest.check(&format!("blockdev --getsize64 {device}"))?;
@@ -34,21 +34,24 @@ fn file_systems_grow_online() -> Result<()> {
     let writer = records.write(&guest)?;
     records.wait_for(&guest, 3)?;
 
-    let said = daemon.command(&["disk", "resize", "first", "512M"])?;
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    let said = daemon.client().resize_disk("second", 640 << 20, false);
-    assert_eq!(said.map(|status| status.capacity_bytes).map_err(|e| e.to_string()), Ok(640 << 20));
+    let resized = daemon.command(&["disk", "resize", "first", "512M"])?;
+    assert!(resized.status.success(), "{}", String::from_utf8_lossy(&resized.stderr));
+    let resized = daemon.client().resize_disk("second", 640 << 20, false);
+    assert_eq!(
+        resized.map(|status| status.capacity_bytes).map_err(|e| e.to_string()),
+        Ok(640 << 20)
+    );
     wait_for_size(&guest, "/dev/vdb", 512)?;
     wait_for_size(&guest, "/dev/vdc", 640)?;
     guest.check("dmesg | grep -q 'vdb.*new size'; dmesg | grep -q 'vdc.*new size'")?;
     for name in ["first", "second"] {
         let shrunk = daemon.command(&["disk", "resize", name, "64M"])?;
-        assert!(!shrunk.status.success(), "a smaller size wants to be asked for by name");
+        assert!(!shrunk.status.success(), "a smaller size needs an option of its own");
     }
     assert_eq!(std::fs::metadata(daemon.path("first.img"))?.len(), 512 << 20);
 
     guest.check("resize2fs /dev/vdb 2>&1; xfs_growfs /second > /run/grown")?;
-    // Beside a file as large as the whole file system was, there is room only behind its old end.
+    // A file as large as the old file system leaves space only beyond the old end.
     guest.check(
         "fallocate -l 256M /first/filling; fallocate -l 320M /second/filling
         for folder in /first /second; do

@@ -1,4 +1,4 @@
-//! A guest with one classified disk whose requests are logged, to be held against the truth.
+//! A guest with one classified disk whose requests are logged, for comparison with the truth.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -6,11 +6,11 @@ use fathom_tests::{
     Assets, Classified, Comparison, Daemon, Disk, Error, Guest, Result, Served, Truth,
 };
 
-/// What is written and read past the page cache.
+/// The folders whose files are written and read by direct I/O.
 pub(crate) const DIRECT: &[&str] = &["/direct/", "/upper/direct/"];
 
-/// The kernel with all modules; with `FATHOM_PLAIN_KERNEL` another of `scripts/guest-kernel`, such
-/// as `plain-in-bookworm-backports`.
+/// The name of the kernel with all modules. The environment variable `FATHOM_PLAIN_KERNEL` selects
+/// another kernel of `scripts/guest-kernel`, such as `plain-in-bookworm-backports`.
 pub(crate) fn kernel() -> String {
     std::env::var("FATHOM_PLAIN_KERNEL").unwrap_or_else(|_| "plain".to_owned())
 }
@@ -19,13 +19,13 @@ pub(crate) fn kernel() -> String {
 pub(crate) struct Scene {
     pub daemon: Daemon,
     pub guest: Guest,
-    /// What was found wrong so far.
+    /// The failures so far.
     problems: Vec<String>,
 }
 
 impl Scene {
-    /// Boots a kernel of `scripts/guest-kernel` with a disk of this size; `None` where there is no
-    /// such kernel.
+    /// Boots a kernel of `scripts/guest-kernel` with a disk of `mib` MiB. Returns `None` if the
+    /// kernel is not available.
     pub fn start(kernel: &str, mib: u64) -> Result<Option<Self>> {
         let assets = Assets::get()?;
         let Some(kernel) = assets.kernel(kernel)? else { return Ok(None) };
@@ -40,7 +40,7 @@ impl Scene {
         Ok(Some(Self { daemon, guest, problems: Vec::new() }))
     }
 
-    /// Runs a script whose output is shown only if it fails; `$disk` is the disk.
+    /// Runs a script, whose output is shown only if it fails. In the script `$disk` is the disk.
     pub fn prepare(&self, script: &str) -> Result<()> {
         let script = format!(
             "export DM_DISABLE_UDEV=1 disk=/dev/vdb
@@ -49,8 +49,8 @@ impl Scene {
         self.guest.check(&script).map(drop)
     }
 
-    /// Whether the guest has these modules, which it loads, and programs. If not, prints that
-    /// `name` is left out.
+    /// Loads modules, and returns whether the guest has all these modules and programs. If not,
+    /// prints that `name` is skipped.
     pub fn has(&self, name: &str, modules: &str, programs: &str) -> Result<bool> {
         let missing = self.guest.check(&format!(
             "for module in {modules}; do modprobe -q $module || echo \"the module $module\"; done
@@ -60,12 +60,12 @@ impl Scene {
         ))?;
         if !missing.is_empty() {
             let missing = missing.lines().collect::<Vec<_>>().join(", ");
-            println!("Left out: {name}: the guest does not have {missing}");
+            println!("Skipped: {name}: the guest does not have {missing}");
         }
         Ok(missing.is_empty())
     }
 
-    /// The requests of a script that runs in the guest.
+    /// Runs a script in the guest and returns its requests.
     pub fn requests(&self, script: &str) -> Result<Vec<Classified>> {
         let path = self.daemon.path("requests");
         let start = std::fs::metadata(&path)?.len();
@@ -78,7 +78,7 @@ impl Scene {
     }
 
     /// Runs a script between two snapshots of the truth. Returns the comparison of its requests,
-    /// and the second snapshot; `of` is /// the argument of [`Truth::of`].
+    /// and the second snapshot. `of` is the argument of [`Truth::of`].
     pub fn compare(
         &self,
         name: &str,
@@ -93,12 +93,12 @@ impl Scene {
         Ok((comparison, after))
     }
 
-    /// Notes what was found wrong.
+    /// Notes a failure.
     pub fn note(&mut self, name: &str, found: Result<()>) {
         self.problems.extend(found.err().map(|error| format!("{name}: {error}")));
     }
 
-    /// Fails when anything was wrong.
+    /// Fails if there was any failure. Ends the guest.
     pub fn end(self) -> Result<()> {
         if !self.problems.is_empty() {
             return Err(Error::new(self.problems.join("\n")));

@@ -1,5 +1,5 @@
-//! The truth that introspection is compared with: each file is where the truth has it, in all file
-//! systems, through device //! mapper and md.
+//! Tests of the truth that introspection is compared with: each file is at the position that the
+//! truth has, in all file systems, through device mapper and md.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -8,10 +8,10 @@ use std::path::Path;
 
 use fathom_tests::{Assets, Disk, Guest, ObjectKind, Result, Truth};
 
-/// The beginning of every fifth file is on the disk where the truth has it. Gives the number of
-/// files that have a place.
+/// Checks that the beginning of every fifth file is on the disk at the position that the truth has.
+/// Returns the number of checked files with a position.
 fn check_places(guest: &Guest, truth: &Truth, mount: &str, image: &Path) -> Result<usize> {
-    // One program reads all of them: in an emulated guest, the start of a program takes longer than
+    // One program reads all files: in an emulated guest, starting a program takes longer than
     // reading a file.
     let beginnings = guest.check(&format!(
         r#"cd {mount}; find . -type f | awk 'NR % 5 == 1 {{
@@ -29,11 +29,15 @@ fn check_places(guest: &Guest, truth: &Truth, mount: &str, image: &Path) -> Resu
         let Some(extent) = object.extents.first() else { continue };
         let mut bytes = vec![0; object.size.min(512) as usize];
         image.read_exact_at(&mut bytes, extent.start)?;
-        writeln!(expected, "{path}").expect("texts take everything");
+        writeln!(expected, "{path}").expect("writing to a text cannot fail");
         let on_disk = bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"));
         count += usize::from(on_disk == beginning);
     }
-    assert_eq!(count, expected.lines().count(), "some of these are elsewhere:\n{expected}");
+    assert_eq!(
+        count,
+        expected.lines().count(),
+        "some of these files are not where the truth has them:\n{expected}"
+    );
     Ok(count)
 }
 
@@ -43,7 +47,8 @@ fn files_are_where_the_truth_has_them() -> Result<()> {
     let Some(kernel) = assets.kernel("plain")? else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let image = |name: &str| directory.path().join(name);
-    // Name, what makes the device of the disk, and the file system on it.
+    // The name, and the commands that make the device on the disk and the file system on the
+    // device.
     let cases = [
         ("ext4", "device=$disk; mkfs.ext4 -q $device"),
         ("xfs", "device=$disk; mkfs.xfs -q $device"),
@@ -79,7 +84,7 @@ fn files_are_where_the_truth_has_them() -> Result<()> {
         let truth = Truth::of(&guest, &mount)?;
         let count = check_places(&guest, &truth, &mount, &image(name))?;
         println!("{name}: {count} files, {:?}", truth.summary());
-        assert!(count > 50, "{name}: only {count} files have a place");
+        assert!(count > 50, "{name}: only {count} files have a position");
     }
     guest.check_console()?;
     guest.shutdown()

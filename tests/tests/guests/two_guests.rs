@@ -1,9 +1,9 @@
-//! Two guests on two disks of one daemon: the death of one QEMU in the middle of its I/O does not
-//! touch the other, and the disk that it left serves the next QEMU.
+//! Two guests on two disks of one daemon: the death of one QEMU during its I/O does not affect the
+//! other guest, and its disk serves the next QEMU.
 
 use fathom_tests::{Daemon, Disk, Guest, Result, Served, patience, until};
 
-/// Random writes, read back and verified on their way.
+/// Random writes, which fio reads back and verifies while it writes.
 const LOAD: &str = "fio --name=load --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 \
     --rw=randwrite --bsrange=4k-64k --size=96M --rate=12M --verify=crc32c --verify_fatal=1 \
     --verify_backlog=64";
@@ -25,7 +25,7 @@ fn a_killed_qemu_does_not_disturb_its_neighbour() -> Result<()> {
         })?;
     }
     left.process().kill();
-    until("the daemon to let go of the dead guest", patience(10), || {
+    until("the daemon to disconnect the dead guest", patience(10), || {
         Ok((!daemon.guest("left")?.connected).then_some(()))
     })?;
     assert!(left.finish_within(on_left, 10).is_err(), "a dead guest does not answer");

@@ -306,7 +306,7 @@ fn the_log_comes_and_goes_while_the_disk_is_in_use() {
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
         assert_eq!(write(&mut nbd, 2000, 9), Some(0));
         let refused = client.change_disk("a", &layers(vec![])).unwrap_err().to_string();
-        assert!(refused.contains("the layer `wal` stays"), "{refused}");
+        assert!(refused.contains("the layer `wal` cannot be removed"), "{refused}");
         daemon.until("the layer's problem is shown", || {
             let problems = client.disk("a").unwrap().problems;
             let mut of_layer =
