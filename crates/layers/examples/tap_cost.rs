@@ -22,13 +22,13 @@ fn main() {
             Variant::new(name, layer.into_iter().collect(), &backend, reader, &mut reactor)
         };
         let tap = Arc::new(Tap::new(0, Labels::default()));
-        let heard = Arc::new(Tap::new(0, Labels::default()));
-        let reader = heard.attach();
+        let with_reader = Arc::new(Tap::new(0, Labels::default()));
+        let reader = with_reader.attach();
         let mut variants = [
             open("without", None, None),
             open("passthrough", Some(Arc::new(Passthrough)), None),
             open("tap", Some(tap), None),
-            open("tap, with a reader", Some(heard), reader),
+            open("tap, with a reader", Some(with_reader), reader),
         ];
         support::compare(&*backend, &mut variants, &mut reactor);
     }

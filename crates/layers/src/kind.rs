@@ -57,7 +57,7 @@ pub trait LayerOptions: Default + Serialize + DeserializeOwned + 'static {
     /// Whether the layer keeps changes of the disk, so that the disk must have a writable image.
     const NEEDS_IMAGE: bool = false;
 
-    /// Reports invalid values. It looks at files, but opens none.
+    /// Reports invalid values. It examines the metadata of files, but opens none.
     fn check(&self, _: &mut Check<'_>) {}
 
     /// Makes the layer; `None` if it is not part of this disk.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Classify`] | finds out what requests of a guest mean, and accounts for them |
 //! | [`Passthrough`] | passes all requests unchanged: an example of a layer |
-//! | [`Tap`] | counts and measures requests, and emits an event for each request and each response |
+//! | [`Tap`] | counts and measures requests, and emits events for requests and responses |
 //! | [`Delay`] | makes operations slower, by a fixed time and a seeded jitter |
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
 //! | [`WaitForRoom`] | holds writes while the storage is full, and tries them again |

@@ -40,9 +40,9 @@ impl Oracle {
 }
 
 /// The layer itself; the test keeps the other handle.
-struct Told(Arc<Oracle>);
+struct OracleLayer(Arc<Oracle>);
 
-impl Layer for Told {
+impl Layer for OracleLayer {
     fn name(&self) -> &'static str {
         "oracle"
     }
@@ -56,7 +56,7 @@ impl Layer for Told {
     }
 }
 
-impl LayerQueue for Told {
+impl LayerQueue for OracleLayer {
     fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
         request.insight = self.0.0.lock().unwrap().clone();
         next.submit(request);
@@ -94,7 +94,7 @@ fn case() -> Case {
     let delay = Delay::new(0);
     delay.set(Operation::Read, DelayTime::fixed(2_000_000));
     let layers: Vec<Arc<dyn Layer>> = vec![
-        Arc::new(Told(Arc::clone(&oracle))),
+        Arc::new(OracleLayer(Arc::clone(&oracle))),
         Arc::new(classify.clone()),
         Arc::new(tap.clone()),
         Arc::new(log),
@@ -158,7 +158,7 @@ fn lines_and_events_have_the_meaning_of_a_request() {
 }
 
 #[test]
-fn the_log_loses_no_line_without_a_bound() {
+fn the_log_drops_no_line_without_a_limit() {
     let mut case = case();
     for _ in 0..5_000 {
         assert_eq!(case.bench.run(Operation::Write, 0, 512, 1), Ok(()));
@@ -167,7 +167,7 @@ fn the_log_loses_no_line_without_a_bound() {
 }
 
 #[test]
-fn requests_are_accounted_for_where_they_belong() {
+fn requests_are_counted_in_their_rows_and_groups() {
     let mut case = case();
     let (a, b) = (case.file(1, "/a"), case.file(2, "/b"));
     case.oracle.set_meaning(&[(512, a), (1024, b)]);

@@ -71,7 +71,10 @@ fn writes_are_cut_short_or_torn_and_fail() {
             assert!(written < 8, "the write failed, so some sector is not written");
             partly += u32::from(written > 0);
             if effect == FaultEffect::Short {
-                assert!(sectors.is_sorted_by(|left, right| left >= right), "a prefix");
+                assert!(
+                    sectors.is_sorted_by(|left, right| left >= right),
+                    "only a prefix is written"
+                );
             }
         }
         assert!(partly > 20, "{effect:?}: most requests write some sectors");
@@ -127,7 +130,7 @@ fn delays_are_fixed_and_jittered_and_can_change() {
 }
 
 #[test]
-fn the_log_has_a_line_each_and_is_bounded() {
+fn the_log_has_a_line_for_each_event_up_to_its_limit() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&lines);
     let log = Arc::new(Log::new(

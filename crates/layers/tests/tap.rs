@@ -159,7 +159,7 @@ fn a_queue_that_closes_keeps_its_counts_and_its_events() {
 }
 
 #[test]
-fn queues_of_several_threads_are_distinguished_and_counted_together() {
+fn events_have_their_queue_and_counts_are_of_all_queues() {
     const THREADS: u64 = 2;
     const REQUESTS: u64 = 20_000;
     let tap = Tap::with_ring(1, labels(), 1024);

@@ -423,7 +423,7 @@ fn an_idle_queue_writes_back_what_another_left() {
 
 /// The tap above sees in the request which layer answered it.
 #[test]
-fn the_tap_sees_what_the_log_answered() {
+fn the_tap_sees_which_layer_answered() {
     let volume = volume(&SimOptions::new(LOG_CAPACITY), 1);
     let wal = Wal::open(&volume, &WalOptions { age_ns: u64::MAX, ..options() }).unwrap();
     let tap = Tap::new(1, Labels::default());

@@ -1,4 +1,4 @@
-//! `fathom serve`: its flags, and what they mean as a configuration.
+//! `fathom serve`: its flags, and the configuration that they describe.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use crate::configuration::{
 };
 use crate::run::run;
 
-const CONTROL_HELP: &str = "The control socket [default: $FATHOM_CONTROL, or that of the \
+const CONTROL_HELP: &str = "The control socket [default: $FATHOM_CONTROL, or the socket of the \
                             configuration file, or /run/fathom/control.sock]";
 
-/// The exit status of a configuration that is wrong.
+/// The exit status for a wrong configuration.
 const WRONG: u8 = 2;
 
 /// Serve disks: those of a configuration file, or one that flags describe
@@ -35,16 +35,16 @@ Examples:
   fathom serve --config /etc/fathom/fathom.toml
   fathom serve --config fathom.toml --check
 
-Signals: SIGTERM and SIGINT complete what is in flight, flush and end (a second one ends at once);
-SIGHUP reads the configuration again.
+Signals: SIGTERM and SIGINT complete requests in flight, flush and end (a second one ends
+immediately); SIGHUP reads the configuration again.
 
-Exit status: 0 after a clean end, 1 on failure, 2 when the configuration is wrong.")]
+Exit status: 0 after a clean shutdown, 1 on failure, 2 if the configuration is wrong.")]
 pub struct Serve {
     /// The configuration file
     #[arg(long, short, value_name = "FILE", conflicts_with = "disk")]
     config: Option<PathBuf>,
 
-    /// Only say what is wrong with the configuration
+    /// Only check the configuration and report its errors
     #[arg(long)]
     check: bool,
 
@@ -55,7 +55,7 @@ pub struct Serve {
     #[arg(long, value_name = "ADDRESS", value_parser = metrics_address)]
     metrics: Option<SocketAddr>,
 
-    /// How much to log [default: info]
+    /// The log level [default: info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<LogLevel>,
 
@@ -80,11 +80,11 @@ struct Flags {
     #[arg(long, value_name = "SIZE", conflicts_with = "null")]
     memory: Option<Bytes>,
 
-    /// A disk of this size that forgets what is written, for measurements
+    /// A disk of this size that discards writes, for measurements
     #[arg(long, value_name = "SIZE")]
     null: Option<Bytes>,
 
-    /// The disk's name [default: that of the image without its ending, or `disk`]
+    /// The disk's name [default: the image's name without its extension, or `disk`]
     #[arg(long)]
     name: Option<String>,
 
@@ -104,7 +104,7 @@ struct Flags {
     #[arg(long, value_name = "NUMBER", requires = "socket")]
     queues: Option<u16>,
 
-    /// How many threads serve the queues [default: one for each processor]
+    /// The number of threads that serve the queues [default: one for each processor]
     #[arg(long, value_name = "NUMBER", requires = "socket")]
     threads: Option<u16>,
 
@@ -112,7 +112,7 @@ struct Flags {
     #[arg(long, value_name = "TIME", requires = "socket")]
     spin: Option<Nanoseconds>,
 
-    /// The group whose members may connect to the disk's Unix sockets too
+    /// A group whose members may also connect to the disk's Unix sockets
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
 
@@ -128,11 +128,11 @@ struct Flags {
     #[arg(long, value_name = "FILE", requires_all = ["nbd", "tls_key"])]
     tls_certificate: Option<PathBuf>,
 
-    /// Its private key (PEM)
+    /// The certificate's private key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
 
-    /// Let in only NBD clients whose certificates this authority signed (PEM)
+    /// Accept only NBD clients with certificates signed by this authority (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_client_ca: Option<PathBuf>,
 
@@ -148,7 +148,7 @@ struct Flags {
     #[arg(long)]
     read_only: bool,
 
-    /// Have writes wait while the image's file system is full, instead of failing
+    /// Make writes wait while the image's file system is full, instead of failing
     #[arg(long, requires = "image")]
     wait_when_full: bool,
 
@@ -156,7 +156,7 @@ struct Flags {
     #[arg(long, value_name = "SIZE")]
     block_size: Option<Bytes>,
 
-    /// Do not count and measure
+    /// Do not count and measure requests
     #[arg(long)]
     no_tap: bool,
 
@@ -164,7 +164,7 @@ struct Flags {
     #[arg(long)]
     no_classify: bool,
 
-    /// Make every request take longer, for example 5ms
+    /// Delay every request, for example by 5ms
     #[arg(long, value_name = "TIME")]
     delay: Option<Nanoseconds>,
 
@@ -188,8 +188,8 @@ fn metrics_address(text: &str) -> Result<SocketAddr, String> {
     parse_metrics(text).ok_or_else(|| "write it like 127.0.0.1:9560, or only the port".to_owned())
 }
 
-/// Carries out `fathom serve`. `begun` is when the process began, for the time that it takes to be
-/// ready.
+/// Runs `fathom serve`. `begun` is the start time of the process, from which the time until the
+/// daemon is ready is measured.
 pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
     let file = options.config.as_ref().map(|path| ConfigurationFile {
         path: path.clone(),
@@ -223,15 +223,15 @@ pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
 }
 
 impl Serve {
-    /// The control socket that the flag or the environment names. All commands of Fathom find the
-    /// daemon by the same variable.
+    /// The control socket of the flag or of the environment variable, which all Fathom commands use
+    /// to find the daemon.
     fn control(&self) -> Option<PathBuf> {
         let named = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
         let path = self.control.clone().or_else(|| named().map(PathBuf::from))?;
         Some(absolute(&path))
     }
 
-    /// What the flags mean.
+    /// The configuration that the flags describe.
     fn configuration(&self) -> Result<Configuration, Problems> {
         let flags = &self.flags;
         if flags.image.is_none() && flags.memory.is_none() && flags.null.is_none() {
@@ -239,7 +239,7 @@ impl Serve {
             problems.add(
                 Place::Request,
                 "there is nothing to serve",
-                "name --config FILE, or a disk: --image FILE, --memory SIZE or --null SIZE; \
+                "add --config FILE, or a disk: --image FILE, --memory SIZE or --null SIZE; \
                  `fathom serve --help` has examples",
             );
             return Err(problems);
@@ -248,7 +248,7 @@ impl Serve {
             let mut problems = Problems::default();
             problems.add(
                 Place::Request,
-                "nobody could reach the disk",
+                "no client could reach the disk",
                 "add --socket SOCKET for a guest, or --nbd ADDRESS for NBD clients",
             );
             return Err(problems);
@@ -303,8 +303,9 @@ impl Serve {
     }
 }
 
-/// A layer of the command line: its kind, and options like `rate=0.01`. A value is a whole number, a
-/// number, `true` or `false` where it looks so, a list in brackets, and otherwise a text.
+/// A layer of the command line: its kind, and options like `rate=0.01`. A value in brackets is a
+/// list. A value with the syntax of an integer, a number, `true` or `false` is one; any other value
+/// is a text.
 fn layer(text: &str) -> Result<LayerDefinition, String> {
     let mut parts = Vec::new();
     let (mut begin, mut depth) = (0, 0_usize);
@@ -323,15 +324,15 @@ fn layer(text: &str) -> Result<LayerDefinition, String> {
     let mut options = serde_json::Map::new();
     for part in &parts[1..] {
         let (key, value) =
-            part.split_once('=').ok_or_else(|| format!("{part:?} is not like KEY=VALUE"))?;
+            part.split_once('=').ok_or_else(|| format!("{part:?} is not of the form KEY=VALUE"))?;
         if options.insert(key.to_owned(), flag_value(value)).is_some() {
-            return Err(format!("`{key}` is there twice"));
+            return Err(format!("`{key}` is given twice"));
         }
     }
     Ok(LayerDefinition { kind: parts[0].to_owned(), options })
 }
 
-/// What a value of the command line looks like.
+/// Converts a value of the command line to JSON.
 fn flag_value(text: &str) -> Value {
     if let Some(items) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
         let items = items.split(',').map(str::trim).filter(|item| !item.is_empty());
@@ -345,7 +346,7 @@ fn flag_value(text: &str) -> Value {
     }
 }
 
-/// A path of the command line, which is meant from the folder that the shell is in.
+/// Makes a path of the command line absolute, relative to the shell's folder.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -445,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_read_from_flags_as_from_a_file() {
+    fn layers_are_read_from_flags() {
         let layers = ["fault,rate=0.5,operations=[read,write],seed=7,length=4K", "tap"];
         let layers = serde_json::to_value(configuration(&layers).unwrap()).unwrap();
         let expected = json!([
@@ -461,9 +462,9 @@ mod tests {
              --layer: there is no kind of layer \"dealy\"\n  → did you mean `delay`?"
         );
         let wrong = configuration(&["delay,time"]).unwrap_err();
-        assert!(wrong.contains("\"time\" is not like KEY=VALUE"), "{wrong}");
+        assert!(wrong.contains("\"time\" is not of the form KEY=VALUE"), "{wrong}");
         let wrong = configuration(&["delay,time=1s,time=2s"]).unwrap_err();
-        assert!(wrong.contains("`time` is there twice"), "{wrong}");
+        assert!(wrong.contains("`time` is given twice"), "{wrong}");
         let wrong = configuration(&["fault,rate=2"]).unwrap_err();
         assert!(wrong.starts_with("--layer: a rate of 2 is not between 0 and 1"), "{wrong}");
     }

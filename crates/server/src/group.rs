@@ -1,16 +1,16 @@
-//! Sockets that a group may use too: a VMM seldom runs as the daemon's user.
+//! Grants a group access to sockets, because a VMM seldom runs as the daemon's user.
 
-#![expect(unsafe_code, reason = "the C library knows the groups")]
+#![expect(unsafe_code, reason = "only the C library can look up groups")]
 
 use std::ffi::CString;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-/// The longest entry of a group that is read, in bytes: members are listed in it.
+/// The longest group entry that is read, in bytes. The entry lists all members.
 const ENTRY_MAX: usize = 1 << 20;
 
-/// The number of the group called `name`.
+/// The ID of the group `name`.
 pub(crate) fn id(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     let mut buffer = vec![0; 4096];
@@ -37,10 +37,11 @@ pub(crate) fn id(name: &str) -> Option<u32> {
     }
 }
 
-/// Lets the members of the group called `name` use the socket at `path`, beside its owner.
+/// Lets the socket's owner and the members of the group `name` use the socket at `path`.
 pub(crate) fn admit(path: &Path, name: &str) -> io::Result<()> {
     let missing = || io::Error::new(io::ErrorKind::NotFound, format!("there is no group {name:?}"));
-    // The group first: the other way round, the old group could connect for a moment.
+    // Change the group before the mode: in the other order, the old group could connect for a
+    // moment.
     chown(path, None, Some(id(name).ok_or_else(missing)?))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
 }

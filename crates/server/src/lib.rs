@@ -1,16 +1,16 @@
 //! The Fathom daemon.
 //!
-//! - [`Serve`]: `fathom serve`, its flags.
-//! - [`configuration`]: what is to be served, read from a file or flags and checked.
-//! - `wiring`: definitions made into back ends, layers and front ends.
-//! - `daemon`: the disks and listeners that are served, and how they change.
+//! - [`Serve`]: the flags of `fathom serve`.
+//! - [`configuration`]: the configuration, read from a file or flags and checked.
+//! - `wiring`: makes back ends, layers and front ends from definitions.
+//! - `daemon`: the served disks and listeners, and their changes.
 //! - `introspection`: the guests whose memory is read, and the thread that follows them.
-//! - `events`: the events of disks, for those who listen.
-//! - `queries`: the queries that the daemon keeps, and what is done with their results.
-//! - `run`: the life of the process: start, signals, end.
-//! - `routes`, `metrics`: the control interface and `/metrics`, on one thread that sleeps.
-//! - `group`: sockets for more than the daemon's user.
-//! - `log`: bounded lines on standard error, kept for the control interface.
+//! - `events`: the events of disks, for listeners.
+//! - `queries`: the kept queries, and the actions on their results.
+//! - `run`: the life of the process: start, signals, shutdown.
+//! - `routes`, `metrics`: the control interface and `/metrics`, on one thread.
+//! - `group`: access of a group to the daemon's sockets.
+//! - `log`: rate-limited lines on standard error, kept for the control interface.
 
 #![warn(missing_docs)]
 
@@ -31,8 +31,8 @@ mod wiring;
 
 pub use command::{Serve, serve};
 
-/// Has the bytes of a fuzzer read as a configuration. Whatever they are, the answer is a
-/// configuration or a list of problems.
+/// Reads the bytes of a fuzzer as a configuration. Any bytes must give a configuration or a list of
+/// problems.
 #[doc(hidden)]
 pub fn fuzz_configuration(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };

@@ -1,9 +1,9 @@
 //! The log: lines on standard error, and the same lines kept for the control interface.
 //!
-//! A guest or client that misbehaves must not be able to fill a disk with log lines. So each cause
-//! (a line of code, and the disk it speaks of) has a small allowance that grows back slowly; what
-//! exceeds it is counted, and the next line of that cause says how many were left out. No timer is
-//! involved: an idle daemon sleeps.
+//! A misbehaving guest or client must not be able to fill a disk with log lines. So each cause (a
+//! line of code, and the disk that it reports on) has a small allowance of lines, which regenerates
+//! slowly. Lines beyond it are dropped and counted, and the next line of that cause has their
+//! number. There is no timer: an idle daemon sleeps.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::{self, Write as _};
@@ -21,19 +21,19 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::configuration::LogLevel;
 
-/// Lines that a cause may write at once.
+/// The most lines of a cause in a burst.
 const BURST: f64 = 10.0;
-/// Lines that a cause may write in a second, over time.
+/// The lines per second of a cause in the long term.
 const LINES_PER_SECOND: f64 = 0.5;
-/// Causes that are told apart; further ones share an allowance.
+/// The most causes with separate allowances; further causes share one.
 const CAUSES_MAX: usize = 4096;
-/// Events that are kept for the control interface.
+/// The most events kept for the control interface.
 const KEPT_MAX: usize = 1024;
 /// The longest line, in bytes.
 const LINE_MAX: usize = 4096;
-/// The target of lines that have a bound of their own: those of `log` layers.
+/// The target of lines with a separate limit: those of `log` layers.
 pub(crate) const REQUESTS: &str = "fathom::requests";
-/// That of kept queries' lines, which have bounds of their own too.
+/// The target of lines of kept queries, which have separate limits as well.
 pub(crate) const QUERIES: &str = "fathom::queries";
 
 /// The log of this process.
@@ -55,11 +55,11 @@ struct Kept {
 struct Allowance {
     lines: f64,
     since: Instant,
-    left_out: u64,
+    dropped: u64,
 }
 
 impl Journal {
-    /// A journal that writes to standard error, or only keeps its events where `quiet`.
+    /// A journal that writes to standard error, or, if `quiet`, only keeps its events.
     pub fn new(level: LogLevel, quiet: bool) -> Arc<Self> {
         Arc::new(Self {
             level: AtomicU8::new(level as u8),
@@ -71,13 +71,13 @@ impl Journal {
         })
     }
 
-    /// Makes this the log of the whole process. Does nothing where there is one already.
+    /// Makes this the log of the whole process. Does nothing if the process already has one.
     pub fn install(self: &Arc<Self>) {
         let subscriber = tracing_subscriber::registry().with(JournalLayer(Arc::clone(self)));
         let _ = tracing::subscriber::set_global_default(subscriber);
     }
 
-    /// Logs more or less from now on. False where that is as before.
+    /// Sets the log level. Returns false if it is unchanged.
     pub fn set_level(&self, level: LogLevel) -> bool {
         let changed = self.level.swap(level as u8, Ordering::Relaxed) != level as u8;
         if changed {
@@ -91,7 +91,7 @@ impl Journal {
         let kept = self.kept();
         let first = kept.events.front().map_or(kept.last + 1, |event| event.sequence);
         let events = kept.events.iter().filter(|event| event.sequence > after).cloned().collect();
-        // A number from an earlier daemon asks for everything.
+        // A number of an earlier daemon requests all events.
         let lost = if after > kept.last { 0 } else { first.saturating_sub(after + 1) };
         EventList { events, last: kept.last, lost }
     }
@@ -99,7 +99,7 @@ impl Journal {
     /// The events after number `after`, waiting up to `wait` for the first.
     pub async fn events_within(&self, after: u64, wait: Duration) -> EventList {
         let mut arrived = std::pin::pin!(self.arrived.notified());
-        // From here on, an arrival is seen: so none is missed between the look and the wait.
+        // Enabled before the list is read, so that no event between the two is missed.
         arrived.as_mut().enable();
         let list = self.events(after);
         if !list.events.is_empty() || wait.is_zero() {
@@ -114,19 +114,19 @@ impl Journal {
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        let most = match self.level.load(Ordering::Relaxed) {
+        let level_max = match self.level.load(Ordering::Relaxed) {
             0 => Level::ERROR,
             1 => Level::WARN,
             2 => Level::INFO,
             _ => Level::DEBUG,
         };
-        // What other libraries have to say in the course of things is of no use to an operator.
+        // Informational lines of other libraries are of no use to an operator.
         let foreign = !metadata.target().starts_with("fathom");
-        *metadata.level() <= most && (!foreign || *metadata.level() <= Level::WARN)
+        *metadata.level() <= level_max && (!foreign || *metadata.level() <= Level::WARN)
     }
 
-    /// How many lines of this cause were left out before this one, or `None` where this one is
-    /// left out too.
+    /// Returns the number of lines of this cause that were dropped before this one, or `None` if
+    /// this one is dropped, too.
     fn allow(&self, metadata: &Metadata<'_>, disk: &str) -> Option<u64> {
         if [REQUESTS, QUERIES].contains(&metadata.target()) {
             return Some(0);
@@ -136,27 +136,27 @@ impl Journal {
         let key = if allowances.len() < CAUSES_MAX { disk } else { "" };
         let allowance = allowances
             .entry((metadata.callsite(), key.to_owned()))
-            .or_insert(Allowance { lines: BURST, since: now, left_out: 0 });
+            .or_insert(Allowance { lines: BURST, since: now, dropped: 0 });
         let passed = now.saturating_duration_since(allowance.since).as_secs_f64();
         allowance.lines = (allowance.lines + passed * LINES_PER_SECOND).min(BURST);
         allowance.since = now;
         if allowance.lines < 1.0 {
-            allowance.left_out += 1;
+            allowance.dropped += 1;
             return None;
         }
         allowance.lines -= 1.0;
-        Some(std::mem::take(&mut allowance.left_out))
+        Some(std::mem::take(&mut allowance.dropped))
     }
 
     fn record(&self, event: &Event<'_>) {
         let mut text = Text::default();
         event.record(&mut text);
         let disk = text.disk.as_deref().unwrap_or("");
-        let Some(left_out) = self.allow(event.metadata(), disk) else { return };
+        let Some(dropped) = self.allow(event.metadata(), disk) else { return };
         let mut message = text.message;
         message.push_str(&text.fields);
-        if left_out > 0 {
-            let _ = write!(message, " ({left_out} more like this were left out)");
+        if dropped > 0 {
+            let _ = write!(message, " ({dropped} similar lines were dropped)");
         }
         let level = match *event.metadata().level() {
             Level::ERROR => EventLevel::Error,
@@ -167,7 +167,7 @@ impl Journal {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if !self.quiet {
             let line = self.line(since_1970, level, text.disk.as_deref(), &message);
-            // Nobody is left to hear that standard error is gone.
+            // An error cannot be reported if standard error does not work.
             let _ = io::stderr().lock().write_all(line.as_bytes());
         }
         let mut kept = self.kept();
@@ -182,7 +182,7 @@ impl Journal {
             level,
             disk: text.disk,
             message,
-            left_out,
+            left_out: dropped,
         });
         drop(kept);
         self.arrived.notify_waiters();
@@ -212,7 +212,7 @@ impl Journal {
     }
 }
 
-/// What `tracing` calls.
+/// The layer of `tracing` that writes to the journal.
 struct JournalLayer(Arc<Journal>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
@@ -252,7 +252,7 @@ impl Text {
         match field.name() {
             "message" => self.message = clean,
             "disk" => self.disk = Some(clean),
-            // A disk without a virtual machine, and the like.
+            // Empty values, such as the virtual machine of a disk without one.
             _ if clean.is_empty() => {}
             name => {
                 let _ = write!(self.fields, " {name}={clean}");
@@ -271,7 +271,8 @@ impl Visit for Text {
     }
 }
 
-/// `text` without anything that could forge a line or steer a terminal, and not too long.
+/// Returns `text` with control characters escaped, so that it cannot forge a line or control a
+/// terminal, and cut at the longest line.
 fn clean(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for character in text.chars() {
@@ -295,8 +296,8 @@ impl fmt::Display for Time {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0.as_secs();
         let (days, second) = (seconds / 86_400, seconds % 86_400);
-        // Years begin in March here, so that the day that leap years add is their last; 400 of
-        // them are an era of 146,097 days.
+        // Years begin in March here, so that the leap day is the last day of a year; 400 years are
+        // an era of 146,097 days.
         let days = days + 719_468;
         let (era, day) = (days / 146_097, days % 146_097);
         let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

@@ -1,5 +1,5 @@
-//! The log volumes of the layers `wal`: made where there are none, and shared by the disks whose logs
-//! lie on the same one.
+//! The log volumes of the layers `wal`. They are made if missing, and disks whose logs are on the
+//! same volume share it.
 
 mod definition;
 
@@ -24,7 +24,7 @@ pub(crate) use definition::WalDefinition;
 use crate::configuration::layers;
 use crate::wiring::{make_model, refusal};
 
-/// The log volumes that are open, by path.
+/// The open log volumes, by path.
 #[derive(Default)]
 pub(crate) struct LogVolumes {
     places: Mutex<HashMap<PathBuf, Arc<Mutex<Place>>>>,
@@ -37,14 +37,14 @@ struct Place {
     model: Option<ModelDefinition>,
 }
 
-/// Whether two definitions are of the same log, however it is used.
+/// Whether two definitions have the same log; the settings that can change may differ.
 pub(crate) fn is_same_log(one: &WalDefinition, other: &WalDefinition) -> bool {
     let place = |wal: &WalDefinition| wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
     let same = WalDefinition { log: other.log.clone(), age: other.age, ..one.clone() };
     same == *other && place(one) == place(other)
 }
 
-/// The log of a disk, and the mark of the disk's image that says so.
+/// The log of a disk, and the mark of the disk's image that names the log.
 #[derive(Clone)]
 pub(crate) struct DiskLog {
     /// The layer.
@@ -53,30 +53,30 @@ pub(crate) struct DiskLog {
 }
 
 impl DiskLog {
-    /// Brings home all that the log holds, within `limit`. The image needs its log no more then.
-    /// Nobody else may use `disk`.
+    /// Writes all changes of the log back within `limit`, and removes the mark, because the image
+    /// no longer needs the log. There must be no other user of `disk`.
     pub(crate) fn bring_home(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
         self.wal.drain(disk, limit)?;
         self.end()
     }
 
-    /// The disk is not served after all. A log that is empty is not needed.
-    pub(crate) fn give_up(&self) {
+    /// Removes the mark of an empty log, because the disk is not served after all.
+    pub(crate) fn abandon(&self) {
         if self.wal.status().used == 0 {
-            // Else the image says that it is behind, though it is not.
+            // If this fails, the mark stays although the image is up to date.
             let _ = self.end();
         }
     }
 
-    /// The log is empty, and takes nothing more: the image needs it no more.
+    /// Removes the mark: the log is empty and takes no more changes.
     pub(crate) fn end(&self) -> io::Result<()> {
         self.mark.clear()
     }
 }
 
 impl LogVolumes {
-    /// The log of `definition`, recovered or made, if it has one. `home_capacity` is the size of
-    /// its store. It blocks.
+    /// Opens the log of `definition`, if it has one: recovers it or makes it. `home_capacity` is
+    /// the size of the disk's store. This function blocks.
     pub(crate) fn open(
         &self,
         definition: &DiskDefinition,
@@ -87,16 +87,15 @@ impl LogVolumes {
         let disk = &definition.name;
         let unreadable = |error: io::Error| {
             let shown = image.display();
-            let message =
-                format!("whether {shown} has changes in a log cannot be found out: {error}");
-            refusal(ErrorCode::Failed, message, "see whether its file system works")
+            let message = format!("it is unknown whether {shown} has changes in a log: {error}");
+            refusal(ErrorCode::Failed, message, "check its file system")
         };
         let mark = LogMark::open(&image, records).map_err(unreadable)?;
         let marked = mark.read().map_err(unreadable)?;
         let elsewhere = |marked: &MarkedLog| {
             let (shown, path) = (image.display(), &marked.path);
             let message =
-                format!("{shown} alone is behind: its last changes are in the log at {path}");
+                format!("{shown} alone is out of date: its last changes are in the log at {path}");
             let remedy = format!(
                 "serve it with the layer `wal` and that log (is its device mounted?), or, if those \
                  changes may be lost, {}",
@@ -108,14 +107,14 @@ impl LogVolumes {
             return marked.map_or(Ok(None), |marked| Err(elsewhere(&marked)));
         };
         let failed = |text: String| {
-            // What to do comes behind the first semicolon.
+            // The remedy follows the first semicolon.
             let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
             let shown = wal.log.display();
             let message = format!("the log of the disk {disk:?} at {shown}: {message}");
             refusal(ErrorCode::Failed, message, remedy)
         };
         if let Some(marked) = &marked {
-            // Else a new one would be made in its place.
+            // Otherwise a new log would be made in its place.
             if matches!(wal.log.try_exists(), Ok(false)) {
                 return Err(elsewhere(marked));
             }
@@ -142,10 +141,10 @@ impl LogVolumes {
             return Err(refusal(
                 ErrorCode::Failed,
                 format!(
-                    "the log of the disk {disk:?} at {path} holds changes that {shown} does not know \
-                     of: the image is not the one that they were made to, or has been used without it"
+                    "the log of the disk {disk:?} at {path} holds changes, but {shown} has no mark of \
+                     it: this is another image, or it has been used without the log"
                 ),
-                "bring that image back, or, if those changes may be lost, fill the log's first 8 KiB \
+                "restore the image, or, if those changes may be lost, fill the log's first 8 KiB \
                  with zeroes",
             ));
         }
@@ -155,8 +154,8 @@ impl LogVolumes {
             mark.write(&found).map_err(|error| {
                 let shown = image.display();
                 let message =
-                    format!("{shown} takes no mark that it has changes in a log: {error}");
-                let remedy = "make its folder writable, or leave the layer `wal` out";
+                    format!("{shown} cannot be marked as having changes in a log: {error}");
+                let remedy = "make its folder writable, or remove the layer `wal`";
                 refusal(ErrorCode::Failed, message, remedy)
             })?;
         }
@@ -180,11 +179,11 @@ impl LogVolumes {
             places.retain(|_, place| is_used(place));
             Arc::clone(places.entry(path.clone()).or_default())
         };
-        // Held while this volume is opened: two disks must not open the same one.
+        // Held while this volume is opened, so that two disks do not open it separately.
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(volume) = place.volume.upgrade() {
             if place.model != wal.model {
-                let text = "another disk has a log there with another `model`; give both the same";
+                let text = "another disk has a log there with another `model`; use the same model for both";
                 return Err(io::Error::other(text));
             }
             reserve(wal, &**volume.backend())?;
@@ -202,7 +201,7 @@ impl LogVolumes {
         let file =
             FileBackend::open(&options).map_err(|error| io::Error::other(error.to_string()))?;
         let mut backend: Arc<dyn Backend> = Arc::new(file);
-        // Now that the volume is locked: it is no disk's image.
+        // Only now is the volume locked, so it is no disk's image.
         reserve(wal, &*backend)?;
         if let Some(model) = &wal.model {
             let capacity = backend.capacity();
@@ -214,14 +213,14 @@ impl LogVolumes {
     }
 }
 
-/// Makes the file of a log where there is none.
+/// Makes the file of a log if it does not exist.
 fn make(wal: &WalDefinition) -> io::Result<()> {
     let advise = |error: io::Error, advice: &str| io::Error::other(format!("{error}; {advice}"));
     let kind = match std::fs::metadata(&wal.log) {
         Ok(metadata) => metadata.file_type(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if wal.size.is_none() {
-                return Err(advise(error, "name a `size`, so that it can be made"));
+                return Err(advise(error, "add a `size`, so that it can be made"));
             }
             let mut options = OpenOptions::new();
             return match options.write(true).create_new(true).mode(0o600).open(&wal.log) {
@@ -234,12 +233,12 @@ fn make(wal: &WalDefinition) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     if !kind.is_file() && !kind.is_block_device() {
-        return Err(io::Error::other("it is no file and no block device; name one"));
+        return Err(io::Error::other("it is neither a file nor a block device; name one"));
     }
     Ok(())
 }
 
-/// Sees that the volume, if it is a file, has room for the log: a write to a log does not fail
+/// Ensures that the volume, if it is a file, has space for the log: a write to a log must not fail
 /// because the file system is full.
 fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
     let Some(size) = wal.size else { return Ok(()) };
@@ -250,18 +249,18 @@ fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(&wal.log)?;
     let mut head = [0; fathom_layers::wal::MAGIC.len()];
     if file.read_at(&mut head, 0)? > 0 && head != fathom_layers::wal::MAGIC && head != [0; 8] {
-        return Err(io::Error::other("it holds something else; choose another file"));
+        return Err(io::Error::other("it holds other data; choose another file"));
     }
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), wal.offset.0, size.0)
         .map_err(|error| {
-            io::Error::other(format!("{error}; make room, or choose a smaller `size`"))
+            io::Error::other(format!("{error}; free some space, or choose a smaller `size`"))
         })?;
     file.sync_all()?;
     let end = end.next_multiple_of(u64::from(volume.geometry().block_size));
     volume.resize(end).map_err(io::Error::other)
 }
 
-/// What tells one log from another.
+/// Draws the identity of a new log.
 fn identity() -> io::Result<[u8; 16]> {
     let mut identity = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut identity)?;

@@ -17,7 +17,7 @@ use crate::daemon::DiskGroups;
 
 pub(crate) use query::QueryMetrics;
 
-/// The type of the text.
+/// The content type of the response.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The bounds of the latency buckets, in nanoseconds, and as Prometheus shows them in seconds.
@@ -42,14 +42,14 @@ const BOUNDS: [(u64, &str); 18] = [
     (30_000_000_000, "30"),
 ];
 
-/// What a family shows of each thing.
+/// The value of a family for one item.
 type Value<Thing, Number = u64> = fn(&Thing) -> Number;
-/// A family's name, its type, what it is, and what it shows of each thing.
+/// A family: its name, its type, its help text, and its value for one item.
 type Family<'a, Thing, Number = u64> = (&'a str, &'a str, &'a str, Value<Thing, Number>);
-/// Called with the labels of each operation and its counts.
+/// Called with the labels and the counts of each operation.
 type Visit<'a> = dyn FnMut(&[(&str, &str)], &OperationStatistics) + 'a;
 
-/// The metrics of all that is served.
+/// All metrics as text.
 pub(crate) fn text(
     info: &DaemonInfo,
     disks: &DiskList,
@@ -77,9 +77,9 @@ pub(crate) fn text(
 fn of_daemon(page: &mut Page, info: &DaemonInfo) {
     page.family("fathom_build_info", "gauge", "The daemon's version; always 1.");
     page.sample("fathom_build_info", &[("version", &info.version)], 1);
-    page.family("fathom_ready_seconds", "gauge", "How long the daemon took to be ready.");
+    page.family("fathom_ready_seconds", "gauge", "Time that the daemon needed to be ready.");
     page.sample("fathom_ready_seconds", &[], info.ready_us as f64 / 1e6);
-    page.family("fathom_disks", "gauge", "Disks that are served.");
+    page.family("fathom_disks", "gauge", "Served disks.");
     page.sample("fathom_disks", &[], info.disks);
     let problems = "fathom_problem";
     page.family(problems, "gauge", "A problem of the daemon as a whole, by kind; always 1.");
@@ -87,16 +87,19 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
         page.sample(problems, &[("kind", problem.kind.name())], 1);
     }
     let failed = "fathom_failed_threads_total";
-    page.family(failed, "counter", "Threads that failed by a bug of the daemon's.");
+    page.family(failed, "counter", "Threads that failed because of a bug in the daemon.");
     page.sample(failed, &[], info.failed_threads);
     let families: [Family<'_, ListenerStatus>; 4] = [
         ("fathom_nbd_connections", "gauge", "NBD connections now.", |l| l.connections),
         ("fathom_nbd_connections_total", "counter", "NBD connections accepted.", |l| {
             l.connections_total
         }),
-        ("fathom_nbd_refused_total", "counter", "NBD connections turned away, too many.", |l| {
-            l.refused
-        }),
+        (
+            "fathom_nbd_refused_total",
+            "counter",
+            "NBD connections refused because there were too many.",
+            |l| l.refused,
+        ),
         (
             "fathom_nbd_protocol_errors_total",
             "counter",
@@ -138,7 +141,7 @@ fn of_disks(page: &mut Page, info: &DaemonInfo, disks: &DiskList, statistics: &S
     let disks = disks.disks.iter();
     page.families(&families, &disks.clone().map(|disk| (disk_labels(&disk.name, &disk.vm), disk)));
     let problems = "fathom_disk_problems";
-    page.family(problems, "gauge", "What does not work about the disk, counted.");
+    page.family(problems, "gauge", "The number of the disk's problems.");
     for disk in disks.clone() {
         page.sample(problems, &disk_labels(&disk.name, &disk.vm), disk.problems.len());
     }
@@ -165,7 +168,7 @@ fn of_disks(page: &mut Page, info: &DaemonInfo, disks: &DiskList, statistics: &S
         (
             "fathom_disk_busy_seconds_total",
             "counter",
-            "Time during which a queue had anything in flight, over all queues.",
+            "Time during which a queue had requests in flight, summed over the queues.",
             |d| d.busy_ns as f64 / 1e9,
         ),
         (
@@ -177,7 +180,7 @@ fn of_disks(page: &mut Page, info: &DaemonInfo, disks: &DiskList, statistics: &S
         (
             "fathom_disk_refused_total",
             "counter",
-            "Requests that contradicted themselves or asked for what the disk does not offer.",
+            "Requests that were invalid or unsupported.",
             |d| d.refused as f64,
         ),
     ];
@@ -204,7 +207,7 @@ fn of_operations(page: &mut Page, statistics: &Statistics) {
         }
     };
     let bytes = "fathom_disk_bytes_total";
-    page.family(bytes, "counter", "Bytes that requests that succeeded asked for.");
+    page.family(bytes, "counter", "Bytes of requests that succeeded.");
     each(&mut |labels, operation| page.sample(bytes, labels, operation.bytes));
     let errors = "fathom_disk_errors_total";
     page.family(errors, "counter", "Requests that failed, by kind of error.");
@@ -216,7 +219,7 @@ fn of_operations(page: &mut Page, statistics: &Statistics) {
         }
     });
     let seconds = "fathom_disk_request_seconds";
-    page.family(seconds, "histogram", "How long requests that succeeded took.");
+    page.family(seconds, "histogram", "Latency of requests that succeeded.");
     each(&mut |labels, operation| {
         let mut labels = labels.to_vec();
         for (bound_ns, bound) in BOUNDS {
@@ -228,7 +231,7 @@ fn of_operations(page: &mut Page, statistics: &Statistics) {
             );
             labels.pop();
         }
-        // The buckets' own sum, so that the last bucket and the count agree.
+        // The sum of the buckets, so that it agrees with the last bucket.
         let count = operation.latency.count();
         labels.push(("le", "+Inf"));
         page.sample("fathom_disk_request_seconds_bucket", &labels, count);
@@ -247,7 +250,7 @@ fn of_guests(page: &mut Page, disks: &DiskList) {
         ("fathom_guest_connected", "gauge", "Whether a VMM is connected.", |g| {
             u64::from(g.connected)
         }),
-        ("fathom_guest_queues", "gauge", "Queues that the guest has started.", |g| {
+        ("fathom_guest_queues", "gauge", "Queues started by the guest.", |g| {
             u64::from(g.queues_active)
         }),
         ("fathom_guest_connections_total", "counter", "Connections of VMMs.", |g| g.connections),
@@ -257,7 +260,7 @@ fn of_guests(page: &mut Page, disks: &DiskList) {
         (
             "fathom_guest_broken_queues_total",
             "counter",
-            "Rings that contradicted themselves.",
+            "Rings with inconsistent indexes or descriptors.",
             |g| g.broken_queues,
         ),
         ("fathom_guest_protocol_errors_total", "counter", "VMMs that broke the protocol.", |g| {
@@ -266,13 +269,13 @@ fn of_guests(page: &mut Page, disks: &DiskList) {
         (
             "fathom_guest_memory_losses_total",
             "counter",
-            "VMMs let go because memory that they share was lost.",
+            "VMMs disconnected because shared memory was lost.",
             |g| g.memory_losses,
         ),
         (
             "fathom_guest_recovered_total",
             "counter",
-            "Requests of an earlier daemon that were repeated.",
+            "Requests in flight at the death of an earlier daemon that were repeated.",
             |g| g.recovered,
         ),
     ];
@@ -285,7 +288,7 @@ fn of_guests(page: &mut Page, disks: &DiskList) {
     page.families(&families, &guests);
 }
 
-/// The text, as it grows.
+/// The text of the metrics.
 #[derive(Default)]
 pub(super) struct Page {
     text: String,
@@ -296,7 +299,7 @@ impl Page {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// Families that show the same things, each with its labels.
+    /// Writes families whose samples are of the same items, each item with its labels.
     pub(super) fn families<'a, Thing: 'a, Number: Display, const LABELS: usize>(
         &mut self,
         families: &[Family<'_, Thing, Number>],
@@ -337,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_cannot_break_out() {
+    fn labels_are_escaped() {
         let mut page = Page::default();
         page.sample("a", &[("disk", "x\"} 1\n\\"), ("vm", "")], 7);
         assert_eq!(page.text, "a{disk=\"x\\\"} 1\\n\\\\\",vm=\"\"} 7\n");

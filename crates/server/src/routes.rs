@@ -1,4 +1,4 @@
-//! The control interface over HTTP, and the one page that is had over TCP.
+//! The control interface over HTTP, and the page of metrics over TCP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,31 +22,31 @@ use crate::metrics;
 use crate::wiring::{invalid, refusal};
 use fathom_options::{Places, Problems, Title, Written};
 
-/// The longest that a caller may wait for an event.
+/// The longest time that a client may wait for an event.
 const WAIT_MAX: Duration = Duration::from_secs(600);
-/// Changes that are carried out at once; further ones are refused. Each may hang for as long as the
-/// storage that it is about.
+/// The most changes in progress; further ones are rejected. A change may hang as long as its
+/// storage does.
 pub(crate) const CHANGES_MAX: usize = 32;
-/// How long a change is waited for. It goes on beyond that.
+/// How long a request waits for its change, which continues beyond that.
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(45);
-/// Connections over TCP that are served at once.
+/// The most connections over TCP that are served at a time.
 const SCRAPERS_MAX: usize = 32;
-/// How long one of them may take.
+/// The time limit of a connection over TCP.
 const SCRAPE_TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest head of a request over TCP, in bytes.
 const HEAD_MAX: usize = 8192;
 
-/// What the routes share.
+/// The state that the routes share.
 #[derive(Clone)]
 pub(crate) struct App {
     pub(crate) daemon: Arc<Daemon>,
-    /// Notified when somebody asks for the end.
+    /// Notified when a client requests the shutdown.
     pub(crate) end: Arc<Notify>,
-    /// Changes that may still be begun.
+    /// Permits for further changes.
     pub(crate) changes: Arc<Semaphore>,
 }
 
-/// A refusal as an answer.
+/// An error as a response.
 struct Refused(ErrorBody);
 
 impl From<ErrorBody> for Refused {
@@ -89,12 +89,12 @@ pub(crate) fn router(app: App) -> Router {
 }
 
 async fn info(State(app): State<App>) -> Answer<fathom_control::DaemonInfo> {
-    app.daemon.look().await;
+    app.daemon.check_problems().await;
     Ok(axum::Json(app.daemon.info()))
 }
 
 async fn disk_list(State(app): State<App>) -> Answer<fathom_control::DiskList> {
-    app.daemon.look().await;
+    app.daemon.check_problems().await;
     Ok(axum::Json(app.daemon.disk_list()))
 }
 
@@ -102,7 +102,7 @@ async fn disk_status(
     State(app): State<App>,
     Path(name): Path<String>,
 ) -> Answer<fathom_control::DiskStatus> {
-    app.daemon.look().await;
+    app.daemon.check_problems().await;
     Ok(axum::Json(app.daemon.disk_status(&name)?))
 }
 
@@ -146,14 +146,14 @@ async fn remove_disk(
     query: Result<Query<RemoveQuery>, QueryRejection>,
 ) -> Answer<Done> {
     let Query(query) = query.map_err(|error| {
-        refusal(ErrorCode::Invalid, error.body_text(), "ask like /v1/disks/NAME?force=true")
+        refusal(ErrorCode::Invalid, error.body_text(), "use a path like /v1/disks/NAME?force=true")
     })?;
     let changes = Arc::clone(&app.changes);
     change(&changes, move || app.daemon.remove_disk(&name, query.force)).await
 }
 
 async fn statistics(State(app): State<App>) -> Answer<fathom_control::Statistics> {
-    app.daemon.look().await;
+    app.daemon.check_problems().await;
     Ok(axum::Json(app.daemon.statistics()))
 }
 
@@ -169,10 +169,14 @@ async fn usage(
     query: Result<Query<UsageQuery>, QueryRejection>,
 ) -> Answer<fathom_control::UsageReport> {
     let Query(query) = query.map_err(|error| {
-        refusal(ErrorCode::Invalid, error.body_text(), "ask like /v1/usage?disk=NAME&vm=NAME")
+        refusal(
+            ErrorCode::Invalid,
+            error.body_text(),
+            "use a path like /v1/usage?disk=NAME&vm=NAME",
+        )
     })?;
     // Thousands of rows take some milliseconds.
-    aside(move || app.daemon.usage(query.disk.as_deref(), query.vm.as_deref())).await
+    blocking(move || app.daemon.usage(query.disk.as_deref(), query.vm.as_deref())).await
 }
 
 #[derive(Default, Deserialize)]
@@ -187,14 +191,18 @@ async fn slow(
     query: Result<Query<SlowQuery>, QueryRejection>,
 ) -> Answer<fathom_control::SlowReport> {
     let Query(query) = query.map_err(|error| {
-        refusal(ErrorCode::Invalid, error.body_text(), "ask like /v1/slow?disk=NAME&count=10")
+        refusal(
+            ErrorCode::Invalid,
+            error.body_text(),
+            "use a path like /v1/slow?disk=NAME&count=10",
+        )
     })?;
     let count = query.count.unwrap_or(usize::MAX);
-    aside(move || app.daemon.slow(query.disk.as_deref(), count)).await
+    blocking(move || app.daemon.slow(query.disk.as_deref(), count)).await
 }
 
 async fn guests(State(app): State<App>) -> Answer<fathom_control::GuestList> {
-    aside(move || Ok(app.daemon.guests())).await
+    blocking(move || Ok(app.daemon.guests())).await
 }
 
 async fn queries(State(app): State<App>) -> Answer<fathom_control::QueryList> {
@@ -213,7 +221,11 @@ async fn daemon_events(
     query: Result<Query<EventQuery>, QueryRejection>,
 ) -> Answer<fathom_control::EventList> {
     let Query(query) = query.map_err(|error| {
-        refusal(ErrorCode::Invalid, error.body_text(), "ask like /v1/events?after=0&wait_ms=1000")
+        refusal(
+            ErrorCode::Invalid,
+            error.body_text(),
+            "use a path like /v1/events?after=0&wait_ms=1000",
+        )
     })?;
     let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX);
     Ok(axum::Json(app.daemon.journal.events_within(query.after, wait).await))
@@ -223,7 +235,7 @@ async fn recording(
     State(app): State<App>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<Response, Refused> {
-    let remedy = "ask like /v1/recording?disk=NAME&disk=NAME&pulse_ms=20";
+    let remedy = "use a path like /v1/recording?disk=NAME&disk=NAME&pulse_ms=20";
     let invalid = |message: String| Refused(refusal(ErrorCode::Invalid, message, remedy));
     let Query(query) = query.map_err(|error| invalid(error.body_text()))?;
     let mut request = ListenRequest::default();
@@ -233,18 +245,19 @@ async fn recording(
             "pulse_ms" => {
                 let time = value.parse().ok().filter(|time| (1..=60_000).contains(time));
                 let time = time.ok_or_else(|| {
-                    invalid(format!("pulse_ms is {value:?}, and may be 1 to 60000"))
+                    invalid(format!("pulse_ms is {value:?}, but must be from 1 to 60000"))
                 })?;
                 request.pulse = Some(Duration::from_millis(time));
             }
-            _ => return Err(invalid(format!("nothing is known of {key:?}"))),
+            _ => return Err(invalid(format!("there is no parameter {key:?}"))),
         }
     }
-    // It waits until the collection has begun.
+    // Waits until the collection has begun.
     let listen = move || events::listen(&app.daemon, request);
+    let failed = "the daemon failed to carry out the request";
     let body = match tokio::task::spawn_blocking(listen).await {
         Ok(body) => body?,
-        Err(_) => return Err(Refused(refusal(ErrorCode::Failed, "the daemon failed at this", ""))),
+        Err(_) => return Err(Refused(refusal(ErrorCode::Failed, failed, ""))),
     };
     let kind = "application/vnd.fathom.recording";
     Ok(([(header::CONTENT_TYPE, kind)], Body::new(body)).into_response())
@@ -268,7 +281,7 @@ async fn reload(State(app): State<App>) -> Answer<fathom_control::ReloadReport> 
 
 async fn shutdown(State(app): State<App>) -> Answer<Done> {
     app.end.notify_one();
-    Ok(axum::Json(Done { message: "the daemon completes what is in flight and ends".into() }))
+    Ok(axum::Json(Done { message: "the daemon completes requests in flight and ends".into() }))
 }
 
 async fn metrics_page(State(app): State<App>) -> Response {
@@ -277,7 +290,7 @@ async fn metrics_page(State(app): State<App>) -> Response {
 }
 
 async fn metrics_text(daemon: &Daemon) -> String {
-    daemon.look().await;
+    daemon.check_problems().await;
     let (info, disks, statistics) = (daemon.info(), daemon.disk_list(), daemon.statistics());
     let queries =
         metrics::QueryMetrics { list: daemon.query_list(), series: daemon.query_series() };
@@ -296,13 +309,13 @@ async fn no_such_path() -> Refused {
 async fn no_such_method() -> Response {
     let body = refusal(
         ErrorCode::Invalid,
-        "this path does not know this method",
+        "this path does not support this method",
         "docs/control.md lists methods and paths",
     );
     (StatusCode::METHOD_NOT_ALLOWED, axum::Json(ErrorReply { error: body })).into_response()
 }
 
-/// What to do about a body that is no JSON.
+/// The remedy for a body that is not the expected JSON.
 const EXPECTED: &str = "docs/control.md shows what is expected";
 
 fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refused> {
@@ -310,7 +323,7 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, R
         refusal(ErrorCode::Invalid, error.body_text(), "send a JSON body of at most 2 MB")
     })?;
     let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| {
-        let message = format!("the request's body is no JSON: {error}");
+        let message = format!("the request's body is not JSON: {error}");
         Refused(refusal(ErrorCode::Invalid, message, EXPECTED))
     })?;
     let (places, mut problems) = (Places::default(), Problems::default());
@@ -318,11 +331,13 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, R
     let written = Written { value: &value, title, path: "", places: &places, folder: None };
     let body = fathom_options::read(&written, &mut problems);
     problems.none_or().map_err(|problems| Refused(invalid(&problems)))?;
-    body.ok_or_else(|| Refused(refusal(ErrorCode::Invalid, "the request says nothing", EXPECTED)))
+    body.ok_or_else(|| {
+        Refused(refusal(ErrorCode::Invalid, "the request's body is empty", EXPECTED))
+    })
 }
 
-/// Does `work`, which changes what is served, on a thread of its own, and waits for a bounded time:
-/// storage that hangs must not make the caller hang.
+/// Carries out a change on a separate thread, and waits up to a limit: storage that hangs must
+/// not block the caller.
 async fn change<T: Serialize + Send + 'static>(
     changes: &Arc<Semaphore>,
     work: impl FnOnce() -> Result<T, ErrorBody> + Send + 'static,
@@ -330,11 +345,11 @@ async fn change<T: Serialize + Send + 'static>(
     let Ok(permit) = Arc::clone(changes).try_acquire_owned() else {
         return Err(Refused(refusal(
             ErrorCode::Conflict,
-            format!("{CHANGES_MAX} changes are under way already"),
-            "try again once one has ended; `fathom disk list` shows disks whose storage hangs",
+            format!("{CHANGES_MAX} changes are in progress already"),
+            "try again when one has ended; `fathom disk list` shows disks whose storage hangs",
         )));
     };
-    let work = aside(move || {
+    let work = blocking(move || {
         let _permit = permit;
         work()
     });
@@ -343,42 +358,42 @@ async fn change<T: Serialize + Send + 'static>(
         Err(_) => Err(Refused(refusal(
             ErrorCode::Failed,
             format!("the change has not ended within {} s", CHANGE_TIME_MAX.as_secs()),
-            "the storage hangs, most likely; the change goes on, and `fathom disk list` shows it \
-             once it is made",
+            "the storage probably hangs; the change continues, and `fathom disk list` shows it \
+             when it has been made",
         ))),
     }
 }
 
-/// Does `work`, which may take long, on a thread of its own.
-async fn aside<T: Serialize + Send + 'static>(
+/// Carries out `work`, which may take long, on a separate thread.
+async fn blocking<T: Serialize + Send + 'static>(
     work: impl FnOnce() -> Result<T, ErrorBody> + Send + 'static,
 ) -> Answer<T> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => Ok(axum::Json(result?)),
         Err(_) => Err(Refused(refusal(
             ErrorCode::Failed,
-            "the daemon failed at this",
+            "the daemon failed to carry out the request",
             "see its log, and report it as a bug",
         ))),
     }
 }
 
-/// Serves `/metrics`, and nothing else, over TCP: to few at a time, and to none for long.
+/// Serves only `/metrics` over TCP, with limits on the number of connections and their time.
 pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Arc<Daemon>) {
-    let seats = Arc::new(Semaphore::new(SCRAPERS_MAX));
+    let permits = Arc::new(Semaphore::new(SCRAPERS_MAX));
     loop {
-        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "nobody can be accepted at the metrics address for now");
+                tracing::warn!(%error, "no connection can be accepted at the metrics address");
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
             }
         };
         let daemon = Arc::clone(&daemon);
         tokio::spawn(async move {
-            let _seat = seat;
+            let _permit = permit;
             let _ = tokio::time::timeout(SCRAPE_TIME_MAX, scrape(&stream, &daemon)).await;
         });
     }

@@ -1,4 +1,4 @@
-//! The life of the process: start, signals, end.
+//! The life of the process: start, signals, shutdown.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,17 +23,17 @@ use crate::routes::{self, App};
 use crate::wiring::{refusal, socket_refusal};
 
 const SIGHUP: &str = "SIGHUP";
-/// Threads for changes and for questions whose answers take long. They end when idle. Changes
-/// occupy only some of them (`routes::CHANGES_MAX`), so that questions always find one.
-const ASIDE_THREADS_MAX: usize = 64;
+/// The most threads for changes and for long requests. They end when idle. Changes use only some of
+/// them (`routes::CHANGES_MAX`), so that other requests always find one.
+const BLOCKING_THREADS_MAX: usize = 64;
 
-/// How long listeners that lag have at the end to take what there is for them.
-const TELL_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long the shutdown waits for slow listeners to receive their remaining events.
+const DELIVERY_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Of the whole process, as the hook that counts them is.
+/// The number of panics of the whole process, counted by the panic hook.
 static FAILED_THREADS: AtomicU64 = AtomicU64::new(0);
 
-/// Serves `configuration` until a signal or a request ends it.
+/// Serves `configuration` until a signal or a request ends the daemon.
 pub(crate) fn run(
     configuration: &Configuration,
     file: Option<ConfigurationFile>,
@@ -45,22 +45,22 @@ pub(crate) fn run(
     raise_descriptor_limit();
     let result = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(ASIDE_THREADS_MAX)
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
         .thread_keep_alive(Duration::from_secs(1))
         .build()
-        .map_err(|error| failed("no event loop", &error))
+        .map_err(|error| failed("the event loop cannot be started", &error))
         .map_err(|refused| vec![refused])
         .and_then(|runtime| {
             let result = runtime.block_on(serve(configuration, file, journal, begun));
             runtime.shutdown_background();
             result
         });
-    #[expect(unsafe_code, reason = "an end without ceremony")]
+    #[expect(unsafe_code, reason = "ends the process without destructors")]
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => {
-            // Threads may be left that wait for a disk: nothing of theirs is taken down around
-            // them. The log has been written.
+            // Threads that wait for a disk may remain: their data must not be destroyed while they
+            // run. The log has been written.
             // SAFETY: the call has no preconditions and does not return.
             unsafe { libc::_exit(1) }
         }
@@ -80,7 +80,7 @@ fn failed(what: &str, error: &io::Error) -> ErrorBody {
     refusal(ErrorCode::Failed, format!("{what}: {error}"), "")
 }
 
-/// True when the end was clean.
+/// Serves until the end. Returns whether the shutdown was clean.
 async fn serve(
     configuration: &Configuration,
     file: Option<ConfigurationFile>,
@@ -88,21 +88,22 @@ async fn serve(
     begun: Instant,
 ) -> Result<bool, Vec<ErrorBody>> {
     let one = |refused: ErrorBody| vec![refused];
-    let mut signals = Signals::new().map_err(|error| one(failed("no signals", &error)))?;
+    let mut signals =
+        Signals::new().map_err(|error| one(failed("signals cannot be received", &error)))?;
     let options = &configuration.daemon;
     make_default_folder(&options.control).map_err(one)?;
-    // First, because a second daemon with the same configuration is told so here.
+    // First, because a second daemon with the same configuration is detected here.
     probe(&options.control).map_err(one)?;
     let start = {
         let configuration = configuration.clone();
-        // On a thread of its own: an image on storage that hangs must not make the daemon deaf to
-        // signals.
+        // On a separate thread: an image on storage that hangs must not prevent the daemon from
+        // receiving signals.
         on_own_thread("start", move || Daemon::start(&configuration, file, journal, begun))
     };
     let daemon = tokio::select! {
         started = start => started.ok_or_else(|| one(failed_thread()))??,
         name = signals.end() => {
-            tracing::error!("ends before it was ready: {name}");
+            tracing::error!("stopped before it was ready: {name}");
             return Ok(false);
         }
     };
@@ -113,7 +114,7 @@ async fn serve(
         }
     }
     let outside = bind_metrics(options.metrics).and_then(|metrics| {
-        // Last, because whoever can connect may rely on all disks being served.
+        // Last, because a client that can connect may rely on all disks being served.
         Ok((metrics, bind_control(&options.control)?))
     });
     let (metrics, control) = match outside {
@@ -136,10 +137,10 @@ async fn serve(
         changes: Arc::new(Semaphore::new(routes::CHANGES_MAX)),
     };
     let server = tokio::spawn(async move {
-        // Accepts until the process ends; its own errors it sleeps over.
+        // Accepts connections until the process ends, and pauses after errors.
         let _ = axum::serve(control, routes::router(app)).await;
     });
-    // Commands may ask the control interface from here on.
+    // From now on, commands of queries can use the control interface.
     if let Err(refused) = daemon.keep_queries(&configuration.queries) {
         daemon.stop();
         return Err(vec![refused]);
@@ -159,16 +160,17 @@ async fn serve(
     loop {
         tokio::select! {
             () = end.notified() => {
-                tracing::info!("asked to end");
+                tracing::info!("shutdown requested");
                 break;
             }
             name = signals.next() => {
                 if name == SIGHUP {
-                    // Not waited for: it may take long, and other signals must be heard.
+                    // Not waited for: a reload may take long, and other signals must be received
+                    // meanwhile.
                     reloads.notify_one();
                     continue;
                 }
-                tracing::info!("ends: {name}");
+                tracing::info!("shutting down: {name}");
                 break;
             }
         }
@@ -186,11 +188,11 @@ async fn serve(
             None => false,
         },
         name = signals.end() => {
-            tracing::error!("ends at once: a second {name}");
+            tracing::error!("stopped immediately: a second {name}");
             false
         }
     };
-    let delivered_by = Instant::now() + TELL_TIME_MAX;
+    let delivered_by = Instant::now() + DELIVERY_TIME_MAX;
     while !daemon.events().all_delivered() && Instant::now() < delivered_by {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -200,8 +202,8 @@ async fn serve(
     Ok(clean)
 }
 
-/// Does `work` on a new thread, which depends on no other work's end. `None` where there is no
-/// thread for it, or where it failed.
+/// Runs `work` on a new thread, which does not wait for other work. `None` if the thread cannot be
+/// started or panics.
 async fn on_own_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -211,7 +213,7 @@ async fn on_own_thread<T: Send + 'static>(
         let _ = sender.send(work());
     });
     if let Err(error) = spawned {
-        tracing::error!(%error, "there is no thread to {name} with");
+        tracing::error!(%error, "the thread {name:?} cannot be started");
         return None;
     }
     receiver.await.ok()
@@ -221,7 +223,7 @@ fn failed_thread() -> ErrorBody {
     refusal(ErrorCode::Failed, "the daemon failed at its start", "see its log, and report a bug")
 }
 
-/// Reads the configuration again at each notification. Notifications during a reload are one.
+/// Reads the configuration again at each notification. Notifications during a reload are merged.
 async fn reload_when_asked(daemon: Arc<Daemon>, reloads: Arc<Notify>) {
     loop {
         reloads.notified().await;
@@ -238,7 +240,7 @@ async fn reload(daemon: &Arc<Daemon>) {
     let daemon = Arc::clone(daemon);
     match tokio::task::spawn_blocking(move || daemon.reload()).await {
         Ok(Ok(report)) if report.changed.is_empty() && report.refused.is_empty() => {
-            tracing::info!("reload: nothing is different");
+            tracing::info!("reload: there are no differences");
         }
         Ok(Ok(_)) => {}
         Ok(Err(refused)) => {
@@ -252,7 +254,7 @@ async fn reload(daemon: &Arc<Daemon>) {
     notify(&[NotifyState::Ready]);
 }
 
-/// The signals that mean something here.
+/// The signals that the daemon handles.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -268,7 +270,7 @@ impl Signals {
         })
     }
 
-    /// The next that asks for the end.
+    /// The next signal that ends the daemon.
     async fn end(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
@@ -276,7 +278,7 @@ impl Signals {
         }
     }
 
-    /// The next of all.
+    /// The next signal.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
@@ -286,7 +288,7 @@ impl Signals {
     }
 }
 
-/// The folder of the default control socket does not survive a restart of the host.
+/// Makes the folder of the default control socket, which does not survive a restart of the host.
 fn make_default_folder(control: &Path) -> Result<(), ErrorBody> {
     let Some(folder) = control.parent() else { return Ok(()) };
     if control != Path::new(SOCKET_DEFAULT) || folder.is_dir() {
@@ -301,7 +303,7 @@ fn make_default_folder(control: &Path) -> Result<(), ErrorBody> {
     })
 }
 
-/// Whether the control socket is free.
+/// Checks that the control socket is free.
 fn probe(control: &Path) -> Result<(), ErrorBody> {
     if !fathom_frontend::socket::is_served(control) {
         return Ok(());
@@ -324,14 +326,14 @@ fn bind_metrics(address: Option<SocketAddr>) -> Result<Option<tokio::net::TcpLis
     let Some(address) = address else { return Ok(None) };
     let refused = |error: &io::Error| socket_refusal(&address.to_string(), error);
     if !address.ip().is_loopback() {
-        tracing::warn!("metrics are had at {address} by whoever reaches it, in plain text");
+        tracing::warn!("metrics are served at {address} to any client, in plain text");
     }
     let listener = std::net::TcpListener::bind(address).map_err(|error| refused(&error))?;
     listener.set_nonblocking(true).map_err(|error| refused(&error))?;
     tokio::net::TcpListener::from_std(listener).map(Some).map_err(|error| refused(&error))
 }
 
-/// Has panics logged like everything else. The thread that panics ends; the others go on.
+/// Logs panics like other events. A thread that panics ends; the others continue.
 fn log_panics() {
     std::panic::set_hook(Box::new(|information| {
         FAILED_THREADS.fetch_add(1, Ordering::Relaxed);
@@ -346,19 +348,20 @@ fn log_panics() {
         tracing::error!(
             thread = thread.name().unwrap_or("unnamed"),
             place,
-            "a thread failed, which is a bug: {message}"
+            "a thread failed because of a bug: {message}"
         );
     }));
 }
 
-/// Threads that have panicked so far.
+/// The number of threads that have panicked.
 pub(crate) fn failed_threads() -> u64 {
     FAILED_THREADS.load(Ordering::Relaxed)
 }
 
-/// Allows as many descriptors as the host does: each queue has a ring and each guest its memory.
+/// Raises the limit of descriptors to the host's limit: each queue has a ring, and each guest has
+/// its memory.
 fn raise_descriptor_limit() {
     let maximum = getrlimit(Resource::Nofile).maximum;
-    // Where it fails, the limit is as it was.
+    // On an error, the limit stays as it was.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }

@@ -1,4 +1,4 @@
-//! Definitions made into working parts: the one place that knows back ends, layers and front ends
+//! Makes back ends, layers and front ends from definitions: the only place that knows all of them
 //! by name.
 
 use std::io;
@@ -30,7 +30,7 @@ use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
 use crate::logs::{DiskLog, LogVolumes, WalDefinition};
 
-/// A refusal of the control interface.
+/// An error of the control interface.
 pub(crate) fn refusal(
     code: ErrorCode,
     message: impl Into<String>,
@@ -39,30 +39,30 @@ pub(crate) fn refusal(
     ErrorBody { code, message: message.into(), remedy: remedy.into() }
 }
 
-/// A refusal of what is wrong with a request.
+/// The error for an invalid request.
 pub(crate) fn invalid(problems: &Problems) -> ErrorBody {
     let messages: Vec<&str> = problems.0.iter().map(|problem| problem.message.as_str()).collect();
     let remedies: Vec<&str> = problems.0.iter().map(|problem| problem.remedy.as_str()).collect();
     refusal(ErrorCode::Invalid, messages.join("; "), remedies.join("; "))
 }
 
-/// The layers of a disk that others look at while it is served.
+/// The layers of a disk that other components use while it is served.
 #[derive(Clone, Default)]
 pub(crate) struct Watchers {
-    /// Counts and measures.
+    /// Counts and measures requests.
     pub tap: Option<Tap>,
     /// Finds out what requests mean.
     pub classify: Option<Classify>,
-    /// Has writes wait for room.
+    /// Makes writes wait for space.
     pub room: Option<WaitForRoom>,
     /// Makes changes durable in a log first.
     pub log: Option<DiskLog>,
-    /// All layers of the disk, the one nearest the front end first.
+    /// All layers of the disk, the uppermost first.
     pub layers: Vec<KeyedLayer>,
 }
 
 impl Watchers {
-    /// Those that a definition can name.
+    /// The layers that a definition can name.
     fn layers(&self) -> Vec<Arc<dyn Layer>> {
         let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
         layers.extend(self.classify.clone().map(|layer| Arc::new(layer) as Arc<dyn Layer>));
@@ -72,8 +72,9 @@ impl Watchers {
     }
 }
 
-/// Opens the back end of `definition` and puts its layers over it. `number` is the disk's number
-/// in events. `records` is the folder for what outlives the daemon, `logs` the open log volumes.
+/// Opens the back end of `definition`, with its layers above it. `number` is the disk's number in
+/// events, `records` the folder for records that outlive the daemon, and `logs` the open log
+/// volumes.
 pub(crate) fn open_disk(
     definition: &DiskDefinition,
     number: u32,
@@ -91,7 +92,7 @@ pub(crate) fn open_disk(
     };
     let disk = stack(definition, &mut watchers, guest, backend).inspect_err(|_| {
         if let Some(log) = &watchers.log {
-            log.give_up();
+            log.abandon();
         }
     })?;
     if let Some(room) = &watchers.room {
@@ -105,7 +106,7 @@ pub(crate) fn open_disk(
     Ok((disk, watchers))
 }
 
-/// Puts the layers of `definition` over `backend`.
+/// Makes a disk of `backend` and the layers of `definition`.
 fn stack(
     definition: &DiskDefinition,
     watchers: &mut Watchers,
@@ -125,11 +126,13 @@ fn stack(
 }
 
 fn too_many_layers(_: ErrorKind) -> ErrorBody {
-    let most = fathom_block::LAYERS_MAX;
+    let layers_max = fathom_block::LAYERS_MAX;
     refusal(
         ErrorCode::Invalid,
-        format!("a disk has at most {most} layers, `tap`, `classify` and its model among them"),
-        "leave some out",
+        format!(
+            "a disk has at most {layers_max} layers, including `tap`, `classify` and its model"
+        ),
+        "remove some layers",
     )
 }
 
@@ -150,7 +153,7 @@ fn open_backend(
                 foreign_allowed: definition.format == Some(ImageFormat::Raw),
             };
             let backend = FileBackend::open(&options).map_err(|error| {
-                // What to do comes behind the first semicolon of these messages.
+                // The remedy follows the first semicolon of these messages.
                 let text = format!("the disk {name:?} cannot be opened: {error}");
                 let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
                 let code = match error {
@@ -165,7 +168,7 @@ fn open_backend(
             let memory = Memory::open(size).map_err(|error| {
                 refusal(
                     ErrorCode::Failed,
-                    format!("the disk {name:?} gets no memory: {error}"),
+                    format!("memory for the disk {name:?} cannot be allocated: {error}"),
                     "make it smaller",
                 )
             })?;
@@ -174,18 +177,18 @@ fn open_backend(
         Some(BackendDefinition::Null(size)) => Ok(Arc::new(Null::new(size))),
         None => Err(refusal(
             ErrorCode::Invalid,
-            format!("the disk {name:?} has nothing that keeps its bytes"),
-            "name an image, or a size in memory",
+            format!("the disk {name:?} has no store"),
+            "add an image, or a size in memory",
         )),
     }
 }
 
-/// Whether `definition` names the layer `name` among its layers.
+/// Whether `definition` lists a layer of the kind `name`.
 pub(crate) fn names_layer(definition: &DiskDefinition, name: &str) -> bool {
     definition.layers.iter().any(|layer| layer.name() == name)
 }
 
-/// The tap of a disk that has one.
+/// The tap of a disk, if it has one.
 pub(crate) fn make_tap(definition: &DiskDefinition, number: u32) -> Option<Tap> {
     (definition.tap || names_layer(definition, "tap")).then(|| {
         let labels = tap::Labels {
@@ -202,12 +205,12 @@ pub(crate) fn make_tap(definition: &DiskDefinition, number: u32) -> Option<Tap> 
     })
 }
 
-/// Whether it is found out what the requests of the disk mean.
+/// Whether the disk has a layer that finds out what requests mean.
 pub(crate) fn is_classified(definition: &DiskDefinition) -> bool {
     definition.classify || names_layer(definition, "classify")
 }
 
-/// The layer that finds out what requests mean, for a disk that has one.
+/// The layer that finds out what requests mean, if the disk has one.
 pub(crate) fn make_classify(
     definition: &DiskDefinition,
     guest: &DiskGuest,
@@ -224,38 +227,39 @@ pub(crate) fn make_classify(
 pub(crate) fn class_table(definition: &DiskDefinition) -> Result<ClassTable, ErrorBody> {
     let Some(bounds) = &definition.class_bounds else { return Ok(ClassTable::default()) };
     ClassTable::new(bounds.iter().map(|bound| bound.0).collect()).map_err(|error| {
-        let message = format!("`class_bounds` make no table: {error}");
-        refusal(ErrorCode::Invalid, message, "name sizes in descending order")
+        let message = format!("`class_bounds` is not valid: {error}");
+        refusal(ErrorCode::Invalid, message, "list sizes in descending order")
     })
 }
 
-/// Which of a disk's layers one is: what it was made of.
+/// The identity of a disk's layer: its definition.
 #[derive(Clone, PartialEq)]
 pub(crate) enum LayerKey {
-    /// It is listed.
+    /// A listed layer.
     Listed(LayerDefinition),
     /// The disk's model.
     Model(ModelDefinition),
-    /// What has writes wait for room.
+    /// The layer in which writes wait for space.
     Room,
 }
 
 impl LayerKey {
     /// The key of a listed layer.
     pub(crate) fn listed(definition: &LayerDefinition) -> Self {
-        // A disk has one log, which stays while it is the same, whatever else is said of it.
+        // A disk has only one log, which stays while the log is the same, whatever its other
+        // options.
         let is_log = definition.kind == WalDefinition::KIND;
         let options = if is_log { Map::new() } else { definition.options.clone() };
         Self::Listed(LayerDefinition { kind: definition.kind.clone(), options })
     }
 }
 
-/// A layer, and which one it is.
+/// A layer, and its identity.
 pub(crate) type KeyedLayer = (LayerKey, Arc<dyn Layer>);
 
-/// The layers of a disk, the one nearest the front end first. The watchers are used where the
-/// definition has them: first, unless the layers say where. Those that are in `kept` are used again,
-/// with all that they know. `capacity` is the disk's.
+/// The layers of a disk, the uppermost first. The watchers of the definition are uppermost, unless
+/// it lists them elsewhere. Layers in `kept` with the same definition are reused with their state.
+/// `capacity` is the disk's.
 pub(crate) fn make_layers(
     definition: &DiskDefinition,
     watchers: &Watchers,
@@ -273,7 +277,7 @@ pub(crate) fn make_layers(
         layers.extend(layer.map(|layer| (key, layer)));
         Ok(())
     };
-    // What requests mean is found out above all others, so that they know.
+    // The layer `classify` is above all others, so that they have its insights.
     let implied = [("classify", watchers.classify.is_some()), ("tap", watchers.tap.is_some())];
     let implied = implied
         .into_iter()
@@ -294,7 +298,7 @@ pub(crate) fn make_layers(
             let prepared = configuration::layers::prepare(&layer)
                 .map_err(|problems| refusal(ErrorCode::Invalid, problems.to_string(), ""))?;
             prepared.make(&context).map_err(|error| {
-                // What to do comes behind the first semicolon.
+                // The remedy follows the first semicolon.
                 let text = error.to_string();
                 let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
                 refusal(ErrorCode::Failed, message, remedy)
@@ -334,7 +338,7 @@ pub(crate) fn make_model(model: &ModelDefinition, capacity: u64) -> Model {
     }
 }
 
-/// Serves `disk` to a VMM, whose guest's memory `guest` is told of.
+/// Serves `disk` to a VMM. `guest` observes the memory of its guest.
 pub(crate) fn start_vhost_user(
     definition: &VhostUserDefinition,
     disk: &Arc<Disk>,
@@ -357,25 +361,27 @@ pub(crate) fn start_vhost_user(
     Ok(server)
 }
 
-/// What a socket that cannot be had means.
+/// The error for a socket that cannot be used.
 pub(crate) fn socket_refusal(socket: &str, error: &io::Error) -> ErrorBody {
     match error.kind() {
         io::ErrorKind::AddrInUse => refusal(
             ErrorCode::Conflict,
-            format!("somebody else listens at {socket}"),
+            format!("another process listens at {socket}"),
             "stop the other daemon, or choose another socket",
         ),
         io::ErrorKind::PermissionDenied => refusal(
             ErrorCode::Failed,
-            format!("no socket can be made at {socket}: permission denied"),
-            "give the daemon's user the right to write to that folder, or choose another",
+            format!("a socket cannot be made at {socket}: permission denied"),
+            "allow the daemon's user to write to that folder, or choose another",
         ),
         io::ErrorKind::AddrNotAvailable => refusal(
             ErrorCode::Failed,
-            format!("{socket} is no address of this host"),
-            "choose one that `ip address` shows",
+            format!("{socket} is not an address of this host"),
+            "choose an address that `ip address` shows",
         ),
-        _ => refusal(ErrorCode::Failed, format!("nobody can listen at {socket}: {error}"), ""),
+        _ => {
+            refusal(ErrorCode::Failed, format!("the daemon cannot listen at {socket}: {error}"), "")
+        }
     }
 }
 
@@ -389,14 +395,15 @@ pub(crate) fn start_listener(
     let address = match parse_address(&definition.address) {
         Some(Address::Unix(path)) => nbd::Address::Unix(path),
         Some(Address::Tcp(text)) => {
-            let mut found = text
-                .to_socket_addrs()
-                .map_err(|error| invalid(format!("the address {text} leads nowhere: {error}")))?;
-            let first =
-                found.next().ok_or_else(|| invalid(format!("the address {text} leads nowhere")))?;
+            let mut found = text.to_socket_addrs().map_err(|error| {
+                invalid(format!("the address {text} cannot be resolved: {error}"))
+            })?;
+            let first = found
+                .next()
+                .ok_or_else(|| invalid(format!("the address {text} cannot be resolved")))?;
             nbd::Address::Tcp(first)
         }
-        None => return Err(invalid(format!("{:?} is no address", definition.address))),
+        None => return Err(invalid(format!("{:?} is not an address", definition.address))),
     };
     let mut options = nbd::ListenerOptions::new(address);
     options.plain_allowed = definition.plain_allowed;
@@ -413,8 +420,8 @@ pub(crate) fn start_listener(
 
 fn make_tls(definition: &TlsDefinition) -> Result<Tls, ErrorBody> {
     let unfit = |error: io::Error| {
-        let message = format!("no TLS for NBD: {error}");
-        refusal(ErrorCode::Failed, message, "correct what [nbd.tls] names")
+        let message = format!("TLS for NBD cannot be set up: {error}");
+        refusal(ErrorCode::Failed, message, "correct the files in [nbd.tls]")
     };
     match (&definition.psk, &definition.certificate, &definition.key) {
         (Some(psk), None, None) => Tls::shared_keys(psk).map_err(unfit),
@@ -428,13 +435,13 @@ fn make_tls(definition: &TlsDefinition) -> Result<Tls, ErrorBody> {
         }
         _ => Err(refusal(
             ErrorCode::Invalid,
-            "TLS takes a certificate and its key, or shared keys",
-            "name `certificate` and `key`, or `psk`",
+            "TLS requires a certificate and its key, or shared keys",
+            "add `certificate` and `key`, or `psk`",
         )),
     }
 }
 
-/// Makes what has been written to `disk` durable, within `limit`.
+/// Makes all writes to `disk` durable, within `limit`.
 pub(crate) fn flush(disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
     let capabilities = disk.capabilities();
     if !capabilities.write || !capabilities.flush {

@@ -1,4 +1,4 @@
-//! What the pages and the packages show is what the daemon reads and writes.
+//! The daemon accepts the examples of the pages and of the package.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The blocks of a page that begin with ```` ```language ````.
+/// The blocks of `page` that begin with ```` ```language ````.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let text = std::fs::read_to_string(repository().join(page)).unwrap();
     let mut blocks = Vec::new();
@@ -36,7 +36,8 @@ fn the_examples_of_configurations_are_read() {
     let packaged = std::fs::read_to_string(repository().join("packaging/fathom.toml")).unwrap();
     let as_shipped = parse(&packaged);
     assert_eq!(as_shipped.disks.len(), 0);
-    // What is commented out is sound too: a comment without a space is a setting.
+    // The commented-out settings are valid too. A comment without a space after the `#` is a
+    // setting.
     let all: String = packaged
         .lines()
         .map(|line| match line.strip_prefix('#') {

@@ -43,7 +43,7 @@ pub struct Segment {
     pub length: u64,
     /// The source of the newest content; `None` for home.
     pub source: Option<Source>,
-    /// The sequence of the record that the content comes from; 0 for home.
+    /// The sequence of the record with the content; 0 for home.
     pub sequence: u64,
 }
 

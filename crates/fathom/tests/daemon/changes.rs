@@ -97,7 +97,7 @@ fn an_image_of_another_format_is_served_only_as_a_raw_one() {
     assert_eq!(client.reload().unwrap().refused, [""; 0]);
     assert_eq!(names(), ["a", "b"]);
     assert_eq!(problem(), None);
-    daemon.until("its end to be logged", || logged(" a: problem over: not-served") == 1);
+    daemon.until("its end to be logged", || logged(" a: problem ended: not-served") == 1);
     assert_eq!(logged("problem not-served"), 1, "{}", daemon.log());
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!(nbd.read(0, 8), content[..8]);

@@ -107,7 +107,7 @@ fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
     let (status, folder) = daemon.wait();
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains("the disk \"hung\" was given up"), "{log}");
+    assert!(log.contains("the disk \"hung\" was abandoned"), "{log}");
     assert!(!log.contains("\"good\""), "the other disk ended cleanly: {log}");
     for removal in removals {
         assert!(removal.join().unwrap().is_err(), "it could not be removed");

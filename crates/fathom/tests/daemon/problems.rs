@@ -88,7 +88,7 @@ fn a_full_file_system_stops_writes_until_there_is_room() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     assert!(output(&["disk", "info", "a"]).contains("waiting-for-room"));
-    assert!(output(&["doctor"]).contains("wait for room"));
+    assert!(output(&["doctor"]).contains("wait for space"));
     let top = output(&["top", "--plain", "--count", "1", "--interval", "100ms"]);
     assert!(top.contains("! waiting-for-room"), "{top}");
     // What needs no room goes on.
@@ -109,7 +109,7 @@ fn a_full_file_system_stops_writes_until_there_is_room() {
     }
     daemon.until("the problem to end", || kinds(&daemon, "a").is_empty());
     assert_eq!(lines(&daemon, "a", "problem waiting-for-room"), 1, "{}", daemon.log());
-    assert_eq!(lines(&daemon, "a", "problem over: waiting-for-room"), 1, "{}", daemon.log());
+    assert_eq!(lines(&daemon, "a", "problem ended: waiting-for-room"), 1, "{}", daemon.log());
     drop((nbd, other));
     daemon.end();
 }
@@ -163,7 +163,7 @@ fn an_image_that_is_cut_or_deleted_is_a_problem() {
     daemon.client().recover_disk("a").unwrap();
     daemon.until("the cut to be mended", || kinds(&daemon, "a").is_empty());
     assert_eq!(lines(&daemon, "a", "problem cut-short"), 1, "{}", daemon.log());
-    assert_eq!(lines(&daemon, "a", "problem over: cut-short"), 1, "{}", daemon.log());
+    assert_eq!(lines(&daemon, "a", "problem ended: cut-short"), 1, "{}", daemon.log());
     std::fs::remove_file(&path).unwrap();
     daemon.until("the deletion to be seen", || is(ProblemKind::Deleted));
     // While something is wrong, the watch looks by itself, and says it once.
@@ -210,7 +210,7 @@ fn a_device_that_cannot_be_read_is_a_problem_until_it_can() {
     assert_eq!(nbd.read(offset, 4096).len(), 4096);
     until_at_last(&daemon, "the problem to end", || kinds(&daemon, "a").is_empty());
     assert_eq!(lines(&daemon, "a", "problem io-errors"), 1, "{}", daemon.log());
-    assert_eq!(lines(&daemon, "a", "problem over: io-errors"), 1, "{}", daemon.log());
+    assert_eq!(lines(&daemon, "a", "problem ended: io-errors"), 1, "{}", daemon.log());
     drop(nbd);
     daemon.end();
 }
@@ -235,7 +235,7 @@ fn storage_that_hangs_is_a_problem_until_it_answers() {
     assert_eq!(nbd.reply(), Some((7, 0)));
     daemon.until("the problem to end", || kinds(&daemon, "a").is_empty());
     assert_eq!(lines(&daemon, "a", "problem not-answering"), 1, "{}", daemon.log());
-    assert_eq!(lines(&daemon, "a", "problem over: not-answering"), 1, "{}", daemon.log());
+    assert_eq!(lines(&daemon, "a", "problem ended: not-answering"), 1, "{}", daemon.log());
     drop(nbd);
     daemon.end();
 }
@@ -268,7 +268,7 @@ fn a_link_without_a_centre_is_a_problem_of_the_daemon() {
         .spawn()
         .unwrap();
     until_at_last(&daemon, "the link to run", || problems().is_empty());
-    assert_eq!(logged("problem over: monitor-link"), 1, "{}", daemon.log());
+    assert_eq!(logged("problem ended: monitor-link"), 1, "{}", daemon.log());
     centre.kill().unwrap();
     centre.wait().unwrap();
     daemon.end();

@@ -447,7 +447,7 @@ fn a_query_that_holds_too_much_is_ended_and_the_others_go_on() {
     assert_eq!(bounded_status.failures, 1);
     assert_eq!(sample(&daemon, "fathom_query_running{query=\"bounded\"}"), Some(0.0));
     assert_eq!(sample(&daemon, "fathom_query_failures_total{query=\"bounded\"}"), Some(1.0));
-    let line = format!("error   query bounded: it is ended: {what}");
+    let line = format!("error   query bounded: stopped: {what}");
     assert_eq!(daemon.log().matches(&line).count(), 1, "{}", daemon.log());
 
     write(50);

@@ -106,7 +106,7 @@ fn what_was_acknowledged_is_there_after_a_kill() {
         daemon.signal(libc::SIGKILL);
         folder = daemon.wait().1;
     }
-    // With the last life's changes in the log only, the image alone is behind; a stop brings all home.
+    // With the last life's changes in the log only, the image alone is out of date; a stop writes all changes back.
     let daemon = Daemon::start_in(folder, &configuration("60s"));
     folder = daemon.end();
     for (disk, image) in ["a.img", "b.img"].into_iter().enumerate() {
@@ -166,7 +166,7 @@ fn a_log_that_is_not_this_disks_is_refused_with_what_to_do() {
     // The image alone lacks what was acknowledged: it is not served without its log, nor with another.
     let behind = |said: &str| {
         let log = folder.path().join("logs").display().to_string();
-        said.contains("a.img alone is behind") && said.contains(&log)
+        said.contains("a.img alone is out of date") && said.contains(&log)
     };
     let alone = configuration("60s").replacen("layers", "# layers", 1);
     let said = refusal(&alone);
@@ -182,7 +182,7 @@ fn a_log_that_is_not_this_disks_is_refused_with_what_to_do() {
     image.write_all_at(b"an image", 0).unwrap();
     let image = configuration("60s").replace("\"logs\"", "\"c.img\"").replace("\"1M\"", "\"16M\"");
     let said = refusal(&image);
-    assert!(said.contains("it holds something else"), "{said}");
+    assert!(said.contains("it holds other data"), "{said}");
     assert_eq!(std::fs::metadata(folder.path().join("c.img")).unwrap().len(), SIZE);
     // Both superblocks damaged.
     let log = OpenOptions::new().write(true).open(folder.path().join("logs")).unwrap();
@@ -329,7 +329,7 @@ fn the_log_comes_and_goes_while_the_disk_is_in_use() {
         std::fs::remove_file(daemon.path("logs")).unwrap();
         daemon.until("a log that was deleted is shown", || {
             let problems = client.disk("a").unwrap().problems;
-            problems.iter().any(|problem| problem.message.contains("what `wal` keeps"))
+            problems.iter().any(|problem| problem.message.contains("the store of `wal`"))
         });
         client.change_disk("a", &layers(vec![])).unwrap();
         for (first, written, count) in written {

@@ -144,7 +144,7 @@ fn run(variant: &mut Variant, reactor: &mut Reactor) {
             }
         }
         spent += start.elapsed();
-        // In a daemon, the reader has a thread of its own, so its time is not counted here.
+        // In a daemon, the reader has a separate thread, so its time is not counted here.
         if let Some(reader) = &mut variant.reader {
             events.clear();
             reader.drain(&mut events);

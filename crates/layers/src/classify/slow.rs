@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slowest_of_late_are_kept() {
+    fn the_slowest_recent_requests_are_kept() {
         let slow = Slow::new(3);
         let mut request = Request::default();
         for (id, latency_ns) in [5, 1, 9, 7, 3, 8].into_iter().enumerate() {

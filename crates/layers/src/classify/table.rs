@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_not_used_make_room_and_nothing_is_lost() {
+    fn unused_rows_are_replaced_and_their_counts_kept() {
         let names = Names::default();
         let mut table = Table::new(4, 2);
         for round in 0..100 {
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_keeps_its_texts_when_the_names_are_forgotten() {
+    fn a_row_keeps_its_texts_when_names_are_removed() {
         let names = Names::new(1);
         let mut table = Table::new(4, 2);
         let mut first = record(1, 1);

@@ -1,7 +1,7 @@
 //! The accounts of a disk. Threads of its queues write them and never wait; other threads read
 //! them.
 //!
-//! Each queue counts all whole requests in cells of its own. Parts with a known meaning are counted
+//! Each queue counts all whole requests in separate cells. Parts with a known meaning are counted
 //! in the disk's table. They wait in a short list, which the queue's thread moves into the table
 //! unless another thread has the table locked. A reader moves all lists into the table before it
 //! reads. If a list reaches its limit meanwhile, further parts are dropped and counted.

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn sectors_cover_ranges_that_are_no_whole_sectors() {
+    fn sectors_cover_unaligned_ranges() {
         let mut request = Request::default();
         (request.operation, request.offset, request.length) = (Operation::Read, 511, 2);
         let event = record(&request, None, 0, 0, 0);

@@ -1,13 +1,13 @@
 //! Counters of a disk's requests, and events while a reader is attached.
 //!
-//! Each queue has a shard of its own: [counters](TapSnapshot) and latency histograms, which are
+//! Each queue has a separate shard: [counters](TapSnapshot) and latency histograms, which are
 //! always on, and a ring of [`Event`]s, which is filled while a [`TapReader`] is attached. Only the
 //! queue's thread writes a shard, with plain stores. Two queues share no cache line that either of
 //! them writes, and a slow or missing reader never delays a request. Without a reader, the events
 //! cost a request one load.
 //!
 //! The clock is read at most once a round for all requests that arrive or complete together
-//! ([`Place::round_ns`]), and once more for a request that completes in the round in which it
+//! ([`Place::round_ns`]), and once again for a request that completes in the round in which it
 //! arrived.
 
 mod counters;

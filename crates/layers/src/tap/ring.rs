@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_insight::event::{EVENT_WORDS, Event};
 
-/// A position on a cache line of its own, so that the two sides do not share one.
+/// A position on a separate cache line, so that the two sides do not share one.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Position(AtomicU64);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_torn_or_out_of_order_between_two_threads() {
+    fn events_between_two_threads_are_whole_and_in_order() {
         const COUNT: u64 = 200_000;
         let ring = Ring::new(64);
         std::thread::scope(|scope| {

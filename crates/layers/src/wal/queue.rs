@@ -256,7 +256,7 @@ impl WalQueue {
                     let before = faults();
                     request.buffers.copy_to(pending.done, data);
                     if faults() != before {
-                        // The guest's memory is gone, and the copied bytes are invalid.
+                        // The guest's memory was lost, and the copied bytes are invalid.
                         if let Some(pending) = self.pending.pop_front() {
                             next.complete(pending.request, Err(ErrorKind::Memory));
                         }

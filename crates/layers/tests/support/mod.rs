@@ -48,7 +48,7 @@ impl Bench {
         self.finish().0
     }
 
-    /// The same, with the content of the request's buffers.
+    /// Like [`Self::outcome`], and returns the content of the request's buffers as well.
     pub fn finish(&mut self) -> (Outcome, Vec<u8>) {
         loop {
             if let Some((request, outcome)) = self.stack.completed() {

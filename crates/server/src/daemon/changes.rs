@@ -1,8 +1,9 @@
-//! Who changes what: a disk is changed by one at a time, and nobody waits for another disk.
+//! The order of changes: a disk has one change at a time, and changes of different disks do not
+//! wait for each other.
 //!
-//! A change may take long, because an image lies on a file system that hangs. So the right to
-//! change is held for each disk alone, and what a disk occupies (its name, socket and image) is
-//! entered before it is opened.
+//! A change may take long, if an image is on a file system that hangs. So the right to change is
+//! held for each disk separately, and a disk's claims (its name, socket and image) are entered
+//! before the disk is opened.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,18 +16,18 @@ use super::Daemon;
 use crate::configuration::{image_identity, normal_path};
 use crate::wiring::refusal;
 
-/// How long a change waits for an earlier one of the same disk.
+/// How long a change waits for an earlier change of the same disk.
 const CHANGE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// The changes under way.
+/// The changes in progress.
 #[derive(Default)]
 pub(super) struct Changes {
-    /// The disks that are being changed; the empty name is that of the configuration file.
+    /// The disks that are being changed; the empty name stands for the configuration file.
     subjects: Mutex<BTreeSet<String>>,
     ended: Condvar,
 }
 
-/// The right to change a disk, until it is dropped.
+/// The right to change a disk, held until it is dropped.
 pub(super) struct Change<'d> {
     changes: &'d Changes,
     subject: String,
@@ -46,12 +47,12 @@ impl Drop for Change<'_> {
 }
 
 impl Daemon {
-    /// The right to change the disk called `name`.
+    /// Waits for the right to change the disk `name`.
     pub(super) fn change(&self, name: &str) -> Result<Change<'_>, ErrorBody> {
         self.change_within(name, CHANGE_WAIT_MAX)
     }
 
-    /// The right to read the configuration file again.
+    /// Waits for the right to read the configuration file again.
     pub(super) fn change_configuration(&self) -> Result<Change<'_>, ErrorBody> {
         self.change_within("", CHANGE_WAIT_MAX)
     }
@@ -70,11 +71,11 @@ impl Daemon {
         }
         if waited.timed_out() {
             let what = if subject.is_empty() {
-                "the configuration is being read again already".to_owned()
+                "the configuration is already being reloaded".to_owned()
             } else {
-                format!("another change of the disk {subject:?} is under way")
+                format!("another change of the disk {subject:?} is in progress")
             };
-            return Err(refusal(ErrorCode::Conflict, what, "try again once it has ended"));
+            return Err(refusal(ErrorCode::Conflict, what, "try again when it has ended"));
         }
         subjects.insert(subject.to_owned());
         drop(subjects);
@@ -82,23 +83,23 @@ impl Daemon {
     }
 }
 
-/// The answer to a change while the daemon ends.
+/// The error of a change while the daemon shuts down.
 pub(super) fn stopping() -> ErrorBody {
     refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", "")
 }
 
-/// What a disk occupies: no other may have the same.
+/// The claims of a disk: no other disk may have the same.
 #[derive(Clone)]
 pub(super) struct Claims {
     name: String,
     socket: Option<PathBuf>,
-    /// The image as the file system knew it when the disk was opened.
+    /// The identity of the image in its file system when the disk was opened.
     image: Option<(u64, u64)>,
     read_only: bool,
 }
 
 impl Claims {
-    /// What `definition` occupies. Asks the file systems, which may take long.
+    /// The claims of `definition`. Queries file systems, which may take long.
     pub(super) fn new(definition: &DiskDefinition) -> Self {
         Self {
             name: definition.name.clone(),
@@ -108,13 +109,12 @@ impl Claims {
         }
     }
 
-    /// The name of the disk.
+    /// The disk's name.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// What is in the way of a disk with these claims, given the control socket and the claims of
-    /// the `others`.
+    /// Checks these claims against the control socket and the claims of the `others`.
     pub(super) fn check<'c>(
         &self,
         control: &Path,
@@ -123,7 +123,7 @@ impl Claims {
         let conflict =
             |message: String, remedy: &str| Err(refusal(ErrorCode::Conflict, message, remedy));
         if self.socket.as_deref() == Some(control) {
-            return conflict("this is the control socket".into(), "choose another socket");
+            return conflict("the socket is the control socket".into(), "choose another socket");
         }
         for other in others {
             if other.name == self.name {
@@ -142,7 +142,7 @@ impl Claims {
             if shares && !(self.read_only && other.read_only) {
                 return conflict(
                     format!(
-                        "the disk {:?} has this image, and a writer shares with nobody",
+                        "the disk {:?} has this image, and a writer cannot share it",
                         other.name
                     ),
                     "choose another image, or make both disks read-only",

@@ -1,4 +1,4 @@
-//! Disks added, changed and removed.
+//! Adding, changing and removing disks.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -18,11 +18,11 @@ use crate::introspection::DiskGuest;
 use crate::logs::is_same_log;
 use crate::wiring::{self, KeyedLayer, Watchers, invalid, refusal};
 
-/// How long whoever asks for the removal of a disk waits for it.
+/// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
 
 impl Daemon {
-    /// Serves one disk more, by request.
+    /// Serves a new disk, by request.
     pub(crate) fn add_disk(&self, mut definition: DiskDefinition) -> Result<DiskStatus, ErrorBody> {
         check_request(&mut definition)?;
         let name = definition.name.clone();
@@ -32,19 +32,19 @@ impl Daemon {
         self.disk_status(&name)
     }
 
-    /// Serves a disk of the configuration. One that cannot be served is a problem until it is, or
-    /// until the configuration has it no more.
+    /// Serves a disk of the configuration. If it cannot be served, that is a problem until it can,
+    /// or until the configuration no longer has it.
     pub(super) fn serve_configured(&self, definition: &DiskDefinition) -> Result<(), ErrorBody> {
         self.serve_disk(definition.clone(), Some(definition.clone())).inspect_err(|refused| {
             self.with_state(|state| {
-                state.left_out.insert(definition.name.clone(), refused.clone())
+                state.unserved.insert(definition.name.clone(), refused.clone())
             });
             self.wake_watch();
         })
     }
 
-    /// Opens a disk and offers it to guests and clients. Whoever calls has checked it by itself;
-    /// here it is held against what is served already.
+    /// Opens a disk and offers it to guests and clients. The caller has checked the definition;
+    /// this function checks it against the disks that are served already.
     pub(super) fn serve_disk(
         &self,
         definition: DiskDefinition,
@@ -91,11 +91,11 @@ impl Daemon {
         });
         self.watch_disk(&served);
         let refused = self.with_state(|state| {
-            // Looked at under the lock under which the end of the daemon takes the list.
+            // Checked under the lock under which the shutdown takes the list.
             if self.is_stopping() {
                 return true;
             }
-            state.left_out.remove(&name);
+            state.unserved.remove(&name);
             state.disks.insert(name, Arc::clone(&served));
             false
         });
@@ -120,7 +120,7 @@ impl Daemon {
             return Err(refusal(
                 ErrorCode::Conflict,
                 format!("the disk {name:?} is being removed"),
-                "add it again once it is gone",
+                "add it again when it has been removed",
             ));
         }
         if change.tap.is_some() || change.classify.is_some() || change.layers.is_some() {
@@ -149,15 +149,15 @@ impl Daemon {
         self.disk_status(name)
     }
 
-    /// A folder for what a later daemon has to know: systemd's state folder of this service, else
-    /// that of the control socket.
+    /// The folder for records that outlive the daemon: systemd's state folder of this service, else
+    /// the folder of the control socket.
     fn records_folder(&self) -> PathBuf {
         let state = std::env::var_os("STATE_DIRECTORY").filter(|state| !state.is_empty());
         let control = || self.options.control.parent().unwrap_or(Path::new(".")).to_owned();
         state.map_or_else(control, PathBuf::from)
     }
 
-    /// Has a disk take writes again after some were lost.
+    /// Makes a disk accept writes again after some were lost.
     pub(crate) fn recover_disk(&self, name: &str) -> Result<DiskStatus, ErrorBody> {
         let _change = self.change(name)?;
         let served = self.find(name)?;
@@ -167,20 +167,20 @@ impl Daemon {
             return Err(refusal(
                 ErrorCode::Conflict,
                 format!("the disk {name:?} has lost no writes"),
-                "nothing needs to be done",
+                "no recovery is needed",
             ));
         }
         backend.recover().map_err(|error| {
             refusal(
                 ErrorCode::Failed,
-                format!("the disk {name:?} still cannot keep what is written: {error}"),
-                "mend the store beneath it, then ask again",
+                format!("the disk {name:?} still cannot store writes: {error}"),
+                "repair the store beneath it, then try again",
             )
         })?;
         self.disk_status(name)
     }
 
-    /// Gives a disk the layers of `definition`. What counts and stays goes on counting.
+    /// Gives a disk the layers of `definition`. Counters and accounts of layers that stay continue.
     pub(super) fn restack(
         &self,
         served: &Served,
@@ -212,8 +212,8 @@ impl Daemon {
             (Some(_), Some(_)) => {
                 return Err(refusal(
                     ErrorCode::Conflict,
-                    "a disk that is served does not change from one log to another",
-                    "take its layer `wal` out, which brings home what the log holds, and add it again",
+                    "a disk cannot change from one log to another while it is served",
+                    "remove its layer `wal`, which writes its changes back, then add the layer again",
                 ));
             }
         };
@@ -230,14 +230,14 @@ impl Daemon {
             _ => usage_instance = number,
         }
         let changed = restack(served, &definition, &mut watchers, &kept.layers);
-        // A log that is left out, or that has not come in, holds nothing.
+        // A log that was removed, or that was not added because of the error, is empty.
         let ended = match &changed {
             Ok(()) => kept.log.filter(|_| watchers.log.is_none()),
             Err(_) => new_log,
         };
         if let Some(Err(error)) = ended.map(|log| log.end()) {
             let disk = served.disk.name();
-            tracing::error!(disk, %error, "the mark of its image stays, though its log is empty");
+            tracing::error!(disk, %error, "the mark of its image stays, although its log is empty");
         }
         changed?;
         if let (Some(classify), Some(classes)) = (&watchers.classify, classes) {
@@ -257,9 +257,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Serves a disk no more: clients are let go once what they have in flight is done, and the
-    /// back end is flushed. Waits for that for a bounded time; the removal goes on beyond it. A disk
-    /// that a VMM or an NBD client is connected to is removed only by `force`.
+    /// Withdraws a disk. Clients are disconnected once their requests in flight have completed, and
+    /// the back end is flushed. Waits for that up to a limit; the removal continues beyond it. A
+    /// disk with a connected VMM or NBD client is removed only with `force`.
     pub(crate) fn remove_disk(
         self: &Arc<Self>,
         name: &str,
@@ -272,13 +272,13 @@ impl Daemon {
             }
             self.withdraw(&self.find(name)?)
         };
-        // Nobody else is kept from a change meanwhile.
+        // The right to change the disk is free during the wait.
         removed(name, &withdrawal, Instant::now() + REMOVAL_TIME_MAX)?;
-        Ok(Done { message: format!("the disk {name:?} is served no more") })
+        Ok(Done { message: format!("the disk {name:?} is no longer served") })
     }
 }
 
-/// Has a disk's queues use the layers of `definition`, those of `kept` among them.
+/// Gives a disk's queues the layers of `definition`, and keeps those of `kept` that it still has.
 fn restack(
     served: &Served,
     definition: &DiskDefinition,
@@ -291,17 +291,19 @@ fn restack(
     served.disk.restack(layers, CHANGE_TIME_MAX).map_err(|error| {
         let remedy = match &error {
             RestackError::Leave(..) => {
-                "mend what is beneath, then ask again; it serves on as before"
+                "repair the store beneath, then try again; the disk is served as before"
             }
-            RestackError::Hangs => "see what beneath it hangs; it serves on as before",
-            _ => "it serves on as before",
+            RestackError::Hangs => {
+                "find out which storage beneath it hangs; the disk is served as before"
+            }
+            _ => "the disk is served as before",
         };
         let message = format!("the disk {:?} keeps its layers: {error}", served.disk.name());
         refusal(ErrorCode::Failed, message, remedy)
     })
 }
 
-/// A name in the list of disks that are being opened; struck out when dropped.
+/// A name in the list of disks that are being opened; removed from the list when dropped.
 struct Entry<'d> {
     daemon: &'d Daemon,
     name: String,
@@ -315,22 +317,22 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// Waits until `end` for a disk to be gone.
+/// Waits until `end` for a disk to be removed.
 pub(super) fn removed(name: &str, withdrawal: &Withdrawal, end: Instant) -> Result<(), ErrorBody> {
     let refused = |message: String, remedy: &str| Err(refusal(ErrorCode::Failed, message, remedy));
     match withdrawal.wait(end) {
         Standing::Clean => Ok(()),
         Standing::Unflushed(error) => refused(
-            format!("the disk {name:?} is served no more, but its last flush failed: {error}"),
-            "do not trust what was written to it last",
+            format!("the disk {name:?} is no longer served, but its last flush failed: {error}"),
+            "do not rely on its last writes",
         ),
         Standing::Behind(error) => refused(
             format!(
-                "the disk {name:?} is served no more, but not all that its log holds went home: \
+                "the disk {name:?} is no longer served, but its log was not completely written back: \
                  {error}"
             ),
-            "nothing is lost: the rest is in the log. Serve the disk with it once more, and do not \
-             use its image alone",
+            "no data is lost: the rest is in the log. Serve the disk with its log again, and do not \
+             use its image without the log",
         ),
         standing => {
             let what = match standing {
@@ -340,16 +342,16 @@ pub(super) fn removed(name: &str, withdrawal: &Withdrawal, end: Instant) -> Resu
             let seconds = withdrawal.age().as_secs();
             refused(
                 format!(
-                    "the disk {name:?} takes no new requests, but {what} not come back for \
+                    "the disk {name:?} accepts no new requests, but {what} not completed for \
                      {seconds} s: the storage beneath it hangs"
                 ),
-                "it is removed as soon as they come back; until then `fathom disk list` shows it",
+                "it is removed as soon as they complete; until then `fathom disk list` shows it",
             )
         }
     }
 }
 
-/// Refuses what would take a disk away from those who use it.
+/// Rejects the removal of a disk that is in use.
 fn refuse_if_used(status: &DiskStatus) -> Result<(), ErrorBody> {
     let (mut machines, mut clients) = (0, 0);
     for frontend in &status.frontends {
@@ -373,8 +375,7 @@ fn refuse_if_used(status: &DiskStatus) -> Result<(), ErrorBody> {
     ))
 }
 
-/// What a request that makes no sense gets.
-/// Completes and checks a definition that came with a request.
+/// Completes and checks a definition from a request.
 fn check_request(definition: &mut DiskDefinition) -> Result<(), ErrorBody> {
     let (places, mut problems) = (Places::default(), Problems::default());
     layers::complete(&mut definition.layers, &places, None, &mut problems);
@@ -397,41 +398,41 @@ fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody>
         return Err(refusal(
             ErrorCode::Conflict,
             format!(
-                "the disk {name:?} has {}, and what lies behind {} would be lost",
+                "the disk {name:?} has {}, and the data beyond {} would be lost",
                 Bytes(before),
                 Bytes(capacity)
             ),
-            "shrink the file system first, then ask with --shrink",
+            "shrink the file system first, then try again with --shrink",
         ));
     }
     disk.resize(capacity).map_err(|error| match error {
         ErrorKind::Unsupported if capacity < before && served.live().watchers.log.is_some() => {
             refusal(
                 ErrorCode::Unsupported,
-                format!("the disk {name:?} has a log, which may hold changes of what would be cut"),
-                "leave out its layer `wal`, shrink it, and add the layer again",
+                format!("the disk {name:?} has a log, which may hold changes beyond the new size"),
+                "remove its layer `wal`, shrink the disk, and add the layer again",
             )
         }
         ErrorKind::Unsupported => refusal(
             ErrorCode::Unsupported,
-            format!("the size of the disk {name:?} is given by the device beneath"),
-            "resize that device to this size, then ask again",
+            format!("the size of the disk {name:?} is determined by the device beneath"),
+            "resize that device to this size, then try again",
         ),
         ErrorKind::ReadOnly => refusal(
             ErrorCode::Unsupported,
             format!("the disk {name:?} is read-only"),
-            "resize the image with `fathom disk resize` while nobody serves it",
+            "resize the image with `fathom disk resize` while it is not served",
         ),
         ErrorKind::NoSpace | ErrorKind::OutOfRange => refusal(
             ErrorCode::Failed,
-            format!("there is no room for {} beneath the disk {name:?}", Bytes(capacity)),
+            format!("there is no space for {} beneath the disk {name:?}", Bytes(capacity)),
             "choose a smaller size",
         ),
-        // What is true, not what was wished.
+        // The messages report the actual size, not the requested one.
         _ if disk.capacity() == before => refusal(
             ErrorCode::Failed,
             format!("the disk {name:?} keeps its size of {}: {error}", Bytes(before)),
-            format!("`fathom disk info {name}` and the log say what is wrong"),
+            format!("`fathom disk info {name}` and the log show the cause"),
         ),
         _ => refusal(
             ErrorCode::Failed,
@@ -439,7 +440,7 @@ fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody>
                 "the disk {name:?} has {} now, but that could not be made durable: {error}",
                 Bytes(disk.capacity())
             ),
-            format!("`fathom disk info {name}` says what is wrong"),
+            format!("`fathom disk info {name}` shows the cause"),
         ),
     })?;
     let mut live = served.live();

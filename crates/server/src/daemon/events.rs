@@ -1,4 +1,4 @@
-//! What the collection of events needs of the daemon.
+//! The daemon's part in the collection of events.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use super::{Daemon, status};
 use crate::events::{Events, Source};
 
 impl Daemon {
-    /// Who listens to events.
+    /// The event listeners.
     pub(crate) fn events(&self) -> &Events {
         &self.events
     }
 
-    /// The texts that events name by number.
+    /// The texts of the numbers in events.
     pub(crate) fn names(&self) -> &Arc<Names> {
         self.introspection.names()
     }
@@ -25,7 +25,7 @@ impl Daemon {
         Ok(self.find(name)?.live().watchers.tap.clone())
     }
 
-    /// All disks that have a tap.
+    /// The taps of all disks that have one.
     pub(crate) fn taps(&self) -> Vec<Source> {
         let source = |served: Arc<super::Served>| {
             let tap = served.live().watchers.tap.clone()?;
@@ -34,7 +34,7 @@ impl Daemon {
         self.served().into_iter().filter_map(source).collect()
     }
 
-    /// The time of day.
+    /// Nanoseconds since 1970.
     #[allow(clippy::unused_self, reason = "it is the daemon's time")]
     pub(crate) fn unix_time_ns(&self) -> u64 {
         status::unix_time_ns()

@@ -36,21 +36,21 @@ impl Daemon {
             drop(listener);
             return Err(stopping());
         }
-        // Disks that were added meanwhile did not know of this listener.
+        // Offer disks that were added before the listener was in the list.
         for served in self.served() {
             export_to(&listening, &served);
         }
         Ok(())
     }
 
-    /// Offers a new disk wherever it belongs.
+    /// Offers a new disk on all listeners that export it.
     pub(super) fn export_disk(&self, served: &Served) {
         for listening in self.listening() {
             export_to(&listening, served);
         }
     }
 
-    /// Gives a listener other exports.
+    /// Changes the exports of a listener.
     pub(super) fn change_exports(&self, listening: &Listening, exports: ExportsDefinition) {
         let mut definition = listening.definition();
         definition.exports = exports;
@@ -58,7 +58,8 @@ impl Daemon {
         let offered = listening.exports.list();
         for (name, _) in &offered {
             if !is_exported(&definition, name) {
-                // Its clients leave after what they have in flight; nobody waits for that.
+                // Its clients are disconnected after their requests in flight; there is no need to
+                // wait for that.
                 listening.exports.withdraw(name);
             }
         }
@@ -68,7 +69,7 @@ impl Daemon {
     }
 }
 
-/// Offers a disk on a listener, where it belongs and is not offered yet.
+/// Offers a disk on a listener, if the listener exports it and does not offer it yet.
 fn export_to(listening: &Listening, served: &Served) {
     let name = served.disk.name();
     if !is_exported(&listening.definition(), name)
@@ -99,7 +100,7 @@ fn offer(exports: &nbd::Exports, served: &Served) -> Result<(), ErrorBody> {
             return Err(refusal(ErrorCode::Conflict, message, "choose another name"));
         }
     }
-    // A withdrawal that began before this has not seen the export.
+    // A withdrawal that began earlier has not seen this export.
     if served.withdrawal().is_some() {
         exports.withdraw(disk.name());
     }

@@ -1,8 +1,8 @@
-//! The disks and listeners that are served, and how they change.
+//! The served disks and listeners, and their changes.
 //!
-//! A disk is changed by one at a time (`changes`), which may take long where its storage hangs;
-//! nobody else waits for that. The tables that readers see (`state`) are locked for moments only,
-//! so status and metrics never wait for a change.
+//! A disk has one change at a time (`changes`). A change may take long if the disk's storage hangs,
+//! but it delays no other disk. The tables that readers use (`state`) are locked only for short
+//! times, so status and metrics never wait for a change.
 
 mod changes;
 mod disks;
@@ -42,48 +42,48 @@ use crate::logs::LogVolumes;
 use crate::queries::Queries;
 use crate::wiring::{Watchers, refusal};
 
-/// What serves.
+/// The daemon.
 pub(crate) struct Daemon {
-    /// The daemon itself, as it was configured at the start.
+    /// The options of the daemon at its start.
     pub(crate) options: DaemonOptions,
-    /// The configuration file, where there is one.
+    /// The configuration file, if there is one.
     file: Option<ConfigurationFile>,
-    /// Its log.
+    /// The daemon's log.
     pub(crate) journal: Arc<Journal>,
-    /// The log volumes of its disks.
+    /// The log volumes of the disks.
     pub(crate) logs: LogVolumes,
     begun: Instant,
     begun_unix: SystemTime,
     ready_us: OnceLock<u64>,
-    /// Where `/metrics` is had over TCP, once it is.
+    /// The TCP address of `/metrics`, once it is served.
     metrics: OnceLock<SocketAddr>,
     stopping: AtomicBool,
-    /// Who changes what is served.
+    /// The changes in progress.
     changes: Changes,
     state: RwLock<State>,
     /// The guests whose memory is read.
     introspection: Arc<Introspection>,
-    /// Who listens to the disks' events.
+    /// The listeners to the disks' events.
     events: Events,
-    /// The queries that are kept.
+    /// The kept queries.
     queries: Queries,
-    /// The link to the centre, where one is configured.
+    /// The link to the centre, if one is configured.
     monitor: OnceLock<monitor::Monitor>,
     /// The memory of all NBD clients' requests.
     nbd_budget: Arc<nbd::Budget>,
-    /// What does not work now.
+    /// The current problems.
     problems: Problems,
-    /// Counts disks and taps up, so that no two of a daemon's life are taken for one.
+    /// Numbers disks and taps, so that no two of them have the same number while the daemon runs.
     instances: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
     disks: BTreeMap<String, Arc<Served>>,
-    /// What disks occupy that are being opened.
+    /// The claims of disks that are being opened.
     opening: Vec<Claims>,
-    /// Disks of the configuration that could not be served, and why.
-    left_out: BTreeMap<String, ErrorBody>,
+    /// Disks of the configuration that could not be served, and the errors.
+    unserved: BTreeMap<String, ErrorBody>,
     listeners: Vec<Arc<Listening>>,
 }
 
@@ -94,20 +94,20 @@ struct Served {
     claims: Claims,
     health: Mutex<Health>,
     live: Mutex<Live>,
-    /// Set once the disk is to be served no more.
+    /// Set once the disk is withdrawn.
     withdrawal: Mutex<Option<Arc<Withdrawal>>>,
 }
 
-/// What can change about a disk that is served.
+/// The parts of a served disk that can change.
 struct Live {
-    /// How it is now.
+    /// The current definition.
     definition: DiskDefinition,
-    /// How the configuration file has it, for a disk that is from there.
+    /// The definition in the configuration file, for a disk from there.
     configured: Option<DiskDefinition>,
     watchers: Watchers,
-    /// Of the tap.
+    /// The number of the tap.
     instance: u64,
-    /// Of the accounts that `classify` keeps.
+    /// The number of the accounts of `classify`.
     usage_instance: u64,
     server: Option<vhost_user::Server>,
 }
@@ -130,7 +130,7 @@ impl Listening {
         self.definition.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Where it listens: as it was written, but with the port that port 0 became.
+    /// The address in the definition, but with the actual port in place of port 0.
     fn address(&self) -> String {
         match self.listener().as_ref().map(nbd::Listener::address) {
             Some(nbd::Address::Tcp(address)) if self.definition().address.ends_with(":0") => {
@@ -146,10 +146,11 @@ impl Listening {
 }
 
 impl Daemon {
-    /// Opens and serves everything that `configuration` names.
+    /// Opens and serves all disks and listeners of `configuration`.
     ///
     /// # Errors
-    /// Everything that could not be opened or served. What was, is closed again.
+    /// The errors of all disks and listeners that could not be opened or served. The others are
+    /// closed again.
     pub(crate) fn start(
         configuration: &Configuration,
         file: Option<ConfigurationFile>,
@@ -179,18 +180,18 @@ impl Daemon {
             problems: Problems::default(),
             instances: AtomicU64::new(1),
         });
-        let (mut refusals, mut left_out) = (Vec::new(), Vec::new());
+        let (mut refusals, mut unserved) = (Vec::new(), Vec::new());
         for disk in &configuration.disks {
             match daemon.serve_configured(&disk.definition) {
                 Ok(()) => {}
-                // A guest can write what another format begins with: that must not keep the disks
-                // of others from being served.
-                Err(refused) if refused.code == ErrorCode::ForeignFormat => left_out.push(refused),
+                // A guest can write the first bytes of another format. That must not prevent other
+                // guests' disks from being served.
+                Err(refused) if refused.code == ErrorCode::ForeignFormat => unserved.push(refused),
                 Err(refused) => refusals.push(refused),
             }
         }
-        if left_out.len() == configuration.disks.len() {
-            refusals.append(&mut left_out);
+        if unserved.len() == configuration.disks.len() {
+            refusals.append(&mut unserved);
         }
         for listener in &configuration.listeners {
             if let Err(refused) = daemon.serve_listener(&listener.definition) {
@@ -198,15 +199,15 @@ impl Daemon {
             }
         }
         if refusals.is_empty() {
-            daemon.name_the_unreachable();
+            daemon.warn_of_unreachable_disks();
             return Ok(daemon);
         }
         daemon.stop();
         Err(refusals)
     }
 
-    /// A disk that nobody can reach is no mistake, but seldom what was meant.
-    fn name_the_unreachable(&self) {
+    /// Warns of disks that no client can reach, which is rarely intended.
+    fn warn_of_unreachable_disks(&self) {
         let listening = self.listening();
         for served in self.served() {
             let name = served.disk.name();
@@ -216,33 +217,33 @@ impl Daemon {
             if !exported && served.live().server.is_none() {
                 tracing::warn!(
                     disk = name,
-                    "nobody can reach it: it has no [disk.vhost_user], and no [[nbd]] exports it"
+                    "no client can reach it: it has no [disk.vhost_user], and no [[nbd]] exports it"
                 );
             }
         }
     }
 
-    /// Notes that everything is served now. Gives the time that it took, in microseconds.
+    /// Marks the daemon as ready. Returns the time that the start took, in microseconds.
     pub(crate) fn ready(&self) -> u64 {
         *self.ready_us.get_or_init(|| self.begun.elapsed().as_micros() as u64)
     }
 
-    /// The queries that are kept.
+    /// The kept queries.
     pub(crate) fn queries(&self) -> &Queries {
         &self.queries
     }
 
-    /// Where the control interface is.
+    /// The path of the control socket.
     pub(crate) fn control_socket(&self) -> &std::path::Path {
         &self.options.control
     }
 
-    /// Notes where `/metrics` is had over TCP.
+    /// Sets the TCP address of `/metrics`.
     pub(crate) fn set_metrics(&self, address: SocketAddr) {
         let _ = self.metrics.set(address);
     }
 
-    /// Whether the daemon is about to end.
+    /// Whether the daemon is shutting down.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
@@ -250,7 +251,7 @@ impl Daemon {
     fn find(&self, name: &str) -> Result<Arc<Served>, ErrorBody> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.disks.get(name).cloned().ok_or_else(|| {
-            if let Some(reason) = state.left_out.get(name) {
+            if let Some(reason) = state.unserved.get(name) {
                 let message = format!("the disk {name:?} is not served: {}", reason.message);
                 return refusal(ErrorCode::NotFound, message, reason.remedy.clone());
             }

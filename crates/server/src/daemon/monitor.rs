@@ -1,4 +1,4 @@
-//! The link to the centre, where one is configured.
+//! The link to the centre, if one is configured.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::configuration::MonitorOptions;
 use crate::events::DiskEvents;
 use crate::wiring::refusal;
 
-/// How long the link may take to tell the last.
+/// How long the link may take to send its last rows.
 const END_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// The link, and what is to be said of it.
+/// The link, and its options.
 pub(super) struct Monitor {
     options: MonitorOptions,
     name: String,
@@ -23,16 +23,16 @@ pub(super) struct Monitor {
 }
 
 impl Daemon {
-    /// Begins to look for the centre.
+    /// Starts the link to the centre.
     ///
     /// # Errors
-    /// When the certificates are of no use.
+    /// If the certificates cannot be used.
     pub(crate) fn start_monitor(
         self: &Arc<Self>,
         options: &MonitorOptions,
     ) -> Result<(), ErrorBody> {
         let refused = |error: std::io::Error| {
-            let remedy = "correct [monitor] in the configuration, or leave it out";
+            let remedy = "correct [monitor] in the configuration, or remove it";
             refusal(ErrorCode::Failed, format!("no link to the centre: {error}"), remedy)
         };
         let tls =
@@ -53,19 +53,19 @@ impl Daemon {
         Ok(())
     }
 
-    /// Tells the centre the last, and leaves.
+    /// Sends the last rows to the centre, and closes the link.
     pub(super) fn end_monitor(&self) {
         if let Some(monitor) = self.monitor.get() {
             monitor.host.lock().unwrap_or_else(PoisonError::into_inner).stop(END_TIME_MAX);
         }
     }
 
-    /// What the configuration says of the centre.
+    /// The configuration of the link.
     pub(super) fn monitor_options(&self) -> Option<&MonitorOptions> {
         self.monitor.get().map(|monitor| &monitor.options)
     }
 
-    /// What is known of the link.
+    /// The status of the link.
     pub(crate) fn monitor_status(&self) -> Option<MonitorStatus> {
         let monitor = self.monitor.get()?;
         let link = monitor.host.lock().unwrap_or_else(PoisonError::into_inner).status();
@@ -88,7 +88,7 @@ impl Daemon {
     }
 }
 
-/// The name that the host has for itself.
+/// The host's name.
 fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();

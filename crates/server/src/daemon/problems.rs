@@ -1,10 +1,10 @@
-//! What does not work now: found, compared with what was known, logged once at its beginning and
-//! once at its end.
+//! The current problems: found, compared with the known ones, and logged once when they begin and
+//! once when they end.
 //!
-//! The first failure of a request wakes the watch, which looks again every few seconds until all is
-//! well. While nothing fails it looks once a minute, because a deleted image fails no request. A
-//! thread of its own looks at image files, because a file system that hangs would keep whoever asks
-//! it.
+//! The first failure of a request wakes the watch, which then checks every few seconds until there
+//! are no problems. While there are none it checks once a minute, because a deleted image fails no
+//! request. A separate thread inspects image files, because a hanging file system would block its
+//! caller.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,30 +17,30 @@ use tokio::sync::Notify;
 use super::{Daemon, Served, unix_time_ns};
 use crate::wiring::{KeyedLayer, Watchers};
 
-/// How often the watch looks while something is wrong.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
-/// How often it looks while nothing is wrong.
-const LOOK_INTERVAL_SOUND: Duration = Duration::from_secs(60);
-/// How often it looks at most, however many requests fail.
-const LOOK_INTERVAL_MIN: Duration = Duration::from_millis(500);
-/// How long whoever asks waits for the image files to be looked at.
+/// The interval between checks while there are problems.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// The interval between checks while there are no problems.
+const CHECK_INTERVAL_SOUND: Duration = Duration::from_secs(60);
+/// The shortest interval between checks, however many requests fail.
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(500);
+/// How long a check waits for the inspection of the image files.
 const INSPECTION_WAIT_MAX: Duration = Duration::from_millis(200);
-/// A look at an image that takes longer means that its file system does not answer.
+/// The time after which an unfinished inspection means that the file system does not respond.
 const INSPECTION_TIME_MAX: Duration = Duration::from_secs(5);
-/// Requests in flight of which none comes back for this long mean the same.
+/// The time without a completion after which requests in flight mean the same.
 const STALL_TIME_MAX: Duration = Duration::from_secs(10);
-/// A removal that takes longer is a problem.
+/// The time after which an unfinished removal is a problem.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(5);
-/// Failures are a problem for this long after the last of them.
+/// How long failures remain a problem after the last of them.
 const FAILURES_TIME: Duration = Duration::from_secs(30);
-/// A link that is away for this long is a problem, so that a restart of the centre is none.
+/// How long the link may be away before that is a problem: longer than a restart of the centre.
 const LINK_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The problems of the whole daemon.
 #[derive(Default)]
 pub(crate) struct Problems {
     known: Mutex<Vec<Known>>,
-    /// Since when the link to the centre does not run, as the watch saw it.
+    /// When the watch first saw that the link to the centre does not run.
     link_away: Mutex<Option<Instant>>,
     wake: Arc<Notify>,
 }
@@ -51,18 +51,19 @@ struct Known {
     problem: Problem,
 }
 
-/// A problem as it is found: its kind, message and remedy.
+/// A problem that a check has found: its kind, message and remedy.
 struct Found(ProblemKind, String, String);
 
-/// What is remembered of a disk between two looks.
+/// The state of a disk's health between two checks.
 #[derive(Default)]
 pub(super) struct Health {
-    /// Since when its image is being looked at.
+    /// When the inspection in progress began.
     inspecting: Option<Instant>,
     counts: FailureCounts,
     no_space_at: Option<Instant>,
     io_at: Option<Instant>,
-    /// Requests completed, and since when it is so many with others in flight.
+    /// The number of completed requests, and since when it has not changed although others are in
+    /// flight.
     completed: u64,
     stalled: Option<Instant>,
 }
@@ -72,7 +73,8 @@ impl Problems {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The problems of the disk called `name`, or those of no disk that is served.
+    /// The problems of the disk `name`; for `None` those of the daemon and of disks that are not
+    /// served.
     pub(super) fn of(&self, name: Option<&str>) -> Vec<Problem> {
         let known = self.known();
         let mine = known.iter().filter(|known| match known.problem.disk {
@@ -82,7 +84,7 @@ impl Problems {
         mine.map(|known| known.problem.clone()).collect()
     }
 
-    /// Holds what is wrong now against what was known, and logs the difference.
+    /// Compares the current problems with the known ones, and logs the differences.
     fn compare(&self, found: Vec<(Option<String>, Found)>) {
         let mut known = self.known();
         known.retain(|old| {
@@ -91,9 +93,9 @@ impl Problems {
             if !stays {
                 let kind = old.problem.kind.name();
                 if let Some(disk) = &old.disk {
-                    tracing::info!(disk = disk.as_str(), "problem over: {kind}");
+                    tracing::info!(disk = disk.as_str(), "problem ended: {kind}");
                 } else {
-                    tracing::info!("problem over: {kind}");
+                    tracing::info!("problem ended: {kind}");
                 }
             }
             stays
@@ -107,7 +109,7 @@ impl Problems {
                 continue;
             }
             if let ProblemKind::WritesLost | ProblemKind::LossNotRecorded = kind {
-                // The back end has said so, at the moment at which it happened.
+                // The back end logged it when it occurred.
                 let since_unix_time_ns = unix_time_ns();
                 let problem = Problem { kind, message, remedy, disk: None, since_unix_time_ns };
                 known.push(Known { disk, problem });
@@ -128,39 +130,39 @@ impl Problems {
 }
 
 impl Daemon {
-    /// Looks whenever something has failed, every few seconds while something is wrong, and once a
-    /// minute otherwise.
+    /// Checks for problems when a request has failed, every few seconds while there are problems,
+    /// and once a minute otherwise.
     pub(crate) async fn watch_problems(self: Arc<Self>) {
         loop {
-            // The link to a centre is no disk's: nothing wakes the watch when it fails.
+            // A failure of the link to a centre does not wake the watch.
             let sound = self.problems.known().is_empty() && self.monitor_options().is_none();
-            let interval = if sound { LOOK_INTERVAL_SOUND } else { LOOK_INTERVAL };
+            let interval = if sound { CHECK_INTERVAL_SOUND } else { CHECK_INTERVAL };
             let _ = tokio::time::timeout(interval, self.problems.wake.notified()).await;
-            self.look().await;
-            tokio::time::sleep(LOOK_INTERVAL_MIN).await;
+            self.check_problems().await;
+            tokio::time::sleep(CHECK_INTERVAL_MIN).await;
         }
     }
 
-    /// Has the watch look soon.
+    /// Wakes the watch for a check.
     pub(super) fn wake_watch(&self) {
         self.problems.wake.notify_one();
     }
 
-    /// Has the watch look at a disk when its requests fail.
+    /// Wakes the watch when requests of a disk fail.
     pub(super) fn watch_disk(&self, served: &Served) {
         let wake = Arc::clone(&self.problems.wake);
         served.disk.failures().watch(move || wake.notify_one());
     }
 
-    /// Finds out what is wrong now. Whoever asks afterwards gets it.
-    pub(crate) async fn look(&self) {
+    /// Checks for problems now, and stores the result.
+    pub(crate) async fn check_problems(&self) {
         let has_image = |served: &Arc<Served>| served.live().definition.image.is_some();
         let images: Vec<_> = self.served().into_iter().filter(has_image).collect();
         if !images.is_empty() {
-            let (sender, looked) = tokio::sync::oneshot::channel();
-            let look = move || {
+            let (sender, inspected) = tokio::sync::oneshot::channel();
+            let inspect = move || {
                 for served in images {
-                    // One that hangs keeps this thread; the next look passes it over.
+                    // If an image hangs, this thread hangs; later checks skip the image.
                     if served.begin_inspection() {
                         served.disk.backend().inspect();
                         for layer in served.disk.layers() {
@@ -171,8 +173,8 @@ impl Daemon {
                 }
                 let _ = sender.send(());
             };
-            if std::thread::Builder::new().name("inspect".into()).spawn(look).is_ok() {
-                let _ = tokio::time::timeout(INSPECTION_WAIT_MAX, looked).await;
+            if std::thread::Builder::new().name("inspect".into()).spawn(inspect).is_ok() {
+                let _ = tokio::time::timeout(INSPECTION_WAIT_MAX, inspected).await;
             }
         }
         let mut found: Vec<(Option<String>, Found)> = Vec::new();
@@ -181,7 +183,7 @@ impl Daemon {
             found.extend(of_disk(&served).into_iter().map(|one| (Some(name.to_owned()), one)));
         }
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        found.extend(state.left_out.iter().map(|(name, ErrorBody { message, remedy, .. })| {
+        found.extend(state.unserved.iter().map(|(name, ErrorBody { message, remedy, .. })| {
             let found = Found(ProblemKind::NotServed, message.clone(), remedy.clone());
             (Some(name.clone()), found)
         }));
@@ -190,7 +192,7 @@ impl Daemon {
         self.problems.compare(found);
     }
 
-    /// The problems of the disk called `name`, as the last look found them.
+    /// The problems of the disk `name` at the last check.
     pub(super) fn problems_of(&self, name: &str) -> Vec<Problem> {
         self.problems.of(Some(name))
     }
@@ -199,8 +201,10 @@ impl Daemon {
         let mut found = Vec::new();
         let threads = crate::run::failed_threads();
         if threads > 0 {
-            let message = format!("the daemon has lost {} by a bug", count(threads, "thread"));
-            let remedy = "see the log, report it, and restart the daemon when it suits".to_owned();
+            let message =
+                format!("the daemon has lost {} because of a bug", count(threads, "thread"));
+            let remedy =
+                "see the log, report the bug, and restart the daemon when convenient".to_owned();
             found.push(Found(ProblemKind::ThreadFailed, message, remedy));
         }
         for listening in self.listening() {
@@ -223,7 +227,7 @@ impl Daemon {
 }
 
 fn link(status: &MonitorStatus) -> Found {
-    let reason = status.problem.as_deref().unwrap_or("no connection has been made yet");
+    let reason = status.problem.as_deref().unwrap_or("there has been no connection yet");
     let message = format!("the centre at {} gets no events: {reason}", status.address);
     let remedy = "start the centre, or correct [monitor]; `fathom monitor --status` shows the link";
     Found(ProblemKind::MonitorLink, message, remedy.to_owned())
@@ -234,7 +238,7 @@ impl Served {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the disk's image is to be looked at by whoever asks: nobody else does.
+    /// Marks the disk's image as being inspected. Returns false if an inspection is in progress.
     fn begin_inspection(&self) -> bool {
         let mut health = self.health();
         if health.inspecting.is_some() {
@@ -245,7 +249,7 @@ impl Served {
     }
 }
 
-/// What is wrong with a disk. Asks no file system.
+/// The problems of a disk. Accesses no file system.
 fn of_disk(served: &Served) -> Vec<Found> {
     let disk = &served.disk;
     let (definition, Watchers { tap, room, layers, .. }, guest) = {
@@ -256,7 +260,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
     let image = definition.image.as_deref().map(|path| path.display().to_string());
     let image = image.unwrap_or_else(|| disk.backend().name().to_owned());
     let mut found: Vec<Found> = disk.backend().problems().iter().map(of_backend).collect();
-    let spoilt = !found.is_empty();
+    let is_backend_failed = !found.is_empty();
     let now = Instant::now();
     let mut health = served.health();
 
@@ -265,8 +269,8 @@ fn of_disk(served: &Served) -> Vec<Found> {
     if counts.no_space > health.counts.no_space {
         health.no_space_at = Some(now);
     }
-    if spoilt {
-        // The errors have a name.
+    if is_backend_failed {
+        // The problem of the back end explains the errors.
         health.io_at = None;
     } else if counts.io > health.counts.io {
         health.io_at = Some(now);
@@ -275,22 +279,22 @@ fn of_disk(served: &Served) -> Vec<Found> {
     let lately = |at: Option<Instant>| at.is_some_and(|at| now - at < FAILURES_TIME);
     if waiting > 0 {
         let message = format!(
-            "the file system of {image} is full, and writes wait for room: {}",
+            "the file system of {image} is full, and writes wait for space: {}",
             count(waiting, "write")
         );
-        let remedy = "make room: the writes go on by themselves".to_owned();
+        let remedy = "free some space: the writes then continue automatically".to_owned();
         found.push(Found(ProblemKind::WaitingForRoom, message, remedy));
     } else if lately(health.no_space_at) {
         let message = format!("writes fail: the file system of {image} is full");
         let choice = match definition.when_full {
             WhenFull::Wait => "",
-            WhenFull::Fail => "; with `when_full = \"wait\"` they would wait for it",
+            WhenFull::Fail => "; with `when_full = \"wait\"` writes would wait for it",
         };
-        found.push(Found(ProblemKind::Full, message, format!("make room{choice}")));
+        found.push(Found(ProblemKind::Full, message, format!("free some space{choice}")));
     }
     if lately(health.io_at) {
         let message = format!("requests fail with I/O errors from {image}");
-        let remedy = "see the kernel's log for what is beneath".to_owned();
+        let remedy = "see the kernel's log for errors of the storage beneath".to_owned();
         found.push(Found(ProblemKind::IoErrors, message, remedy));
     }
 
@@ -313,18 +317,19 @@ fn of_disk(served: &Served) -> Vec<Found> {
     });
     drop(health);
     if silent || stalled {
-        let message = format!("{image} does not answer: requests in flight do not come back");
-        let remedy = "see whether the file system or the device beneath hangs".to_owned();
+        let message = format!("{image} does not respond: requests in flight do not complete");
+        let remedy = "check whether the file system or the device beneath hangs".to_owned();
         found.push(Found(ProblemKind::NotAnswering, message, remedy));
     }
     if served.withdrawal().is_some_and(|withdrawal| withdrawal.age() > REMOVAL_TIME_MAX) {
-        let message = "it is being removed, but its requests in flight do not come back".to_owned();
-        let remedy = "it is removed as soon as they do".to_owned();
+        let message = "it is being removed, but its requests in flight do not complete".to_owned();
+        let remedy = "it is removed as soon as they complete".to_owned();
         found.push(Found(ProblemKind::Leaving, message, remedy));
     }
     if let Some(guest) = guest {
         if guest.panics > 0 {
-            let message = format!("it has lost {} by a bug", count(guest.panics, "queue thread"));
+            let message =
+                format!("it has lost {} because of a bug", count(guest.panics, "queue thread"));
             let remedy = "see the log, and restart the guest".to_owned();
             found.push(Found(ProblemKind::QueueFailed, message, remedy));
         }
@@ -339,7 +344,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
     found
 }
 
-/// What the layers of a disk say, and what is wrong with their stores.
+/// The problems that the layers of a disk report, and those of their stores.
 fn of_layers(layers: &[KeyedLayer]) -> Option<Found> {
     let (mut messages, mut remedies) = (Vec::new(), Vec::new());
     for (_, layer) in layers {
@@ -350,7 +355,7 @@ fn of_layers(layers: &[KeyedLayer]) -> Option<Found> {
         for store in layer.stores() {
             let name = layer.name();
             messages.extend(
-                store.problems().iter().map(|problem| format!("what `{name}` keeps: {problem}")),
+                store.problems().iter().map(|problem| format!("the store of `{name}`: {problem}")),
             );
         }
     }

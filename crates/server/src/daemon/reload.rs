@@ -1,4 +1,4 @@
-//! The configuration read again, and its differences applied.
+//! Reads the configuration again and applies the differences.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,16 +11,16 @@ use super::stop::{Task, run};
 use crate::configuration::Configuration;
 use crate::wiring::refusal;
 
-/// How long a reload waits for disks and listeners that are served no more. Beyond it they go on
-/// ending, and the reload says so.
+/// How long a reload waits for disks and listeners that are removed. Beyond it the removals
+/// continue, and the reload reports them.
 const REMOVALS_TIME_MAX: Duration = Duration::from_secs(20);
 
 impl Daemon {
-    /// Reads the configuration file again and applies what is different there. What cannot be
-    /// changed while the daemon runs is left as it is, and named.
+    /// Reads the configuration file again and applies the differences. Settings that cannot change
+    /// while the daemon runs stay as they are, and the report names them.
     ///
     /// # Errors
-    /// When there is no file, or it is wrong: nothing is changed then.
+    /// If there is no file, or if it is invalid; nothing is changed then.
     pub(crate) fn reload(self: &Arc<Self>) -> Result<ReloadReport, ErrorBody> {
         let _change = self.change_configuration()?;
         let Some(file) = &self.file else {
@@ -83,10 +83,10 @@ impl Daemon {
     fn reload_removals(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
         let mut leaving = Vec::new();
         let stays = |name: &str| new.disks.iter().any(|disk| disk.definition.name == name);
-        self.with_state(|state| state.left_out.retain(|name, _| stays(name)));
+        self.with_state(|state| state.unserved.retain(|name, _| stays(name)));
         for served in self.served() {
             let name = served.disk.name();
-            // Disks that were added by request are none of the file's business.
+            // Disks that were added by request do not depend on the file.
             if stays(name) || served.live().configured.is_none() {
                 continue;
             }
@@ -144,7 +144,7 @@ impl Daemon {
             let before = served.live().configured.clone();
             let Some(before) = before else {
                 report.refused.push(format!(
-                    "the disk {name:?} was added by request and stays as it is: remove it with \
+                    "the disk {name:?} was added by request and is not changed: remove it with \
                      `fathom disk remove {name}`, then reload"
                 ));
                 continue;
@@ -162,7 +162,7 @@ impl Daemon {
             }
             let mut next = served.live().definition.clone();
             next.tap = definition.tap;
-            // Of use when the image is opened again.
+            // Used when the image is opened again.
             next.format = definition.format;
             next.classify = definition.classify;
             next.class_bounds.clone_from(&definition.class_bounds);
@@ -218,7 +218,7 @@ impl Daemon {
     }
 }
 
-/// The keys in which two definitions of a disk differ and which only hold from its opening on.
+/// The keys that differ between two definitions of a disk and that apply only when it is opened.
 fn differences(before: &DiskDefinition, after: &DiskDefinition) -> Vec<&'static str> {
     let mut keys = Vec::new();
     let mut compare = |key, same: bool| {

@@ -1,4 +1,4 @@
-//! What the disks have done, counted.
+//! The counts of the disks' requests.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use fathom_layers::tap::{OperationSnapshot, SIZE_CLASSES, size_class_length_max}
 use super::{Daemon, Served};
 
 impl Daemon {
-    /// A sample of all disks.
+    /// The statistics of all disks now.
     pub(crate) fn statistics(&self) -> Statistics {
         let time_ns = Clock::System.now_ns();
         Statistics {

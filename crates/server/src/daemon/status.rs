@@ -1,4 +1,4 @@
-//! What is served, told.
+//! The status of the daemon, its disks and its listeners.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,16 +14,16 @@ use fathom_frontend::{nbd, vhost_user};
 use super::{Daemon, Listening, Served};
 use crate::wiring::{self, KeyedLayer, LayerKey};
 
-/// A listener at one moment, as all disks see it.
-struct ListenerMoment {
+/// The state of a listener at one time, shared by the status of all disks.
+struct ListenerSnapshot {
     address: String,
     exports: Vec<String>,
-    /// The export of each connection that has chosen one.
+    /// The export of each connection that has selected one.
     connected: Vec<String>,
 }
 
 impl Daemon {
-    /// What the daemon is.
+    /// The status of the daemon.
     pub(crate) fn info(&self) -> DaemonInfo {
         let started = self.begun_unix.duration_since(UNIX_EPOCH).unwrap_or_default();
         DaemonInfo {
@@ -49,21 +49,21 @@ impl Daemon {
         }
     }
 
-    /// All disks.
+    /// The status of all disks.
     pub(crate) fn disk_list(&self) -> DiskList {
-        let listeners = self.moments();
+        let listeners = self.listener_snapshots();
         let disk =
             |served: &Arc<Served>| status(served, &listeners, self.problems_of(served.disk.name()));
         DiskList { disks: self.served().iter().map(disk).collect() }
     }
 
-    /// One disk.
+    /// The status of one disk.
     pub(crate) fn disk_status(&self, name: &str) -> Result<DiskStatus, ErrorBody> {
-        Ok(status(&*self.find(name)?, &self.moments(), self.problems_of(name)))
+        Ok(status(&*self.find(name)?, &self.listener_snapshots(), self.problems_of(name)))
     }
 
-    fn moments(&self) -> Vec<ListenerMoment> {
-        self.listening().iter().map(|listening| moment(listening)).collect()
+    fn listener_snapshots(&self) -> Vec<ListenerSnapshot> {
+        self.listening().iter().map(|listening| listener_snapshot(listening)).collect()
     }
 }
 
@@ -73,10 +73,10 @@ pub(crate) fn unix_time_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn moment(listening: &Listening) -> ListenerMoment {
+fn listener_snapshot(listening: &Listening) -> ListenerSnapshot {
     let connections =
         listening.listener().as_ref().map(nbd::Listener::connections).unwrap_or_default();
-    ListenerMoment {
+    ListenerSnapshot {
         address: listening.address(),
         exports: listening.exports.list().into_iter().map(|(name, _)| name).collect(),
         connected: connections.into_iter().filter_map(|connection| connection.export).collect(),
@@ -107,7 +107,7 @@ fn listener_status(listening: &Listening) -> ListenerStatus {
     }
 }
 
-fn status(served: &Served, listeners: &[ListenerMoment], problems: Vec<Problem>) -> DiskStatus {
+fn status(served: &Served, listeners: &[ListenerSnapshot], problems: Vec<Problem>) -> DiskStatus {
     let disk = &served.disk;
     let (geometry, capabilities) = (disk.geometry(), disk.capabilities());
     let live = served.live();
@@ -171,11 +171,11 @@ fn status(served: &Served, listeners: &[ListenerMoment], problems: Vec<Problem>)
 fn guest_problem(guest: &vhost_user::VhostUserStatus) -> Option<String> {
     (guest.panics > 0).then(|| {
         let lost = count(guest.panics, "queue thread");
-        format!("it has lost {lost} by a bug: see the log, and restart the guest")
+        format!("it has lost {lost} because of a bug: see the log, and restart the guest")
     })
 }
 
-/// The layers in the order in which requests cross them, each with what it says of itself.
+/// The layers in the order in which requests cross them, each with its figures.
 fn layers(definition: &fathom_control::DiskDefinition, made: &[KeyedLayer]) -> Vec<LayerStatus> {
     let mut made = made.to_vec();
     let mut status = |definition: LayerDefinition| {

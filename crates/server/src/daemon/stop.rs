@@ -1,4 +1,4 @@
-//! The end: everything in flight completed, everything written made durable, within a bound.
+//! The shutdown: completes requests in flight and makes all writes durable, within a time limit.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,21 +8,22 @@ use std::time::{Duration, Instant};
 use super::Daemon;
 use super::withdrawal::Standing;
 
-/// What is kept of the time for the last flushes, at least.
+/// The least time that remains for the last flushes.
 const FLUSH_TIME_MIN: Duration = Duration::from_secs(5);
-/// How long listeners' streams may take to end.
+/// How long the listeners' event streams may take to end.
 const EVENTS_TIME_MAX: Duration = Duration::from_secs(1);
-/// How long the results of queries may take to be told.
+/// How long queries may take to write their last results.
 const QUERIES_TIME_MAX: Duration = Duration::from_secs(1);
 
 impl Daemon {
-    /// Accepts nobody any more, completes what is in flight, lets go of guests and clients, and
-    /// flushes the back ends. Says what did not end in time; nothing on a clean end.
+    /// Stops accepting connections, completes requests in flight, disconnects guests and clients,
+    /// and flushes the back ends. Returns messages for all that did not end in time or failed.
     ///
-    /// Disks do not wait for one another: one whose I/O hangs is given up after
-    /// `shutdown_time_max`, the others are flushed by then.
+    /// Disks do not wait for each other: a disk whose I/O hangs is abandoned after
+    /// `shutdown_time_max`, and the others are flushed by then.
     pub(crate) fn stop(self: &Arc<Self>) -> Vec<String> {
-        // Changes are refused from here on; those under way see it before they add anything.
+        // New changes are rejected from now on. Changes in progress check this before they add
+        // anything.
         self.stopping.store(true, Ordering::Release);
         let limit = self.options.shutdown_time_max;
         let end = Instant::now() + limit;
@@ -55,7 +56,7 @@ impl Daemon {
                 Standing::Behind(error) => problems.push(behind(&name, &error)),
                 Standing::Flushing => flushing.push((withdrawal, name)),
                 Standing::Draining => problems.push(format!(
-                    "the disk {name:?} was given up: requests in flight have not come back for \
+                    "the disk {name:?} was abandoned: requests in flight have not completed for \
                      {} s, and none of them was acknowledged",
                     withdrawal.age().as_secs()
                 )),
@@ -75,7 +76,7 @@ impl Daemon {
                 }
             }
         }
-        // Last, so that listeners have all that happened.
+        // Last, so that listeners receive all events.
         self.queries.begin_end();
         self.events.end(EVENTS_TIME_MAX);
         self.queries.end(QUERIES_TIME_MAX);
@@ -85,16 +86,18 @@ impl Daemon {
 }
 
 fn behind(name: &str, error: &str) -> String {
-    format!("not all that the log of {name:?} holds went home, the next start finds it: {error}")
+    format!(
+        "the log of {name:?} was not completely written back, the next start recovers it: {error}"
+    )
 }
 
-/// Something that is to be done within a bound, and its name.
+/// A named task with a time limit.
 pub(super) struct Task {
     name: String,
     work: Box<dyn FnOnce() -> Result<(), String> + Send>,
 }
 
-/// A task that has begun: its name, and where its outcome comes.
+/// A started task: its name, and the channel of its outcome.
 type Started = (String, Result<mpsc::Receiver<Result<(), String>>, std::io::Error>);
 
 impl Task {
@@ -105,7 +108,7 @@ impl Task {
         Self { name, work: Box::new(work) }
     }
 
-    /// Begins `tasks`, each on a thread of its own.
+    /// Starts `tasks`, each on a separate thread.
     fn start_all(tasks: Vec<Self>) -> Vec<Started> {
         let start = |Self { name, work }| {
             let (sender, receiver) = mpsc::channel();
@@ -117,7 +120,7 @@ impl Task {
         tasks.into_iter().map(start).collect()
     }
 
-    /// Gives what failed, and what was not done by `end`.
+    /// Waits until `end`. Returns messages for tasks that failed or did not end.
     fn finish_all(started: Vec<Started>, end: Instant) -> Vec<String> {
         let mut problems = Vec::new();
         for (name, receiver) in started {
@@ -131,14 +134,14 @@ impl Task {
                 Ok(Err(mpsc::RecvTimeoutError::Disconnected)) => {
                     problems.push(format!("{name}: its thread panicked"));
                 }
-                Err(error) => problems.push(format!("{name}: no thread for it: {error}")),
+                Err(error) => problems.push(format!("{name}: no thread could be started: {error}")),
             }
         }
         problems
     }
 }
 
-/// Does all `tasks` at once. Gives what failed, and what was not done by `end`.
+/// Runs all `tasks` in parallel until `end`. Returns messages for tasks that failed or did not end.
 pub(super) fn run(tasks: Vec<Task>, end: Instant) -> Vec<String> {
     Task::finish_all(Task::start_all(tasks), end)
 }
@@ -154,7 +157,7 @@ mod tests {
             vec![
                 Task::new("good".into(), || Ok(())),
                 Task::new("bad".into(), || Err("no".into())),
-                // A panic without the noise of one.
+                // A panic without a message on standard error.
                 Task::new("worse".into(), || std::panic::resume_unwind(Box::new(()))),
                 Task::new("slow".into(), || {
                     std::thread::sleep(Duration::from_secs(8));

@@ -1,4 +1,4 @@
-//! Who causes how much, which requests were slow, and whose memory is read.
+//! Reports on usage, slow requests and guests.
 
 use fathom_block::{Clock, Facts};
 use fathom_control::{
@@ -17,42 +17,42 @@ use super::status::unix_time_ns;
 use super::{Daemon, Served};
 use crate::introspection::GuestView;
 
-/// What a disk's control groups did: for metrics.
+/// The accounts of a disk's control groups, for metrics.
 pub(crate) struct DiskGroups {
     pub disk: String,
     pub vm: String,
-    /// Whole requests.
+    /// The counts of whole requests.
     pub totals: TotalsSnapshot,
     pub groups: Vec<GroupSnapshot>,
 }
 
 impl Daemon {
-    /// Who caused how much, on the disks that are meant.
+    /// The usage of the selected disks.
     pub(crate) fn usage(
         &self,
         disk: Option<&str>,
         vm: Option<&str>,
     ) -> Result<UsageReport, ErrorBody> {
-        let mut meant = self.meant(disk)?;
-        meant.retain(|served| vm.is_none_or(|vm| served.disk.vm() == vm));
+        let mut selected = self.selected(disk)?;
+        selected.retain(|served| vm.is_none_or(|vm| served.disk.vm() == vm));
         Ok(UsageReport {
             time_ns: Clock::System.now_ns(),
             unix_time_ns: unix_time_ns(),
-            disks: meant.iter().map(|served| usage_of(served)).collect(),
+            disks: selected.iter().map(|served| usage_of(served)).collect(),
         })
     }
 
-    /// The slowest requests of the disks that are meant, `count` at most of each.
+    /// The slowest requests of the selected disks, at most `count` of each.
     pub(crate) fn slow(&self, disk: Option<&str>, count: usize) -> Result<SlowReport, ErrorBody> {
         let (time_ns, unix_time_ns) = (Clock::System.now_ns(), unix_time_ns());
-        let meant = self.meant(disk)?;
-        let disks = meant.iter().map(|served| {
+        let selected = self.selected(disk)?;
+        let disks = selected.iter().map(|served| {
             let classify = served.live().watchers.classify.clone();
             let requests = classify.map(|classify| {
-                let told = |slow: &classify::SlowRequest| {
+                let to_status = |slow: &classify::SlowRequest| {
                     slow_request(slow, classify.names(), time_ns, unix_time_ns)
                 };
-                classify.slow(time_ns, count).iter().map(told).collect()
+                classify.slow(time_ns, count).iter().map(to_status).collect()
             });
             DiskSlow {
                 name: served.disk.name().into(),
@@ -66,7 +66,7 @@ impl Daemon {
     /// All guests.
     pub(crate) fn guests(&self) -> GuestList {
         let served = self.served();
-        let told = |view: GuestView| {
+        let to_status = |view: GuestView| {
             let mine = |served: &&Arc<Served>| {
                 view.disks.iter().any(|name| name == served.disk.name())
                     && !served.disk.vm().is_empty()
@@ -93,11 +93,11 @@ impl Daemon {
         GuestList {
             time_ns: Clock::System.now_ns(),
             unix_time_ns: unix_time_ns(),
-            guests: self.introspection.guests().into_iter().map(told).collect(),
+            guests: self.introspection.guests().into_iter().map(to_status).collect(),
         }
     }
 
-    /// What the disks' control groups did.
+    /// The accounts of all disks' control groups.
     pub(crate) fn groups(&self) -> Vec<DiskGroups> {
         let of_disk = |served: Arc<Served>| {
             let classify = served.live().watchers.classify.clone()?;
@@ -108,8 +108,8 @@ impl Daemon {
         self.served().into_iter().filter_map(of_disk).collect()
     }
 
-    /// The disk called `name`, or all.
-    fn meant(&self, name: Option<&str>) -> Result<Vec<Arc<Served>>, ErrorBody> {
+    /// The disk `name`, or all disks.
+    fn selected(&self, name: Option<&str>) -> Result<Vec<Arc<Served>>, ErrorBody> {
         match name {
             Some(name) => Ok(vec![self.find(name)?]),
             None => Ok(self.served()),
@@ -117,7 +117,7 @@ impl Daemon {
     }
 }
 
-/// How far the guest of a disk has been understood.
+/// The state of the insight into a disk's guest.
 pub(super) fn insight(served: &Served) -> InsightStatus {
     if served.live().watchers.classify.is_none() {
         return InsightStatus { state: InsightState::Off, ..InsightStatus::default() };
@@ -219,7 +219,7 @@ fn slow_request(
 ) -> SlowRequest {
     let end_ns = slow.start_ns.saturating_add(slow.latency_ns);
     let course = slow.course;
-    // Where nobody looked at the clock between the back end and here, no time was spent there.
+    // If no layer read the clock between the back end and here, the time above the back end is 0.
     let returned_ns = if course.returned_ns == 0 { end_ns } else { course.returned_ns };
     let reached = course.sent_ns != 0;
     let between = |from: u64, to: u64| reached.then(|| to.saturating_sub(from));

@@ -1,9 +1,9 @@
-//! A disk that is served no more: its requests in flight completed, its guest and clients let go,
-//! what was written made durable.
+//! The withdrawal of a disk: its requests in flight complete, its guest and clients are
+//! disconnected, and its writes are made durable.
 //!
-//! Each withdrawal has a thread of its own, so that whoever asks for it decides how long to wait:
-//! a disk whose I/O hangs never gives its requests back. Until they are back, the disk stays in
-//! the list and keeps its name, its socket and its image.
+//! Each withdrawal has a separate thread, so that the requester decides how long to wait:
+//! requests of a disk whose I/O hangs never complete. Until they complete, the disk stays in the
+//! list and keeps its name, its socket and its image.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -14,35 +14,35 @@ use crate::wiring;
 
 /// How long the last flush may take.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
-/// Longer than any wait.
+/// A time limit longer than any wait.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// A withdrawal, under way or ended.
+/// A withdrawal, in progress or ended.
 pub(super) struct Withdrawal {
     begun: Instant,
-    /// All requests have come back.
+    /// Whether all requests have completed.
     drained: AtomicBool,
     outcome: Mutex<Option<Standing>>,
     ended: Condvar,
 }
 
-/// How a withdrawal stands.
+/// The progress or outcome of a withdrawal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Requests in flight have not come back.
+    /// Requests in flight have not completed.
     Draining,
-    /// The last flush has not come back.
+    /// The last flush has not completed.
     Flushing,
     /// It has ended, and the last flush succeeded.
     Clean,
-    /// It has ended, and the last flush failed so.
+    /// It has ended, and the last flush failed with this error.
     Unflushed(String),
-    /// It has ended, and not all that the disk's log holds went home, for this reason.
+    /// It has ended, and the disk's log was not completely written back, for this reason.
     Behind(String),
 }
 
 impl Withdrawal {
-    /// Waits until `end` for the withdrawal to end, and says how it stands.
+    /// Waits until `end` for the withdrawal to end. Returns its progress or outcome.
     pub(super) fn wait(&self, end: Instant) -> Standing {
         let left = end.saturating_duration_since(Instant::now());
         let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,7 @@ impl Withdrawal {
         }
     }
 
-    /// How long it has been under way.
+    /// The time since the withdrawal began.
     pub(super) fn age(&self) -> Duration {
         self.begun.elapsed()
     }
@@ -69,14 +69,14 @@ impl Withdrawal {
 }
 
 impl Served {
-    /// The withdrawal of the disk, once one has begun.
+    /// The withdrawal of the disk, once it has begun.
     pub(super) fn withdrawal(&self) -> Option<Arc<Withdrawal>> {
         self.withdrawal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl Daemon {
-    /// Begins to withdraw a disk, or finds the withdrawal that is under way.
+    /// Begins to withdraw a disk. Returns the withdrawal in progress if there is one.
     pub(super) fn withdraw(self: &Arc<Self>, served: &Arc<Served>) -> Arc<Withdrawal> {
         let mut place = served.withdrawal.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(withdrawal) = &*place {
@@ -95,23 +95,24 @@ impl Daemon {
         let name = format!("leave-{}", served.disk.name());
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             let work = std::panic::AssertUnwindSafe(|| daemon.carry_out(&leaving, &ours));
-            let outcome = std::panic::catch_unwind(work)
-                .unwrap_or_else(|_| Standing::Unflushed("its thread failed, a bug".to_owned()));
+            let outcome = std::panic::catch_unwind(work).unwrap_or_else(|_| {
+                Standing::Unflushed("its thread failed because of a bug".to_owned())
+            });
             ours.finish(outcome);
         });
         if let Err(error) = spawned {
-            // The next attempt may find a thread.
+            // A later attempt may succeed.
             *served.withdrawal.lock().unwrap_or_else(PoisonError::into_inner) = None;
-            let reason = format!("there is no thread for it: {error}");
+            let reason = format!("no thread could be started: {error}");
             withdrawal.finish(Standing::Unflushed(reason));
         }
         withdrawal
     }
 
-    /// The withdrawal, on its thread.
+    /// Carries out the withdrawal, on its thread.
     fn carry_out(&self, served: &Served, withdrawal: &Withdrawal) -> Standing {
         let name = served.disk.name();
-        // Everybody is asked to leave before anybody is waited for.
+        // All clients are asked to disconnect before any of them is waited for.
         let exports: Vec<_> = self
             .listening()
             .iter()
@@ -121,8 +122,8 @@ impl Daemon {
             let mut live = served.live();
             (live.server.take(), live.watchers.room.clone(), live.watchers.log.clone())
         };
-        // A guest whose disk is taken away is not to wait for room on it. At the end of the daemon
-        // such writes are left unanswered instead: the next daemon carries them out.
+        // A guest whose disk is removed must not wait for space on it. When the daemon shuts down,
+        // such writes remain unanswered instead: the next daemon repeats them.
         if let Some(room) = room.filter(|_| !self.is_stopping()) {
             room.release();
         }
@@ -133,19 +134,20 @@ impl Daemon {
             while !export.wait(FOREVER) {}
         }
         withdrawal.drained.store(true, Ordering::Release);
-        // What does not get home is durable in the log, where the next daemon finds it.
+        // Changes that are not written back are durable in the log, where the next daemon finds
+        // them.
         let home = log.map_or(Ok(()), |log| log.bring_home(&served.disk, FLUSH_TIME_MAX));
         let flushed = wiring::flush(&served.disk, FLUSH_TIME_MAX);
-        // At the end of the daemon, whoever listens to events still asks for all disks.
+        // While the daemon shuts down, event listeners still need the list of all disks.
         if !self.is_stopping() {
             self.with_state(|state| state.disks.remove(name));
             match (&flushed, &home) {
                 (Ok(()), Ok(())) => tracing::info!(disk = name, "removed"),
                 (Ok(()), Err(error)) => {
-                    tracing::error!(disk = name, %error, "removed, but a part stays in its log");
+                    tracing::error!(disk = name, %error, "removed, but some changes remain in its log");
                 }
                 (Err(error), _) => {
-                    tracing::error!(disk = name, %error, "could not be flushed at its removal");
+                    tracing::error!(disk = name, %error, "the last flush failed at its removal");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The thread that collects events while somebody listens.
+//! The thread that collects events while there are listeners.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -15,27 +15,27 @@ use super::listener::Listener;
 use super::{Source, State};
 use crate::daemon::Daemon;
 
-/// How often rings are emptied while there are many events, and while there are none: a ring has room
-/// for a burst in between.
+/// The shortest and longest pause between two rounds, with many events and with none. A ring has
+/// space for the events of a pause.
 const POLL_MIN: Duration = Duration::from_millis(2);
 const POLL_MAX: Duration = Duration::from_millis(8);
-/// A round that collects this many events is followed by the shorter pause.
+/// The number of events of a round after which the pause is the shortest.
 const BUSY_EVENTS: usize = 256;
-/// A block is sent when it has this many events or is this old.
+/// The number of events, or the age, at which a block is sent.
 const BLOCK_EVENTS: usize = 8192;
 const BLOCK_AGE: Duration = Duration::from_millis(10);
-/// How long after its instant an event is in its ring at the latest, in nanoseconds, unless the
-/// queue's thread is not scheduled for longer.
+/// The longest time from the instant of an event until it is in its ring, in nanoseconds, unless
+/// the queue's thread is descheduled for longer.
 const SETTLED_NS: i64 = 15_000_000;
-/// How often it is looked which disks there are.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// The interval at which the list of disks is read.
+const DISKS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// See the module.
+/// Collects the events of all disks that have listeners.
 pub(super) struct Collector {
     daemon: Arc<Daemon>,
     header: Header,
     texts: Texts,
-    /// By the number of the tap.
+    /// The disks, by the numbers of their taps.
     disks: BTreeMap<u32, Collected>,
     drained: Vec<Event>,
 }
@@ -45,7 +45,7 @@ struct Collected {
     name: String,
     labels: LabelTexts,
     reader: TapReader,
-    /// Drops that have been told.
+    /// Dropped events that were reported to the listeners.
     dropped: u64,
     block: BlockBuilder,
     begun: Instant,
@@ -57,14 +57,14 @@ impl Collector {
         Self { daemon, header, texts, disks: BTreeMap::new(), drained: Vec::new() }
     }
 
-    /// Collects until nobody listens any more.
+    /// Collects events until there are no listeners.
     pub fn run(mut self) {
         give_way();
         let daemon = Arc::clone(&self.daemon);
-        // Whatever happens, the next listener gets a collector.
+        // Even after a panic, the next listener starts a new collector.
         let _ended = Ended(Arc::clone(&daemon));
         let events = daemon.events();
-        let mut looked: Option<Instant> = None;
+        let mut disks_updated: Option<Instant> = None;
         let mut listeners: Vec<Arc<Listener>> = Vec::new();
         let mut before_ns = 0;
         let mut pulsed = Instant::now();
@@ -72,23 +72,23 @@ impl Collector {
             let ending = {
                 let mut state = events.state();
                 let before = state.listeners.len();
-                state.listeners.retain(|listener| !listener.is_gone());
+                state.listeners.retain(|listener| !listener.has_left());
                 if state.listeners.is_empty() {
-                    // The next collector finds taps without a reader.
+                    // The next collector can attach its readers only after these are dropped.
                     self.disks.clear();
                     state.collecting = false;
                     return;
                 }
                 if before != state.listeners.len() || listeners.len() != before {
-                    looked = None;
+                    disks_updated = None;
                 }
                 listeners.clone_from(&state.listeners);
                 state.ending
             };
             let now_ns = Clock::System.now_ns() as i64;
-            if ending || looked.is_none_or(|at| at.elapsed() >= LOOK_INTERVAL) {
-                self.look(&listeners);
-                looked = Some(Instant::now());
+            if ending || disks_updated.is_none_or(|at| at.elapsed() >= DISKS_INTERVAL) {
+                self.update_disks(&listeners);
+                disks_updated = Some(Instant::now());
             }
             let collected = self.round(&listeners, ending);
             if ending {
@@ -98,7 +98,7 @@ impl Collector {
                 finish(&mut events.state());
                 return;
             }
-            // What was put into a ring before the round before this one is here.
+            // Events put into a ring before the previous round have been collected.
             let pulse = listeners.iter().filter_map(|listener| listener.request.pulse).min();
             if pulse.is_some_and(|pulse| pulsed.elapsed() >= pulse) && before_ns > 0 {
                 pulsed = Instant::now();
@@ -122,18 +122,18 @@ impl Collector {
         }
     }
 
-    /// Finds the disks that are to be collected, and lets go of the others.
-    fn look(&mut self, listeners: &[Arc<Listener>]) {
-        let wanted = |name: &str| listeners.iter().any(|listener| listener.wants(name));
+    /// Attaches to disks that have listeners, and detaches from the others.
+    fn update_disks(&mut self, listeners: &[Arc<Listener>]) {
+        let wanted = |name: &str| listeners.iter().any(|listener| listener.receives(name));
         let sources: Vec<Source> =
             self.daemon.taps().into_iter().filter(|source| wanted(&source.name)).collect();
-        let mut gone: Vec<u32> = self.disks.keys().copied().collect();
-        gone.retain(|number| !sources.iter().any(|source| source.tap.disk() == *number));
-        for number in gone {
+        let mut removed: Vec<u32> = self.disks.keys().copied().collect();
+        removed.retain(|number| !sources.iter().any(|source| source.tap.disk() == *number));
+        for number in removed {
             if let Some(mut disk) = self.disks.remove(&number) {
                 self.drained.clear();
                 disk.collect(&mut self.texts, &mut self.drained, listeners);
-                disk.give(listeners);
+                disk.send(listeners);
             }
         }
         for source in &sources {
@@ -155,7 +155,7 @@ impl Collector {
         }
         for listener in listeners {
             let request = &listener.request.disks;
-            // A disk that has no tap for now may get one again.
+            // A disk without a tap may get a tap again.
             if !request.is_empty() && !request.iter().any(|name| self.daemon.tap_of(name).is_ok()) {
                 listener.end();
             }
@@ -163,7 +163,7 @@ impl Collector {
         }
     }
 
-    /// Empties all rings. Says how many events there were.
+    /// Empties all rings. Returns the number of events.
     fn round(&mut self, listeners: &[Arc<Listener>], ending: bool) -> usize {
         let mut count = 0;
         for disk in self.disks.values_mut() {
@@ -171,19 +171,19 @@ impl Collector {
             disk.collect(&mut self.texts, &mut self.drained, listeners);
             count += self.drained.len();
             if ending || disk.begun.elapsed() >= BLOCK_AGE {
-                disk.give(listeners);
+                disk.send(listeners);
             }
         }
         count
     }
 
     fn flush(&mut self, listeners: &[Arc<Listener>]) {
-        self.disks.values_mut().for_each(|disk| disk.give(listeners));
+        self.disks.values_mut().for_each(|disk| disk.send(listeners));
     }
 }
 
 impl Collected {
-    /// Moves what is in the rings into the block.
+    /// Moves the events of the rings into the block.
     fn collect(
         &mut self,
         texts: &mut Texts,
@@ -192,7 +192,7 @@ impl Collected {
     ) {
         self.reader.drain(drained);
         let dropped = self.reader.dropped();
-        // Queues come one after the other.
+        // The reader returns the events queue by queue.
         if !drained.is_sorted_by_key(|event| event.blktap_ts) {
             drained.sort_by_key(|event| event.blktap_ts);
         }
@@ -203,31 +203,31 @@ impl Collected {
             }
             texts.append(event, &self.labels, collected_ns, &mut self.block);
             if self.block.len() >= BLOCK_EVENTS {
-                self.give(listeners);
+                self.send(listeners);
             }
         }
-        // What was dropped is the newest.
+        // The dropped events are newer than the collected ones.
         if dropped > self.dropped {
-            self.give(listeners);
-            for listener in listeners.iter().filter(|listener| listener.wants(&self.name)) {
+            self.send(listeners);
+            for listener in listeners.iter().filter(|listener| listener.receives(&self.name)) {
                 listener.note_dropped(dropped - self.dropped, &self.name);
             }
             self.dropped = dropped;
         }
     }
 
-    /// Gives the block to those who want it.
-    fn give(&mut self, listeners: &[Arc<Listener>]) {
+    /// Sends the block to the listeners of the disk.
+    fn send(&mut self, listeners: &[Arc<Listener>]) {
         let count = self.block.len() as u64;
         let Some(block) = self.block.take() else { return };
         let block = Bytes::from(block);
-        for listener in listeners.iter().filter(|listener| listener.wants(&self.name)) {
+        for listener in listeners.iter().filter(|listener| listener.receives(&self.name)) {
             listener.offer(&block, count);
         }
     }
 }
 
-/// Says at the end of the thread, however it comes, that it ends.
+/// Ends all streams and the collection when the thread panics.
 struct Ended(Arc<Daemon>);
 
 impl Drop for Ended {

@@ -6,10 +6,10 @@ use fathom_insight::event::{COLUMNS, Event, Get, Labels};
 use fathom_insight::{Name, Names};
 use fathom_monitor::recording::{BlockBuilder, Cell};
 
-/// The texts that are found without a look into the table of names.
+/// The number of texts cached outside the table of names.
 const RECENT: usize = 4096;
 
-/// The columns that are texts by a number in the table of names.
+/// The number of columns whose texts are in the table of names.
 const NAMES: usize = {
     let (mut count, mut index) = (0, 0);
     while index < COLUMNS.len() {
@@ -19,16 +19,16 @@ const NAMES: usize = {
     count
 };
 
-/// Texts of names and numbers.
+/// The texts of the columns' values.
 pub(super) struct Texts {
     names: Arc<Names>,
     recent: Vec<Option<(u32, Arc<str>)>>,
     letters: Vec<Arc<str>>,
-    /// Of each column its few texts, if it has such.
+    /// The texts of each column with a fixed set of texts.
     words: [Vec<Arc<str>>; COLUMNS.len()],
 }
 
-/// The labels of a disk as texts, by column; `None` where there is none.
+/// The labels of a disk as texts, by column; `None` for columns without one.
 pub(super) struct LabelTexts([Option<Arc<str>>; COLUMNS.len()]);
 
 impl LabelTexts {
@@ -44,7 +44,7 @@ fn text(text: Option<&Arc<str>>) -> Cell<'_> {
     text.map_or(Cell::Null, Cell::Text)
 }
 
-/// A text of a list whose first has the number 1; 0 is none.
+/// The text with a number; the first has number 1, and 0 stands for none.
 fn listed(texts: &[Arc<str>], number: u8) -> Cell<'_> {
     text(usize::from(number).checked_sub(1).and_then(|place| texts.get(place)))
 }
@@ -59,7 +59,7 @@ impl Texts {
         Self { names, recent, letters, words }
     }
 
-    /// The text of a name, if it has one.
+    /// The text of a name, if there is one.
     fn name(&mut self, number: u32) -> Option<Arc<str>> {
         if number == 0 {
             return None;
@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// An event of which every field is known. A new field has to be named here.
+    /// An event in which every field has a value. A new field must be added here.
     fn event(names: &Names) -> Event {
         Event {
             blktap_ts: 1,
@@ -173,7 +173,7 @@ mod tests {
                         input/output error 6 10 hit 8 page sure 14 16";
         let shown: Vec<String> = row(&event, &labels).iter().map(Value::to_string).collect();
         assert_eq!(shown.join(" "), expected);
-        // What is not known is null.
+        // Unknown values are null.
         let blank = Event { record_type: b'Q', io_op: b'r', ..Event::default() };
         let known: Vec<&str> = row(&blank, &Labels::default())
             .iter()
@@ -184,7 +184,7 @@ mod tests {
         let always =
             ["BlktapTS", "Type", "IOOp", "ReqId", "Sector", "Size", "FtrTS", "Flags", "Queue"];
         assert_eq!(known, always);
-        // Numbers that nobody has given out are not known.
+        // Numbers that were never assigned are unknown.
         let odd = Event { kind: 200, error: 200, record_type: 200, path: 1 << 31, ..event };
         let values = row(&odd, &labels);
         for name in ["Kind", "Error", "Type", "Path"] {

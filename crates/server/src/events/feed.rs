@@ -9,26 +9,26 @@ use fathom_control::ErrorBody;
 use fathom_monitor::recording::moment_block;
 
 use super::listener::Listener;
-use super::{LISTENERS_MAX, ListenRequest, enrol};
+use super::{LISTENERS_MAX, ListenRequest, add_listener};
 use crate::daemon::Daemon;
 
-/// The events of all disks as they come: the bytes of a recording behind its header. A read waits
-/// until there is something; it gives nothing at the end only.
+/// The events of all disks as they occur: the bytes of a recording after its header. A read waits
+/// for data, and returns 0 bytes only at the end.
 pub(crate) struct EventFeed {
     listener: Arc<Listener>,
     header: Bytes,
     rest: Bytes,
 }
 
-/// Has the reader of a feed look up.
+/// Wakes the reader of a feed.
 #[derive(Clone)]
-pub(crate) struct Nudge(Arc<Listener>);
+pub(crate) struct FeedWaker(Arc<Listener>);
 
-/// The events of all disks from now on. A moment is told each `pulse`, or each `idle_pulse` while
-/// nothing happens.
+/// Starts a feed with the events of all disks from now on. It has a moment (the instant before
+/// which all events have been sent) each `pulse`, or each `idle_pulse` while there are no events.
 ///
 /// # Errors
-/// When the daemon ends, or has no thread for it.
+/// If the daemon is shutting down, or the thread cannot be started.
 pub(crate) fn follow(
     daemon: &Arc<Daemon>,
     pulse: Duration,
@@ -39,8 +39,8 @@ pub(crate) fn follow(
         idle_pulse: Some(idle_pulse),
         ..ListenRequest::default()
     };
-    // The daemon's own thread always has a seat.
-    let (listener, _) = enrol(daemon, request, LISTENERS_MAX + 1)?;
+    // One place is reserved for the daemon's own thread.
+    let (listener, _) = add_listener(daemon, request, LISTENERS_MAX + 1)?;
     listener.wait_until_begun(Duration::from_secs(1));
     let header = listener.wait_next().unwrap_or_default();
     Ok(EventFeed { listener, header, rest: Bytes::new() })
@@ -52,15 +52,15 @@ impl EventFeed {
         self.header.clone()
     }
 
-    /// For those who want the reader's attention.
-    pub fn nudge(&self) -> Nudge {
-        Nudge(Arc::clone(&self.listener))
+    /// A handle that wakes the reader.
+    pub fn waker(&self) -> FeedWaker {
+        FeedWaker(Arc::clone(&self.listener))
     }
 }
 
-impl Nudge {
-    /// Gives the reader a moment that is long over: it changes nothing, but it comes.
-    pub fn give(&self) {
+impl FeedWaker {
+    /// Wakes the reader with a moment in the distant past, which changes nothing.
+    pub fn wake(&self) {
         self.0.offer(&Bytes::from(moment_block(0)), 0);
     }
 }

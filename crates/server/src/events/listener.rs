@@ -1,4 +1,4 @@
-//! One who listens: a bounded buffer, and the body of an answer that is filled from it.
+//! A listener: a bounded buffer, and the body of a response that is filled from it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -16,12 +16,12 @@ use super::ListenRequest;
 /// The most bytes that wait for a listener.
 const BUFFER_MAX: usize = 8 << 20;
 
-/// See the module.
+/// A listener to events. See the module.
 pub(super) struct Listener {
     pub request: ListenRequest,
     state: Mutex<State>,
     begun: Condvar,
-    /// Notified when there is something for a reader that blocks.
+    /// Notified when there is data for a blocking reader.
     filled: Condvar,
 }
 
@@ -29,19 +29,19 @@ pub(super) struct Listener {
 struct State {
     waiting: VecDeque<Bytes>,
     bytes: usize,
-    /// Events of blocks that found no room, and that it has not been told of.
+    /// Events of blocks that did not fit the buffer and that have not been reported yet.
     lost: u64,
     events: u64,
     dropped: u64,
     waker: Option<Waker>,
-    /// Whether events came since the last moment.
-    stirred: bool,
-    /// Until when every moment is told, and when one was told last.
-    lively_until_ns: i64,
+    /// Whether there were events since the last moment.
+    has_events: bool,
+    /// The instant until which every moment is sent, and the last moment that was sent.
+    active_until_ns: i64,
     moment_ns: i64,
     is_begun: bool,
     ended: bool,
-    gone: bool,
+    has_left: bool,
 }
 
 impl State {
@@ -56,8 +56,8 @@ impl State {
         Some(bytes)
     }
 
-    /// Says what was lost, so that it stands where the events would.
-    fn tell_lost(&mut self) {
+    /// Reports the lost events at the place where they would have been.
+    fn report_lost(&mut self) {
         if self.lost > 0 {
             self.dropped += self.lost;
             let note = dropped_block(self.lost, DropPlace::Listener, "");
@@ -68,7 +68,7 @@ impl State {
 }
 
 impl Listener {
-    /// One that gets the header first.
+    /// A listener with the header as its first data.
     pub fn new(request: ListenRequest, header: Vec<u8>) -> Self {
         let mut state = State::default();
         state.put(header.into());
@@ -79,17 +79,17 @@ impl Listener {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it wants the events of a disk.
-    pub fn wants(&self, disk: &str) -> bool {
+    /// Whether the listener receives the events of a disk.
+    pub fn receives(&self, disk: &str) -> bool {
         self.request.disks.is_empty() || self.request.disks.contains(disk)
     }
 
-    /// Whether it has left.
-    pub fn is_gone(&self) -> bool {
-        self.state().gone
+    /// Whether the listener has closed its stream.
+    pub fn has_left(&self) -> bool {
+        self.state().has_left
     }
 
-    /// Its events are collected from now on.
+    /// Marks the beginning of the listener's collection.
     pub fn begin(&self) {
         let mut state = self.state();
         if !state.is_begun {
@@ -98,38 +98,38 @@ impl Listener {
         }
     }
 
-    /// Waits for that.
+    /// Waits for the beginning of the collection.
     pub fn wait_until_begun(&self, limit: Duration) {
         let state = self.state();
         drop(self.begun.wait_timeout_while(state, limit, |state| !state.is_begun));
     }
 
-    /// Gives it a block of so many events, if there is room.
+    /// Adds a block with a number of events, if the buffer has space for it.
     pub fn offer(&self, block: &Bytes, events: u64) {
         let mut state = self.state();
-        if state.gone || state.ended {
+        if state.has_left || state.ended {
             return;
         }
         if state.bytes + block.len() > BUFFER_MAX {
             state.lost += events;
             return;
         }
-        state.tell_lost();
+        state.report_lost();
         state.events += events;
-        state.stirred |= events > 0;
+        state.has_events |= events > 0;
         state.put(block.clone());
         self.wake(&mut state);
     }
 
-    /// Gives it a moment, unless nothing has happened for so long that it wants few of them.
+    /// Adds a moment. While there are no events, only one moment in each idle pulse is added.
     pub fn offer_moment(&self, block: &Bytes, moment_ns: i64) {
         if let Some(idle) = self.request.idle_pulse {
             let idle_ns = idle.as_nanos() as i64;
             let mut state = self.state();
-            if std::mem::take(&mut state.stirred) {
-                state.lively_until_ns = moment_ns.saturating_add(idle_ns);
+            if std::mem::take(&mut state.has_events) {
+                state.active_until_ns = moment_ns.saturating_add(idle_ns);
             }
-            let quiet = moment_ns > state.lively_until_ns;
+            let quiet = moment_ns > state.active_until_ns;
             if quiet && moment_ns < state.moment_ns.saturating_add(idle_ns) {
                 return;
             }
@@ -138,7 +138,7 @@ impl Listener {
         self.offer(block, 0);
     }
 
-    /// Waits for what comes next; `None` at the end.
+    /// Waits for the next data; `None` at the end.
     pub fn wait_next(&self) -> Option<Bytes> {
         let state = self.state();
         let mut state = self
@@ -148,10 +148,10 @@ impl Listener {
         state.next()
     }
 
-    /// Nobody reads any more.
+    /// Closes the stream: there is no reader any more.
     pub fn leave(&self) {
         let mut state = self.state();
-        state.gone = true;
+        state.has_left = true;
         state.waiting = VecDeque::new();
         state.bytes = 0;
     }
@@ -163,10 +163,10 @@ impl Listener {
         self.filled.notify_all();
     }
 
-    /// Tells that the ring of a disk had no room for so many events.
+    /// Reports events that did not fit the ring of a disk.
     pub fn note_dropped(&self, count: u64, disk: &str) {
         let mut state = self.state();
-        if state.gone || state.ended {
+        if state.has_left || state.ended {
             return;
         }
         if state.bytes > BUFFER_MAX {
@@ -178,16 +178,16 @@ impl Listener {
         self.wake(&mut state);
     }
 
-    /// The next that waits for it: its header first, then block by block.
+    /// The next waiting data: first the header, then block by block.
     pub fn take(&self) -> Option<Bytes> {
         self.state().next()
     }
 
-    /// Gives it no more.
+    /// Ends the stream after the data that waits.
     pub fn end(&self) {
         let mut state = self.state();
         if !state.ended {
-            state.tell_lost();
+            state.report_lost();
             let end = end_block(state.events, state.dropped);
             state.put(end.into());
             state.ended = true;
@@ -198,7 +198,7 @@ impl Listener {
     }
 }
 
-/// The body of the answer to a listener.
+/// The body of the response to a listener.
 pub(crate) struct EventBody {
     listener: Arc<Listener>,
 }
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_does_not_read_loses_and_is_reported() {
+    fn a_slow_listener_loses_blocks_and_gets_a_report() {
         let request = ListenRequest::default();
         let listener = Listener::new(request, vec![0; 10]);
         let block = Bytes::from(vec![0; 1 << 20]);
@@ -263,13 +263,13 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_few_while_nothing_happens() {
+    fn few_moments_are_sent_without_events() {
         let second = Duration::from_secs(1);
         let request = ListenRequest { idle_pulse: Some(second), ..ListenRequest::default() };
         let listener = Listener::new(request, vec![0; 10]);
         let block = Bytes::from_static(b"moment");
         let step_ns = 50_000_000;
-        let told = |listener: &Listener| {
+        let waiting = |listener: &Listener| {
             let mut state = listener.state();
             state.bytes = 0;
             std::mem::take(&mut state.waiting).len()
@@ -278,16 +278,16 @@ mod tests {
             (from..to).for_each(|number| listener.offer_moment(&block, number * step_ns));
         };
         pulses(100, 200);
-        assert_eq!(told(&listener), 1 + 5, "the header, and one each second");
+        assert_eq!(waiting(&listener), 1 + 5, "the header, and one each second");
         listener.offer(&Bytes::from_static(b"rows"), 3);
         pulses(200, 300);
-        // All within the second that follows the rows, then one each second.
-        let told = told(&listener);
-        assert!((1 + 20..=1 + 20 + 6).contains(&told), "{told}");
+        // All moments in the second after the rows, then one each second.
+        let count = waiting(&listener);
+        assert!((1 + 20..=1 + 20 + 6).contains(&count), "{count}");
     }
 
     #[test]
-    fn a_reader_that_blocks_gets_what_there_is_and_the_end() {
+    fn a_blocking_reader_gets_all_data_and_the_end() {
         let listener = Arc::new(Listener::new(ListenRequest::default(), vec![7; 10]));
         let reads = Arc::clone(&listener);
         let reader = std::thread::spawn(move || {

@@ -1,9 +1,9 @@
-//! Live events: who listens, and what is collected for them.
+//! Live events and their listeners.
 //!
-//! While somebody listens, one thread collects the events of the disks that are listened to, puts
-//! them into blocks of a recording, one disk a block, and hands each block to all who want that
-//! disk. Nobody waits for a listener: whose buffer is full loses blocks, and is told how many
-//! events they had.
+//! While there are listeners, one thread collects the events of their disks. It puts them into
+//! blocks of a recording, each with events of one disk, and sends each block to all listeners of
+//! that disk. The thread never waits for a listener: if a listener's buffer is full, the listener
+//! loses blocks, and gets a report of the number of lost events.
 
 mod collector;
 mod columns;
@@ -21,7 +21,7 @@ use fathom_layers::Tap;
 use fathom_monitor::io_stream;
 use fathom_monitor::recording::{self, Header};
 
-pub(crate) use feed::{EventFeed, Nudge, follow};
+pub(crate) use feed::{EventFeed, FeedWaker, follow};
 pub(crate) use listener::EventBody;
 pub(crate) use source::DiskEvents;
 
@@ -29,14 +29,14 @@ use crate::daemon::Daemon;
 use crate::wiring::refusal;
 use listener::Listener;
 
-/// The most that listen at once.
+/// The most listeners.
 const LISTENERS_MAX: usize = 64;
 
-/// What listeners and the collector share.
+/// The state that listeners and the collector share.
 #[derive(Default)]
 pub(crate) struct Events {
     state: Mutex<State>,
-    /// Notified when the collector has something to do at once.
+    /// Wakes the collector immediately.
     woken: Condvar,
 }
 
@@ -44,11 +44,11 @@ pub(crate) struct Events {
 struct State {
     listeners: Vec<Arc<Listener>>,
     collecting: bool,
-    /// The daemon ends: what has happened is told, then all streams end.
+    /// Set when the daemon shuts down: past events are sent, then all streams end.
     ending: bool,
 }
 
-/// A disk that has a tap.
+/// A disk with a tap.
 pub(crate) struct Source {
     pub name: String,
     pub tap: Tap,
@@ -59,7 +59,7 @@ impl Events {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends all streams in order, and waits for that until the limit.
+    /// Ends all streams in order, and waits for that up to `limit`.
     pub(crate) fn end(&self, limit: Duration) {
         let end = Instant::now() + limit;
         self.state().ending = true;
@@ -71,14 +71,14 @@ impl Events {
 
     /// Whether every listener has received all events.
     pub(crate) fn all_delivered(&self) -> bool {
-        self.state().listeners.iter().all(|listener| listener.is_gone())
+        self.state().listeners.iter().all(|listener| listener.has_left())
     }
 }
 
-/// What a listener asks for.
+/// The request of a listener.
 #[derive(Default)]
 pub(crate) struct ListenRequest {
-    /// The disks; all where there are none.
+    /// The disks; an empty set stands for all disks.
     pub disks: BTreeSet<String>,
     /// How often to report the instant before which all events have been sent.
     pub pulse: Option<Duration>,
@@ -93,54 +93,59 @@ fn header(daemon: &Daemon) -> Header {
     Header::new(&io_stream(), recording::Clock::Monotonic, offset)
 }
 
-/// A stream of the events that `request` asks for, from now on.
+/// A stream of the requested events from now on.
 pub(crate) fn listen(daemon: &Arc<Daemon>, request: ListenRequest) -> Result<EventBody, ErrorBody> {
     subscribe(daemon, request).map(|(listener, _)| EventBody::new(listener))
 }
 
-/// One more who listens, and the header that its blocks belong to.
+/// Adds a listener to disks that have taps. Returns it with the header of its blocks.
 fn subscribe(
     daemon: &Arc<Daemon>,
     request: ListenRequest,
 ) -> Result<(Arc<Listener>, Header), ErrorBody> {
     for name in &request.disks {
         if daemon.tap_of(name)?.is_none() {
-            let message = format!("the disk {name:?} has no tap, so nobody knows its events");
-            return Err(refusal(ErrorCode::Conflict, message, "give it `tap = true`"));
+            let message = format!("the disk {name:?} has no tap, so its events are not collected");
+            return Err(refusal(ErrorCode::Conflict, message, "set `tap = true` for it"));
         }
     }
-    let (listener, header) = enrol(daemon, request, LISTENERS_MAX)?;
-    // Until it is collected nothing is told: whoever has an answer misses nothing from then on.
+    let (listener, header) = add_listener(daemon, request, LISTENERS_MAX)?;
+    // Events are sent only after the collection has begun. After this wait, the client misses no
+    // event that follows its response.
     listener.wait_until_begun(Duration::from_secs(1));
     Ok((listener, header))
 }
 
-/// Has events collected for one more listener, if there are fewer than `most`.
-fn enrol(
+/// Adds a listener if there are fewer than `listeners_max`, and starts the collector if necessary.
+fn add_listener(
     daemon: &Arc<Daemon>,
     request: ListenRequest,
-    most: usize,
+    listeners_max: usize,
 ) -> Result<(Arc<Listener>, Header), ErrorBody> {
     let header = header(daemon);
-    let bytes = header
-        .to_bytes()
-        .map_err(|error| refusal(ErrorCode::Failed, format!("there is no header: {error}"), ""))?;
+    let bytes = header.to_bytes().map_err(|error| {
+        refusal(ErrorCode::Failed, format!("the header cannot be written: {error}"), "")
+    })?;
     let listener = Arc::new(Listener::new(request, bytes));
     let events = daemon.events();
     let mut state = events.state();
-    state.listeners.retain(|listener| !listener.is_gone());
+    state.listeners.retain(|listener| !listener.has_left());
     if state.ending {
         return Err(refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", ""));
     }
-    if state.listeners.len() >= most {
-        let message = format!("{most} listen already");
-        return Err(refusal(ErrorCode::Conflict, message, "end one of them"));
+    if state.listeners.len() >= listeners_max {
+        let message = format!("there are {listeners_max} listeners already");
+        return Err(refusal(ErrorCode::Conflict, message, "close one of their streams"));
     }
     if !state.collecting {
         let collector = collector::Collector::new(Arc::clone(daemon), header.clone());
         let thread = std::thread::Builder::new().name("events".into());
         thread.spawn(move || collector.run()).map_err(|error| {
-            refusal(ErrorCode::Failed, format!("no thread collects events: {error}"), "")
+            refusal(
+                ErrorCode::Failed,
+                format!("the thread that collects events cannot be started: {error}"),
+                "",
+            )
         })?;
         state.collecting = true;
     }

@@ -1,4 +1,4 @@
-//! The daemon's events for the monitor's fragments.
+//! The daemon's events for the fragments of the monitor.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,17 +14,17 @@ use super::listener::Listener;
 use super::{ListenRequest, subscribe};
 use crate::daemon::Daemon;
 
-/// How often to hear up to when everything was told.
+/// The interval of moments: instants before which all events have been sent.
 const PULSE: Duration = Duration::from_millis(6);
 
-/// The events of all disks that have a tap, while somebody wants them.
+/// The events of all disks with taps, collected while the centre needs them.
 pub(crate) struct DiskEvents {
     daemon: Weak<Daemon>,
     unix_offset_ns: i64,
     open: Option<Open>,
 }
 
-/// What is listened to.
+/// An open stream of events.
 struct Open {
     listener: Arc<Listener>,
     reader: BlockReader,
@@ -72,7 +72,7 @@ impl EventSource for DiskEvents {
     }
 
     fn next(&mut self, batch: &mut Batch) -> Result<Option<EventItem>, String> {
-        let damaged = |wrong| format!("a block of the own events is damaged: {wrong}");
+        let damaged = |wrong| format!("a block of the daemon's own events is damaged: {wrong}");
         loop {
             let Some(open) = &mut self.open else { return Ok(None) };
             if open.reader.rows(batch).map_err(damaged)? {

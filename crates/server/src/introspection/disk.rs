@@ -1,4 +1,5 @@
-//! One disk's guest: from what the front end tells to the slot that the disk's queues look at.
+//! The guest of one disk: sets the slot that the disk's queues use, as the front end reports
+//! changes.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,14 +19,14 @@ pub(crate) struct DiskGuest {
 }
 
 struct State {
-    /// Whether anybody wants to know what requests mean.
+    /// Whether requests are to be resolved in the guest's memory.
     wanted: bool,
     /// The connection whose rings run, and its memory.
     running: Option<(u64, Arc<Memory>)>,
 }
 
 impl DiskGuest {
-    /// No guest yet for the disk called `disk`; `wanted` says whether there is to be one.
+    /// A disk without a guest yet. `wanted` states whether its guest's memory is to be read.
     pub(crate) fn new(introspection: &Arc<Introspection>, disk: &str, wanted: bool) -> Arc<Self> {
         Arc::new(Self {
             introspection: Arc::clone(introspection),
@@ -35,27 +36,27 @@ impl DiskGuest {
         })
     }
 
-    /// Where the disk's queues find the guest.
+    /// The slot in which the disk's queues find the guest.
     pub(crate) fn slot(&self) -> &Arc<GuestSlot> {
         &self.slot
     }
 
-    /// The texts of what its requests mean.
+    /// The texts of the insights.
     pub(crate) fn names(&self) -> &Arc<Names> {
         self.introspection.names()
     }
 
-    /// How many control groups are told apart in metrics.
+    /// The most control groups of a disk with separate metrics.
     pub(crate) fn groups_max(&self) -> usize {
         self.introspection.groups_max()
     }
 
-    /// How the guest stands; `None` where none runs, or nobody wants to know.
+    /// The status of the guest; `None` if no guest runs, or if its memory is not read.
     pub(crate) fn status(&self) -> Option<GuestStatus> {
         self.slot.guest().map(|guest| self.introspection.status(&guest))
     }
 
-    /// Begins or ends to look into the guest.
+    /// Begins or ends reading the guest's memory.
     pub(crate) fn set_wanted(&self, wanted: bool) {
         let mut state = lock(&self.state);
         if state.wanted == wanted {
@@ -63,7 +64,7 @@ impl DiskGuest {
         }
         state.wanted = wanted;
         if wanted {
-            self.show(&state);
+            self.update_slot(&state);
         } else {
             self.slot.set(None);
             self.introspection.detach(|user| user.disk == self.disk);
@@ -74,8 +75,8 @@ impl DiskGuest {
         User { disk: Arc::clone(&self.disk), session }
     }
 
-    /// Puts the guest that runs into the slot.
-    fn show(&self, state: &State) {
+    /// Puts the running guest into the slot.
+    fn update_slot(&self, state: &State) {
         let guest = match (&state.running, state.wanted) {
             (Some((session, memory)), true) => {
                 self.introspection.attach(&self.user(*session), memory)
@@ -90,7 +91,7 @@ impl GuestObserver for DiskGuest {
     fn started(&self, session: u64, memory: &Arc<Memory>) {
         let mut state = lock(&self.state);
         state.running = Some((session, Arc::clone(memory)));
-        self.show(&state);
+        self.update_slot(&state);
         drop(state);
         if let Some(guest) = self.slot.guest() {
             guest.restarted();
@@ -100,7 +101,7 @@ impl GuestObserver for DiskGuest {
     fn moved(&self, session: u64, memory: &Arc<Memory>) {
         let mut state = lock(&self.state);
         state.running = Some((session, Arc::clone(memory)));
-        self.show(&state);
+        self.update_slot(&state);
     }
 
     fn stopped(&self, _session: u64) {

@@ -1,6 +1,6 @@
-//! A guest's memory, from the terms of the front end to those of introspection.
+//! Converts a guest's memory from the front end's type to that of introspection.
 
-#![expect(unsafe_code, reason = "it vouches for the memory that it hands on")]
+#![expect(unsafe_code, reason = "it guarantees the validity of the mappings")]
 
 use std::any::Any;
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use fathom_frontend::vhost_user::{Memory, MemoryRegion};
 use fathom_introspect::{GuestMemory, Region};
 
-/// What makes two tables of memory one guest's: the same files at the same places.
+/// The identity of a guest's memory: the same files at the same places.
 pub(super) type Identity = Vec<RegionIdentity>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,12 +23,12 @@ pub(super) struct RegionIdentity {
     length: u64,
 }
 
-/// What identifies `memory` among all that guests bring.
+/// The identity of `memory`.
 pub(super) fn identity(memory: &Memory) -> Identity {
     let of_region = |region: MemoryRegion<'_>| {
         let (device, inode) = match region.file.metadata() {
             Ok(metadata) => (metadata.dev(), metadata.ino()),
-            // Memory that cannot be identified is like no other.
+            // Memory that cannot be identified equals no other memory.
             Err(_) => (u64::MAX, region.place as u64),
         };
         RegionIdentity {
@@ -42,14 +42,14 @@ pub(super) fn identity(memory: &Memory) -> Identity {
     memory.regions().map(of_region).collect()
 }
 
-/// Whether two tables are those of one guest, to which memory was added, or from which some was
-/// taken: one is a part of the other.
+/// Whether two tables are those of one guest before and after memory was added or removed: one
+/// table is a part of the other.
 pub(super) fn is_changed(before: &Identity, after: &Identity) -> bool {
     let (part, whole) = if before.len() < after.len() { (before, after) } else { (after, before) };
     !part.is_empty() && part.iter().all(|region| whole.contains(region))
 }
 
-/// The same memory for introspection, which keeps it mapped.
+/// Converts memory for introspection, which keeps it mapped.
 pub(super) fn to_guest_memory(memory: &Arc<Memory>) -> GuestMemory {
     let of_region = |region: MemoryRegion<'_>| Region {
         start: region.guest_address,
@@ -60,13 +60,14 @@ pub(super) fn to_guest_memory(memory: &Arc<Memory>) -> GuestMemory {
     let regions = memory.regions().map(of_region).collect();
     let owner: Arc<dyn Any + Send + Sync> = Arc::<Memory>::clone(memory);
     // SAFETY: the front end has mapped each region whole, readable and writable, and the mappings
-    // live as long as the owner. Where the VMM takes the file's pages away, or there are none to be
-    // had, the front end's handler puts zeroes in their place (`block::Mapping`).
+    // live as long as the owner. If the VMM removes pages of the file, or if no pages are
+    // available, the front end's handler substitutes zeroes (`block::Mapping`).
     unsafe { GuestMemory::new(regions, owner) }
 }
 
-/// The same file, with a position of its own: that of the VMM's descriptor is the VMM's. Where the
-/// file may not be opened anew, the descriptor itself, whose position QEMU and others never use.
+/// Opens the same file with a position of its own, because the descriptor's position belongs to the
+/// VMM. If the file cannot be reopened, duplicates the descriptor, whose position QEMU and other
+/// VMMs never use.
 fn reopen(file: &File) -> Option<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     File::open(path).or_else(|_| file.try_clone()).ok()

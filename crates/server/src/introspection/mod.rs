@@ -1,8 +1,8 @@
 //! The guests whose memory is read, and the one thread that follows them.
 //!
-//! A guest is its memory: disks of one virtual machine come over sockets of their own, but with
-//! the same files mapped at the same places, and share one [`Guest`]. It is kept as long as a VMM
-//! is connected that ran with this memory, so that it is not looked at anew at each reboot.
+//! A guest is identified by its memory: disks of one virtual machine have separate sockets, but map
+//! the same files at the same places, and share one [`Guest`]. The guest is kept as long as a VMM
+//! that ran with this memory is connected, so that a reboot does not require a new search.
 
 mod disk;
 mod memory;
@@ -21,7 +21,7 @@ pub(crate) use disk::DiskGuest;
 
 use memory::{Identity, identity, is_changed, to_guest_memory};
 
-/// Whoever uses a guest: a connection of a disk's VMM.
+/// A user of a guest: a connection of a disk's VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct User {
     disk: Arc<str>,
@@ -35,44 +35,44 @@ pub(crate) struct Introspection {
     shared: Arc<Shared>,
 }
 
-/// What the thread and everybody else share.
+/// The state that the thread shares with other threads.
 #[derive(Default)]
 struct Shared {
     guests: Mutex<Vec<Arc<Followed>>>,
     /// The thread, once there has been a guest.
     thread: OnceLock<Thread>,
     ending: AtomicBool,
-    /// Guests that there have been.
+    /// The number of guests so far.
     count: AtomicU64,
 }
 
-/// One guest, and what is due.
+/// A guest, and its pending work.
 struct Followed {
     number: u64,
     identity: Identity,
     guest: Arc<Guest>,
-    /// Whether the guest has something to do.
+    /// Whether the guest has work to do.
     due: Arc<AtomicBool>,
-    /// When it has something to do even if nobody says so.
+    /// When the guest has work to do even without a wake-up.
     again: Mutex<Option<Instant>>,
-    /// A step of it failed by a bug: it is left alone.
+    /// Whether a step panicked because of a bug. The guest is not followed any more.
     failed: AtomicBool,
     users: Mutex<Vec<User>>,
-    /// The state that was logged last, and of which kernel.
-    told: Mutex<(GuestState, u64)>,
+    /// The state that was logged last, and the number of kernels then.
+    logged: Mutex<(GuestState, u64)>,
 }
 
-/// A guest as others see it.
+/// The state of a guest for reports.
 pub(crate) struct GuestView {
-    /// Counts guests up.
+    /// The number of the guest, in order of appearance.
     pub number: u64,
-    /// The disks that its VMM is connected to.
+    /// The disks to which its VMM is connected.
     pub disks: Vec<String>,
-    /// How it stands.
+    /// The guest's status.
     pub status: GuestStatus,
-    /// How much memory it has, in bytes.
+    /// The size of its memory, in bytes.
     pub memory_bytes: u64,
-    /// Its kernel, where that is known.
+    /// Its kernel, if known.
     pub kernel: Option<Arc<Kernel>>,
 }
 
@@ -81,23 +81,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Introspection {
-    /// No guests yet, and no thread. Metrics are to tell `groups_max` control groups of a disk
-    /// apart.
+    /// No guests and no thread yet. Metrics distinguish up to `groups_max` control groups of a
+    /// disk.
     pub(crate) fn new(groups_max: usize) -> Arc<Self> {
         Arc::new(Self { names: Arc::default(), groups_max, shared: Arc::default() })
     }
 
-    /// How many control groups of a disk are told apart in metrics.
+    /// The most control groups of a disk with separate metrics.
     fn groups_max(&self) -> usize {
         self.groups_max
     }
 
-    /// The one table of texts: of all guests, because requests of all disks are logged alike.
+    /// The table of texts. All guests share it, because requests of all disks are logged alike.
     pub(crate) fn names(&self) -> &Arc<Names> {
         &self.names
     }
 
-    /// The guest of this memory, which `user` uses from now on in place of what it used before.
+    /// The guest with this memory. `user` now uses this guest instead of its earlier one.
     fn attach(&self, user: &User, memory: &Arc<Memory>) -> Option<Arc<Guest>> {
         if !self.has_thread() {
             return None;
@@ -107,7 +107,7 @@ impl Introspection {
         let found = guests.iter().find(|followed| followed.identity == identity).cloned();
         let followed = found.unwrap_or_else(|| {
             let followed = self.follow(identity, memory);
-            // Memory was plugged in or out: the guest's kernel goes on.
+            // Memory was added or removed: the guest's kernel continues.
             let before = guests.iter().find(|before| lock(&before.users).contains(user));
             if let Some(before) = before {
                 if is_changed(&before.identity, &followed.identity) {
@@ -124,26 +124,27 @@ impl Introspection {
                 users.push(user.clone());
             }
         }
-        let gone =
+        let released =
             release(&mut guests, |other, used| other == user && !Arc::ptr_eq(&used.guest, &guest));
         drop(guests);
-        // Outside the lock: with the last holder its mappings go.
-        drop(gone);
+        // Outside the lock, because dropping the last holder unmaps the guest's memory.
+        drop(released);
         Some(guest)
     }
 
-    /// Ends what the users for whom `leaves` holds use.
+    /// Removes the users for which `leaves` holds.
     fn detach(&self, leaves: impl Fn(&User) -> bool) {
-        let gone = release(&mut lock(&self.shared.guests), |user, _| leaves(user));
-        drop(gone);
+        let released = release(&mut lock(&self.shared.guests), |user, _| leaves(user));
+        drop(released);
     }
 
-    /// A guest that nobody has seen before.
+    /// Begins to follow a new guest.
     fn follow(&self, identity: Identity, memory: &Arc<Memory>) -> Arc<Followed> {
         let due = Arc::new(AtomicBool::new(true));
         let (marked, shared) = (Arc::clone(&due), Arc::downgrade(&self.shared));
         let wake = move || {
-            // From queues' threads: no lock, and a system call only where the thread sleeps.
+            // Called by queues' threads: takes no lock, and makes a system call only if the thread
+            // may sleep.
             if !marked.swap(true, Ordering::AcqRel) {
                 if let Some(thread) = shared.upgrade().as_ref().and_then(|all| all.thread.get()) {
                     thread.unpark();
@@ -162,11 +163,11 @@ impl Introspection {
             again: Mutex::default(),
             failed: AtomicBool::new(false),
             users: Mutex::default(),
-            told: Mutex::default(),
+            logged: Mutex::default(),
         })
     }
 
-    /// Whether the thread is there; begins it where it was not needed before.
+    /// Whether the thread runs; starts it if it did not.
     fn has_thread(&self) -> bool {
         if self.shared.thread.get().is_some() {
             return true;
@@ -181,19 +182,19 @@ impl Introspection {
         match begun {
             Ok(handle) => self.shared.thread.set(handle.thread().clone()).is_ok(),
             Err(error) => {
-                tracing::error!(%error, "guests are not looked into: there is no thread for it");
+                tracing::error!(%error, "guests are not introspected: the thread cannot be started");
                 false
             }
         }
     }
 
-    /// All guests.
+    /// The state of all guests.
     pub(crate) fn guests(&self) -> Vec<GuestView> {
         let guests = lock(&self.shared.guests).clone();
         guests.iter().map(|followed| followed.view()).collect()
     }
 
-    /// How a guest stands.
+    /// The status of a guest.
     pub(crate) fn status(&self, guest: &Arc<Guest>) -> GuestStatus {
         let guests = lock(&self.shared.guests).clone();
         let followed = guests.iter().find(|followed| Arc::ptr_eq(&followed.guest, guest));
@@ -210,25 +211,25 @@ impl Drop for Introspection {
     }
 }
 
-/// Takes the users out for whom `leaves` holds, and the guests that nobody uses then.
+/// Removes the users for which `leaves` holds. Returns the guests that have no users then.
 fn release(
     guests: &mut Vec<Arc<Followed>>,
     leaves: impl Fn(&User, &Followed) -> bool,
 ) -> Vec<Arc<Followed>> {
-    let (kept, gone) = std::mem::take(guests).into_iter().partition(|followed| {
+    let (kept, released) = std::mem::take(guests).into_iter().partition(|followed| {
         let mut users = lock(&followed.users);
         users.retain(|user| !leaves(user, followed));
         !users.is_empty()
     });
     *guests = kept;
-    gone
+    released
 }
 
 impl Followed {
     fn status(&self) -> GuestStatus {
         let mut status = self.guest.status();
         if self.failed.load(Ordering::Relaxed) {
-            let reason = "it failed by a bug of the daemon's: see its log".to_owned();
+            let reason = "it failed because of a bug in the daemon: see its log".to_owned();
             status.state = GuestState::Blind { reason };
         }
         status
@@ -248,41 +249,41 @@ impl Followed {
         }
     }
 
-    /// Does what is due. Says when to look again.
+    /// Does the pending work. Returns the time of the next step.
     fn step(&self) -> Option<Instant> {
         let mut again = lock(&self.again);
         let late = again.is_some_and(|again| again <= Instant::now());
         if self.due.swap(false, Ordering::AcqRel) || late {
-            // Whatever a guest's memory does to the reader, the other guests are followed on.
+            // A panic while one guest's memory is read must not affect the other guests.
             let step = catch_unwind(AssertUnwindSafe(|| self.guest.step()));
             let failed = step.is_err();
             *again = step.ok().flatten().map(|wait| Instant::now() + wait);
             if failed {
                 self.failed.store(true, Ordering::Relaxed);
             }
-            self.tell();
+            self.log_change();
         }
         *again
     }
 
-    /// Logs how the guest stands, where that has changed.
-    fn tell(&self) {
+    /// Logs the state of the guest if it has changed.
+    fn log_change(&self) {
         let status = self.status();
-        let mut told = lock(&self.told);
-        if (&told.0, told.1) == (&status.state, status.kernels) {
+        let mut logged = lock(&self.logged);
+        if (&logged.0, logged.1) == (&status.state, status.kernels) {
             return;
         }
-        *told = (status.state.clone(), status.kernels);
+        *logged = (status.state.clone(), status.kernels);
         let disk = lock(&self.users).first().map(|user| user.disk.to_string()).unwrap_or_default();
         let disk = disk.as_str();
         match &status.state {
             GuestState::Waiting => {}
             GuestState::Searching { reason } => {
-                tracing::debug!(disk, "no kernel is found in the guest yet: {reason}");
+                tracing::debug!(disk, "no kernel has been found in the guest yet: {reason}");
             }
             GuestState::Attached => tracing::info!(
                 disk,
-                "the guest's kernel is found: {} (in {} ms)",
+                "the guest's kernel was found: {} (in {} ms)",
                 status.release,
                 status.search_ns / 1_000_000
             ),
@@ -294,13 +295,13 @@ impl Followed {
 }
 
 impl Shared {
-    /// The thread: steps what is due, then sleeps until something is.
+    /// The thread: does the pending work of all guests, then sleeps until there is more.
     fn run(&self) {
         while !self.ending.load(Ordering::Acquire) {
             let guests = lock(&self.guests).clone();
             let sound = guests.iter().filter(|guest| !guest.failed.load(Ordering::Relaxed));
             let next = sound.filter_map(|guest| guest.step()).min();
-            // Asleep, the thread holds no guest.
+            // The thread must not keep guests alive while it sleeps.
             drop(guests);
             match next {
                 Some(next) => {

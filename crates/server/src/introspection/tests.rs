@@ -13,18 +13,18 @@ fn file() -> File {
     file
 }
 
-/// The memory of a guest, mapped anew as each of its disks' connections does.
+/// The memory of a guest, mapped separately for each of its disks' connections.
 fn memory(file: &File) -> Arc<Memory> {
     Arc::new(Memory::of_files(vec![(0, MEMORY, file.try_clone().unwrap())]).unwrap())
 }
 
-/// Who is followed: by disk names.
+/// The disks of each guest that is followed.
 fn followed(introspection: &Introspection) -> Vec<Vec<String>> {
     introspection.guests().into_iter().map(|guest| guest.disks).collect()
 }
 
 #[test]
-fn nothing_is_followed_before_there_is_a_guest() {
+fn no_thread_runs_before_there_is_a_guest() {
     let introspection = Introspection::new(100);
     let disk = DiskGuest::new(&introspection, "a", true);
     assert!(introspection.guests().is_empty() && disk.status().is_none());
@@ -43,7 +43,7 @@ fn disks_of_one_memory_share_a_guest_until_the_last_connection_ends() {
     assert_eq!(followed(&introspection), [vec!["a", "b"], vec!["other"]]);
     assert!(Arc::ptr_eq(&a.slot().guest().unwrap(), &b.slot().guest().unwrap()));
     assert_eq!(introspection.guests()[0].memory_bytes, MEMORY);
-    // A reboot: the guest is kept, although nothing runs for a moment.
+    // A reboot: the guest is kept, although no ring runs for a moment.
     let before = a.slot().guest().unwrap();
     a.stopped(0);
     b.stopped(3);
@@ -59,7 +59,7 @@ fn disks_of_one_memory_share_a_guest_until_the_last_connection_ends() {
 }
 
 #[test]
-fn memory_that_changes_is_another_guest() {
+fn changed_memory_is_another_guest() {
     let introspection = Introspection::new(100);
     let disk = DiskGuest::new(&introspection, "a", true);
     let (first, plugged) = (file(), file());
@@ -69,18 +69,18 @@ fn memory_that_changes_is_another_guest() {
     let parts = parts.map(|(start, file)| (start, MEMORY, file.try_clone().unwrap()));
     let both = Arc::new(Memory::of_files(parts.into()).unwrap());
     let [one, two, other] = [&memory(&first), &both, &memory(&plugged)].map(|all| identity(all));
-    assert!(is_changed(&one, &two) && is_changed(&two, &one), "the kernel goes on");
+    assert!(is_changed(&one, &two) && is_changed(&two, &one), "the kernel continues");
     assert!(!is_changed(&one, &other) && !is_changed(&other, &two));
     assert!(!is_changed(&Vec::new(), &one));
     disk.moved(0, &both);
     let after = disk.slot().guest().unwrap();
     assert!(!Arc::ptr_eq(&before, &after));
     assert_eq!(after.memory().length(), 2 * MEMORY);
-    assert_eq!(followed(&introspection), [["a"]], "the guest that was is let go");
+    assert_eq!(followed(&introspection), [["a"]], "the earlier guest was dropped");
 }
 
 #[test]
-fn a_disk_can_stop_asking_and_begin_again() {
+fn introspection_of_a_disk_can_be_disabled_and_enabled() {
     let introspection = Introspection::new(100);
     let disk = DiskGuest::new(&introspection, "a", false);
     let file = file();
@@ -96,7 +96,7 @@ fn a_disk_can_stop_asking_and_begin_again() {
 }
 
 #[test]
-fn the_thread_looks_at_what_is_due_and_then_sleeps() {
+fn the_thread_does_the_pending_work_and_then_sleeps() {
     let introspection = Introspection::new(100);
     let disk = DiskGuest::new(&introspection, "a", true);
     let file = file();
@@ -104,7 +104,7 @@ fn the_thread_looks_at_what_is_due_and_then_sleeps() {
     let followed = lock(&introspection.shared.guests)[0].clone();
     let begun = Instant::now();
     while followed.due.load(Ordering::Acquire) {
-        assert!(begun.elapsed() < Duration::from_secs(20), "it is never looked at");
+        assert!(begun.elapsed() < Duration::from_secs(20), "the guest's work was never done");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

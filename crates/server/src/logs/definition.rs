@@ -12,21 +12,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::configuration::check_model;
 
-/// Where the log of a layer `wal` is, and how long changes stay in it.
+/// The place of the log of a layer `wal`, and how long changes stay in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct WalDefinition {
-    /// The log volume: a file, which is made where there is none, or a block device.
+    /// The log volume: a block device, or a file, which is made if missing.
     #[serde(skip_serializing_if = "is_nowhere")]
     pub log: PathBuf,
-    /// Where the log begins there.
+    /// The offset of the log in the volume.
     pub offset: Bytes,
-    /// How much of it is the log's; all that is left where there is none.
+    /// The length of the log; the rest of the volume by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
-    /// How long a change may be in the log only.
+    /// How long a change may be only in the log.
     pub age: Nanoseconds,
-    /// The disk whose timing the log volume is to have.
+    /// The disk whose timing the log volume imitates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelDefinition>,
 }
@@ -37,7 +37,7 @@ fn is_nowhere(path: &PathBuf) -> bool {
 }
 
 impl Default for WalDefinition {
-    /// Nowhere, for five seconds.
+    /// No volume; changes stay for five seconds.
     fn default() -> Self {
         let age = Nanoseconds(5_000_000_000);
         Self { log: PathBuf::new(), offset: Bytes(0), size: None, age, model: None }
@@ -46,13 +46,14 @@ impl Default for WalDefinition {
 
 impl LayerOptions for WalDefinition {
     const KIND: &'static str = "wal";
-    const MEANING: &'static str = "makes changes durable in a log first and brings them home later";
+    const MEANING: &'static str =
+        "makes changes durable in a log first, and writes them back later";
     const KEYS: &'static [Key] = &[
         Key::new("log", "", "required: a file or block device"),
-        Key::new("offset", "0", "where the log begins there, a multiple of 4 KiB"),
-        Key::new("size", "", "how much of it is the log's; all that is left where there is none"),
-        Key::new("age", "\"5s\"", "how long a change may be in the log only"),
-        Key::new("model", "", "imitate the timing of another disk for the log"),
+        Key::new("offset", "0", "the offset of the log in it, a multiple of 4 KiB"),
+        Key::new("size", "", "the length of the log; the rest by default"),
+        Key::new("age", "\"5s\"", "how long a change may be only in the log"),
+        Key::new("model", "", "the disk whose timing the log imitates"),
     ];
     const ONCE: Option<&'static str> = Some("a change is durable in one log");
     const NEEDS_IMAGE: bool = true;
@@ -62,10 +63,10 @@ impl LayerOptions for WalDefinition {
             let message = "the layer `wal` has no log volume";
             check.problem("log", message, "add `log`, a file or a block device");
         } else {
-            check.new_file("log", &self.log, "there can be no log at");
+            check.new_file("log", &self.log, "a log cannot be at");
         }
         if self.offset.0 % 4096 != 0 {
-            let message = "the log begins at no multiple of 4 KiB";
+            let message = "the log does not begin at a multiple of 4 KiB";
             check.problem("offset", message, "correct `offset`");
         }
         if let Some(model) = &self.model {

@@ -1,4 +1,4 @@
-//! The figures of disks' layers: one family for each that any layer has.
+//! The figures of the disks' layers: one family for each figure.
 
 use std::collections::BTreeMap;
 

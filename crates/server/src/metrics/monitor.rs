@@ -4,7 +4,7 @@ use fathom_control::MonitorStatus;
 
 use super::{Family, Page};
 
-/// Adds them.
+/// Writes the metrics of the link.
 pub(super) fn of_monitor(page: &mut Page, monitor: &MonitorStatus) {
     let families: [Family<'_, MonitorStatus>; 7] = [
         ("fathom_monitor_running", "gauge", "Whether the centre's fragments run.", |m| {
@@ -13,9 +13,7 @@ pub(super) fn of_monitor(page: &mut Page, monitor: &MonitorStatus) {
         ("fathom_monitor_connections_total", "counter", "Connections to the centre.", |m| {
             m.connections
         }),
-        ("fathom_monitor_events_total", "counter", "Events that fragments have seen.", |m| {
-            m.events
-        }),
+        ("fathom_monitor_events_total", "counter", "Events read by the fragments.", |m| m.events),
         ("fathom_monitor_sent_bytes_total", "counter", "Bytes sent to the centre.", |m| {
             m.sent_bytes
         }),
@@ -25,7 +23,7 @@ pub(super) fn of_monitor(page: &mut Page, monitor: &MonitorStatus) {
         (
             "fathom_monitor_dropped_events_total",
             "counter",
-            "Events that fragments did not see.",
+            "Events dropped before the fragments.",
             |m| m.dropped_events,
         ),
         ("fathom_monitor_dropped_rows_total", "counter", "Rows that were not sent.", |m| {

@@ -1,40 +1,40 @@
-//! Metrics of the queries that are kept, and those that they make themselves.
+//! Metrics of the kept queries, and the metrics that the queries make.
 
 use fathom_control::{QueryList, QueryState, QueryStatus};
 
 use super::{Family, Page};
 use crate::queries::MetricSeries;
 
-/// What is known of kept queries.
+/// The state of the kept queries.
 #[derive(Default)]
 pub(crate) struct QueryMetrics {
-    /// The queries.
+    /// The status of each query.
     pub list: QueryList,
-    /// The metrics that they make.
+    /// The metrics that the queries make.
     pub series: Vec<MetricSeries>,
 }
 
 pub(super) fn of_queries(page: &mut Page, queries: &QueryMetrics) {
     let families: [Family<'_, QueryStatus>; 13] = [
-        ("fathom_query_running", "gauge", "Whether the query sees events.", |q| {
+        ("fathom_query_running", "gauge", "Whether the query reads events.", |q| {
             u64::from(q.state == QueryState::Running)
         }),
         ("fathom_query_held", "gauge", "Rows, groups and values that the query holds.", |q| q.held),
-        ("fathom_query_events_total", "counter", "Events that the query has seen.", |q| q.events),
+        ("fathom_query_events_total", "counter", "Events that the query has read.", |q| q.events),
         (
             "fathom_query_events_dropped_total",
             "counter",
-            "Events that came faster than the query read them.",
+            "Events dropped because the query was too slow.",
             |q| q.events_dropped,
         ),
         (
             "fathom_query_events_late_total",
             "counter",
-            "Events that came when their instant was over.",
+            "Events that arrived after their instant was processed.",
             |q| q.events_late,
         ),
-        ("fathom_query_results_total", "counter", "Rows that came into the result.", |q| q.results),
-        ("fathom_query_results_gone_total", "counter", "Rows that left the result again.", |q| {
+        ("fathom_query_results_total", "counter", "Rows added to the result.", |q| q.results),
+        ("fathom_query_results_gone_total", "counter", "Rows removed from the result.", |q| {
             q.results_gone
         }),
         (
@@ -46,13 +46,13 @@ pub(super) fn of_queries(page: &mut Page, queries: &QueryMetrics) {
         (
             "fathom_query_suppressed_total",
             "counter",
-            "Changes that the action's limit left out.",
+            "Changes suppressed by the action's limit.",
             |q| q.suppressed,
         ),
         (
             "fathom_query_lost_total",
             "counter",
-            "Changes for which the action failed for good or had no room.",
+            "Changes whose action failed permanently or did not fit the queue.",
             |q| q.lost,
         ),
         ("fathom_query_failures_total", "counter", "Attempts of the action that failed.", |q| {
@@ -62,7 +62,7 @@ pub(super) fn of_queries(page: &mut Page, queries: &QueryMetrics) {
         (
             "fathom_query_series_left_out",
             "gauge",
-            "Rows that no series of the query's metric shows, because there are too many.",
+            "Rows without a series of the query's metric, because there are too many.",
             |q| q.series_left_out,
         ),
     ];
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_cannot_break_out_of_its_metric() {
+    fn help_texts_and_labels_of_queries_are_escaped() {
         let series = MetricSeries {
             name: "slow".into(),
             kind: "gauge",

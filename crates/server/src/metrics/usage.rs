@@ -1,4 +1,4 @@
-//! What is known of guests, and what their control groups did by kind.
+//! Metrics of the insight into guests, and of their control groups by kind of data.
 
 use fathom_control::{DiskList, InsightState, InsightStatus};
 use fathom_insight::Kind;
@@ -7,7 +7,7 @@ use fathom_layers::classify::{Account, Direction, GroupAccount};
 use super::{Family, Page, disk_labels};
 use crate::daemon::DiskGroups;
 
-/// What a family shows of an account.
+/// The value of a family for one account.
 type Sum = fn(&GroupAccount) -> f64;
 
 const STATES: [InsightState; 6] = [
@@ -19,10 +19,14 @@ const STATES: [InsightState; 6] = [
     InsightState::Blind,
 ];
 
-/// How far each disk's guest has been understood.
+/// The state of the insight into each disk's guest.
 pub(super) fn of_insight(page: &mut Page, disks: &DiskList) {
     let state = "fathom_insight_state";
-    page.family(state, "gauge", "How far the guest is understood: 1 for the state that holds.");
+    page.family(
+        state,
+        "gauge",
+        "The state of the insight into the guest: 1 for the current state.",
+    );
     for disk in &disks.disks {
         for of in STATES {
             let labels = [("disk", disk.name.as_str()), ("vm", &disk.vm), ("state", of.name())];
@@ -33,13 +37,13 @@ pub(super) fn of_insight(page: &mut Page, disks: &DiskList) {
         (
             "fathom_insight_requests_total",
             "counter",
-            "Requests of the disk's guest that were looked at, on all its disks.",
+            "Requests examined, on all disks of the disk's guest.",
             |insight| insight.requests,
         ),
         (
             "fathom_insight_mismatches_total",
             "counter",
-            "Requests of those that did not lie in the kernel's structures as they should.",
+            "Examined requests that did not match the kernel's structures.",
             |insight| insight.mismatches,
         ),
         ("fathom_insight_kernels_total", "counter", "Kernels found in the guest.", |insight| {
@@ -60,7 +64,7 @@ pub(super) fn of_insight(page: &mut Page, disks: &DiskList) {
     page.families(&families, &guests);
 }
 
-/// What control groups did, by kind.
+/// The accounts of control groups, by kind.
 pub(super) fn of_groups(page: &mut Page, disks: &[DiskGroups]) {
     let families: [(&str, &str, Sum); 3] = [
         (
@@ -94,7 +98,7 @@ pub(super) fn of_groups(page: &mut Page, disks: &[DiskGroups]) {
                     page.sample(name, &labels, sum(of));
                 }
             };
-            // Requests of which nothing is known, and such parts of requests.
+            // Requests without a known meaning, and parts of requests without one.
             let nameless = disk.groups.iter().find(|group| group.cgroup.is_empty());
             for direction in Direction::ALL {
                 let mut unknown = of_whole(&disk.totals.unknown[direction as usize]);
@@ -132,7 +136,7 @@ mod tests {
     use fathom_layers::classify::{GroupSnapshot, TotalsSnapshot};
 
     #[test]
-    fn groups_and_the_unknown_are_distinguished() {
+    fn known_groups_and_unknown_requests_have_separate_samples() {
         let mut group = GroupSnapshot { cgroup: "/web".into(), accounts: Default::default() };
         let account = &mut group.accounts[Kind::Journal as usize][Direction::Write as usize];
         *account = GroupAccount { requests: 2, bytes: 8192, latency_sum_ns: 1_500_000_000 };

@@ -1,4 +1,4 @@
-//! A query that is kept, and its counts.
+//! A kept query, and its counts.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use super::action::Action;
 use crate::configuration::{ActionKind, PreparedQuery, QueryDefinition};
 use crate::daemon::unix_time_ns;
 
-/// The longest text of an error that is kept, in bytes.
+/// The longest kept text of an error, in bytes.
 const ERROR_LENGTH_MAX: usize = 1024;
 
 /// A change of a query's result.
@@ -19,13 +19,13 @@ const ERROR_LENGTH_MAX: usize = 1024;
 pub struct Change {
     /// The instant, in nanoseconds.
     pub time_ns: u64,
-    /// How often the row came; below 0, how often it went.
+    /// The number of insertions of the row, or, if negative, of deletions.
     pub count: i64,
     /// The row.
     pub row: Arc<[Value]>,
 }
 
-/// See the module.
+/// A kept query and its action.
 pub(super) struct Kept {
     pub definition: QueryDefinition,
     pub prepared: PreparedQuery,
@@ -33,7 +33,7 @@ pub(super) struct Kept {
     pub action: Action,
 }
 
-/// What has come of a query.
+/// The counts of a query.
 #[derive(Default)]
 pub(super) struct Counts {
     state: AtomicU8,
@@ -88,10 +88,10 @@ impl Counts {
 }
 
 impl Kept {
-    /// A query that has seen nothing yet.
+    /// A query that has not read any event.
     ///
     /// # Errors
-    /// When its action has no thread, or it cannot be run after all.
+    /// If its action cannot be started, or if it cannot be prepared.
     pub fn new(definition: &QueryDefinition, client: &Client) -> Result<Self, String> {
         let prepared = PreparedQuery::new(definition).map_err(|unfit| unfit.to_string())?;
         let counts = Arc::new(Counts::default());
@@ -99,11 +99,11 @@ impl Kept {
         Ok(Self { definition: definition.clone(), prepared, counts, action })
     }
 
-    /// Logs what is odd in it.
+    /// Logs the warnings of the query's plan.
     pub fn warn(&self) {
         let (name, text) = (&self.definition.name, &self.definition.text);
         for remark in self.prepared.script.queries().iter().flat_map(|plan| &plan.warnings) {
-            // Without the excerpt: an event of the log is one line.
+            // Only the first line, without the excerpt: an event of the log is one line.
             let place = remark.render(text);
             let place = place.lines().next().unwrap_or_default();
             let help = remark.render_help().map_or_else(String::new, |help| format!("; {help}"));
@@ -111,20 +111,20 @@ impl Kept {
         }
     }
 
-    /// Does what is to be done about changes of the result.
+    /// Counts changes of the result, and passes them to the action.
     pub fn take(&self, changes: &[Change]) {
-        let (mut came, mut gone) = (0_u64, 0_u64);
+        let (mut inserted, mut deleted) = (0_u64, 0_u64);
         for change in changes {
             let count = change.count.unsigned_abs();
-            let which = if change.count > 0 { &mut came } else { &mut gone };
-            *which = which.saturating_add(count);
+            let sum = if change.count > 0 { &mut inserted } else { &mut deleted };
+            *sum = sum.saturating_add(count);
         }
-        add(&self.counts.results, came);
-        add(&self.counts.results_gone, gone);
+        add(&self.counts.results, inserted);
+        add(&self.counts.results_gone, deleted);
         self.action.take(changes);
     }
 
-    /// Notes what its engine has done.
+    /// Stores the counts of the query's engine.
     pub fn note(&self, statistics: EngineStatistics) {
         let counts = &self.counts;
         counts.events.store(statistics.events, Ordering::Relaxed);
@@ -132,18 +132,18 @@ impl Kept {
         counts.operators.store(statistics.operators as u64, Ordering::Relaxed);
     }
 
-    /// It sees events no more.
+    /// Marks the query as failed: it reads no more events.
     pub fn fail(&self, error: &str) {
         self.counts.set_state(QueryState::Failed);
         self.counts.fail(error);
     }
 
-    /// Whether it sees events no more.
+    /// Whether the query has failed.
     pub fn has_failed(&self) -> bool {
         self.counts.state() == QueryState::Failed
     }
 
-    /// How it is.
+    /// The status of the query.
     pub fn status(&self) -> QueryStatus {
         let (definition, counts) = (&self.definition, &self.counts);
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -181,7 +181,7 @@ impl Kept {
     }
 }
 
-/// What an action is, and with what.
+/// The type and the target of an action.
 fn describe(kind: &ActionKind) -> (&'static str, String) {
     match kind {
         ActionKind::Log(level) => ("log", level.name().into()),

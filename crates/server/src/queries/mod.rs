@@ -1,13 +1,13 @@
 //! The queries that the daemon keeps.
 //!
-//! While there is one, a thread reads the disks' events, as any other listener does, and runs all
-//! queries over them. What comes of a query goes to its action: a line in the log and a metric are
-//! done at once; webhooks and commands have a thread each, which is given rows through a bounded
-//! queue. So nobody waits for anybody: not a disk for the queries, not a query for a server.
+//! While there are queries, a thread reads the disks' events, like any other listener, and runs all
+//! queries over them. A query's results go to its action. Lines of the log and metrics are written
+//! immediately. Webhooks and commands have a thread each, which receives rows through a bounded
+//! queue. So disks never wait for queries, and queries never wait for servers.
 //!
 //! - `kept`: a query and its counts.
-//! - `thread`: what feeds the queries.
-//! - `action`: what is done with rows.
+//! - `thread`: the thread that runs the queries.
+//! - `action`: the actions on rows.
 
 mod action;
 mod kept;
@@ -23,30 +23,30 @@ use kept::Kept;
 
 use crate::configuration::{Placed, QueryDefinition};
 use crate::daemon::Daemon;
-use crate::events::Nudge;
+use crate::events::FeedWaker;
 use crate::wiring::refusal;
 
-/// How long a change waits until the queries' thread has taken it up.
-const TAKE_UP_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long a change of the list waits until the queries' thread has applied it.
+const APPLY_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// All queries that are kept.
+/// All kept queries.
 #[derive(Default)]
 pub(crate) struct Queries {
     state: Mutex<State>,
-    /// Notified when the thread has taken up a change.
-    taken_up: Condvar,
+    /// Notified when the thread has applied a change.
+    applied: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     kept: Vec<Arc<Kept>>,
-    /// Counts changes of the list, and which of them the thread has seen.
+    /// The version of the list, and the version that the thread has applied.
     version: u64,
-    version_seen: u64,
+    version_applied: u64,
     /// Whether the thread runs.
     running: bool,
-    /// For the thread's attention.
-    nudge: Option<Nudge>,
+    /// Wakes the thread.
+    waker: Option<FeedWaker>,
     ending: bool,
 }
 
@@ -59,18 +59,18 @@ impl Queries {
         self.state().kept.clone()
     }
 
-    /// The queries, and what has come of them.
+    /// The status of all queries.
     pub fn list(&self) -> QueryList {
         QueryList { queries: self.kept().iter().map(|kept| kept.status()).collect() }
     }
 
-    /// The series of metrics.
+    /// The series of all metrics.
     pub fn series(&self) -> Vec<MetricSeries> {
         self.kept().iter().filter_map(|kept| kept.action.series()).collect()
     }
 
-    /// Keeps these queries from now on, and says what has changed. A query that is as before goes
-    /// on undisturbed; one that is another, or has failed, begins anew.
+    /// Replaces the list of queries, and reports the differences. An unchanged query continues
+    /// without interruption; a changed or failed one is started again.
     pub fn set(
         &self,
         daemon: &Arc<Daemon>,
@@ -95,7 +95,7 @@ impl Queries {
                     let how = match (old, same) {
                         (None, _) => "added",
                         (Some(_), None) => "changed",
-                        (Some(_), Some(_)) => "begun anew",
+                        (Some(_), Some(_)) => "restarted",
                     };
                     report.changed.push(format!("the query {name:?} was {how}"));
                 }
@@ -121,7 +121,7 @@ impl Queries {
         }
     }
 
-    /// Puts the list in place, and waits until the thread has taken it up.
+    /// Replaces the list, and waits until the thread has applied it.
     fn put(&self, daemon: &Arc<Daemon>, next: &[Arc<Kept>]) {
         let mut state = self.state();
         if state.ending {
@@ -135,7 +135,8 @@ impl Queries {
             match thread.spawn(move || thread::run(&daemon)) {
                 Ok(_) => state.running = true,
                 Err(error) => {
-                    let error = format!("no thread runs the queries: {error}");
+                    let error =
+                        format!("the thread that runs the queries cannot be started: {error}");
                     for kept in next {
                         kept.fail(&error);
                     }
@@ -143,22 +144,22 @@ impl Queries {
                 }
             }
         }
-        if let Some(nudge) = state.nudge.clone() {
-            nudge.give();
+        if let Some(waker) = state.waker.clone() {
+            waker.wake();
         }
-        let limit = TAKE_UP_TIME_MAX;
-        let waits = |state: &mut State| state.running && state.version_seen < state.version;
-        drop(self.taken_up.wait_timeout_while(state, limit, waits));
+        let limit = APPLY_TIME_MAX;
+        let waits = |state: &mut State| state.running && state.version_applied < state.version;
+        drop(self.applied.wait_timeout_while(state, limit, waits));
     }
 
-    /// What the thread is to run, and as which version; `None` when it is to end.
+    /// The queries that the thread has to run, and their version; `None` if the thread has to end.
     fn wanted(&self) -> Option<(u64, Vec<Arc<Kept>>)> {
         let mut state = self.state();
         if state.kept.is_empty() {
             state.running = false;
-            state.nudge = None;
-            state.version_seen = state.version;
-            self.taken_up.notify_all();
+            state.waker = None;
+            state.version_applied = state.version;
+            self.applied.notify_all();
             return None;
         }
         Some((state.version, state.kept.clone()))
@@ -168,32 +169,33 @@ impl Queries {
         self.state().version
     }
 
-    /// The thread has a feed, and can be nudged.
-    fn set_nudge(&self, nudge: Nudge) {
-        self.state().nudge = Some(nudge);
+    /// The thread has a feed, and can be woken.
+    fn set_waker(&self, waker: FeedWaker) {
+        self.state().waker = Some(waker);
     }
 
-    /// The thread sees events for this version of the list.
-    fn seen(&self, version: u64) {
-        self.state().version_seen = version;
-        self.taken_up.notify_all();
+    /// The thread runs this version of the list.
+    fn set_applied(&self, version: u64) {
+        self.state().version_applied = version;
+        self.applied.notify_all();
     }
 
-    /// The thread ends before it was to.
+    /// The thread ended because of an error.
     fn failed(&self, error: &str) {
         let mut state = self.state();
         state.running = false;
-        state.nudge = None;
+        state.waker = None;
         if !state.ending {
-            tracing::error!("no query runs any more: {error}");
+            tracing::error!("all queries have failed: {error}");
             for kept in &state.kept {
                 kept.fail(error);
             }
         }
-        self.taken_up.notify_all();
+        self.applied.notify_all();
     }
 
-    /// Has what is queued sent, but waits no longer than `limit` for it. The events have ended.
+    /// Closes all actions, and waits up to `limit` until their waiting rows are sent. The events
+    /// have ended already.
     pub fn end(&self, limit: Duration) {
         let end = Instant::now() + limit;
         let kept = {
@@ -201,7 +203,7 @@ impl Queries {
             state.ending = true;
             let waits = |state: &mut State| state.running;
             let state = self
-                .taken_up
+                .applied
                 .wait_timeout_while(state, limit, waits)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
@@ -215,15 +217,15 @@ impl Queries {
         }
     }
 
-    /// The daemon ends: nothing that fails from here on is a failure.
+    /// The daemon shuts down: errors from now on are not failures.
     pub fn begin_end(&self) {
         self.state().ending = true;
     }
 }
 
-/// What the queries need of the daemon.
+/// The daemon's interface to the queries.
 impl Daemon {
-    /// The queries that are kept, and what has come of them.
+    /// The status of all kept queries.
     pub(crate) fn query_list(&self) -> QueryList {
         self.queries().list()
     }
@@ -233,7 +235,7 @@ impl Daemon {
         self.queries().series()
     }
 
-    /// Keeps the queries of a configuration from now on.
+    /// Keeps the queries of a configuration.
     pub(crate) fn keep_queries(
         self: &Arc<Self>,
         queries: &[Placed<QueryDefinition>],

@@ -18,35 +18,35 @@ use super::kept::{Change, Kept, add};
 use crate::daemon::Daemon;
 use crate::events::{EventFeed, follow};
 
-/// How often results are looked at while something happens, and while nothing does.
+/// How often results are computed while there are events, and while there are none.
 const PULSE: Duration = Duration::from_millis(50);
 const IDLE_PULSE: Duration = Duration::from_secs(1);
 
-/// What can be done about a query that holds too much.
-const HELD_REMEDY: &str = "shorten its windows, leave out rows or group by less, or raise its \
+/// The remedy for a query that holds more than its limit.
+const HELD_REMEDY: &str = "shorten its windows, select fewer rows or group by fewer columns, or raise its \
                            `held_max`, and reload";
 
-/// A query that runs.
+/// A running query.
 struct Running {
     kept: Arc<Kept>,
-    /// Nothing once it has failed.
+    /// `None` after a failure.
     engine: Option<Engine>,
     source: usize,
-    /// Where in the rows that are read the columns of the query are.
+    /// The indexes of the query's columns among the columns that are read.
     places: Vec<usize>,
     changes: Vec<Change>,
     limit: HeldLimit,
 }
 
-/// How reading ended.
+/// Why reading ended.
 enum Halt {
-    /// The list of queries is another.
+    /// The list of queries has changed.
     Changed,
     /// There are no more events.
     End,
 }
 
-/// Runs the queries until none are kept, or the events end.
+/// Runs the queries until there are none, or until the events end.
 pub(super) fn run(daemon: &Arc<Daemon>) {
     give_way();
     let queries = daemon.queries();
@@ -55,7 +55,7 @@ pub(super) fn run(daemon: &Arc<Daemon>) {
         Ok(feed) => feed,
         Err(refused) => return queries.failed(&refused.message),
     };
-    queries.set_nudge(feed.nudge());
+    queries.set_waker(feed.waker());
     let mut running: Vec<Running> = Vec::new();
     while let Some((version, kept)) = queries.wanted() {
         renew(&mut running, &kept);
@@ -67,18 +67,18 @@ pub(super) fn run(daemon: &Arc<Daemon>) {
     }
 }
 
-/// Says at the end of the thread, should it be a panic, that it ends.
+/// Reports a panic of the thread.
 struct Ended<'q>(&'q Queries);
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.failed("their thread failed, which is a bug");
+            self.0.failed("their thread failed because of a bug");
         }
     }
 }
 
-/// Makes the list that of `kept`: those that run already go on as they are.
+/// Adapts the list to `kept`. Queries that run already continue.
 fn renew(running: &mut Vec<Running>, kept: &[Arc<Kept>]) {
     let mut before = std::mem::take(running);
     for kept in kept {
@@ -89,7 +89,7 @@ fn renew(running: &mut Vec<Running>, kept: &[Arc<Kept>]) {
     }
 }
 
-/// The columns that any of the queries looks at.
+/// The columns that any of the queries reads.
 fn wanted_of(running: &[Running]) -> Vec<bool> {
     let mut wanted = vec![false; io_stream().columns.len()];
     for query in running {
@@ -99,7 +99,7 @@ fn wanted_of(running: &[Running]) -> Vec<bool> {
     wanted
 }
 
-/// Reads events until the list of queries changes or there are no more.
+/// Reads events until the list of queries changes or there are no more events.
 fn serve(
     queries: &Queries,
     version: u64,
@@ -111,7 +111,7 @@ fn serve(
         query.place(&wanted);
     }
     let mut reader = open(feed.header(), feed, &wanted)?;
-    queries.seen(version);
+    queries.set_applied(version);
     let mut batch = Batch::default();
     while let Some(item) = reader.next_item(&mut batch)? {
         match item {
@@ -138,7 +138,7 @@ fn serve(
             Item::End { .. } => break,
         }
     }
-    // What was queued before is here.
+    // All events before this instant have been read.
     let now_ns = Clock::System.now_ns();
     for query in running.iter_mut() {
         query.advance(now_ns);
@@ -161,7 +161,7 @@ impl Running {
     fn new(kept: &Arc<Kept>) -> Option<Self> {
         let made = catch_unwind(AssertUnwindSafe(|| kept.prepared.script.engine()));
         let Ok((engine, source)) = made else {
-            kept.fail("its engine cannot be made, which is a bug");
+            kept.fail("its engine cannot be made because of a bug");
             return None;
         };
         kept.note(engine.statistics());
@@ -171,7 +171,7 @@ impl Running {
         Some(Self { kept, engine, source, places: Vec::new(), changes: Vec::new(), limit })
     }
 
-    /// Finds the query's columns among those that are read.
+    /// Finds the indexes of the query's columns among the columns that are read.
     fn place(&mut self, read: &[bool]) {
         let of_query = self.kept.prepared.script.wanted();
         let mut place = 0;
@@ -213,14 +213,14 @@ impl Running {
         });
     }
 
-    /// Looks what the query holds, if it is time.
+    /// Checks the size of the query's state, if a check is due.
     fn check(&mut self, engine: &Engine) -> Result<(), TooMuchHeld> {
         let checked = self.limit.check(engine, &[]);
         self.kept.counts.held.store(self.limit.held(), Ordering::Relaxed);
         checked
     }
 
-    /// A bug in one query's engine ends that query alone, and so does too much that it holds.
+    /// Runs `work` with the engine. A panic, or state beyond the limit, ends only this query.
     fn guarded(&mut self, work: impl FnOnce(&mut Self, &mut Engine) -> Result<(), TooMuchHeld>) {
         let Some(mut engine) = self.engine.take() else { return };
         match catch_unwind(AssertUnwindSafe(|| work(self, &mut engine))) {
@@ -230,13 +230,13 @@ impl Running {
             }
             Ok(Err(too_much)) => {
                 let name = &self.kept.definition.name;
-                tracing::error!("query {name}: it is ended: {too_much}");
+                tracing::error!("query {name}: stopped: {too_much}");
                 self.kept.fail(&format!("{too_much}: {HELD_REMEDY}"));
             }
-            Err(_) => self.kept.fail("it failed, which is a bug: the log says where"),
+            Err(_) => self.kept.fail("it failed because of a bug: see the log"),
         }
         self.changes = Vec::new();
-        // What is left of it may fail once more.
+        // Dropping the engine may panic again.
         let _ = catch_unwind(AssertUnwindSafe(move || drop(engine)));
     }
 }

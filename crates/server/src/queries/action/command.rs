@@ -1,4 +1,4 @@
-//! Rows that become requests to the daemon's own control interface.
+//! An action that sends rows as requests to the daemon's own control interface.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::configuration::{Command, CommandDefinition, PreparedQuery};
 use crate::log::QUERIES;
 use crate::queries::kept::{Counts, add};
 
-/// How long an answer may take: the removal of a disk waits for its last flush.
+/// The time limit of a response. The removal of a disk waits for its last flush.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Starts the thread that sends the commands of a query, one after the other.
@@ -39,11 +39,11 @@ struct Sender {
 }
 
 impl Sender {
-    /// Sends the next command. False when there are none any more.
+    /// Sends the next command. Returns false if there are no more.
     fn work(&self, outbox: &Outbox) -> bool {
         let taken = outbox.take(1);
         if outbox.is_closing() {
-            // Nobody wants it any more.
+            // Commands are not sent after the query was removed.
             add(&self.counts.lost, taken.len() as u64);
             return !taken.is_empty();
         }
@@ -63,8 +63,8 @@ impl Sender {
         match done {
             Ok(shown) => {
                 add(&self.counts.acted, 1);
-                // As often as commands may be sent, which has a limit of its own.
-                tracing::info!(target: QUERIES, "query {query}: did {shown}");
+                // The rate of these lines is the rate of commands, which has a limit of its own.
+                tracing::info!(target: QUERIES, "query {query}: executed {shown}");
             }
             Err(error) => {
                 add(&self.counts.lost, 1);

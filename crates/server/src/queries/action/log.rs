@@ -1,4 +1,4 @@
-//! Rows as lines of the daemon's log.
+//! An action that writes rows as lines of the daemon's log.
 
 use std::fmt::Write as _;
 
@@ -9,10 +9,10 @@ use super::super::kept::Change;
 use crate::configuration::{LogLevel, PreparedQuery, QueryDefinition};
 use crate::log::QUERIES;
 
-/// The longest text of a value, in characters; of a longer one the beginning is shown.
+/// The longest text of a value, in characters. Only the beginning of a longer text is shown.
 const VALUE_LENGTH_MAX: usize = 256;
 
-/// See the module.
+/// Writes the lines of a query.
 pub(super) struct LogLines {
     query: String,
     level: LogLevel,
@@ -30,9 +30,9 @@ impl LogLines {
         }
     }
 
-    /// Writes the line of a change, before which so many were left out.
-    pub fn write(&self, change: &Change, left_out: u64) {
-        let line = self.line(change, left_out);
+    /// Writes the line of a change, with the number of changes suppressed before it.
+    pub fn write(&self, change: &Change, suppressed: u64) {
+        let line = self.line(change, suppressed);
         match self.level {
             LogLevel::Error => tracing::error!(target: QUERIES, "{line}"),
             LogLevel::Warning => tracing::warn!(target: QUERIES, "{line}"),
@@ -41,8 +41,8 @@ impl LogLines {
         }
     }
 
-    /// `slow: VDisk="web" Size=8`; the rows of a relation with their sign.
-    fn line(&self, change: &Change, left_out: u64) -> String {
+    /// A line such as `slow: VDisk="web" Size=8`; rows of a relation have a sign.
+    fn line(&self, change: &Change, suppressed: u64) -> String {
         let mut line = format!("query {}:", self.query);
         if !self.is_stream {
             line.push_str(if change.count > 0 { " +" } else { " -" });
@@ -69,8 +69,8 @@ impl LogLines {
         if change.count.unsigned_abs() > 1 {
             let _ = write!(line, " ({} times)", change.count.unsigned_abs());
         }
-        if left_out > 0 {
-            let _ = write!(line, " ({left_out} were left out before)");
+        if suppressed > 0 {
+            let _ = write!(line, " ({suppressed} suppressed before)");
         }
         line
     }
@@ -103,7 +103,7 @@ mod tests {
         let relation = lines("select VDisk from IOstream [range 1 second]");
         assert_eq!(
             relation.line(&change(-3, &[Value::text("a")]), 7),
-            "query q: - VDisk=\"a\" (3 times) (7 were left out before)"
+            "query q: - VDisk=\"a\" (3 times) (7 suppressed before)"
         );
         let long = Value::Text("ä".repeat(10_000).into());
         assert!(relation.line(&change(1, &[long]), 0).len() < 1024);

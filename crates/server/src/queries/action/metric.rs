@@ -1,4 +1,4 @@
-//! A query's result as series of a metric.
+//! An action that makes a query's result the series of a metric.
 
 use std::collections::BTreeMap;
 
@@ -7,29 +7,29 @@ use fathom_cql::Value;
 use super::super::kept::Change;
 use crate::configuration::{MetricDefinition, MetricKind, PreparedQuery};
 
-/// The most different values that the rows of a gauge's series may have between them.
+/// The most distinct values in all series of a gauge together.
 const VALUES_MAX: usize = 1 << 16;
-/// The longest text of a label, in bytes; of a longer one the beginning counts.
+/// The longest text of a label, in bytes. Longer texts are cut.
 const LABEL_LENGTH_MAX: usize = 512;
 
 /// The values of a series' labels.
 type Labels = Vec<String>;
 
-/// See the module.
+/// The metric of a query.
 pub(super) struct Metric {
     definition: MetricDefinition,
     names: Vec<String>,
     value: Option<usize>,
     columns: Vec<usize>,
     gauges: BTreeMap<Labels, BTreeMap<Value, i64>>,
-    /// How many values there are in `gauges`.
+    /// The number of values in `gauges`.
     values: usize,
     counters: BTreeMap<Labels, Sum>,
-    /// Rows that have no series: of a gauge those that are there, of a counter all.
-    left_out: i64,
+    /// Rows without a series: for a gauge the current rows, for a counter all rows so far.
+    rows_without_series: i64,
 }
 
-/// A sum, exact as long as all is whole.
+/// A sum, which is exact for integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Sum {
     whole: i128,
@@ -48,7 +48,7 @@ impl Sum {
         }
     }
 
-    /// As Prometheus reads it.
+    /// The sum in Prometheus' syntax.
     fn text(self) -> String {
         if self.rest == 0.0 {
             return self.whole.to_string();
@@ -63,18 +63,18 @@ impl Sum {
     }
 }
 
-/// A metric as it is shown.
+/// A metric and its series.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MetricSeries {
-    /// Its name.
+    /// The metric's name.
     pub name: String,
-    /// Its type: `gauge` or `counter`.
+    /// The metric's type: `gauge` or `counter`.
     pub kind: &'static str,
-    /// What it is about.
+    /// The help text.
     pub help: String,
-    /// The names of its labels.
+    /// The names of the labels.
     pub labels: Vec<String>,
-    /// The values of the labels of each series, and its own.
+    /// The series, each with the values of its labels and its own value.
     pub samples: Vec<(Vec<String>, String)>,
 }
 
@@ -89,20 +89,20 @@ impl Metric {
             gauges: BTreeMap::new(),
             values: 0,
             counters: BTreeMap::new(),
-            left_out: 0,
+            rows_without_series: 0,
         }
     }
 
-    /// Counts a change in.
+    /// Applies a change.
     ///
     /// # Errors
-    /// When a counter would go down.
+    /// If a counter would decrease.
     pub fn take(&mut self, change: &Change) -> Result<(), String> {
         let value = match self.value {
             None => Value::Integer(1),
             Some(at) => change.row.get(at).cloned().unwrap_or(Value::Null),
         };
-        // Nothing is known, so there is nothing to show.
+        // Null is an unknown value, which is not shown.
         if value.is_null() {
             return Ok(());
         }
@@ -117,10 +117,10 @@ impl Metric {
 
     fn set(&mut self, labels: Labels, value: Value, count: i64) {
         let full = self.gauges.len() >= self.definition.series_max;
-        let room = self.values < VALUES_MAX;
+        let has_space = self.values < VALUES_MAX;
         let Some(values) = self.gauges.get_mut(&labels) else {
-            if full || !room || count < 0 {
-                self.left_out = self.left_out.saturating_add(count);
+            if full || !has_space || count < 0 {
+                self.rows_without_series = self.rows_without_series.saturating_add(count);
             } else {
                 self.gauges.insert(labels, BTreeMap::from([(value, count)]));
                 self.values += 1;
@@ -128,19 +128,19 @@ impl Metric {
             return;
         };
         match values.get_mut(&value) {
-            Some(there) => {
-                *there = there.saturating_add(count);
-                if *there == 0 {
+            Some(present) => {
+                *present = present.saturating_add(count);
+                if *present == 0 {
                     values.remove(&value);
                     self.values -= 1;
                 }
             }
-            None if room && count > 0 => {
+            None if has_space && count > 0 => {
                 values.insert(value, count);
                 self.values += 1;
             }
-            // One that had no room goes again.
-            None => self.left_out = self.left_out.saturating_add(count),
+            // A row without a series is inserted or deleted.
+            None => self.rows_without_series = self.rows_without_series.saturating_add(count),
         }
         if values.is_empty() {
             self.gauges.remove(&labels);
@@ -149,27 +149,27 @@ impl Metric {
 
     fn count(&mut self, labels: Labels, value: &Value, count: i64) -> Result<(), String> {
         let count = count.saturating_abs();
-        let goes_up = match value {
+        let is_increase = match value {
             Value::Integer(number) => *number >= 0,
             Value::Float(number) => *number >= 0.0 && number.is_finite(),
             _ => false,
         };
-        if !goes_up {
-            return Err(format!("a counter only goes up, and a row has the value {value}"));
+        if !is_increase {
+            return Err(format!("a counter only increases, and a row has the value {value}"));
         }
         let full = self.counters.len() >= self.definition.series_max;
         if full && !self.counters.contains_key(&labels) {
-            self.left_out = self.left_out.saturating_add(count);
+            self.rows_without_series = self.rows_without_series.saturating_add(count);
         } else {
             self.counters.entry(labels).or_default().add(value, count);
         }
         Ok(())
     }
 
-    /// How many series there are, and how many rows have none.
+    /// The number of series, and the number of rows without a series.
     pub fn counts(&self) -> (u64, u64) {
         let series = self.gauges.len() + self.counters.len();
-        (series as u64, u64::try_from(self.left_out).unwrap_or(0))
+        (series as u64, u64::try_from(self.rows_without_series).unwrap_or(0))
     }
 
     /// All series.
@@ -195,7 +195,7 @@ impl Metric {
     }
 }
 
-/// A value as that of a label.
+/// Converts a value to the text of a label.
 fn label(value: &Value) -> String {
     let mut text = match value {
         Value::Null => String::new(),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gauge_is_what_the_relation_holds() {
+    fn a_gauge_is_the_sum_of_the_current_rows() {
         let mut gauge = metric(MetricKind::Gauge, Some("size"), 2);
         let mut take = |count, disk, size| {
             gauge.take(&change(count, disk, "/x", Value::Integer(size))).unwrap();
@@ -252,15 +252,15 @@ mod tests {
         take(1, "a", 8);
         take(2, "a", 16);
         assert_eq!(take(1, "b", i64::MAX).0, owned(&[("a", "40"), ("b", &i64::MAX.to_string())]));
-        assert_eq!(take(1, "c", 1).1, (2, 1), "there is no room for a third");
+        assert_eq!(take(1, "c", 1).1, (2, 1), "there is no space for a third");
         assert_eq!(take(-2, "a", 16).0[0], ("a".to_owned(), "8".to_owned()));
         assert_eq!(take(-1, "a", 8), (owned(&[("b", &i64::MAX.to_string())]), (1, 1)));
-        assert_eq!(take(-1, "c", 1).1, (1, 0), "what had no room is gone");
+        assert_eq!(take(-1, "c", 1).1, (1, 0), "the row without a series was deleted");
         assert_eq!(take(1, "d", 5).1, (2, 0));
     }
 
     #[test]
-    fn what_comes_and_goes_leaves_no_trace() {
+    fn deleted_rows_leave_no_state() {
         let mut gauge = metric(MetricKind::Gauge, Some("Size"), 3);
         let inserts: Vec<Change> = (0..100)
             .map(|number| {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_adds_up_and_never_goes_down() {
+    fn a_counter_never_decreases() {
         let mut counter = metric(MetricKind::Counter, Some("Size"), 2);
         for (disk, size) in [("a", 8), ("a", 8), ("b", 1), ("c", 1)] {
             counter.take(&change(2, disk, "/x", Value::Integer(size))).unwrap();

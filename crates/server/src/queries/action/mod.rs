@@ -1,4 +1,4 @@
-//! What is done with the changes of a query's result.
+//! Actions on the changes of a query's result.
 
 mod command;
 mod limiter;
@@ -21,10 +21,10 @@ use log::LogLines;
 use metric::Metric;
 use outbox::Outbox;
 
-/// An action that runs.
+/// A running action.
 pub(super) struct Action {
     on: On,
-    /// What goes on with limits, and how many changes were left out since one was let through.
+    /// The rate limit, and the number of changes suppressed since the last action.
     limited: Mutex<(Limiter, u64)>,
     counts: Arc<Counts>,
     target: Target,
@@ -33,15 +33,15 @@ pub(super) struct Action {
 enum Target {
     Log(LogLines),
     Metric(Mutex<Metric>),
-    /// A thread that is given rows.
+    /// A thread that processes rows.
     Thread(Arc<Outbox>),
 }
 
 impl Action {
-    /// Makes the action of a query.
+    /// Starts the action of a query.
     ///
     /// # Errors
-    /// When it has no thread, or does not fit the query after all.
+    /// If its thread cannot be started, or if the action does not fit the query.
     pub fn start(
         definition: &QueryDefinition,
         prepared: &PreparedQuery,
@@ -62,12 +62,12 @@ impl Action {
         Ok(Self { on: definition.action.on, limited, counts: Arc::clone(counts), target })
     }
 
-    /// Does it for those changes that it is for, as far as the limit lets it.
+    /// Applies the action to those changes for which it is configured, up to its limit.
     pub fn take(&self, changes: &[Change]) {
         if let Target::Metric(metric) = &self.target {
             let mut metric = metric.lock().unwrap_or_else(PoisonError::into_inner);
             let mut acted = 0;
-            for change in changes.iter().filter(|change| wants(self.on, change)) {
+            for change in changes.iter().filter(|change| applies(self.on, change)) {
                 match metric.take(change) {
                     Ok(()) => acted += 1,
                     Err(error) => self.counts.fail(&error),
@@ -77,36 +77,36 @@ impl Action {
             return;
         }
         let mut limited = self.limited.lock().unwrap_or_else(PoisonError::into_inner);
-        let (limiter, left_out) = &mut *limited;
-        for change in changes.iter().filter(|change| wants(self.on, change)) {
+        let (limiter, suppressed) = &mut *limited;
+        for change in changes.iter().filter(|change| applies(self.on, change)) {
             if limiter.allows(change.time_ns) {
-                self.act(change, std::mem::take(left_out));
+                self.act(change, std::mem::take(suppressed));
             } else {
-                *left_out += 1;
+                *suppressed += 1;
                 add(&self.counts.suppressed, 1);
             }
         }
     }
 
-    /// Does it for one change, before which so many were left out.
-    fn act(&self, change: &Change, left_out: u64) {
+    /// Applies the action to one change. `suppressed` changes before it exceeded the limit.
+    fn act(&self, change: &Change, suppressed: u64) {
         match &self.target {
             Target::Log(lines) => {
-                lines.write(change, left_out);
+                lines.write(change, suppressed);
                 add(&self.counts.acted, 1);
             }
             Target::Metric(_) => {}
-            Target::Thread(outbox) => add(&self.counts.lost, outbox.put(change, left_out)),
+            Target::Thread(outbox) => add(&self.counts.lost, outbox.put(change, suppressed)),
         }
     }
 
-    /// The series, if it is a metric.
+    /// The series of a metric; `None` for other actions.
     pub fn series(&self) -> Option<MetricSeries> {
         let Target::Metric(metric) = &self.target else { return None };
         Some(metric.lock().unwrap_or_else(PoisonError::into_inner).series())
     }
 
-    /// How many series there are, and how many rows have none.
+    /// The number of series, and the number of rows without a series.
     pub fn series_counts(&self) -> (u64, u64) {
         match &self.target {
             Target::Metric(metric) => {
@@ -116,14 +116,14 @@ impl Action {
         }
     }
 
-    /// Takes no more rows. What waits is tried once more.
+    /// Accepts no more rows. Waiting rows are tried once.
     pub fn close(&self) {
         if let Target::Thread(outbox) = &self.target {
             outbox.close();
         }
     }
 
-    /// Waits until its thread has ended, but not beyond `end`.
+    /// Waits until the action's thread has ended, at most until `end`.
     pub fn wait_closed(&self, end: Instant) {
         if let Target::Thread(outbox) = &self.target {
             outbox.wait_closed(end);
@@ -131,7 +131,7 @@ impl Action {
     }
 }
 
-fn wants(on: On, change: &Change) -> bool {
+fn applies(on: On, change: &Change) -> bool {
     match on {
         On::Insert => change.count > 0,
         On::Delete => change.count < 0,

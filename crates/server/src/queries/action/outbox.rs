@@ -1,4 +1,4 @@
-//! Rows that wait for a thread: few enough, and the others are counted.
+//! A bounded queue of rows that wait for a thread. Rows that do not fit are counted.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,12 +10,12 @@ use super::super::kept::Change;
 
 /// The most rows that wait.
 const ROWS_MAX: usize = 4096;
-/// The most bytes of their texts.
+/// The most bytes of waiting rows.
 const BYTES_MAX: usize = 4 << 20;
-/// What a value takes besides its text.
+/// The size of a value without its text, in bytes.
 const VALUE_BYTES: usize = 24;
 
-/// See the module.
+/// The queue. See the module.
 #[derive(Default)]
 pub(super) struct Outbox {
     state: Mutex<State>,
@@ -26,7 +26,7 @@ pub(super) struct Outbox {
 struct State {
     waiting: VecDeque<Waiting>,
     bytes: usize,
-    /// Rows that found no room since the last that did.
+    /// Rows that did not fit since the last one that did.
     lost: u64,
     closing: bool,
     closed: bool,
@@ -35,15 +35,15 @@ struct State {
 /// A row that waits.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
-    /// When it came, or went.
+    /// When the row was inserted or deleted.
     pub time_ns: u64,
-    /// How often it came; below 0, how often it went.
+    /// The number of insertions, or, if negative, of deletions.
     pub count: i64,
     /// The row.
     pub row: Arc<[Value]>,
-    /// How many before it the limit left out.
-    pub left_out: u64,
-    /// How many before it found no room.
+    /// The number of changes that the limit suppressed before this one.
+    pub suppressed: u64,
+    /// The number of changes before this one that did not fit.
     pub lost: u64,
 }
 
@@ -60,10 +60,10 @@ impl Outbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a thread work on what waits, until it is closed and empty or `work` says no.
+    /// Starts a thread that repeats `work` until it returns false.
     ///
     /// # Errors
-    /// When there is no thread.
+    /// If the thread cannot be started.
     pub fn start(
         name: &str,
         mut work: impl FnMut(&Self) -> bool + Send + 'static,
@@ -75,11 +75,11 @@ impl Outbox {
             let _closed = Closed(Arc::clone(&ours));
             while work(&ours) {}
         });
-        spawned.map(|_| outbox).map_err(|error| format!("there is no thread for it: {error}"))
+        spawned.map(|_| outbox).map_err(|error| format!("no thread could be started: {error}"))
     }
 
-    /// Puts a change behind the others. Gives how many rows are lost.
-    pub fn put(&self, change: &Change, left_out: u64) -> u64 {
+    /// Adds a change. Returns the number of lost rows.
+    pub fn put(&self, change: &Change, suppressed: u64) -> u64 {
         let mut state = self.state();
         let more = bytes(&change.row);
         let full = state.waiting.len() >= ROWS_MAX || state.bytes + more > BYTES_MAX;
@@ -93,43 +93,43 @@ impl Outbox {
             time_ns: change.time_ns,
             count: change.count,
             row: Arc::clone(&change.row),
-            left_out,
+            suppressed,
             lost,
         });
         self.changed.notify_all();
         0
     }
 
-    /// Waits for rows, and takes up to `most` of them; none when it is closed.
-    pub fn take(&self, most: usize) -> Vec<Waiting> {
+    /// Waits for rows, and takes at most `rows_max` of them; none if the queue is closed and empty.
+    pub fn take(&self, rows_max: usize) -> Vec<Waiting> {
         let waits = |state: &mut State| state.waiting.is_empty() && !state.closing;
         let mut state =
             self.changed.wait_while(self.state(), waits).unwrap_or_else(PoisonError::into_inner);
-        let count = state.waiting.len().min(most);
+        let count = state.waiting.len().min(rows_max);
         let taken: Vec<Waiting> = state.waiting.drain(..count).collect();
         state.bytes -= taken.iter().map(|waiting| bytes(&waiting.row)).sum::<usize>();
         taken
     }
 
-    /// Waits for a time. False when it is closed before that is over.
+    /// Waits for `time`. Returns false if the queue is closed before or meanwhile.
     pub fn pause(&self, time: Duration) -> bool {
         let waits = |state: &mut State| !state.closing;
         let result = self.changed.wait_timeout_while(self.state(), time, waits);
         !result.unwrap_or_else(PoisonError::into_inner).0.closing
     }
 
-    /// Whether it takes no more rows.
+    /// Whether the queue is closed.
     pub fn is_closing(&self) -> bool {
         self.state().closing
     }
 
-    /// Takes no more rows.
+    /// Closes the queue: it accepts no more rows.
     pub fn close(&self) {
         self.state().closing = true;
         self.changed.notify_all();
     }
 
-    /// Waits until its thread has ended, but not beyond `end`.
+    /// Waits until the thread has ended, at most until `end`.
     pub fn wait_closed(&self, end: Instant) {
         let left = end.saturating_duration_since(Instant::now());
         let waits = |state: &mut State| !state.closed;
@@ -137,7 +137,7 @@ impl Outbox {
     }
 }
 
-/// Says at the end of the thread, however it comes, that it ends.
+/// Marks the queue as closed when the thread ends, even by a panic.
 struct Closed(Arc<Outbox>);
 
 impl Drop for Closed {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_counted_and_reported() {
+    fn rows_that_do_not_fit_are_counted_and_reported() {
         let outbox = Outbox::default();
         let lost: u64 = (0..5000).map(|number| outbox.put(&change(number, ""), 0)).sum();
         assert_eq!(lost, 5000 - ROWS_MAX as u64);
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(outbox.put(&change(1, ""), 3), 0);
         let rest = outbox.take(usize::MAX);
         let last = rest.last().unwrap();
-        assert_eq!((rest.len(), last.lost, last.left_out), (ROWS_MAX - 9, lost, 3));
+        assert_eq!((rest.len(), last.lost, last.suppressed), (ROWS_MAX - 9, lost, 3));
         assert_eq!(outbox.state().bytes, 0);
         let long = "x".repeat(BYTES_MAX / 3);
         let lost: u64 = (0..5).map(|number| outbox.put(&change(number, &long), 0)).sum();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_at_the_close_is_taken_and_no_more() {
+    fn waiting_rows_are_taken_after_the_close_and_new_ones_rejected() {
         let (sender, receiver) = std::sync::mpsc::channel();
         let outbox = Outbox::start("test", move |outbox| {
             let taken = outbox.take(2);
@@ -199,10 +199,10 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_panics_holds_up_no_other() {
+    fn a_panic_of_the_thread_closes_the_queue() {
         let outbox = Outbox::start("test", |outbox| {
             outbox.take(1);
-            // A panic without the noise of one.
+            // A panic without a message on standard error.
             std::panic::resume_unwind(Box::new(()))
         })
         .unwrap();

@@ -1,4 +1,4 @@
-//! Rows that are sent to an HTTP server.
+//! An action that sends rows to an HTTP server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +12,13 @@ use crate::configuration::{PreparedQuery, WebhookDefinition, json};
 use crate::daemon::unix_time_ns;
 use crate::queries::kept::{Counts, add};
 
-/// The most rows that are sent at once.
+/// The most rows in one request.
 const BATCH_MAX: usize = 100;
-/// How often the same rows are tried, and how long it is waited in between: twice as long each time.
+/// The most attempts for the same rows, and the pause after the first; each pause is twice as long
+/// as the one before.
 const ATTEMPTS_MAX: u32 = 5;
 const PAUSE_MIN: Duration = Duration::from_millis(250);
-/// The longest head of an answer, in bytes. What follows it is not read.
+/// The longest head of a response, in bytes. The body is not read.
 const HEAD_MAX: usize = 16 << 10;
 
 /// Starts the thread that sends the rows of a query.
@@ -37,7 +38,7 @@ pub(super) fn start(
         .http_status_as_error(false)
         .max_redirects(0)
         .max_response_header_size(HEAD_MAX)
-        // Nothing is taken from the environment.
+        // Settings of the environment are not used.
         .proxy(None)
         .user_agent(concat!("fathom/", env!("CARGO_PKG_VERSION")))
         .build()
@@ -60,16 +61,16 @@ struct Sender {
     agent: ureq::Agent,
 }
 
-/// Why rows were not taken.
+/// Why rows were not accepted.
 enum Refusal {
-    /// Another attempt may help.
-    ForNow(String),
-    /// None will.
-    ForGood(String),
+    /// Another attempt may succeed.
+    Temporary(String),
+    /// No attempt will succeed.
+    Permanent(String),
 }
 
 impl Sender {
-    /// Sends the next rows. False when there are none any more.
+    /// Sends the next rows. Returns false if there are no more.
     fn work(&self, outbox: &Outbox) -> bool {
         let rows = outbox.take(BATCH_MAX);
         if rows.is_empty() {
@@ -86,23 +87,23 @@ impl Sender {
                 Err(refusal) => refusal,
             };
             let (error, again) = match refusal {
-                Refusal::ForNow(error) => (error, attempt < ATTEMPTS_MAX),
-                Refusal::ForGood(error) => (error, false),
+                Refusal::Temporary(error) => (error, attempt < ATTEMPTS_MAX),
+                Refusal::Permanent(error) => (error, false),
             };
             self.counts.fail(&error);
             tracing::warn!("query {query}: the webhook failed: {error}");
             let pause = PAUSE_MIN * 2_u32.pow(attempt - 1);
             if !again || !outbox.pause(pause) {
                 add(&self.counts.lost, rows.len() as u64);
-                // Who has failed at the end is not waited for.
-                return !outbox.is_closing() || self.give_up(outbox);
+                // After a failure at the shutdown, the remaining rows are not tried.
+                return !outbox.is_closing() || self.abandon_rest(outbox);
             }
             attempt += 1;
         }
     }
 
-    /// Counts what waits as lost.
-    fn give_up(&self, outbox: &Outbox) -> bool {
+    /// Counts the waiting rows as lost.
+    fn abandon_rest(&self, outbox: &Outbox) -> bool {
         add(&self.counts.lost, outbox.take(usize::MAX).len() as u64);
         false
     }
@@ -113,13 +114,13 @@ impl Sender {
             "query": self.query,
             "time": unix_time_ns(),
             "rows": rows.iter().map(|waiting| self.row(waiting)).collect::<Vec<_>>(),
-            "suppressed": sum(|waiting| waiting.left_out),
+            "suppressed": sum(|waiting| waiting.suppressed),
             "lost": sum(|waiting| waiting.lost),
         });
         body.to_string()
     }
 
-    /// A row with its time and sign, as `fathom query --deltas --json` has them.
+    /// A row with its time and sign, in the format of `fathom query --deltas --json`.
     fn row(&self, waiting: &Waiting) -> Json {
         let mut object = Map::new();
         object.insert("@ts".into(), waiting.time_ns.into());
@@ -134,14 +135,14 @@ impl Sender {
 
     fn post(&self, body: &str) -> Result<(), Refusal> {
         let request = self.agent.post(&self.url).header("content-type", "application/json");
-        let answer = request.send(body).map_err(|error| Refusal::ForNow(error.to_string()))?;
+        let answer = request.send(body).map_err(|error| Refusal::Temporary(error.to_string()))?;
         let status = answer.status();
-        let told = || format!("the server answers {status}");
+        let message = || format!("the server answers {status}");
         match status.as_u16() {
             200..=299 => Ok(()),
-            // Too slow, too early, too many: and what the server itself takes for its own fault.
-            408 | 425 | 429 | 500..=599 => Err(Refusal::ForNow(told())),
-            _ => Err(Refusal::ForGood(told())),
+            // Timeouts, rate limits, and errors of the server.
+            408 | 425 | 429 | 500..=599 => Err(Refusal::Temporary(message())),
+            _ => Err(Refusal::Permanent(message())),
         }
     }
 }
