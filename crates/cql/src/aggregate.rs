@@ -188,9 +188,10 @@ fn variance(values: &[Value]) -> Option<f64> {
     }
 }
 
-/// The variance of integers, from their count, their sum and the sum of their squares: `(count ·
-/// squares − sum²) / count²`, where numerator and denominator are exact and each is rounded to a
-/// float once. `None` if there are no integers, or if an intermediate result exceeds 128 bits.
+/// The variance of integers, from their count, their sum and the sum of their squares:
+/// `(count · squares − sum²) / count²`, where numerator and denominator are exact and each is
+/// rounded to a float once. `None` if there are no integers, or if an intermediate result exceeds
+/// 128 bits.
 pub fn integer_variance(count: i128, sum: i128, squares: i128) -> Option<f64> {
     let numerator = count.checked_mul(squares)?.checked_sub(sum.checked_mul(sum)?)?;
     let denominator = count.checked_mul(count)?;

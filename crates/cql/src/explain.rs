@@ -13,8 +13,8 @@ use crate::plan::{
 use crate::planner::symbol;
 use crate::value::Value;
 
-/// A plan as a tree of operators, one on each line. The operators that an operator reads from are
-/// below it, indented. The first line describes the result.
+/// A plan as a tree of operators, one on each line. The inputs of an operator are below it,
+/// indented. The first line describes the result.
 ///
 /// If both sides of a join have a column of the same name, the right one has an apostrophe:
 /// `Size'`.

@@ -1,4 +1,4 @@
-//! What is known about one request.
+//! The insight into a request and its parts.
 
 use std::fmt;
 
@@ -55,7 +55,7 @@ impl RequestFlags {
     }
 }
 
-/// What is known about some bytes of a request. The texts are in a [`Names`].
+/// The known facts about some bytes of a request. The texts are in a [`Names`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Facts {
     /// The kind of data.
@@ -123,7 +123,7 @@ impl Facts {
     }
 }
 
-/// What is known about a part of a request, in bytes.
+/// A part of a request, and the facts about it. Places are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// The offset of the part from the start of the request.
@@ -134,7 +134,7 @@ pub struct Part {
     pub facts: Facts,
 }
 
-/// What is known about one request.
+/// The insight into one request.
 ///
 /// A guest's kernel merges neighbours on the disk into one request even if they belong to different
 /// files. `facts` are those of the most bytes; `parts` has the facts of each part.

@@ -1,12 +1,12 @@
 //! Exact sums of floats, from which values can be removed.
 //!
-//! A float is an integer times a power of two, and so is a sum of floats. The sum is kept as digits
-//! of 32 bits, the lowest of which is a multiple of a power of two. A digit is kept in 64 bits with
-//! a sign, so that many additions need no carry. Only the result is rounded. So it depends neither
-//! on the order of the values nor on values that were removed.
+//! A float is an integer times a power of two, and so is a sum of floats. The sum is kept as an
+//! integer in digits of 32 bits, times a power of two. A digit is kept in 64 bits with a sign, so
+//! that many additions need no carry. Only the result is rounded. So it depends neither on the
+//! order of the values nor on values that were removed.
 //!
-//! Values of similar size need three or four digits. Whatever the values are, a sum needs at most
-//! 68 digits and a sum of squares 136.
+//! Values of similar size need three or four digits. A sum never needs more than 68 digits, and a
+//! sum of squares never more than 136.
 
 /// The bits of a digit.
 const BITS: i32 = 32;

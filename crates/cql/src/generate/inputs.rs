@@ -37,7 +37,7 @@ impl Generator {
         inputs
     }
 
-    /// A row. With `cancel` its float is one that rounded sums lose, or one that is not finite.
+    /// A row. With `cancel` its float is one of [`cancelling`](Self::cancelling).
     fn row(&mut self, source: usize, keys: usize, cancel: bool) -> Row {
         let mut row = vec![Value::Integer(self.below(keys) as i64)];
         row.push(Value::Integer(self.below(5) as i64 - 1));
@@ -54,7 +54,7 @@ impl Generator {
         row
     }
 
-    /// A float that is lost in a rounded sum with others or makes others lost, or one that is not
+    /// A float of such a size that a rounded sum with others loses digits, or one that is not
     /// finite.
     fn cancelling(&mut self) -> f64 {
         let extremes = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, f64::MAX, f64::MIN];

@@ -112,12 +112,12 @@ impl<'a> Parser<'a> {
         Span { start, end: self.last_end().max(start) }
     }
 
-    /// Whether the token `count` places ahead is a certain sign.
+    /// Whether the token `count` places ahead is `sign`.
     fn sign_ahead(&self, count: usize, sign: &str) -> bool {
         matches!(self.ahead(count).kind, TokenKind::Sign(other) if other == sign)
     }
 
-    /// Whether the current token is a certain sign.
+    /// Whether the current token is `sign`.
     fn at(&self, sign: &str) -> bool {
         self.sign_ahead(0, sign)
     }
@@ -136,18 +136,18 @@ impl<'a> Parser<'a> {
         if self.at(sign) { Ok(self.advance()) } else { Err(self.expected(&quoted(sign), &[])) }
     }
 
-    /// Whether the token `count` places ahead is a certain word.
+    /// Whether the token `count` places ahead is `word`, in any case.
     fn word_ahead(&self, count: usize, word: &str) -> bool {
         let token = self.ahead(count);
         token.kind == TokenKind::Word && self.written(token).eq_ignore_ascii_case(word)
     }
 
-    /// Whether the current token is a certain word.
+    /// Whether the current token is `word`, in any case.
     fn at_word(&self, word: &str) -> bool {
         self.word_ahead(0, word)
     }
 
-    /// Whether the current token is one of several words.
+    /// Whether the current token is one of `words`, in any case.
     fn at_any(&self, words: &[&str]) -> bool {
         words.iter().any(|word| self.at_word(word))
     }

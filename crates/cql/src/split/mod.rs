@@ -2,7 +2,7 @@
 //!
 //! The streams of a plan are the union of the streams of all hosts. A relation **distributes** if
 //! it is the sum, as bags, of the same relation over each host's streams: windows by time, filters,
-//! projections and `union all` distribute. Of such a relation a host sends one of two things:
+//! projections and `union all` distribute. For such a relation a host sends one of the following:
 //!
 //! - The rows that pass its filters, as a stream. The centre has the window over this stream, so
 //!   that a row is sent once, when it arrives, and not again when it leaves.

@@ -1,10 +1,10 @@
 //! Groups, distinct rows and first rows that hosts compute, and how the centre merges them.
 //!
-//! Hosts do so if the result is the same to the bit and less data is likely to be sent. A row of a
-//! stream is sent once. A row of a relation is sent when it is inserted and when it is deleted, and
-//! the change of a group is a deletion and an insertion. So groups are sent
+//! Hosts compute these if the result is the same to the bit and less data is likely to be sent. A
+//! row of a stream is sent once. A row of a relation is sent when it is inserted and when it is
+//! deleted, and the change of a group is a deletion and an insertion. So groups are sent
 //!
-//! - over windows that slide: they change at each step only, for any number of rows between,
+//! - over windows that slide: they change only at each step, regardless of the number of rows,
 //! - over other windows too if all aggregates are `min` and `max`: most rows change neither.
 //!
 //! Aggregates of distinct values need each value of a group once, no matter how many hosts have it.
