@@ -40,6 +40,6 @@ fn lines_that_were_passed_over_are_reported() {
     fs::write(path.join("x.csv"), "BlktapTS,Size\n1,2\n2,two\n").expect("it is written");
     let (status, _, stderr) = run(path, &["query", QUERY, "--replay", "x.csv", "--json"]);
     assert_eq!(status, 0, "{stderr}");
-    assert!(stderr.contains("x.csv:3: Size is \"two\", which is no integer"), "{stderr}");
+    assert!(stderr.contains("x.csv:3: Size is \"two\", which is not of type integer"), "{stderr}");
     assert!(stderr.contains("1 line made no sense"), "{stderr}");
 }

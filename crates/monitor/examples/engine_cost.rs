@@ -1,4 +1,5 @@
-//! What queries cost in the engine alone: events per second on one core, rows ready made.
+//! Measures the cost of queries in the engine alone: events per second on one core, with rows
+//! prepared in advance.
 //!
 //! ```text
 //! cargo run --release -p fathom-monitor --example engine_cost
@@ -11,9 +12,9 @@ use fathom_cql::{Parameters, ParseOptions, Row, Value, parse, plan_script, prune
 use fathom_monitor::{Engine, io_stream};
 
 const EVENTS: u64 = 1_000_000;
-/// A request or a response every so many nanoseconds.
+/// The interval between events, in nanoseconds.
 const STEP_NS: u64 = 5_000;
-/// Time goes on every so many events.
+/// The number of events between two advances of time.
 const BATCH: u64 = 1_000;
 
 const QUERIES: [(&str, &str); 3] = [
@@ -31,7 +32,7 @@ const QUERIES: [(&str, &str); 3] = [
     ),
 ];
 
-/// The value of a column of an event; texts are shared, as readers share them.
+/// The value of a column of an event. Texts are shared, as readers share them.
 fn value(column: &str, event: u64, texts: &[Value; 14]) -> Value {
     let (request, response) = (event / 2, event % 2);
     match column {

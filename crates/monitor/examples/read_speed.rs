@@ -1,4 +1,4 @@
-//! How fast CSV is read: `cargo run --release -p fathom-monitor --example read_speed`.
+//! Measures how fast CSV is read: `cargo run --release -p fathom-monitor --example read_speed`.
 
 use std::fmt::Write;
 use std::io::Cursor;

@@ -1,4 +1,4 @@
-//! How fast recordings are written and read, and how long they are.
+//! Measures how fast recordings are written and read, and their size.
 
 use std::error::Error;
 use std::io::Cursor;
@@ -13,7 +13,7 @@ use fathom_monitor::recording::{
 
 const EVENTS: usize = 1_000_000;
 
-/// Requests at random places of eight files and their responses.
+/// Requests at random sectors of eight files, and their responses.
 fn rows() -> Vec<(i64, Row)> {
     let schema = io_stream();
     let text = |text: &str| Value::Text(Arc::from(text));
@@ -56,7 +56,7 @@ fn rows() -> Vec<(i64, Row)> {
         .collect()
 }
 
-/// How long this thread has had a processor.
+/// The time for which this thread has run on a processor, in nanoseconds.
 fn processor_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)

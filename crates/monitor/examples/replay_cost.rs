@@ -1,14 +1,15 @@
-//! What a script costs over a file, from its bytes to rows that are counted and hashed:
+//! Measures the cost of scripts over a file, from its bytes to counted and hashed rows:
 //!
 //! ```text
 //! replay_cost FILE SCRIPT…
 //! replay_cost --cluster ADDRESS,ADDRESS… PROCESS FILE SCRIPT
 //! ```
 //!
-//! With `--cluster` it is one of several processes that answer together, each over its own file.
+//! With `--cluster` it is one of several processes that run the script together, each over its own
+//! file.
 //!
-//! Time is the column `BlktapTS`, in microseconds. For each script a line of JSON is printed.
-//! `bench/queries` runs it, and something that does the same with another engine.
+//! The time is the column `BlktapTS`, in microseconds. A line of JSON is printed for each script.
+//! `bench/queries` runs this example, and programs that do the same with other engines.
 
 use std::io;
 use std::path::PathBuf;
@@ -24,17 +25,16 @@ use fathom_monitor::{ReplayRequest, ResultSink, replay};
 /// An odd number; sums and products are modulo 2⁶⁴.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Counts rows that come and rows that go.
+/// Counts the inserted and the deleted rows of the results.
 ///
-/// The hash is the sum of the rows' that come less that of the rows' that go, each with its
-/// instant: a row that goes and comes at one instant leaves it as it is, and the order is nothing.
-/// Nulls are passed over, such as those of the columns that the file does not have.
+/// The hash is the sum of the hashes of inserted rows minus those of deleted rows, each with its
+/// instant. So a row that is deleted and inserted at one instant does not change it, and the order
+/// does not matter. Nulls, such as those of columns that the file does not have, are skipped.
 struct Count {
     come: u64,
     go: u64,
     hash: u64,
-    /// The hashes of texts that were seen lately, by their places in memory: Java keeps them with
-    /// the texts.
+    /// The hashes of recent texts, by address. Java keeps the hash of a text with the text.
     texts: [Option<(Arc<str>, u64)>; 64],
 }
 
@@ -60,7 +60,7 @@ impl Count {
         match place {
             Some((known, hash)) if Arc::ptr_eq(known, text) => *hash,
             _ => {
-                // As Java has it.
+                // The hash function of Java.
                 let step = |hash: i32, byte| hash.wrapping_mul(31).wrapping_add(i32::from(byte));
                 let hash = i64::from(text.bytes().fold(0, step)) as u64;
                 *place = Some((Arc::clone(text), hash));
@@ -86,9 +86,10 @@ impl ResultSink for Count {
     }
 }
 
-/// The time that this thread has been on a core; there is no other.
+/// The time for which this thread, the only one, has run on a processor, in seconds.
 fn cpu_seconds() -> f64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux tells");
+    let text =
+        std::fs::read_to_string("/proc/thread-self/schedstat").expect("the kernel has this file");
     text.split(' ').next().and_then(|time| time.parse::<f64>().ok()).expect("a number") / 1e9
 }
 

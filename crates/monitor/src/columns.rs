@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use fathom_cql::Value;
 
-/// The values of a column. Which of these it is makes no difference but to the time that it takes.
+/// The values of a column. The variants differ in cost only: equal values are equal in any of them.
 #[derive(Clone, Debug)]
 pub enum Column {
-    /// So many nulls.
+    /// This number of nulls.
     Nulls(usize),
     /// Integers, none of them null.
     Integers(Vec<i64>),
     /// Any values.
     Values(Vec<Value>),
-    /// Values of another column, by their rows there: few that are there often.
+    /// Indices into another column: for columns with few distinct values.
     Indexed(Rc<Column>, Rc<Vec<u32>>),
 }
 
@@ -27,7 +27,7 @@ impl Default for Column {
 }
 
 impl Column {
-    /// How many values there are.
+    /// The number of values.
     pub fn len(&self) -> usize {
         match self {
             Self::Nulls(count) => *count,
@@ -37,12 +37,12 @@ impl Column {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The memory that the values take, in bytes, about.
+    /// The memory that the values take, in bytes, approximately.
     pub(crate) fn bytes(&self) -> usize {
         let text = |value: &Value| match value {
             Value::Text(text) => text.len(),
@@ -56,7 +56,7 @@ impl Column {
         }
     }
 
-    /// Keeps the first values.
+    /// Keeps only the first `rows` values.
     pub(crate) fn truncate(&mut self, rows: usize) {
         match self {
             Self::Nulls(count) => *count = rows.min(*count),
@@ -66,7 +66,7 @@ impl Column {
         }
     }
 
-    /// Takes all values out, and has room for so many of the same sort.
+    /// Takes all values out, and reserves room for `capacity` values of the same kind.
     pub(crate) fn replace(&mut self, capacity: usize) -> Self {
         let new = match self {
             Self::Nulls(_) | Self::Indexed(..) => Self::Nulls(0),
@@ -76,7 +76,7 @@ impl Column {
         std::mem::replace(self, new)
     }
 
-    /// Adds a value. Zero has no sign, as nothing that is computed has one.
+    /// Adds a value. A float of -0 becomes 0, because no computed value is -0.
     #[inline]
     pub fn push(&mut self, value: Value) {
         match (&mut *self, value) {
@@ -88,8 +88,8 @@ impl Column {
         }
     }
 
-    /// Adds a copy of a value. Numbers are read part by part, as they are written: to copy what was
-    /// written in parts just now as one makes a processor wait.
+    /// Adds a copy of a value. Tag and number are copied separately, as they were written: a
+    /// processor stalls when one wide load follows narrower stores to the same memory.
     #[inline]
     pub(crate) fn push_copy(&mut self, value: &Value) {
         match (&mut *self, value) {
@@ -102,7 +102,7 @@ impl Column {
         }
     }
 
-    /// Adds a value of another sort than those before.
+    /// Adds a value of another kind than the previous ones.
     #[cold]
     fn push_other(&mut self, value: Value) {
         if self.is_empty() {
@@ -127,7 +127,7 @@ impl Column {
         }
     }
 
-    /// Adds nulls until there are so many values.
+    /// Adds nulls until there are `rows` values.
     pub(crate) fn pad(&mut self, rows: usize) {
         if let Self::Nulls(count) = self {
             *count = rows.max(*count);
@@ -162,7 +162,7 @@ impl Column {
         }
     }
 
-    /// Puts a value in place of another.
+    /// Replaces a value with the value of a row.
     #[inline]
     pub(crate) fn read(&self, row: usize, place: &mut Value) {
         match (self, place) {
@@ -173,7 +173,7 @@ impl Column {
         }
     }
 
-    /// Puts other integers in the place of integers.
+    /// Replaces each integer.
     pub(crate) fn map_integers(&mut self, map: impl Fn(i64) -> i64) {
         match self {
             Self::Nulls(_) => {}
@@ -199,7 +199,7 @@ impl Column {
             Self::Values(values) => {
                 Self::Values(rows.iter().map(|&row| values[row as usize].clone()).collect())
             }
-            // Few rows are not to keep many values of others.
+            // A few rows do not keep the many values of other rows in memory.
             Self::Indexed(of, at) if rows.len() < of.len() / 4 => {
                 rows.iter().map(|&row| of.value(at[row as usize] as usize)).collect()
             }
@@ -210,7 +210,7 @@ impl Column {
         }
     }
 
-    /// The order of two values, as [`Value`]s have it.
+    /// The order of two values: that of [`Value`].
     pub(crate) fn compare(&self, row: usize, other: &Self, other_row: usize) -> Ordering {
         match (self, other) {
             (Self::Integers(mine), Self::Integers(theirs)) => mine[row].cmp(&theirs[other_row]),
@@ -226,8 +226,8 @@ impl Column {
         }
     }
 
-    /// Of each value, how many others are before it in the order of values, equal ones counted as
-    /// one; and how many there are.
+    /// For each value, its rank: the number of distinct smaller values. And the number of distinct
+    /// values.
     pub(crate) fn ranks(&self) -> (Vec<u64>, u64) {
         let mut sorted: Vec<usize> = (0..self.len()).collect();
         sorted.sort_unstable_by(|&one, &other| self.compare(one, self, other));
@@ -248,7 +248,7 @@ impl Column {
         match (self, value) {
             (Self::Integers(integers), Value::Integer(integer)) => integers[row] == *integer,
             (Self::Values(values), Value::Text(text)) => match &values[row] {
-                // Mostly they are in the same place.
+                // Equal texts mostly share their memory.
                 Value::Text(mine) => Arc::ptr_eq(mine, text) || mine == text,
                 _ => false,
             },
@@ -259,7 +259,7 @@ impl Column {
         }
     }
 
-    /// Feeds a value to a hasher; equal ones alike.
+    /// Feeds a value to a hasher. Equal values give equal hashes.
     #[inline]
     fn hash(&self, row: usize, state: &mut impl Hasher) {
         match self {
@@ -283,11 +283,11 @@ impl Column {
     }
 }
 
-/// Puts a copy of a value in place of another.
+/// Replaces a value with a copy of another.
 #[inline]
 fn put(place: &mut Value, value: &Value) {
     match (value, place) {
-        // Often it is the same text again.
+        // The text is often the same as before.
         (Value::Text(text), Value::Text(there)) if Arc::ptr_eq(text, there) => {}
         (Value::Integer(integer), place) => *place = Value::Integer(*integer),
         (Value::Float(number), place) => *place = Value::Float(*number),

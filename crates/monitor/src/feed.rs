@@ -1,17 +1,17 @@
-//! The batches of a file on their way to an engine, and how long the engine waits for events that
+//! Passes the batches of a file to an engine, and decides how long the engine waits for events that
 //! come out of order.
 //!
-//! An engine ends the instants of one batch before it sees the next. So an event with an earlier
-//! instant, in a later batch, would come too late. How late events come cannot be known without
-//! reading them. There are three cases:
+//! An engine ends the instants of one batch before it gets the next. An event of a later batch with
+//! an earlier instant would come late and be dropped. The lateness of a file's events is unknown
+//! until they have been read. There are three cases:
 //!
-//! - **A file whose rows fit into memory** is read as a whole, and its lateness is measured on the
-//!   way. What is held are only the rows and columns that the queries look at.
-//! - **A larger file** is read once more by itself, which measures the lateness of its times.
-//! - **A pipe** cannot be read twice. The engine waits for a fixed time, and for longer once an event
-//!   has come too late. Events that come too late are counted.
+//! - **A file whose rows fit into memory** is read as a whole, and its lateness is measured
+//!   meanwhile. Only the rows and columns that the queries use are held.
+//! - **A larger file** is read twice. The first pass measures the lateness of its times.
+//! - **A pipe** cannot be read twice. The engine waits for a fixed time, and for longer after an
+//!   event has come late. Late events are counted.
 //!
-//! With a lateness that somebody has given nothing is measured.
+//! If the user gives a lateness, nothing is measured.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -21,23 +21,23 @@ use fathom_cql::catalog::StreamSchema;
 use crate::columns::Column;
 use crate::read::{self, Batch, ReadError, ReadOptions, ReadReport, Reader};
 
-/// The most bytes of rows that are held to measure the lateness of a file in one reading.
+/// The most bytes of rows that are held to measure the lateness of a file in a single pass.
 const LOOK_AHEAD_BYTES: usize = 256 << 20;
-/// The most bytes of rows that may wait in the engine for others.
+/// The most bytes of rows that may wait in the engine.
 const WAITING_BYTES_MAX: usize = 2 << 30;
 /// How long the engine waits for the events of a pipe, in nanoseconds.
 pub(crate) const PIPE_LATENESS_NS: u64 = 1_000_000_000;
 
 /// Some rows, by column.
 pub(crate) struct Rows {
-    /// The latest instant of the batch, including the rows that were left out; in nanoseconds.
+    /// The latest instant of the batch, including the rows that the reader dropped; in nanoseconds.
     pub(crate) latest_ns: u64,
     pub(crate) times_ns: Vec<u64>,
     pub(crate) columns: Vec<Column>,
 }
 
 impl Rows {
-    /// The memory that they take, in bytes, about.
+    /// The memory that they take, in bytes, approximately.
     fn bytes(&self) -> usize {
         let columns: usize = self.columns.iter().map(Column::bytes).sum();
         size_of::<Self>() + size_of_val(&*self.times_ns) + columns
@@ -48,19 +48,19 @@ impl Rows {
 pub(crate) struct Feed<'r> {
     reader: Box<dyn Reader + 'r>,
     batch: Batch,
-    /// What was read to measure the lateness, in the order of the file.
+    /// The rows that were read to measure the lateness, in the order of the file.
     held: VecDeque<Rows>,
-    /// Why reading ended early, behind what is held.
+    /// The error that ended reading early. It follows the rows in `held`.
     failure: Option<ReadError>,
     lateness_ns: u64,
     /// Whether the engine waits longer once an event has come too late.
     grows: bool,
-    /// The rows that were given, and their bytes.
+    /// The number of rows passed on so far, and their bytes.
     given: (u64, u64),
 }
 
 impl Feed<'static> {
-    /// Opens a file. `None` as the lateness, in nanoseconds, is as much as the file needs.
+    /// Opens a file. The lateness is in nanoseconds; `None` means as long as the file needs.
     pub(crate) fn open(
         file: &Path,
         schema: &StreamSchema,
@@ -96,7 +96,8 @@ impl<'r> Feed<'r> {
         }
     }
 
-    /// Reads ahead until so many bytes are held. Gives the lateness of the rows if they are all.
+    /// Reads ahead until `bytes_max` bytes are held. Returns the lateness of the rows if the file
+    /// ends before.
     fn look_ahead(&mut self, bytes_max: usize) -> Option<u64> {
         let (mut bytes, mut latest_ns, mut lateness_ns) = (0, 0, 0);
         while bytes < bytes_max {
@@ -145,23 +146,22 @@ impl<'r> Feed<'r> {
         Ok(rows)
     }
 
-    /// How long the engine is to wait, in nanoseconds.
+    /// How long the engine waits for late events, in nanoseconds.
     pub(crate) fn lateness_ns(&self) -> u64 {
         self.lateness_ns
     }
 
-    /// An event came later than the lateness allows; so late it would have had to be allowed, in
-    /// nanoseconds.
-    pub(crate) fn came_late(&mut self, needed_ns: u64) {
+    /// Records that an event came late and would have needed this lateness, in nanoseconds.
+    pub(crate) fn note_late(&mut self, needed_ns: u64) {
         if self.grows {
             self.lateness_ns = self.lateness_ns.max(needed_ns);
         }
     }
 
-    /// So many rows wait in the engine for others.
+    /// Checks the memory of the rows that wait in the engine. `rows` is their number.
     ///
     /// # Errors
-    /// When they take too much memory.
+    /// If they take too much memory.
     pub(crate) fn check_waiting(&self, rows: usize) -> Result<(), ReadError> {
         let (count, bytes) = self.given;
         let each = bytes / count.max(1);
@@ -174,8 +174,8 @@ impl<'r> Feed<'r> {
             "events come up to {late} out of order: to put them in order takes more than {gib} GiB"
         );
         Err(ReadError::new(what).advise(
-            "sort the file by its time first, or say with --limit-lateness how late an event may \
-             come: those that come later are left out and counted",
+            "sort the file by its time first, or give with --limit-lateness how late an event may \
+             come: events that come later are dropped and counted",
         ))
     }
 
@@ -184,7 +184,7 @@ impl<'r> Feed<'r> {
     }
 }
 
-/// A reader of the times of a file only.
+/// A reader of a file's times only.
 fn open_times(
     file: &Path,
     schema: &StreamSchema,
@@ -194,7 +194,8 @@ fn open_times(
     read::open(file, schema, &vec![false; schema.columns.len()], &options)
 }
 
-/// How much later than an event with a later instant an event comes at most, in nanoseconds.
+/// The lateness of a file, in nanoseconds: the longest time by which an event's instant is earlier
+/// than that of an event before it.
 fn measure(reader: &mut dyn Reader) -> Result<u64, ReadError> {
     let mut batch = Batch::default();
     let (mut latest_ns, mut lateness_ns) = (0, 0);
@@ -208,7 +209,7 @@ fn measure(reader: &mut dyn Reader) -> Result<u64, ReadError> {
     Ok(u64::try_from(lateness_ns).unwrap_or(0))
 }
 
-/// A time span as options of commands take it, such as `3s`, rounded up.
+/// A duration in the syntax of command options, such as `3s`, rounded up.
 pub fn span_text(nanoseconds: u64) -> String {
     let units = [
         (3_600_000_000_000, "h"),
@@ -238,7 +239,8 @@ mod tests {
     use crate::replay::{ReplayRequest, ResultSink, Script, replay};
     use crate::write::{Form, Printer, PrinterOptions};
 
-    /// A file of CSV with these times, and what a count of its rows gives.
+    /// Runs a count over a CSV file with these times. Returns the last row of the result, the
+    /// number of late events and their lateness.
     fn counted(times: &[u64], lateness_ns: Option<u64>) -> (String, u64, u64) {
         let mut text = "BlktapTS,Size\n".to_owned();
         for time in times {
@@ -271,7 +273,7 @@ mod tests {
         assert_eq!(counted(&late_one, None), ("25,1".into(), 0, 0));
         let batches: Vec<u64> = (0..20_000).rev().collect();
         assert_eq!(counted(&batches, None), ("20000,0".into(), 0, 0));
-        // Every row before its batch ends, but for one that is three batches late.
+        // Each row is in the right batch, except one that comes three batches late.
         let mut swapped: Vec<u64> = (0..20_000).map(|time| time ^ 7).collect();
         let early = swapped.remove(100);
         swapped.insert(15_000, early);
@@ -306,7 +308,7 @@ mod tests {
         assert_eq!(read, 20_000);
     }
 
-    /// Gives its rows, a batch each.
+    /// A reader that returns one of these lists of rows per batch.
     struct Batches(VecDeque<Vec<(i64, Row)>>, ReadReport);
 
     impl Reader for Batches {
@@ -342,12 +344,13 @@ mod tests {
         let seconds = |line: &str| line.parse::<i64>().unwrap() / second;
         let printed = String::from_utf8(printed).unwrap();
         let printed: Vec<i64> = printed.lines().skip(1).map(seconds).collect();
-        // 9 is within a second of 10. 12 is lost, and because of it 45 is not.
+        // 9 is within a second of 10. 12 is late and dropped; the longer lateness that follows from
+        // it keeps 45.
         assert_eq!(printed, [9, 10, 30, 45, 60, 61]);
         assert_eq!((summary.late, summary.late_ns), (1, 18 * second as u64));
     }
 
-    /// At which instant which row comes or goes, and how often.
+    /// The sum of the counts of each change, by instant and row.
     #[derive(Default)]
     struct Changes(BTreeMap<(i64, Row), i64>);
 
@@ -363,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn any_order_in_any_batches_gives_what_the_semantics_say() {
+    fn any_order_in_any_batches_gives_the_defined_results() {
         let scripts = [
             "select VDisk, sum(Size), median(Size) from IOstream [range 40 nanoseconds]
              group by VDisk",

@@ -1,4 +1,4 @@
-//! Entries for fuzzing: any bytes as files of events and as queries.
+//! Entry points for fuzzing: arbitrary bytes as files of events and as queries.
 
 use std::io::Cursor;
 
@@ -12,10 +12,11 @@ use crate::read::{
     self, BATCH_ROWS, Batch, LAST_TIME_NS, ReadError, ReadOptions, Reader, TimeUnit,
 };
 
-/// How many steps the naive evaluator may take for a query.
+/// The most steps of the naive evaluator for a query.
 const STEPS: u64 = 20_000;
 
-/// Reads everything, and panics when a reader breaks a promise. `kinds` are those of the columns.
+/// Reads all batches, and panics if the reader violates its contract. `kinds` are the types of the
+/// columns.
 pub(crate) fn drain(reader: &mut dyn Reader, kinds: &[Type]) -> Result<(), ReadError> {
     let mut batch = Batch::default();
     let mut events = 0;
@@ -37,8 +38,8 @@ pub(crate) fn drain(reader: &mut dyn Reader, kinds: &[Type]) -> Result<(), ReadE
     Ok(())
 }
 
-/// Has the bytes of a fuzzer read as a file of events, whatever they are recognised as, and panics
-/// when a reader breaks a promise.
+/// Reads the bytes of a fuzzer as a file of events in the recognised format, and panics if a reader
+/// violates its contract.
 pub fn fuzz_events(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     let schema = io_stream();
@@ -59,9 +60,9 @@ pub fn fuzz_events(data: &[u8]) {
     }
 }
 
-/// Has the bytes of a fuzzer read as queries over the stream of events; those that can be planned
-/// are explained, and evaluated with and without the columns that make no difference. Panics when
-/// a plan is none, or a result depends on such a column.
+/// Parses the bytes of a fuzzer as queries over the stream of events. Queries that can be planned
+/// are explained, and evaluated with all columns and with the needed columns only. Panics if a plan
+/// is invalid, or if a result depends on a column that is not needed.
 pub fn fuzz_script(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(data) else { return };
@@ -94,8 +95,8 @@ fn check_place(text: &str, diagnostic: &Diagnostic) {
     assert_eq!(diagnostic.render(text).lines().count(), 3);
 }
 
-/// A few events, among them equal ones and several of an instant, and as many of each stream that
-/// the script declares.
+/// Ten events of each stream that the script declares (at most three streams). Some are equal, and
+/// some share an instant.
 fn inputs(catalog: &Catalog) -> Vec<Input> {
     const TIMES_NS: [i64; 10] = [0, 0, 1, 7, 1_000, 1_000, 500_000_000, 1 << 30, 1 << 34, 1 << 40];
     let row = |schema: &StreamSchema, number: usize| {
@@ -117,7 +118,7 @@ fn inputs(catalog: &Catalog) -> Vec<Input> {
     inputs
 }
 
-/// Panics when a plan gives something else once the inputs have only the columns that it needs.
+/// Panics if a plan's results change when the inputs have only the columns that the plan needs.
 fn check_pruned(plan: &Plan, catalog: &Catalog, inputs: &[Input]) {
     let until_ns = 1 << 41;
     let mut pruned = plan.clone();

@@ -1,8 +1,8 @@
 //! Standing queries over streams of events.
 //!
-//! The [`Engine`] runs the plans of `fathom-cql` over rows as they come. [`read`] turns bytes into
-//! rows, [`mod@write`] turns results into bytes, and [`mod@replay`] puts the three
-//! together.
+//! The [`Engine`] runs the plans of `fathom-cql` over rows as they arrive. [`read`] decodes bytes
+//! into rows, [`mod@write`] encodes results as bytes, and [`mod@replay`] runs queries over a file
+//! with all three.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ pub use engine::{Delta, Engine, EngineStatistics, StateSize};
 pub use feed::span_text;
 #[doc(hidden)]
 pub use fuzz::{fuzz_events, fuzz_script};
-pub use held::{HELD_MAX, HeldLimit, TooMuchHeld};
+pub use held::{HELD_MAX, HeldLimit, HeldLimitExceeded};
 pub use priority::give_way;
 pub use replay::{QueryError, ReplayRequest, ReplaySummary, ResultSink, replay};
 pub use schema::io_stream;

@@ -1,4 +1,4 @@
-//! How much hosts send to a centre, counted over the events of a file.
+//! The volume that hosts send to a centre, measured with the events of a file.
 
 use std::path::Path;
 
@@ -11,40 +11,40 @@ use crate::feed::Feed;
 use crate::read::{ReadOptions, ReadReport};
 use crate::replay::{QueryError, Script};
 
-/// The bytes that a text is assumed to have where none is seen.
+/// The assumed length of a text whose length is unknown, in bytes.
 pub const TEXT_BYTES: u64 = 16;
 
-/// The bytes of an instant, which each row travels with.
+/// The bytes of the instant that is sent with each row.
 const INSTANT_BYTES: u64 = 8;
 
-/// The bytes that say how often a row of a relation comes or goes.
+/// The bytes of the count that is sent with each row of a relation.
 const COUNT_BYTES: u64 = 1;
 
-/// What a fragment sends.
+/// The volume that a fragment sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// The rows of a stream, or of a relation those that come and those that go.
+    /// The rows of a stream; for a relation, the inserted and the deleted rows.
     pub rows: u64,
-    /// Their bytes, before anything is packed.
+    /// Their bytes before compression.
     pub bytes: u64,
 }
 
-/// What travels from a host to a centre.
+/// The traffic from a host to a centre.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// What was read.
+    /// The report of the reader.
     pub read: ReadReport,
-    /// The events that came too late to count.
+    /// The events that were dropped because they came late.
     pub late: u64,
-    /// The lateness with which all of them would have counted, in nanoseconds.
+    /// The lateness with which no event would have been dropped, in nanoseconds.
     pub late_ns: u64,
-    /// The bytes of all events, with all columns, before anything is packed.
+    /// The bytes of all events with all columns, before compression.
     pub event_bytes: u64,
-    /// What each fragment sends.
+    /// The volume of each fragment.
     pub fragments: Vec<Sent>,
 }
 
-/// The bytes of a row with these columns, as far as their types say.
+/// The bytes of a row with these columns, estimated from their types.
 pub fn assumed_bytes(columns: &[Column]) -> u64 {
     let bytes = |column: &Column| match column.kind {
         Type::Boolean => 1,
@@ -54,7 +54,7 @@ pub fn assumed_bytes(columns: &[Column]) -> u64 {
     columns.iter().map(bytes).sum()
 }
 
-/// The bytes that a row of a fragment travels with, besides its columns.
+/// The bytes that are sent with each row of a fragment in addition to its columns.
 pub fn frame_bytes(fragment: &Plan) -> u64 {
     match fragment.output {
         Output::Stream(_) => INSTANT_BYTES,
@@ -71,11 +71,11 @@ fn bytes(row: &[Value]) -> u64 {
     row.iter().map(bytes).sum()
 }
 
-/// Runs fragments over all events of a file, as one host does. The lateness is that of
-/// [`ReplayRequest`](crate::ReplayRequest).
+/// Runs fragments over all events of a file, as one host does. The lateness is in nanoseconds and
+/// has the meaning of [`ReplayRequest::lateness_ns`](crate::ReplayRequest::lateness_ns).
 ///
 /// # Errors
-/// When the events cannot be read.
+/// If the events cannot be read.
 pub fn measure(
     script: &Script,
     fragments: &[Plan],
@@ -106,8 +106,8 @@ pub fn measure(
             event_bytes += bytes(&row);
             engine.push(source, time_ns, &row);
         }
-        engine.saw(rows.latest_ns);
-        feed.came_late(engine.statistics().late_ns);
+        engine.note_instant(rows.latest_ns);
+        feed.note_late(engine.statistics().late_ns);
         latest_ns = latest_ns.max(rows.latest_ns);
         feed.check_waiting(engine.waiting())?;
         advance(&mut engine, latest_ns.saturating_sub(feed.lateness_ns()));

@@ -1,12 +1,12 @@
-//! Which threads go first where processors are scarce.
+//! The priority of threads that serve observers.
 
-/// How much nicer a thread becomes that gives way.
+/// The amount by which a thread's nice value increases.
 const NICE: i32 = 10;
 
-/// Lets the calling thread, and those that it begins, give way to others such as those of disks'
-/// queues: what is done for whoever watches may take longer, what a guest waits for may not. Where
-/// that is refused, the thread is as it was.
+/// Lowers the priority of the calling thread and of the threads that it starts below that of
+/// others, such as the threads of disks' queues. Work for observers may take longer; a guest's
+/// requests may not. If the kernel refuses, the priority does not change.
 pub fn give_way() {
-    // In Linux this is about the thread alone.
+    // In Linux the nice value belongs to the thread, not to the process.
     let _ = rustix::process::nice(NICE);
 }

@@ -13,86 +13,87 @@ use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 use crate::cluster::{Cluster, ClusterOptions, Loss};
 use crate::engine::{self, Delta, Engine, EngineStatistics};
 use crate::feed::Feed;
-use crate::held::{HeldLimit, TooMuchHeld};
+use crate::held::{HeldLimit, HeldLimitExceeded};
 use crate::io_stream;
 use crate::read::{Batch, Condition, ReadError, ReadOptions, ReadReport, Reader};
 use crate::recording::{Item, RowReader};
 
-/// Why live events end without an end.
-const CUT_OFF: &str = "the events are cut off: who tells them is gone";
+/// The error of live events that stop without an end.
+const CUT_OFF: &str = "the events are cut off: their sender has disappeared";
 
-/// What a [`ResultSink`] holds.
+/// The name of the state that a [`ResultSink`] holds.
 pub(crate) const RESULT: &str = "the result";
 
-/// So many batches may wait for other processes.
-const AHEAD_MAX: usize = 16;
-/// While the engine waits for late events, time goes on in so many steps for as long as it waits:
-/// each step looks at all the rows that wait.
+/// The most epochs that may wait for other processes.
+const EPOCHS_AHEAD_MAX: usize = 16;
+/// The number of steps in which time advances by one lateness, if the engine waits for late events.
+/// Each step visits all waiting rows.
 const LATENESS_STEPS: u64 = 8;
-/// The rows that wait are measured each time so many batches have been read.
+/// The number of batches between two measurements of the waiting rows.
 const WAITING_CHECK_BATCHES: u64 = 64;
-/// In a cluster a turn is for so many batches, as it costs messages: with more of them a filter costs
-/// less, and what is exchanged more, as it leaves the cache.
+/// The number of batches of an epoch in a cluster. Each epoch costs messages. Larger epochs make
+/// filters cheaper, but exchanges more expensive, because their data no longer fits into the cache.
 const STEP_BATCHES: u64 = 2;
 
-/// What is asked of a file.
+/// A request to run queries over a file.
 #[derive(Clone, Debug)]
 pub struct ReplayRequest {
     /// The queries.
     pub script: String,
     /// The values of `$name`.
     pub parameters: Vec<(String, Value)>,
-    /// Whether the script is to be understood as STREAM did: a `second` of a window is one unit of
-    /// time of the input.
+    /// Whether to interpret the script as STREAM did: a `second` of a window is one unit of the
+    /// input's time.
     pub stream_compatible: bool,
     /// The file; `-` is standard input.
     pub file: PathBuf,
-    /// How it is to be read.
+    /// The options of the reader.
     pub read: ReadOptions,
-    /// How much later than an event with a later instant an event may come, in nanoseconds. `None`
-    /// is as much as the file needs, so that no event is lost. A pipe, which cannot be read twice, is
-    /// waited for a second, and longer once an event has come too late.
+    /// The longest time by which an event's instant may be earlier than that of an event before it,
+    /// in nanoseconds. `None` is as long as the file needs, so that no event is dropped. For a
+    /// pipe, which cannot be read twice, it is a second, and longer after an event has come late.
     pub lateness_ns: Option<u64>,
-    /// How many rows, groups and values may be held at most; `None` for any number.
+    /// The most rows, groups and values that may be held; `None` for no limit.
     pub held_max: Option<u64>,
-    /// The processes that answer together, each for a file of its own; `None` where this one does
-    /// alone.
+    /// The processes that run the queries together, each over a file of its own; `None` to run them
+    /// in this process alone.
     pub cluster: Option<ClusterOptions>,
 }
 
-/// What a replay was.
+/// The summary of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplaySummary {
-    /// What was read.
+    /// The report of the reader.
     pub read: ReadReport,
-    /// The events that came too late to count.
+    /// The events that were dropped because they came late.
     pub late: u64,
-    /// The lateness with which all of them would have counted, in nanoseconds; 0 where none was late.
+    /// The lateness with which no event would have been dropped, in nanoseconds; 0 if none was
+    /// late.
     pub late_ns: u64,
 }
 
-/// Who wants results.
+/// Receives the results of queries.
 pub trait ResultSink {
-    /// There is a query; all are told before the first result.
+    /// Announces a query. All queries are announced before the first result.
     ///
     /// # Errors
-    /// When the results cannot be written.
+    /// If the results cannot be written.
     fn begin(&mut self, query: usize, columns: &[Column], is_stream: bool) -> io::Result<()>;
 
-    /// The rows of a relation are to be shown in the order of these columns, in which the greatest
-    /// come first where that is said. Told behind [`begin`](Self::begin), where there is an order.
+    /// Sets the order in which the rows of a relation are shown: the columns, each with whether the
+    /// greatest values come first. Called after [`begin`](Self::begin), if there is an order.
     fn order(&mut self, query: usize, columns: &[(usize, bool)]) {
         let _ = (query, columns);
     }
 
-    /// At an instant a row came `count` times (went, below 0). A stream's rows never go. Instants
-    /// do not go back within a query.
+    /// Changes the count of a row at an instant by `count`, which is negative if the row is
+    /// deleted. The rows of a stream are never deleted. The instants of a query never decrease.
     ///
     /// # Errors
     /// See [`begin`](Self::begin).
     fn delta(&mut self, query: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()>;
 
-    /// All results so far are to be seen now. Called where events are live.
+    /// Makes all results so far visible. Called if events are live.
     ///
     /// # Errors
     /// See [`begin`](Self::begin).
@@ -100,7 +101,7 @@ pub trait ResultSink {
         Ok(())
     }
 
-    /// How many rows are kept until the end.
+    /// The number of rows that are kept until the end.
     fn held(&self) -> usize {
         0
     }
@@ -109,18 +110,18 @@ pub trait ResultSink {
 /// Why a query has no result.
 #[derive(Debug)]
 pub enum QueryError {
-    /// Something is wrong with the script.
+    /// Errors in the script.
     Script(Vec<Diagnostic>),
-    /// Something is wrong with the request but its script.
+    /// An error in the request, apart from its script.
     Request(String),
     /// The events cannot be read.
     Read(ReadError),
     /// The results cannot be written.
     Write(io::Error),
-    /// Another process, with which this one answers, is not there any more.
+    /// The connection to another process of the cluster is lost.
     Lost(Loss),
-    /// The queries hold more than they may.
-    Held(TooMuchHeld),
+    /// The queries hold more than their limit.
+    Held(HeldLimitExceeded),
 }
 
 impl fmt::Display for QueryError {
@@ -134,7 +135,7 @@ impl fmt::Display for QueryError {
             Self::Read(error) => error.fmt(formatter),
             Self::Write(error) => write!(formatter, "cannot write the results: {error}"),
             Self::Lost(loss) => loss.fmt(formatter),
-            Self::Held(too_much) => too_much.fmt(formatter),
+            Self::Held(exceeded) => exceeded.fmt(formatter),
         }
     }
 }
@@ -147,9 +148,9 @@ impl From<ReadError> for QueryError {
     }
 }
 
-impl From<TooMuchHeld> for QueryError {
-    fn from(too_much: TooMuchHeld) -> Self {
-        Self::Held(too_much)
+impl From<HeldLimitExceeded> for QueryError {
+    fn from(exceeded: HeldLimitExceeded) -> Self {
+        Self::Held(exceeded)
     }
 }
 
@@ -159,12 +160,12 @@ impl From<io::Error> for QueryError {
     }
 }
 
-/// Runs a script's queries over a file, and tells `sink` what they give. Time ends with the last
+/// Runs a script's queries over a file and passes the results to `sink`. Time ends with the last
 /// event.
 ///
 /// # Errors
-/// When something is wrong with the script, the file cannot be read or the results cannot be
-/// written.
+/// If the script is invalid, the file cannot be read, the results cannot be written, or the queries
+/// exceed a limit.
 pub fn replay(
     request: &ReplayRequest,
     sink: &mut dyn ResultSink,
@@ -205,7 +206,7 @@ impl Script {
     /// Parses and plans a script over the stream of events.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The script's errors.
     pub fn prepare(
         text: &str,
         parameters: &[(String, Value)],
@@ -221,7 +222,7 @@ impl Script {
                 "the script has no query whose results are wanted".into(),
             ));
         }
-        // A stream that the script declares itself is what the file holds.
+        // If the script declares a stream of its own, the file holds events of that stream.
         let source = planned.declared.unwrap_or(0);
         let schema = planned.catalog.streams[source].clone();
         let mut plans: Vec<Plan> = planned.queries.iter().map(|query| query.plan.clone()).collect();
@@ -231,14 +232,14 @@ impl Script {
         Ok(Self { planned, plans, wanted, source, schema, held_max: None })
     }
 
-    /// Lets the queries hold so many rows, groups and values at most while they run. Beyond that
-    /// they end with an error.
+    /// Limits the rows, groups and values that the queries may hold while they run. Queries that
+    /// exceed the limit end with an error.
     #[must_use]
     pub fn with_held_max(self, most: Option<u64>) -> Self {
         Self { held_max: most, ..self }
     }
 
-    /// What they may hold, of which nothing is held yet.
+    /// A new limit on their state.
     pub(crate) fn held_limit(&self) -> HeldLimit {
         HeldLimit::new(self.held_max)
     }
@@ -248,30 +249,31 @@ impl Script {
         &self.planned.queries
     }
 
-    /// The streams.
+    /// The catalogue of streams.
     pub fn catalog(&self) -> &Catalog {
         &self.planned.catalog
     }
 
-    /// Which stream of the catalogue events belong to.
+    /// The number of the stream in the catalogue to which the events belong.
     pub fn source(&self) -> usize {
         self.source
     }
 
-    /// The stream that events belong to.
+    /// The stream to which the events belong.
     pub fn schema(&self) -> &StreamSchema {
         &self.schema
     }
 
-    /// Which columns of the stream the queries look at: rows are to have these.
+    /// For each column of the stream whether the queries need it. Rows have the needed columns
+    /// only.
     pub fn wanted(&self) -> &[bool] {
         &self.wanted
     }
 
-    /// What is known of the rows that the queries look at, for readers to leave out others; see
-    /// [`ReadOptions::conditions`].
+    /// Conditions that rows of interest to the queries meet, so that readers can drop other rows;
+    /// see [`ReadOptions::conditions`].
     pub fn conditions(&self) -> Option<Vec<Condition>> {
-        // By the position in the schema, where plans have it among the wanted columns.
+        // Conditions number the columns as the schema does; plans number the wanted columns only.
         let wanted = self.wanted.iter().enumerate().filter(|(_, wanted)| **wanted);
         let columns: Vec<usize> = wanted.map(|(column, _)| column).collect();
         let mut conditions = engine::conditions(&self.plans, self.source)?;
@@ -281,13 +283,13 @@ impl Script {
         Some(conditions)
     }
 
-    /// An engine for the queries that has seen nothing yet, and the number of the source to which
-    /// rows of the wanted columns are to be pushed.
+    /// A new engine for the queries, and the number of the source for [`Engine::push`] of rows with
+    /// the wanted columns.
     pub fn engine(&self) -> (Engine, usize) {
         (Engine::new(self.planned.catalog.streams.len(), &self.plans), self.source)
     }
 
-    /// The same for one of several processes, which are waited for.
+    /// The same for one process of a cluster. Waits for the other processes.
     fn engine_in(&self, cluster: &ClusterOptions) -> Result<(Engine, usize), QueryError> {
         let cluster = Cluster::join(cluster, &self.plans, &mut |_| true)
             .map_err(|error| QueryError::Request(error.to_string()))?;
@@ -295,11 +297,12 @@ impl Script {
         Ok((Engine::in_cluster(cluster, sources, &self.plans), self.source))
     }
 
-    /// Runs the queries over all events of a reader. After each batch time goes on to the latest
-    /// instant that was seen less the lateness; it ends with the last event.
+    /// Runs the queries over all events of a reader. After each batch, time advances to the latest
+    /// instant so far minus the lateness (in nanoseconds). It ends with the last event.
     ///
     /// # Errors
-    /// When the events cannot be read, the results cannot be written, or too much is held.
+    /// If the events cannot be read, the results cannot be written, or the queries exceed their
+    /// limit.
     pub fn run(
         &self,
         reader: &mut dyn Reader,
@@ -309,7 +312,7 @@ impl Script {
         self.run_feed(self.engine(), &mut Feed::within(Box::new(reader), lateness_ns), sink)
     }
 
-    /// The same for what comes of a file.
+    /// The same for the rows of a feed.
     pub(crate) fn run_feed(
         &self,
         (mut engine, source): (Engine, usize),
@@ -318,39 +321,39 @@ impl Script {
     ) -> Result<ReplaySummary, QueryError> {
         self.begin(sink)?;
         let (mut latest_ns, mut delivered_ns, mut batches) = (0, 0, 0_u64);
-        // What has been told, of which some may wait for other processes.
-        let mut told = VecDeque::new();
+        // The ends of the epochs that may still wait for other processes.
+        let mut pending = VecDeque::new();
         let mut limit = self.held_limit();
         while let Some(rows) = feed.next()? {
             latest_ns = latest_ns.max(rows.latest_ns);
             engine.push_columns(source, rows.times_ns, rows.columns);
-            engine.saw(rows.latest_ns);
-            feed.came_late(engine.statistics().late_ns);
+            engine.note_instant(rows.latest_ns);
+            feed.note_late(engine.statistics().late_ns);
             batches += 1;
             if batches % WAITING_CHECK_BATCHES == 0 {
                 feed.check_waiting(engine.waiting())?;
             }
-            // Events of the latest instant may follow.
+            // More events of the latest instant may follow.
             let lateness_ns = feed.lateness_ns();
             let now_ns = latest_ns.saturating_sub(lateness_ns);
-            let is_turn = if engine.is_in_cluster() {
+            let is_due = if engine.is_in_cluster() {
                 batches % STEP_BATCHES == 0
             } else {
                 now_ns.saturating_sub(delivered_ns) >= lateness_ns / LATENESS_STEPS
             };
-            if !is_turn {
+            if !is_due {
                 limit.check(&engine, &[(RESULT, sink.held())])?;
                 continue;
             }
             delivered_ns = now_ns;
             deliver(&mut engine, now_ns, sink)?;
             limit.check(&engine, &[(RESULT, sink.held())])?;
-            told.push_back(now_ns);
+            pending.push_back(now_ns);
             loop {
-                while told.front().is_some_and(|&told| told <= engine.ended_ns()) {
-                    told.pop_front();
+                while pending.front().is_some_and(|&end_ns| end_ns <= engine.ended_ns()) {
+                    pending.pop_front();
                 }
-                if told.len() < AHEAD_MAX {
+                if pending.len() < EPOCHS_AHEAD_MAX {
                     break;
                 }
                 if let Some(loss) = engine.loss() {
@@ -360,7 +363,7 @@ impl Script {
                 deliver(&mut engine, now_ns, sink)?;
             }
         }
-        let finished = handed_on(sink, |sink| engine.finish(latest_ns + 1, sink))?;
+        let finished = pass_results(sink, |sink| engine.finish(latest_ns + 1, sink))?;
         finished.map_err(QueryError::Lost)?;
         Ok(ReplaySummary::new(feed.report(), &engine))
     }
@@ -373,13 +376,14 @@ impl ReplaySummary {
     }
 }
 
-/// The columns by which a plan's result is ordered, as far as they are part of it.
+/// The columns by which a plan's result is ordered, as far as the result contains them, each with
+/// whether its order is descending.
 fn order(plan: &Plan) -> Vec<(usize, bool)> {
     let mut keys = &[][..];
     if let Output::Relation(relation) = &plan.output {
         let stays = |(at, value): (usize, &Expression)| *value == Expression::Column(at);
         let top = match relation {
-            // Keys that are not selected are taken away last.
+            // A projection that only removes the keys that are not selected is skipped.
             Relation::Project(of, values) if values.iter().enumerate().all(stays) => &**of,
             other => other,
         };
@@ -395,26 +399,26 @@ fn order(plan: &Plan) -> Vec<(usize, bool)> {
 }
 
 impl Script {
-    /// Runs the queries over a live recording, one with moments, until it ends or `goes_on` says
-    /// no: it is asked at each part. Time goes on with the moments less the lateness; at the end
-    /// all that came is told.
+    /// Runs the queries over a live recording, which has moments, until it ends or `keep_running`
+    /// returns false. `keep_running` is called before each item. Time advances to each moment minus the
+    /// lateness (in nanoseconds); at the end all remaining rows are processed.
     ///
     /// # Errors
-    /// When the events cannot be read or are cut off, the results cannot be written, or too much is
-    /// held.
+    /// If the events cannot be read or are cut off, the results cannot be written, or the queries
+    /// exceed their limit.
     pub fn run_live<R: Read + Send>(
         &self,
         reader: &mut RowReader<R>,
         lateness_ns: u64,
         sink: &mut dyn ResultSink,
-        goes_on: &mut dyn FnMut() -> bool,
+        keep_running: &mut dyn FnMut() -> bool,
     ) -> Result<ReplaySummary, QueryError> {
         self.begin(sink)?;
         let (mut engine, source) = self.engine();
         let mut limit = self.held_limit();
         let mut batch = Batch::default();
         let mut latest_ns = 0;
-        while goes_on() {
+        while keep_running() {
             let cut_off = || ReadError::new(CUT_OFF);
             match reader.next_item(&mut batch)?.ok_or_else(cut_off)? {
                 Item::Rows => {
@@ -424,7 +428,7 @@ impl Script {
                 }
                 Item::Moment(time_ns) => {
                     let time_ns = u64::try_from(time_ns).unwrap_or(0);
-                    engine.saw(time_ns);
+                    engine.note_instant(time_ns);
                     deliver(&mut engine, time_ns.saturating_sub(lateness_ns), sink)?;
                     sink.flush()?;
                 }
@@ -439,7 +443,7 @@ impl Script {
         Ok(ReplaySummary::new(reader.report(), &engine))
     }
 
-    /// Tells a sink of all queries.
+    /// Announces all queries to a sink.
     pub(crate) fn begin(&self, sink: &mut dyn ResultSink) -> io::Result<()> {
         for (query, plan) in self.plans.iter().enumerate() {
             sink.begin(query, &plan.columns, matches!(plan.output, Output::Stream(_)))?;
@@ -452,17 +456,17 @@ impl Script {
     }
 }
 
-/// Ends all instants before one, and hands on what results.
+/// Ends all instants before `time_ns`, and passes the results to a sink.
 pub(crate) fn deliver(
     engine: &mut Engine,
     time_ns: u64,
     sink: &mut dyn ResultSink,
 ) -> io::Result<()> {
-    handed_on(sink, |sink| engine.advance(time_ns, sink))
+    pass_results(sink, |sink| engine.advance(time_ns, sink))
 }
 
-/// Does what gives results, and hands these on.
-fn handed_on<T>(
+/// Calls a function that produces results, and passes them to a sink.
+fn pass_results<T>(
     sink: &mut dyn ResultSink,
     work: impl FnOnce(&mut dyn FnMut(Delta<'_>)) -> T,
 ) -> io::Result<T> {

@@ -4,20 +4,20 @@ use fathom_cql::Type;
 use fathom_cql::catalog::StreamSchema;
 use fathom_insight::event::{COLUMNS, EventColumn, Get};
 
-/// The paper's listings and tables are not of one mind about the name of `IOOp`; `I00p` is how
-/// its Table 3.1 reads.
+/// Other names of `IOOp` in the paper, whose listings and tables differ; `I00p` is the spelling of
+/// its Table 3.1.
 const ALIASES: [(&str, &str); 3] = [("IOP", "IOOp"), ("IOPp", "IOOp"), ("I00p", "IOOp")];
 
 /// The stream `IOstream`: an event for each request and each response.
 ///
-/// `Type` is `Q`, `R`, `E` or `N`, `IOOp` a letter, as `docs/events.md` lists them. `Kind`,
-/// `Source`, `Error` and `Confidence` are the names of the numbers there, `CacheHit` is `miss`,
-/// `hit` or `part`. What is not known is null.
+/// `Type` is `Q`, `R`, `E` or `N`, and `IOOp` is a letter, as `docs/events.md` lists them. `Kind`,
+/// `Source`, `Error` and `Confidence` are names for the numbers listed there. `CacheHit` is `miss`,
+/// `hit` or `part`. An unknown value is null.
 pub fn io_stream() -> StreamSchema {
     let mut schema =
         StreamSchema::new("IOstream", &COLUMNS.map(|column| (column.name, kind(&column))));
     let own = |&(alias, of): &(&str, &str)| (alias.to_owned(), of.to_owned());
-    // A query that asks for others finds nothing.
+    // A comparison with any other text matches no row.
     let known = |column: &EventColumn| match column.get {
         Get::Letter(texts, _) | Get::Word(texts, _) => {
             Some((column.name.to_owned(), texts.iter().map(ToString::to_string).collect()))
@@ -29,17 +29,17 @@ pub fn io_stream() -> StreamSchema {
     schema
 }
 
-/// What a column holds.
+/// The type of a column's values.
 fn kind(column: &EventColumn) -> Type {
     if column.get.is_text() { Type::Text } else { Type::Integer }
 }
 
-/// What the column by a name holds, if there is one.
+/// The type of the column with this name; `None` if there is no such column.
 pub(crate) fn kind_of(name: &str) -> Option<Type> {
     COLUMNS.iter().find(|column| column.name == name).map(kind)
 }
 
-/// Whether the column by a name holds instants of the host's clock.
+/// Whether the column with this name holds instants of the host's clock.
 pub(crate) fn is_time(name: &str) -> bool {
     COLUMNS.iter().any(|column| column.name == name && column.get.is_time())
 }
@@ -68,7 +68,8 @@ mod tests {
         }
     }
 
-    /// The rows of the page's table of columns: their names and types, and the meaning.
+    /// The rows of the page's table of columns: for each, the columns' names and types, and the
+    /// meaning.
     fn documented() -> Vec<(Vec<(String, String)>, String)> {
         let page = include_str!("../../../docs/queries.md");
         let section = page.split("\n## The columns of IOstream\n").nth(1).unwrap();
@@ -78,7 +79,7 @@ mod tests {
             let cells: Vec<&str> = line.split(" | ").collect();
             let names = cells[0].split('`').skip(1).step_by(2);
             let types: Vec<&str> = cells[1].split(", ").collect();
-            // One type is that of all.
+            // A single type applies to all columns of the row.
             let types = types.iter().chain(std::iter::repeat(types.last().unwrap()));
             let columns = names.zip(types).map(|(name, kind)| (name.into(), (*kind).into()));
             (columns.collect(), cells[2].to_owned())

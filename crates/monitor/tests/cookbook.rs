@@ -1,9 +1,8 @@
-//! Every query of `docs/queries.md` over a small recorded sample: the engine gives what the
-//! semantics say, also where hosts and a centre share the work, and the page shows what the engine
-//! gives.
+//! Runs each query of `docs/queries.md` over a small recorded sample. The engine gives the results
+//! that the naive evaluator computes, also when hosts and a centre share the work, and the page
+//! shows these results.
 //!
-//! With `FATHOM_WRITE=1` in the environment the sample and the results in the page are written
-//! anew.
+//! With `FATHOM_WRITE=1` in the environment, the sample and the results in the page are written.
 
 #[path = "support/sample.rs"]
 mod sample;
@@ -22,7 +21,7 @@ use fathom_monitor::replay::Script;
 use fathom_monitor::write::{Form, Printer, PrinterOptions};
 use fathom_monitor::{Engine, ResultSink};
 
-/// Whether files are written anew.
+/// Whether to write the files instead of comparing them.
 fn writes() -> bool {
     env::var_os("FATHOM_WRITE").is_some()
 }
@@ -42,14 +41,14 @@ fn events() -> String {
 /// A block of the page.
 #[derive(Debug)]
 struct Block {
-    /// Behind the three ticks.
+    /// The words after the three ticks.
     info: Vec<String>,
-    /// The line on which the ticks are.
+    /// The line of the ticks, from 0.
     line: usize,
     text: String,
 }
 
-/// The page's lines, and its blocks.
+/// The blocks of the page.
 fn blocks(page: &str) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut inside = false;
@@ -79,7 +78,7 @@ impl Block {
         self.info.iter().any(|other| other == word)
     }
 
-    /// The script, with the parameters that its info string gives: `limit=500`.
+    /// The script, with the parameters in the block's info string, such as `limit=500`.
     fn script(&self) -> Script {
         let parameter = |word: &String| {
             let (name, value) = word.split_once('=')?;
@@ -100,7 +99,7 @@ fn reader_of(script: &Script, events: &str, wanted: &[bool]) -> Box<dyn Reader> 
         .expect("the sample is CSV")
 }
 
-/// Changes of results: by query, instant and row the count.
+/// The changes of results: the count by query, instant and row.
 type Changes = BTreeMap<(usize, i64, Row), i64>;
 
 #[derive(Default)]
@@ -124,7 +123,7 @@ fn run(script: &Script, mut reader: Box<dyn Reader>) -> Changes {
     results.0
 }
 
-/// What the naive evaluator says.
+/// The results of the naive evaluator.
 fn expected(script: &Script, events: &str) -> Changes {
     let source = Catalog::find(script.catalog(), "IOstream").expect("the stream");
     let (mut batch, mut inputs) = (Batch::default(), Vec::new());
@@ -144,7 +143,7 @@ fn expected(script: &Script, events: &str) -> Changes {
     expected
 }
 
-/// What a centre says where each machine is on a host of its own.
+/// The results of a centre if each machine is on a host of its own.
 fn by_hosts(script: &Script, events: &str) -> Changes {
     let plans: Vec<_> = script.queries().iter().map(|query| query.plan.clone()).collect();
     let parts = split(&plans, script.catalog(), Hosts::Many);
@@ -178,7 +177,7 @@ fn by_hosts(script: &Script, events: &str) -> Changes {
     changes
 }
 
-/// What `fathom query` prints.
+/// The output of `fathom query`.
 fn printed(script: &Script, events: &str, block: &Block) -> String {
     let form = match () {
         () if block.has("json") => Form::Json,
@@ -191,7 +190,7 @@ fn printed(script: &Script, events: &str, block: &Block) -> String {
     String::from_utf8(printer.finish().expect("it is written")).expect("it is text")
 }
 
-/// The first lines of a result: as many as the info string says (`first=3`), or all.
+/// The first lines of a result: the number in the info string (`first=3`), or all.
 fn first(text: &str, block: &Block) -> String {
     let number = block.info.iter().find_map(|word| word.strip_prefix("first="));
     let number = number.map_or(usize::MAX, |number| number.parse().expect("a number"));
@@ -210,14 +209,14 @@ fn the_sample_is_what_its_generator_makes() {
 }
 
 #[test]
-fn every_query_of_the_page_gives_what_the_page_and_the_semantics_say() {
+fn every_query_of_the_page_gives_the_results_of_the_page_and_the_evaluator() {
     let path = file("../../docs/queries.md");
     let page = fs::read_to_string(&path).expect("the page is there");
     let events = events();
     let blocks = blocks(&page);
     let mut lines: Vec<String> = page.lines().map(str::to_owned).collect();
     let (mut queries, mut results, mut wrong) = (0, 0, Vec::new());
-    // From the end on, so that lines may be replaced.
+    // Backwards, because lines may be replaced.
     for (at, block) in blocks.iter().enumerate().rev().filter(|(_, block)| block.is("sql")) {
         let line = block.line + 1;
         let script = block.script();

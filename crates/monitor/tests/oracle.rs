@@ -1,4 +1,4 @@
-//! The engine against the naive evaluator: random plans over random streams, by seed.
+//! Compares the engine with the naive evaluator, for random plans over random streams, by seed.
 
 #[path = "support/changes.rs"]
 mod changes;
@@ -10,12 +10,12 @@ use fathom_cql::oracle;
 use fathom_cql::{Parameters, ParseOptions, Value, parse, plan_script};
 use fathom_monitor::{Delta, Engine, io_stream};
 
-/// How many cases a test runs; `FATHOM_CASES` says otherwise.
+/// The number of cases of a test, by default 5000; `FATHOM_CASES` changes it.
 fn cases() -> u64 {
     std::env::var("FATHOM_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(5000)
 }
 
-/// The more there is, the better; but a case whose oracle takes too long says nothing.
+/// A limit for the evaluator. More steps admit more cases; a case beyond the limit is skipped.
 const ORACLE_STEPS: u64 = 2_000_000;
 
 fn expected(case: &Case) -> Option<Changes> {
@@ -23,7 +23,7 @@ fn expected(case: &Case) -> Option<Changes> {
     Some(deltas.into_iter().map(|delta| (delta.time_ns, delta.row, delta.count)).collect())
 }
 
-/// The same with inputs that have only the columns that make a difference.
+/// The same case with inputs that have only the columns that the plan needs.
 fn pruned(case: &Case) -> Case {
     let mut case = case.clone();
     let columns = fathom_cql::prune(std::slice::from_mut(&mut case.plan), &case.catalog);
@@ -40,7 +40,7 @@ fn differs(case: &Case) -> bool {
 }
 
 #[test]
-fn the_engine_says_what_the_semantics_say() {
+fn the_engine_gives_the_results_of_the_naive_evaluator() {
     let (mut compared, mut changes) = (0, 0);
     for seed in 0..cases() {
         let case = case(seed);
@@ -60,11 +60,11 @@ fn the_engine_says_what_the_semantics_say() {
         }
     }
     assert!(compared * 10 >= cases() * 9, "only {compared} cases were small enough");
-    assert!(changes as u64 > cases(), "{changes} changes say little");
+    assert!(changes as u64 > cases(), "only {changes} changes");
 }
 
-/// Runs a case's plan as a query, adds it once more at one instant, and removes the first at
-/// another. What both say.
+/// Runs a case's plan as a query, adds the same query at one instant, and removes the first at
+/// another. Returns the changes of both.
 fn added_and_removed(case: &Case, added_ns: i64, removed_ns: i64) -> [Changes; 2] {
     let plans = std::slice::from_ref(&case.plan);
     let mut engine = Engine::new(case.catalog.streams.len(), plans);
@@ -92,8 +92,8 @@ fn added_and_removed(case: &Case, added_ns: i64, removed_ns: i64) -> [Changes; 2
 }
 
 #[test]
-fn queries_come_and_go_while_the_engine_runs() {
-    let mut told = 0;
+fn queries_are_added_and_removed_while_the_engine_runs() {
+    let mut changes = 0;
     for seed in 0..cases() / 10 {
         let mut case = case(seed);
         case.until_ns = case.until_ns.min(150);
@@ -106,13 +106,13 @@ fn queries_come_and_go_while_the_engine_runs() {
         let until = first.partition_point(|change| change.0 < removed_ns);
         assert_eq!(is_first, first[..until], "seed {seed}: the first");
         assert_eq!(is_second, second, "seed {seed}: the second");
-        told += second.len();
+        changes += second.len();
     }
-    assert!(told as u64 > cases() / 10, "{told} changes say little");
+    assert!(changes as u64 > cases() / 10, "only {changes} changes");
 }
 
 #[test]
-fn what_operators_hold_goes_with_the_windows() {
+fn the_state_of_operators_follows_the_windows() {
     let script =
         "select VDisk, max(Size), count(*) from IOstream [range 5 nanoseconds] group by VDisk;
         select A.Size from IOstream [rows 3] as A, IOstream [range 4 nanoseconds] as B

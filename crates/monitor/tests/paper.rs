@@ -1,4 +1,5 @@
-//! The monitoring paper's queries over the paper's samples: what it prints must come out.
+//! Runs the monitoring paper's queries over the paper's samples, and compares the results with the
+//! printed tables.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -40,7 +41,7 @@ fn table(number: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/paper/table3_{number}.tsv"))
 }
 
-/// The timestamps of the filter node, as STREAM took them.
+/// The timestamps of the filter node, which STREAM used.
 fn options() -> ReadOptions {
     ReadOptions {
         time_column: Some("FtrTS".into()),
@@ -59,7 +60,7 @@ fn run(script: &Script, input: u32) -> Vec<Change> {
     results.0
 }
 
-/// What comes, without what goes: what STREAM prints of a relation besides the deletions.
+/// The inserted rows only: STREAM prints them apart from the deletions.
 fn arrivals(changes: &[Change]) -> Vec<Row> {
     let arrivals = changes.iter().filter(|(_, _, count, _)| *count > 0);
     arrivals.flat_map(|(_, _, n, row)| vec![row.clone(); usize::try_from(*n).unwrap()]).collect()
@@ -104,12 +105,12 @@ fn query_4_gives_table_3_6() {
 fn query_8_gives_table_3_8() {
     let rows = arrivals(&run(&script("query08.cql"), 7));
     let rows: Vec<_> = rows.iter().map(|row| texts(row, 3)).collect();
-    // The first row of the table is a comment: the average is no lower there.
+    // The first row of the table is a comment: the average is not lower there.
     assert_eq!(rows, printed(8)[1..]);
     assert_eq!(rows, [["785", "11719", "16006"]]);
 }
 
-/// The rows of a table as the naive evaluator takes them.
+/// The rows of a table as inputs of the naive evaluator.
 fn inputs(source: usize, number: u32) -> Vec<Input> {
     let schema = io_stream();
     let wanted = vec![true; schema.columns.len()];
@@ -124,7 +125,7 @@ fn inputs(source: usize, number: u32) -> Vec<Input> {
 }
 
 #[test]
-fn every_query_over_every_sample_gives_what_the_semantics_say() {
+fn every_query_over_every_sample_gives_the_results_of_the_evaluator() {
     for name in [
         "query00", "query01", "query02", "query03", "query04", "query05", "query06", "query07",
         "query08", "query09", "query10", "query10m",
@@ -148,6 +149,6 @@ fn every_query_over_every_sample_gives_what_the_semantics_say() {
             assert_eq!(is, expected, "{name} over table 3.{number}");
             changes += expected.len();
         }
-        assert!(changes > 0, "{name} says nothing about any sample");
+        assert!(changes > 0, "{name} has no result for any sample");
     }
 }

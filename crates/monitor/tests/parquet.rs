@@ -1,4 +1,4 @@
-//! Parquet: what was written is read again by another reader, value by value.
+//! Parquet: written files are read by another reader, and compared value by value.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ use parquet::data_type::DataType;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
-/// Some time of the year 2026.
+/// A time in the year 2026.
 const OFFSET_NS: i64 = 1_790_000_000_000_000_000;
 
 fn header(wall_offset_ns: i64) -> Header {
@@ -112,7 +112,7 @@ fn values<T: DataType>(
         .collect()
 }
 
-/// The rows of a Parquet file; what was added to times is taken away again.
+/// The rows of a Parquet file. The offset that was added to times is subtracted.
 fn read_back(path: &Path, header: &Header) -> (Vec<Row>, ParquetMetaData) {
     let reader = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
     let mut all: Vec<Row> = Vec::new();
@@ -146,13 +146,13 @@ fn read_back(path: &Path, header: &Header) -> (Vec<Row>, ParquetMetaData) {
     (all, reader.metadata().clone())
 }
 
-fn told(metadata: &ParquetMetaData, key: &str) -> Option<String> {
+fn metadata_value(metadata: &ParquetMetaData, key: &str) -> Option<String> {
     let all = metadata.file_metadata().key_value_metadata()?;
     all.iter().find(|pair| pair.key == format!("fathom.{key}"))?.value.clone()
 }
 
 #[test]
-fn every_value_comes_back() {
+fn every_value_is_read_as_it_was_written() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("x.rec"), folder.path().join("x.parquet"));
     let mut random = Rng::with_seed(1);
@@ -174,19 +174,19 @@ fn every_value_comes_back() {
         let (read, metadata) = read_back(&to, &header);
         assert_eq!(read, rows.into_iter().map(|(_, row)| row).collect::<Vec<_>>());
         assert_eq!(metadata.num_row_groups(), count.div_ceil(limits.rows));
-        let told = |key| told(&metadata, key);
-        assert_eq!(told("events"), Some(count.to_string()));
-        assert_eq!(told("dropped"), Some(dropped.to_string()));
-        assert_eq!((told("stream"), told("clock")), (Some("S".into()), Some("monotonic".into())));
+        let value = |key| metadata_value(&metadata, key);
+        assert_eq!(value("events"), Some(count.to_string()));
+        assert_eq!(value("dropped"), Some(dropped.to_string()));
+        assert_eq!((value("stream"), value("clock")), (Some("S".into()), Some("monotonic".into())));
         let offset = (offset_ns != 0).then(|| offset_ns.to_string());
-        assert_eq!(told("wall_offset_ns"), offset);
-        let notes = told("notes").unwrap_or_default();
+        assert_eq!(value("wall_offset_ns"), offset);
+        let notes = value("notes").unwrap_or_default();
         assert_eq!(notes.contains("3 events of disk \"web\" are missing here"), dropped == 3);
     }
 }
 
 #[test]
-fn columns_say_what_they_hold() {
+fn columns_have_their_types() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.parquet");
     for offset_ns in [0, OFFSET_NS] {
@@ -233,7 +233,7 @@ fn other_files_become_the_stream_of_events() {
     assert_eq!((rows.len(), summary.events), (278, 278));
     let (read, metadata) = read_back(&to, &header);
     assert_eq!(read, rows);
-    assert_eq!(told(&metadata, "clock"), Some("unknown".into()));
+    assert_eq!(metadata_value(&metadata, "clock"), Some("unknown".into()));
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn row_groups_are_bounded() {
         row[6] = text(number);
         batch.push(7, row.clone());
     }
-    // Long texts close it early, ...
+    // Long texts close a row group early, ...
     let limits = RowGroupLimits { bytes: 4 << 20, ..RowGroupLimits::default() };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.parquet");
@@ -257,7 +257,7 @@ fn row_groups_are_bounded() {
     assert_eq!(read, batch.rows().collect::<Vec<_>>());
     let sizes: Vec<_> = metadata.row_groups().iter().map(RowGroupMetaData::num_rows).collect();
     assert_eq!(sizes, [1024; 4]);
-    // ... and their number has an end.
+    // ... and the number of row groups is limited.
     let limits = RowGroupLimits { rows: 1, ..RowGroupLimits::default() };
     let schema = StreamSchema::new("S", &[("Is", Type::Boolean)]);
     let header = Header::new(&schema, Clock::Unknown, 0);
@@ -271,7 +271,7 @@ fn row_groups_are_bounded() {
     assert_eq!(writer.append(&batch).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
 }
 
-/// A disk with so much room.
+/// A disk of this size in bytes, and its content.
 struct Disk<'a>(usize, &'a mut Vec<u8>);
 
 impl Write for Disk<'_> {
@@ -290,7 +290,7 @@ impl Write for Disk<'_> {
 }
 
 #[test]
-fn a_full_disk_is_reported_and_a_part_is_no_file() {
+fn a_full_disk_is_reported_and_an_incomplete_file_cannot_be_read() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("x.rec"), folder.path().join("x.parquet"));
     let header = header(OFFSET_NS);

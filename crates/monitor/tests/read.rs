@@ -1,4 +1,4 @@
-//! Every format that is read.
+//! Tests of all formats that are read.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn microseconds(time_column: Option<&str>) -> ReadOptions {
 }
 
 #[test]
-fn rows_that_nobody_wants_are_left_out_but_counted() {
+fn filtered_rows_are_counted() {
     let schema = io_stream();
     let text = "BlktapTS,Type,VMName,Size\n1,Q,a,1\n5,\"R\",b,x\n2,\"Q\",b,3\n9,R,,4\nx,R,a,5\n";
     let column = |name: &str| schema.find(name).unwrap();
@@ -38,17 +38,17 @@ fn rows_that_nobody_wants_are_left_out_but_counted() {
         assert!(reader.next_batch(&mut batch).unwrap());
         let sizes: Vec<Value> = batch.rows().map(|row| row[column("Size")].clone()).collect();
         let report = reader.report().clone();
-        let (latest, left_out) = (batch.latest_ns, batch.left_out);
+        let (latest, filtered) = (batch.latest_ns, batch.filtered);
         assert!(!reader.next_batch(&mut batch).unwrap() && batch.is_empty());
-        (sizes, latest, left_out, report.events, report.bad)
+        (sizes, latest, filtered, report.events, report.bad)
     };
     let sizes = |sizes: &[i64]| sizes.iter().copied().map(Value::Integer).collect::<Vec<_>>();
     assert_eq!(read(&[&[("Type", "Q")]]), (sizes(&[1, 3]), 9, 2, 4, 1));
     assert_eq!(read(&[&[("Type", "Q"), ("VMName", "b")]]), (sizes(&[3]), 9, 3, 4, 1));
-    assert_eq!(read(&[&[("VMName", "a")], &[("Type", "R")]]).3, 3, "one size is no number");
-    // The file has no such column: no row meets that.
+    assert_eq!(read(&[&[("VMName", "a")], &[("Type", "R")]]).3, 3, "one size is not a number");
+    // The file does not have this column, so no row meets the condition.
     assert_eq!(read(&[&[("Cgroup", "x")]]), (sizes(&[]), 9, 4, 4, 1));
-    // This may stand for bytes that are no text.
+    // A replacement character may stand for any bytes that are not UTF-8.
     assert_eq!(read(&[&[("VMName", "\u{fffd}"), ("Type", "Q")]]).0, sizes(&[1, 3]));
 }
 
@@ -94,20 +94,20 @@ fn csv_in_all_its_forms() {
     assert_eq!(read.texts("IOOp").concat(), "rwww");
     assert_eq!(read.texts("Size"), ["8", "", "-1", "16"]);
     assert_eq!(read.report.bad, 0);
-    assert_eq!(read.report.notes, ["test:1: IOstream has no column Comment: passed over"]);
+    assert_eq!(read.report.notes, ["test:1: IOstream has no column Comment: ignored"]);
 }
 
 #[test]
-fn rows_have_the_columns_that_are_wanted() {
+fn rows_have_the_wanted_columns() {
     let schema = io_stream();
     let mut wanted = vec![false; schema.columns.len()];
     wanted[schema.find("Size").unwrap()] = true;
     let read = bytes_with("BlktapTS,Type,Size\n1,Q,8\n2,R,x\n", &wanted, &ReadOptions::default());
     let read = read.unwrap();
-    assert_eq!(read.report.notes, ["test:3: Size is \"x\", which is no integer"]);
+    assert_eq!(read.report.notes, ["test:3: Size is \"x\", which is not of type integer"]);
     assert_eq!(read.events.times_ns, [1]);
     assert_eq!(read.events.row(0), [Value::Integer(8)]);
-    // What is not wanted is not looked at.
+    // Columns that are not wanted are not parsed.
     let none = vec![false; schema.columns.len()];
     let read = bytes_with("BlktapTS,Type,Size\n1,Q,8\n2,R,x\n", &none, &ReadOptions::default());
     assert_eq!(read.unwrap().events.len(), 2);
@@ -129,7 +129,7 @@ fn times_have_units_and_bounds() {
     let error = bytes("Sector,Size\n1,2\n").unwrap_err();
     assert!(error.to_string().contains("no column BlktapTS"), "{error}");
     assert!(error.help().unwrap().contains("--time-column"));
-    // A column that the stream does not have may tell the time.
+    // A column that the stream does not have may contain the times.
     let options = ReadOptions { time_column: Some("When".into()), ..ReadOptions::default() };
     let read = bytes_with("when,Size\n5,2\n", &all(), &options).unwrap();
     assert_eq!(read.events.times_ns, [5]);
@@ -147,12 +147,12 @@ fn a_declared_stream_takes_the_time_of_events() {
         batch.times_ns
     };
     assert_eq!(times("Size,Vm,blktapts\n8,a,5\n16,b,7\n"), [5, 7]);
-    // Without that column it is the first that is declared.
+    // Without that column, the times are in the first declared column.
     assert_eq!(times("Vm,Size\na,8\nb,16\n"), [8, 16]);
 }
 
 #[test]
-fn bad_lines_are_reported_until_there_are_too_many() {
+fn invalid_lines_are_reported_until_there_are_too_many() {
     let mut text = "BlktapTS,Size\n".to_owned();
     for line in 0..20_000 {
         text += if line % 150 == 0 { "1,2,3\n" } else { "1,2\n" };
@@ -163,10 +163,10 @@ fn bad_lines_are_reported_until_there_are_too_many() {
     let error = bytes(text.replace("1,2\n", "1\n")).unwrap_err();
     assert!(error.to_string().contains("101 of 101 lines are bad"), "{error}");
     let error = bytes("BlktapTS,Size\nx,1\n").unwrap_err();
-    assert!(error.to_string().contains("no line of the file is good"), "{error}");
+    assert!(error.to_string().contains("no line of the file is valid"), "{error}");
     for (text, what) in [
-        ("BlktapTS,Size\n1,\"2\"x\n1,2\n", "does not end with its quote"),
-        ("BlktapTS,Path\n1,\"2\n1,2\n", "a quote without its other"),
+        ("BlktapTS,Size\n1,\"2\"x\n1,2\n", "text follows the end of a quoted field"),
+        ("BlktapTS,Path\n1,\"2\n1,2\n", "a quote is not closed"),
         (&format!("BlktapTS,Path\n1,{}\n1,2\n", "x".repeat(9000)), "has 9000 bytes"),
         (&format!("BlktapTS,Path\n1,{}\n1,2\n", "x".repeat(70_000)), "more than 65536 bytes"),
     ] {
@@ -180,13 +180,13 @@ fn bad_lines_are_reported_until_there_are_too_many() {
 }
 
 #[test]
-fn what_is_no_format_says_so() {
+fn unknown_formats_are_reported() {
     for (text, what) in [
         (&b""[..], "is empty"),
         (b"\n \n\n", "is empty"),
-        (b"Dear all,\nthis is a letter.\n", "no format that is known"),
-        (&[0; 4096], "no format that is known"),
-        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", "packed by gzip"),
+        (b"Dear all,\nthis is a letter.\n", "is unknown"),
+        (&[0; 4096], "is unknown"),
+        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", "compressed by gzip"),
     ] {
         let error = bytes(text).unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
@@ -223,12 +223,12 @@ Throughput (R/W): 1KiB/s / 2KiB/s
 ";
 
 #[test]
-fn blkparse_gives_requests_and_their_responses() {
+fn blkparse_yields_requests_and_their_responses() {
     let read = bytes(BLKPARSE).unwrap();
     assert_eq!(read.report.bad, 0, "{:?}", read.report.notes);
     assert_eq!(read.texts("Type").concat(), "QQRRQQENQRR");
     assert_eq!(read.texts("IOOp").concat(), "wwwwrrrrffd");
-    // The merged request's completion answers both.
+    // The completion of the merged request answers both requests.
     assert_eq!(read.integers("ReqId"), [1, 2, 1, 2, 3, 4, 3, 4, 5, 5, 6]);
     assert_eq!(
         read.integers("Sector"),
@@ -244,7 +244,7 @@ fn blkparse_gives_requests_and_their_responses() {
 }
 
 #[test]
-fn blkparse_forgets_requests_that_are_never_answered() {
+fn requests_of_blkparse_without_a_response_are_removed() {
     let mut text = String::new();
     for number in 0..70_000 {
         let _ = writeln!(text, "8,0 0 {number} 0.000000001 1 Q R {} + 8 [a]", number * 8);
@@ -288,7 +288,7 @@ fn vscsi_records_of_both_versions() {
         assert_eq!((read.events.len(), read.report.bad), (3, 1));
         assert!(read.report.notes[0].ends_with("the last one is cut off"));
     }
-    // Traces' times are given in the unit that the queries use.
+    // The times of traces are converted to the unit of the queries.
     let read = bytes_with(vscsi(1, &records), &all(), &microseconds(None)).unwrap();
     assert_eq!((read.events.times_ns[0], read.integers("BlktapTS")[0]), (5000, 5));
 }
@@ -304,7 +304,7 @@ fn traces_of_cloudphysics_are_read() {
 }
 
 #[test]
-fn traces_of_tencent_are_unpacked_and_read() {
+fn traces_of_tencent_are_decompressed_and_read() {
     let Some(path) = trace("tencent-cbs.bz2") else { return };
     let read = match file(&path, &ReadOptions::default()) {
         Err(error) if error.to_string().contains("no program bzip2") => {
@@ -317,13 +317,13 @@ fn traces_of_tencent_are_unpacked_and_read() {
     assert_eq!(read.texts("IOOp").iter().filter(|letter| *letter == "w").count(), 25_479);
     assert_eq!(read.texts("VDisk")[..2], ["1058", "1063"]);
     assert_eq!(read.integers("Size")[..3], [128, 128, 16]);
-    // Half of it: what is unpacked is given, then comes the error.
+    // Half of the file: the decompressed rows are returned before the error.
     let packed = std::fs::read(&path).unwrap();
     let error = bytes(&packed[..packed.len() / 2]).unwrap_err();
     assert!(error.to_string().starts_with("cannot read test: "), "{error}");
 }
 
-/// Bytes that come when they are sent.
+/// A source that returns bytes when they are sent.
 struct Slow(Receiver<Vec<u8>>);
 
 impl Read for Slow {
@@ -335,7 +335,7 @@ impl Read for Slow {
 }
 
 #[test]
-fn a_reader_gives_what_there_is_without_waiting_for_more() {
+fn a_reader_returns_available_rows_without_waiting_for_more() {
     let (sink, source) = channel();
     let source = Slow(source);
     let schema = io_stream();

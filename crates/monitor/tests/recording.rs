@@ -1,4 +1,4 @@
-//! Recordings: what was written is read again, and harmful bytes do no harm.
+//! Recordings: they are read as they were written, and invalid bytes do no harm.
 
 mod support;
 
@@ -88,7 +88,7 @@ fn read_all(
 }
 
 #[test]
-fn every_type_and_null_comes_back() {
+fn every_type_and_null_is_read_as_it_was_written() {
     let mut random = Rng::with_seed(1);
     for (count, block) in [(0, 1), (1, 1), (7, 100), (8, 8), (1000, 3), (9000, 1 << 15)] {
         let rows = rows(count, &mut random);
@@ -100,7 +100,7 @@ fn every_type_and_null_comes_back() {
 }
 
 #[test]
-fn columns_are_left_out_and_times_have_their_unit() {
+fn unwanted_columns_are_skipped_and_times_have_their_unit() {
     let rows = rows(900, &mut Rng::with_seed(2));
     let bytes = recorded(&rows, 300);
     let wanted = [true, false, false, false, true, false, false, true];
@@ -136,7 +136,7 @@ fn notes_moments_and_the_end_are_reported() {
 }
 
 #[test]
-fn a_recording_that_is_cut_off_ends_in_order() {
+fn a_recording_that_is_cut_off_ends_without_an_error() {
     let rows = rows(300, &mut Rng::with_seed(3));
     let bytes = recorded(&rows, 50);
     let mut counts = Vec::new();
@@ -150,7 +150,7 @@ fn a_recording_that_is_cut_off_ends_in_order() {
 }
 
 #[test]
-fn a_damaged_block_is_passed_over() {
+fn a_damaged_block_is_skipped() {
     let rows = rows(300, &mut Rng::with_seed(4));
     let mut bytes = recorded(&rows, 50);
     let mut blocks = bytes.windows(4).enumerate().filter(|(_, four)| four == b"FBLK");
@@ -161,7 +161,7 @@ fn a_damaged_block_is_passed_over() {
     assert_eq!((&read[..50], &read[50..]), (&rows[..50], &rows[100..]));
 }
 
-/// A block of one row at instant 7 with one text, which is mended later.
+/// A block of one row at instant 7 with one text. Its checksum is corrected later.
 fn block_of(text: &[u8]) -> Vec<u8> {
     let mut plain = vec![1, 14, 1];
     // The length as a varint of two bytes.
@@ -178,13 +178,13 @@ fn block_of(text: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_text_that_is_too_long_is_damage() {
+fn a_text_that_is_too_long_is_an_error() {
     let schema = StreamSchema::new("S", &[("Name", Type::Text)]);
     let mut bytes = Header::new(&schema, Clock::Unknown, 0).to_bytes().unwrap();
     for length in [8193, 8192, 200] {
         bytes.extend(block_of(&vec![b'x'; length]));
     }
-    mend(&mut bytes);
+    correct(&mut bytes);
     let lengths =
         |rows: &[Row]| -> Vec<usize> { rows.iter().map(|row| row[0].to_string().len()).collect() };
     let mut recording = Recording::open("test", bytes.as_slice()).unwrap();
@@ -193,7 +193,7 @@ fn a_text_that_is_too_long_is_damage() {
         rows.extend(batch.rows());
     }
     assert_eq!((lengths(&rows), recording.report().bad), (vec![8192, 200], 1));
-    // The same, block by block: what is damaged comes before all that is good.
+    // Block by block: the damaged block comes before the valid ones.
     let mut recording = Recording::open("test", bytes.as_slice()).unwrap();
     rows.clear();
     while let Some(block) = recording.next_block().unwrap() {
@@ -206,15 +206,15 @@ fn a_text_that_is_too_long_is_damage() {
 }
 
 #[test]
-fn a_block_that_is_damaged_behind_its_checksum_is_passed_over() {
+fn a_damaged_block_with_a_correct_checksum_is_skipped() {
     let schema = StreamSchema::new("S", &[("Name", Type::Text)]);
     let mut bytes = Header::new(&schema, Clock::Unknown, 0).to_bytes().unwrap();
     let mut first = block_of(&[b'x'; 200]);
-    // The instant is outside of the block's.
+    // The instant is outside of the block's interval.
     first[41] = 16;
     bytes.extend(first);
     bytes.extend(block_of(&[b'y'; 200]));
-    mend(&mut bytes);
+    correct(&mut bytes);
     let mut recording = Recording::open("test", bytes.as_slice()).unwrap();
     let (mut batch, mut counts) = (Batch::default(), Vec::new());
     while let Some(block) = recording.next_block().unwrap() {
@@ -226,8 +226,8 @@ fn a_block_that_is_damaged_behind_its_checksum_is_passed_over() {
     assert_eq!((counts, recording.report().bad), (vec![1], 1));
 }
 
-/// A block's checksum is made right again, so that what is behind it is reached.
-fn mend(bytes: &mut [u8]) {
+/// Corrects the checksums of blocks, so that the checks after them are reached.
+fn correct(bytes: &mut [u8]) {
     let starts: Vec<usize> = bytes
         .windows(4)
         .enumerate()
@@ -250,7 +250,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn harmful_bytes_do_no_harm() {
+fn invalid_bytes_do_no_harm() {
     let begun = Instant::now();
     let mut random = Rng::with_seed(5);
     let rows = rows(40, &mut random);
@@ -280,7 +280,7 @@ fn harmful_bytes_do_no_harm() {
             }
         }
         if random.bool() {
-            mend(&mut bytes);
+            correct(&mut bytes);
         }
         fuzz_recording(&[&[random.u8(..)], &bytes[..]].concat());
         match read_all(&bytes, TimeUnit::default(), &[true; 8]) {

@@ -1,4 +1,4 @@
-//! The engine at several hosts and at a centre, against what the semantics say of all events:
+//! Compares engines at several hosts and a centre with the naive evaluator over all events, for
 //! random plans over random streams, by seed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use fathom_cql::plan::{
 use fathom_cql::{Hosts, Row, Split, Type, split};
 use fathom_monitor::Engine;
 
-/// How many cases a test runs; `FATHOM_CASES` says otherwise.
+/// The number of cases of a test, by default 2000; `FATHOM_CASES` changes it.
 fn cases() -> u64 {
     std::env::var("FATHOM_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(2000)
 }
@@ -23,14 +23,14 @@ const ORACLE_STEPS: u64 = 2_000_000;
 
 type Changes = Vec<(i64, Row, i64)>;
 
-/// One host, and the events that it has not yet seen.
+/// A host, and the events that it has not processed yet.
 struct Host<'a> {
     engine: Engine,
     inputs: Vec<&'a Input>,
 }
 
 impl Host<'_> {
-    /// What it sends to an engine when time goes on to an instant.
+    /// Advances the host to an instant, and passes its results to the centre's engine.
     fn until(&mut self, time_ns: i64, centre: &mut Engine) {
         let come = self.inputs.partition_point(|input| input.time_ns < time_ns);
         for input in self.inputs.drain(..come) {
@@ -54,7 +54,7 @@ fn hosts<'a>(case: &'a Case, parts: &Split, seed: u64, count: usize) -> Vec<Host
     inputs.into_iter().map(host).collect()
 }
 
-/// What the centre says. The hosts go on in steps of `step_ns`, and it follows them all.
+/// The results of the centre. The hosts advance in steps of `step_ns`, and the centre follows them.
 fn centre(case: &Case, seed: u64, step_ns: i64) -> Changes {
     let parts = split(std::slice::from_ref(&case.plan), &case.catalog, Hosts::Many);
     let mut hosts = hosts(case, &parts, seed, 1 + (seed % 4) as usize);
@@ -81,8 +81,8 @@ fn expected(case: &Case) -> Option<Changes> {
     Some(deltas.into_iter().map(|delta| (delta.time_ns, delta.row, delta.count)).collect())
 }
 
-/// The order within an instant, which windows of rows see, is lost between hosts: of each stream
-/// one row an instant stays where there is such a window over it.
+/// Hosts lose the order of rows within an instant, which windows of rows depend on. If the plan has
+/// such a window over a stream, keeps only one row per instant of each stream.
 fn without_ties(mut case: Case) -> Case {
     let text = format!("{:?}", case.plan);
     let mut windows = text.split("Window(Rows {").skip(1);
@@ -114,7 +114,7 @@ fn fail(case: Case, seed: u64) -> ! {
 }
 
 #[test]
-fn many_engines_and_one_say_what_the_semantics_say() {
+fn hosts_and_a_centre_give_the_results_of_the_naive_evaluator() {
     let (mut compared, mut relations) = (0, 0);
     for seed in 0..cases() {
         let case = without_ties(case(seed));
@@ -130,13 +130,13 @@ fn many_engines_and_one_say_what_the_semantics_say() {
         }
     }
     assert!(compared * 10 >= cases() * 9, "only {compared} cases were small enough");
-    assert!(relations > cases() / 20, "{relations} centres are given relations");
+    assert!(relations > cases() / 20, "only {relations} centres receive relations");
 }
 
-/// Histograms and approximate counts of a window that slides, of which hosts send parts.
+/// A plan with histograms and approximate counts over a sliding window, of which hosts send parts.
 fn with_sketches(mut case: Case, seed: u64) -> Case {
     let mut generator = Generator::new(seed ^ 0x5ce7);
-    // All columns are of the first stream: an integer to group by, another, a float, a text.
+    // The first stream has an integer to group by, another integer, a float, and a text.
     let length_ns = 1 + generator.below(12) as u64;
     let window = Window::Range { length_ns, slide_ns: Some(2 + generator.below(5) as u64) };
     let below = Relation::Window(window, Box::new(Stream::Source(0)));
@@ -167,7 +167,7 @@ fn with_sketches(mut case: Case, seed: u64) -> Case {
 }
 
 #[test]
-fn parts_of_sketches_come_to_what_the_whole_is() {
+fn merged_parts_of_sketches_equal_the_whole() {
     let mut changes = 0;
     for seed in 0..cases() / 2 {
         let case = with_sketches(case(seed), seed);
@@ -179,5 +179,5 @@ fn parts_of_sketches_come_to_what_the_whole_is() {
             fail(case, seed);
         }
     }
-    assert!(changes > cases(), "{changes} changes say little");
+    assert!(changes > cases(), "only {changes} changes");
 }

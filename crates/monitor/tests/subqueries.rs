@@ -1,5 +1,5 @@
-//! Queries in expressions, against what is computed here directly: rows of windows, and SQL's logic
-//! of three values over them.
+//! Subqueries in expressions. The expected results are computed directly: the rows of windows, and
+//! SQL's three-valued logic over them.
 
 #[path = "support/changes.rs"]
 mod changes;
@@ -16,7 +16,7 @@ use fathom_monitor::Engine;
 
 type Number = Option<i64>;
 
-/// How many streams each query meets.
+/// The number of random streams for each query.
 const CASES: u64 = 60;
 const UNTIL: i64 = 40;
 
@@ -41,7 +41,7 @@ fn truth(of: Option<bool>) -> Value {
     of.map_or(Value::Null, Value::Boolean)
 }
 
-/// What a centre says of three hosts that have every third row each.
+/// The results of a centre with three hosts, each of which has every third row.
 fn centre(plan: &Plan, inputs: &[Input]) -> Changes {
     let parts = split(std::slice::from_ref(plan), &catalog(), Hosts::Many);
     let mut centre = Engine::new(parts.fragments.len(), &parts.centre);
@@ -62,7 +62,7 @@ fn centre(plan: &Plan, inputs: &[Input]) -> Changes {
     changes.map(|((time_ns, row), count)| (time_ns, row, count)).collect()
 }
 
-/// Checks all who evaluate plans. The inputs are in order of time.
+/// Checks the naive evaluator, the centre and the engine. The inputs are in order of time.
 #[track_caller]
 fn assert_gives(text: &str, inputs: &[Input], expected: &Changes) {
     let plan = plan(text);
@@ -76,7 +76,7 @@ fn assert_gives(text: &str, inputs: &[Input], expected: &Changes) {
     }
 }
 
-/// What has come, as this test sees it.
+/// The events up to an instant.
 struct World<'a> {
     inputs: &'a [Input],
     now: i64,
@@ -108,7 +108,7 @@ fn number(value: &Value) -> Number {
     }
 }
 
-/// `x in (…)`, as it is defined: `x = a or x = b or …`.
+/// `x in (…)` by its definition: `x = a or x = b or …`.
 fn is_in(x: Number, values: &[Number]) -> Option<bool> {
     let equal: Vec<Option<bool>> = values.iter().map(|y| Some(x? == (*y)?)).collect();
     match () {
@@ -127,7 +127,7 @@ fn is_greater(x: Number, than: Option<f64>) -> bool {
     x.zip(than).is_some_and(|(x, than)| x as f64 > than)
 }
 
-/// The number of values; null where there is no row, as aggregates are without rows.
+/// The number of values; null if there is no row, like the aggregates of no rows.
 fn count(values: &[Number]) -> Number {
     (!values.is_empty()).then_some(values.len() as i64)
 }
@@ -137,7 +137,7 @@ fn rows(of: Vec<(Number, Number)>, stays: impl Fn(Number, Number) -> bool) -> Ve
     stay.map(|(k, v)| vec![value(k), value(v)]).collect()
 }
 
-/// A query, and what its relation is at an instant.
+/// A query, and the function that computes its relation at an instant.
 type Example = (&'static str, fn(&World<'_>) -> Vec<Row>);
 
 const EXAMPLES: [Example; 14] = [
@@ -250,7 +250,7 @@ const EXAMPLES: [Example; 14] = [
     ),
 ];
 
-/// The changes of a relation that is looked at in each instant.
+/// The changes of a relation, computed from its rows at each instant.
 fn changes(relation: impl Fn(i64) -> Vec<Row>) -> Changes {
     let bag = |now: i64| {
         let mut bag: BTreeMap<Row, i64> = BTreeMap::new();
@@ -278,7 +278,7 @@ fn random_inputs(seed: u64) -> Vec<Input> {
     let mut generator = Generator::new(seed);
     let mut inputs = Vec::new();
     let mut time_ns = 0;
-    // With many nulls, with few and without.
+    // Many nulls, few nulls, or none.
     let null_in = [3, 12, 1000][seed as usize % 3];
     for _ in 0..5 + generator.below(30) {
         time_ns += [0, 0, 1, 1, 2, 6][generator.below(6)];
@@ -294,16 +294,16 @@ fn random_inputs(seed: u64) -> Vec<Input> {
 }
 
 #[test]
-fn random_streams_give_what_sql_says() {
+fn random_streams_give_the_results_of_sql() {
     for (text, relation) in EXAMPLES {
-        let mut told = 0;
+        let mut total = 0;
         for seed in 0..CASES {
             let inputs = random_inputs(seed);
             let expected = changes(|now| relation(&World { inputs: &inputs, now }));
             assert_gives(text, &inputs, &expected);
-            told += expected.len();
+            total += expected.len();
         }
-        assert!(told > 100, "{text}: {told} changes say little");
+        assert!(total > 100, "{text}: only {total} changes");
     }
 }
 
@@ -320,7 +320,7 @@ fn change(time_ns: i64, numbers: &[i64], count: i64) -> (i64, Row, i64) {
 }
 
 #[test]
-fn an_average_that_moves() {
+fn a_changing_average() {
     let text = "select k from A [range 20 ns] where v > (select avg(c) from B [range 10 ns])";
     let inputs = [a(1, 1, Some(5)), a(1, 2, Some(3)), b(2, Some(2)), b(4, Some(6)), b(6, None)];
     // The average is 2 from 2 on, 4 from 4 on, 6 from 12 on, and none from 14 on.
@@ -330,16 +330,16 @@ fn an_average_that_moves() {
 }
 
 #[test]
-fn rows_of_now_meet_what_is_there_at_their_instant() {
+fn rows_of_now_are_compared_with_the_relation_at_their_instant() {
     let text = "Istream(select k from A [now] where v > (select avg(v) from A [range 10 ns]))";
-    // The row itself is among those of which the average is.
+    // The average includes the row itself.
     let inputs = [a(1, 1, Some(4)), a(3, 2, Some(5)), a(5, 3, Some(4)), a(20, 4, Some(9))];
     assert_gives(text, &inputs, &vec![change(3, &[2], 1)]);
     let Output::Stream(_) = plan(text).output else { panic!("it is a stream") };
 }
 
 #[test]
-fn duplicates_stay_as_they_are() {
+fn duplicates_are_kept() {
     let inputs =
         [b(1, Some(7)), b(1, Some(7)), a(2, 1, Some(7)), a(2, 1, Some(7)), a(2, 1, Some(8))];
     let twice = vec![change(2, &[1], 2)];
@@ -351,9 +351,9 @@ fn duplicates_stay_as_they_are() {
 }
 
 #[test]
-fn nothing_and_nulls() {
+fn empty_relations_and_nulls() {
     let not_in = "select k from A [unbounded] where v not in (select c from B [range 2 ns])";
-    // Of nothing nothing is a part, not even null.
+    // No value, not even null, is in an empty relation.
     let inputs = [a(1, 1, None), a(1, 2, Some(5)), b(3, Some(4)), b(10, None)];
     let expected = vec![
         change(1, &[1], 1),

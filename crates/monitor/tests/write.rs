@@ -1,4 +1,4 @@
-//! Every form in which results are written.
+//! Tests of all formats of results.
 
 mod support;
 
@@ -32,7 +32,7 @@ fn printed(options: PrinterOptions, is_stream: bool, deltas: &[(i64, i64, Row)])
 }
 
 #[test]
-fn csv_quotes_what_it_must() {
+fn csv_quotes_texts_where_needed() {
     let rows = [
         (5, 1, row("/a, \"b\"", 8, 0.1)),
         (5, 2, row("two\nlines", -1, 1.0)),
@@ -54,7 +54,7 @@ fn csv_quotes_what_it_must() {
 }
 
 #[test]
-fn json_is_an_object_a_line() {
+fn json_has_one_object_per_line() {
     let rows = [
         (5, 1, row("a\"\n\u{1}", 8, 0.1)),
         (
@@ -116,7 +116,7 @@ fn tables_are_aligned() {
 }
 
 #[test]
-fn of_a_relation_its_end_is_written() {
+fn the_final_content_of_a_relation_is_written() {
     let deltas = [
         (1, 1, row("a", 1, 1.0)),
         (2, 3, row("b", 1, 1.0)),
@@ -132,7 +132,7 @@ fn of_a_relation_its_end_is_written() {
 }
 
 #[test]
-fn rows_of_several_queries_say_whose_they_are() {
+fn rows_of_several_queries_have_their_query_s_number() {
     let column = |name: &str| vec![Column { name: name.into(), kind: Type::Integer }];
     for (form, expected) in [
         (Form::Csv, "@query,a\n1,7\n@query,b\n2,8\n1,9\n"),
@@ -151,7 +151,7 @@ fn rows_of_several_queries_say_whose_they_are() {
 }
 
 #[test]
-fn what_is_written_as_csv_is_read_again() {
+fn written_csv_can_be_read() {
     let schema = fathom_monitor::io_stream();
     let text = "BlktapTS,Path,Process,Size\n1,\"/a, \"\"b\"\"\",\"two\nlines\",8\n2,\"\",,\n";
     let first = support::bytes(text).unwrap();

@@ -320,7 +320,7 @@ pub fn failure(script: &str, error: QueryError) -> Failure {
         QueryError::Lost(loss) => {
             Failure::new(loss.to_string()).advise("start all processes of the centre anew")
         }
-        QueryError::Held(too_much) => Failure::new(too_much.to_string()).advise(
+        QueryError::Held(exceeded) => Failure::new(exceeded.to_string()).advise(
             "shorten the windows, leave out rows or group by less, or allow more with --limit-held",
         ),
         QueryError::Write(error) => {

@@ -1,8 +1,8 @@
-//! What processes say to each other first: which they are, and what they answer.
+//! The hello that processes exchange first: the process, and a hash of its queries.
 //!
-//! All numbers are little-endian: the magic (8 bytes), the version of the software (16 bytes, a
-//! text with zeros behind it), the process and how many there are (4 each), and a hash of the
-//! plans (8).
+//! Numbers are little-endian: the magic (8 bytes), the software version (16 bytes, a text padded
+//! with zeros), the number of the process and the number of processes (4 bytes each), and a hash of
+//! the plans (8 bytes).
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -45,8 +45,8 @@ impl Hello {
         bytes
     }
 
-    /// Says the own, until `end`.
-    pub fn say(&self, channel: &mut Channel, end: Instant) -> io::Result<()> {
+    /// Sends the own hello before `end`.
+    pub fn send(&self, channel: &mut Channel, end: Instant) -> io::Result<()> {
         let own = self.to_bytes();
         let mut sent = 0;
         while sent < LENGTH {
@@ -56,43 +56,44 @@ impl Hello {
         Ok(())
     }
 
-    /// Hears the other's, until `end`: which process it is.
+    /// Receives the other process's hello before `end`, and returns the number of the process.
     ///
     /// # Errors
-    /// When it is none of this cluster: [`io::ErrorKind::InvalidData`] where it means to be one.
-    pub fn hear(&self, channel: &mut Channel, end: Instant) -> io::Result<usize> {
+    /// If the other process is not part of this cluster. [`io::ErrorKind::InvalidData`] if it
+    /// claims to be.
+    pub fn receive(&self, channel: &mut Channel, end: Instant) -> io::Result<usize> {
         let mut theirs = [0; LENGTH];
-        let mut come = 0;
-        while come < LENGTH {
-            let count = channel.read(&mut theirs[come..])?;
-            come += count.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let mut received = 0;
+        while received < LENGTH {
+            let count = channel.read(&mut theirs[received..])?;
+            received += count.ok_or(io::ErrorKind::UnexpectedEof)?;
             in_time(end)?;
         }
         self.check(&theirs)
     }
 
-    /// Which process the other is, which must answer the same.
+    /// Checks the other process's hello, and returns the number of the process.
     fn check(&self, theirs: &[u8; LENGTH]) -> io::Result<usize> {
         let wrong = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         if theirs[..8] != MAGIC {
-            return Err(io::Error::other("somebody else has connected"));
+            return Err(io::Error::other("another program has connected"));
         }
         if theirs[8..24] != self.version {
-            return wrong("a process is of another version");
+            return wrong("a process has another version");
         }
         let number = |at: usize| {
             theirs[at..at + 4].iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte))
         };
         let (index, processes) = (number(24), number(28));
         if processes != self.processes {
-            return wrong("the processes do not agree on how many they are");
+            return wrong("the processes have different lists of processes");
         }
         if index >= processes || index == self.index {
             return wrong("two processes have the same number");
         }
         if theirs[32..] != self.plans.to_le_bytes() {
             return wrong(
-                "the processes have different queries, or tell results in different ways",
+                "the processes have different queries, or report results in different ways",
             );
         }
         Ok(index as usize)
@@ -103,7 +104,7 @@ fn in_time(end: Instant) -> io::Result<()> {
     if Instant::now() < end {
         return Ok(());
     }
-    let what = "the other process does not say who it is";
+    let what = "the other process does not identify itself";
     Err(io::Error::new(io::ErrorKind::TimedOut, what))
 }
 
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_fellows_are_taken() {
+    fn only_processes_of_the_cluster_are_accepted() {
         let hello = Hello::new(1, 3, false, &[]);
         let check = |other: &Hello| hello.check(&other.to_bytes()).map_err(|error| error.kind());
         assert_eq!(check(&Hello::new(2, 3, false, &[])), Ok(2));

@@ -1,11 +1,11 @@
-//! Several processes that answer queries as one.
+//! Several processes that run queries together.
 //!
-//! The processes are connected each with each, over TLS with certificates on both sides, and
-//! timely dataflow's own cluster mode does the rest: each holds its part of what operators hold.
-//! A connection's bytes are pumped between timely's end and the socket, so that the loss of
-//! a process is an error that is told, and no panic.
+//! Each process is connected to each other process, over TLS with certificates on both sides. The
+//! engine uses timely dataflow's cluster mode, so each process holds a part of the operators'
+//! state. A thread copies the bytes of each connection between timely's end and the socket, so that
+//! the loss of a process is an error instead of a panic.
 //!
-//! There are as many processes as at the beginning, until the end: one that is lost ends all.
+//! The number of processes is fixed: the loss of one process ends all.
 
 mod hello;
 mod pump;
@@ -32,35 +32,35 @@ use crate::link::{Channel, host_of, prepare, reach};
 use hello::Hello;
 use pump::Fate;
 
-/// How long a connection may take to be made.
+/// The time limit of connecting and of the handshake.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long a process rests before it looks for others again.
+/// The pause between attempts to reach other processes.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long what a process has said last may be under way.
-const LAST_WORDS_TIME: Duration = Duration::from_secs(1);
+/// The time for which messages of a lost process may still be in flight.
+const LAST_MESSAGES_TIME: Duration = Duration::from_secs(1);
 /// The most processes.
 const PROCESSES_MAX: usize = 64;
-/// How many buffers of a connection are kept for the next time.
+/// The number of buffers of a connection that are reused.
 const BUFFERS_KEPT: usize = 4;
 
-/// How a process takes part.
+/// The options of a process of a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
-    /// Where each of the processes listens for the others, `host:port`, in the same order at each.
+    /// The addresses of all processes, `host:port`, in the same order at each process.
     pub addresses: Vec<String>,
-    /// Which of them this is.
+    /// The number of this process.
     pub index: usize,
-    /// How connections are encrypted, to those that connect to this process and to those that it
-    /// connects to; `None` for plain text. The certificate of a process is for its host.
+    /// The encryption of incoming and of outgoing connections; `None` for plain text. A process's
+    /// certificate must be for the host of its address.
     pub tls: Option<(Tls, Tls)>,
-    /// How long the others are waited for.
+    /// How long to wait for the other processes.
     pub patience: Duration,
-    /// Whether each process tells what it has of the results, instead of the first all of them. In
-    /// an instant the same row may then come in one process and go in another.
+    /// Whether each process reports its own part of the results, instead of process 0 all of them.
+    /// A row may then be inserted at one process and deleted at another in the same instant.
     pub own_results: bool,
 }
 
-/// The processes of a cluster, connected. An [`Engine`](crate::Engine) is made of it.
+/// The connected processes of a cluster, for an [`Engine`](crate::Engine).
 pub struct Cluster {
     pub(crate) index: usize,
     pub(crate) own_results: bool,
@@ -72,15 +72,15 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Connects to the other processes, which are to answer the same plans. `waits` is called
-    /// often, with what is waited for, and says whether to go on.
+    /// Connects to the other processes, which must have the same plans. `keep_waiting` is called
+    /// often with a text for the user, and returns whether to continue.
     ///
     /// # Errors
-    /// When the others cannot be reached in time, are somebody else, or answer other queries.
+    /// If the others are not reached in time, are other programs, or have other queries.
     pub fn join(
         options: &ClusterOptions,
         plans: &[Plan],
-        waits: &mut dyn FnMut(&str) -> bool,
+        keep_waiting: &mut dyn FnMut(&str) -> bool,
     ) -> io::Result<Self> {
         let ClusterOptions { addresses, index, .. } = options;
         let processes = addresses.len();
@@ -90,8 +90,8 @@ impl Cluster {
         }
         let own_results = options.own_results;
         let hello = Hello::new(*index, processes, own_results, plans);
-        let connections = Meeting { options, hello, end: Instant::now() + options.patience }
-            .connections(waits)?;
+        let connections = Rendezvous { options, hello, end: Instant::now() + options.patience }
+            .connections(keep_waiting)?;
         let (mut fates, mut pumps, mut sockets) = (Vec::new(), Vec::new(), Vec::new());
         for (process, connection) in connections.into_iter().enumerate() {
             let fate = Arc::new(Fate::default());
@@ -118,43 +118,42 @@ impl Cluster {
         Ok(Self { index: *index, own_results, addresses, builder, fates, guard, pumps })
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     pub(crate) fn processes(&self) -> usize {
         self.addresses.len()
     }
 
-    /// What the worker is built of, once.
+    /// The builder of the worker; `None` after the first call.
     pub(crate) fn take_builder(&mut self) -> Option<GenericBuilder> {
         self.builder.take()
     }
 
-    /// What ends a process that sends what makes no sense.
+    /// Returns a function that marks a process as lost because it sends invalid data.
     pub(crate) fn wrong(&self) -> impl Fn(usize) + 'static {
         let fates = self.fates.clone();
         move |process| {
             if let Some(fate) = fates.get(process) {
-                fate.lose("it sends what makes no sense");
+                fate.lose("it sends invalid data");
             }
         }
     }
 
-    /// The process that is not there any more, if one is not, when nothing that it has said is under
-    /// way any more.
+    /// A lost process, if there is one, after its last messages have had time to arrive.
     pub(crate) fn loss(&self) -> Option<Loss> {
         let loss = |(address, fate): (&String, &Arc<Fate>)| {
-            let reason = fate.after(LAST_WORDS_TIME)?.clone();
+            let reason = fate.after(LAST_MESSAGES_TIME)?.clone();
             Some(Loss { address: address.clone(), reason })
         };
         self.addresses.iter().zip(&self.fates).find_map(loss)
     }
 }
 
-/// A process that is not there any more.
+/// The loss of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Where it listened.
+    /// The address of the process.
     pub address: String,
-    /// Why it is lost; `None` where it has ended in good order.
+    /// The reason; `None` if the process has ended as intended.
     pub reason: Option<String>,
 }
 
@@ -169,26 +168,31 @@ impl fmt::Display for Loss {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The worker is gone: what it has sent is on its way, and the others learn of the end.
+        // The worker has ended, so all of its messages are in the buffers; they are sent, and the
+        // end is announced.
         drop(self.builder.take());
         drop(self.guard.take());
         for pump in self.pumps.drain(..) {
-            // A panic was told by the hook.
+            // The panic hook has already logged a panic of the thread.
             let _ = pump.join();
         }
     }
 }
 
-/// Processes that look for each other.
-struct Meeting<'o> {
+/// The processes while they connect to each other.
+struct Rendezvous<'o> {
     options: &'o ClusterOptions,
     hello: Hello,
     end: Instant,
 }
 
-impl Meeting<'_> {
-    /// The connections to all processes but this one. Each connects to those before it.
-    fn connections(self, waits: &mut dyn FnMut(&str) -> bool) -> io::Result<Vec<Option<Channel>>> {
+impl Rendezvous<'_> {
+    /// Connects to the processes before this one, and accepts those after it. Returns the
+    /// connections to all processes.
+    fn connections(
+        self,
+        keep_waiting: &mut dyn FnMut(&str) -> bool,
+    ) -> io::Result<Vec<Option<Channel>>> {
         let ClusterOptions { addresses, index, .. } = self.options;
         let own: Vec<SocketAddr> = resolved(&addresses[*index])?;
         let listener = TcpListener::bind(&own[..]).map_err(|error| {
@@ -205,13 +209,13 @@ impl Meeting<'_> {
                 None => format!("waiting for the process at {address}"),
                 Some(problem) => format!("waiting for the process at {address}: {problem}"),
             };
-            if !waits(&waiting) {
+            if !keep_waiting(&waiting) {
                 return Err(io::Error::new(io::ErrorKind::Interrupted, waiting));
             }
             if Instant::now() >= self.end {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, waiting));
             }
-            let met = if next < *index {
+            let connected = if next < *index {
                 self.dial(address).map(|(channel, process)| (channel, process, true))
             } else {
                 match listener.accept() {
@@ -221,20 +225,20 @@ impl Meeting<'_> {
                     Err(error) => Err(error),
                 }
             };
-            match met {
-                // Whoever is connected to is who is asked for.
+            match connected {
+                // The process that answers must have the number of its address.
                 Ok((_, process, true)) if process != next => {
                     let what = format!("the process at {address} is number {process}");
                     return Err(io::Error::new(io::ErrorKind::InvalidData, what));
                 }
                 Ok((_, process, false)) if process <= *index || connections[process].is_some() => {
-                    problem = Some(format!("another process {process} has come"));
+                    problem = Some(format!("another process {process} has connected"));
                 }
                 Ok((channel, process, _)) => {
                     connections[process] = Some(channel);
                     problem = None;
                 }
-                // They will not get better.
+                // Invalid processes do not become valid: no more attempts.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error),
                 Err(error) => {
                     if error.kind() != io::ErrorKind::WouldBlock {
@@ -246,7 +250,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Connects to a process, and hears which it is.
+    /// Connects to a process, and receives its number.
     fn dial(&self, address: &str) -> io::Result<(Channel, usize)> {
         let stream = reach(address, CONNECT_TIME_MAX)?;
         let end = Instant::now() + CONNECT_TIME_MAX;
@@ -256,13 +260,13 @@ impl Meeting<'_> {
                 Channel::Secure(Box::new(tls.connect(stream, host_of(address), end)?))
             }
         };
-        self.hello.say(&mut channel, end)?;
-        let process = self.hello.hear(&mut channel, end)?;
+        self.hello.send(&mut channel, end)?;
+        let process = self.hello.receive(&mut channel, end)?;
         Ok((channel, process))
     }
 
-    /// Takes a connection of a process, whose certificate is for its host. It is told who this is
-    /// when it is known.
+    /// Accepts a process's connection. Its certificate must be for its host. The own hello follows
+    /// only after that.
     fn answer(&self, stream: TcpStream) -> io::Result<(Channel, usize)> {
         let stream = prepare(stream)?;
         let end = Instant::now() + CONNECT_TIME_MAX;
@@ -273,10 +277,10 @@ impl Meeting<'_> {
                 (Channel::Secure(Box::new(stream)), Some(names))
             }
         };
-        let process = self.hello.hear(&mut channel, end).inspect_err(|error| {
-            // One that means to belong here learns why it does not.
+        let process = self.hello.receive(&mut channel, end).inspect_err(|error| {
+            // A process with a wrong hello gets this one, so that it can report the difference.
             if error.kind() == io::ErrorKind::InvalidData {
-                let _ = self.hello.say(&mut channel, end);
+                let _ = self.hello.send(&mut channel, end);
             }
         })?;
         let address = &self.options.addresses[process];
@@ -285,7 +289,7 @@ impl Meeting<'_> {
             let what = format!("the certificate of process {process} is not for {address}");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
         }
-        self.hello.say(&mut channel, end)?;
+        self.hello.send(&mut channel, end)?;
         Ok((channel, process))
     }
 }

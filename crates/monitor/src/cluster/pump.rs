@@ -1,9 +1,9 @@
-//! Bytes between timely's end of a connection and the socket.
+//! Copies bytes between timely's end of a connection and the socket.
 //!
-//! What timely sends are messages: a header of six numbers, the fifth of them (big-endian, 8
-//! bytes) the length of what follows. A message of length 0 is the last. Timely's threads panic
-//! when a connection ends in any other way; so what comes in is handed on by whole messages, and
-//! when the other side is lost the last message is made here.
+//! Timely sends messages: a header of six numbers, the fifth of which (big-endian, 8 bytes) is the
+//! length of the content. A message of length 0 is the last one. Timely's threads panic if a
+//! connection ends without it. So only complete messages are passed to timely, and when the other
+//! process is lost, the last message is generated here.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -15,24 +15,25 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::link::{Channel, is_wait};
 
-/// A message's header, in bytes, and where its length is.
+/// The length of a message's header, and the position of the content's length in it; in bytes.
 const HEADER: usize = 48;
 const LENGTH: usize = 32;
-/// The longest message that is taken.
+/// The longest accepted message, in bytes.
 const MESSAGE_MAX: usize = 1 << 30;
-/// How much is read at once, and waits in a direction at most before no more is read.
+/// The most bytes of one read; and the number of waiting bytes in a direction above which no more
+/// are read.
 const READ: usize = 256 << 10;
 const WAITING_MAX: usize = 4 << 20;
-/// How long the other side is given to take the last words.
+/// The longest time for the other side to read the last messages before the connection is closed.
 const LINGER_MAX: Duration = Duration::from_secs(2);
 
-/// What has become of a process, once it is not there any more: since when, and why it is lost, or
-/// `None` where it has ended in good order.
+/// How a process ended: the time, and the reason of the loss or `None` if it ended as intended.
+/// Empty while it runs.
 #[derive(Debug, Default)]
 pub struct Fate(OnceLock<(Instant, Option<String>)>);
 
 impl Fate {
-    /// It is lost. What was first is the reason.
+    /// Marks the process as lost. The first reason is kept.
     pub fn lose(&self, reason: &str) {
         let _ = self.0.set((Instant::now(), Some(reason.to_owned())));
     }
@@ -41,20 +42,20 @@ impl Fate {
         let _ = self.0.set((Instant::now(), None));
     }
 
-    /// What has become of it, so long after it.
+    /// The end of the process, if it was more than `time` ago.
     pub fn after(&self, time: Duration) -> Option<&Option<String>> {
         self.0.get().filter(|(since, _)| since.elapsed() > time).map(|(_, reason)| reason)
     }
 }
 
-/// Pumps until this side ends. Until then, the loss of the other is noted.
+/// Copies until this process ends. The loss of the other process is recorded in `fate`.
 pub fn run(channel: Channel, local: UnixStream, fate: &Fate) {
     let mut pump = Pump {
         channel,
         local,
         outgoing: Waiting::default(),
         incoming: Waiting::default(),
-        whole: 0,
+        complete: 0,
         remote: Side::Open,
         local_open: true,
         buffer: vec![0; READ],
@@ -64,7 +65,7 @@ pub fn run(channel: Channel, local: UnixStream, fate: &Fate) {
     }
 }
 
-/// Bytes that wait to be handed on.
+/// Bytes that wait to be written.
 #[derive(Default)]
 struct Waiting {
     bytes: Vec<u8>,
@@ -88,7 +89,7 @@ impl Waiting {
         &self.bytes[self.from..]
     }
 
-    fn took(&mut self, count: usize) {
+    fn consume(&mut self, count: usize) {
         self.from += count;
         if self.from == self.bytes.len() {
             (self.bytes, self.from) = (std::mem::take(&mut self.bytes), 0);
@@ -97,13 +98,13 @@ impl Waiting {
     }
 }
 
-/// What is known of the other side.
+/// The state of the other process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Open,
-    /// The last message has come, or was made here; it is handed on.
+    /// The last message has been received or generated, and is being passed on.
     Ending,
-    /// There is nothing more to hand on.
+    /// All messages have been passed on.
     Ended,
 }
 
@@ -112,8 +113,8 @@ struct Pump {
     local: UnixStream,
     outgoing: Waiting,
     incoming: Waiting,
-    /// How much of what came in is whole messages.
-    whole: usize,
+    /// The length of the complete messages in `incoming`, in bytes.
+    complete: usize,
     remote: Side,
     local_open: bool,
     buffer: Vec<u8>,
@@ -124,13 +125,13 @@ impl Pump {
         self.local.set_nonblocking(true)?;
         self.channel.set_nonblocking()?;
         loop {
-            let mut moved = self.take_local()?;
+            let mut moved = self.read_local()?;
             if self.remote == Side::Open {
                 match self.send().and_then(|sent| Ok(sent | self.receive()?)) {
                     Ok(more) => moved |= more,
                     Err(error) => {
                         fate.lose(&error.to_string());
-                        self.lose();
+                        self.end_incoming();
                         moved = true;
                     }
                 }
@@ -138,11 +139,11 @@ impl Pump {
                     fate.end();
                 }
             } else {
-                // Nobody is there to take it.
+                // The other process has ended, so the bytes are dropped.
                 moved |= self.outgoing.len() > 0;
-                self.outgoing.took(self.outgoing.len());
+                self.outgoing.consume(self.outgoing.len());
             }
-            moved |= self.hand_on()?;
+            moved |= self.pass_on()?;
             if !self.local_open && self.outgoing.len() == 0 {
                 return self.end();
             }
@@ -152,8 +153,8 @@ impl Pump {
         }
     }
 
-    /// Takes what timely sends. When it has ended, this process has.
-    fn take_local(&mut self) -> io::Result<bool> {
+    /// Reads bytes that timely sends. Their end is the end of this process.
+    fn read_local(&mut self) -> io::Result<bool> {
         if !self.local_open || self.outgoing.len() >= WAITING_MAX {
             return Ok(false);
         }
@@ -171,19 +172,19 @@ impl Pump {
             return Ok(false);
         }
         let count = self.channel.write(self.outgoing.get())?;
-        self.outgoing.took(count);
+        self.outgoing.consume(count);
         Ok(count > 0)
     }
 
     fn receive(&mut self) -> io::Result<bool> {
-        if self.whole >= WAITING_MAX {
+        if self.complete >= WAITING_MAX {
             return Ok(false);
         }
         let Some(count) = self.channel.read(&mut self.buffer)? else {
             return Err(io::Error::new(ErrorKind::UnexpectedEof, "the connection has ended"));
         };
         self.incoming.add(&self.buffer[..count]);
-        while let Some(header) = self.incoming.get().get(self.whole..self.whole + HEADER) {
+        while let Some(header) = self.incoming.get().get(self.complete..self.complete + HEADER) {
             let length = header[LENGTH..LENGTH + 8]
                 .iter()
                 .fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
@@ -192,61 +193,63 @@ impl Pump {
                 return Err(io::Error::new(ErrorKind::InvalidData, "a message is too long"));
             };
             if length == 0 {
-                self.whole += HEADER;
+                self.complete += HEADER;
                 self.remote = Side::Ending;
                 break;
             }
-            if self.incoming.len() < self.whole + HEADER + length {
+            if self.incoming.len() < self.complete + HEADER + length {
                 break;
             }
-            self.whole += HEADER + length;
+            self.complete += HEADER + length;
         }
         Ok(count > 0)
     }
 
-    /// The other side is lost: what is not whole is nothing, and the last message is made.
-    fn lose(&mut self) {
-        let whole = self.incoming.get()[..self.whole].to_vec();
-        self.incoming = Waiting { bytes: whole, from: 0 };
+    /// Ends the stream of a lost process: drops an incomplete message, and adds the last message.
+    fn end_incoming(&mut self) {
+        let complete = self.incoming.get()[..self.complete].to_vec();
+        self.incoming = Waiting { bytes: complete, from: 0 };
         self.incoming.add(&[0; HEADER]);
-        self.whole += HEADER;
+        self.complete += HEADER;
         self.remote = Side::Ending;
     }
 
-    fn hand_on(&mut self) -> io::Result<bool> {
+    fn pass_on(&mut self) -> io::Result<bool> {
         if self.remote == Side::Ended {
             return Ok(false);
         }
         let mut moved = false;
-        if self.whole > 0 {
-            match self.local.write(&self.incoming.get()[..self.whole]) {
+        if self.complete > 0 {
+            match self.local.write(&self.incoming.get()[..self.complete]) {
                 Ok(count) => {
-                    self.incoming.took(count);
-                    self.whole -= count;
+                    self.incoming.consume(count);
+                    self.complete -= count;
                     moved = count > 0;
                 }
                 Err(error) if is_wait(&error) => {}
                 Err(error) => return Err(error),
             }
         }
-        if self.whole == 0 && self.remote == Side::Ending {
+        if self.complete == 0 && self.remote == Side::Ending {
             self.local.shutdown(Shutdown::Write)?;
             self.remote = Side::Ended;
         }
         Ok(moved)
     }
 
-    /// This side has ended: the other is told, and timely's thread, which may wait for more.
+    /// This process has ended: announces this to the other process, and ends the stream to timely's
+    /// thread.
     fn end(&mut self) -> io::Result<()> {
         self.local.set_nonblocking(false)?;
         self.channel.close_write();
         if self.remote == Side::Open {
-            self.lose();
+            self.end_incoming();
         }
-        while self.whole > 0 || self.remote != Side::Ended {
-            self.hand_on()?;
+        while self.complete > 0 || self.remote != Side::Ended {
+            self.pass_on()?;
         }
-        // What comes in meanwhile is taken, so that the last words are not lost.
+        // Received bytes are read and dropped, because the other process may not receive the last
+        // messages if the connection is reset.
         let end = Instant::now() + LINGER_MAX;
         while let Some(left) = end.checked_duration_since(Instant::now()) {
             match self.channel.read(&mut self.buffer) {
@@ -265,7 +268,7 @@ impl Pump {
         Ok(())
     }
 
-    /// Waits until there is something to do.
+    /// Waits until bytes can be read or written.
     fn wait(&self) -> io::Result<()> {
         let of = |read: bool, write: bool| {
             let mut flags = PollFlags::empty();
@@ -274,11 +277,11 @@ impl Pump {
             flags
         };
         let is_open = self.remote == Side::Open;
-        let local = of(self.local_open && self.outgoing.len() < WAITING_MAX, self.whole > 0);
-        let remote = of(is_open && self.whole < WAITING_MAX, is_open && self.outgoing.len() > 0);
+        let local = of(self.local_open && self.outgoing.len() < WAITING_MAX, self.complete > 0);
+        let remote = of(is_open && self.complete < WAITING_MAX, is_open && self.outgoing.len() > 0);
         let mut places =
             [PollFd::new(&self.local, local), PollFd::new(self.channel.socket(), remote)];
-        // A socket that is not looked at would tell of its end again and again.
+        // The socket of an ended process would report its end in each call.
         let places = if is_open { &mut places[..] } else { &mut places[..1] };
         match poll(places, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -293,10 +296,10 @@ mod tests {
 
     use super::*;
 
-    /// Each of two that end at once has had the other's last message before it ends itself. If it
-    /// did not say that it ends, both would linger.
+    /// When two processes end simultaneously, each receives the other's last message before it
+    /// ends. If a process did not announce its end, both would wait for the time limit.
     #[test]
-    fn the_end_is_reported_though_the_other_side_has_ended() {
+    fn the_end_is_announced_although_the_other_side_has_ended() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let channel = Channel::Plain(listener.accept().unwrap().0);
@@ -304,7 +307,7 @@ mod tests {
         let pump = std::thread::spawn(move || {
             let fate = Fate::default();
             run(channel, local, &fate);
-            assert_eq!(fate.after(Duration::ZERO), Some(&None), "it has ended in good order");
+            assert_eq!(fate.after(Duration::ZERO), Some(&None), "it has ended as intended");
         });
         let mut last = [1; HEADER];
         other.write_all(&[0; HEADER]).unwrap();
@@ -313,8 +316,8 @@ mod tests {
         timely.write_all(&last).unwrap();
         drop(timely);
         other.set_read_timeout(Some(LINGER_MAX / 2)).unwrap();
-        let mut said = Vec::new();
-        other.read_to_end(&mut said).expect("the end comes long before nobody lingers any more");
+        let mut received = Vec::new();
+        other.read_to_end(&mut received).expect("the end arrives before the time limit");
         drop(other);
         pump.join().unwrap();
     }

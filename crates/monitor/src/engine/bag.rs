@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Bound;
 
-use super::build::Holds;
+use super::build::Stateful;
 
-/// An ordered multiset: things in order, each with its count, which is never 0.
+/// An ordered multiset: each item has a count, which is never 0.
 #[derive(Clone, Debug)]
 pub(super) struct Bag<T>(BTreeMap<T, i64>);
 
@@ -17,9 +17,9 @@ impl<T> Default for Bag<T> {
 }
 
 impl<T: Ord> Bag<T> {
-    /// Changes the count of a thing. Returns the count before and after.
-    pub(super) fn add(&mut self, thing: T, count: i64) -> (i64, i64) {
-        match self.0.entry(thing) {
+    /// Changes the count of an item. Returns the counts before and after.
+    pub(super) fn add(&mut self, item: T, count: i64) -> (i64, i64) {
+        match self.0.entry(item) {
             Entry::Vacant(vacant) => {
                 if count != 0 {
                     vacant.insert(count);
@@ -39,33 +39,33 @@ impl<T: Ord> Bag<T> {
         }
     }
 
-    /// The count of a thing.
-    pub(super) fn count(&self, thing: &T) -> i64 {
-        self.0.get(thing).copied().unwrap_or(0)
+    /// The count of an item.
+    pub(super) fn count(&self, item: &T) -> i64 {
+        self.0.get(item).copied().unwrap_or(0)
     }
 
-    /// The last thing before `thing`, and its count.
-    pub(super) fn before(&self, thing: &T) -> Option<(&T, i64)> {
-        self.0.range(..thing).next_back().map(|(thing, &count)| (thing, count))
+    /// The last item before `item`, and its count.
+    pub(super) fn before(&self, item: &T) -> Option<(&T, i64)> {
+        self.0.range(..item).next_back().map(|(item, &count)| (item, count))
     }
 
-    /// The first thing after `thing`, and its count.
-    pub(super) fn behind(&self, thing: &T) -> Option<(&T, i64)> {
-        let behind = (Bound::Excluded(thing), Bound::Unbounded);
-        self.0.range(behind).next().map(|(thing, &count)| (thing, count))
+    /// The first item after `item`, and its count.
+    pub(super) fn after(&self, item: &T) -> Option<(&T, i64)> {
+        let after = (Bound::Excluded(item), Bound::Unbounded);
+        self.0.range(after).next().map(|(item, &count)| (item, count))
     }
 
-    /// The last thing that is not greater than `thing`.
-    pub(super) fn last_up_to(&self, thing: &T) -> Option<&T> {
-        self.0.range(..=thing).next_back().map(|(thing, _)| thing)
+    /// The last item that is not greater than `item`.
+    pub(super) fn last_up_to(&self, item: &T) -> Option<&T> {
+        self.0.range(..=item).next_back().map(|(item, _)| item)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&T, i64)> {
-        self.0.iter().map(|(thing, &count)| (thing, count))
+        self.0.iter().map(|(item, &count)| (item, count))
     }
 }
 
-impl<T> Holds for Bag<T> {
+impl<T> Stateful for Bag<T> {
     fn rows(&self) -> usize {
         self.0.len()
     }

@@ -26,22 +26,22 @@ use super::windows::{LastRows, Range};
 pub(super) type Epochs<G> = Stream<G, Rc<Epoch>>;
 
 /// The state of an operator.
-pub(super) trait Holds {
-    /// How many rows, groups and values are held.
+pub(super) trait Stateful {
+    /// The number of rows, groups and values in the state.
     fn rows(&self) -> usize;
 }
 
-impl<T: Holds> Holds for RefCell<T> {
+impl<T: Stateful> Stateful for RefCell<T> {
     fn rows(&self) -> usize {
         self.borrow().rows()
     }
 }
 
-/// The processes that an engine runs in, where there are several.
+/// The processes of an engine that runs in several.
 #[derive(Clone)]
 pub(super) struct Members {
     pub(super) member: Member,
-    /// Whether each process gives its part of the results.
+    /// Whether each process reports its own part of the results.
     pub(super) own_results: bool,
     /// Called with the number of a process that sends invalid data.
     pub(super) wrong: Rc<dyn Fn(usize)>,
@@ -54,7 +54,7 @@ pub(super) struct Builder<G: Scope<Timestamp = u64>> {
     /// The operators built so far, by their descriptions.
     built: HashMap<String, Epochs<G>>,
     /// The states of operators, each with the query that it was built for and the operator's name.
-    states: Vec<(usize, &'static str, Rc<dyn Holds>)>,
+    states: Vec<(usize, &'static str, Rc<dyn Stateful>)>,
     query: usize,
 }
 
@@ -63,7 +63,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         Self { sources, members, built: HashMap::new(), states: Vec::new(), query: 0 }
     }
 
-    /// Builds the operators of a query. The results are at process 0, unless each process gives its
+    /// Builds the operators of a query. Process 0 has the results, unless each process reports its
     /// own.
     pub(super) fn build_for(&mut self, query: usize, node: &Node) -> Epochs<G> {
         self.query = query;
@@ -73,11 +73,11 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         self.at(node, &Place::One(0))
     }
 
-    pub(super) fn into_states(self) -> Vec<(usize, &'static str, Rc<dyn Holds>)> {
+    pub(super) fn into_states(self) -> Vec<(usize, &'static str, Rc<dyn Stateful>)> {
         self.states
     }
 
-    /// How many operators have been built.
+    /// The number of operators built.
     pub(super) fn built(&self) -> usize {
         self.built.len()
     }
@@ -96,7 +96,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
     }
 
     /// The rows of a node, sent to the processes of `place`. Rows are sent before windows by time,
-    /// so that each row is sent once /// and leaves its window in the process to which it was sent.
+    /// so that each row is sent once and leaves its window in the process to which it was sent.
     fn at(&mut self, node: &Node, place: &Place) -> Epochs<G> {
         let Some(members) = self.members.clone() else { return self.node(node) };
         let name = format!("{node:?} at {place:?}");
@@ -108,7 +108,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
                 let input = self.at(input, place);
                 self.range(&input, *length_ns, *slide_ns)
             }
-            // The order is that of all columns.
+            // The order includes all columns, so it is established after the selection.
             (Node::Select(input, selection), Place::InOrder(_)) => {
                 let input = self.at(input, place);
                 selected(&input, selection)
@@ -119,7 +119,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         built
     }
 
-    /// The process that has all rows of a node.
+    /// The process that receives all rows of a node.
     fn one(&self, node: &Node) -> usize {
         self.members.as_ref().map_or(0, |members| members.member.of(&format!("{node:?}")))
     }
@@ -238,7 +238,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
     }
 
     /// An operator over one input with a state.
-    fn unary<S: Holds + 'static>(
+    fn unary<S: Stateful + 'static>(
         &mut self,
         input: &Epochs<G>,
         name: &'static str,
@@ -250,7 +250,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
     }
 
     /// An operator over two inputs with a state.
-    fn binary<S: Holds + 'static>(
+    fn binary<S: Stateful + 'static>(
         &mut self,
         left: &Epochs<G>,
         right: &Epochs<G>,
@@ -262,14 +262,14 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         binary(left, right, name, move |left, right| logic(&mut state.borrow_mut(), left, right))
     }
 
-    fn hold<S: Holds + 'static>(&mut self, name: &'static str, state: S) -> Rc<RefCell<S>> {
+    fn hold<S: Stateful + 'static>(&mut self, name: &'static str, state: S) -> Rc<RefCell<S>> {
         let state = Rc::new(RefCell::new(state));
-        self.states.push((self.query, name, Rc::clone(&state) as Rc<dyn Holds>));
+        self.states.push((self.query, name, Rc::clone(&state) as Rc<dyn Stateful>));
         state
     }
 }
 
-/// An operator that selects.
+/// An operator that filters and projects.
 fn selected<G: Scope<Timestamp = u64>>(input: &Epochs<G>, selection: &Selection) -> Epochs<G> {
     let selection = selection.clone();
     unary(input, "select", move |epoch| {
@@ -277,7 +277,7 @@ fn selected<G: Scope<Timestamp = u64>>(input: &Epochs<G>, selection: &Selection)
     })
 }
 
-/// An operator that makes an epoch of an epoch.
+/// An operator that computes an epoch from an epoch.
 fn unary<G, L>(input: &Epochs<G>, name: &str, mut logic: L) -> Epochs<G>
 where
     G: Scope<Timestamp = u64>,
@@ -295,7 +295,7 @@ where
     })
 }
 
-/// An operator that makes an epoch from two epochs of the same interval.
+/// An operator that computes an epoch from two epochs of the same interval.
 fn binary<G, L>(left: &Epochs<G>, right: &Epochs<G>, name: &str, mut logic: L) -> Epochs<G>
 where
     G: Scope<Timestamp = u64>,
@@ -321,7 +321,7 @@ where
                     else {
                         return;
                     };
-                    debug_assert_eq!(left.end, right.end, "both sides have the same stretches");
+                    debug_assert_eq!(left.end, right.end, "both sides have the same epochs");
                     let runs = logic(&left.runs, &right.runs);
                     output.session(&time).give(Rc::new(Epoch { end: left.end, runs }));
                 }

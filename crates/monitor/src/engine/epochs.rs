@@ -1,9 +1,9 @@
-//! How the processes of a cluster agree on the ends of epochs.
+//! Agreement of a cluster's processes on the ends of epochs.
 //!
-//! Each process reports the instant before which it has put in all of its events. Process 0 takes the
-//! least of these reports, as timely dataflow's progress shows it, and announces it to all processes
-//! as the end of an epoch: so all have the same epochs. The number of epochs in flight is limited,
-//! which bounds the data that waits for a slow process.
+//! Each process reports the instant before which it has received all of its events. Process 0 takes
+//! the least of these reports, as timely dataflow's progress tracking shows it, and announces it to
+//! all processes as the end of an epoch. So all processes have the same epochs. The number of
+//! epochs in flight is limited, which bounds the data that waits for a slow process.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,17 +20,17 @@ const IN_FLIGHT_MAX: usize = 3;
 
 /// See the module.
 pub(super) struct EpochBarrier {
-    /// This process's reports; `None` once it has left.
+    /// The reports of this process; `None` after it has left.
     reported: Option<InputHandle<u64, ()>>,
-    /// The least of all processes' reports.
+    /// The least report of all processes.
     frontier: Handle<u64>,
     /// The announcements; `Some` in process 0 alone.
     ends: Option<InputHandle<u64, u64>>,
     /// Announced ends that have not been taken.
     announced: Rc<RefCell<VecDeque<u64>>>,
-    /// Whether further announcements may come.
+    /// The progress of the announcements, which shows whether more may follow.
     announcements: Handle<u64>,
-    /// In process 0: the ends of the announced epochs that are still being worked on.
+    /// In process 0: the ends of the announced epochs that are still being processed.
     in_flight: VecDeque<u64>,
     /// The last announced end.
     last: u64,
@@ -56,9 +56,9 @@ impl EpochBarrier {
         Self { reported, frontier, ends, announced, announcements, in_flight, last: 0 }
     }
 
-    /// Reports that this process has put in all events before `time_ns`; it has ended the epochs up
-    /// to `ended_ns`. There is no new report until the last reported instant has been ended. So under
-    /// load one message covers many events, and without load no message waits.
+    /// Reports that this process has received all events before `time_ns`. It has ended the epochs
+    /// up to `ended_ns`. It makes no new report until the last reported instant has been ended. So
+    /// under load one message covers many events, and without load no message waits.
     pub(super) fn report(&mut self, time_ns: u64, ended_ns: u64) {
         let is_new = |reported: &&mut InputHandle<_, _>| {
             time_ns > *reported.time() && *reported.time() <= ended_ns
@@ -68,18 +68,18 @@ impl EpochBarrier {
         }
     }
 
-    /// This process has no further events.
+    /// Ends the reports: this process has no further events.
     pub(super) fn leave(&mut self) {
         self.reported = None;
     }
 
-    /// Whether no further end will be announced and all announced ends have been taken.
-    pub(super) fn is_over(&self) -> bool {
+    /// Whether no further ends follow and all announced ends have been taken.
+    pub(super) fn is_finished(&self) -> bool {
         self.announcements.done() && self.announced.borrow().is_empty()
     }
 
-    /// In process 0, announces the end of an epoch at the least of all reports. `is_done` is whether
-    /// everything before an instant has been worked on.
+    /// In process 0, announces the end of an epoch at the least report. `is_done` returns whether
+    /// all epochs up to an instant have been processed.
     pub(super) fn announce(&mut self, is_done: &dyn Fn(u64) -> bool) {
         let Some(ends) = &mut self.ends else { return };
         while self.in_flight.front().is_some_and(|&end| is_done(end)) {

@@ -1,4 +1,4 @@
-//! Sends rows to the process that works on them.
+//! Sends rows to the processes that need them.
 //!
 //! If an operator needs all rows with the same key, each process divides its rows by a hash of the
 //! key, keeps its own part, and sends the other parts to their processes. A process that has
@@ -49,7 +49,7 @@ pub(super) struct Member {
 type SameHasher = BuildHasherDefault<DefaultHasher>;
 
 impl Member {
-    /// The process that has all rows of something, chosen by its name.
+    /// The process that receives all rows of the node with this name.
     pub(super) fn of(self, name: &str) -> usize {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
@@ -224,7 +224,7 @@ pub(super) fn exchange<G: Scope<Timestamp = u64>>(
             }
         },
     );
-    // It runs behind the other one, once for each of its epochs.
+    // This operator runs after the previous one, once for each of its epochs.
     let packets =
         own.unary::<CapacityContainerBuilder<Vec<Packet>>, _, _, _>(Pipeline, "send", |_, _| {
             move |input, output| {
@@ -265,11 +265,11 @@ pub(super) fn exchange<G: Scope<Timestamp = u64>>(
                         place.push_back(Epoch { end: packet.end, runs });
                     }
                 });
-                let has_come = |theirs: &[VecDeque<Epoch>]| {
+                let is_complete = |theirs: &[VecDeque<Epoch>]| {
                     let mut others = theirs.iter().enumerate().filter(|(of, _)| *of != index);
                     others.all(|(_, epochs)| !epochs.is_empty())
                 };
-                while !mine.is_empty() && has_come(&theirs) {
+                while !mine.is_empty() && is_complete(&theirs) {
                     let Some((time, own)) = mine.pop_front() else { return };
                     let mut runs = Vec::new();
                     for (of, epochs) in theirs.iter_mut().enumerate() {
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_comes_back() {
+    fn packed_runs_are_unpacked_unchanged() {
         let run = run().slice(1..4);
         assert_eq!(rows(&PackedRun::new(&run).unpack().unwrap()), rows(&run));
         let bad = |change: &dyn Fn(&mut PackedRun)| {
@@ -348,9 +348,10 @@ mod tests {
         bad(&|packed| packed.columns[1] = PackedColumn::Indexed(vec![Value::Null], vec![0, 0, 1]));
     }
 
-    /// Equal rows go the same way, whatever their columns are made of, and none is lost.
+    /// Equal rows go to the same process, whatever representation their columns have, and no row is
+    /// lost.
     #[test]
-    fn equal_rows_meet() {
+    fn equal_rows_go_to_the_same_process() {
         let (run, member) = (run(), Member { index: 1, peers: 3 });
         let again = PackedRun::new(&run).unpack().unwrap();
         let epoch = |run: Run| Epoch { end: 9, runs: vec![run] };

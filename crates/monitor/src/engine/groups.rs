@@ -1,4 +1,4 @@
-//! Groups and their aggregates, kept up to date row by row.
+//! Groups and their aggregates, updated row by row.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use fathom_cql::Value;
 use fathom_cql::plan::Aggregate;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::build::Holds;
+use super::build::Stateful;
 use super::run::{Change, Run, RunBuilder, in_order};
 use super::state::State;
 use crate::columns::{Column, hash_of};
@@ -17,10 +17,10 @@ use crate::columns::{Column, hash_of};
 struct Group {
     key: Vec<Value>,
     hash: u64,
-    /// How many rows it has.
+    /// The number of its rows.
     rows: i64,
     states: Vec<State>,
-    /// The aggregates that the relation shows, if it shows any.
+    /// The aggregates of its row in the relation; `None` if the relation has no row of the group.
     shown: Option<Vec<Value>>,
     /// Whether it was changed at this instant.
     touched: bool,
@@ -28,16 +28,16 @@ struct Group {
     number: Option<u32>,
 }
 
-/// The groups of the rows of some columns.
+/// The groups of consecutive rows of some columns.
 #[derive(Debug)]
 struct Known {
     columns: Rc<Vec<Rc<Column>>>,
-    /// The first row; the groups are those of this row and the following ones.
+    /// The first of the rows.
     first: usize,
     places: Vec<u32>,
 }
 
-/// The groups of the combinations of keys met so far, for keys with few distinct values.
+/// The groups of the combinations of keys found so far, for keys with few distinct values.
 struct Combinations<'k> {
     /// For each key: the index of each row's value, and the number of values.
     keys: Vec<(&'k [u32], usize)>,
@@ -45,7 +45,7 @@ struct Combinations<'k> {
 }
 
 impl<'k> Combinations<'k> {
-    /// The combinations of some keys; `None` if there may be more of them than rows.
+    /// No combinations yet; `None` if the keys may have more combinations than there are rows.
     fn of(keys: &[&'k Rc<Column>], rows: usize) -> Option<Self> {
         let mut all = 1_usize;
         let keys = keys.iter().map(|key| {
@@ -57,38 +57,38 @@ impl<'k> Combinations<'k> {
         Some(Self { keys, places: vec![None; all] })
     }
 
-    /// The group of a row, if it is known.
+    /// The group of a row, if its combination has been found before.
     fn place(&mut self, row: usize) -> &mut Option<u32> {
         let at = self.keys.iter().fold(0, |at, (values, count)| at * count + values[row] as usize);
         &mut self.places[at]
     }
 }
 
-/// The groups of a relation whose first columns are the keys, and whose others are the arguments
-/// of the aggregates that have one.
+/// The groups of a relation. The relation's first columns are the keys; the others are the
+/// arguments of the aggregates that have one.
 #[derive(Debug)]
 pub(super) struct Groups {
     keys: usize,
     aggregates: Vec<Aggregate>,
-    /// For each aggregate, its argument's column.
+    /// For each aggregate, the column of its argument.
     arguments: Vec<Option<usize>>,
     hasher: DefaultHashBuilder,
-    /// The place of each key in `all`.
+    /// The places of groups in `all`, by their keys.
     table: HashTable<u32>,
     all: Vec<Group>,
-    /// Places in `all` that are free.
+    /// Free places in `all`.
     free: Vec<u32>,
-    /// The groups of the rows in a window, by columns. Rows leave the window with the same columns,
+    /// The groups of the rows in a window, by columns. Rows leave the window in the same columns,
     /// and their groups exist until then.
     known: VecDeque<Known>,
-    /// Whether rows leave as the same columns with which they came.
-    remembers: bool,
+    /// Whether rows leave in the same columns in which they entered.
+    reuses: bool,
     /// Reused memory: the group of each row of each run.
     places: Vec<Vec<u32>>,
     changes: Vec<Change>,
     touched: Vec<u32>,
-    /// The groups that were changed in this epoch, and for each output row its group's number among
-    /// them.
+    /// The groups that were changed in this epoch; and for each output row the number of its group
+    /// among them.
     numbered: Vec<u32>,
     shown: Vec<u32>,
     values: Vec<Value>,
@@ -96,9 +96,9 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// `remembers` is whether the relation is a window by time: its rows leave as the same columns
-    /// with which they came.
-    pub(super) fn new(keys: usize, aggregates: Vec<Aggregate>, remembers: bool) -> Self {
+    /// `reuses` is whether the relation is a window by time, whose rows leave in the same columns
+    /// in which they entered.
+    pub(super) fn new(keys: usize, aggregates: Vec<Aggregate>, reuses: bool) -> Self {
         let mut next = keys;
         let arguments = aggregates.iter().map(|aggregate| {
             aggregate.argument.as_ref().map(|_| {
@@ -115,7 +115,7 @@ impl Groups {
             all: Vec::new(),
             free: Vec::new(),
             known: VecDeque::new(),
-            remembers,
+            reuses,
             places: Vec::new(),
             changes: Vec::new(),
             touched: Vec::new(),
@@ -126,7 +126,7 @@ impl Groups {
         }
     }
 
-    /// The changes of the groups that an epoch's inserted and deleted rows cause.
+    /// Computes the changes of the groups from the inserted and deleted rows of an epoch.
     pub(super) fn epoch(&mut self, runs: &[Run]) -> Vec<Run> {
         if runs.iter().all(|run| run.len() == 0) {
             return Vec::new();
@@ -135,9 +135,9 @@ impl Groups {
         for (number, run) in runs.iter().enumerate() {
             let mut places = std::mem::take(&mut self.places[number]);
             places.clear();
-            if !self.remembered(run, &mut places) {
+            if !self.reuse(run, &mut places) {
                 self.find(run, &mut places);
-                self.remember(run, &places);
+                self.keep(run, &places);
             }
             self.places[number] = places;
         }
@@ -159,14 +159,15 @@ impl Groups {
         result.into_iter().collect()
     }
 
-    /// Finds the groups of rows that leave, as noted when the rows came.
-    fn remembered(&mut self, run: &Run, places: &mut Vec<u32>) -> bool {
+    /// Finds the groups of rows that leave the window among the kept ones. Returns whether they
+    /// were found.
+    fn reuse(&mut self, run: &Run, places: &mut Vec<u32>) -> bool {
         let rows = run.rows();
-        if !self.remembers || rows.is_empty() || run.count(rows.start) >= 0 {
+        if !self.reuses || rows.is_empty() || run.count(rows.start) >= 0 {
             return false;
         }
         let is = |known: &Known| Rc::ptr_eq(&known.columns, run.columns());
-        // Mostly the oldest.
+        // It is mostly the oldest entry.
         let Some(at) = self.known.iter().position(is) else { return false };
         let known = &self.known[at];
         let end = known.first + known.places.len();
@@ -180,10 +181,10 @@ impl Groups {
         true
     }
 
-    /// Remembers the groups of rows that come.
-    fn remember(&mut self, run: &Run, places: &[u32]) {
+    /// Keeps the groups of rows that enter the window.
+    fn keep(&mut self, run: &Run, places: &[u32]) {
         let rows = run.rows();
-        if !self.remembers || rows.is_empty() || run.count(rows.start) <= 0 {
+        if !self.reuses || rows.is_empty() || run.count(rows.start) <= 0 {
             return;
         }
         match self.known.back_mut() {
@@ -200,7 +201,7 @@ impl Groups {
         }
     }
 
-    /// Finds the group of each row; a new group has no rows yet.
+    /// Finds the group of each row, or adds a group without rows.
     fn find(&mut self, run: &Run, places: &mut Vec<u32>) {
         let keys: Vec<&Rc<Column>> = (0..self.keys).filter_map(|key| run.column(key)).collect();
         let mut met = Combinations::of(&keys, run.len());
@@ -301,7 +302,7 @@ impl Groups {
         }
     }
 
-    /// The output: the keys, of which there are few, and the aggregates.
+    /// The output: the keys, which have few distinct values, and the aggregates.
     fn result(&mut self) -> Option<Run> {
         let rows = Rc::new(std::mem::take(&mut self.shown));
         let all = &self.all;
@@ -318,7 +319,8 @@ impl Groups {
         Some(run.with_columns(keys.into_iter().chain(aggregates).collect()))
     }
 
-    /// Removes groups without rows, at the end of an epoch: their places are needed until then.
+    /// Removes groups without rows. This happens at the end of an epoch, because their places are
+    /// needed until then.
     fn remove_empty(&mut self, runs: usize) {
         for places in &mut self.places[..runs] {
             for place in places.drain(..) {
@@ -337,7 +339,7 @@ impl Groups {
     }
 }
 
-impl Holds for Groups {
+impl Stateful for Groups {
     fn rows(&self) -> usize {
         let values = self.all.iter().flat_map(|group| &group.states).map(State::values);
         self.table.len() + values.sum::<usize>()

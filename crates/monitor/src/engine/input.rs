@@ -7,7 +7,7 @@ use fathom_cql::Value;
 use super::run::{Counts, Run, RunBuilder, in_order};
 use crate::columns::Column;
 
-/// Rows that wait for the ends of their instants, in the order of their arrival.
+/// Rows whose instants have not ended, in the order of their arrival.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
     runs: Vec<Run>,
@@ -19,12 +19,12 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// How many rows wait.
+    /// The number of waiting rows.
     pub(super) fn len(&self) -> usize {
         self.builder.len() + self.runs.iter().map(Run::len).sum::<usize>()
     }
 
-    /// A row comes or goes.
+    /// Inserts or deletes a row.
     pub(super) fn push(&mut self, time: u64, count: i64, row: &[Value]) {
         if self.builder.len() > 0 && time < self.last {
             self.runs.extend(self.builder.take());
@@ -40,7 +40,7 @@ impl Staged {
         self.push(time, count, row);
     }
 
-    /// Rows come, by column.
+    /// Inserts rows, by column.
     pub(super) fn push_columns(&mut self, times: Vec<u64>, columns: Vec<Column>) {
         self.runs.extend(self.builder.take());
         let columns: Vec<Rc<Column>> = columns.into_iter().map(Rc::new).collect();
@@ -70,7 +70,8 @@ impl Staged {
     }
 }
 
-/// Rows in order of time and, within an instant, of the runs or, `by_value`, of their values.
+/// Puts rows in order of time and, within an instant, in the order of the runs or, if `by_value`,
+/// of their values.
 pub(super) fn in_arrival_order(runs: Vec<Run>, by_value: bool) -> Vec<Run> {
     let follows = |pair: &[Run]| pair[0].times().last() <= pair[1].times().first();
     if runs.windows(2).all(follows) && !by_value {

@@ -1,4 +1,5 @@
-//! Joins: each side is kept by key, and a change on one side is matched with the rows of the other.
+//! Joins: the rows of each side are kept by key, and a change on one side is matched with the rows
+//! of the other.
 
 use std::mem;
 use std::rc::Rc;
@@ -10,22 +11,22 @@ use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 
-use super::build::Holds;
+use super::build::Stateful;
 use super::node::Matching;
 use super::run::{Change, Run, RunBuilder, in_order};
 use crate::columns::{Column, hash_of, hash_of_row};
 
 const LEFT: usize = 0;
 
-/// A row of one side, and the place of its values.
+/// A row of one side: the columns with its values, and its position in them.
 #[derive(Debug)]
 struct Held {
     columns: Rc<Vec<Rc<Column>>>,
     row: u32,
-    /// How often it is there.
+    /// The number of copies of the row.
     count: i64,
-    /// The number of matching rows on the other side, by their counts. Kept only if rows without a
-    /// partner stay in the result.
+    /// The number of matching rows on the other side, counting copies. Kept only if unmatched rows
+    /// stay in the result.
     partners: i64,
 }
 
@@ -48,19 +49,20 @@ impl Held {
 struct Bucket {
     hash: u64,
     key: Key,
-    /// The left's rows and the right's.
+    /// The rows of the left and of the right side.
     sides: [Rows; 2],
 }
 
-/// The most rows of a key that are searched one by one.
+/// The most rows of a key that are searched linearly.
 const SEARCHED_MAX: usize = 16;
 
-/// The rows of one side that have a key. Many are found by the hash of the whole row: to look at each
-/// of them whenever one comes or goes would take time with the square of the window.
+/// The rows of one side that have a key. Many rows are found by the hash of the whole row, because
+/// a linear search for each inserted or deleted row would take quadratic time in the size of the
+/// window.
 #[derive(Debug, Default)]
 struct Rows {
     held: SmallVec<[Held; 1]>,
-    /// Hashes and the places of their rows, if there are many rows.
+    /// The hash and the place of each row, if there are many rows.
     index: Option<Box<HashTable<(u64, u32)>>>,
 }
 
@@ -80,7 +82,7 @@ impl Rows {
         let Self { held, index } = self;
         let mut hash = 0;
         let found = match index {
-            // The oldest goes first.
+            // The oldest row is deleted first.
             None => held.iter().position(|held| held.is(run, row)),
             Some(index) => {
                 hash = hash_of_row(run.columns(), row, hasher);
@@ -139,7 +141,7 @@ fn indexed(held: &[Held], hasher: &DefaultHashBuilder) -> HashTable<(u64, u32)> 
     index
 }
 
-/// The values that must be equal.
+/// The values of the columns that must be equal.
 #[derive(Debug)]
 enum Key {
     Integer(i64),
@@ -183,7 +185,7 @@ pub(super) struct Join {
 #[derive(Debug)]
 struct Pairs {
     matching: Matching,
-    /// Whether rows of the left, and of the right, stay without a partner.
+    /// Whether unmatched rows of the left, and of the right side, stay in the result.
     stays: [bool; 2],
     builder: RunBuilder,
     scratch: Vec<Value>,
@@ -204,7 +206,7 @@ impl Join {
         }
     }
 
-    /// The changes of the pairs that inserted and deleted rows cause.
+    /// Computes the changes of the pairs from the inserted and deleted rows of an epoch.
     pub(super) fn epoch(&mut self, left: &[Run], right: &[Run]) -> Vec<Run> {
         let mut changes = mem::take(&mut self.changes);
         in_order(left.iter().chain(right), &mut changes);
@@ -228,9 +230,9 @@ impl Join {
         let count = run.count(row);
         let Self { hasher, table, pairs, .. } = self;
         if keys.iter().any(|key| key.is_null(row)) {
-            // A null equals nothing.
+            // A null is equal to no value.
             if pairs.stays[side] {
-                pairs.alone(side, run.columns(), row, time, count);
+                pairs.push_unmatched(side, run.columns(), row, time, count);
             }
             return;
         }
@@ -245,7 +247,7 @@ impl Join {
         };
         let [left, right] = &mut entry.get_mut().sides;
         let (mine, theirs) = if side == LEFT { (left, right) } else { (right, left) };
-        let partners = pairs.meet(side, run, row, time, count, &mut theirs.held);
+        let partners = pairs.match_row(side, run, row, time, count, &mut theirs.held);
         mine.hold(run, row, (count, partners), hasher);
         if mine.is_empty() && theirs.is_empty() {
             entry.remove();
@@ -253,7 +255,7 @@ impl Join {
     }
 }
 
-impl Holds for Join {
+impl Stateful for Join {
     fn rows(&self) -> usize {
         self.table.iter().flat_map(|bucket| &bucket.sides).map(|side| side.held.len()).sum()
     }
@@ -262,7 +264,7 @@ impl Holds for Join {
 impl Pairs {
     /// Matches an inserted or deleted row with the rows of the other side. Returns the number of
     /// matches.
-    fn meet(
+    fn match_row(
         &mut self,
         side: usize,
         run: &Run,
@@ -280,26 +282,26 @@ impl Pairs {
             if !self.matches(left, right) {
                 continue;
             }
-            self.pair(left, right, time, count * other.count);
+            self.push_pair(left, right, time, count * other.count);
             if !counts_partners {
                 continue;
             }
             partners += other.count;
             let before = other.partners;
             other.partners += count;
-            let becomes_alone = i64::from(other.partners == 0) - i64::from(before == 0);
-            if self.stays[1 - side] && becomes_alone != 0 {
-                let count = becomes_alone * other.count;
-                self.alone(1 - side, &other.columns, other.row as usize, time, count);
+            let becomes_unmatched = i64::from(other.partners == 0) - i64::from(before == 0);
+            if self.stays[1 - side] && becomes_unmatched != 0 {
+                let count = becomes_unmatched * other.count;
+                self.push_unmatched(1 - side, &other.columns, other.row as usize, time, count);
             }
         }
         if self.stays[side] && partners == 0 {
-            self.alone(side, run.columns(), row, time, count);
+            self.push_unmatched(side, run.columns(), row, time, count);
         }
         partners
     }
 
-    /// Whether two rows with equal keys are a pair.
+    /// Whether two rows with equal keys match.
     fn matches(&mut self, left: Place<'_>, right: Place<'_>) -> bool {
         let Some(residual) = &self.matching.residual else { return true };
         self.scratch.clear();
@@ -309,8 +311,8 @@ impl Pairs {
         is_true(&evaluate(residual, &self.scratch))
     }
 
-    /// Outputs a pair, `count` times.
-    fn pair(&mut self, left: Place<'_>, right: Place<'_>, time: u64, count: i64) {
+    /// Outputs a change of a pair's count by `count`.
+    fn push_pair(&mut self, left: Place<'_>, right: Place<'_>, time: u64, count: i64) {
         let outputs = &self.matching.outputs;
         let middle = self.matching.widths[LEFT];
         let columns = self.builder.begin(time, count, outputs.len());
@@ -323,8 +325,15 @@ impl Pairs {
         }
     }
 
-    /// Outputs a row without a partner, `count` times.
-    fn alone(&mut self, side: usize, mine: &[Rc<Column>], row: usize, time: u64, count: i64) {
+    /// Outputs a change of an unmatched row's count by `count`.
+    fn push_unmatched(
+        &mut self,
+        side: usize,
+        mine: &[Rc<Column>],
+        row: usize,
+        time: u64,
+        count: i64,
+    ) {
         let outputs = &self.matching.outputs;
         let first = if side == LEFT { 0 } else { self.matching.widths[LEFT] };
         let own = first..first + self.matching.widths[side];
@@ -339,7 +348,7 @@ impl Pairs {
     }
 }
 
-/// A row of some columns.
+/// A row: some columns and a position in them.
 type Place<'a> = (&'a Rc<Vec<Rc<Column>>>, usize);
 
 #[cfg(test)]
@@ -349,13 +358,14 @@ mod tests {
     use super::*;
 
     thread_local! {
-        /// How many rows have been compared.
+        /// The number of row comparisons.
         pub(super) static COMPARED: Cell<usize> = const { Cell::new(0) };
     }
 
-    /// Counted, not timed: a window of many rows of one key costs as much for each as a small one.
+    /// In a window with many rows of one key, each row costs as much as in a small window. The test
+    /// counts comparisons instead of measuring time.
     #[test]
-    fn many_rows_of_a_key_are_not_looked_at_one_by_one() {
+    fn many_rows_of_a_key_are_not_searched_linearly() {
         let mut join = Join::new(Matching {
             kind: JoinKind::Left,
             equal: [vec![0], vec![0]],
@@ -367,7 +377,7 @@ mod tests {
         let run = |order: &mut dyn Iterator<Item = i64>, count: i64| {
             let mut builder = RunBuilder::default();
             for (number, time) in order.zip(0..) {
-                // Each row is there twice.
+                // Each row has two copies.
                 builder.push(time, count, &[Value::Integer(7), Value::Integer(number / 2)]);
             }
             builder.take().unwrap()
@@ -375,7 +385,7 @@ mod tests {
         let rows = |runs: &[Run]| runs.iter().map(Run::len).sum::<usize>();
         assert_eq!(rows(&join.epoch(&[run(&mut (0..all), 1)], &[])), all as usize);
         assert_eq!(join.rows(), all as usize / 2);
-        // They go in another order than they came in.
+        // The rows are deleted in another order than they were inserted.
         let mut going = (0..all).map(|number| number * 7919 % all);
         assert_eq!(rows(&join.epoch(&[run(&mut going, -1)], &[])), all as usize);
         assert_eq!((join.rows(), join.table.len()), (0, 0));

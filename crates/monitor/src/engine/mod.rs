@@ -1,19 +1,19 @@
-//! The engine: plans as dataflows, on one thread of one process or of several.
+//! The engine: runs plans as dataflows, on one thread of one process or of each of several.
 //!
 //! A plan becomes [nodes](node), and each node an operator of timely dataflow. Operators exchange
 //! [epochs](run::Epoch): all changes within an interval of event time, by column, as inserted and
-//! deleted rows. The caller of [`Engine::advance`] decides how long an epoch is, and each operator
-//! runs once for each epoch.
+//! deleted rows. The caller of [`Engine::advance`] decides how long an epoch is. Each operator runs
+//! once for each epoch.
 //!
-//! Queries that are added together are one dataflow, in which common parts exist once. Queries
-//! added later are another dataflow, over the same epochs.
+//! Queries that are added together form one dataflow, which has common parts only once. Queries
+//! added later form another dataflow, over the same epochs.
 //!
 //! In a [cluster](crate::cluster) each process has its part of the rows, and rows are
 //! [sent](exchange) to the process whose operators need them; the processes [agree](epochs) on the
 //! ends of epochs.
 //!
-//! When a row comes, the instant at which it leaves its window is already known. Windows hold this
-//! deletion back until then, so that the operators after them see only current changes.
+//! When a row enters a window, the instant at which it leaves is already known. Windows hold the
+//! deletion back until then, so that later operators receive current changes only.
 
 mod bag;
 mod build;
@@ -54,11 +54,11 @@ use timely::worker::Worker;
 use crate::cluster::{Cluster, Loss};
 use crate::columns::Column;
 use crate::read::Condition;
-use build::{Builder, Holds, Members};
+use build::{Builder, Members, Stateful};
 use epochs::EpochBarrier;
 use exchange::Member;
 use input::Staged;
-use results::{Results, Teller};
+use results::{Reporter, Results};
 use run::Epoch;
 use texts::Texts;
 
@@ -67,36 +67,36 @@ pub use results::Delta;
 /// How long a process waits for the others before it checks again for work.
 const WAIT: Duration = Duration::from_millis(1);
 
-/// A row by itself: cheap to copy.
+/// A single row, cheap to copy.
 type Tuple = Rc<[Value]>;
 
-/// What an engine has done.
+/// The statistics of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStatistics {
-    /// Events that were taken.
+    /// The number of events that were accepted.
     pub events: u64,
-    /// Events that came after the end of their instant. They were dropped.
+    /// The number of events that were dropped because their instant had ended.
     pub late: u64,
-    /// The largest lateness of such an event against the latest instant seen before it, in
+    /// The largest lateness of a dropped event relative to the latest instant before it, in
     /// nanoseconds.
     pub late_ns: u64,
-    /// Operators of all plans.
+    /// The number of operators of all plans.
     pub operators: usize,
 }
 
-/// What an operator holds.
+/// The size of an operator's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSize {
-    /// The first query that it works for, by its number.
+    /// The number of the first query that uses the operator.
     pub query: usize,
-    /// What it does.
+    /// The operator's name.
     pub operator: &'static str,
-    /// How many rows, groups and values it holds.
+    /// The number of rows, groups and values in the state.
     pub rows: usize,
 }
 
-/// The conditions on the rows of a source that plans use: each such row has, in some columns, the
-/// texts of one of these. `None` /// if there are no conditions.
+/// Conditions on the rows of a source: each row that the plans use meets all parts of at least one
+/// condition. `None` if the plans have no such conditions.
 pub(crate) fn conditions(plans: &[Plan], source: usize) -> Option<Vec<Condition>> {
     let mut all = Vec::new();
     let mut known = |plan: &Plan| {
@@ -113,37 +113,37 @@ pub struct Engine {
     texts: RefCell<Texts>,
     flows: Vec<Flow>,
     results: Results,
-    /// For each output, the queries with this result; empty if all were removed.
+    /// For each output, the queries with this result; empty if all of them have been removed.
     queries: Vec<Vec<usize>>,
-    /// The number of queries added so far, including removed ones.
+    /// The number of queries added so far, including removed queries.
     numbers: usize,
-    teller: Teller,
+    reporter: Reporter,
     /// All instants before this have ended.
     now_ns: u64,
-    /// The latest instant that was seen.
+    /// The latest instant of an event.
     latest_ns: u64,
-    /// Everything before this has been put into the dataflows.
+    /// All events before this instant have been put into the dataflows.
     ended_ns: u64,
     statistics: EngineStatistics,
-    /// In a cluster.
+    /// The epochs' ends in a cluster; otherwise `None`.
     barrier: Option<EpochBarrier>,
     members: Option<Members>,
-    /// Dropped after everything that sends to the other processes.
+    /// Dropped last, after all fields that send to other processes.
     cluster: Option<Cluster>,
 }
 
-/// A dataflow: that of queries that were added together.
+/// The dataflow of the queries that were added together.
 struct Flow {
-    /// Its number among the worker's.
+    /// Its number in the worker.
     number: usize,
     inputs: Vec<InputHandle<u64, Rc<Epoch>>>,
     probe: Handle<u64>,
     outputs: Range<usize>,
     operators: usize,
-    states: Vec<(usize, &'static str, Rc<dyn Holds>)>,
+    states: Vec<(usize, &'static str, Rc<dyn Stateful>)>,
 }
 
-/// Whether everything before an instant has gone through the dataflows.
+/// Whether all epochs up to an instant have passed through the dataflows.
 fn is_done(flows: &[Flow], time_ns: u64) -> bool {
     flows.iter().all(|flow| !flow.probe.less_than(&time_ns))
 }
@@ -154,15 +154,15 @@ impl Engine {
         Self::of(Allocator::Thread(Thread::default()), None, sources, plans)
     }
 
-    /// An engine of several processes, each of which makes one for the same plans. Each takes
-    /// events of its own, and the results are those of all events together; rows of one instant
-    /// arrive in the order of their values. Process 0 gives the results, unless the cluster is
-    /// configured so that each process gives its own.
+    /// An engine of a cluster. Each process makes one for the same plans and passes its own events
+    /// to it. The results are those of all processes' events; rows of one instant arrive in the
+    /// order of their values. Process 0 reports the results, unless the cluster is configured so
+    /// that each process reports its own.
     ///
     /// # Panics
-    /// When an engine has been made of the cluster before.
+    /// If the cluster has already been used for an engine.
     pub fn in_cluster(mut cluster: Cluster, sources: usize, plans: &[Plan]) -> Self {
-        let builder = cluster.take_builder().expect("one engine is made of a cluster");
+        let builder = cluster.take_builder().expect("a cluster is used for one engine");
         Self::of(builder.build(), Some(cluster), sources, plans)
     }
 
@@ -182,7 +182,7 @@ impl Engine {
             results: Results::default(),
             queries: Vec::new(),
             numbers: 0,
-            teller: Teller::default(),
+            reporter: Reporter::default(),
             now_ns: 0,
             latest_ns: 0,
             ended_ns: 0,
@@ -195,9 +195,9 @@ impl Engine {
         engine
     }
 
-    /// Adds queries, and returns their numbers. They see the events of all instants that have not
-    /// ended. Common parts are computed /// and held once. In a cluster all processes add the same
-    /// queries, before time advances.
+    /// Adds queries, and returns their numbers. They process the events of all instants that have
+    /// not ended. Common parts are computed and held once. In a cluster all processes must add the
+    /// same queries before time advances.
     pub fn add(&mut self, plans: &[Plan]) -> Range<usize> {
         let first = self.numbers;
         self.numbers += plans.len();
@@ -239,7 +239,7 @@ impl Engine {
     }
 
     /// Removes a query: it has no more results. The state of removed queries is freed once all
-    /// queries that were added together have /// been removed.
+    /// queries that were added together have been removed.
     pub fn remove(&mut self, query: usize) {
         for queries in &mut self.queries {
             queries.retain(|&other| other != query);
@@ -254,7 +254,7 @@ impl Engine {
         });
     }
 
-    /// The input for an event at an instant, and counts the event; `None` if the instant has ended.
+    /// Counts an event, and returns the input for it; `None` if the event's instant has ended.
     fn staged(&mut self, source: usize, time_ns: u64) -> Option<&mut Staged> {
         let staged = self.staged.get_mut(source)?;
         if time_ns < self.now_ns {
@@ -269,11 +269,11 @@ impl Engine {
     }
 
     /// Notes the instant of an event that no query needs, in nanoseconds.
-    pub(crate) fn saw(&mut self, time_ns: u64) {
+    pub(crate) fn note_instant(&mut self, time_ns: u64) {
         self.latest_ns = self.latest_ns.max(time_ns);
     }
 
-    /// Takes an event of a source at an instant, in nanoseconds. An event whose instant has ended
+    /// Accepts an event of a source at an instant, in nanoseconds. An event whose instant has ended
     /// is counted and dropped.
     pub fn push(&mut self, source: usize, time_ns: u64, row: &[Value]) {
         if let Some(staged) = self.staged(source, time_ns) {
@@ -282,8 +282,8 @@ impl Engine {
         }
     }
 
-    /// Takes events of a source, by column, each at its instant, in nanoseconds; see
-    /// [`push`](Self::push). All columns are as long as there are instants.
+    /// Accepts events of a source, by column, each at its instant, in nanoseconds; see
+    /// [`push`](Self::push). All columns have one value per instant.
     pub fn push_columns(&mut self, source: usize, times_ns: Vec<u64>, columns: Vec<Column>) {
         let is_late = |time_ns: &u64| *time_ns < self.now_ns;
         if times_ns.iter().any(is_late) {
@@ -303,12 +303,11 @@ impl Engine {
         }
     }
 
-    /// Takes a change of an input that is a relation: at an instant, in nanoseconds, the count of a
-    /// row changes by `count`. Rows of a /// stream may be given in this way too: within an instant
-    /// they then arrive in the order of their values. A change whose instant /// has ended is
-    /// counted and dropped, as events are. The caller ensures that no row has a negative count at
-    /// the end of an instant, and that counts, which a peer may have given, stay /// far from the
-    /// limits of their type.
+    /// Changes the count of a row of an input by `count`, at an instant in nanoseconds. The input
+    /// may be a relation or a stream; rows of one instant arrive in the order of their values. A
+    /// change whose instant has ended is counted and dropped, as events are. The caller ensures
+    /// that no row has a negative count at the end of an instant, and that counts from a peer stay
+    /// far from the limits of their type.
     pub fn change(&mut self, source: usize, time_ns: u64, row: &[Value], count: i64) {
         if let Some(staged) = self.staged(source, time_ns) {
             staged.change(time_ns, count, row);
@@ -316,10 +315,10 @@ impl Engine {
         }
     }
 
-    /// Ends all instants before `time_ns`, and calls `sink` for each change that results: those of
-    /// one query in order of time, and within an instant in order of the rows. In a cluster it does
-    /// not wait for the other processes: the results come when these have ended the same instants,
-    /// in a later call /// that need not advance time.
+    /// Ends all instants before `time_ns` (in nanoseconds), and calls `sink` for each change of the
+    /// results. The changes of one query are in order of time, and within an instant in order of
+    /// the rows. In a cluster this call does not wait for the other processes: the results come in
+    /// a later call, which need not advance time, when the others have ended the same instants.
     pub fn advance(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) {
         if self.barrier.is_some() {
             self.now_ns = self.now_ns.max(time_ns);
@@ -332,7 +331,7 @@ impl Engine {
             }
         }
         for (output, epoch) in self.results.take() {
-            self.teller.tell(&epoch.runs, |time_ns, count, row| {
+            self.reporter.report(&epoch.runs, |time_ns, count, row| {
                 for &query in &self.queries[output] {
                     sink(Delta { query, time_ns, count, row });
                 }
@@ -358,7 +357,7 @@ impl Engine {
         }
     }
 
-    /// Ends an epoch: puts everything before `end` into the dataflows.
+    /// Ends an epoch: puts all events before `end` into the dataflows.
     fn end(&mut self, end: u64) {
         self.ended_ns = end;
         for (source, staged) in self.staged.iter_mut().enumerate() {
@@ -370,18 +369,19 @@ impl Engine {
         }
     }
 
-    /// Ends all instants before `time_ns`, after which no events come; see
-    /// [`advance`](Self::advance). In a cluster it waits until all /// processes have ended theirs.
+    /// Ends all instants before `time_ns` (in nanoseconds), when no more events follow; see
+    /// [`advance`](Self::advance). In a cluster it waits until all processes have ended their
+    /// instants.
     ///
     /// # Errors
-    /// When a process of the cluster is lost before that.
+    /// If a process of the cluster is lost before that.
     pub fn finish(&mut self, time_ns: u64, sink: &mut dyn FnMut(Delta<'_>)) -> Result<(), Loss> {
         self.advance(time_ns, sink);
         while let Some(barrier) = &mut self.barrier {
             if self.ended_ns >= self.now_ns {
                 barrier.leave();
             }
-            if barrier.is_over() && is_done(&self.flows, self.ended_ns) {
+            if barrier.is_finished() && is_done(&self.flows, self.ended_ns) {
                 break;
             }
             self.wait(WAIT);
@@ -393,36 +393,37 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether it is one of several engines that answer together.
+    /// Whether it is an engine of a cluster.
     pub(crate) fn is_in_cluster(&self) -> bool {
         self.barrier.is_some()
     }
 
-    /// In a cluster, waits for a message of another process, for at most `most`.
-    pub fn wait(&mut self, most: Duration) {
+    /// In a cluster, waits for a message of another process, at most for `limit`.
+    pub fn wait(&mut self, limit: Duration) {
         if self.barrier.is_some() {
-            self.worker.step_or_park(Some(most));
+            self.worker.step_or_park(Some(limit));
         }
     }
 
-    /// The lost process of the cluster, if there is one: there are no more results then. It is
-    /// reported a second after the loss, when its /// last messages have been processed.
+    /// The lost process of the cluster, if there is one. Then there are no more results. The loss
+    /// is reported a second after it happened, when the process's last messages have been
+    /// processed.
     pub fn loss(&self) -> Option<Loss> {
         self.cluster.as_ref().and_then(Cluster::loss)
     }
 
-    /// The instant before which everything has been put into the dataflows, in nanoseconds.
+    /// The instant before which all events have been put into the dataflows, in nanoseconds.
     pub fn ended_ns(&self) -> u64 {
         self.ended_ns
     }
 
-    /// What has been done.
+    /// The statistics so far.
     pub fn statistics(&self) -> EngineStatistics {
         let operators = self.flows.iter().map(|flow| flow.operators).sum();
         EngineStatistics { operators, ..self.statistics }
     }
 
-    /// The state of each operator that keeps one from one instant to the next.
+    /// The size of the state of each operator that has one.
     pub fn state(&self) -> impl Iterator<Item = StateSize> {
         let states = self.flows.iter().flat_map(|flow| &flow.states);
         states.map(|&(query, operator, ref state)| StateSize {
@@ -432,19 +433,19 @@ impl Engine {
         })
     }
 
-    /// How many rows, groups and values the operators hold. The call takes time in proportion to
-    /// the size of some states.
+    /// The number of rows, groups and values that the operators hold. The call takes time in
+    /// proportion to the size of some states.
     pub fn held(&self) -> usize {
         self.state().map(|state| state.rows).sum()
     }
 
-    /// The bytes of long texts that are held, including those of waiting events and of results.
-    /// Each counts once. The call takes time in /// proportion to their number.
+    /// The bytes of the long texts in memory, including those of waiting events and of results.
+    /// Each text counts once. The call takes time in proportion to their number.
     pub fn text_bytes(&self) -> usize {
         self.texts.borrow_mut().bytes()
     }
 
-    /// How many events wait for the ends of their instants.
+    /// The number of events that wait for the ends of their instants.
     pub fn waiting(&self) -> usize {
         self.staged.iter().map(Staged::len).sum()
     }

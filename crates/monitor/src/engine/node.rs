@@ -1,7 +1,7 @@
-//! Makes nodes of plans: rows are filtered and projected as early as possible.
+//! Translates plans into nodes. Rows are filtered and projected as early as possible.
 //!
-//! Windows by time keep the output of a selection, so that they hold only the rows and values that
-//! the query needs, and each value is computed once, although a row is inserted and deleted.
+//! A window by time keeps the output of a selection. So it holds only the rows and values that the
+//! query needs, and each value is computed once, although its row is inserted and deleted.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -19,19 +19,19 @@ use crate::read::Condition;
 pub(super) enum Node {
     /// An input.
     Source(usize),
-    /// Rows, filtered and projected.
+    /// Filtered and projected rows.
     Select(Rc<Node>, Selection),
     /// A window by time.
     Range { input: Rc<Node>, length_ns: u64, slide_ns: u64 },
-    /// The last rows, for each value of some columns.
+    /// A window of the last rows, for each combination of values in some columns.
     Rows { input: Rc<Node>, by: Vec<usize>, rows: usize },
-    /// The pairs that match.
+    /// The pairs of matching rows.
     Join(Rc<Node>, Rc<Node>, Matching),
     /// Groups. The input's columns are the keys, then the argument of each aggregate that has one.
     Groups { input: Rc<Node>, keys: usize, aggregates: Vec<Aggregate> },
-    /// Each row once.
+    /// The distinct rows.
     Distinct(Rc<Node>),
-    /// Two relations combined, except by `union all`.
+    /// A set operation on two relations, except `union all`.
     Set { left: Rc<Node>, right: Rc<Node>, operation: SetOperation, all: bool },
     /// The rows of both inputs.
     Both(Rc<Node>, Rc<Node>),
@@ -50,26 +50,26 @@ pub(super) struct Selection {
     pub(super) outputs: Option<Vec<Expression>>,
 }
 
-/// Which rows make a pair, and the columns of the pair.
+/// The matching of two rows, and the columns of a pair.
 #[derive(Clone, Debug)]
 pub(super) struct Matching {
     pub(super) kind: JoinKind,
-    /// The columns that must be equal, of the left and of the right.
+    /// The columns of the left and of the right side that must be equal.
     pub(super) equal: [Vec<usize>; 2],
-    /// A further condition over the columns of both.
+    /// A further condition over the columns of both sides.
     pub(super) residual: Option<Expression>,
-    /// How many columns each side has.
+    /// The number of columns of each side.
     pub(super) widths: [usize; 2],
-    /// The columns of a pair, of those of both sides.
+    /// The columns of a pair, numbered through both sides.
     pub(super) outputs: Vec<usize>,
 }
 
-/// The node that makes a relation.
+/// The node of a relation.
 fn relation(relation: &Relation) -> Rc<Node> {
     selected(relation, Selection::default())
 }
 
-/// The node that makes the result of a plan.
+/// The node of a plan's result.
 pub(super) fn output(of: &Output) -> Rc<Node> {
     match of {
         Output::Stream(of) => stream(of),
@@ -77,14 +77,14 @@ pub(super) fn output(of: &Output) -> Rc<Node> {
     }
 }
 
-/// The node that makes a stream.
+/// The node of a stream.
 fn stream(of: &Stream) -> Rc<Node> {
     selected_stream(of, Selection::default())
 }
 
-/// Adds the conditions on the rows of a source that a node uses: each such row meets one of them,
-/// which means that all columns of the /// condition have its texts. False if there are no
-/// conditions.
+/// Adds the conditions on the rows of a source that a node uses. Each such row meets at least one
+/// condition, that is, its columns have the texts of all parts of the condition. Returns false if
+/// there are no conditions.
 pub(super) fn conditions(node: &Node, source: usize, add: &mut impl FnMut(Condition)) -> bool {
     match node {
         Node::Source(of) => *of != source,
@@ -110,7 +110,7 @@ pub(super) fn conditions(node: &Node, source: usize, add: &mut impl FnMut(Condit
     }
 }
 
-/// The column and the text of a condition that compares them for equality.
+/// The column and the text of a comparison for equality.
 fn equal_text(part: &Expression) -> Option<(usize, Arc<str>)> {
     let Expression::Binary(BinaryOperator::Equal, left, right) = part else { return None };
     match (&**left, &**right) {
@@ -122,13 +122,13 @@ fn equal_text(part: &Expression) -> Option<(usize, Arc<str>)> {
     }
 }
 
-/// A selection of a relation's rows.
+/// The node of a relation's rows, filtered and projected.
 fn selected(relation: &Relation, selection: Selection) -> Rc<Node> {
     match relation {
         Relation::Filter(input, predicate) => {
-            selected(input, selection.behind_filter(predicate.clone()))
+            selected(input, selection.after_filter(predicate.clone()))
         }
-        Relation::Project(input, expressions) => match selection.behind(expressions) {
+        Relation::Project(input, expressions) => match selection.after(expressions) {
             Ok(all) => selected(input, all),
             Err(selection) => {
                 let outputs = Some(expressions.clone());
@@ -172,26 +172,26 @@ fn selected(relation: &Relation, selection: Selection) -> Rc<Node> {
     }
 }
 
-/// A selection of the pairs of a join. Each side has the needed columns, then the values of its
-/// keys.
+/// The node of a join's pairs, filtered and projected. Each side has the needed columns, then the
+/// values of its keys.
 fn join(join: &Join, selection: Selection) -> Rc<Node> {
     let width = join.left_columns + join.right_columns;
-    let asked_of = |expressions: &mut dyn Iterator<Item = &Expression>, asked: &mut Vec<bool>| {
+    let mark = |expressions: &mut dyn Iterator<Item = &Expression>, needed: &mut Vec<bool>| {
         for expression in expressions {
             each_column(expression, &mut |column| {
-                if let Some(place) = asked.get_mut(column) {
+                if let Some(place) = needed.get_mut(column) {
                     *place = true;
                 }
             });
         }
     };
     let mut shown = vec![selection.outputs.is_none(); width];
-    asked_of(&mut selection.expressions(), &mut shown);
-    let mut asked = shown.clone();
-    asked_of(&mut join.residual.iter(), &mut asked);
+    mark(&mut selection.expressions(), &mut shown);
+    let mut needed = shown.clone();
+    mark(&mut join.residual.iter(), &mut needed);
 
     // The needed columns of each side, and the selection of each side.
-    let columns = |of: Range<usize>| of.filter(|&column| asked[column]).collect::<Vec<_>>();
+    let columns = |of: Range<usize>| of.filter(|&column| needed[column]).collect::<Vec<_>>();
     let sides = [columns(0..join.left_columns), columns(join.left_columns..width)];
     let only = |first: usize, columns: &[usize], keys: &mut dyn Iterator<Item = &Expression>| {
         let columns = columns.iter().map(|column| Expression::Column(column - first));
@@ -204,7 +204,7 @@ fn join(join: &Join, selection: Selection) -> Rc<Node> {
     let keys = join.equal.len();
     let widths = [sides[0].len() + keys, sides[1].len() + keys];
     let [mine, theirs] = &sides;
-    // The place of a column of the join among the needed columns.
+    // The position of a column of the join among the needed columns.
     let place = |column: usize| {
         let of = |side: &[usize]| side.iter().position(|&other| other == column);
         of(mine).or_else(|| of(theirs).map(|at| widths[0] + at))
@@ -234,7 +234,7 @@ fn selected_stream(stream: &Stream, selection: Selection) -> Rc<Node> {
     }
 }
 
-/// A selection on top of a node, if it does anything.
+/// A node, followed by a selection if the selection does anything.
 fn on(node: Rc<Node>, selection: Selection) -> Rc<Node> {
     if selection.predicate.is_none() && selection.outputs.is_none() {
         node
@@ -243,7 +243,7 @@ fn on(node: Rc<Node>, selection: Selection) -> Rc<Node> {
     }
 }
 
-/// An expression with other expressions in place of its columns. A column without one is null.
+/// Replaces the columns of an expression by other expressions. A column without one becomes null.
 fn moved(mut expression: Expression, to: &dyn Fn(usize) -> Option<Expression>) -> Expression {
     substitute(&mut expression, &mut |column| {
         to(column).unwrap_or(Expression::Literal(Value::Null))
@@ -262,7 +262,7 @@ impl Selection {
         }
     }
 
-    /// The selection with expressions in the place of its columns.
+    /// Replaces the columns of the selection by other expressions.
     fn moved(self, to: &dyn Fn(usize) -> Option<Expression>) -> Self {
         let moved = |expression| moved(expression, to);
         Self {
@@ -271,16 +271,16 @@ impl Selection {
         }
     }
 
-    /// A filter, then this.
-    fn behind_filter(self, predicate: Expression) -> Self {
+    /// A filter, followed by this selection.
+    fn after_filter(self, predicate: Expression) -> Self {
         let mut parts = conjuncts(predicate);
         parts.extend(self.predicate.into_iter().flat_map(conjuncts));
         Self { predicate: Some(combine(BinaryOperator::And, parts)), outputs: self.outputs }
     }
 
-    /// A projection, then this, as one selection; or this unchanged if a value would be computed
-    /// more than once.
-    fn behind(self, expressions: &[Expression]) -> Result<Self, Self> {
+    /// A projection, followed by this selection, as a single selection. Returns this selection
+    /// unchanged if a value would be computed more than once.
+    fn after(self, expressions: &[Expression]) -> Result<Self, Self> {
         let mut uses = vec![0; expressions.len()];
         self.each_column(&mut |column| {
             if let Some(uses) = uses.get_mut(column) {

@@ -1,9 +1,10 @@
-//! A percentile of values that come and go.
+//! A percentile of values that are added and removed.
 //!
-//! The values are kept in order, each with how often it is there. A place among them moves: the value
-//! at the wanted rank, and how many are less. A value that comes or goes moves the wanted rank by one
-//! at most, so the place moves past about as many values as have come and gone since the percentile
-//! was asked for last, and each step is a search in the order. Thus a value costs O(log n).
+//! The values are kept in order, each with its count. A cursor points to the value at the requested
+//! rank, and keeps the number of smaller values. Adding or removing a value changes the requested
+//! rank by at most one. So the cursor moves past about as many values as have been added and
+//! removed since the last result. Each of its steps is a search in the ordered map, so a value
+//! costs O(log n).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,23 +13,23 @@ use std::ops::Bound;
 use fathom_cql::Value;
 use fathom_cql::aggregate::percentile_rank;
 
-use super::build::Holds;
+use super::build::Stateful;
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Percentile {
     percentage: f64,
     counts: BTreeMap<Value, i64>,
-    /// How many values there are.
+    /// The number of values.
     all: i64,
-    /// A value, which may have gone, and how many are less than it.
+    /// The cursor: a value, which may have been removed, and the number of smaller values.
     place: Option<(Value, i64)>,
     #[cfg(test)]
     steps: usize,
 }
 
 impl Percentile {
-    /// Of no values; the percentage is from 0 to 100.
+    /// No values yet. The percentage is from 0 to 100.
     pub(super) fn new(percentage: f64) -> Self {
         Self {
             percentage,
@@ -40,7 +41,7 @@ impl Percentile {
         }
     }
 
-    /// A value comes so many times or, below 0, goes.
+    /// Changes the count of a value.
     pub(super) fn add(&mut self, value: &Value, count: i64) {
         match self.counts.entry(value.clone()) {
             Entry::Vacant(vacant) => {
@@ -60,7 +61,7 @@ impl Percentile {
         }
     }
 
-    /// The percentile; null where there are no values.
+    /// The percentile; null if there are no values.
     pub(super) fn result(&mut self) -> Value {
         let count = usize::try_from(self.all).unwrap_or(0);
         let Some(rank) = percentile_rank(self.percentage, count) else {
@@ -102,7 +103,7 @@ impl Percentile {
     }
 }
 
-impl Holds for Percentile {
+impl Stateful for Percentile {
     fn rows(&self) -> usize {
         self.counts.len()
     }
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_follow_values_that_come_and_go() {
+    fn percentiles_follow_added_and_removed_values() {
         for (seed, percentage) in (0..).zip([0.0, 1.0, 25.0, 50.0, 90.0, 99.0, 99.9, 100.0]) {
             let mut generator = Generator::new(seed);
             let mut percentile = Percentile::new(percentage);
@@ -147,9 +148,10 @@ mod tests {
         }
     }
 
-    /// Counted, not timed: the place moves past few values for each that comes or goes.
+    /// For each added or removed value, the cursor moves past few values. The test counts steps
+    /// instead of measuring time.
     #[test]
-    fn a_place_stays_near_the_wanted_rank() {
+    fn the_cursor_stays_near_the_requested_rank() {
         for percentage in [1.0, 50.0, 99.0] {
             let mut percentile = Percentile::new(percentage);
             let value = |number: i64| Value::Integer(number * 7919 % 20_011);

@@ -11,11 +11,11 @@ use crate::columns::Column;
 /// A change of a query's result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Delta<'a> {
-    /// The query's number: its place among the plans.
+    /// The query's number: its position among the plans.
     pub query: usize,
     /// The instant, in nanoseconds.
     pub time_ns: u64,
-    /// The change of the row's count; for a stream, how often the row comes.
+    /// The change of the row's count. For a stream, the number of times the row arrives.
     pub count: i64,
     /// The row.
     pub row: &'a [Value],
@@ -39,21 +39,21 @@ impl Results {
     }
 }
 
-/// The ranks of the rows of a run by its first columns, as far as these are of few values: their
-/// order is found out once for each value, not for each two rows.
+/// The ranks of a run's rows by the first columns, as far as these have few distinct values. So
+/// these values are compared once for each distinct value instead of for each pair of rows.
 #[derive(Debug, Default)]
 struct Ranks {
     /// The first row of the run.
     first: usize,
-    /// The rank of it and of those behind it. Rows that have the same values in the first columns
-    /// have the same rank. Empty where nothing is known.
+    /// The ranks of the rows from `first` on. Rows with the same values in the first columns have
+    /// the same rank. Empty if there are no ranks.
     rows: Vec<u64>,
-    /// How many columns the ranks are by.
+    /// The number of columns that the ranks cover.
     columns: usize,
 }
 
 impl Ranks {
-    /// Computes the ranks. There are none for several runs, which have values of their own.
+    /// Computes the ranks. Several runs have no common ranks, because each has its own values.
     fn find(&mut self, runs: &[Run]) {
         self.rows.clear();
         self.columns = 0;
@@ -81,18 +81,18 @@ impl Ranks {
     }
 }
 
-/// Tells the net changes of runs.
+/// Reports the net changes of runs.
 #[derive(Debug, Default)]
-pub(super) struct Teller {
+pub(super) struct Reporter {
     changes: Vec<Change>,
     ranks: Ranks,
     row: Vec<Value>,
 }
 
-impl Teller {
-    /// Calls `tell` for each net change: in order of time, and within an instant in order of the
+impl Reporter {
+    /// Calls `sink` for each net change, in order of time, and within an instant in order of the
     /// rows.
-    pub(super) fn tell(&mut self, runs: &[Run], mut tell: impl FnMut(u64, i64, &[Value])) {
+    pub(super) fn report(&mut self, runs: &[Run], mut sink: impl FnMut(u64, i64, &[Value])) {
         let Self { changes, ranks, row } = self;
         in_order(runs, changes);
         if changes.windows(2).any(|pair| pair[0].time == pair[1].time) {
@@ -106,10 +106,10 @@ impl Teller {
                 let order = ranks.of(left_row).cmp(&ranks.of(right_row));
                 order.then_with(|| left.compare(left_row, right, right_row, ranks.columns))
             };
-            // Equal rows are compared with each other while they are sorted.
+            // Whether the comparisons of the sort have found equal rows.
             let mut any_equal = false;
             if let [one, next] = instant {
-                // As a group's row goes and comes.
+                // The usual case: the old and the new row of one group.
                 let order = compare(one, next);
                 any_equal = order.is_eq();
                 if order.is_gt() {
@@ -127,7 +127,7 @@ impl Teller {
                 if count != 0 {
                     let (run, at) = of(&same[0]);
                     run.read(at, row);
-                    tell(time, count, row);
+                    sink(time, count, row);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Operators that process rows one by one, instant after instant.
+//! Operators that process rows one by one, instant by instant.
 
 use super::Tuple;
 use super::run::{Change, Run, RunBuilder, in_order};
@@ -6,7 +6,7 @@ use super::run::{Change, Run, RunBuilder, in_order};
 /// Rows and the changes of their counts.
 pub(super) type Results = Vec<(Tuple, i64)>;
 
-/// Calls something for each instant of some runs, in order of time.
+/// Calls a function for each instant of some runs, in order of time.
 #[derive(Debug, Default)]
 pub(super) struct ByInstant {
     changes: Vec<Change>,
@@ -16,9 +16,9 @@ pub(super) struct ByInstant {
 }
 
 impl ByInstant {
-    /// Hands the rows of each instant to `logic`, each with the number of its side: of a relation
-    /// sorted, equal ones of a side added up, and those that add up to nothing left out. What it
-    /// puts out changes at that instant.
+    /// Passes the net changes of each instant to `logic`, each with the number of its side: sorted,
+    /// with the counts of a side's equal rows added up, and without counts of 0. The results of
+    /// `logic` are changes at that instant.
     pub(super) fn net(
         &mut self,
         sides: &[&[Run]],
@@ -44,7 +44,7 @@ impl ByInstant {
         })
     }
 
-    /// Hands the rows of each instant to `logic` in the order in which they arrive.
+    /// Passes the rows of each instant to `logic`, in the order of their arrival.
     pub(super) fn each(
         &mut self,
         sides: &[&[Run]],
@@ -75,7 +75,7 @@ impl ByInstant {
     }
 }
 
-/// A row of some columns of a row; those that are not there are null.
+/// The values of some columns of a row. Missing columns are null.
 pub(super) fn key(row: &Tuple, columns: &[usize]) -> Tuple {
     let value = |&column: &usize| row.get(column).cloned();
     columns.iter().map(|column| value(column).unwrap_or(fathom_cql::Value::Null)).collect()

@@ -8,16 +8,16 @@ use fathom_cql::Value;
 
 use crate::columns::Column;
 
-/// The change of the count of each row of a run.
+/// The changes of the counts of a run's rows.
 #[derive(Clone, Debug)]
 pub(super) enum Counts {
-    /// The same for all rows.
+    /// The same change for all rows.
     All(i64),
-    /// By row.
+    /// The change of each row.
     Each(Rc<Vec<i64>>),
 }
 
-/// Inserted and deleted rows, in order of time. Cheap to copy: the data is shared.
+/// Inserted and deleted rows, in order of time. Cheap to clone, because the data is shared.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     times: Rc<Vec<u64>>,
@@ -59,7 +59,7 @@ impl Run {
         }
     }
 
-    /// The counts of all rows of the columns, valid or not.
+    /// The changes of the counts of all rows of the columns, valid or not.
     pub(super) fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -68,22 +68,22 @@ impl Run {
         &self.columns
     }
 
-    /// A column. One that is not there has nulls.
+    /// A column; `None` for a column of nulls.
     pub(super) fn column(&self, column: usize) -> Option<&Rc<Column>> {
         self.columns.get(column)
     }
 
-    /// Some of the rows.
+    /// A part of the rows.
     pub(super) fn slice(&self, rows: Range<usize>) -> Self {
         Self { rows, ..self.clone() }
     }
 
-    /// The same rows with other columns, which are as long as the old ones.
+    /// The same rows with other columns of the same length.
     pub(super) fn with_columns(&self, columns: Vec<Rc<Column>>) -> Self {
         Self { columns: Rc::new(columns), ..self.clone() }
     }
 
-    /// The same rows, each at another time, in the same order, and as often times `factor`.
+    /// The same rows in the same order, with other times, and with counts multiplied by `factor`.
     pub(super) fn moved(&self, factor: i64, time: impl Fn(u64) -> u64) -> Self {
         // Rows before the first valid one are ignored.
         let before = std::iter::repeat_n(0, self.rows.start);
@@ -107,25 +107,25 @@ impl Run {
         }
     }
 
-    /// Some of the rows, their columns made anew of `columns`, which have these only.
+    /// Some of the rows, with `columns`, which have only these rows.
     pub(super) fn gathered(&self, rows: &[u32], columns: Vec<Rc<Column>>) -> Self {
         let times = rows.iter().map(|&row| self.times[row as usize]).collect();
         Self::new(times, self.counts_of(rows), columns)
     }
 
-    /// Some of the rows, their columns made anew.
+    /// Some of the rows, with new columns that have only these rows.
     pub(super) fn gather(&self, rows: &[u32]) -> Self {
         let columns = self.columns.iter().map(|column| Rc::new(column.gather(rows)));
         self.gathered(rows, columns.collect())
     }
 
-    /// Splits at an instant: what is before it, and what is left.
+    /// Splits the rows at an instant: those before it, and the others.
     pub(super) fn split(&self, time: u64) -> (Self, Self) {
         let middle = self.rows.start + self.times().partition_point(|&each| each < time);
         (self.slice(self.rows.start..middle), self.slice(middle..self.rows.end))
     }
 
-    /// Puts the values of a row into `values`.
+    /// Replaces `values` by the values of a row.
     pub(super) fn read(&self, row: usize, values: &mut Vec<Value>) {
         values.resize_with(self.columns.len(), || Value::Null);
         for (column, place) in self.columns.iter().zip(values) {
@@ -133,7 +133,7 @@ impl Run {
         }
     }
 
-    /// The order of two rows by their values, but for those of the first `skipped` columns.
+    /// The order of two rows by their values, without the first `skipped` columns.
     pub(super) fn compare(
         &self,
         row: usize,
@@ -150,13 +150,13 @@ impl Run {
     }
 }
 
-/// All changes within an interval of time. Between two operators epochs follow each other without a
-/// gap, and each is sent once, even /// if it is empty.
+/// All changes within an interval of time. The epochs between two operators follow each other
+/// without a gap. Each epoch is sent once, even if it is empty.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Epoch {
-    /// The first instant after it.
+    /// The first instant after the epoch.
     pub(super) end: u64,
-    /// What changes. Each run is in order of time; of a stream, rows of one instant arrive in the
+    /// The changes. Each run is in order of time. Rows of a stream at one instant arrive in the
     /// order of the runs.
     pub(super) runs: Vec<Run>,
 }
@@ -169,7 +169,8 @@ pub(super) struct Change {
     pub(super) row: u32,
 }
 
-/// The rows of several runs in order of time; those of one instant by run, then by row.
+/// Puts the rows of several runs into order of time; rows of one instant are ordered by run, then
+/// by position.
 pub(super) fn in_order<'a>(runs: impl IntoIterator<Item = &'a Run>, changes: &mut Vec<Change>) {
     changes.clear();
     for (run, number) in runs.into_iter().zip(0..) {
@@ -178,16 +179,16 @@ pub(super) fn in_order<'a>(runs: impl IntoIterator<Item = &'a Run>, changes: &mu
         changes.extend(each.map(|(row, &time)| Change { time, run: number, row: row as u32 }));
     }
     if !changes.is_sorted_by_key(|change| change.time) {
-        // Stable, and quick with a few runs that are sorted.
+        // A stable sort, which is fast for a few sorted runs.
         changes.sort_by_key(|change| change.time);
     }
 }
 
-/// Rows that are put together one by one, in order of time.
+/// Builds a run row by row, in order of time.
 #[derive(Debug, Default)]
 pub(super) struct RunBuilder {
     times: Vec<u64>,
-    /// Empty as long as each row comes once.
+    /// Empty as long as each count is 1.
     counts: Vec<i64>,
     columns: Vec<Column>,
 }
@@ -197,7 +198,7 @@ impl RunBuilder {
         self.times.len()
     }
 
-    /// Begins a row. Its values are to follow, one in each of so many columns.
+    /// Begins a row. The caller adds its values, one to each of the `width` columns.
     pub(super) fn begin(&mut self, time: u64, count: i64, width: usize) -> &mut [Column] {
         if count != 1 && self.counts.is_empty() {
             self.counts.resize(self.times.len(), 1);
@@ -219,12 +220,12 @@ impl RunBuilder {
         }
     }
 
-    /// The rows, if there are any, and begins anew.
+    /// Takes the rows as a run; `None` if there are none.
     pub(super) fn take(&mut self) -> Option<Run> {
         if self.times.is_empty() {
             return None;
         }
-        // The next run will have about as many rows.
+        // The next run will probably have about as many rows.
         let room = self.times.len();
         let times = std::mem::replace(&mut self.times, Vec::with_capacity(room));
         let columns = self.columns.iter_mut().map(|column| Rc::new(column.replace(room)));

@@ -4,7 +4,7 @@ use super::node::Selection;
 use super::run::Run;
 use super::vector::{column, filter};
 
-/// The rows of a run that a selection keeps, projected; `None` if there are none.
+/// The rows of a run that pass a selection's filter, projected; `None` if there are none.
 pub(super) fn select(selection: &Selection, run: &Run) -> Option<Run> {
     let length = run.rows().end;
     let mut selected = None;

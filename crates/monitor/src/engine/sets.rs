@@ -1,4 +1,4 @@
-//! Bags as sets, differences, intersections, and the first rows of an order.
+//! Distinct rows, set operations, and the first rows of an order.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use hashbrown::HashMap;
 
 use super::Tuple;
 use super::bag::Bag;
-use super::build::Holds;
+use super::build::Stateful;
 use super::rows::Results;
 
-/// The changes of the distinct rows when the count of a row changes.
+/// Outputs the change of the distinct rows when the count of a row changes.
 pub(super) fn distinct(counts: &mut Bag<Tuple>, row: &Tuple, count: i64, results: &mut Results) {
     let (before, after) = counts.add(row.clone(), count);
     let change = i64::from(after > 0) - i64::from(before > 0);
@@ -23,7 +23,7 @@ pub(super) fn distinct(counts: &mut Bag<Tuple>, row: &Tuple, count: i64, results
     }
 }
 
-/// Two relations combined.
+/// The state of a set operation on two relations.
 #[derive(Debug)]
 pub(super) struct Combination {
     operation: SetOperation,
@@ -36,7 +36,7 @@ impl Combination {
         Self { operation, all, counts: HashMap::new() }
     }
 
-    /// The count of a row in the result, from its counts on the sides.
+    /// The count of a row in the result, computed from its counts on both sides.
     fn count(&self, [left, right]: [i64; 2]) -> i64 {
         match (self.operation, self.all) {
             (SetOperation::Union, true) => left + right,
@@ -48,7 +48,7 @@ impl Combination {
         }
     }
 
-    /// The sides change at an instant; both sides of a row are neighbours.
+    /// Applies the changes of an instant. The changes of a row on both sides are neighbours.
     pub(super) fn change(&mut self, changes: &[(usize, Tuple, i64)], results: &mut Results) {
         for same in changes.chunk_by(|(_, one, _), (_, next, _)| one == next) {
             let row = &same[0].1;
@@ -70,13 +70,13 @@ impl Combination {
     }
 }
 
-impl Holds for Combination {
+impl Stateful for Combination {
     fn rows(&self) -> usize {
         self.counts.len()
     }
 }
 
-/// A value by which rows are ordered.
+/// A value of a sort key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rank {
     Up(Value),
@@ -88,7 +88,7 @@ impl Ord for Rank {
         match (self, other) {
             (Self::Up(left), Self::Up(right)) => left.cmp(right),
             (Self::Down(left), Self::Down(right)) => left.cmp(right),
-            // The same key has the same direction in every row.
+            // A key has the same direction in all rows, so these cases do not occur.
             (Self::Up(_), Self::Down(_)) => Ordering::Less,
             (Self::Down(_), Self::Up(_)) => Ordering::Greater,
         }
@@ -101,13 +101,13 @@ impl PartialOrd for Rank {
     }
 }
 
-/// A row behind the values by which it is ordered.
+/// A row after the values of its sort keys.
 type Ranked = (Vec<Rank>, Tuple);
 
 /// The first rows by some keys, then by the whole row.
 ///
-/// The last row that is shown is a place in the order, which moves by as many rows as come and go
-/// before it. So a change costs O(log n), whatever the limit is.
+/// The last shown row is a position in the order. It moves by as many rows as are inserted and
+/// deleted before it. So a change costs O(log n), independent of the limit.
 #[derive(Debug)]
 pub(super) struct Top {
     keys: Vec<OrderKey>,
@@ -116,14 +116,14 @@ pub(super) struct Top {
     edge: Option<Edge>,
 }
 
-/// The last row that is shown. All rows before it are shown, and none after it.
+/// The last shown row. All rows before it are shown, and no rows after it.
 #[derive(Debug)]
 struct Edge {
-    /// The row, which may have gone.
+    /// The row, which may have been deleted.
     row: Ranked,
-    /// How often it is shown.
+    /// The number of its shown copies.
     shown: i64,
-    /// How many rows are before it.
+    /// The number of rows before it.
     before: i64,
 }
 
@@ -133,7 +133,7 @@ impl Top {
         Self { keys, limit, rows: Bag::default(), edge: None }
     }
 
-    /// The relation changes at an instant.
+    /// Applies the changes of an instant.
     pub(super) fn change(&mut self, changes: &[(usize, Tuple, i64)], results: &mut Results) {
         let mut shown: BTreeMap<Tuple, i64> = BTreeMap::new();
         let mut show = |(_, row): &Ranked, count: i64| {
@@ -157,7 +157,7 @@ impl Top {
         results.extend(shown.into_iter().filter(|(_, count)| *count != 0));
     }
 
-    /// Moves the edge to where it belongs, and shows what that changes.
+    /// Moves the edge to the limit, and outputs the resulting changes.
     fn move_edge(&mut self, show: &mut impl FnMut(&Ranked, i64)) {
         let (limit, rows) = (self.limit, &self.rows);
         if self.edge.is_none() {
@@ -173,7 +173,7 @@ impl Top {
             let next = if edge.before > limit {
                 rows.before(&edge.row).map(|(row, count)| (row, count, edge.before - count))
             } else if edge.before + here < limit {
-                rows.behind(&edge.row).map(|(row, _)| (row, 0, edge.before + here))
+                rows.after(&edge.row).map(|(row, _)| (row, 0, edge.before + here))
             } else {
                 return;
             };
@@ -183,7 +183,7 @@ impl Top {
     }
 }
 
-impl Holds for Top {
+impl Stateful for Top {
     fn rows(&self) -> usize {
         self.rows.rows()
     }

@@ -9,28 +9,28 @@ use fathom_cql::eval::float;
 use fathom_cql::plan::{Aggregate, AggregateFunction};
 use hashbrown::HashMap;
 
-use super::build::Holds;
+use super::build::Stateful;
 use super::percentiles::Percentile;
 use super::tallies::{Histogram, Ranking, Registers};
 
-/// An aggregate's values, nulls left out.
+/// The state of an aggregate's values other than null.
 #[derive(Clone, Debug)]
 pub(super) enum State {
-    /// How many.
+    /// The number of values.
     Count(i64),
-    /// What sums, averages and variances need.
+    /// The sums of sums, averages and variances.
     Sums(Sums),
-    /// How often each value is there, for the least and the greatest.
+    /// The count of each value, for minimum and maximum.
     Values(BTreeMap<Value, i64>),
-    /// What a percentile needs.
+    /// The values of a percentile.
     Percentile(Percentile),
-    /// What an aggregate needs that counts each value once.
+    /// The state of an aggregate over distinct values.
     Distinct(Box<Distinct>),
-    /// What `top_k` needs.
+    /// The counts of `top_k`.
     Ranking(Ranking),
-    /// What an approximate count needs, or a part of one: larger than the others.
+    /// The registers of an approximate count or of a part of one. Boxed because they are large.
     Registers(Box<Registers>),
-    /// How many values are in each bucket.
+    /// The number of values in each bucket.
     Histogram(Histogram),
 }
 
@@ -57,7 +57,7 @@ impl State {
         }
     }
 
-    /// An integer comes so many times.
+    /// Changes the count of an integer.
     pub(super) fn add_integer(&mut self, integer: i64, count: i64) {
         match self {
             Self::Count(all) => *all += count,
@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// A value comes so many times.
+    /// Changes the count of a value.
     pub(super) fn add(&mut self, value: &Value, count: i64) {
         if value.is_null() {
             return;
@@ -109,8 +109,8 @@ impl State {
         }
     }
 
-    /// Puts the result in place of another value. Numbers go there part by part: to copy what was
-    /// written in parts just now as one makes a processor wait.
+    /// Writes the result to `place`. Tag and number are written separately: a processor stalls when
+    /// one wide load follows narrower stores to the same memory.
     #[inline]
     pub(super) fn show(&mut self, aggregate: &Aggregate, place: &mut Value) {
         match self {
@@ -143,7 +143,7 @@ impl State {
     }
 }
 
-/// An aggregate that counts each value once.
+/// The state of an aggregate over distinct values.
 #[derive(Clone, Debug)]
 pub(super) struct Distinct {
     counts: HashMap<Value, i64>,
@@ -167,13 +167,13 @@ impl Distinct {
     }
 }
 
-/// How many values there are and what they add up to, exactly.
+/// The number of values and their exact sums.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sums {
     count: i64,
     integers: i128,
-    /// The sum of the squares, where it is asked for. It wraps around and back: what counts is
-    /// whether the sum of what is left fits.
+    /// The sum of the squares, if it is needed. It may wrap around and back: only the sum of the
+    /// remaining values has to fit.
     squares: Option<i128>,
     floats: Option<Box<FloatSums>>,
 }
@@ -217,7 +217,7 @@ impl Sums {
             });
         }
         let count = self.count as f64;
-        // The usual case is quicker by itself.
+        // The usual case is faster in 64 bits.
         let sum = match i64::try_from(self.integers) {
             Ok(sum) => sum as f64,
             Err(_) => wide(self.integers),
@@ -240,7 +240,7 @@ impl Sums {
     }
 }
 
-/// By itself, so that it is not computed where it is not asked for.
+/// A separate function, so that the conversion is not computed if it is not needed.
 #[cold]
 #[inline(never)]
 fn wide(integer: i128) -> f64 {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_goes_away_again() {
+    fn infinite_values_can_be_removed() {
         let of = aggregate(AggregateFunction::Sum);
         let mut state = State::new(&of);
         state.add(&Value::Float(1.5), 1);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_that_cancelled_leave_no_trace() {
+    fn floats_that_cancel_leave_no_error() {
         for (function, expected) in [
             (AggregateFunction::Sum, 12.0),
             (AggregateFunction::Average, 6.0),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_add_up_exactly_and_what_is_too_large_is_null() {
+    fn sums_of_integers_are_exact_or_null_if_too_large() {
         let of = aggregate(AggregateFunction::Sum);
         let mut state = State::new(&of);
         state.add_integer(i64::MAX, 2);

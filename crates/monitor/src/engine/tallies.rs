@@ -1,4 +1,4 @@
-//! Counts from which values can be taken back: registers, buckets, and values by their counts.
+//! Counts from which values can be removed: registers, buckets, and values by their counts.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,14 +10,14 @@ use fathom_cql::aggregate::histogram::{Buckets, Place};
 use fathom_cql::plan::{AggregateFunction, Stage};
 
 use super::bag::Bag;
-use super::build::Holds;
+use super::build::Stateful;
 
 /// The registers of an approximate count.
 ///
-/// A register alone does not know what its rank was before the greatest one came. So for each
-/// register and rank it is counted how many rows have them there, and the greatest rank that is left
-/// is always known. Of 2^p registers that is at most 2^p · (65 − p) counts, whatever comes, and
-/// mostly one for a value until there are as many values as registers.
+/// A register alone does not know its rank before the greatest one arrived. So the number of rows
+/// is kept for each register and rank, and the greatest remaining rank is always known. With 2^p
+/// registers there are at most 2^p · (65 − p) counts, for any input, and usually one per value
+/// until there are as many values as registers.
 #[derive(Clone, Debug)]
 pub(super) struct Registers {
     precision: Precision,
@@ -54,7 +54,7 @@ impl Registers {
         }
     }
 
-    /// The greatest rank of a register; 0 where it has none.
+    /// The greatest rank of a register; 0 if the register is empty.
     fn greatest(&self, register: u16) -> u8 {
         let last = self.marks.last_up_to(&Mark { register, rank: u8::MAX });
         last.filter(|mark| mark.register == register).map_or(0, |mark| mark.rank)
@@ -81,13 +81,13 @@ impl Registers {
     }
 }
 
-impl Holds for Registers {
+impl Stateful for Registers {
     fn rows(&self) -> usize {
         self.marks.rows()
     }
 }
 
-/// How many numbers are in each bucket that is not empty.
+/// The number of values in each bucket that is not empty.
 #[derive(Clone, Debug)]
 pub(super) struct Histogram {
     buckets: Buckets,
@@ -122,7 +122,7 @@ impl Histogram {
         }
     }
 
-    /// Counts wrap around and back: parts from other hosts may contain any numbers.
+    /// Counts wrap around and back, because parts from other hosts may contain any numbers.
     fn count(&mut self, place: Place, count: i64) {
         let counted = self.counts.entry(place).or_default();
         *counted = counted.wrapping_add(count);
@@ -140,13 +140,13 @@ impl Histogram {
     }
 }
 
-impl Holds for Histogram {
+impl Stateful for Histogram {
     fn rows(&self) -> usize {
         self.counts.len()
     }
 }
 
-/// Values by how often they are there.
+/// Values by their counts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ranking {
     counts: Bag<Value>,
@@ -176,7 +176,7 @@ impl Ranking {
     }
 }
 
-impl Holds for Ranking {
+impl Stateful for Ranking {
     fn rows(&self) -> usize {
         self.order.len()
     }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_counts_when_values_go() {
+    fn results_follow_removed_values() {
         for bits in [4, 6, 11, 16] {
             let precision = Precision::new(bits).unwrap();
             for function in functions(precision) {
@@ -217,7 +217,7 @@ mod tests {
                 let mut generator = Generator::new(bits.into());
                 let mut there: Vec<Value> = Vec::new();
                 for step in 0..6_000 {
-                    // More come than go, then more go than come.
+                    // First more values are added than removed, then more are removed than added.
                     if there.is_empty() || generator.chance(if step < 3_000 { 70 } else { 30 }) {
                         let range = 1 << generator.below(12);
                         let value = Value::Integer(generator.below(range) as i64 - 40);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sketches_hold_is_bounded_and_what_top_k_holds_is_reported() {
+    fn sketches_have_bounded_state_and_the_state_of_top_k_is_reported() {
         let bits = 4;
         let [count, _, histogram, _, top] = functions(Precision::new(bits).unwrap());
         let held = [count, histogram, top].map(|function| {
@@ -259,9 +259,9 @@ mod tests {
         assert_eq!(held[2], 50_000);
     }
 
-    /// Parts come from other machines, and may be anything.
+    /// Parts come from other hosts and may be any text.
     #[test]
-    fn parts_from_elsewhere_do_no_harm_and_go_again() {
+    fn invalid_parts_do_no_harm_and_can_be_removed() {
         let precision = Precision::default();
         for function in [
             AggregateFunction::ApproximateDistinct(precision, Stage::Merge),

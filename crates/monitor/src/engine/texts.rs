@@ -1,8 +1,8 @@
-//! The bytes of long texts that are held, wherever they are.
+//! The bytes of the long texts in memory.
 //!
 //! State is counted in rows, groups and values, whose size is moderate unless their texts are long.
 //! A host may send long texts. Operators share texts, so each text is counted once, from its
-//! arrival until its last reference is dropped. Texts that functions of a query make are not
+//! arrival until its last reference is dropped. Texts that a query's functions create are not
 //! counted.
 
 use std::sync::{Arc, Weak};
@@ -12,32 +12,33 @@ use hashbrown::HashMap;
 
 use crate::columns::Column;
 
-/// A text counts by itself from this length on, in bytes.
-const LONG: usize = 256;
-/// The number of noted texts that may be freed already, in addition to as many as still exist.
-const GONE_MAX: usize = 1024;
+/// The length from which a text is counted, in bytes.
+const LONG_MIN: usize = 256;
+/// The number of noted texts that may already be unreferenced, in addition to as many as are in
+/// use.
+const UNREFERENCED_MAX: usize = 1024;
 
-/// The long texts that have come and are still there.
+/// The long texts that have arrived and are still in use.
 #[derive(Debug, Default)]
 pub(super) struct Texts {
-    /// By their addresses, which no other text can get while they are noted.
+    /// The texts by their addresses. A noted text keeps its address, so no other text can have it.
     known: HashMap<usize, Weak<str>>,
-    /// How many texts existed at the last check.
-    there: usize,
+    /// The number of texts in use at the last check.
+    in_use: usize,
 }
 
 impl Texts {
-    /// Values come.
+    /// Notes the long texts among some values.
     pub(super) fn note(&mut self, values: &[Value]) {
         for value in values {
             match value {
-                Value::Text(text) if text.len() >= LONG => self.add(text),
+                Value::Text(text) if text.len() >= LONG_MIN => self.add(text),
                 _ => {}
             }
         }
     }
 
-    /// The values of a column come.
+    /// Notes the long texts of a column.
     pub(super) fn note_column(&mut self, column: &Column) {
         match column {
             Column::Values(values) => self.note(values),
@@ -49,20 +50,20 @@ impl Texts {
     #[cold]
     fn add(&mut self, text: &Arc<str>) {
         self.known.entry(address(text)).or_insert_with(|| Arc::downgrade(text));
-        if self.known.len() > 2 * self.there + GONE_MAX {
-            self.forget();
+        if self.known.len() > 2 * self.in_use + UNREFERENCED_MAX {
+            self.remove_unreferenced();
         }
     }
 
-    /// Removes texts without references. Only then is their memory freed.
-    fn forget(&mut self) {
+    /// Removes unreferenced texts. Only this frees their memory.
+    fn remove_unreferenced(&mut self) {
         self.known.retain(|_, text| text.strong_count() > 0);
-        self.there = self.known.len();
+        self.in_use = self.known.len();
     }
 
-    /// The bytes of all existing texts. Takes time in proportion to their number.
+    /// The bytes of all texts in use. Takes time in proportion to their number.
     pub(super) fn bytes(&mut self) -> usize {
-        self.forget();
+        self.remove_unreferenced();
         self.known.values().filter_map(Weak::upgrade).map(|text| text.len()).sum()
     }
 }
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_counts_once_and_for_as_long_as_it_is_there() {
+    fn a_text_counts_once_and_as_long_as_it_is_in_use() {
         let mut texts = Texts::default();
         let text = long(1);
         for _ in 0..3 {
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_forgotten_without_being_asked_for() {
+    fn unreferenced_texts_are_removed_without_a_query() {
         let mut texts = Texts::default();
         let kept: Vec<Arc<str>> = (0..100).map(long).collect();
         for text in &kept {
@@ -107,7 +108,7 @@ mod tests {
         }
         for number in 0..50_000 {
             texts.note(&[Value::Text(long(number))]);
-            assert!(texts.known.len() <= 2 * (kept.len() + 1) + GONE_MAX);
+            assert!(texts.known.len() <= 2 * (kept.len() + 1) + UNREFERENCED_MAX);
         }
         assert_eq!(texts.bytes(), 100_000);
     }

@@ -1,7 +1,7 @@
-//! Expressions over many rows at once.
+//! The evaluation of expressions over many rows.
 //!
-//! The usual shapes have loops of their own over columns; everything else is evaluated row by row.
-//! The meaning is that of [`evaluate`] always.
+//! Common expressions have specialised loops over columns; all others are evaluated row by row. The
+//! results are always those of [`evaluate`].
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use fathom_cql::walk::each_column;
 use super::run::Run;
 use crate::columns::Column;
 
-/// Leaves the rows in `rows` for which a predicate is true.
+/// Keeps the rows in `rows` for which a predicate is true.
 pub(super) fn filter(predicate: &Expression, run: &Run, rows: &mut Vec<u32>) {
     if rows.is_empty() {
         return;
@@ -35,7 +35,7 @@ pub(super) fn filter(predicate: &Expression, run: &Run, rows: &mut Vec<u32>) {
     keep(rows, |row| is_true(&scratch.value(predicate, run, row)));
 }
 
-/// Leaves the rows that pass a test, without a branch on its result.
+/// Keeps the rows that pass a test, without a branch on its result.
 fn keep(rows: &mut Vec<u32>, mut test: impl FnMut(usize) -> bool) {
     let mut kept = 0;
     for at in 0..rows.len() {
@@ -46,7 +46,8 @@ fn keep(rows: &mut Vec<u32>, mut test: impl FnMut(usize) -> bool) {
     rows.truncate(kept);
 }
 
-/// Leaves the rows that compare with a literal of their own type, and are not null, as is asked.
+/// Keeps the rows whose values are not null, have the literal's type, and compare with the literal
+/// as required.
 fn compare(column: &Column, operator: BinaryOperator, literal: &Value, rows: &mut Vec<u32>) {
     use BinaryOperator as Operator;
     match (column, literal) {
@@ -74,7 +75,7 @@ fn compare(column: &Column, operator: BinaryOperator, literal: &Value, rows: &mu
             keep(rows, |row| values[row].kind() == kind && test(values[row].cmp(literal)));
         }
         (Column::Indexed(of, at), literal) => {
-            // Each of the values once.
+            // Each distinct value is compared once.
             let mut holds: Vec<u32> = (0..of.len() as u32).collect();
             compare(of, operator, literal, &mut holds);
             let mut is_one = vec![false; of.len()];
@@ -87,8 +88,8 @@ fn compare(column: &Column, operator: BinaryOperator, literal: &Value, rows: &mu
     }
 }
 
-/// The values of an expression for the rows of a run: for `selected` ones, one behind the other,
-/// or, where that is `None`, for all rows of its columns, each at its place.
+/// The values of an expression for rows of a run: for the `selected` rows, consecutively; or, if
+/// `selected` is `None`, for all rows of the run's columns, each at its position.
 pub(super) fn column(
     expression: &Expression,
     run: &Run,
@@ -116,7 +117,7 @@ pub(super) fn column(
     })
 }
 
-/// Sums, differences and products of two columns of integers, if none overflows.
+/// The sums, differences or products of two columns of integers; `None` if one overflows.
 fn of_integers(expression: &Expression, run: &Run, selected: Option<&[u32]>) -> Option<Column> {
     let Expression::Binary(operator, left, right) = expression else { return None };
     let apply = match operator {
@@ -143,7 +144,7 @@ fn of_integers(expression: &Expression, run: &Run, selected: Option<&[u32]>) -> 
     values.map(Column::Integers)
 }
 
-/// A row with the columns that an expression uses; the others are null.
+/// A row with the columns that an expression uses. Its other columns are null.
 struct Scratch {
     row: Vec<Value>,
     columns: Vec<usize>,

@@ -1,4 +1,4 @@
-//! From streams to relations: windows.
+//! Windows, which turn streams into relations.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -6,47 +6,48 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 
 use super::Tuple;
-use super::build::Holds;
+use super::build::Stateful;
 use super::rows::{Results, key};
 use super::run::{Epoch, Run};
 
-/// A window by time: the instants at which a row enters and leaves it are known when the row comes.
+/// A window by time. The instants at which a row enters and leaves it are known when the row
+/// arrives.
 #[derive(Debug)]
 pub(super) struct Range {
     length: u64,
     slide: u64,
-    coming: Waiting,
-    going: Waiting,
+    entering: Waiting,
+    exiting: Waiting,
 }
 
 impl Range {
     /// A window of this length that moves by this slide, in nanoseconds.
     pub(super) fn new(length: u64, slide: u64) -> Self {
-        Self { length, slide, coming: Waiting::default(), going: Waiting::default() }
+        Self { length, slide, entering: Waiting::default(), exiting: Waiting::default() }
     }
 
-    /// What comes and goes as rows of the stream arrive.
+    /// Takes the rows that arrive in an epoch. Returns the rows that enter and leave in this epoch.
     pub(super) fn epoch(&mut self, epoch: &Epoch) -> Vec<Run> {
-        let (mut coming, mut going) = (Vec::new(), Vec::new());
+        let (mut entering, mut exiting) = (Vec::new(), Vec::new());
         for run in epoch.runs.iter().filter(|run| run.len() > 0) {
-            self.arrive(run, &mut coming, &mut going);
+            self.arrive(run, &mut entering, &mut exiting);
         }
-        self.coming.add(coming);
-        self.going.add(going);
+        self.entering.add(entering);
+        self.exiting.add(exiting);
         let mut runs = Vec::new();
-        self.coming.take(epoch.end, &mut runs);
-        self.going.take(epoch.end, &mut runs);
+        self.entering.take(epoch.end, &mut runs);
+        self.exiting.take(epoch.end, &mut runs);
         runs
     }
 
-    fn arrive(&self, run: &Run, coming: &mut Vec<Run>, going: &mut Vec<Run>) {
-        // A change beyond the end of time never happens.
-        let comes = |time: u64| time.checked_next_multiple_of(self.slide);
-        let goes = |time: u64| time.checked_add(self.length).and_then(comes);
+    fn arrive(&self, run: &Run, entering: &mut Vec<Run>, exiting: &mut Vec<Run>) {
+        // An instant beyond the range of time is never reached.
+        let enters = |time: u64| time.checked_next_multiple_of(self.slide);
+        let exits = |time: u64| time.checked_add(self.length).and_then(enters);
         // A row that enters and leaves at the same instant is never in the window.
         let is_there = |row: &usize| {
             let time = run.time(*row);
-            comes(time).is_some() && comes(time) != goes(time)
+            enters(time).is_some() && enters(time) != exits(time)
         };
         let run = if run.rows().all(|row| is_there(&row)) {
             run.clone()
@@ -54,24 +55,24 @@ impl Range {
             let rows: Vec<u32> = run.rows().filter(is_there).map(|row| row as u32).collect();
             run.gather(&rows)
         };
-        let leaves = run.times().partition_point(|&time| goes(time).is_some());
+        let leaves = run.times().partition_point(|&time| exits(time).is_some());
         let leaving = run.slice(run.rows().start..run.rows().start + leaves);
-        going.push(leaving.moved(-1, |time| goes(time).unwrap_or(u64::MAX)));
-        coming.push(match self.slide {
+        exiting.push(leaving.moved(-1, |time| exits(time).unwrap_or(u64::MAX)));
+        entering.push(match self.slide {
             1 => run,
-            _ => run.moved(1, |time| comes(time).unwrap_or(u64::MAX)),
+            _ => run.moved(1, |time| enters(time).unwrap_or(u64::MAX)),
         });
     }
 }
 
-impl Holds for Range {
+impl Stateful for Range {
     fn rows(&self) -> usize {
-        self.going.0.iter().flatten().map(Run::len).sum()
+        self.exiting.0.iter().flatten().map(Run::len).sum()
     }
 }
 
-/// Runs that wait for their instants. Those that were added together may overlap; what is added
-/// later has later instants.
+/// Runs that wait for their instants. Runs that were added together may overlap; runs that are
+/// added later have later instants.
 #[derive(Debug, Default)]
 struct Waiting(VecDeque<Vec<Run>>);
 
@@ -100,7 +101,7 @@ impl Waiting {
     }
 }
 
-/// The last rows of a stream, for each value of some columns.
+/// A window of the last rows of a stream, for each combination of values in some columns.
 #[derive(Debug)]
 pub(super) struct LastRows {
     by: Vec<usize>,
@@ -113,9 +114,9 @@ impl LastRows {
         Self { by, rows, windows: HashMap::new() }
     }
 
-    /// A row arrives, so many times.
+    /// Adds `count` copies of a row.
     pub(super) fn arrive(&mut self, row: &Tuple, count: i64, results: &mut Results) {
-        // A stream only grows.
+        // The rows of a stream are never deleted, so a count is not negative.
         let count = usize::try_from(count).unwrap_or(0).min(self.rows);
         if count == 0 {
             return;
@@ -131,7 +132,7 @@ impl LastRows {
     }
 }
 
-impl Holds for LastRows {
+impl Stateful for LastRows {
     fn rows(&self) -> usize {
         self.windows.values().map(VecDeque::len).sum()
     }

@@ -1,4 +1,4 @@
-//! A connection's bytes, plain or encrypted. Nothing waits longer than the socket's timeouts.
+//! A connection, plain or encrypted. No operation waits longer than the socket's timeouts.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
@@ -8,23 +8,23 @@ use openssl::ssl::SslStream;
 
 use super::frame::{self, Inbox, PREAMBLE, Sender};
 
-/// How much is read at once, in bytes.
+/// The most bytes of one read.
 const READ: usize = 64 << 10;
-/// How long a handshake waits before it looks at the time.
+/// The timeout of reads and writes during a handshake.
 const HANDSHAKE_WAIT: Duration = Duration::from_millis(100);
-/// How long the other side is given to take the last words.
+/// The longest time for the other side to read the last frames before the connection is closed.
 const LINGER_MAX: Duration = Duration::from_millis(300);
 
 /// See the module.
 pub enum Channel {
-    /// As they are.
+    /// Plain text.
     Plain(TcpStream),
-    /// Encrypted.
+    /// TLS.
     Secure(Box<SslStream<TcpStream>>),
 }
 
 impl Channel {
-    /// The socket below.
+    /// The underlying socket.
     pub(crate) fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain(socket) => socket,
@@ -32,18 +32,19 @@ impl Channel {
         }
     }
 
-    /// How long a read and a write may wait.
+    /// Sets the timeouts of reads and writes.
     pub fn set_timeouts(&self, read: Duration, write: Duration) -> io::Result<()> {
         self.socket().set_read_timeout(Some(read))?;
         self.socket().set_write_timeout(Some(write))
     }
 
-    /// From now on nothing waits at all.
+    /// Makes the socket non-blocking.
     pub(crate) fn set_nonblocking(&self) -> io::Result<()> {
         self.socket().set_nonblocking(true)
     }
 
-    /// The bytes that are there, or come soon: 0 where there are none, `None` at the end.
+    /// Reads available bytes, and waits for them up to the timeout. Returns the number of bytes, 0
+    /// after a timeout, `None` at the end.
     pub(crate) fn read(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
         let read = match self {
             Self::Plain(socket) => socket.read(bytes),
@@ -57,7 +58,7 @@ impl Channel {
         }
     }
 
-    /// Takes as many bytes as there is room for: perhaps none.
+    /// Writes as many bytes as the socket accepts, and returns their number; 0 after a timeout.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = match self {
             Self::Plain(socket) => socket.write(bytes),
@@ -72,10 +73,10 @@ impl Channel {
 }
 
 impl Channel {
-    /// Says no more; what the other side says can be read. Best effort.
+    /// Ends the own direction; bytes of the other side can still be read. Errors are ignored.
     pub(crate) fn close_write(&mut self) {
         if let Self::Secure(stream) = self {
-            // The other side learns that the end is no cut.
+            // A TLS alert distinguishes the end from a cut connection.
             let _ = stream.shutdown();
         }
         let _ = self.socket().shutdown(Shutdown::Write);
@@ -89,16 +90,16 @@ impl Drop for Channel {
     }
 }
 
-/// Whether an error says only that nothing can be done now.
+/// Whether an error only means that the operation would have to wait.
 pub(crate) fn is_wait(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
 }
 
-/// Connects to an address, `host:port`; each of those that it stands for is tried for so long.
+/// Connects to an address, `host:port`. Each IP address of the host is tried for up to `limit`.
 ///
 /// # Errors
-/// Why the last of them is not reached.
+/// The error of the last IP address.
 pub(crate) fn reach(address: &str, limit: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the address names no host");
     for address in address.to_socket_addrs()? {
@@ -110,7 +111,7 @@ pub(crate) fn reach(address: &str, limit: Duration) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Makes a socket ready for handshakes: it sends at once, and waits for little at a time.
+/// Prepares a socket for handshakes: sends without delay, and sets short timeouts.
 pub(crate) fn prepare(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
@@ -125,26 +126,26 @@ pub(crate) fn host_of(address: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-/// Frames to and fro over a channel.
+/// A connection that sends and receives frames.
 pub struct Line {
     channel: Channel,
     inbox: Inbox,
     buffer: Vec<u8>,
-    /// What is being sent, and how much of it has been.
+    /// The frames to send, and how many of their bytes have been sent.
     output: Vec<u8>,
     sent: usize,
-    /// All bytes that came.
+    /// The number of received bytes.
     pub received: u64,
-    /// All bytes that went.
+    /// The number of sent bytes.
     pub sent_bytes: u64,
 }
 
 impl Line {
-    /// A line on which the other side sends as `sender`. Both sides say the preamble first; it is
-    /// waited for until `end`.
+    /// Opens a connection whose other side sends as `sender`. Both sides send the preamble first.
+    /// The other side's preamble has to arrive before `end`.
     ///
     /// # Errors
-    /// When the other side says something else, or nothing.
+    /// If the other side sends another preamble, or none in time.
     pub fn open(channel: Channel, sender: Sender, end: Instant) -> io::Result<Self> {
         let mut line = Self {
             channel,
@@ -156,19 +157,19 @@ impl Line {
             sent_bytes: 0,
         };
         let mut preamble = [0; PREAMBLE];
-        let mut come = 0;
-        while come < PREAMBLE {
+        let mut filled = 0;
+        while filled < PREAMBLE {
             line.flush()?;
-            match line.channel.read(&mut preamble[come..])? {
-                Some(count) => come += count,
-                None => return Err(left()),
+            match line.channel.read(&mut preamble[filled..])? {
+                Some(count) => filled += count,
+                None => return Err(disconnected()),
             }
-            if come < PREAMBLE && Instant::now() >= end {
-                let what = "the other side did not say who it is in time";
+            if filled < PREAMBLE && Instant::now() >= end {
+                let what = "the other side did not identify itself in time";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
-            // What differs will not become the same.
-            if preamble[..come.min(8)] != frame::MAGIC[..come.min(8)] {
+            // A wrong beginning ends the wait.
+            if preamble[..filled.min(8)] != frame::MAGIC[..filled.min(8)] {
                 break;
             }
         }
@@ -178,12 +179,12 @@ impl Line {
         Ok(line)
     }
 
-    /// The channel.
+    /// The underlying channel.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// Where frames are put that are to be sent.
+    /// The buffer to which frames are appended for sending.
     pub fn output(&mut self) -> &mut Vec<u8> {
         if self.sent >= READ {
             self.output.drain(..self.sent);
@@ -192,15 +193,15 @@ impl Line {
         &mut self.output
     }
 
-    /// How many bytes wait to be sent.
+    /// The number of bytes that wait to be sent.
     pub fn waiting(&self) -> usize {
         self.output.len() - self.sent
     }
 
-    /// Sends what there is room for.
+    /// Sends as many bytes as the socket accepts.
     ///
     /// # Errors
-    /// When the connection is broken.
+    /// If the connection is broken.
     pub fn flush(&mut self) -> io::Result<()> {
         while self.sent < self.output.len() {
             let count = self.channel.write(&self.output[self.sent..])?;
@@ -215,10 +216,10 @@ impl Line {
         Ok(())
     }
 
-    /// Reads what has come, or comes soon.
+    /// Reads available bytes, and waits for them up to the timeout.
     ///
     /// # Errors
-    /// When the other side has left, or the connection is broken.
+    /// If the other side has disconnected, or the connection is broken.
     pub fn fill(&mut self) -> io::Result<()> {
         match self.channel.read(&mut self.buffer)? {
             Some(count) => {
@@ -226,21 +227,21 @@ impl Line {
                 self.inbox.add(&self.buffer[..count]);
                 Ok(())
             }
-            None => Err(left()),
+            None => Err(disconnected()),
         }
     }
 
-    /// The next frame that has come: its kind and its bytes.
+    /// The next complete frame: its kind and its bytes; `None` until it is complete.
     ///
     /// # Errors
-    /// When there is none: the other side speaks something else.
+    /// If the received bytes are not a frame.
     pub fn next(&mut self) -> io::Result<Option<(u8, &[u8])>> {
         self.inbox.next().map_err(|wrong| invalid(wrong.0))
     }
 
-    /// Sends what waits, for a little while, and ends the connection when the other side does. A
-    /// socket that is closed while something comes in is reset, and the other side, which fails to
-    /// write, would not read the last words.
+    /// Sends the waiting bytes for a short time, and closes the connection when the other side
+    /// does. If a socket is closed while bytes arrive, the connection is reset, and the other side
+    /// may not receive the last frames.
     pub fn end(mut self) {
         let _ = self.channel.set_timeouts(Duration::from_millis(10), Duration::from_millis(200));
         if self.flush().is_err() {
@@ -252,11 +253,11 @@ impl Line {
     }
 }
 
-fn left() -> io::Error {
+fn disconnected() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the other side left")
 }
 
-/// The other side says what makes no sense.
+/// The error for invalid data from the other side.
 pub fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }

@@ -1,11 +1,11 @@
-//! How far a host's clock is off: measured as NTP does it, from pings.
+//! The offset of a host's clock, measured by pings as in NTP.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The pings of which the quickest counts.
+/// The number of pings of which the quickest one is used.
 const SAMPLES: usize = 16;
-/// A clock is not corrected for less, in nanoseconds.
+/// The smallest error of a clock that is corrected, in nanoseconds.
 const CHANGE_MIN_NS: i64 = 200_000;
 
 /// Nanoseconds since 1970.
@@ -14,7 +14,7 @@ pub fn unix_time_ns() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// The time of day as it was at the start, going on steadily from there.
+/// A monotonic clock that starts at the time of day.
 #[derive(Clone, Copy, Debug)]
 pub struct SteadyClock {
     begun: Instant,
@@ -23,7 +23,8 @@ pub struct SteadyClock {
 
 impl SteadyClock {
     pub fn new() -> Self {
-        // Both clocks are read at nearly the same moment, unless the thread is held up in between.
+        // Both clocks are read in immediate succession. If the thread is interrupted meanwhile,
+        // another attempt is better.
         let read = |_| {
             let before = Instant::now();
             let begun_ns = unix_time_ns();
@@ -40,30 +41,30 @@ impl SteadyClock {
     }
 }
 
-/// A time as a number of nanoseconds.
+/// A duration as a number of nanoseconds.
 pub fn nanoseconds(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// What a ping says of a clock.
+/// The result of a ping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measurement {
-    /// From the ping to its answer, in nanoseconds.
+    /// The time from the ping to its answer, in nanoseconds.
     pub round_trip_ns: i64,
     /// How far the other clock is ahead, in nanoseconds.
     pub offset_ns: i64,
 }
 
 impl Measurement {
-    /// Of a ping that was sent and answered at these times of the own clock, where the other clock
-    /// showed `other_ns` in between.
+    /// The result of a ping that was sent and answered at these times of the own clock, when the
+    /// other clock showed `other_ns`.
     pub fn new(sent_ns: i64, answered_ns: i64, other_ns: i64) -> Self {
         let round_trip_ns = answered_ns.saturating_sub(sent_ns).max(0);
         let middle_ns = sent_ns.saturating_add(round_trip_ns / 2);
         Self { round_trip_ns, offset_ns: other_ns.saturating_sub(middle_ns) }
     }
 
-    /// How far the truth may be from the offset, in nanoseconds.
+    /// The largest error of the offset, in nanoseconds.
     pub fn uncertainty_ns(&self) -> i64 {
         self.round_trip_ns / 2 + 1
     }
@@ -83,19 +84,19 @@ impl Offset {
         self.samples.push_back(sample);
     }
 
-    /// How many there are.
+    /// The number of measurements.
     pub fn len(&self) -> usize {
         self.samples.len()
     }
 
-    /// The one that is known best.
+    /// The measurement with the smallest error.
     pub fn best(&self) -> Option<Measurement> {
-        // Of those that are alike the latest.
+        // The latest of several with the same round trip.
         self.samples.iter().rev().min_by_key(|sample| sample.round_trip_ns).copied()
     }
 
-    /// Another correction than the one in use, what is added to the other clock, where that is
-    /// known to be wrong.
+    /// The correction to add to the other clock, if the measurements show that the current one is
+    /// wrong; otherwise `None`. In nanoseconds.
     pub fn change(&self, correction_ns: i64) -> Option<i64> {
         let best = self.best()?;
         let wrong_by = best.offset_ns.saturating_add(correction_ns).saturating_abs();
@@ -110,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_clock_is_corrected_by_what_is_certain() {
-        // Three minutes ahead, over a path of 10 ms and back.
+        // The other clock is three minutes ahead; the round trip takes 10 ms.
         let minutes = 180_000_000_000;
         let sample = Measurement::new(1_000_000_000, 1_010_000_000, 1_005_000_000 + minutes);
         assert_eq!(sample, Measurement { round_trip_ns: 10_000_000, offset_ns: minutes });
@@ -120,10 +121,10 @@ mod tests {
             offset.change(0)
         };
         assert_eq!(correction(sample), Some(-minutes));
-        // An answer that came by the slow way only: its middle is 4 ms off, which nobody knows.
+        // Only the answer's path was slow, so the offset is wrong by 4 ms, within its uncertainty.
         let sample = Measurement::new(0, 10_000_000, 1_000_000);
         assert_eq!((sample.offset_ns, correction(sample)), (-4_000_000, None));
-        // Hostile clocks overflow nothing.
+        // Extreme clocks do not cause an overflow.
         for (sent, answered, other) in [(0, i64::MAX, i64::MIN), (i64::MAX, 0, i64::MAX)] {
             let sample = Measurement::new(sent, answered, other);
             assert!(sample.uncertainty_ns() > 0 && correction(sample) != Some(i64::MIN));

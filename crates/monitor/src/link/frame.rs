@@ -1,16 +1,16 @@
-//! Frames: what the two sides say, in bytes. `docs/monitor-wire.md` draws them.
+//! The frames that both sides send. `docs/monitor-wire.md` shows their layout.
 
 use crate::read::LAST_TIME_NS;
 use crate::recording::Wrong;
 use crate::recording::bytes::Input;
 
-/// How each side begins. No text has its first byte.
+/// The first bytes of each side. No text begins with the first of them.
 pub const MAGIC: [u8; 8] = *b"\x8eFATLNK\n";
-/// The version that is spoken.
+/// The version of the protocol.
 pub const VERSION: u16 = 1;
-/// The bytes that each side begins with: [`MAGIC`], [`VERSION`], and two zeroes.
+/// The length of the preamble in bytes: [`MAGIC`], [`VERSION`], and two zeroes.
 pub const PREAMBLE: usize = 12;
-/// The bytes before a frame's own: its length and its kind.
+/// The length of a frame's head in bytes: the frame's length and its kind.
 pub const HEAD: usize = 5;
 /// The longest reason, in bytes.
 pub const REASON_MAX: usize = 512;
@@ -20,12 +20,12 @@ pub const NAME_MAX: usize = 253;
 pub const FRAGMENTS_MAX: usize = 1 << 20;
 /// The longest frame of rows, in bytes.
 pub const ROWS_MAX: usize = 4 << 20;
-/// The longest of the other frames, in bytes.
+/// The longest frame of any other kind, in bytes.
 const SHORT_MAX: usize = 1024;
 /// The largest correction of a clock, in nanoseconds: a century.
 const CORRECTION_MAX_NS: i64 = 100 * 366 * 86_400 * 1_000_000_000;
 
-/// What each side begins with.
+/// The first bytes that each side sends.
 pub fn preamble() -> [u8; PREAMBLE] {
     let mut bytes = [0; PREAMBLE];
     bytes[..8].copy_from_slice(&MAGIC);
@@ -33,54 +33,57 @@ pub fn preamble() -> [u8; PREAMBLE] {
     bytes
 }
 
-/// Whether the other side begins so too.
+/// Checks the other side's preamble.
 pub fn check_preamble(bytes: &[u8; PREAMBLE]) -> Result<(), String> {
     if bytes[..8] != MAGIC {
-        return Err("the other side speaks something else".into());
+        return Err("the other side speaks another protocol".into());
     }
     match u16::from_le_bytes([bytes[8], bytes[9]]) {
         VERSION => Ok(()),
-        other => Err(format!("the other side speaks version {other}, {VERSION} is known here")),
+        other => Err(format!(
+            "the other side speaks version {other}, only version {VERSION} is supported"
+        )),
     }
 }
 
-/// What a host says. Frames with a number are kept until the centre has them.
+/// A frame from a host. Frames with a number are kept until the centre has acknowledged them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromHost<'a> {
-    /// Who it is.
+    /// The host's name and software version.
     Hello { name: &'a str, version: &'a str },
-    /// The fragments of an epoch run. `resumed` is whether they have run before, so that numbers
-    /// go on.
+    /// The fragments of an epoch run. `resumed`: they ran before, and the numbers continue.
     Accepted { epoch: u32, resumed: bool },
-    /// The fragments of an epoch cannot run.
+    /// The host refuses the fragments of an epoch.
     Refused { epoch: u32, reason: &'a str },
-    /// Rows of a fragment. `reset`: what the centre holds of the fragment is to be taken back.
+    /// Rows of a fragment. `reset`: the centre first removes the rows of the fragment that it
+    /// holds.
     Rows { number: u64, fragment: u16, reset: bool, block: &'a [u8] },
-    /// Nothing from before an instant comes any more; so many events have been seen.
+    /// An instant, in nanoseconds, before which no more rows follow; and the number of events
+    /// processed.
     Watermark { number: u64, time_ns: i64, events: u64 },
-    /// Missing here: so many events were not seen, and so many rows are not sent.
+    /// The numbers of events that the fragments did not get, and of rows that were not sent.
     Dropped { number: u64, events: u64, rows: u64 },
-    /// The answer to a ping, with the host's clock.
+    /// The answer to a ping, with the host's clock in nanoseconds.
     Pong { ping: u32, clock_ns: i64 },
-    /// The host leaves.
+    /// The host disconnects.
     Bye { reason: &'a str },
 }
 
-/// What the centre says.
+/// A frame from the centre.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromCentre<'a> {
-    /// Which run of a centre this is.
+    /// The number of this run of the centre.
     Welcome { run: u64 },
-    /// What the host is to run, in place of what it runs. `number` is the last that the centre has
-    /// of this epoch; `fresh` is whether it holds nothing of the host's.
+    /// The fragments that replace those of the host. `number` is the last one that the centre has
+    /// received in this epoch. `fresh`: the centre holds no rows of the host.
     Fragments { epoch: u32, number: u64, fresh: bool, correction_ns: i64, plans: &'a [u8] },
-    /// Asks for the host's clock.
+    /// Requests the host's clock.
     Ping { ping: u32 },
-    /// The centre has everything up to a number.
+    /// The centre has received all frames up to a number.
     Acknowledged { number: u64 },
-    /// What to add to the host's clock from now on.
+    /// The new correction of the host's clock, in nanoseconds.
     Correction { correction_ns: i64 },
-    /// The centre ends the connection.
+    /// The centre disconnects.
     Bye { reason: &'a str },
 }
 
@@ -101,7 +104,7 @@ mod kind {
     pub const CENTRE_BYE: u8 = 70;
 }
 
-/// Who sends the frames of a direction.
+/// The sender of a stream of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     /// The host.
@@ -111,7 +114,7 @@ pub enum Sender {
 }
 
 impl Sender {
-    /// The longest that a frame of a kind may be; `None` where the sender has no such frames.
+    /// The longest frame of a kind, in bytes; `None` if the sender does not send this kind.
     pub fn limit(self, kind: u8) -> Option<usize> {
         match (self, kind) {
             (Self::Host, kind::ROWS) => Some(ROWS_MAX),
@@ -123,7 +126,7 @@ impl Sender {
     }
 }
 
-/// Puts a frame together.
+/// Writes a frame.
 struct Output<'o> {
     out: &'o mut Vec<u8>,
     begin: usize,
@@ -162,7 +165,7 @@ fn text<'a>(input: &mut Input<'a>, most: usize) -> Result<&'a str, Wrong> {
     if length > most {
         return Err(Wrong("a text is too long"));
     }
-    std::str::from_utf8(input.take(length)?).map_err(|_| Wrong("a text is no UTF-8"))
+    std::str::from_utf8(input.take(length)?).map_err(|_| Wrong("a text is not UTF-8"))
 }
 
 fn flag(input: &mut Input<'_>) -> Result<bool, Wrong> {
@@ -175,7 +178,7 @@ fn flag(input: &mut Input<'_>) -> Result<bool, Wrong> {
 
 fn time(input: &mut Input<'_>) -> Result<i64, Wrong> {
     let time = input.fixed::<8>()? as i64;
-    if (0..=LAST_TIME_NS).contains(&time) { Ok(time) } else { Err(Wrong("a time that cannot be")) }
+    if (0..=LAST_TIME_NS).contains(&time) { Ok(time) } else { Err(Wrong("a time is out of range")) }
 }
 
 fn correction(input: &mut Input<'_>) -> Result<i64, Wrong> {
@@ -183,7 +186,7 @@ fn correction(input: &mut Input<'_>) -> Result<i64, Wrong> {
     if (-CORRECTION_MAX_NS..=CORRECTION_MAX_NS).contains(&correction) {
         Ok(correction)
     } else {
-        Err(Wrong("a correction that cannot be"))
+        Err(Wrong("a correction is out of range"))
     }
 }
 
@@ -196,7 +199,7 @@ fn ended<T>(input: &Input<'_>, frame: T) -> Result<T, Wrong> {
 }
 
 impl<'a> FromHost<'a> {
-    /// Adds the frame's bytes.
+    /// Appends the frame's bytes.
     pub fn write(&self, out: &mut Vec<u8>) {
         let _ = match *self {
             Self::Hello { name, version } => {
@@ -228,10 +231,10 @@ impl<'a> FromHost<'a> {
         };
     }
 
-    /// The frame of a kind with these bytes.
+    /// Decodes a frame of a kind from its bytes.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// If the bytes are not such a frame.
     pub fn read(kind: u8, bytes: &'a [u8]) -> Result<Self, Wrong> {
         let mut input = Input::new(bytes, 0);
         let input = &mut input;
@@ -269,7 +272,7 @@ impl<'a> FromHost<'a> {
 }
 
 impl<'a> FromCentre<'a> {
-    /// Adds the frame's bytes.
+    /// Appends the frame's bytes.
     pub fn write(&self, out: &mut Vec<u8>) {
         let _ = match *self {
             Self::Welcome { run } => Output::new(out, kind::WELCOME).put(&run.to_le_bytes()),
@@ -292,10 +295,10 @@ impl<'a> FromCentre<'a> {
         };
     }
 
-    /// The frame of a kind with these bytes.
+    /// Decodes a frame of a kind from its bytes.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// If the bytes are not such a frame.
     pub fn read(kind: u8, bytes: &'a [u8]) -> Result<Self, Wrong> {
         let mut input = Input::new(bytes, 0);
         let input = &mut input;
@@ -318,17 +321,17 @@ impl<'a> FromCentre<'a> {
     }
 }
 
-/// What has come of a stream of frames.
+/// The received bytes of a stream of frames.
 #[derive(Debug)]
 pub struct Inbox {
     sender: Sender,
     bytes: Vec<u8>,
-    /// Where the next frame begins.
+    /// The position of the next frame.
     start: usize,
 }
 
 impl Inbox {
-    /// Frames of this sender.
+    /// An empty stream of frames of this sender.
     pub fn new(sender: Sender) -> Self {
         Self { sender, bytes: Vec::new(), start: 0 }
     }
@@ -342,10 +345,10 @@ impl Inbox {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The kind and the bytes of the next frame; `None` until all of it is here.
+    /// The kind and the bytes of the next frame; `None` until the frame is complete.
     ///
     /// # Errors
-    /// When there is none: nothing behind it means anything.
+    /// If the next bytes are not a frame. Nothing after them can be decoded.
     pub fn next(&mut self) -> Result<Option<(u8, &[u8])>, Wrong> {
         let Some(head) = self.bytes.get(self.start..self.start + HEAD) else { return Ok(None) };
         let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
@@ -395,10 +398,10 @@ mod tests {
         ]
     }
 
-    /// Each frame comes back whole, however its bytes are cut, and none of it cut or changed in
-    /// length.
+    /// Each frame is read as it was written, in pieces of any size. A frame that is too short or
+    /// too long is rejected.
     #[test]
-    fn frames_come_back() {
+    fn frames_are_read_as_they_were_written() {
         let mut bytes = Vec::new();
         for frame in of_host() {
             frame.write(&mut bytes);
@@ -432,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_unknown_is_refused_at_its_head() {
+    fn long_and_unknown_frames_are_rejected_at_their_heads() {
         for (sender, kind, length) in [
             (Sender::Host, kind::ROWS, ROWS_MAX + 1),
             (Sender::Host, kind::HELLO, SHORT_MAX + 1),

@@ -1,4 +1,4 @@
-//! Entry points for fuzzing: bytes of a host and of the centre, as hostile as they come.
+//! Entry points for fuzzing: arbitrary bytes of a host and of the centre.
 
 use std::sync::OnceLock;
 
@@ -10,7 +10,7 @@ use super::plans::Fragments;
 use super::rows::RowsReader;
 use crate::replay::Script;
 
-/// The fragments of a query, as hosts get them.
+/// The fragments of two queries, as hosts receive them, and the whole queries.
 fn fragments() -> &'static [Plan] {
     static PLANS: OnceLock<Vec<Plan>> = OnceLock::new();
     PLANS.get_or_init(|| {
@@ -23,8 +23,8 @@ fn fragments() -> &'static [Plan] {
     })
 }
 
-/// Reads `data` as what one side says, and panics when a bound is passed or a frame that is
-/// written again differs.
+/// Reads `data` as frames of one side. Panics if a limit is exceeded, or if a frame differs when it
+/// is written again.
 #[doc(hidden)]
 pub fn fuzz_frames(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else { return };
@@ -56,9 +56,9 @@ fn take_rows(frame: &FromHost<'_>) {
     let FromHost::Rows { fragment, block, .. } = *frame else { return };
     let plans = fragments();
     let mut reader = RowsReader::new(&plans[usize::from(fragment) % plans.len()]);
-    let mut mended = block.to_vec();
-    crate::recording::mend(&mut mended);
-    let Ok(changes) = reader.read(&mended) else { return };
+    let mut corrected = block.to_vec();
+    crate::recording::correct(&mut corrected);
+    let Ok(changes) = reader.read(&corrected) else { return };
     assert!(changes.rows.len() <= 1 << 16);
     for (time_ns, _, count) in changes.rows {
         assert!((0..=crate::read::LAST_TIME_NS).contains(&time_ns) && count != 0);

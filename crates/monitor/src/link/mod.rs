@@ -1,9 +1,9 @@
-//! Many hosts: each runs fragments of queries over its own events and sends what results to a
-//! centre, which merges it and runs the rest.
+//! The link between many hosts and a centre. Each host runs fragments of queries over its own
+//! events and sends the results to the centre, which merges them and runs the rest of the queries.
 //!
-//! `docs/monitor-wire.md` draws what is sent. [`Host`] is a host's side, on a thread of its own;
-//! [`Centre`] is the other. Neither waits for the other: a host's buffer is bounded and what finds
-//! no room in it is counted, and the centre leaves out who lags.
+//! `docs/monitor-wire.md` defines the frames. [`Host`] is a host's side, on a thread of its own;
+//! [`Centre`] is the centre's side. Neither waits for the other. A host's buffer is bounded, and
+//! the host counts the rows that do not fit. The centre does not wait for slow hosts.
 
 mod centre;
 mod channel;
@@ -21,5 +21,5 @@ pub use centre::{Centre, CentreOptions, CentreStatus, HostState, HostStatus, Ref
 pub use clock::{Measurement, unix_time_ns};
 pub use host::{EventItem, EventSource, Host, HostOptions, LinkState, LinkStatus};
 
-/// The most bytes that wait at a host for the centre, unless said otherwise.
+/// The default limit of the bytes that wait at a host for the centre.
 pub const BUFFER_MAX: usize = 8 << 20;

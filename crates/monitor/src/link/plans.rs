@@ -1,4 +1,4 @@
-//! Fragments as bytes: CBOR, in which numbers of all kinds keep their values.
+//! Fragments as bytes, in CBOR, which preserves the values of all numbers.
 
 use fathom_cql::catalog::{Catalog, Column, StreamSchema};
 use fathom_cql::check::check;
@@ -10,27 +10,28 @@ use crate::recording::COLUMNS_MAX;
 
 /// The most fragments.
 pub const FRAGMENTS_COUNT_MAX: usize = 256;
-/// How deep plans may be nested. Each operator is two or three levels.
+/// The deepest nesting of encoded plans, in levels of CBOR. Each operator takes two or three.
 const DEPTH_MAX: usize = 768;
-/// The stack that is enough to walk plans so deep, in bytes.
+/// A stack that suffices for plans of this depth, in bytes.
 pub const STACK: usize = 64 << 20;
 
-/// What hosts are to run.
+/// The fragments that hosts run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fragments {
-    /// The stream of events that the plans are over.
+    /// The stream of events that the plans read.
     pub stream: String,
-    /// The columns of it that rows are to have, in the stream's order.
+    /// The columns of the events' rows, in the stream's order.
     pub columns: Vec<Column>,
     /// The plans.
     pub plans: Vec<Plan>,
 }
 
 impl Fragments {
-    /// The fragments as bytes.
+    /// Encodes the fragments.
     ///
     /// # Errors
-    /// When they are too many, too long or too deep: what hosts would refuse.
+    /// If there are too many, or they are too long or nested too deeply, so that hosts would refuse
+    /// them.
     pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
         let failed = || "the queries cannot be sent".to_owned();
         std::thread::scope(|scope| {
@@ -43,7 +44,7 @@ impl Fragments {
     fn checked_bytes(&self) -> Result<Vec<u8>, String> {
         let mut bytes = Vec::new();
         ciborium::into_writer(self, &mut bytes).map_err(|error| error.to_string())?;
-        // The frame has a few numbers before them.
+        // The frame has a few numbers before the fragments.
         if bytes.len() > FRAGMENTS_MAX - 64 {
             return Err("the queries are too long to be sent".into());
         }
@@ -55,13 +56,13 @@ impl Fragments {
         }
     }
 
-    /// The fragments of bytes that may be anything.
+    /// Decodes untrusted bytes.
     ///
     /// # Errors
-    /// When they are none, or cannot be run.
+    /// If the bytes are not fragments, or the fragments cannot be run.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let read: Self = ciborium::de::from_reader_with_recursion_limit(bytes, DEPTH_MAX)
-            .map_err(|_| "the fragments cannot be read: another version wrote them, or they are nested too deep")?;
+            .map_err(|_| "the fragments cannot be read: another version wrote them, or they are nested too deeply")?;
         if read.plans.len() > FRAGMENTS_COUNT_MAX {
             return Err(format!("there are more than {FRAGMENTS_COUNT_MAX} fragments"));
         }
@@ -70,16 +71,16 @@ impl Fragments {
         }
         let catalog = read.catalog();
         for plan in &read.plans {
-            // One is for the count.
+            // One column is the count.
             if plan.columns.len() >= COLUMNS_MAX {
                 return Err("a fragment has too many columns".into());
             }
-            check(plan, &catalog).map_err(|wrong| format!("a fragment makes no sense: {wrong}"))?;
+            check(plan, &catalog).map_err(|wrong| format!("a fragment is invalid: {wrong}"))?;
         }
         Ok(read)
     }
 
-    /// The stream with the columns that rows have.
+    /// A catalogue with the stream, which has only the columns of the events' rows.
     fn catalog(&self) -> Catalog {
         let stream = StreamSchema {
             name: self.stream.clone(),
@@ -90,10 +91,10 @@ impl Fragments {
         Catalog { streams: vec![stream] }
     }
 
-    /// Which columns of a stream rows are to have.
+    /// For each column of a stream whether the events' rows have it.
     ///
     /// # Errors
-    /// When it has not all of them, or has them in another order.
+    /// If a column is missing, or the columns have another order.
     pub fn wanted(&self, schema: &StreamSchema) -> Result<Vec<bool>, String> {
         if !self.stream.eq_ignore_ascii_case(&schema.name) {
             return Err(format!("there is no stream {:?} here", short(&self.stream)));
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_come_back_with_their_numbers() {
+    fn plans_and_their_numbers_are_read_as_they_were_written() {
         let mut all = fragments(
             "select VDisk, percentile(Size, 99.5), sum(Size) * 0.1 from IOstream [range 1 second]
              where Path like '%é%' and Size > 9223372036854775807 group by VDisk;
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_fragments_are_refused() {
         let mut wrong = fragments("select Size from IOstream where Size > 1");
         wrong.columns.truncate(2);
         assert!(wrong.to_bytes().unwrap_err().contains("no column"));
@@ -176,7 +177,7 @@ mod tests {
         assert!(Fragments::from_bytes(&vec![0x9f; 1 << 20]).is_err());
     }
 
-    /// Aggregates of a kind or a size that the language does not have.
+    /// Kinds and sizes of aggregates that the language does not have.
     #[test]
     fn strange_aggregates_are_refused() {
         let refused = |text: &str, good: &[u8], wrong: &[u8]| {
@@ -196,12 +197,13 @@ mod tests {
         let of_pair = |bits| [b"ApproximateDistinct\x82", &[bits][..]].concat();
         let precision = refused("approx_count_distinct(Path, 9)", &of_pair(9), &of_pair(3));
         assert!(precision.contains("cannot be read"), "{precision}");
-        // Parts are texts.
+        // A partial aggregate is a text.
         let sum = refused("histogram(Size)", b"Whole", b"Merge");
         assert!(sum.contains("Integer"), "{sum}");
     }
 
-    /// A plan that is nested as deep as bytes allow neither overflows the stack nor is run.
+    /// A plan with the deepest nesting that fits into a frame is refused and does not overflow the
+    /// stack.
     #[test]
     fn deep_plans_are_refused() {
         let nested = |depth: usize| {
@@ -216,7 +218,7 @@ mod tests {
         let work = move || {
             assert!(nested(200).is_ok());
             assert!(nested(5000).is_err());
-            // As long as the language allows.
+            // The longest chain that the language allows.
             let chain: Vec<String> = (0..250).map(|size| format!("Size = {size}")).collect();
             let chain = fragments(&format!("select * from IOstream where {}", chain.join(" or ")));
             assert_eq!(Fragments::from_bytes(&chain.to_bytes().unwrap()), Ok(chain));

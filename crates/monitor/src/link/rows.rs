@@ -1,4 +1,4 @@
-//! Rows of a fragment in bytes: blocks of a recording with a column more, how often a row comes.
+//! The rows of a fragment as blocks of a recording with one more column: the count of each row.
 
 use std::iter::once;
 use std::sync::Arc;
@@ -12,37 +12,38 @@ use super::plans::is_stream;
 use crate::read::Batch;
 use crate::recording::{BlockBuilder, BlockReader, Cell, Clock, Header, Item, Wrong};
 
-/// A block is closed when it has so many rows, or so many bytes before it is packed.
+/// The limits at which a block is closed: rows, and bytes before compression.
 const BLOCK_ROWS: usize = 8192;
 const BLOCK_BYTES: usize = 512 << 10;
-/// The most bytes of a block once it is unpacked: one row more never makes it too long.
+/// The most bytes of a block after decompression. The limits above are lower, so that one more row
+/// never makes a block too long.
 const PLAIN_MAX: usize = ROWS_MAX - (64 << 10);
 
-/// The most rows of a block that is read.
+/// The most rows of a received block.
 const BLOCK_ROWS_MAX: usize = 2 * BLOCK_ROWS;
-/// The most that the counts of a block of a stream may come to, and that a row of it may have.
+/// The limits of a stream's counts: the sum of a block, and the count of a single row.
 const COUNTS_MAX: i64 = 1 << 16;
 const COUNT_MAX: i64 = COUNTS_MAX / 2;
 
-/// A row by itself, for any thread.
+/// A row that can be sent between threads.
 pub type Tuple = Arc<[Value]>;
 
-/// The most rows that the relations of a host may have.
+/// The most rows of all relations of a host.
 pub const RELATION_ROWS_MAX: usize = 1 << 20;
-/// The most memory that these may take, in bytes: a text may be of a mebibyte.
+/// The most memory that these rows may take, in bytes. A single text may have a mebibyte.
 pub const RELATION_BYTES_MAX: usize = 256 << 20;
 
-/// The memory that a row takes in a relation, in bytes, about.
+/// The memory that a row of a relation takes, in bytes, approximately.
 pub fn row_bytes(row: &[Value]) -> usize {
     let text = |value: &Value| match value {
         Value::Text(text) => text.len(),
         _ => 0,
     };
-    // The row has its place in a table, with a count, and an allocation of its own.
+    // A row takes an entry of a table, with a count, and an allocation.
     size_of::<(Tuple, i64)>() + 32 + size_of_val(row) + row.iter().map(text).sum::<usize>()
 }
 
-/// A fragment's rows as a recording has them.
+/// The header of a recording of a fragment's rows.
 fn header(plan: &Plan) -> Header {
     let columns: Vec<(&str, Type)> = plan
         .columns
@@ -53,11 +54,11 @@ fn header(plan: &Plan) -> Header {
     Header::new(&StreamSchema::new("fragment", &columns), Clock::Unknown, 0)
 }
 
-/// Puts rows of a fragment into blocks.
+/// Writes rows of a fragment as blocks.
 pub struct RowsWriter {
     builder: BlockBuilder,
     is_stream: bool,
-    /// What the counts of the block come to.
+    /// The sum of the block's counts.
     counts: i64,
 }
 
@@ -66,8 +67,8 @@ impl RowsWriter {
         Self { builder: BlockBuilder::new(&header(plan)), is_stream: is_stream(plan), counts: 0 }
     }
 
-    /// Adds a row that comes so often at an instant; gives each block that is full, and how many
-    /// rows it has.
+    /// Adds a change of a row's count at an instant. Calls `full` with each full block and its
+    /// number of rows.
     pub fn add(
         &mut self,
         time_ns: i64,
@@ -77,13 +78,13 @@ impl RowsWriter {
     ) {
         let mut left = count;
         while left != 0 {
-            let told = if self.is_stream { left.min(COUNT_MAX) } else { left };
-            if self.is_stream && self.counts + told > COUNTS_MAX {
+            let part = if self.is_stream { left.min(COUNT_MAX) } else { left };
+            if self.is_stream && self.counts + part > COUNTS_MAX {
                 self.give(full);
             }
-            let cells = row.iter().map(Cell::from).chain(once(Cell::Integer(told)));
+            let cells = row.iter().map(Cell::from).chain(once(Cell::Integer(part)));
             self.builder.append(time_ns, cells);
-            (left, self.counts) = (left - told, self.counts.saturating_add(told));
+            (left, self.counts) = (left - part, self.counts.saturating_add(part));
             if self.builder.len() >= BLOCK_ROWS || self.builder.size() >= BLOCK_BYTES {
                 self.give(full);
             }
@@ -96,7 +97,7 @@ impl RowsWriter {
         }
     }
 
-    /// The block, and how many rows it has.
+    /// Takes the block and its number of rows; `None` if there are no rows.
     pub fn take(&mut self) -> Option<(Vec<u8>, u64)> {
         let rows = self.builder.len() as u64;
         self.counts = 0;
@@ -104,19 +105,19 @@ impl RowsWriter {
     }
 }
 
-/// Some changes of a fragment's result.
+/// Changes of a fragment's result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// When, which row, and how often more it is there.
+    /// For each change the instant in nanoseconds, the row, and the change of the row's count.
     pub rows: Vec<(i64, Tuple, i64)>,
-    /// How much memory they take, in bytes, about.
+    /// The memory that they take, in bytes, approximately.
     pub weight: usize,
 }
 
-/// Gets rows of a fragment out of blocks, which may hold anything.
+/// Reads rows of a fragment from untrusted blocks.
 pub struct RowsReader {
     reader: BlockReader,
-    /// What a row takes, in bytes, about.
+    /// The memory that a row takes besides its texts, in bytes, approximately.
     row_weight: usize,
     is_stream: bool,
     batch: Batch,
@@ -134,10 +135,10 @@ impl RowsReader {
         }
     }
 
-    /// The changes that a block tells of.
+    /// The changes in a block.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If the block is invalid.
     pub fn read(&mut self, block: &[u8]) -> Result<Changes, Wrong> {
         if self.reader.open(block)? != Some(Item::Rows) {
             return Err(Wrong("a block without rows"));
@@ -150,12 +151,12 @@ impl RowsReader {
                 let Some(Value::Integer(count)) = row.pop() else {
                     return Err(Wrong("a row without a count"));
                 };
-                // A stream's row is there as often as it comes.
+                // A stream's row is stored once for each occurrence.
                 let copies = if self.is_stream { count } else { 1 };
                 let good = if self.is_stream { 1..=COUNT_MAX } else { -(1 << 40)..=1 << 40 };
                 counts += copies.clamp(0, COUNT_MAX);
                 if !good.contains(&count) || count == 0 || counts > COUNTS_MAX {
-                    return Err(Wrong("a row comes as often as it cannot"));
+                    return Err(Wrong("a row has an invalid count"));
                 }
                 changes.weight += self.row_weight * copies as usize;
                 changes.rows.push((time_ns, row.into(), count));
@@ -182,20 +183,20 @@ pub mod tests {
     }
 
     #[test]
-    fn changes_come_back() {
+    fn changes_are_read_as_they_were_written() {
         let plan = plan("select VDisk, Size * 0.5, Size from IOstream [range 1 second]");
         let mut writer = RowsWriter::new(&plan);
         let row = |number: i64| -> Tuple {
             let values = [Value::text("disk"), Value::Float(f64::NAN), Value::Integer(number)];
             values.into()
         };
-        let mut told = Vec::new();
+        let mut written = Vec::new();
         let mut blocks = Vec::new();
         for number in 0..20_000 {
             let change = (number / 2, row(number), if number % 3 == 0 { -1 } else { 2 });
             let mut full = |block, rows| blocks.push((block, rows));
             writer.add(change.0, &change.1, change.2, &mut full);
-            told.push(change);
+            written.push(change);
         }
         blocks.extend(writer.take());
         assert!(writer.take().is_none() && blocks.len() > 1);
@@ -206,8 +207,8 @@ pub mod tests {
             assert!(changes.weight > changes.rows.len() * 100);
             read.append(&mut changes.rows);
         }
-        assert_eq!(read, told);
-        // A stream's rows never go.
+        assert_eq!(read, written);
+        // The rows of a stream are never deleted.
         let stream = super::tests::plan("select VDisk, Size * 0.5, Size from IOstream");
         assert!(RowsReader::new(&stream).read(&blocks[0].0).is_err());
     }
@@ -227,7 +228,7 @@ pub mod tests {
         assert_eq!(changes.map(|(_, _, count)| count).sum::<i64>(), 500_008);
     }
 
-    /// The widest rows that there can be fit into a block that is read again.
+    /// The widest possible rows fit into a block that can be read.
     #[test]
     fn no_block_is_too_long() {
         let long = "x".repeat(8 << 10);

@@ -1,4 +1,4 @@
-//! The text that blkparse prints without a format of its own.
+//! The text output of blkparse in its default format.
 //!
 //! ```text
 //!   8,0    3        1     0.000000000   697  Q   W 223490 + 8 [kjournald]
@@ -6,42 +6,42 @@
 //! device cpu number     time            pid  action rwbs …
 //! ```
 //!
-//! `Q` is a request, `C` what came of it; the other actions tell of the way between them. The
-//! kernel merges neighbours into one request: a completion answers all requests within its range,
-//! each with the number, the sector and the size that it was queued with. A completion of what was
-//! never queued (the trace began later, or a request was split) has a number of its own.
+//! `Q` is a request and `C` its completion; lines with other actions are skipped. The kernel merges
+//! neighbouring requests into one, so a completion answers all requests within its range, each with
+//! the number, the sector and the size of its `Q` line. A completion without a queued request (the
+//! trace began later, or a request was split) gets a number of its own.
 
 use std::collections::BTreeMap;
 
 use fathom_cql::{Row, Value};
 
-use super::columns::{EventColumn, EventColumns, LONGEST_FIELD, count};
+use super::columns::{EventColumn, EventColumns, FIELD_MAX, count};
 use super::intern::Texts;
 use super::lines::Lines;
 use super::text::{LineFormat, LineReader};
 use super::{Batch, LAST_TIME_NS, shown};
 
-/// The most requests under way; the oldest are forgotten beyond.
-const UNDER_WAY: usize = 64 << 10;
+/// The most requests in flight. Beyond this number, the oldest are removed.
+const IN_FLIGHT_MAX: usize = 64 << 10;
 /// The most requests that a completion is compared with.
-const MERGED: usize = 1024;
+const MERGED_MAX: usize = 1024;
 
-/// The format.
+/// The state of the format's reader.
 pub struct Blkparse {
     columns: EventColumns,
     requests: i64,
-    /// By device and operation, sector and number.
-    under_way: BTreeMap<(Key, i64, i64), Request>,
-    /// The same by number.
+    /// The requests in flight, by device and operation, sector, and number.
+    in_flight: BTreeMap<(Key, i64, i64), Request>,
+    /// The same requests, by number.
     by_number: BTreeMap<i64, (Key, i64)>,
-    /// Whether the summary at the end has begun.
+    /// Whether the summary at the end of the output has begun.
     summary: bool,
 }
 
 /// The device and the letter of the operation.
 type Key = ((u32, u32), u8);
 
-/// A request under way.
+/// A request in flight.
 struct Request {
     size: i64,
     process: Value,
@@ -49,7 +49,7 @@ struct Request {
     flags: i64,
 }
 
-/// A line of an event.
+/// The parsed fields of a line.
 struct Line<'a> {
     device: &'a [u8],
     numbers: (u32, u32),
@@ -59,14 +59,14 @@ struct Line<'a> {
     rest: &'a [u8],
 }
 
-/// The next word, and what is behind it.
+/// The next word, and the rest of the text.
 fn word(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let text = text.trim_ascii_start();
     let end = text.iter().position(u8::is_ascii_whitespace).unwrap_or(text.len());
     (end > 0).then(|| text.split_at(end))
 }
 
-/// `seconds.nanoseconds`
+/// A time of the form `seconds.nanoseconds`, in nanoseconds.
 fn time(text: &[u8]) -> Option<i64> {
     let point = text.iter().position(|&byte| byte == b'.')?;
     let (seconds, fraction) = (count(&text[..point])?, &text[point + 1..]);
@@ -100,7 +100,7 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
     })
 }
 
-/// Whether a line is of this format.
+/// Whether a line has this format.
 pub fn is_line(line: &[u8]) -> bool {
     parse(line).is_some()
 }
@@ -110,15 +110,15 @@ pub fn reader(name: &str, lines: Lines, columns: EventColumns) -> LineReader<Blk
     let format = Blkparse {
         columns,
         requests: 0,
-        under_way: BTreeMap::new(),
+        in_flight: BTreeMap::new(),
         by_number: BTreeMap::new(),
         summary: false,
     };
     LineReader::new(name, lines, format)
 }
 
-/// The letter of the operation, and the flags as the stream's `Flags` has them; no letter for what
-/// is no operation on the disk's data.
+/// The letter of the operation, and its flags as in the stream's column `Flags`. The letter is
+/// `None` if it is not an operation on the disk's data.
 fn operation(marks: &[u8], size: i64) -> (Option<u8>, i64) {
     let (before, marks) = match marks {
         [b'F', rest @ ..] if !rest.is_empty() => (true, rest),
@@ -146,7 +146,8 @@ fn operation(marks: &[u8], size: i64) -> (Option<u8>, i64) {
     (letter, flags << 8)
 }
 
-/// `sector + size` and what is in the brackets at the end; without a range, both are 0.
+/// `sector + size`, and the text in the brackets at the end. Without a range, sector and size are
+/// 0.
 fn range(text: &[u8]) -> Option<(i64, i64, &[u8])> {
     let open = text.iter().position(|&byte| byte == b'[')?;
     let close = text.iter().rposition(|&byte| byte == b']')?;
@@ -161,7 +162,7 @@ fn range(text: &[u8]) -> Option<(i64, i64, &[u8])> {
         }
         _ => (0, rest),
     };
-    // There may be a time in parentheses, or what a command of another kind carried.
+    // A time in parentheses, or the bytes of a command of another kind, may follow.
     let rest = rest.trim_ascii();
     let fits = rest.is_empty() || (rest[0] == b'(' && rest.ends_with(b")"));
     let within = sector.checked_add(size).is_some() && u32::try_from(size).is_ok();
@@ -199,24 +200,24 @@ impl Blkparse {
         self.requests
     }
 
-    /// The requests that a completion answers.
+    /// Removes the requests that a completion answers, and returns each with its number and sector.
     fn answered(&mut self, key: Key, sector: i64, size: i64) -> Vec<(i64, i64, Request)> {
         let end = sector + size.max(1);
         let found: Vec<(i64, i64)> = self
-            .under_way
+            .in_flight
             .range((key, sector, i64::MIN)..(key, end, i64::MIN))
-            .take(MERGED)
+            .take(MERGED_MAX)
             .filter(|((_, from, _), request)| from + request.size <= sector + size)
             .map(|(&(_, from, number), _)| (from, number))
             .collect();
-        // Of several for the same range, the oldest.
+        // If several requests have the same first sector, the completion answers the oldest.
         let mut answered: Vec<(i64, i64, Request)> = Vec::new();
         for (from, number) in found {
             if answered.last().is_some_and(|(_, last, _)| *last == from) {
                 continue;
             }
             self.by_number.remove(&number);
-            if let Some(request) = self.under_way.remove(&(key, from, number)) {
+            if let Some(request) = self.in_flight.remove(&(key, from, number)) {
                 answered.push((number, from, request));
             }
         }
@@ -232,19 +233,19 @@ impl LineFormat for Blkparse {
             if self.summary {
                 return Ok(());
             }
-            return Err(format!("no line of blkparse: {}", shown(text)));
+            return Err(format!("not a line of blkparse: {}", shown(text)));
         };
         if !matches!(line.action, b"Q" | b"C") {
             return Ok(());
         }
-        let wrong = || format!("no event of blkparse: {}", shown(text));
+        let wrong = || format!("not an event of blkparse: {}", shown(text));
         let (marks, rest) = word(line.rest).ok_or_else(wrong)?;
         let (sector, size, inside) = range(rest).ok_or_else(wrong)?;
         let (letter, flags) = operation(marks, size);
         let Some(letter) = letter else { return Ok(()) };
         let key = (line.numbers, letter);
         if line.action == b"Q" {
-            if inside.len() > LONGEST_FIELD {
+            if inside.len() > FIELD_MAX {
                 return Err("the process's name is too long".into());
             }
             let number = self.number();
@@ -252,13 +253,13 @@ impl LineFormat for Blkparse {
             let request = Request { size, process, process_id: line.process_id, flags };
             let mut row = self.row(&line, b"Q", letter, (number, sector, size), texts);
             self.owner(&mut row, &request);
-            if self.by_number.len() >= UNDER_WAY {
+            if self.by_number.len() >= IN_FLIGHT_MAX {
                 if let Some((number, (key, sector))) = self.by_number.pop_first() {
-                    self.under_way.remove(&(key, sector, number));
+                    self.in_flight.remove(&(key, sector, number));
                 }
             }
             self.by_number.insert(number, (key, sector));
-            self.under_way.insert((key, sector, number), request);
+            self.in_flight.insert((key, sector, number), request);
             batch.push(line.time_ns, row);
             return Ok(());
         }

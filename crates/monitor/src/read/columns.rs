@@ -1,4 +1,4 @@
-//! Fields: their types, and the columns that formats other than CSV fill.
+//! Fields: their conversion to values, and the columns that formats other than CSV fill.
 
 use fathom_cql::catalog::StreamSchema;
 use fathom_cql::{Row, Type, Value};
@@ -7,21 +7,21 @@ use super::intern::Texts;
 use super::{TimeUnit, nulls, shown};
 use crate::schema::kind_of;
 
-/// The longest field: a path may be of 4,096 bytes.
-pub const LONGEST_FIELD: usize = 8 << 10;
+/// The longest field, in bytes. A path has at most 4,096 bytes.
+pub const FIELD_MAX: usize = 8 << 10;
 
-/// Where in a row a column is: among those that are asked for, in their order; `None` for one that
-/// is not.
+/// The position of a column in a row, which has only the wanted columns; `None` if the column is
+/// not wanted.
 pub fn place(wanted: &[bool], column: usize) -> Option<usize> {
     wanted.get(column)?.then(|| width(&wanted[..column]))
 }
 
-/// How many columns are asked for.
+/// The number of wanted columns.
 pub fn width(wanted: &[bool]) -> usize {
     wanted.iter().filter(|&&wanted| wanted).count()
 }
 
-/// A decimal integer of 64 bits.
+/// Parses a decimal integer of 64 bits.
 pub fn integer(bytes: &[u8]) -> Option<i64> {
     let (negative, digits) = match bytes {
         [b'-', rest @ ..] => (true, rest),
@@ -47,19 +47,18 @@ pub fn integer(bytes: &[u8]) -> Option<i64> {
         if digit > 9 {
             return None;
         }
-        // Below zero there is one number more.
+        // The value is negative, because the least integer has no positive counterpart.
         value = value.checked_mul(10)?.checked_sub(i64::from(digit))?;
     }
     if negative { Some(value) } else { value.checked_neg() }
 }
 
-/// An integer that counts: from 0 on.
+/// Parses an integer that is not negative.
 pub fn count(bytes: &[u8]) -> Option<i64> {
     integer(bytes).filter(|&value| value >= 0)
 }
 
-/// The value of a field, or what is wrong with it. An empty one is null, unless it is a text in
-/// quotes.
+/// The value of a field, or an error. An empty field is null, unless it is a quoted text.
 pub fn value(
     field: &[u8],
     quoted: bool,
@@ -70,8 +69,8 @@ pub fn value(
     if field.is_empty() && !(quoted && kind == Type::Text) {
         return Ok(Value::Null);
     }
-    if field.len() > LONGEST_FIELD {
-        return Err(format!("{name} has {} bytes, {LONGEST_FIELD} is the most", field.len()));
+    if field.len() > FIELD_MAX {
+        return Err(format!("{name} has {} bytes, more than {FIELD_MAX}", field.len()));
     }
     let value = match kind {
         Type::Text => return Ok(texts.value(field)),
@@ -89,10 +88,11 @@ pub fn value(
         }
         .map(Value::Boolean),
     };
-    value.ok_or_else(|| format!("{name} is {}, which is no {kind}", shown(field)))
+    value.ok_or_else(|| format!("{name} is {}, which is not of type {kind}", shown(field)))
 }
 
-/// The columns of the stream of I/O events that traces can fill, those that are asked for.
+/// The positions of the columns of I/O events that traces can fill; `None` for those that are not
+/// wanted.
 #[derive(Clone, Debug)]
 pub struct EventColumns {
     width: usize,
@@ -100,7 +100,7 @@ pub struct EventColumns {
     columns: [Option<usize>; EventColumn::Flags as usize + 1],
 }
 
-/// One of them.
+/// A column that traces can fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the columns'")]
 pub enum EventColumn {
@@ -117,7 +117,7 @@ pub enum EventColumn {
     Flags,
 }
 
-/// The order is that of [`EventColumn`].
+/// The names, in the order of [`EventColumn`].
 const NAMES: [&str; EventColumn::Flags as usize + 1] = [
     "BlktapTS",
     "Type",
@@ -133,10 +133,10 @@ const NAMES: [&str; EventColumn::Flags as usize + 1] = [
 ];
 
 impl EventColumns {
-    /// Where the columns are in a schema.
+    /// Finds the columns in a schema.
     pub fn new(schema: &StreamSchema, wanted: &[bool], unit: TimeUnit) -> Self {
         let columns = NAMES.map(|name| {
-            // A script may have declared them otherwise.
+            // A script's own stream may have a column with this name and another type.
             let column =
                 schema.find(name).filter(|&c| Some(schema.columns[c].kind) == kind_of(name));
             column.and_then(|column| place(wanted, column))
@@ -144,7 +144,7 @@ impl EventColumns {
         Self { width: width(wanted), unit, columns }
     }
 
-    /// A row with its time alone.
+    /// A row that has only its time.
     pub fn row(&self, time_ns: i64) -> Row {
         let mut row = nulls(self.width);
         if let Some(column) = self.columns[EventColumn::Time as usize] {
@@ -234,6 +234,6 @@ mod tests {
         assert_eq!(of("TRUE", false, Type::Boolean), Ok(Value::Boolean(true)));
         assert_eq!(of("yes", false, Type::Boolean), Err(true));
         assert_eq!(of("seven", false, Type::Integer), Err(true));
-        assert_eq!(of(&"x".repeat(LONGEST_FIELD + 1), false, Type::Text), Err(true));
+        assert_eq!(of(&"x".repeat(FIELD_MAX + 1), false, Type::Text), Err(true));
     }
 }

@@ -1,7 +1,7 @@
-//! CSV: fields between commas or tabs, the first line names the columns.
+//! CSV: fields separated by commas or tabs; the first line names the columns.
 //!
-//! A field may be in quotes, where a quote is doubled and lines may end. An empty field is null,
-//! `""` an empty text.
+//! A field may be quoted. Within quotes, a quote is doubled, and lines may end. An empty field is
+//! null, `""` an empty text.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use fathom_cql::Type;
 use fathom_cql::catalog::StreamSchema;
 use memchr::memchr;
 
-use super::columns::{LONGEST_FIELD, count, integer, place, value, width};
+use super::columns::{FIELD_MAX, count, integer, place, value, width};
 use super::intern::{TextColumn, Texts};
-use super::lines::{End, LONGEST, Lines};
+use super::lines::{End, LINE_MAX, Lines};
 use super::{
     BATCH_ROWS, Batch, Condition, ReadError, ReadOptions, ReadReport, Reader, Tally, TimeUnit,
     instant, shown,
 };
 
-/// The most columns that a file may have.
-const COLUMNS: usize = 1024;
+/// The most columns of a file.
+const COLUMNS_MAX: usize = 1024;
 
-/// The column of the time, where nothing else is said and the file has it.
-const TIME: &str = "BlktapTS";
+/// The default name of the time column.
+const TIME_COLUMN: &str = "BlktapTS";
 
-/// What an editor may put before the first line.
+/// The byte order mark that some editors write before the first line.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A reader of CSV.
@@ -35,59 +35,59 @@ pub struct Csv {
     fields: Fields,
 }
 
-/// The columns of texts of a batch, each in its place, and their texts.
+/// The text columns of a batch, by their positions, and their texts.
 struct TextColumns {
     texts: Texts,
     columns: Vec<Option<TextColumn>>,
 }
 
-/// What the columns of the file are.
+/// The layout of the file's columns.
 struct Layout {
     separator: u8,
-    /// How many fields a record has.
+    /// The number of fields of a record.
     count: usize,
-    /// Those that are asked for.
+    /// The wanted fields.
     fields: Vec<Field>,
     time: usize,
     time_name: String,
     unit: TimeUnit,
     width: usize,
-    /// The columns that the file does not have.
+    /// The wanted columns that the file does not have.
     missing: Vec<usize>,
-    /// Fields that must have these bytes: in rows that are wanted, all of one of these.
+    /// Conditions on fields. A wanted row meets all parts of at least one condition.
     conditions: Option<Vec<Condition>>,
 }
 
-/// A column of the file that is asked for.
+/// A wanted column of the file.
 struct Field {
-    /// Its place in a record.
+    /// Its position in a record.
     at: usize,
-    /// Which column of a batch it is.
+    /// Its position in a batch.
     column: usize,
     kind: Type,
     name: String,
 }
 
-/// Where the fields of a record are.
+/// The positions of a record's fields.
 #[derive(Default)]
 struct Fields {
-    /// The fields one behind the other, if the record has quotes.
+    /// The unquoted fields one after the other, if the record has quotes.
     bytes: Vec<u8>,
-    /// Behind each field, and whether it is in quotes.
+    /// The end of each field, and whether the field is quoted.
     ends: Vec<(u32, bool)>,
 }
 
-/// A record.
+/// A record that has been split into fields.
 #[derive(Clone, Copy)]
 struct Record<'a> {
     bytes: &'a [u8],
     ends: &'a [(u32, bool)],
-    /// How many bytes are between two fields.
+    /// The number of bytes between two fields.
     gap: usize,
 }
 
 impl<'a> Record<'a> {
-    /// A field, and whether it is in quotes.
+    /// A field, and whether it is quoted.
     #[inline]
     fn field(&self, at: usize) -> Option<(&'a [u8], bool)> {
         let &(end, quoted) = self.ends.get(at)?;
@@ -109,7 +109,7 @@ fn names(line: &[u8]) -> Option<(u8, Vec<String>)> {
     let line = line.strip_prefix(MARK).unwrap_or(line);
     let separator = if line.contains(&b'\t') { b'\t' } else { b',' };
     let mut fields = Fields::default();
-    if fields.split(line, separator) != Split::Whole || fields.ends.len() > COLUMNS {
+    if fields.split(line, separator) != Split::Whole || fields.ends.len() > COLUMNS_MAX {
         return None;
     }
     let record = fields.record();
@@ -138,8 +138,8 @@ impl Layout {
         }
         let time_name = match &options.time_column {
             Some(name) => name.as_str(),
-            // The time of events, also where a script declares a stream of its own.
-            None if names.iter().any(|name| name.eq_ignore_ascii_case(TIME)) => TIME,
+            // The time of events, even if a script declares a stream of its own.
+            None if names.iter().any(|name| name.eq_ignore_ascii_case(TIME_COLUMN)) => TIME_COLUMN,
             None => schema.columns.first().map_or("", |column| column.name.as_str()),
         };
         let of = |name: &String| match (schema.find(name), schema.find(time_name)) {
@@ -148,7 +148,7 @@ impl Layout {
         };
         let time = names.iter().position(of).ok_or_else(|| {
             let list: Vec<&str> = names.iter().map(String::as_str).take(40).collect();
-            fail(format!("there is no column {time_name}, which would tell the time of each row"))
+            fail(format!("there is no column {time_name}, which would be the time of each row"))
                 .advise(format!("name one with --time-column; there are {}", list.join(", ")))
         })?;
         let unknown: Vec<String> = names
@@ -160,7 +160,7 @@ impl Layout {
             .collect();
         if !unknown.is_empty() {
             let what = format!(
-                "{} has no column {}: passed over",
+                "{} has no column {}: ignored",
                 schema.name,
                 unknown.join(", ").replace('"', "")
             );
@@ -170,9 +170,10 @@ impl Layout {
             let at = columns.iter().position(|of| *of == Some(*column));
             at.map(|at| (at, Arc::clone(text)))
         };
-        // What stands for bytes that are no text says nothing of these.
+        // A replacement character in a text may stand for any bytes, so that part of the condition
+        // is left out.
         let is_plain = |(_, text): &&(usize, Arc<str>)| !text.contains(char::REPLACEMENT_CHARACTER);
-        // A column that the file does not have is null: it meets no condition.
+        // A missing column is null and meets no condition.
         let conditions = options.conditions.as_ref().map(|conditions| {
             let fields = |all: &Condition| all.iter().filter(is_plain).map(field).collect();
             conditions.iter().filter_map(fields).collect()
@@ -197,8 +198,7 @@ impl Layout {
         TextColumns { texts: Texts::new(), columns: columns.collect() }
     }
 
-    /// Puts the columns of texts into the batch, and makes those that the file does not have as
-    /// long as the others.
+    /// Moves the text columns into the batch, and fills the missing columns with nulls.
     fn end(&self, texts: &mut TextColumns, batch: &mut Batch) {
         let rows = batch.len();
         if rows > 0 {
@@ -213,7 +213,7 @@ impl Layout {
         }
     }
 
-    /// Whether a record may be one that somebody wants.
+    /// Whether a record may meet one of the conditions.
     fn is_wanted(&self, record: Record<'_>) -> bool {
         let Some(conditions) = &self.conditions else { return true };
         let holds = |&(at, ref text): &(usize, Arc<str>)| {
@@ -222,14 +222,14 @@ impl Layout {
         conditions.iter().any(|all| all.iter().all(holds))
     }
 
-    /// The time of a record, in the file's unit, and in nanoseconds.
+    /// The time of a record, in the file's unit and in nanoseconds.
     fn time(&self, record: Record<'_>) -> Option<(i64, i64)> {
         let time = count(record.field(self.time)?.0.trim_ascii())?;
         Some((time, instant(time, self.unit)?))
     }
 
-    /// Puts the row of a record into a batch, unless nobody wants it; or says what is wrong with
-    /// it.
+    /// Adds a record's row to a batch, unless it is not wanted. Returns what is wrong with an
+    /// invalid record.
     fn row(
         &self,
         record: Record<'_>,
@@ -241,11 +241,15 @@ impl Layout {
         }
         let Some((time, time_ns)) = self.time(record) else {
             let field = record.field(self.time).map_or(&b""[..], |(field, _)| field);
-            return Err(format!("{} is {}, which is no time", self.time_name, shown(field)));
+            return Err(format!(
+                "{} is {}, which is not a valid time",
+                self.time_name,
+                shown(field)
+            ));
         };
         if !self.is_wanted(record) {
             batch.latest_ns = batch.latest_ns.max(time_ns);
-            batch.left_out += 1;
+            batch.filtered += 1;
             return Ok(());
         }
         let rows = batch.len();
@@ -253,7 +257,7 @@ impl Layout {
         for field in &self.fields {
             let Some((bytes, quoted)) = record.field(field.at) else { continue };
             match &mut texts.columns[field.column] {
-                Some(column) if bytes.len() <= LONGEST_FIELD => {
+                Some(column) if bytes.len() <= FIELD_MAX => {
                     if bytes.is_empty() && !quoted {
                         column.push_null();
                     } else {
@@ -287,14 +291,14 @@ impl Layout {
     }
 }
 
-/// What became of a record in quotes.
+/// The result of splitting a record with quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
-    /// All fields are there.
+    /// The record is complete.
     Whole,
-    /// The last field's quotes do not end.
+    /// The quotes of the last field are not closed.
     Open,
-    /// Something stands behind a quote, or there is too much.
+    /// Bytes follow a closing quote.
     Wrong,
 }
 
@@ -333,13 +337,13 @@ impl Fields {
         }
     }
 
-    /// The record that was split.
+    /// The split record.
     fn record(&self) -> Record<'_> {
         Record { bytes: &self.bytes, ends: &self.ends, gap: 0 }
     }
 
-    /// Finds the fields of a record without quotes. They are short: looking at eight bytes at once
-    /// is faster than a search for each separator.
+    /// Splits a record without quotes. Fields are short, so examining eight bytes at a time is
+    /// faster than a search for each separator.
     fn plain<'a>(&'a mut self, record: &'a [u8], separator: u8) -> Record<'a> {
         let ends = &mut self.ends;
         ends.clear();
@@ -364,19 +368,19 @@ impl Fields {
     }
 }
 
-/// Each byte of a word.
+/// A word of eight equal bytes.
 const fn each(byte: u8) -> u64 {
     u64::from_ne_bytes([byte; 8])
 }
 
-/// Where in a word a byte is: the highest bit of each byte that is it.
+/// Finds a byte in a word: sets the highest bit of each equal byte.
 fn found(word: u64, byte: u8) -> u64 {
     let differs = word ^ each(byte);
     !(((differs & each(0x7f)) + each(0x7f)) | differs | each(0x7f))
 }
 
 impl Csv {
-    /// Reads on behind the header.
+    /// Reads the header and prepares to read the records after it.
     pub fn new(
         name: &str,
         mut lines: Lines,
@@ -404,8 +408,9 @@ impl Csv {
         Ok(Self { lines, tally, layout, texts, fields: Fields::default() })
     }
 
-    /// Reads the record that begins here, which has quotes; `None` where more of it is to be waited
-    /// for. Says also how long it is, and how many lines it has.
+    /// Reads a record with quotes from the current position. Returns the result, the record's
+    /// length in bytes and its number of lines; `None` if the record is incomplete and `wait` does
+    /// not allow waiting for more.
     fn quoted(
         &mut self,
         first: (usize, usize),
@@ -422,26 +427,27 @@ impl Csv {
                     return Ok(Some((read, next, lines)));
                 }
                 Split::Wrong => {
-                    let what = "a quoted field does not end with its quote";
+                    let what = "text follows the end of a quoted field";
                     return Ok(Some((Err(what.into()), first.1, 1)));
                 }
                 Split::Open => {}
             }
-            // Each line more means to split all again: a field of so many lines is none.
+            // Each further line means to split the whole record again, so the number of lines is
+            // limited.
             let end = self.lines.find(next, wait).map_err(|error| self.tally.io(&error))?;
             match end {
-                End::Line { length: l, next: n } if lines < 64 && l <= LONGEST_FIELD * 4 => {
+                End::Line { length: l, next: n } if lines < 64 && l <= FIELD_MAX * 4 => {
                     (length, next) = (l, n);
                     lines += 1;
                 }
                 End::Wait => return Ok(None),
-                _ => return Ok(Some((Err("a quote without its other".into()), first.1, 1))),
+                _ => return Ok(Some((Err("a quote is not closed".into()), first.1, 1))),
             }
         }
     }
 }
 
-/// What became of a record, how long it is, and how many lines it has.
+/// The result of a record, its length in bytes, and its number of lines.
 type Done = (Result<(), String>, usize, u64);
 
 impl Reader for Csv {
@@ -471,7 +477,7 @@ impl Reader for Csv {
                 End::TooLong => {
                     self.lines.skip().map_err(|error| self.tally.io(&error))?;
                     self.tally.lines += 1;
-                    let what = format!("a line of more than {LONGEST} bytes");
+                    let what = format!("a line of more than {LINE_MAX} bytes");
                     self.tally.bad(self.lines.number(), &what)?;
                     continue;
                 }
@@ -497,7 +503,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_between_separators_wherever_these_are() {
+    fn fields_are_split_at_separators_at_any_position() {
         let mut state = 1_u64;
         for _ in 0..2000 {
             let mut record = Vec::new();

@@ -1,4 +1,4 @@
-//! Equal texts share their memory.
+//! Interned texts: equal texts share their memory.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -9,39 +9,39 @@ use fathom_cql::Value;
 
 use crate::columns::Column;
 
-/// The most texts that are remembered.
-const TEXTS: usize = 64 << 10;
-/// The most bytes that these have together.
-const BYTES: usize = 32 << 20;
-/// The latest of them are found without a lookup.
+/// The most texts in the table.
+const TEXTS_MAX: usize = 64 << 10;
+/// The most bytes of the texts in the table.
+const BYTES_MAX: usize = 32 << 20;
+/// The number of recent texts that are found without a lookup in the table.
 const RECENT: usize = 1 << 10;
 
-/// The texts of a reader.
+/// The interned texts of a reader.
 ///
-/// The texts seen last have two places each by a cheap hash that a hostile file can make collide at
-/// will, which costs a lookup; the table behind them is hashed with a key.
+/// Recent texts are found by a cheap hash, two places for each hash. A hostile file can cause
+/// collisions, which cost only a lookup in the table; the table's hash has a random key.
 pub struct Texts {
     recent: Vec<Option<Arc<str>>>,
     table: HashSet<Arc<str>>,
-    /// How long the texts of the table are together.
+    /// The bytes of all texts in the table.
     bytes: usize,
-    // The key of the cheap hash.
+    // A random seed of the cheap hash.
     seed: u64,
 }
 
 impl Texts {
-    /// No texts.
+    /// No texts yet.
     pub fn new() -> Self {
         let seed = RandomState::new().hash_one(0_u8) | 1;
         Self { recent: vec![None; RECENT], table: HashSet::new(), bytes: 0, seed }
     }
 
-    /// The value of a text. What is no UTF-8 in it is replaced.
+    /// The value of a text. Invalid UTF-8 is replaced.
     pub fn value(&mut self, bytes: &[u8]) -> Value {
         Value::Text(Arc::clone(self.find(bytes).1))
     }
 
-    /// A text, and its place among those seen last.
+    /// A text, and its place among the recent texts.
     fn find(&mut self, bytes: &[u8]) -> (usize, &Arc<str>) {
         let place = self.place(bytes);
         let is =
@@ -52,7 +52,7 @@ impl Texts {
             place ^ 1
         } else {
             let text = self.look_up(bytes);
-            // The one that was here moves to the other place.
+            // The text that was here moves to the other place.
             self.recent.swap(place, place ^ 1);
             self.recent[place] = Some(text);
             place
@@ -60,15 +60,15 @@ impl Texts {
         (place, self.recent[place].get_or_insert_with(|| Arc::from("")))
     }
 
-    /// A text that is not among those seen last.
+    /// Finds a text in the table, or adds it.
     #[cold]
     fn look_up(&mut self, bytes: &[u8]) -> Arc<str> {
         let text = String::from_utf8_lossy(bytes);
         if let Some(text) = self.table.get(text.as_ref()) {
             return Arc::clone(text);
         }
-        if self.table.len() >= TEXTS || self.bytes + text.len() > BYTES {
-            // Those in use live on; the rest is likely gone for good.
+        if self.table.len() >= TEXTS_MAX || self.bytes + text.len() > BYTES_MAX {
+            // Texts that are in use stay allocated; the others are probably not needed any more.
             self.table.clear();
             self.bytes = 0;
         }
@@ -94,16 +94,16 @@ impl Texts {
     }
 }
 
-/// A column of texts that is being read: few texts that are there often.
+/// A column of texts that is being read. It holds each distinct text once.
 pub struct TextColumn {
     values: Vec<Value>,
     rows: Vec<u32>,
-    /// Where among the values the text of each place of [`Texts::recent`] may be.
+    /// For each place of [`Texts::recent`], where its text may be in `values`.
     known: Vec<u32>,
 }
 
 impl TextColumn {
-    /// An empty one.
+    /// An empty column.
     pub fn new() -> Self {
         Self { values: Vec::new(), rows: Vec::new(), known: vec![0; RECENT] }
     }
@@ -131,12 +131,12 @@ impl TextColumn {
         self.rows.push(null as u32);
     }
 
-    /// Keeps the first rows.
+    /// Keeps only the first `rows` rows.
     pub fn truncate(&mut self, rows: usize) {
         self.rows.truncate(rows);
     }
 
-    /// Takes all out.
+    /// Takes the column out, and leaves an empty one.
     pub fn take(&mut self) -> Column {
         let (values, rows) = (self.values.len(), self.rows.len());
         let values = std::mem::replace(&mut self.values, Vec::with_capacity(values));
@@ -150,10 +150,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_column_has_what_was_put_in() {
+    fn a_column_holds_what_was_added() {
         let (mut texts, mut column) = (Texts::new(), TextColumn::new());
         for round in 0..3 {
-            // More than have a place at once.
+            // More texts than there are recent places.
             let text = |row: usize| format!("{}", row * 7 % (20 + round * 4000));
             for row in 0..9000 {
                 if row % 5 == 4 {
@@ -190,15 +190,15 @@ mod tests {
     #[test]
     fn the_table_is_bounded() {
         let mut texts = Texts::new();
-        for number in 0..3 * TEXTS {
+        for number in 0..3 * TEXTS_MAX {
             texts.value(number.to_string().as_bytes());
-            assert!(texts.table.len() <= TEXTS);
+            assert!(texts.table.len() <= TEXTS_MAX);
         }
         assert_eq!(texts.value(b"0"), Value::text("0"));
         for number in 0..100_u8 {
             texts.value(&vec![b'a' + number % 8; (1 << 20) + usize::from(number)]);
             let bytes: usize = texts.table.iter().map(|text| text.len()).sum();
-            assert!(bytes <= BYTES && bytes == texts.bytes, "{bytes}");
+            assert!(bytes <= BYTES_MAX && bytes == texts.bytes, "{bytes}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Lines out of bytes, without a copy of each.
+//! Splits bytes into lines without copying them.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -7,54 +7,55 @@ use memchr::memchr;
 
 use super::source::Source;
 
-/// The longest line, and the longest record of several lines.
-pub const LONGEST: usize = 64 << 10;
-/// What is read at once.
+/// The longest line, and the longest record of several lines, in bytes.
+pub const LINE_MAX: usize = 64 << 10;
+/// The length of the buffer, in bytes.
 const BUFFER: usize = 256 << 10;
 
-/// A buffer over the input, at the start of a line.
+/// A buffer of the input that begins at the start of a line.
 pub struct Lines {
     source: Source,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// Between `start` and here there is no quote.
+    /// There is no quote between `start` and this position.
     plain: usize,
     ended: bool,
     number: u64,
 }
 
-/// Where a line ends, in bytes from the start of the first that is not consumed.
+/// The end of a line, in bytes from the current position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Here, and there the next line begins.
+    /// The line ends.
     Line {
-        /// Behind the last byte, without the end of line.
+        /// The length of the line without its end-of-line characters.
         length: usize,
-        /// Behind the end of line.
+        /// The beginning of the next line.
         next: usize,
     },
-    /// It is too long.
+    /// The line is too long.
     TooLong,
-    /// There are no more lines.
+    /// The input has no more lines.
     Input,
-    /// Nobody knows without waiting.
+    /// The end is not in the buffer, and waiting is not allowed.
     Wait,
 }
 
 impl Lines {
-    /// The lines of `source`.
+    /// Splits the bytes of `source` into lines.
     pub fn new(source: Source) -> Self {
         let buffer = vec![0; BUFFER];
         Self { source, buffer, start: 0, end: 0, plain: 0, ended: false, number: 0 }
     }
 
-    /// How many lines have been consumed.
+    /// The number of lines consumed.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Finds the end of the line that the byte `from` is in. Only `wait` allows it to read.
+    /// Finds the end of the line that contains the byte `from`. Reads from the input only if `wait`
+    /// is true.
     pub fn find(&mut self, from: usize, wait: bool) -> io::Result<End> {
         let mut searched = from;
         loop {
@@ -62,7 +63,7 @@ impl Lines {
             if let Some(at) = memchr(b'\n', &held[searched.min(held.len())..]) {
                 let mut length = searched + at;
                 let next = length + 1;
-                if length > LONGEST {
+                if length > LINE_MAX {
                     return Ok(End::TooLong);
                 }
                 if length > 0 && held[length - 1] == b'\r' {
@@ -70,7 +71,7 @@ impl Lines {
                 }
                 return Ok(End::Line { length, next });
             }
-            if held.len() > LONGEST {
+            if held.len() > LINE_MAX {
                 return Ok(End::TooLong);
             }
             if self.ended {
@@ -88,13 +89,13 @@ impl Lines {
         }
     }
 
-    /// Bytes from the start of the first line that is not consumed.
+    /// Bytes, by their distance from the current position.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         &self.buffer[self.start..self.end][range]
     }
 
-    /// Whether there is a quote among the first `length` bytes. All that are held are searched at
-    /// once, as there are mostly none.
+    /// Whether there is a quote among the first `length` bytes. Searches the whole buffer in one
+    /// step, because most files have no quotes.
     pub fn has_quote(&mut self, length: usize) -> bool {
         let end = self.start + length;
         if self.plain < end {
@@ -105,13 +106,13 @@ impl Lines {
         self.plain < end
     }
 
-    /// Goes on behind `length` bytes, which are so many lines.
+    /// Advances by `length` bytes, which contain `lines` lines.
     pub fn consume(&mut self, length: usize, lines: u64) {
         self.start = (self.start + length).min(self.end);
         self.number += lines;
     }
 
-    /// Goes on behind the line, however long it is.
+    /// Advances to the next line, even if the current one is too long.
     pub fn skip(&mut self) -> io::Result<()> {
         self.number += 1;
         loop {
@@ -139,7 +140,7 @@ impl Lines {
     }
 }
 
-/// Reads at least a byte, unless there is none.
+/// Reads at least one byte, unless the input has ended.
 pub fn read_some(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match source.read(buffer) {
@@ -214,12 +215,12 @@ mod tests {
     #[test]
     fn long_lines_are_reported_and_passed_over() {
         let mut text = b"a\n".to_vec();
-        text.extend(vec![b'x'; 10 * LONGEST]);
+        text.extend(vec![b'x'; 10 * LINE_MAX]);
         text.extend(b"\nb\n");
-        text.extend(vec![b'x'; LONGEST + 1]);
+        text.extend(vec![b'x'; LINE_MAX + 1]);
         assert_eq!(all(&text), ["a", "too long", "b", "too long"]);
-        let longest = vec![b'x'; LONGEST];
-        assert_eq!(all(&longest)[0].len(), LONGEST);
+        let longest = vec![b'x'; LINE_MAX];
+        assert_eq!(all(&longest)[0].len(), LINE_MAX);
     }
 
     #[test]

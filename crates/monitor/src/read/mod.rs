@@ -1,9 +1,9 @@
-//! Readers: bytes become events.
+//! Readers of events from files.
 //!
-//! [`open`] finds out by its content what a file is and gives the [`Reader`] for it. A file is
-//! nobody's word to be relied on: lines, fields, tables and waits are bounded, and a line that
-//! makes no sense is counted, told (the first few) and passed over, until there are too many.
-//! Events come as they are in the file, also out of order.
+//! [`open`] recognises the format of a file by its content and returns a [`Reader`] for it. Files
+//! are untrusted: lines, fields, tables and waits are bounded. An invalid line is counted and
+//! skipped, and the first few are reported. Too many invalid lines are an error. Events are
+//! returned in the order of the file, which may differ from the order of their times.
 
 mod blkparse;
 mod columns;
@@ -32,53 +32,55 @@ use crate::columns::Column;
 use crate::recording::Header;
 use source::Source;
 
-/// The most rows that a batch has.
+/// The most rows of a batch.
 pub const BATCH_ROWS: usize = 4096;
-/// The last instant that an event may have, in nanoseconds; windows reach beyond it without
-/// overflow. Events have no instants below 0.
+/// The latest instant of an event, in nanoseconds. Ends of windows after it do not overflow. Events
+/// have no negative instants.
 pub const LAST_TIME_NS: i64 = i64::MAX / 4;
 
-/// How many messages about bad lines are kept.
-const NOTES: usize = 5;
-/// So many bad lines are never too many.
+/// The most messages about invalid lines that are kept.
+const NOTES_MAX: usize = 5;
+/// The number of invalid lines that is accepted in any file. Above it, at most one line in 100 may
+/// be invalid.
 const BAD_LINES: u64 = 100;
 
 /// Rows of one stream, by column.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// The instant of each row.
+    /// The instant of each row, in nanoseconds.
     pub times_ns: Vec<i64>,
-    /// The columns that were asked for, each as long as there are rows.
+    /// The wanted columns; each has a value for each row.
     pub columns: Vec<Column>,
-    /// The latest instant that was read, be it of a row that was left out; 0 where there is none.
+    /// The latest instant that was read, including filtered rows, in nanoseconds; 0 if there is
+    /// none.
     pub latest_ns: i64,
-    /// How many rows were left out, as nobody wants them.
-    pub left_out: u64,
+    /// The number of rows that were filtered out because they meet no condition.
+    pub filtered: u64,
 }
 
 impl Batch {
-    /// Takes everything out.
+    /// Removes all rows.
     pub fn clear(&mut self) {
         self.truncate(0);
-        (self.latest_ns, self.left_out) = (0, 0);
+        (self.latest_ns, self.filtered) = (0, 0);
     }
 
-    /// How many rows have been read, those that were left out too.
+    /// The number of rows read, including filtered rows.
     pub(crate) fn read(&self) -> usize {
-        self.len() + self.left_out as usize
+        self.len() + self.filtered as usize
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     pub fn len(&self) -> usize {
         self.times_ns.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.times_ns.is_empty()
     }
 
-    /// A row.
+    /// Returns a row.
     ///
     /// # Panics
     /// When there is no such row.
@@ -86,12 +88,12 @@ impl Batch {
         self.columns.iter().map(|column| column.value(row)).collect()
     }
 
-    /// The rows, one behind the other.
+    /// The rows in their order.
     pub fn rows(&self) -> impl Iterator<Item = Row> {
         (0..self.len()).map(|row| self.row(row))
     }
 
-    /// Adds a row. All are equally wide.
+    /// Adds a row. All rows have the same number of columns.
     pub fn push(&mut self, time_ns: i64, row: Row) {
         self.widen(row.len());
         for (column, value) in self.columns.iter_mut().zip(row) {
@@ -100,7 +102,7 @@ impl Batch {
         self.end_row(time_ns);
     }
 
-    /// Takes the rows out: the instant of each, none below 0, and the columns.
+    /// Takes the rows out: the instant of each row (negative ones become 0), and the columns.
     pub fn take(&mut self) -> (Vec<u64>, Vec<Column>) {
         let times = self.times_ns.drain(..).map(|time_ns| u64::try_from(time_ns).unwrap_or(0));
         let times = times.collect();
@@ -109,20 +111,20 @@ impl Batch {
         (times, columns)
     }
 
-    /// There are so many columns at least.
+    /// Adds empty columns up to the number `width`.
     pub(crate) fn widen(&mut self, width: usize) {
         if self.columns.len() < width {
             self.columns.resize_with(width, Column::default);
         }
     }
 
-    /// A row whose values are in the columns is there.
+    /// Ends a row whose values have been added to the columns.
     pub(crate) fn end_row(&mut self, time_ns: i64) {
         self.times_ns.push(time_ns);
         self.latest_ns = self.latest_ns.max(time_ns);
     }
 
-    /// Keeps the first rows, and no values of others.
+    /// Keeps only the first rows, and removes all values of other rows.
     pub(crate) fn truncate(&mut self, rows: usize) {
         self.times_ns.truncate(rows);
         for column in &mut self.columns {
@@ -131,17 +133,17 @@ impl Batch {
     }
 }
 
-/// Something that gives events.
+/// A source of events.
 pub trait Reader: Send {
-    /// Puts the next rows in place of what is in `batch`: at least one, or as many as were left
-    /// out; none and `false` at the end. It waits for the input only while it has nothing to give.
-    ///
+    /// Replaces the content of `batch` by the next rows. Unless the input has ended, there is at
+    /// least one row or one filtered row. Returns `false` at the end. It waits for the input only
+    /// while it has no row to return.
     /// # Errors
-    /// When the input cannot be read, or too much of it makes no sense. Rows that were read before
-    /// have been given.
+    /// If the input cannot be read, or too much of it is invalid. All rows before the error have
+    /// been returned.
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, ReadError>;
 
-    /// What has been read so far.
+    /// The report so far.
     fn report(&self) -> &ReadReport;
 }
 
@@ -155,16 +157,16 @@ impl<R: Reader + ?Sized> Reader for &mut R {
     }
 }
 
-/// What a reader has read.
+/// The report of a reader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadReport {
-    /// The events.
+    /// The number of events.
     pub events: u64,
-    /// The lines or records that made no sense.
+    /// The number of invalid lines or records.
     pub bad: u64,
-    /// The events that a recording says are missing.
+    /// The number of missing events, as a recording reports them.
     pub dropped: u64,
-    /// What was noticed: each `file:line: what`, the first few only.
+    /// Messages about invalid or missing data, `file:line: message`; only the first few.
     pub notes: Vec<String>,
 }
 
@@ -183,7 +185,7 @@ pub enum TimeUnit {
 }
 
 impl TimeUnit {
-    /// Its length.
+    /// The length of the unit, in nanoseconds.
     pub fn nanoseconds(self) -> i64 {
         match self {
             Self::Nanoseconds => 1,
@@ -194,20 +196,19 @@ impl TimeUnit {
     }
 }
 
-/// Columns of the schema, by their positions, that must have these texts, all of them.
+/// A condition: columns of the schema, by their positions, that must have these texts.
 pub type Condition = Vec<(usize, Arc<str>)>;
 
-/// How a file is to be understood.
+/// The options for reading a file.
 #[derive(Clone, Debug, Default)]
 pub struct ReadOptions {
-    /// The column that says when a row came; `None` is `BlktapTS`, or where the file has no such column
-    /// the schema's first. Formats other than CSV
-    /// have one time only.
+    /// The column with the rows' times. `None` is `BlktapTS`, or the first column of the schema if
+    /// the file has no `BlktapTS`. Formats other than CSV have a single time.
     pub time_column: Option<String>,
-    /// The unit of that column. Formats that know their unit give their times in this one.
+    /// The unit of that column. Formats with a fixed unit convert their times to this unit.
     pub time_unit: TimeUnit,
-    /// What is known of the rows that somebody wants: each of them meets one of these conditions.
-    /// `None` where nothing is known. A reader may leave out the others.
+    /// A wanted row meets at least one of these conditions. `None` if all rows may be wanted. A
+    /// reader may filter out the other rows.
     pub conditions: Option<Vec<Condition>>,
 }
 
@@ -233,7 +234,7 @@ impl ReadError {
         Self { help: Some(help.into()), ..self }
     }
 
-    /// What to do, where there is something.
+    /// Advice to the user, if there is any.
     pub fn help(&self) -> Option<&str> {
         self.help.as_deref()
     }
@@ -247,11 +248,11 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// Opens a file, or standard input for `-`. Rows have the columns that are
-/// `wanted`, in the order of the schema.
+/// Opens a file, or standard input for `-`. Rows have the wanted columns, in the order of the
+/// schema.
 ///
 /// # Errors
-/// When it cannot be read, or is in no format that is known.
+/// If it cannot be read, or its format is unknown.
 pub fn open(
     path: &Path,
     schema: &StreamSchema,
@@ -262,9 +263,8 @@ pub fn open(
     recognise::reader(&name, source, schema, wanted, options)
 }
 
-/// Opens a file like [`open`], with all the columns that it has: those of a recording, or of the
-/// stream of I/O events for another. The header says which they are, and what is known of its
-/// times.
+/// Opens a file like [`open`], with all of its columns: those of a recording, or for other formats
+/// those of the stream of I/O events. The header describes the columns and the clock.
 ///
 /// # Errors
 /// See [`open`].
@@ -276,7 +276,7 @@ pub fn open_whole(
     recognise::whole(&name, source, options)
 }
 
-/// What messages call a file, and its bytes.
+/// The name of a file in messages, and its bytes.
 fn source_of(path: &Path) -> Result<(String, Source), ReadError> {
     if path.as_os_str() == "-" {
         return Ok(("standard input".into(), Box::new(io::stdin())));
@@ -286,7 +286,7 @@ fn source_of(path: &Path) -> Result<(String, Source), ReadError> {
     Ok((name, Box::new(file)))
 }
 
-/// Like [`open`], for bytes from anywhere; messages call them `name`.
+/// Like [`open`], for bytes from any source; `name` is the source's name in messages.
 ///
 /// # Errors
 /// See [`open`].
@@ -300,7 +300,7 @@ pub fn from_bytes(
     recognise::reader(name, Box::new(bytes), schema, wanted, options)
 }
 
-/// Counts lines and what is wrong with them.
+/// Counts lines and collects messages about them.
 #[derive(Debug)]
 pub(crate) struct Tally {
     pub(crate) name: String,
@@ -314,30 +314,30 @@ impl Tally {
     }
 
     pub(crate) fn note(&mut self, line: u64, what: &str) {
-        if self.report.notes.len() < NOTES {
+        if self.report.notes.len() < NOTES_MAX {
             self.report.notes.push(format!("{}:{line}: {what}", self.name));
         }
     }
 
-    /// A line is bad; an error when these are too many.
+    /// Counts an invalid line. An error if there are too many.
     pub(crate) fn bad(&mut self, line: u64, what: &str) -> Result<(), ReadError> {
         self.report.bad += 1;
         self.note(line, what);
         let (bad, lines) = (self.report.bad, self.lines.max(self.report.bad));
         if bad > BAD_LINES && bad > lines / 100 {
             let what = format!("{}:{line}: {what}; {bad} of {lines} lines are bad", self.name);
-            return Err(ReadError::new(what).advise("is this the file that was meant?"));
+            return Err(ReadError::new(what).advise("check that this is the right file"));
         }
         Ok(())
     }
 
-    /// A batch is full, or the input has ended.
+    /// Counts the events of a batch. Returns `false` if the input has ended.
     pub(crate) fn batch(&mut self, batch: &Batch) -> Result<bool, ReadError> {
         let read = batch.read();
         self.report.events += read as u64;
         if self.report.events == 0 && self.report.bad > 0 {
-            let first = self.report.notes.last().map_or("nothing makes sense", String::as_str);
-            return Err(ReadError::new(format!("{first}; no line of the file is good")));
+            let first = self.report.notes.last().map_or("invalid lines", String::as_str);
+            return Err(ReadError::new(format!("{first}; no line of the file is valid")));
         }
         Ok(read > 0)
     }
@@ -347,7 +347,7 @@ impl Tally {
     }
 }
 
-/// A text of the file as messages show it.
+/// A text of the file in a form for messages.
 fn shown(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(160)]);
     let short: String = text.chars().take(40).collect();
@@ -360,7 +360,7 @@ fn nulls(width: usize) -> Row {
     std::iter::repeat_with(|| Value::Null).take(width).collect()
 }
 
-/// A time in nanoseconds, if it is one that events may have.
+/// A time in nanoseconds; `None` if it is outside the range of events' instants.
 fn instant(value: i64, unit: TimeUnit) -> Option<i64> {
     let time = value.checked_mul(unit.nanoseconds())?;
     (0..=LAST_TIME_NS).contains(&time).then_some(time)

@@ -1,4 +1,4 @@
-//! What a file is, by its content.
+//! Recognises the format of a file by its content.
 
 use std::io::{Cursor, Read};
 
@@ -6,18 +6,19 @@ use fathom_cql::catalog::StreamSchema;
 
 use super::columns::EventColumns;
 use super::csv::{self, Csv};
-use super::lines::{LONGEST, Lines, read_full, read_some};
+use super::lines::{LINE_MAX, Lines, read_full, read_some};
 use super::source::{self, Source};
 use super::vscsi::{self, Vscsi};
 use super::{ReadError, ReadOptions, Reader, blkparse, tencent};
 use crate::io_stream;
 use crate::recording::{self, Clock, Header, Recording, RowReader};
 
-/// So many bytes at least are looked at, if the file has them.
+/// The number of bytes that are examined, if the file has them.
 const HEAD: usize = 128;
-/// The mark of bzip2's first block, behind `BZh` and a digit.
+/// The mark of bzip2's first block, after `BZh` and a digit.
 const BZIP2_BLOCK: &[u8] = b"\x31\x41\x59\x26\x53\x59";
-/// Other ways to pack a file: how it begins, and what unpacks it.
+/// Other compressed formats: the first bytes, the format's name, and the command that decompresses
+/// it.
 const PACKED: [(&[u8], &str, &str); 4] = [
     (b"\x1f\x8b", "gzip", "gzip -dc"),
     (b"\x28\xb5\x2f\xfd", "zstd", "zstd -dc"),
@@ -25,10 +26,11 @@ const PACKED: [(&[u8], &str, &str); 4] = [
     (b"\x04\x22\x4d\x18", "lz4", "lz4 -dc"),
 ];
 
-/// The beginning of a file, with its first line that is not blank, and all of the file.
+/// The beginning of a file, including its first line that is not blank, and a source of the whole
+/// file.
 fn head(name: &str, mut source: Source) -> Result<(Vec<u8>, Source), ReadError> {
     let failed = |error| ReadError::io(name, &error);
-    let mut head = vec![0; LONGEST + 1024];
+    let mut head = vec![0; LINE_MAX + 1024];
     let mut held = read_full(&mut source, &mut head[..HEAD]).map_err(failed)?;
     while held < head.len() && first_line(&head[..held], false).is_none() {
         match read_some(&mut source, &mut head[held..]).map_err(failed)? {
@@ -41,7 +43,7 @@ fn head(name: &str, mut source: Source) -> Result<(Vec<u8>, Source), ReadError> 
     Ok((head, all))
 }
 
-/// The first line that is not blank; one without an end only if the file is at its end.
+/// The first line that is not blank. A line without an end counts only if the file has ended.
 fn first_line(head: &[u8], ended: bool) -> Option<&[u8]> {
     let mut rest = head;
     while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
@@ -54,7 +56,7 @@ fn first_line(head: &[u8], ended: bool) -> Option<&[u8]> {
     (ended && !rest.trim_ascii().is_empty()).then_some(rest)
 }
 
-/// The reader for all columns that a file has, and which these are.
+/// The reader of all columns of a file, and the header that describes them.
 pub fn whole(
     name: &str,
     source: Source,
@@ -72,7 +74,7 @@ pub fn whole(
     Ok((reader, Header::new(&schema, Clock::Unknown, 0)))
 }
 
-/// The reader for a file.
+/// The reader of a file.
 pub fn reader(
     name: &str,
     source: Source,
@@ -90,8 +92,8 @@ pub fn reader(
     }
     for (magic, what, program) in PACKED {
         if head_bytes.starts_with(magic) {
-            return Err(ReadError::new(format!("{name} is packed by {what}"))
-                .advise(format!("unpack it: {program} FILE | fathom query --replay - …")));
+            return Err(ReadError::new(format!("{name} is compressed by {what}"))
+                .advise(format!("decompress it: {program} FILE | fathom query --replay - …")));
         }
     }
     let columns = EventColumns::new(schema, wanted, options.time_unit);
@@ -111,8 +113,8 @@ pub fn reader(
     if tencent::is_line(line) {
         return Ok(Box::new(tencent::reader(name, lines, columns)));
     }
-    Err(ReadError::new(format!("{name} is in no format that is known")).advise(
-        "known are recordings, CSV whose first line names columns, text of blkparse, and traces of \
-         CloudPhysics (vscsi) and Tencent",
+    Err(ReadError::new(format!("the format of {name} is unknown")).advise(
+        "supported formats are recordings, CSV whose first line names columns, text of blkparse, \
+         and traces of CloudPhysics (vscsi) and Tencent",
     ))
 }

@@ -1,4 +1,4 @@
-//! Where bytes come from: a file, or a program that unpacks one.
+//! Sources of bytes: a file, or a program that decompresses one.
 
 use std::io::{self, Read};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
@@ -6,7 +6,7 @@ use std::thread;
 
 use super::ReadError;
 
-/// Bytes.
+/// A source of bytes.
 pub type Source = Box<dyn Read + Send>;
 
 /// The output of `bzip2 -dc`.
@@ -17,24 +17,24 @@ struct Unpacked {
     ended: bool,
 }
 
-/// Unpacks what `packed` has, as it is read.
+/// Decompresses `packed` while it is read.
 pub fn bzip2(name: &str, mut packed: Source) -> Result<Source, ReadError> {
     let mut command = Command::new("bzip2");
     command.arg("-dc").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| {
-        let told = match error.kind() {
+        let reason = match error.kind() {
             io::ErrorKind::NotFound => "there is no program bzip2".to_owned(),
             _ => format!("cannot start bzip2: {error}"),
         };
-        ReadError::new(format!("cannot unpack {name}: {told}"))
-            .advise("install bzip2, or unpack the file elsewhere")
+        ReadError::new(format!("cannot decompress {name}: {reason}"))
+            .advise("install bzip2, or decompress the file elsewhere")
     })?;
     let (Some(mut input), Some(output), Some(messages)) =
         (child.stdin.take(), child.stdout.take(), child.stderr.take())
     else {
-        return Err(ReadError::new(format!("cannot unpack {name}: bzip2 has no pipes")));
+        return Err(ReadError::new(format!("cannot decompress {name}: bzip2 has no pipes")));
     };
-    // It ends with the input, or when nobody reads what is unpacked: then the pipe breaks.
+    // The thread ends with the input, or when the output is no longer read, which breaks the pipe.
     thread::Builder::new()
         .name("unpack".into())
         .spawn(move || io::copy(&mut packed, &mut input))
@@ -52,10 +52,10 @@ impl Read for Unpacked {
         if self.child.wait()?.success() {
             return Ok(0);
         }
-        let mut told = String::new();
-        let _ = (&mut self.messages).take(4096).read_to_string(&mut told);
-        let told = told.lines().map(str::trim).find(|line| !line.is_empty());
-        Err(io::Error::other(told.unwrap_or("bzip2 failed").to_owned()))
+        let mut message = String::new();
+        let _ = (&mut self.messages).take(4096).read_to_string(&mut message);
+        let message = message.lines().map(str::trim).find(|line| !line.is_empty());
+        Err(io::Error::other(message.unwrap_or("bzip2 failed").to_owned()))
     }
 }
 

@@ -1,13 +1,13 @@
-//! Traces of Tencent's cloud block storage: `seconds,sector,sectors,operation,volume` a line,
-//! requests only; operation 0 reads, 1 writes.
+//! Traces of Tencent's cloud block storage: requests only, one line each of
+//! `seconds,sector,sectors,operation,volume`. Operation 0 is a read, 1 a write.
 
-use super::columns::{EventColumn, EventColumns, LONGEST_FIELD, count};
+use super::columns::{EventColumn, EventColumns, FIELD_MAX, count};
 use super::intern::Texts;
 use super::lines::Lines;
 use super::text::{LineFormat, LineReader};
 use super::{Batch, TimeUnit, instant, shown};
 
-/// The format.
+/// The state of the format's reader.
 pub struct Tencent {
     columns: EventColumns,
     requests: i64,
@@ -26,7 +26,7 @@ fn fields(line: &[u8]) -> Option<[&[u8]; 5]> {
     Some([time, sector, size, operation, volume])
 }
 
-/// Whether a line is of this format.
+/// Whether a line has this format.
 pub fn is_line(line: &[u8]) -> bool {
     let numbers = |fields: [&[u8]; 5]| fields.iter().all(|field| count(field).is_some());
     fields(line).is_some_and(|fields| matches!(fields[3], b"0" | b"1") && numbers(fields))
@@ -53,7 +53,7 @@ impl LineFormat for Tencent {
             b"1" => b"w",
             other => return Err(format!("the operation is {}", shown(other))),
         };
-        if volume.len() > LONGEST_FIELD {
+        if volume.len() > FIELD_MAX {
             return Err("the volume's name is too long".into());
         }
         let (columns, mut row) = (&self.columns, self.columns.row(time_ns));

@@ -1,16 +1,16 @@
-//! A reader for formats of which each line stands for itself.
+//! A reader of formats in which each line is independent of the others.
 
 use super::intern::Texts;
-use super::lines::{End, LONGEST, Lines};
+use super::lines::{End, LINE_MAX, Lines};
 use super::{BATCH_ROWS, Batch, ReadError, ReadReport, Reader, Tally};
 
-/// Such a format.
+/// A format of independent lines.
 pub trait LineFormat: Send {
-    /// Adds what a line tells, or says what is wrong with it.
+    /// Adds the events of a line to a batch. Returns what is wrong with an invalid line.
     fn line(&mut self, line: &[u8], texts: &mut Texts, batch: &mut Batch) -> Result<(), String>;
 }
 
-/// Its reader.
+/// A reader of such a format.
 pub struct LineReader<F> {
     lines: Lines,
     tally: Tally,
@@ -19,7 +19,7 @@ pub struct LineReader<F> {
 }
 
 impl<F: LineFormat> LineReader<F> {
-    /// Reads lines in a format.
+    /// Reads lines in this format.
     pub fn new(name: &str, lines: Lines, format: F) -> Self {
         Self { lines, tally: Tally::new(name), texts: Texts::new(), format }
     }
@@ -43,7 +43,7 @@ impl<F: LineFormat> Reader for LineReader<F> {
                 End::TooLong => {
                     self.lines.skip().map_err(|error| self.tally.io(&error))?;
                     self.tally.lines += 1;
-                    let what = format!("a line of more than {LONGEST} bytes");
+                    let what = format!("a line of more than {LINE_MAX} bytes");
                     self.tally.bad(self.lines.number(), &what)?;
                 }
                 End::Input | End::Wait => break,

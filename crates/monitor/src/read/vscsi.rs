@@ -1,6 +1,6 @@
-//! Traces of `vscsiStats` as `CloudPhysics` kept them: binary records of requests.
+//! Traces of `vscsiStats` as published by `CloudPhysics`: binary records of requests.
 //!
-//! Little-endian; the high byte of the version tells the two kinds of records apart:
+//! Little-endian. The high byte of the version distinguishes the two kinds of records:
 //!
 //! ```text
 //!      0       4        8        12      14       16               24               32      40
@@ -9,7 +9,7 @@
 //!   2  │ SCSI  │ version│ number │ length │ parts  │ block          │ time           │ latency│
 //! ```
 //!
-//! The length is in bytes, the block of 512 bytes, the times are in microseconds.
+//! The length is in bytes, the block in units of 512 bytes, and the times are in microseconds.
 
 use super::columns::{EventColumn, EventColumns};
 use super::intern::Texts;
@@ -20,9 +20,9 @@ use super::{BATCH_ROWS, Batch, ReadError, ReadReport, Reader, Tally, TimeUnit, i
 /// The kinds of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// Of 32 bytes.
+    /// 32 bytes.
     One,
-    /// Of 40 bytes.
+    /// 40 bytes.
     Two,
 }
 
@@ -34,7 +34,7 @@ impl Version {
         }
     }
 
-    /// Whether a record says that it is of this kind.
+    /// Whether a record has this version.
     fn is(self, record: &[u8]) -> bool {
         match self {
             Self::One => record.get(15) == Some(&1),
@@ -43,7 +43,7 @@ impl Version {
     }
 }
 
-/// Which kind a file has that begins with `head`.
+/// The version of the records of a file that begins with `head`.
 pub fn version(head: &[u8]) -> Option<Version> {
     let all = |version: Version| {
         let mut records = head.chunks_exact(version.size()).take(16).peekable();
@@ -66,7 +66,7 @@ pub struct Vscsi {
     requests: i64,
 }
 
-/// The letter of a SCSI command, if it is one of the disk's data.
+/// The letter of a SCSI command, if it is an operation on the disk's data.
 fn operation(command: u16) -> Option<&'static [u8]> {
     match command {
         0x08 | 0x28 | 0xa8 | 0x88 => Some(b"r"),
@@ -105,7 +105,7 @@ impl Vscsi {
         use EventColumn::{Operation, Request, Sector, Size, Type};
         let record = &self.buffer[self.start..self.start + self.version.size()];
         if !self.version.is(record) {
-            return Err("a record of another version".into());
+            return Err("it has another version".into());
         }
         let (length_at, command_at) = match self.version {
             Version::One => (4, 12),
@@ -113,12 +113,13 @@ impl Vscsi {
         };
         let length = number::<4>(record, length_at);
         let command = number::<2>(record, command_at) as u16;
-        let sector = i64::try_from(number::<8>(record, 16)).map_err(|_| "no such block")?;
+        let sector =
+            i64::try_from(number::<8>(record, 16)).map_err(|_| "its block is out of range")?;
         let time_ns = i64::try_from(number::<8>(record, 24))
             .ok()
             .and_then(|time| instant(time, TimeUnit::Microseconds))
-            .ok_or("no such time")?;
-        // Inquiries and the like are not about data.
+            .ok_or("its time is out of range")?;
+        // Other commands, such as inquiries, do not concern data.
         let Some(operation) = operation(command) else { return Ok(()) };
         let (columns, texts) = (&self.columns, &mut self.texts);
         let mut row = columns.row(time_ns);

@@ -1,8 +1,8 @@
-//! Numbers in bytes: fixed ones, and short ones for small numbers.
+//! Numbers as bytes: of fixed length, and as variable-length integers, short for small numbers.
 
 use std::fmt;
 
-/// What is wrong with bytes.
+/// An error in the bytes of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wrong(pub &'static str);
 
@@ -12,7 +12,7 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// Adds a number, seven bits a byte, the low ones first.
+/// Appends a number as a variable-length integer: seven bits a byte, the low ones first.
 pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -21,17 +21,17 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// A signed number as one that is small where the number is near 0.
+/// Maps a signed number to an unsigned one that is small if the number is near 0.
 pub fn zigzag(value: i64) -> u64 {
     (value << 1 ^ value >> 63) as u64
 }
 
-/// The other way.
+/// The inverse of [`zigzag`].
 pub fn unzigzag(value: u64) -> i64 {
     (value >> 1) as i64 ^ -((value & 1) as i64)
 }
 
-/// A place in bytes that are nobody's word.
+/// A position in untrusted bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     bytes: &'a [u8],
@@ -39,17 +39,17 @@ pub struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// At a place, which may be behind the end.
+    /// Begins at `at`, or at the end if the bytes end before.
     pub fn new(bytes: &'a [u8], at: usize) -> Self {
         Self { bytes, at: at.min(bytes.len()) }
     }
 
-    /// The place.
+    /// The position.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// How much is left.
+    /// The number of bytes left.
     pub fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
@@ -57,7 +57,7 @@ impl<'a> Input<'a> {
     /// The next bytes.
     pub fn take(&mut self, length: usize) -> Result<&'a [u8], Wrong> {
         if length > self.left() {
-            return Err(Wrong("something ends behind the end"));
+            return Err(Wrong("a length exceeds the data"));
         }
         let taken = &self.bytes[self.at..self.at + length];
         self.at += length;
@@ -76,7 +76,7 @@ impl<'a> Input<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// The next short number.
+    /// The next variable-length integer.
     pub fn varint(&mut self) -> Result<u64, Wrong> {
         // Most have one byte.
         match self.bytes.get(self.at) {
@@ -100,9 +100,9 @@ impl<'a> Input<'a> {
         Err(Wrong("a number has more than 64 bits"))
     }
 
-    /// The next short number, which is a length.
+    /// The next variable-length integer, as a length.
     pub fn length(&mut self) -> Result<usize, Wrong> {
-        usize::try_from(self.varint()?).map_err(|_| Wrong("something ends behind the end"))
+        usize::try_from(self.varint()?).map_err(|_| Wrong("a length exceeds the data"))
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back() {
+    fn numbers_are_read_as_they_were_written() {
         for value in [0, 1, 127, 128, 16_383, 16_384, u64::from(u32::MAX), u64::MAX] {
             let mut bytes = Vec::new();
             put_varint(&mut bytes, value);

@@ -2,7 +2,7 @@
 
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-/// `TABLES[n]`: what a byte with `n` bytes behind it does to the sum.
+/// `TABLES[n]`: the effect on the sum of a byte that is followed by `n` bytes.
 static TABLES: [[u32; 256]; 8] = tables();
 
 const fn tables() -> [[u32; 256]; 8] {
@@ -31,17 +31,17 @@ const fn tables() -> [[u32; 256]; 8] {
     tables
 }
 
-/// A sum over bytes in several pieces.
+/// A sum over bytes that may come in several pieces.
 #[derive(Clone, Copy, Debug)]
 pub struct Sum(u32);
 
 impl Sum {
-    /// Of nothing.
+    /// The sum of no bytes.
     pub fn new() -> Self {
         Self(!0)
     }
 
-    /// With `bytes` behind what was there.
+    /// Extends the sum by further bytes.
     #[must_use]
     pub fn add(self, bytes: &[u8]) -> Self {
         let mut sum = self.0;

@@ -1,4 +1,4 @@
-//! A column of a block that is being written.
+//! A column of a block while the block is written.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use hashbrown::HashMap;
 use super::TEXT_MAX;
 use super::bytes::{put_varint, zigzag};
 
-/// How the values of a column are written.
+/// How a block stores the values of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Encoding {
-    /// All are null.
+    /// All values are null.
     Null = 0,
-    /// All are this one.
+    /// All values are equal; the column stores one.
     Constant = 1,
-    /// Each is the instant of its row.
+    /// The value of each row is the row's instant.
     Times = 2,
-    /// One for each row.
+    /// One value for each row.
     Values = 3,
-    /// Those that are not null, behind a bit for each row.
+    /// A bit for each row, then the values that are not null.
     Sparse = 4,
 }
 
@@ -36,15 +36,15 @@ impl Encoding {
 /// A value of a row, borrowed.
 #[derive(Clone, Copy, Debug)]
 pub enum Cell<'a> {
-    /// Nothing is known.
+    /// Null.
     Null,
-    /// Whether something is so.
+    /// A boolean.
     Boolean(bool),
     /// An integer.
     Integer(i64),
     /// A float.
     Float(f64),
-    /// A text. The same memory for equal texts is found fastest.
+    /// A text. The lookup is fastest if equal texts share their memory.
     Text(&'a Arc<str>),
 }
 
@@ -60,15 +60,15 @@ impl<'a> From<&'a Value> for Cell<'a> {
     }
 }
 
-/// The places in [`Texts::recent`].
+/// The number of entries of [`Texts::recent`].
 const RECENT: usize = 32;
 
-/// The texts of a column, each with its number.
+/// The distinct texts of a column, each with its number.
 #[derive(Debug, Default)]
 pub struct Texts {
     entries: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, u32>,
-    /// By their place in memory: 1 + the numbers of the texts that were seen last.
+    /// A cache by address: 1 + the number of the last text with the address; 0 if there is none.
     recent: [u32; RECENT],
 }
 
@@ -78,7 +78,7 @@ impl Texts {
         &self.entries
     }
 
-    /// The number of a text, which may be new.
+    /// Returns the number of a text. Adds the text if it is new.
     pub fn number(&mut self, text: &Arc<str>) -> u32 {
         let address = text.as_ptr() as usize;
         let place = (address >> 4 ^ address >> 9) % RECENT;
@@ -98,7 +98,7 @@ impl Texts {
         number
     }
 
-    /// Forgets them.
+    /// Removes all texts.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.numbers.clear();
@@ -106,13 +106,13 @@ impl Texts {
     }
 }
 
-/// See the module.
+/// A column of the block that is being written; see the module.
 #[derive(Debug)]
 pub struct Column {
     kind: Type,
     rows: usize,
     values: usize,
-    /// A bit for each row, once there are both nulls and values.
+    /// A bit for each row, if there are both nulls and values.
     present: Vec<u8>,
     data: Vec<u8>,
     texts: Texts,
@@ -123,7 +123,7 @@ pub struct Column {
     are_times: bool,
 }
 
-/// The beginning of a text that is too long.
+/// The longest prefix of a text of at most `TEXT_MAX` bytes.
 fn shortened(text: &str) -> &str {
     let mut end = text.len().min(TEXT_MAX);
     while !text.is_char_boundary(end) {
@@ -150,17 +150,17 @@ impl Column {
         }
     }
 
-    /// How many bytes it has so far, about.
+    /// The number of bytes so far, approximately.
     pub fn size(&self) -> usize {
         self.data.len() + self.text_bytes + self.present.len()
     }
 
-    /// How many texts it has.
+    /// The number of distinct texts.
     pub fn texts(&self) -> usize {
         self.texts.entries().len()
     }
 
-    /// Adds a value to the row at an instant; one of another type is null.
+    /// Adds the value of a row with this instant. A value of another type becomes null.
     pub fn append(&mut self, cell: Cell<'_>, time_ns: i64) {
         let bits = match (self.kind, cell) {
             (Type::Integer, Cell::Integer(value)) => {
@@ -224,7 +224,7 @@ impl Column {
         }
     }
 
-    /// Writes the column, and begins anew.
+    /// Appends the column's bytes to `out`, and empties the column.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         let encoding = match self.values {
             0 => Encoding::Null,

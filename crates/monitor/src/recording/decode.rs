@@ -1,4 +1,4 @@
-//! Rows out of a block.
+//! Decodes the rows of a block.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -13,26 +13,26 @@ use super::{TEXT_MAX, TEXTS_MAX};
 use crate::columns::Column as Values;
 use crate::read::{BATCH_ROWS, Batch, LAST_TIME_NS, Texts, place_of, width_of};
 
-/// Where the columns of a recording go in a row.
+/// Where the values of a recording's columns are placed in a row.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// How wide a row is.
+    /// The number of columns of a row.
     pub width: usize,
-    /// For each column of the recording its place; `None` where nobody wants it.
+    /// For each column of the recording, its place in a row; `None` if the column is not needed.
     pub places: Vec<Option<usize>>,
-    /// What times are divided by, those of rows excepted.
+    /// The divisor of the times in columns. It does not apply to the instants of rows.
     pub divisor: i64,
 }
 
 impl Target {
-    /// All columns, in place.
+    /// All columns, in the recording's order.
     pub fn all(header: &Header) -> Self {
         let width = header.columns.len();
         Self { width, places: (0..width).map(Some).collect(), divisor: 1 }
     }
 
-    /// The columns of a schema that are asked for. One that the recording has in another type is
-    /// not there; of two that are the same to the schema the first counts.
+    /// The wanted columns of a schema. A column whose type differs in the recording is ignored. If
+    /// two columns of the recording match the same column of the schema, the first is used.
     pub fn of_columns(header: &Header, schema: &StreamSchema, wanted: &[bool]) -> Self {
         let mut taken = vec![false; schema.columns.len()];
         let mut place = |column: &RecordedColumn| {
@@ -46,7 +46,7 @@ impl Target {
     }
 }
 
-/// The rows of a block that are not read yet.
+/// The rows of a block that have not been read yet.
 pub struct Rows {
     payload: Vec<u8>,
     left: usize,
@@ -56,7 +56,7 @@ pub struct Rows {
     span: (i64, i64),
 }
 
-/// A place in a run of numbers, and the last of them.
+/// A position in a sequence of numbers, and the previous number.
 #[derive(Clone, Copy)]
 struct Cursor {
     at: usize,
@@ -64,13 +64,13 @@ struct Cursor {
     previous: i64,
 }
 
-/// What is left of a column.
+/// The rest of a column.
 struct Column {
     place: usize,
     kind: Type,
     divisor: i64,
     encoding: Encoding,
-    /// Where the bits are that say which rows have a value.
+    /// The position of the bits for the rows that have a value.
     bits: usize,
     row: usize,
     data: Cursor,
@@ -79,7 +79,7 @@ struct Column {
 }
 
 impl Rows {
-    /// The rows of a block's bytes, once unpacked.
+    /// Starts reading the rows of a block from its unpacked bytes.
     pub fn new(
         payload: Vec<u8>,
         rows: usize,
@@ -102,7 +102,7 @@ impl Rows {
             input.take(length)?;
             let Some(place) = *place else { continue };
             let encoding =
-                Encoding::from_number(number).ok_or(Wrong("a column of an unknown encoding"))?;
+                Encoding::from_number(number).ok_or(Wrong("a column has an unknown encoding"))?;
             if encoding == Encoding::Null {
                 continue;
             }
@@ -122,13 +122,13 @@ impl Rows {
             columns.push(column);
         }
         if input.left() > 0 {
-            return Err(Wrong("there are more columns than the header has"));
+            return Err(Wrong("there are more columns than in the header"));
         }
         Ok(Self { payload, left: rows, times, columns, width: target.width, span })
     }
 
-    /// Moves the next rows of a block that is being read into an empty batch; `false` where none
-    /// is. It is done with behind its last row, and where something is wrong.
+    /// Moves the next rows of the block into an empty batch. Returns `false` if `block` is `None`.
+    /// After the last row, and after an error, `block` is `None`.
     pub fn next(block: &mut Option<Self>, batch: &mut Batch) -> Result<bool, Wrong> {
         let Some(rows) = block else { return Ok(false) };
         let read = rows.read(BATCH_ROWS, batch);
@@ -138,12 +138,12 @@ impl Rows {
         read.map(|()| true)
     }
 
-    /// How many rows are left.
+    /// The number of rows left.
     pub fn left(&self) -> usize {
         self.left
     }
 
-    /// Moves at most `most` rows into a batch, or none where something is wrong.
+    /// Moves at most `most` rows into a batch. After an error the batch has no new rows.
     fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), Wrong> {
         let count = most.min(self.left);
         let start = batch.len();
@@ -160,7 +160,7 @@ impl Rows {
         for _ in 0..count {
             let time = self.times.integer(&self.payload)?;
             if !(0..=LAST_TIME_NS).contains(&time) || time < self.span.0 || time > self.span.1 {
-                return Err(Wrong("a row of a time that it cannot have"));
+                return Err(Wrong("a row has a time outside of its block"));
             }
             batch.end_row(time);
         }
@@ -169,7 +169,7 @@ impl Rows {
             let times = &batch.times_ns[start..];
             column.read(&self.payload, times, &mut batch.columns[column.place])?;
         }
-        // Those that nothing was read into.
+        // Fills the columns that the block does not have.
         let rows = batch.len();
         for column in &mut batch.columns {
             column.pad(rows);
@@ -178,7 +178,7 @@ impl Rows {
     }
 }
 
-/// The value of a text.
+/// The value of a text, from the bytes of the text.
 fn known(bytes: &[u8], texts: &mut Texts) -> Result<Value, Wrong> {
     if bytes.len() > TEXT_MAX {
         return Err(Wrong("a text is too long"));
@@ -213,7 +213,7 @@ impl Cursor {
 }
 
 impl Column {
-    /// Reads what stands before the values.
+    /// Reads the part of a column that precedes its values.
     fn begin(
         &mut self,
         payload: &[u8],
@@ -224,7 +224,9 @@ impl Column {
         match self.encoding {
             Encoding::Null => {}
             Encoding::Times if self.kind == Type::Integer => {}
-            Encoding::Times => return Err(Wrong("a column that cannot be times")),
+            Encoding::Times => {
+                return Err(Wrong("a column that is not of integers is encoded as times"));
+            }
             Encoding::Constant => {
                 self.constant = if self.kind == Type::Text {
                     known(&payload[self.data.at..self.data.end], texts)?
@@ -253,7 +255,7 @@ impl Column {
         Ok(())
     }
 
-    /// Whether the next row has a value, where it is said of each.
+    /// Whether the next row of a sparse column has a value.
     fn is_present(&mut self, payload: &[u8]) -> bool {
         let bits = payload[self.bits + self.row / 8];
         let present = bits >> (self.row % 8) & 1 == 1;
@@ -261,11 +263,11 @@ impl Column {
         present
     }
 
-    /// Which of the texts the next value is.
+    /// The number of the next text.
     fn text_number(&mut self, payload: &[u8]) -> Result<u32, Wrong> {
         let number = self.data.number(payload)?;
         let known = (0..self.texts.len() as u64).contains(&number);
-        known.then_some(number as u32).ok_or(Wrong("a text that is not there"))
+        known.then_some(number as u32).ok_or(Wrong("the number of a text is invalid"))
     }
 
     /// The next value.
@@ -288,7 +290,7 @@ impl Column {
         })
     }
 
-    /// The texts of so many rows: few that are there often.
+    /// The texts of the next rows, as indices into the distinct texts.
     fn read_texts(&mut self, payload: &[u8], count: usize) -> Result<Values, Wrong> {
         let mut values = self.texts.clone();
         let rows = match self.encoding {

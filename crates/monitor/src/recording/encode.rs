@@ -1,4 +1,4 @@
-//! Blocks of rows.
+//! Encodes blocks of rows.
 
 use super::bytes::{put_varint, zigzag};
 use super::checksum::Sum;
@@ -8,10 +8,10 @@ use super::header::Header;
 use super::{BLOCK_FULL, BLOCK_ROWS_MAX, BlockKind, COLUMNS_MAX, HEAD, MARK, Packing, TEXTS_MAX};
 use crate::read::LAST_TIME_NS;
 
-/// What is shorter is not packed.
+/// The length in bytes from which a block is compressed.
 const PACKED_MIN: usize = 64;
 
-/// Puts rows into blocks.
+/// Collects rows and encodes them as blocks.
 #[derive(Debug)]
 pub struct BlockBuilder {
     columns: Vec<Column>,
@@ -25,7 +25,7 @@ pub struct BlockBuilder {
 }
 
 impl BlockBuilder {
-    /// No rows yet, of a recording with this header.
+    /// An empty builder for a recording with this header.
     pub fn new(header: &Header) -> Self {
         Self {
             columns: header.columns.iter().map(|column| Column::new(column.kind)).collect(),
@@ -39,8 +39,8 @@ impl BlockBuilder {
         }
     }
 
-    /// Adds a row that came at an instant. Columns that no cell is given for are null, and so are
-    /// those whose cell is of another type.
+    /// Adds a row with this instant, in nanoseconds. Columns without a cell are null, and so are
+    /// columns whose cell has another type.
     pub fn append<'a>(&mut self, time_ns: i64, cells: impl IntoIterator<Item = Cell<'a>>) {
         let time_ns = time_ns.clamp(0, LAST_TIME_NS);
         put_varint(&mut self.times, zigzag(time_ns - self.previous));
@@ -54,30 +54,30 @@ impl BlockBuilder {
         }
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     pub fn len(&self) -> usize {
         self.rows
     }
 
-    /// Whether there is none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows == 0
     }
 
-    /// How many bytes the block has before it is packed, about.
+    /// The size of the block before compression, in bytes, approximately.
     pub fn size(&self) -> usize {
         self.times.len() + self.columns.iter().map(Column::size).sum::<usize>()
     }
 
-    /// Whether the block has to be taken before another row is added. It is costly to ask after
-    /// each row.
+    /// Whether the block has to be taken before another row is added. This check is too costly to
+    /// make after each row.
     pub fn is_full(&self) -> bool {
         self.rows >= BLOCK_ROWS_MAX
             || self.size() >= BLOCK_FULL
             || self.columns.iter().map(Column::texts).sum::<usize>() + COLUMNS_MAX >= TEXTS_MAX
     }
 
-    /// The bytes of the block of all rows since the last one; `None` where there are none.
+    /// The bytes of a block of all rows since the last call; `None` if there are no rows.
     pub fn take(&mut self) -> Option<Vec<u8>> {
         if self.rows == 0 {
             return None;
@@ -117,7 +117,7 @@ impl BlockBuilder {
     }
 }
 
-/// What stands before a block's bytes.
+/// The head of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     pub kind: BlockKind,
@@ -129,7 +129,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// The block with these bytes.
+    /// The bytes of a block with this head and these stored bytes.
     pub fn block(&self, stored: &[u8]) -> Vec<u8> {
         let mut block = Vec::with_capacity(HEAD + stored.len());
         block.extend_from_slice(&MARK);

@@ -1,4 +1,4 @@
-//! The entry for fuzzing: any bytes, as a recording.
+//! The entry point for fuzzing: arbitrary bytes as a recording.
 
 use std::io::{self, Cursor};
 
@@ -13,15 +13,15 @@ use crate::fuzz::drain;
 use crate::io_stream;
 use crate::read::{Batch, ReadError, ReadOptions, TimeUnit};
 
-/// So many values are compared: a few bytes may stand for millions.
+/// The most values that are compared. A few bytes can encode millions of values.
 const VALUES: usize = 1 << 18;
 
-/// Instants and what came then.
+/// The rows with their instants.
 type Rows = Vec<(i64, Row)>;
 
-/// Has the bytes of a fuzzer read as a recording, in each way that there is, and panics when a
-/// reader breaks a promise. Where the first byte is even, checksums are set right before: a fuzzer
-/// finds none.
+/// Reads the bytes of a fuzzer as a recording, by items and by blocks, and panics if a reader
+/// violates its contract. If the first byte is even, the checksums are corrected first, because a
+/// fuzzer does not find valid ones.
 pub fn fuzz_recording(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     let mut bytes = data.to_vec();
@@ -31,7 +31,7 @@ pub fn fuzz_recording(data: &[u8]) {
     let schema = io_stream();
     for time_unit in [TimeUnit::Nanoseconds, TimeUnit::Seconds] {
         let options = ReadOptions { time_unit, ..ReadOptions::default() };
-        // All columns, or as few as a query wants.
+        // All columns, or the few that a query needs.
         let all = how & 2 == 0;
         let wanted: Vec<bool> = (0..schema.columns.len()).map(|at| all || at % 8 == 1).collect();
         let kinds = schema.columns.iter().zip(&wanted).filter(|(_, wanted)| **wanted);
@@ -53,7 +53,7 @@ pub fn fuzz_recording(data: &[u8]) {
     }
 }
 
-/// Sets the checksums of the header and of the blocks, as far as their lengths make sense.
+/// Sets the checksums of the header and of the blocks, as far as their lengths are valid.
 fn set_checksums(bytes: &mut [u8]) {
     let number = |bytes: &[u8], at: usize| -> Option<usize> {
         Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize)
@@ -61,7 +61,8 @@ fn set_checksums(bytes: &mut [u8]) {
     if !bytes.starts_with(&MAGIC) {
         return;
     }
-    // Where the fixed part ends, and how long what follows is.
+    // The position of the header or block, the length of its fixed part, and the position of the
+    // length of the rest.
     let (mut at, mut fixed, mut length_at) = (0, HEADER, 12);
     while let Some(length) = number(bytes, at + length_at) {
         let (behind, end) = (at + fixed, (at + fixed).saturating_add(length));
@@ -74,7 +75,7 @@ fn set_checksums(bytes: &mut [u8]) {
     }
 }
 
-/// The first rows, one item after the other.
+/// The first rows, read by items.
 fn by_items(bytes: &[u8]) -> Result<Rows, ReadError> {
     let mut recording = Recording::open("fuzz", bytes)?;
     let most = VALUES / recording.header().columns.len().max(1);
@@ -86,7 +87,7 @@ fn by_items(bytes: &[u8]) -> Result<Rows, ReadError> {
     Ok(rows)
 }
 
-/// The same by blocks that are opened.
+/// The same rows, read by blocks.
 fn by_blocks(bytes: &[u8]) -> Result<Rows, ReadError> {
     let mut recording = Recording::open("fuzz", bytes)?;
     let most = VALUES / recording.header().columns.len().max(1);
@@ -104,7 +105,7 @@ fn by_blocks(bytes: &[u8]) -> Result<Rows, ReadError> {
     Ok(rows)
 }
 
-/// How many of the first rows there are once they are written as Parquet; `None` where there are no
+/// The number of the first rows after they have been written as Parquet; `None` if there are no
 /// columns.
 fn as_parquet(bytes: &[u8]) -> Option<u64> {
     let mut recording = Recording::open("fuzz", bytes).expect("it was read");

@@ -9,11 +9,11 @@ use super::bytes::{Input, Wrong};
 use super::checksum::Sum;
 use super::{COLUMNS_MAX, HEADER, MAGIC, SCHEMA_MAX, VERSION};
 
-/// What the times of a recording are.
+/// The clock of a recording's times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Clock {
-    /// Nanoseconds of a clock that is not known.
+    /// Nanoseconds of an unknown clock.
     #[default]
     Unknown = 0,
     /// Nanoseconds of the host's `CLOCK_MONOTONIC`.
@@ -23,20 +23,21 @@ pub enum Clock {
 /// A column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedColumn {
-    /// Its name.
+    /// The column's name.
     pub name: String,
-    /// What it holds.
+    /// The type of its values.
     pub kind: Type,
     /// Whether it holds times, in nanoseconds of the recording's clock.
     pub is_time: bool,
 }
 
-/// What a recording says about itself.
+/// The metadata of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the times are.
+    /// The clock of the times.
     pub clock: Clock,
-    /// What to add to a time for one since 1970, as it was at the start; 0 where that is not known.
+    /// The nanoseconds to add to a time to get the time since 1970, as of the recording's start; 0
+    /// if unknown.
     pub wall_offset_ns: i64,
     /// The name of the stream.
     pub stream: String,
@@ -116,7 +117,7 @@ impl Header {
         Ok(bytes)
     }
 
-    /// How many bytes a header has behind its first ones.
+    /// The number of bytes of a header after its fixed part.
     pub(super) fn rest(fixed: &[u8; HEADER]) -> Result<usize, String> {
         let mut input = Input::new(fixed, MAGIC.len());
         let read = |input: &mut Input<'_>| -> Result<(u64, usize), Wrong> {
@@ -126,10 +127,12 @@ impl Header {
         };
         let (version, length) = read(&mut input).map_err(|wrong| wrong.to_string())?;
         if fixed[..MAGIC.len()] != MAGIC {
-            return Err("this is no recording".into());
+            return Err("this is not a recording".into());
         }
         if version != u64::from(VERSION) {
-            return Err(format!("a recording of version {version}, {VERSION} is known"));
+            return Err(format!(
+                "the recording has version {version}, only version {VERSION} is supported"
+            ));
         }
         if length > SCHEMA_MAX {
             return Err("the header is damaged".into());
@@ -137,7 +140,7 @@ impl Header {
         Ok(length)
     }
 
-    /// The header of bytes.
+    /// Decodes a header.
     pub(super) fn from_bytes(fixed: &[u8; HEADER], rest: &[u8]) -> Result<Self, Wrong> {
         let (summed, sum) = fixed.split_at(HEADER - 4);
         if Sum::new().add(summed).add(rest).value().to_le_bytes() != sum {
@@ -154,7 +157,7 @@ impl Header {
         let name = |input: &mut Input<'_>| {
             let length = usize::from(input.byte()?);
             let text = std::str::from_utf8(input.take(length)?);
-            text.map(str::to_owned).map_err(|_| Wrong("a name is no text"))
+            text.map(str::to_owned).map_err(|_| Wrong("a name is not UTF-8"))
         };
         let stream = name(&mut input)?;
         let count = input.fixed::<2>()? as usize;
@@ -167,7 +170,7 @@ impl Header {
             let is_time = input.byte()? & 1 == 1 && kind == Type::Integer;
             let name = name(&mut input)?;
             if columns.iter().any(|other| other.name.eq_ignore_ascii_case(&name)) {
-                return Err(Wrong("two columns have one name"));
+                return Err(Wrong("two columns have the same name"));
             }
             columns.push(RecordedColumn { name, kind, is_time });
         }
@@ -188,7 +191,7 @@ mod tests {
     use crate::io_stream;
 
     #[test]
-    fn a_header_comes_back_and_a_changed_one_does_not() {
+    fn a_header_is_read_as_written_and_a_changed_one_is_rejected() {
         let header = Header::new(&io_stream(), Clock::Monotonic, -7);
         assert_eq!(header.columns.iter().filter(|column| column.is_time).count(), 3);
         let bytes = header.to_bytes().unwrap();

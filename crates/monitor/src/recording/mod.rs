@@ -1,10 +1,10 @@
-//! Recordings: events in a binary format that says itself what it holds, packed, and readable
-//! while it is written.
+//! Recordings: events in a self-describing, compressed binary format that can be read while it is
+//! written.
 //!
-//! A recording is a [`Header`] and blocks: of rows, of notes about events that are missing, of
-//! moments before which nothing comes any more, and an end. `docs/recording.md` draws the layout.
-//! [`Writer`] and [`BlockBuilder`] write, [`Recording`] reads; `read::open` knows recordings by
-//! their first bytes. [`ParquetWriter`] writes the same rows for other tools.
+//! A recording is a [`Header`] and blocks: of rows, of notes about missing events, of moments
+//! (instants before which no more events follow), and an end. `docs/recording.md` shows the layout.
+//! [`Writer`] and [`BlockBuilder`] write, and [`Recording`] reads; `read::open` recognises
+//! recordings by their first bytes. [`ParquetWriter`] writes the same rows for other tools.
 
 pub(crate) mod bytes;
 mod checksum;
@@ -26,12 +26,12 @@ pub use fuzz::fuzz_recording;
 pub use header::{Clock, Header, RecordedColumn};
 pub use reader::{Block, Item, Recording, RowReader};
 pub use single::BlockReader;
-pub(crate) use single::mend;
+pub(crate) use single::correct;
 pub use write::{BlockLimits, RecordingSummary, Writer, dropped_block, end_block, moment_block};
 
-/// How a recording begins. No text has its first byte.
+/// The first bytes of a recording. No text begins with the first of them.
 pub const MAGIC: [u8; 8] = *b"\x8eFATHOM\n";
-/// The version that is written and read.
+/// The version that this program writes and reads.
 pub const VERSION: u16 = 1;
 /// The most bytes of a block once it is unpacked.
 pub const BLOCK_MAX: usize = 16 << 20;
@@ -40,32 +40,33 @@ pub const BLOCK_ROWS_MAX: usize = 1 << 16;
 /// The most columns.
 pub const COLUMNS_MAX: usize = 256;
 
-/// How each block begins.
+/// The first bytes of each block.
 const MARK: [u8; 4] = *b"FBLK";
-/// The bytes of a block's head.
+/// The length of a block's head, in bytes.
 const HEAD: usize = 40;
-/// The bytes of a header before its columns.
+/// The length of a header before its columns, in bytes.
 const HEADER: usize = 32;
-/// The most bytes of a header's columns.
+/// The most bytes of a header's description of columns.
 const SCHEMA_MAX: usize = 1 << 16;
-/// The most different texts of a block.
+/// The most distinct texts of a block.
 const TEXTS_MAX: usize = 1 << 20;
-/// The most bytes of a text; of a longer one the beginning is kept.
+/// The most bytes of a text. Longer texts are shortened to their beginning.
 const TEXT_MAX: usize = 8 << 10;
-/// A block is closed when it has so many bytes, so that one row more never makes it too long.
+/// The size at which a block is closed, in bytes. It is below [`BLOCK_MAX`], so that one more row
+/// never makes a block too long.
 const BLOCK_FULL: usize = BLOCK_MAX / 4;
 
-/// What a block is.
+/// The content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum BlockKind {
     /// Rows.
     Rows = 1,
-    /// So many events are missing here.
+    /// A number of events that are missing at this position.
     Dropped = 2,
-    /// Nothing from before a moment comes any more.
+    /// An instant before which no more events follow.
     Moment = 3,
-    /// The end.
+    /// The end of the recording.
     End = 4,
 }
 
@@ -77,13 +78,13 @@ impl BlockKind {
     }
 }
 
-/// How a block's bytes are packed.
+/// The compression of a block's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Packing {
-    /// Not at all.
+    /// None.
     None = 0,
-    /// As one block of LZ4.
+    /// A single LZ4 block.
     Lz4 = 1,
 }
 
@@ -91,11 +92,11 @@ enum Packing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum DropPlace {
-    /// Nobody knows.
+    /// Unknown.
     Unknown = 0,
-    /// In the ring of a queue: they were not collected fast enough.
+    /// In the ring of a queue, because it was not emptied fast enough.
     Ring = 1,
-    /// In the buffer of a listener: it did not read fast enough.
+    /// In the buffer of a listener, because the listener did not read fast enough.
     Listener = 2,
 }
 
@@ -108,12 +109,12 @@ impl DropPlace {
         }
     }
 
-    /// Why, in words.
+    /// The reason as a text for messages.
     pub fn reason(self) -> &'static str {
         match self {
-            Self::Unknown => "for a reason that is not told",
-            Self::Ring => "because they came faster than they were collected",
-            Self::Listener => "because they came faster than they were read",
+            Self::Unknown => "for an unknown reason",
+            Self::Ring => "because they arrived faster than they were collected",
+            Self::Listener => "because they arrived faster than they were read",
         }
     }
 }

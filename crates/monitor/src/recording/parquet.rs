@@ -1,11 +1,11 @@
-//! Rows as a Parquet file, for other tools.
+//! Writes rows as a Parquet file, for other tools.
 //!
-//! Each column of a recording is an optional column of the file. Rows are held in memory, by column,
-//! until they fill a row group: as many as a [`RowGroupLimits`] lets them be. What is held then is
-//! written one column after the other, so that beside it there are at most the pages of one. Texts
-//! are held, and written, once each in a row group.
+//! Each column of a recording is an optional column of the file. Rows are held in memory, by
+//! column, until they fill a row group, as [`RowGroupLimits`] defines it. Then the columns are
+//! written one after the other, so that the pages of only one column are in memory in addition.
+//! Each distinct text is held, and written, once per row group.
 //!
-//! A reader begins at the end of the file: one that is not finished is none.
+//! A reader begins at the end of the file, so an unfinished file cannot be read.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -29,28 +29,29 @@ use super::write::RecordingSummary;
 use crate::columns::Column as Values;
 use crate::read::{Batch, ReadReport};
 
-/// So many rows are added between two looks at the size of a row group.
-const LOOK_ROWS: usize = 1024;
-/// So many values are handed on at a time.
-const PIECE: usize = 4096;
+/// The number of rows between two checks of a row group's size.
+const CHECK_ROWS: usize = 1024;
+/// The number of texts that are passed to the Parquet writer at a time.
+const TEXTS_PER_WRITE: usize = 4096;
 /// The most row groups: the format numbers them in 15 bits.
 const GROUPS_MAX: usize = i16::MAX as usize;
-/// So many are left where there is hardly room: more than a block's rows can be.
-const GROUPS_SPARE: usize = 2 * BLOCK_ROWS_MAX / LOOK_ROWS;
-/// So many bytes at most the end of the file has for each column of a row group, beside its name,
-/// and besides.
+/// The number of row groups that remain when [`ParquetWriter::is_full`] begins to be true: enough
+/// for the rows of a block.
+const GROUPS_SPARE: usize = 2 * BLOCK_ROWS_MAX / CHECK_ROWS;
+/// The most bytes of the file's end for each column of a row group, without the column's name; and
+/// the most bytes of the rest of the end.
 const COLUMN_END: usize = 256;
 const END: usize = 4096;
-/// Numbers of which a row group has more different ones than fit into so many bytes are written as
-/// differences, others by their places in a dictionary.
+/// The size limit of a dictionary of integers, in bytes. Row groups with more distinct integers
+/// store differences instead.
 const NUMBERS_MAX: usize = 32 << 10;
 
-/// When a row group is closed.
+/// The limits at which a row group is closed.
 #[derive(Clone, Copy, Debug)]
 pub struct RowGroupLimits {
-    /// It has so many rows.
+    /// The number of rows.
     pub rows: usize,
-    /// So many bytes of it are held.
+    /// The number of bytes held in memory.
     pub bytes: usize,
 }
 
@@ -68,14 +69,14 @@ pub struct ParquetWriter<W: Write + Send> {
     columns: Vec<Column>,
     limits: RowGroupLimits,
     rows: usize,
-    /// The events of the row groups that are closed.
+    /// The events of the closed row groups.
     events: u64,
     dropped: u64,
 }
 
-/// A column of the row group that is not closed yet.
+/// A column of the open row group.
 struct Column {
-    /// For each row 1 where it has a value, else 0.
+    /// For each row 1 if it has a value, otherwise 0.
     levels: Vec<i16>,
     held: Held,
 }
@@ -83,10 +84,10 @@ struct Column {
 /// The values that are not null.
 enum Held {
     Booleans(Vec<bool>),
-    /// The integers, and what was added to each.
+    /// The integers, and the number that was added to each.
     Integers(Vec<i64>, i64),
     Floats(Vec<f64>),
-    /// The texts, their bytes, and the number of that of each row that has one.
+    /// The texts, their size in bytes, and for each row with a value the number of its text.
     Texts(Texts, usize, Vec<u32>),
 }
 
@@ -100,8 +101,8 @@ fn failed(error: ParquetError) -> io::Error {
     }
 }
 
-/// What is added to the values of a column so that they are nanoseconds since 1970; `None` where
-/// they are no times, or it is not known since when they count.
+/// The number to add to the values of a column to make them nanoseconds since 1970; `None` if they
+/// are no times, or the offset is unknown.
 fn since_1970(header: &Header, column: &RecordedColumn) -> Option<i64> {
     let of = header.wall_offset_ns;
     (column.is_time && column.kind == Type::Integer && of != 0).then_some(of)
@@ -129,7 +130,7 @@ fn properties(header: &Header, limits: RowGroupLimits) -> WriterProperties {
         .set_compression(Compression::LZ4_RAW)
         .set_statistics_enabled(EnabledStatistics::Chunk)
         .set_offset_index_disabled(true)
-        // More than the texts of a row group can have: none is written twice.
+        // Larger than the texts of a row group, so that the dictionary holds all of them.
         .set_dictionary_page_size_limit(limits.bytes.saturating_mul(2));
     for column in &header.columns {
         let path = ColumnPath::new(vec![column.name.clone()]);
@@ -149,13 +150,13 @@ fn properties(header: &Header, limits: RowGroupLimits) -> WriterProperties {
 }
 
 impl<W: Write + Send> ParquetWriter<W> {
-    /// Begins a file of rows with a header's columns.
+    /// Begins a file whose columns are those of a header.
     ///
     /// # Errors
-    /// When it cannot be written, or there are no columns.
+    /// If the file cannot be written, or there are no columns.
     pub fn new(out: W, header: &Header, limits: RowGroupLimits) -> io::Result<Self> {
         if header.columns.is_empty() {
-            let what = "a Parquet file has one column at least";
+            let what = "a Parquet file needs at least one column";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let fields = header.columns.iter().map(|column| field(header, column).map(Arc::new));
@@ -186,16 +187,16 @@ impl<W: Write + Send> ParquetWriter<W> {
         })
     }
 
-    /// Adds the rows of a batch, whose columns are those of the header. A value of another type is
-    /// null, and so are those of columns that are not there.
+    /// Adds the rows of a batch, whose columns are those of the header. Values of another type and
+    /// missing columns become null.
     ///
     /// # Errors
-    /// When a row group cannot be written.
+    /// If a row group cannot be written.
     pub fn append(&mut self, batch: &Batch) -> io::Result<()> {
         let none = Values::default();
         let mut from = 0;
         while from < batch.len() {
-            let count = LOOK_ROWS.min(batch.len() - from).min(self.limits.rows - self.rows);
+            let count = CHECK_ROWS.min(batch.len() - from).min(self.limits.rows - self.rows);
             for (number, column) in self.columns.iter_mut().enumerate() {
                 column.append(batch.columns.get(number).unwrap_or(&none), from..from + count);
             }
@@ -208,12 +209,12 @@ impl<W: Write + Send> ParquetWriter<W> {
         Ok(())
     }
 
-    /// So many events are missing here.
+    /// Counts events that are missing at this position.
     pub fn note_dropped(&mut self, count: u64) {
         self.dropped = self.dropped.saturating_add(count);
     }
 
-    /// How many bytes are held.
+    /// The number of bytes held in memory.
     fn held(&self) -> usize {
         self.columns.iter().map(Column::size).sum()
     }
@@ -221,7 +222,7 @@ impl<W: Write + Send> ParquetWriter<W> {
     /// Closes the row group.
     ///
     /// # Errors
-    /// When it cannot be written, or there are as many as a file can have.
+    /// If it cannot be written, or the file already has the most row groups.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.rows == 0 {
             return Ok(());
@@ -252,12 +253,12 @@ impl<W: Write + Send> ParquetWriter<W> {
         self.file.flushed_row_groups().len()
     }
 
-    /// Whether there is hardly room for more: for as many rows as a block of a recording has.
+    /// Whether there may be too few row groups left for the rows of another block of a recording.
     pub fn is_full(&self) -> bool {
         self.groups() >= GROUPS_MAX - GROUPS_SPARE
     }
 
-    /// What has been added so far; the bytes are those that were written.
+    /// What has been added so far. The bytes are those that were written.
     pub fn summary(&self) -> RecordingSummary {
         RecordingSummary {
             events: self.events + self.rows as u64,
@@ -266,21 +267,21 @@ impl<W: Write + Send> ParquetWriter<W> {
         }
     }
 
-    /// How many bytes there would be if it ended now, at most.
+    /// The most bytes that the file would have if it ended now.
     pub fn bytes(&self) -> u64 {
         let columns = self.header.columns.iter().map(|column| column.name.len() + COLUMN_END);
         let end = (self.groups() + 1) * columns.sum::<usize>() + END;
         (self.file.bytes_written() + self.held() + end) as u64
     }
 
-    /// Writes the end, with what is known of the rows: the stream, the clock, and from `report` how
-    /// many are missing or made no sense, and the first few notes.
+    /// Writes the end, with the metadata of the rows: the stream, the clock, and from `report` the
+    /// numbers of missing and of invalid events, and the first few notes.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn finish(mut self, report: &ReadReport) -> io::Result<RecordingSummary> {
         self.flush()?;
-        for (key, value) in self.told(report) {
+        for (key, value) in self.metadata(report) {
             let key = format!("fathom.{key}");
             self.file.append_key_value_metadata(KeyValue { key, value: Some(value) });
         }
@@ -288,27 +289,28 @@ impl<W: Write + Send> ParquetWriter<W> {
         Ok(self.summary())
     }
 
-    fn told(&self, report: &ReadReport) -> Vec<(&'static str, String)> {
+    fn metadata(&self, report: &ReadReport) -> Vec<(&'static str, String)> {
         let clock = match self.header.clock {
             Clock::Unknown => "unknown",
             Clock::Monotonic => "monotonic",
         };
-        let mut told = vec![("stream", self.header.stream.clone()), ("clock", clock.to_owned())];
+        let mut metadata =
+            vec![("stream", self.header.stream.clone()), ("clock", clock.to_owned())];
         if self.header.wall_offset_ns != 0 {
-            told.push(("wall_offset_ns", self.header.wall_offset_ns.to_string()));
+            metadata.push(("wall_offset_ns", self.header.wall_offset_ns.to_string()));
         }
-        told.push(("events", self.events.to_string()));
-        told.push(("dropped", report.dropped.to_string()));
-        told.push(("bad", report.bad.to_string()));
+        metadata.push(("events", self.events.to_string()));
+        metadata.push(("dropped", report.dropped.to_string()));
+        metadata.push(("bad", report.bad.to_string()));
         if !report.notes.is_empty() {
-            told.push(("notes", report.notes.join("\n")));
+            metadata.push(("notes", report.notes.join("\n")));
         }
-        told
+        metadata
     }
 }
 
 impl Column {
-    /// How many bytes are held.
+    /// The number of bytes held in memory.
     fn size(&self) -> usize {
         size_of_val(&*self.levels)
             + match &self.held {
@@ -319,7 +321,7 @@ impl Column {
             }
     }
 
-    /// Adds the values of some rows, null behind the last.
+    /// Adds the values of some rows. Rows after the last value are null.
     fn append(&mut self, values: &Values, rows: Range<usize>) {
         let end = self.levels.len() + rows.len();
         let rows = rows.start.min(values.len())..rows.end.min(values.len());
@@ -380,8 +382,8 @@ impl Column {
         let bytes = |text: &Arc<str>| ByteArray::from(text.as_bytes().to_vec());
         let texts: Vec<ByteArray> = texts.entries().iter().map(bytes).collect();
         let mut numbers = numbers.iter();
-        let mut values: Vec<<ByteArrayType as DataType>::T> = Vec::with_capacity(PIECE);
-        for levels in self.levels.chunks(PIECE) {
+        let mut values: Vec<<ByteArrayType as DataType>::T> = Vec::with_capacity(TEXTS_PER_WRITE);
+        for levels in self.levels.chunks(TEXTS_PER_WRITE) {
             values.clear();
             let count = levels.iter().filter(|level| **level == 1).count();
             values.extend(numbers.by_ref().take(count).map(|at| texts[*at as usize].clone()));

@@ -1,4 +1,4 @@
-//! Reading a recording: block by block, or row by row.
+//! Reads a recording, block by block or row by row.
 
 use std::io::{self, Read};
 
@@ -11,7 +11,7 @@ use super::header::Header;
 use super::{BLOCK_MAX, BLOCK_ROWS_MAX, BlockKind, DropPlace, HEAD, HEADER, MARK, Packing};
 use crate::read::{Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, read_full};
 
-/// A block, whole and as its checksum has it.
+/// A complete block whose checksum is correct.
 #[derive(Clone, Debug)]
 pub struct Block {
     bytes: Vec<u8>,
@@ -22,38 +22,38 @@ pub struct Block {
     span: (i64, i64),
 }
 
-/// What a block tells.
+/// The content of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// Rows, which are in the batch.
+    /// Rows. They are in the batch.
     Rows,
-    /// So many events are missing here.
+    /// Events are missing at this position.
     Dropped {
-        /// How many.
+        /// The number of missing events.
         count: u64,
-        /// Where they were lost.
+        /// Where they were dropped.
         place: DropPlace,
-        /// The disk, where they are of one.
+        /// The disk; empty if they may be of any disk.
         disk: String,
     },
-    /// Nothing from before this instant comes any more.
+    /// An instant, in nanoseconds, before which no more events follow.
     Moment(i64),
-    /// The end: so many events were written, and so many are missing.
+    /// The end of the recording.
     End {
-        /// Those written.
+        /// The number of events in the recording.
         events: u64,
-        /// Those missing.
+        /// The number of missing events.
         dropped: u64,
     },
 }
 
 impl Block {
-    /// All of its bytes.
+    /// The bytes of the block, including its head.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// How many rows it has.
+    /// The number of rows.
     pub fn count(&self) -> u32 {
         self.count
     }
@@ -63,7 +63,7 @@ impl Block {
         self.span
     }
 
-    /// Whether it is one of rows.
+    /// Whether it is a block of rows.
     pub fn has_rows(&self) -> bool {
         self.kind == BlockKind::Rows
     }
@@ -75,12 +75,12 @@ impl Block {
             Packing::Lz4 => {
                 let mut plain = vec![0; self.plain];
                 let length = lz4_flex::block::decompress_into(stored, &mut plain)
-                    .map_err(|_| Wrong("it cannot be unpacked"))?;
+                    .map_err(|_| Wrong("it cannot be decompressed"))?;
                 plain.truncate(length);
                 plain
             }
         };
-        if plain.len() == self.plain { Ok(plain) } else { Err(Wrong("it has another length")) }
+        if plain.len() == self.plain { Ok(plain) } else { Err(Wrong("its length is wrong")) }
     }
 
     pub(super) fn note(&self) -> Result<Item, Wrong> {
@@ -103,13 +103,13 @@ impl Block {
     }
 }
 
-/// What the head of a block says.
+/// The head of a block.
 pub(super) struct BlockHead {
     kind: u8,
     packing: u8,
-    /// The bytes that follow.
+    /// The number of bytes that follow.
     pub stored: usize,
-    /// What they are once unpacked.
+    /// Their number after decompression.
     pub plain: usize,
     count: u32,
     span: (i64, i64),
@@ -117,7 +117,7 @@ pub(super) struct BlockHead {
 }
 
 impl BlockHead {
-    /// The head that bytes begin with.
+    /// Decodes the head at the beginning of some bytes.
     pub fn of(bytes: &[u8]) -> Result<Self, Wrong> {
         let mut input = Input::new(bytes, 0);
         if input.take(MARK.len())? != MARK {
@@ -140,17 +140,17 @@ impl BlockHead {
         Ok(head)
     }
 
-    /// The block of these bytes, the head among them; `None` where its kind is not known.
+    /// The block in these bytes, which include the head; `None` if its kind is unknown.
     pub fn block(&self, bytes: Vec<u8>) -> Result<Option<Block>, Wrong> {
         let (head, stored) = bytes.split_at_checked(HEAD).ok_or(Wrong("it is cut off"))?;
         if Sum::new().add(&head[..HEAD - 4]).add(stored).value() != self.sum {
-            return Err(Wrong("its checksum is another"));
+            return Err(Wrong("its checksum is wrong"));
         }
         let Some(kind) = BlockKind::from_number(self.kind) else { return Ok(None) };
         let packing = match self.packing {
             0 => Packing::None,
             1 => Packing::Lz4,
-            _ => return Err(Wrong("it is packed in an unknown way")),
+            _ => return Err(Wrong("its compression is unknown")),
         };
         if self.count as usize > BLOCK_ROWS_MAX {
             return Err(Wrong("it has too many rows"));
@@ -160,36 +160,36 @@ impl BlockHead {
     }
 }
 
-/// A recording that is read.
+/// A recording that is being read.
 pub struct Recording<R> {
     source: R,
     header: Header,
     tally: Tally,
     texts: Texts,
-    /// All columns, in place.
+    /// All columns in the recording's order, or the wanted ones.
     target: Target,
     rows: Option<Rows>,
     ended: bool,
 }
 
-/// Why no block comes.
+/// The reason why there is no next block.
 enum Halt {
-    /// There are no more.
+    /// The recording ends.
     End,
-    /// It is cut off.
+    /// The recording is cut off in a block.
     Torn,
-    /// This one is damaged.
+    /// The block is damaged.
     Damaged(Wrong),
-    /// There is no telling where the next one begins.
+    /// The beginning of the next block is unknown.
     Lost(&'static str),
     Io(io::Error),
 }
 
 impl<R: Read> Recording<R> {
-    /// Reads the header. Messages call the recording `name`.
+    /// Reads the header. `name` is the recording's name in messages.
     ///
     /// # Errors
-    /// When it cannot be read, or is no recording.
+    /// If the source cannot be read, or is not a recording.
     pub fn open(name: &str, mut source: R) -> Result<Self, ReadError> {
         let tally = Tally::new(name);
         let mut fixed = [0; HEADER];
@@ -207,21 +207,21 @@ impl<R: Read> Recording<R> {
         Ok(Self { source, header, tally, texts: Texts::new(), target, rows: None, ended: false })
     }
 
-    /// What it says about itself.
+    /// The header.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// What has been read so far.
+    /// The report so far.
     pub fn report(&self) -> &ReadReport {
         &self.tally.report
     }
 
-    /// The next block; `None` at the end, also at one that should not be there, which is noted.
-    /// Blocks that are damaged are counted and passed over.
+    /// The next block. `None` at the end; an end without an end block is noted. Damaged blocks are
+    /// counted and skipped.
     ///
     /// # Errors
-    /// When the bytes cannot be read, or are no blocks.
+    /// If the source cannot be read, or its bytes are not blocks.
     pub fn next_block(&mut self) -> Result<Option<Block>, ReadError> {
         while !self.ended {
             self.tally.lines += 1;
@@ -231,7 +231,7 @@ impl<R: Read> Recording<R> {
                     self.ended = block.kind == BlockKind::End;
                     return Ok(Some(block));
                 }
-                // From a version that knows more.
+                // A block of a later version of the format is skipped.
                 Ok(None) => {}
                 Err(Halt::End) => {
                     self.ended = true;
@@ -245,7 +245,9 @@ impl<R: Read> Recording<R> {
                 Err(Halt::Lost(what)) => {
                     self.ended = true;
                     let name = &self.tally.name;
-                    return Err(ReadError::new(format!("{name}: block {number} is none: {what}")));
+                    return Err(ReadError::new(format!(
+                        "{name}: block {number} is not a block: {what}"
+                    )));
                 }
                 Err(Halt::Io(error)) => return Err(self.tally.io(&error)),
             }
@@ -265,7 +267,7 @@ impl<R: Read> Recording<R> {
             _ => return Err(Halt::Torn),
         }
         let head = BlockHead::of(&bytes).map_err(|wrong| Halt::Lost(wrong.0))?;
-        // Not more memory than there are bytes.
+        // Does not allocate more memory than the source has bytes.
         let mut rest = (&mut self.source).take(head.stored as u64);
         if rest.read_to_end(&mut bytes).map_err(cut)? < head.stored {
             return Err(Halt::Torn);
@@ -273,8 +275,8 @@ impl<R: Read> Recording<R> {
         head.block(bytes).map_err(Halt::Damaged)
     }
 
-    /// What comes next. Rows are put in place of what is in `batch`, as wide as the recording's
-    /// columns, of a long block the first at first; `None` at the end.
+    /// Returns the next item; `None` at the end. Rows replace the content of `batch` and have the
+    /// recording's columns. The rows of a long block come in several items.
     ///
     /// # Errors
     /// See [`next_block`](Self::next_block).
@@ -301,8 +303,8 @@ impl<R: Read> Recording<R> {
         }
     }
 
-    /// Looks into a block that [`next_block`](Self::next_block) gave; rows come from
-    /// [`next_item`](Self::next_item) then.
+    /// Decodes a block that [`next_block`](Self::next_block) returned.
+    /// [`next_item`](Self::next_item) returns its rows.
     fn read_block(&mut self, block: &Block) -> Result<Item, Wrong> {
         if block.kind == BlockKind::Rows {
             let (rows, span) = (block.count as usize, block.span);
@@ -314,11 +316,12 @@ impl<R: Read> Recording<R> {
         block.note()
     }
 
-    /// Has [`next_item`](Self::next_item) go on with this block, which
-    /// [`next_block`](Self::next_block) gave. What it tells is given unless it has rows.
+    /// Decodes a block that [`next_block`](Self::next_block) returned, so that
+    /// [`next_item`](Self::next_item) or [`block_rows`](Self::block_rows) continues with its rows.
+    /// Returns the block's item unless it has rows.
     ///
     /// # Errors
-    /// When too many blocks are damaged.
+    /// If too many blocks are damaged.
     pub fn open_block(&mut self, block: &Block) -> Result<Option<Item>, ReadError> {
         match self.read_block(block) {
             Ok(Item::Rows) => Ok(None),
@@ -333,10 +336,10 @@ impl<R: Read> Recording<R> {
         }
     }
 
-    /// The next rows of the block that was opened; none and `false` behind its last.
+    /// Reads the next rows of the opened block. Returns `false` after the last row.
     ///
     /// # Errors
-    /// When too many blocks are damaged.
+    /// If too many blocks are damaged.
     pub fn block_rows(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
         batch.clear();
         if let Err(wrong) = Rows::next(&mut self.rows, batch) {
@@ -346,7 +349,7 @@ impl<R: Read> Recording<R> {
         Ok(!batch.is_empty())
     }
 
-    /// The block that was read last is damaged; an error when too many are.
+    /// Counts a damaged block, the last one read. An error if too many blocks are damaged.
     fn damaged(&mut self, wrong: Wrong) -> Result<(), ReadError> {
         self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))
     }
@@ -361,21 +364,21 @@ impl<R: Read> Recording<R> {
     }
 }
 
-/// A recording as a stream's rows.
+/// Reads a recording as the rows of a stream.
 pub struct RowReader<R>(Recording<R>);
 
 impl<R> From<Recording<R>> for RowReader<R> {
-    /// Rows of all columns, in their order.
+    /// Reads rows of all columns, in the recording's order.
     fn from(recording: Recording<R>) -> Self {
         Self(recording)
     }
 }
 
 impl<R: Read + Send> RowReader<R> {
-    /// Reads the header, and finds those columns that are asked for.
+    /// Reads the header, and finds the wanted columns.
     ///
     /// # Errors
-    /// When it is no recording, or cannot be read.
+    /// If the source is not a recording, or cannot be read.
     pub fn new(
         name: &str,
         source: R,
@@ -388,7 +391,7 @@ impl<R: Read + Send> RowReader<R> {
         let unknown: Vec<&str> =
             names.filter(|name| schema.find(name).is_none()).take(20).collect();
         if !unknown.is_empty() {
-            let what = format!("{} has no column {}: passed over", schema.name, unknown.join(", "));
+            let what = format!("{} has no column {}: ignored", schema.name, unknown.join(", "));
             recording.tally.note(0, &what);
         }
         let divisor = options.time_unit.nanoseconds();
@@ -399,11 +402,10 @@ impl<R: Read + Send> RowReader<R> {
 }
 
 impl<R: Read + Send> RowReader<R> {
-    /// The next part, as [`Recording::next_item`] gives it; its rows have the columns that are
-    /// asked for.
+    /// The next item, as [`Recording::next_item`] returns it. Its rows have the wanted columns.
     ///
     /// # Errors
-    /// When the recording cannot be read.
+    /// If the recording cannot be read.
     pub fn next_item(&mut self, batch: &mut Batch) -> Result<Option<Item>, ReadError> {
         self.0.next_item(batch)
     }

@@ -1,4 +1,4 @@
-//! Single blocks, as they come from elsewhere one by one.
+//! Reads single blocks.
 
 use fathom_cql::catalog::StreamSchema;
 
@@ -10,16 +10,16 @@ use super::header::Header;
 use super::reader::{BlockHead, Item};
 use crate::read::{Batch, Texts};
 
-/// Texts are remembered while so many bytes are read.
+/// The number of bytes after which the cache of texts is emptied.
 const TEXT_BYTES: usize = 16 << 20;
 
-/// Reads blocks that belong to one header. Unlike a [`Recording`](super::Recording) it passes over
+/// Reads blocks that belong to one header. Unlike a [`Recording`](super::Recording) it skips
 /// nothing: a damaged block is an error.
 pub struct BlockReader {
     header: Header,
     target: Target,
     texts: Texts,
-    /// Bytes that were read since the texts were forgotten.
+    /// The number of bytes read since the cache of texts was emptied.
     read: usize,
     plain_max: usize,
     plain: usize,
@@ -27,14 +27,13 @@ pub struct BlockReader {
 }
 
 impl BlockReader {
-    /// Reads all columns, of blocks that have at most `plain_max` bytes once unpacked.
+    /// Reads all columns of blocks that have at most `plain_max` bytes after decompression.
     pub fn new(header: Header, plain_max: usize) -> Self {
         let target = Target::all(&header);
         Self::with_target(header, target, plain_max)
     }
 
-    /// Reads the columns of a schema that are asked for. Those that the header does not have are
-    /// null.
+    /// Reads the wanted columns of a schema. Columns that the header does not have are null.
     pub fn of_columns(
         header: Header,
         schema: &StreamSchema,
@@ -50,11 +49,11 @@ impl BlockReader {
         Self { header, target, texts, read: 0, plain_max, plain: 0, rows }
     }
 
-    /// Opens a block; its rows, where it has some, come from [`rows`](Self::rows) then. `None` is a
-    /// block of a kind that is not known.
+    /// Opens a block. Its rows, if any, come from [`rows`](Self::rows). `None` is a block of an
+    /// unknown kind.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If the block is invalid.
     pub fn open(&mut self, bytes: &[u8]) -> Result<Option<Item>, Wrong> {
         self.rows = None;
         let head = BlockHead::of(bytes)?;
@@ -62,7 +61,7 @@ impl BlockReader {
             return Err(Wrong("it is too long"));
         }
         if HEAD + head.stored != bytes.len() {
-            return Err(Wrong("it has another length"));
+            return Err(Wrong("its length is wrong"));
         }
         let Some(block) = head.block(bytes.to_vec())? else { return Ok(None) };
         if !block.has_rows() {
@@ -80,23 +79,24 @@ impl BlockReader {
         Ok(Some(Item::Rows))
     }
 
-    /// How many bytes the block of rows that was opened last has once unpacked.
+    /// The size of the block of rows that was opened last, in bytes after decompression.
     pub fn plain(&self) -> usize {
         self.plain
     }
 
-    /// Puts the next rows of the block in place of what is in `batch`; `false` behind its last.
+    /// Replaces the content of `batch` by the next rows of the block. Returns `false` after the
+    /// last row.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If the block is invalid.
     pub fn rows(&mut self, batch: &mut Batch) -> Result<bool, Wrong> {
         batch.clear();
         Rows::next(&mut self.rows, batch)
     }
 }
 
-/// Makes the length and the checksum of a block right, for fuzzing: chance does not.
-pub(crate) fn mend(block: &mut [u8]) {
+/// Corrects the length and the checksum of a block, for fuzzing.
+pub(crate) fn correct(block: &mut [u8]) {
     if block.len() < HEAD {
         return;
     }
@@ -115,7 +115,7 @@ mod tests {
     use crate::recording::{BlockBuilder, Cell, Clock, moment_block};
 
     #[test]
-    fn a_block_comes_back_and_a_changed_one_does_not() {
+    fn a_block_is_read_as_written_and_a_changed_one_is_rejected() {
         let header = Header::new(&io_stream(), Clock::Monotonic, 0);
         let mut builder = BlockBuilder::new(&header);
         let text: Arc<str> = "Q".into();

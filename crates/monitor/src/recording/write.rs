@@ -1,4 +1,4 @@
-//! Writing a recording to a stream of bytes.
+//! Writes a recording to a stream of bytes.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -10,17 +10,17 @@ use super::encode::{BlockBuilder, Cell, Head};
 use super::header::Header;
 use super::{BLOCK_ROWS_MAX, BlockKind, DropPlace, Packing};
 
-/// So many rows are added between two looks at the size of a block and at the clock.
-const LOOK_ROWS: usize = 256;
+/// The number of rows between two checks of a block's size and age.
+const CHECK_ROWS: usize = 256;
 
-/// When a block is closed.
+/// The limits at which a block is closed.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockLimits {
-    /// It has so many rows.
+    /// The number of rows.
     pub rows: usize,
-    /// It has so many bytes before it is packed.
+    /// The number of bytes before compression.
     pub bytes: usize,
-    /// Its first row was added so long ago.
+    /// The time since its first row was added.
     pub age: Duration,
 }
 
@@ -31,14 +31,14 @@ impl Default for BlockLimits {
     }
 }
 
-/// What has been written.
+/// The summary of a written recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordingSummary {
-    /// The events.
+    /// The number of events.
     pub events: u64,
-    /// The events that notes say are missing.
+    /// The number of missing events, as the notes report them.
     pub dropped: u64,
-    /// All bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
@@ -56,7 +56,7 @@ impl<W: Write> Writer<W> {
     /// Writes the header.
     ///
     /// # Errors
-    /// When it cannot be written, or the header is none.
+    /// If it cannot be written, or the header is invalid.
     pub fn new(out: W, header: &Header, limits: BlockLimits) -> io::Result<Self> {
         let mut writer = Self {
             out,
@@ -75,10 +75,10 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Adds a row.
+    /// Adds a row with this instant, in nanoseconds.
     ///
     /// # Errors
-    /// When a block cannot be written.
+    /// If a block cannot be written.
     pub fn append_row(&mut self, time_ns: i64, row: &Row) -> io::Result<()> {
         self.append(time_ns, row.iter().map(Cell::from))
     }
@@ -86,7 +86,7 @@ impl<W: Write> Writer<W> {
     /// Adds a row of cells, as [`BlockBuilder::append`] does.
     ///
     /// # Errors
-    /// When a block cannot be written.
+    /// If a block cannot be written.
     pub fn append<'a>(
         &mut self,
         time_ns: i64,
@@ -100,10 +100,10 @@ impl<W: Write> Writer<W> {
         if rows >= self.limits.rows {
             return self.flush();
         }
-        if rows % LOOK_ROWS == 0 { self.flush_if_due() } else { Ok(()) }
+        if rows % CHECK_ROWS == 0 { self.flush_if_due() } else { Ok(()) }
     }
 
-    /// Closes the block if it is old or large enough.
+    /// Closes the block if it has reached a limit of size or age.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -113,7 +113,7 @@ impl<W: Write> Writer<W> {
         if old || large { self.flush() } else { Ok(()) }
     }
 
-    /// Closes the block, and has all bytes written.
+    /// Closes the block, and flushes the output.
     ///
     /// # Errors
     /// When they cannot be written.
@@ -127,7 +127,7 @@ impl<W: Write> Writer<W> {
         self.out.flush()
     }
 
-    /// Adds a block of rows as it was read from a recording with the same header.
+    /// Adds a block of rows that was read from a recording with the same header.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -138,7 +138,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Notes that events are missing here; an empty `disk` is all of them.
+    /// Notes that events are missing at this position. If `disk` is empty, they may be of any disk.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -153,7 +153,7 @@ impl<W: Write> Writer<W> {
         self.summary
     }
 
-    /// How many bytes there would be if it ended now, at most.
+    /// The most bytes that the recording would have if it ended now.
     pub fn bytes(&self) -> u64 {
         self.summary.bytes + self.builder.size() as u64 + 4096
     }
@@ -176,7 +176,7 @@ fn note(kind: BlockKind, time_ns: i64, payload: &[u8]) -> Vec<u8> {
     Head { kind, packing, plain, count: 0, first: time_ns, last: time_ns }.block(payload)
 }
 
-/// The block that says that `count` events of a disk, or of any, are missing here.
+/// The block that notes that `count` events are missing; if `disk` is empty, of any disk.
 pub fn dropped_block(count: u64, place: DropPlace, disk: &str) -> Vec<u8> {
     let mut payload = count.to_le_bytes().to_vec();
     payload.push(place as u8);
@@ -189,12 +189,12 @@ pub fn dropped_block(count: u64, place: DropPlace, disk: &str) -> Vec<u8> {
     note(BlockKind::Dropped, 0, &payload)
 }
 
-/// The block that says that nothing from before an instant comes any more.
+/// The block that notes an instant, in nanoseconds, before which no more events follow.
 pub fn moment_block(time_ns: i64) -> Vec<u8> {
     note(BlockKind::Moment, time_ns, &[])
 }
 
-/// The last block of a recording with so many events and so many that are missing.
+/// The last block of a recording with these numbers of written and of missing events.
 pub fn end_block(events: u64, dropped: u64) -> Vec<u8> {
     note(BlockKind::End, 0, &[events.to_le_bytes(), dropped.to_le_bytes()].concat())
 }

@@ -1,4 +1,4 @@
-//! Replays in any order, and bounds on what queries hold.
+//! Tests of replays with events in any order, and of the limits on state.
 
 use fathom_cql::Row;
 
@@ -63,7 +63,7 @@ fn rows(text: &str) -> io::Cursor<Vec<u8>> {
 }
 
 #[test]
-fn what_holds_too_much_ends_a_replay_and_live_queries() {
+fn exceeding_the_limit_ends_a_replay_and_live_queries() {
     let script = |most| {
         let text = "select Size from IOstream [range 1 hour]";
         let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
@@ -91,8 +91,8 @@ fn what_holds_too_much_ends_a_replay_and_live_queries() {
         for summary in [replayed, lived] {
             match (most, summary) {
                 (None | Some(200), Ok(summary)) => assert_eq!(summary.read.events, 200),
-                (Some(100), Err(QueryError::Held(too_much))) => {
-                    assert_eq!((too_much.held, too_much.most), (199, 100));
+                (Some(100), Err(QueryError::Held(exceeded))) => {
+                    assert_eq!((exceeded.held, exceeded.limit), (199, 100));
                 }
                 (_, other) => panic!("{most:?}: {other:?}"),
             }
@@ -101,7 +101,7 @@ fn what_holds_too_much_ends_a_replay_and_live_queries() {
 }
 
 #[test]
-fn what_is_kept_of_a_result_counts_too() {
+fn rows_kept_of_a_result_count_too() {
     use crate::write::{Printer, PrinterOptions};
     let text = "select BlktapTS from IOstream [range 1 hour]";
     let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();

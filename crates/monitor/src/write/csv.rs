@@ -1,4 +1,4 @@
-//! CSV (RFC 4180, with a line feed at the end of lines). Null is empty, an empty text `""`.
+//! CSV (RFC 4180, but lines end with a line feed). Null is empty, an empty text is `""`.
 
 use std::io::{self, Write};
 

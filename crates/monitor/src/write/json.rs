@@ -1,4 +1,4 @@
-//! JSON: an object a line. Floats that JSON does not have are null.
+//! JSON: one object per line. Floats that JSON does not have (NaN and infinities) are null.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -14,7 +14,8 @@ pub struct Json {
     names: Vec<String>,
 }
 
-/// Names of which none is there twice: the second `a` is `a_2`. Readers keep one of equal names.
+/// Distinct names for columns: the second `a` becomes `a_2`, because JSON readers keep only one of
+/// equal names.
 pub fn distinct(columns: &[Column]) -> Vec<String> {
     let mut taken: HashSet<String> = columns.iter().map(|column| column.name.clone()).collect();
     let mut seen = HashSet::new();

@@ -1,4 +1,4 @@
-//! Writers: results become text.
+//! Writers of results as text.
 
 mod csv;
 mod json;
@@ -13,24 +13,24 @@ use fathom_cql::catalog::Column;
 pub use json::distinct;
 pub use printer::{Printer, PrinterOptions};
 
-/// How results are written.
+/// The format of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// Columns below each other.
+    /// Aligned columns.
     #[default]
     Table,
-    /// Comma-separated, with a line of names.
+    /// Comma-separated, after a line with the names.
     Csv,
-    /// An object a line.
+    /// One object per line.
     Json,
 }
 
-/// What stands before the columns of a row.
+/// The values that precede the columns of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lead {
-    /// `@query`: which query it is of, from 1 on.
+    /// `@query`: the number of the row's query, from 1.
     pub query: Option<usize>,
-    /// `@ts` and `@sign`: when it came, or went.
+    /// `@ts` and `@sign`: the instant in nanoseconds, and whether the row was inserted or deleted.
     pub change: Option<(i64, bool)>,
 }
 
@@ -53,17 +53,17 @@ impl Lead {
 
 /// Writes the rows of one query.
 trait RowWriter {
-    /// Writes what stands above the rows, where something does. The lead's values mean nothing.
+    /// Writes the header, if the format has one. The values of `lead` are not used.
     fn head(&mut self, lead: Lead, columns: &[Column], out: &mut dyn Write) -> io::Result<()>;
 
     /// Writes a row.
     fn row(&mut self, lead: Lead, row: &[Value], out: &mut dyn Write) -> io::Result<()>;
 
-    /// Writes what has been held back.
+    /// Writes the rows that are held back.
     fn flush(&mut self, out: &mut dyn Write) -> io::Result<()>;
 }
 
-/// A value as text; the shortest that is read as the same float again. Null is empty.
+/// A value as text. A float is the shortest text that is read as the same float. Null is empty.
 fn plain(value: &Value) -> String {
     match value {
         Value::Float(number) if number.is_finite() => format!("{number:?}"),

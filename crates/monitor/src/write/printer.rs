@@ -1,4 +1,4 @@
-//! The results of a script's queries, as they come.
+//! Writes the results of a script's queries as they arrive.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -13,24 +13,25 @@ use super::table::Table;
 use super::{Form, Lead, RowWriter};
 use crate::replay::ResultSink;
 
-/// How a [`Printer`] writes.
+/// The options of a [`Printer`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrinterOptions {
     /// The form.
     pub form: Form,
-    /// Whether each change is written, with its instant and its sign. Otherwise a stream's rows
-    /// are written as they come, and of a relation what it holds at the end.
+    /// Whether to write each change with its instant and its sign. Otherwise the rows of a stream
+    /// are written as they arrive, and the content of a relation at the end.
     pub deltas: bool,
 }
 
-/// Writes results.
+/// Writes the results of queries.
 ///
-/// With several queries each row says of which it is: the queries' rows mix as they come.
+/// If there are several queries, each row begins with its query's number, because the rows of
+/// queries are mixed.
 pub struct Printer<W> {
     out: W,
     options: PrinterOptions,
     queries: Vec<Query>,
-    /// The query that has written last.
+    /// The query whose rows were written last.
     last: Option<usize>,
 }
 
@@ -39,13 +40,13 @@ struct Query {
     columns: Vec<Column>,
     is_stream: bool,
     headed: bool,
-    /// What the relation holds, where that is what is wanted.
+    /// The content of the relation, if it is written at the end.
     rows: BTreeMap<Row, i64>,
-    /// By which columns that is ordered, and of each whether the greatest comes first.
+    /// The columns of that order, each with whether the greatest values come first.
     order: Vec<(usize, bool)>,
 }
 
-/// Which of two rows comes first.
+/// The order of two rows.
 fn compare(order: &[(usize, bool)], left: &[Value], right: &[Value]) -> Ordering {
     let by = |&(column, descending): &(usize, bool)| {
         let ordering = left.get(column).cmp(&right.get(column));
@@ -60,20 +61,20 @@ impl<W: Write> Printer<W> {
         Self { out, options, queries: Vec::new(), last: None }
     }
 
-    /// Writes what is left, also the contents of relations.
+    /// Writes the remaining rows and the contents of relations.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If they cannot be written.
     pub fn finish(mut self) -> io::Result<W> {
         for query in 0..self.queries.len() {
             let held = std::mem::take(&mut self.queries[query].rows);
             let mut held: Vec<(Row, i64)> = held.into_iter().collect();
-            // Rows that the order does not tell apart stay in the order of all of their values.
+            // Rows that are equal in this order keep the order of their values.
             held.sort_by(|(a, _), (b, _)| compare(&self.queries[query].order, a, b));
             for (row, count) in held {
                 self.write(query, None, count, &row)?;
             }
-            self.turn_to(query, None)?;
+            self.switch_to(query, None)?;
             self.queries[query].writer.flush(&mut self.out)?;
         }
         self.out.flush()?;
@@ -85,8 +86,9 @@ impl<W: Write> Printer<W> {
         Lead { query: several.then_some(query + 1), change }
     }
 
-    /// Heads the query, if it has no head; what others hold back comes first.
-    fn turn_to(&mut self, query: usize, change: Option<(i64, bool)>) -> io::Result<()> {
+    /// Switches to a query: writes the rows that another query holds back, and the query's header
+    /// if it has none.
+    fn switch_to(&mut self, query: usize, change: Option<(i64, bool)>) -> io::Result<()> {
         if self.last != Some(query) {
             if let Some(last) = self.last {
                 self.queries[last].writer.flush(&mut self.out)?;
@@ -109,7 +111,7 @@ impl<W: Write> Printer<W> {
         times: i64,
         row: &[Value],
     ) -> io::Result<()> {
-        self.turn_to(query, change)?;
+        self.switch_to(query, change)?;
         let lead = self.lead(query, change);
         let writer = &mut self.queries[query].writer;
         (0..times).try_for_each(|_| writer.row(lead, row, &mut self.out))
@@ -119,7 +121,7 @@ impl<W: Write> Printer<W> {
 impl<W: Write> ResultSink for Printer<W> {
     fn begin(&mut self, query: usize, columns: &[Column], is_stream: bool) -> io::Result<()> {
         if query != self.queries.len() {
-            return Err(io::Error::other("queries are begun in order"));
+            return Err(io::Error::other("queries are announced in order"));
         }
         let writer: Box<dyn RowWriter> = match self.options.form {
             Form::Table => Box::<Table>::default(),
@@ -140,7 +142,7 @@ impl<W: Write> ResultSink for Printer<W> {
 
     fn delta(&mut self, query: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()> {
         let Some(known) = self.queries.get_mut(query) else {
-            return Err(io::Error::other("a result of a query that was not begun"));
+            return Err(io::Error::other("a result of a query that was not announced"));
         };
         if self.options.deltas {
             let change = Some((time_ns, count > 0));

@@ -1,7 +1,7 @@
-//! Text in columns: numbers to the right, the rest to the left.
+//! Text in columns: numbers are aligned to the right, other values to the left.
 //!
-//! So many rows are held back and set together; the next set keeps the widths and widens them
-//! where it must. What would disturb the terminal is replaced, null is `–`.
+//! Rows are collected and aligned together. The next rows keep the widths, or widen them. Control
+//! characters are replaced, so that they do not affect the terminal. Null is `–`.
 
 use std::io::{self, Write};
 
@@ -10,10 +10,10 @@ use fathom_cql::{Type, Value};
 
 use super::{Lead, RowWriter, plain};
 
-/// The rows that are set together.
-const PAGE: usize = 256;
-/// The widest cell; what is longer is cut.
-const WIDEST: usize = 120;
+/// The number of rows that are aligned together.
+const PAGE_ROWS: usize = 256;
+/// The widest cell, in characters. Longer texts are cut.
+const CELL_MAX: usize = 120;
 const GAP: &str = "  ";
 
 /// Writes a table.
@@ -32,8 +32,8 @@ fn cell(value: &Value) -> String {
         other => plain(other),
     };
     let harmless = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    if text.chars().count() > WIDEST {
-        return text.chars().take(WIDEST - 1).map(harmless).chain(['…']).collect();
+    if text.chars().count() > CELL_MAX {
+        return text.chars().take(CELL_MAX - 1).map(harmless).chain(['…']).collect();
     }
     text.chars().map(harmless).collect()
 }
@@ -66,7 +66,7 @@ impl RowWriter for Table {
     fn row(&mut self, lead: Lead, row: &[Value], out: &mut dyn Write) -> io::Result<()> {
         let leads = lead.values().map(|value| cell(&value));
         self.page.push(leads.chain(row.iter().map(cell)).collect());
-        if self.page.len() >= PAGE { self.flush(out) } else { Ok(()) }
+        if self.page.len() >= PAGE_ROWS { self.flush(out) } else { Ok(()) }
     }
 
     fn flush(&mut self, out: &mut dyn Write) -> io::Result<()> {

@@ -1,5 +1,5 @@
-//! Several processes, here as threads with connections of their own: what they say together is
-//! what one engine says.
+//! Several processes, here threads with connections of their own: together they give the results of
+//! one engine.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,14 +14,14 @@ use fathom_monitor::{Delta, Engine};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How many cases a test runs; `FATHOM_CASES` says otherwise.
+/// The number of cases of a test, by default 300; `FATHOM_CASES` changes it.
 fn cases() -> u64 {
     std::env::var("FATHOM_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
 }
 
 type Changes = Vec<(u64, Row, i64)>;
 
-/// Addresses at which nobody listens yet.
+/// Free addresses.
 fn addresses(count: usize) -> Vec<String> {
     let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
@@ -41,7 +41,7 @@ fn plans(case: &Case) -> &[fathom_cql::plan::Plan] {
     std::slice::from_ref(&case.plan)
 }
 
-/// Feeds the events that a process gets, its time being led on in steps, and gives what it tells.
+/// Pushes the events of one process, advances time in steps, and returns the results.
 fn run(
     engine: &mut Engine,
     case: &Case,
@@ -64,15 +64,15 @@ fn run(
             engine.change(input.source, input.time_ns as u64, &input.row, 1);
         }
     }
-    // Processes end at instants of their own.
+    // Processes end at different instants.
     let until = if is_last { case.until_ns as u64 + 1 } else { now_ns as u64 + 1 };
     engine.finish(until, &mut take).unwrap();
     assert_eq!(engine.statistics().late, 0);
     changes
 }
 
-/// What each of so many processes says, each of which gets some of the events, and steps as it
-/// likes.
+/// The results of each of `processes` processes. Each gets a part of the events and has steps of a
+/// different length.
 fn together(case: &Case, processes: usize, own_results: bool, seed: u64) -> Vec<Changes> {
     let addresses = addresses(processes);
     let process = |index: usize| {
@@ -94,7 +94,7 @@ fn together(case: &Case, processes: usize, own_results: bool, seed: u64) -> Vec<
     })
 }
 
-/// How often each row comes at each instant, whoever says so.
+/// The net count of each row at each instant, summed over all processes.
 fn net(changes: &[Changes]) -> BTreeMap<(u64, Row), i64> {
     let mut net = BTreeMap::new();
     for (time_ns, row, count) in changes.iter().flatten() {
@@ -105,25 +105,25 @@ fn net(changes: &[Changes]) -> BTreeMap<(u64, Row), i64> {
 }
 
 #[test]
-fn processes_say_together_what_one_says() {
-    let (mut told, mut by_others) = (0, 0);
+fn several_processes_give_the_results_of_one() {
+    let (mut total, mut by_others) = (0, 0);
     for seed in 0..cases() {
         let case = case(seed);
         let mut alone = Engine::new(case.catalog.streams.len(), plans(&case));
         let expected = run(&mut alone, &case, |_| true, 1000, true);
-        told += expected.len();
+        total += expected.len();
         let (processes, own_results) = (2 + (seed % 2) as usize, seed % 3 == 0);
-        let said = together(&case, processes, own_results, seed);
+        let results = together(&case, processes, own_results, seed);
         if own_results {
-            by_others += said[1..].iter().flatten().count();
-            assert_eq!(net(&said), net(&[expected]), "seed {seed}: {:?}", case.plan);
+            by_others += results[1..].iter().flatten().count();
+            assert_eq!(net(&results), net(&[expected]), "seed {seed}: {:?}", case.plan);
         } else {
-            assert_eq!(said[0], expected, "seed {seed}: {:?}", case.plan);
-            assert!(said[1..].iter().all(Vec::is_empty), "the first process alone speaks");
+            assert_eq!(results[0], expected, "seed {seed}: {:?}", case.plan);
+            assert!(results[1..].iter().all(Vec::is_empty), "only process 0 reports results");
         }
     }
-    assert!(told as u64 > cases(), "{told} changes say little");
-    assert!(by_others as u64 > cases() / 4, "{by_others} changes say little");
+    assert!(total as u64 > cases(), "only {total} changes");
+    assert!(by_others as u64 > cases() / 4, "only {by_others} changes");
 }
 
 fn join(addresses: &[String], index: usize, case: &Case) -> io::Result<Cluster> {
@@ -131,7 +131,7 @@ fn join(addresses: &[String], index: usize, case: &Case) -> io::Result<Cluster> 
 }
 
 #[test]
-fn processes_with_other_queries_do_not_meet() {
+fn processes_with_different_queries_are_rejected() {
     let addresses = addresses(2);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| join(&addresses, 1, &case(1)).err());
@@ -143,14 +143,14 @@ fn processes_with_other_queries_do_not_meet() {
     });
 }
 
-/// Whoever else connects is sent away, and harms nobody.
+/// Other programs that connect are rejected and do no harm.
 #[test]
-fn strangers_are_not_waited_for() {
+fn other_programs_are_rejected() {
     let (addresses, case) = (addresses(2), case(3));
     let problems = RefCell::new(Vec::new());
     std::thread::scope(|scope| {
         let (addresses, case) = (&addresses, &case);
-        let strangers = scope.spawn(|| {
+        let others = scope.spawn(|| {
             let begun = Instant::now();
             for rubbish in
                 [&b"GET / HTTP/1.1\r\nHost: one.of.many.processes\r\n\r\n"[..], b"", b"fathom"]
@@ -165,31 +165,31 @@ fn strangers_are_not_waited_for() {
             }
             join(addresses, 1, case).unwrap()
         });
-        let mut waits = |waiting: &str| {
+        let mut keep_waiting = |waiting: &str| {
             problems.borrow_mut().push(waiting.to_owned());
             true
         };
-        let first = Cluster::join(&options(addresses, 0), plans(case), &mut waits).unwrap();
+        let first = Cluster::join(&options(addresses, 0), plans(case), &mut keep_waiting).unwrap();
         let run = |cluster| {
             let mut engine = Engine::in_cluster(cluster, case.catalog.streams.len(), plans(case));
             run(&mut engine, case, |number| number % 2 == 0, 1000, true)
         };
-        let other = scope.spawn(move || run(strangers.join().unwrap()));
+        let other = scope.spawn(move || run(others.join().unwrap()));
         run(first);
         other.join().unwrap();
     });
-    assert!(problems.borrow().iter().any(|problem| problem.contains("somebody else")));
+    assert!(problems.borrow().iter().any(|problem| problem.contains("another program")));
 }
 
-/// A process that ends, and one that is cut off in the middle of something, are told of, and
-/// nobody waits for ever or falls over.
+/// The end of a process, and a lost connection, are reported by the other processes. No process
+/// waits forever or fails.
 #[test]
-fn a_process_that_is_not_there_any_more_is_reported() {
+fn a_lost_process_is_reported() {
     let case = case(4);
     for cut in [false, true] {
         let mut addresses = addresses(3);
         let wire = addresses.clone();
-        // What process 1 connects to is in the middle.
+        // Process 1 connects to process 0 through this listener.
         let middle = TcpListener::bind("127.0.0.1:0").unwrap();
         let real = std::mem::replace(&mut addresses[0], middle.local_addr().unwrap().to_string());
         std::thread::scope(|scope| {
@@ -225,7 +225,7 @@ fn a_process_that_is_not_there_any_more_is_reported() {
                     let begun = Instant::now();
                     let mut now_ns = 0;
                     while engine.loss().is_none() {
-                        assert!(begun.elapsed() < PATIENCE, "no loss is told of");
+                        assert!(begun.elapsed() < PATIENCE, "no loss is reported");
                         now_ns += 1000;
                         engine.advance(now_ns, &mut |_| {});
                         engine.wait(Duration::from_millis(1));
@@ -243,7 +243,7 @@ fn a_process_that_is_not_there_any_more_is_reported() {
             if cut {
                 std::thread::sleep(Duration::from_millis(100));
                 for stream in streams.iter().flatten() {
-                    // Whoever has learnt of it may be gone.
+                    // A process that has noticed the loss may have ended.
                     let _ = stream.shutdown(Shutdown::Both);
                 }
             }

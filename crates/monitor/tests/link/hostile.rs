@@ -1,4 +1,5 @@
-//! Who is nobody's host, and who breaks the rules: turned away with a reason, and the others go on.
+//! Hosts without authentication and hosts that violate the protocol are refused with a reason;
+//! other hosts are not affected.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -33,7 +34,7 @@ impl Case {
         Self { centre, watch, feed, _host: host, collected, given: 0 }
     }
 
-    /// Runs until something is so; the good host has events all the while.
+    /// Runs the centre until `done` returns true. The good host has events all the time.
     fn run_until(&mut self, mut done: impl FnMut() -> bool) {
         let (feed, given) = (&self.feed, &mut self.given);
         run_until(&mut self.centre, &mut self.collected, |_| {
@@ -43,7 +44,7 @@ impl Case {
         });
     }
 
-    /// All that the good host had has come, and in time.
+    /// Checks that all events of the good host have arrived in time.
     fn finish(mut self) {
         let last = unix_time_ns();
         self.feed.give(Part::Watermark(last));
@@ -77,7 +78,7 @@ fn hello(name: &str) -> Vec<u8> {
     [preamble(), frame(1, &[text(name), text("1")].concat())].concat()
 }
 
-/// The centre closes the connection; what it said until then.
+/// Waits until the centre closes the connection, and returns the bytes that it sent.
 fn rest(case: &mut Case, stream: &mut TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     case.run_until(|| {
@@ -95,7 +96,7 @@ fn rest(case: &mut Case, stream: &mut TcpStream) -> Vec<u8> {
 }
 
 #[test]
-fn who_speaks_something_else_is_turned_away() {
+fn other_protocols_are_refused() {
     let mut case = Case::new();
     let version = b"\x8eFATLNK\n\x02\0\0\0".to_vec();
     let before = hello("x");
@@ -106,13 +107,13 @@ fn who_speaks_something_else_is_turned_away() {
         (0..4096_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let (http, empty) = (b"GET / HTTP/1.1\r\n\r\n".to_vec(), hello(""));
     let cases: [(Vec<u8>, &str); 8] = [
-        (http, "speaks something else"),
-        (random, "speaks something else"),
+        (http, "speaks another protocol"),
+        (random, "speaks another protocol"),
         (version, "version 2"),
         (kind, "unknown kind"),
         (huge, "too long"),
         (long, "too long"),
-        (empty, "no name"),
+        (empty, "not a valid host name"),
         (before[..14].to_vec(), "left"),
     ];
     for (at, (bytes, reason)) in cases.into_iter().enumerate() {
@@ -125,19 +126,20 @@ fn who_speaks_something_else_is_turned_away() {
         assert!(answer.len() < 1000);
         let watch = case.watch.clone();
         case.run_until(|| watch.status().refused == at as u64 + 1);
-        let told = case.watch.status().refusals.last().unwrap().reason.clone();
-        assert!(told.contains(reason), "{told:?} is not about {reason:?}");
+        let refusal = case.watch.status().refusals.last().unwrap().reason.clone();
+        assert!(refusal.contains(reason), "{refusal:?} is not about {reason:?}");
     }
     assert_eq!(case.watch.status().hosts.len(), 1);
     case.finish();
 }
 
-/// A host that has said who it is, and then what it likes.
+/// Connects as a host, sends frames after the hello, and returns the centre's problem with the
+/// host.
 fn misbehave(case: &mut Case, name: &str, frames: &[Vec<u8>]) -> String {
     let mut stream = case.connect();
     stream.set_nodelay(true).unwrap();
     stream.write_all(&hello(name)).unwrap();
-    // It answers pings until it has its fragments.
+    // It answers pings until it receives its fragments.
     let (mut bytes, mut begun, mut at) = (Vec::new(), false, 12);
     case.run_until(|| {
         let mut piece = [0; 1 << 12];
@@ -172,7 +174,7 @@ fn misbehave(case: &mut Case, name: &str, frames: &[Vec<u8>]) -> String {
 }
 
 #[test]
-fn hosts_that_break_the_rules_are_let_go_of() {
+fn hosts_that_violate_the_protocol_are_disconnected() {
     let mut case = Case::new();
     let accepted = frame(2, &[1, 0, 0, 0, 0]);
     let rows = |number: u64, fragment: u16, block: &[u8]| {
@@ -186,17 +188,17 @@ fn hosts_that_break_the_rules_are_let_go_of() {
         ("rubbish", vec![vec![0xaa; 100]], "unknown kind"),
         ("huge", vec![[&[0xff; 4][..], &[4]].concat()], "too long"),
         ("twice", vec![accepted.clone(), accepted.clone()], "accepted again"),
-        ("nothing", vec![accepted.clone(), rows(1, 999, b"")], "no fragment"),
+        ("nothing", vec![accepted.clone(), rows(1, 999, b"")], "unknown fragment"),
         ("damaged", vec![accepted.clone(), rows(1, 0, &[7; 100])], "mark"),
         ("future", vec![accepted.clone(), watermark(future)], "future"),
-        ("never", vec![accepted.clone(), watermark(-1)], "cannot be"),
+        ("never", vec![accepted.clone(), watermark(-1)], "out of range"),
         ("hello", vec![hello("hello")[12..].to_vec()], "second hello"),
     ];
     for (name, frames, reason) in cases {
         let problem = misbehave(&mut case, name, &frames);
         assert!(problem.contains(reason), "{name}: {problem:?} is not about {reason:?}");
     }
-    // One that leaves in the middle of a frame.
+    // A host that disconnects in the middle of a frame.
     let frames = [accepted, vec![100, 0, 0, 0, 4, 1, 2, 3]];
     let mut stream = case.connect();
     stream.write_all(&hello("torn")).unwrap();
@@ -214,7 +216,7 @@ fn hosts_that_break_the_rules_are_let_go_of() {
 }
 
 #[test]
-fn nobody_is_who_he_says_without_a_certificate() {
+fn hosts_without_a_valid_certificate_are_refused() {
     let (authority, other) = (Authority::new(), Authority::new());
     let mut centre = centre(TEXT, |options| options.tls = Some(authority.centre()));
     let address = centre.address().to_string();
@@ -223,45 +225,46 @@ fn nobody_is_who_he_says_without_a_certificate() {
     let mut collected = Collected::default();
     run_until(&mut centre, &mut collected, |_| feed.is_wanted());
     let watch = centre.watch();
-    let mut turned_away = |options: fathom_monitor::link::HostOptions, of_host: &str| {
+    let mut refused = |options: fathom_monitor::link::HostOptions, of_host: &str| {
         let (feed, before) = (Feed::default(), watch.status().refused);
         let host = host(&feed, options, 0);
         run_until(&mut centre, &mut collected, |_| {
-            let told = host.status().problem.is_some_and(|problem| problem.contains(of_host));
-            told && watch.status().refused > before
+            let is_reported =
+                host.status().problem.is_some_and(|problem| problem.contains(of_host));
+            is_reported && watch.status().refused > before
         });
         assert!(!feed.is_wanted());
         watch.status().refusals.last().unwrap().reason.clone()
     };
-    // A name that the certificate does not have.
+    // A name that is not in the certificate.
     let mut options = authority.host("good", &address);
     options.name = "better".into();
-    let reason = turned_away(options, "for good, not for \"better\"");
+    let reason = refused(options, "for good, not for \"better\"");
     assert!(reason.contains("for good, not for \"better\""), "{reason}");
-    // An authority that the centre does not know.
+    // An authority that the centre does not trust.
     let tls = Tls::mutual_client(&other.files("evil", &authority)).unwrap();
     let mut options = authority.host("evil", &address);
     options.tls = Some(tls);
-    let reason = turned_away(options, "");
+    let reason = refused(options, "");
     assert!(reason.contains("certificate is refused"), "{reason}");
-    // A centre that the host does not know, or that is another.
+    // A centre with an untrusted certificate, or with another name.
     let tls = Tls::mutual_client(&authority.files("wary", &other)).unwrap();
     let mut options = authority.host("wary", &address);
     options.tls = Some(tls);
-    turned_away(options, "certificate is refused");
+    refused(options, "certificate is refused");
     let mut options = authority.host("wary", &address);
     options.centre_name = Some("other".into());
-    turned_away(options, "certificate is refused");
+    refused(options, "certificate is refused");
     // Plain text.
-    turned_away(plain("good", &address), "");
+    refused(plain("good", &address), "");
     let status = watch.status();
     assert_eq!(status.hosts.len(), 1);
     assert_eq!((of(&status, "good").connections, good.status().state), (1, LinkState::Running));
 }
 
-/// Whoever is at the centre's address may say what it likes too.
+/// The program at the centre's address may send any bytes.
 #[test]
-fn a_centre_that_makes_no_sense_is_left() {
+fn a_host_disconnects_from_an_invalid_centre() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let feed = Feed::default();
@@ -270,7 +273,7 @@ fn a_centre_that_makes_no_sense_is_left() {
         |plans: &[u8]| frame(66, &[&[1, 0, 0, 0][..], &[0; 8], &[1], &[0; 8], plans].concat());
     let welcome = [preamble(), frame(65, &[1; 8])].concat();
     let cases: [(Vec<u8>, &str); 5] = [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "speaks something else"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "speaks another protocol"),
         ([preamble(), vec![0xff, 0xff, 0xff, 0xff, 66]].concat(), "too long"),
         ([preamble(), fragments(b"")].concat(), "without a welcome"),
         ([welcome.clone(), frame(70, &[4, 0, b'f', b'u', b'l', b'l'])].concat(), "full"),

@@ -1,4 +1,4 @@
-//! Hosts and a centre over real sockets: what the centre tells is what one engine would tell.
+//! Hosts and a centre over real sockets: the centre's results are those of a single engine.
 
 mod hostile;
 mod network;
@@ -13,7 +13,7 @@ use fathom_monitor::link::{
 };
 use support::*;
 
-/// Filters, windows by time and of rows, a join, and what becomes a stream of a relation.
+/// Filters, windows by time and of rows, a join, and a stream of a relation's insertions.
 const QUERIES: &str = "
     select BlktapTS, VDisk, Size from IOstream where Type = 'Q' and Size >= 8;
     select VDisk, count(*) as requests, sum(Size) as sectors, max(Size) as most
@@ -26,7 +26,7 @@ const QUERIES: &str = "
     Istream(select distinct VDisk from IOstream [range 5 milliseconds])";
 
 #[test]
-fn many_hosts_answer_as_one() {
+fn many_hosts_give_the_results_of_one_engine() {
     let authority = Authority::new();
     let mut centre = centre(QUERIES, |options| {
         options.tls = Some(authority.centre());
@@ -43,7 +43,7 @@ fn many_hosts_answer_as_one() {
     }
     let mut collected = Collected::default();
     let watch = centre.watch();
-    // Time begins with all of them.
+    // Time begins when all hosts are running.
     run_until(&mut centre, &mut collected, |_| {
         let status = watch.status();
         let running = status.hosts.iter().filter(|host| host.state == HostState::Running);
@@ -61,7 +61,7 @@ fn many_hosts_answer_as_one() {
     let to = expected.keys().map(|(_, time_ns, _)| *time_ns).max().unwrap();
     assert!(expected.len() > 5000);
     assert!(collected.to(to) == expected, "the results differ");
-    // Everybody knows what was.
+    // Both sides have the correct status.
     let status = watch.status();
     for ((host, _), name) in hosts.iter_mut().zip(names) {
         let known = of(&status, name);
@@ -81,9 +81,9 @@ fn many_hosts_answer_as_one() {
     assert!(hosts.iter().all(|(_, feed)| !feed.is_wanted()));
 }
 
-/// What a host says last is heard, whatever the centre is saying at that moment.
+/// The last frames of a host are received, even if the centre is sending at that moment.
 #[test]
-fn last_words_are_heard() {
+fn last_frames_are_received() {
     let authority = Authority::new();
     let mut centre = centre("select BlktapTS from IOstream", |options| {
         options.tls = Some(authority.centre());
@@ -95,7 +95,7 @@ fn last_words_are_heard() {
         let mut host = host(&feed, authority.host("alpha", &address), 0);
         run_until(&mut centre, &mut collected, |_| feed.is_wanted());
         let now_ns = unix_time_ns();
-        // A watermark each, so that there is something to acknowledge all the time.
+        // One watermark per event, so that the centre has frames to acknowledge all the time.
         for number in 0..200 {
             feed.give_events(&events(0, now_ns + number * 1000, 1), 0);
             feed.give(Part::Watermark(now_ns + number * 1000 + 1));
@@ -111,7 +111,7 @@ fn last_words_are_heard() {
     }
 }
 
-/// However often the path is cut, and where, nothing is lost and nothing comes twice.
+/// No frame that fits into the buffer is lost or repeated, wherever the connection is cut.
 #[test]
 fn cuts_lose_nothing_that_fits() {
     let mut centre = centre(QUERIES, |options| options.patience = Duration::from_secs(90));
@@ -126,7 +126,7 @@ fn cuts_lose_nothing_that_fits() {
     for part in events.chunks(600) {
         let before = wire.passed();
         feed.give_events(part, 0);
-        // Somewhere in the middle.
+        // Cuts the connection in the middle of the frames.
         run_until(&mut centre, &mut collected, |_| wire.passed() > before + 700);
         wire.cut();
         cuts += 1;
@@ -142,7 +142,7 @@ fn cuts_lose_nothing_that_fits() {
 }
 
 #[test]
-fn a_host_that_is_gone_is_not_waited_for_and_may_come_back() {
+fn a_host_that_has_disappeared_is_not_waited_for_and_may_return() {
     let text = "select VMName, VDisk, BlktapTS from IOstream; select Type, ReqId from IOstream";
     let mut centre = centre(text, |options| options.patience = Duration::from_millis(300));
     let address = centre.address().to_string();
@@ -159,7 +159,7 @@ fn a_host_that_is_gone_is_not_waited_for_and_may_come_back() {
         feed.give(Part::Watermark(now_ns + 1000));
         now_ns
     };
-    // Killed: its path ends without a word.
+    // The host is killed: its connection ends without a frame.
     let last = now(&leaves, 1);
     run_until(&mut centre, &mut collected, |_| of(&watch.status(), "leaves").rows > 0);
     wire.close();
@@ -167,13 +167,13 @@ fn a_host_that_is_gone_is_not_waited_for_and_may_come_back() {
     run_until(&mut centre, &mut collected, |_| {
         of(&watch.status(), "leaves").state == HostState::Away
     });
-    // The other goes on alone.
+    // Time advances with the other host alone.
     run_until(&mut centre, &mut collected, |watermark_ns| {
         now(&stays, 0);
         watermark_ns > last + SECOND
     });
     assert_eq!(of(&watch.status(), "stays").late, 0);
-    // It comes back, as a new process.
+    // The host returns as a new process.
     let leaves = Feed::default();
     let back = host(&leaves, plain("leaves", &address), 0);
     run_until(&mut centre, &mut collected, |_| leaves.is_wanted());
@@ -190,7 +190,7 @@ fn a_host_that_is_gone_is_not_waited_for_and_may_come_back() {
 }
 
 #[test]
-fn a_path_that_is_stuck_costs_rows_that_are_counted_and_nobody_else() {
+fn a_blocked_connection_drops_rows_of_its_host_only_and_counts_them() {
     let text = "select VDisk, ReqId, BlktapTS from IOstream";
     let mut centre = centre(text, |options| options.patience = Duration::from_secs(1));
     let address = centre.address().to_string();
@@ -215,7 +215,7 @@ fn a_path_that_is_stuck_costs_rows_that_are_counted_and_nobody_else() {
         link.dropped_rows > 20_000 && of(&watch.status(), "good").late == 0
     });
     wire.hold(false);
-    // All is accounted for once it has been told.
+    // After the last report, all rows have been received or counted.
     stuck.give(Part::Watermark(unix_time_ns()));
     run_until(&mut centre, &mut collected, |_| {
         let known = of(&watch.status(), "stuck");
@@ -262,7 +262,7 @@ fn clocks_that_are_minutes_off_are_corrected() {
             assert!(collected.rows(0, &disk) > 100);
         }
     }
-    // Rows are at the instants of the centre's clock.
+    // Rows have instants of the centre's clock.
     let off = collected
         .0
         .keys()
@@ -270,10 +270,10 @@ fn clocks_that_are_minutes_off_are_corrected() {
     assert_eq!(off.count(), 0);
 }
 
-/// A path that takes longer there than back: what is known of the clock is as wrong as is said, and
-/// everybody waits for the slow one.
+/// A connection with different delays in both directions: the clock's error is within the reported
+/// uncertainty, and the centre waits for the slow host.
 #[test]
-fn a_slow_path_is_waited_for() {
+fn the_centre_waits_for_a_slow_connection() {
     let text = "select VDisk, count(*) as n from IOstream [range 1 second] group by VDisk";
     let mut centre = centre(text, |options| options.patience = Duration::from_secs(60));
     let address = centre.address().to_string();
@@ -300,7 +300,7 @@ fn a_slow_path_is_waited_for() {
     let last = base + 19 * SECOND / 20;
     run_until(&mut centre, &mut collected, |watermark_ns| {
         let known = of(&watch.status(), "far");
-        // Nothing is over before the far one has told it.
+        // Time does not pass the watermark of the far host.
         assert!(known.lag_ns.is_none_or(|lag_ns| watermark_ns <= unix_time_ns() - lag_ns + SECOND));
         watermark_ns >= last - SECOND / 4
     });
@@ -309,8 +309,11 @@ fn a_slow_path_is_waited_for() {
     assert!(clock.round_trip_ns >= 200_000_000, "{known:?}");
     let wrong_by = (known.correction_ns + skew).abs();
     assert!(wrong_by <= clock.uncertainty_ns() + SECOND / 100, "{known:?}");
-    assert!(wrong_by >= 20_000_000, "nobody can see which way takes longer: {known:?}");
-    // The way there, less what the clock is wrong by.
+    assert!(
+        wrong_by >= 20_000_000,
+        "the delays of the two directions cannot be distinguished: {known:?}"
+    );
+    // The delay to the centre, minus the error of the clock.
     assert!(known.lag_ns.unwrap() >= 80_000_000, "{known:?}");
     for name in ["near", "far"] {
         let known = of(&watch.status(), name);
@@ -318,9 +321,9 @@ fn a_slow_path_is_waited_for() {
     }
 }
 
-/// What several parts of a query look at travels once, and events say where they are from.
+/// A row that several parts of a query need is sent once. Events have the address of their host.
 #[test]
-fn rows_travel_once_and_know_their_host() {
+fn rows_are_sent_once_with_the_address_of_their_host() {
     let mut centre = centre("select IP, count(*) from IOstream group by IP", |options| {
         options.patience = Duration::from_secs(90);
     });
@@ -334,7 +337,7 @@ fn rows_travel_once_and_know_their_host() {
     run_to(&mut centre, &mut collected, base + SECOND / 2);
     let address = Value::Integer(0x7f00_0001);
     assert!(!collected.0.is_empty() && collected.0.keys().all(|(_, _, row)| row[0] == address));
-    // Requests are looked at in three ways.
+    // The query uses requests in three ways.
     let of_paper = include_str!("../../../cql/tests/paper/query05.cql");
     centre.replace(script(of_paper)).unwrap();
     run_until(&mut centre, &mut collected, |_| host.status().events == 0);
@@ -342,7 +345,7 @@ fn rows_travel_once_and_know_their_host() {
 }
 
 #[test]
-fn other_queries_replace_what_runs() {
+fn new_queries_replace_the_running_ones() {
     let mut centre = centre("select VDisk from IOstream", |options| {
         options.patience = Duration::from_secs(90);
     });
@@ -366,8 +369,8 @@ fn other_queries_replace_what_runs() {
 }
 
 #[test]
-fn a_host_whose_fragments_hold_too_much_refuses_them_and_the_others_go_on() {
-    // Each host keeps the numbers that it has told.
+fn a_host_whose_fragments_exceed_the_limit_refuses_them_and_other_hosts_continue() {
+    // Each host holds the numbers that it has reported.
     let mut centre = centre("select distinct ReqId from IOstream", |options| {
         options.patience = Duration::from_secs(90);
     });
@@ -401,7 +404,7 @@ fn a_host_whose_fragments_hold_too_much_refuses_them_and_the_others_go_on() {
 }
 
 #[test]
-fn a_centre_whose_queries_hold_too_much_ends() {
+fn a_centre_whose_queries_exceed_the_limit_ends() {
     let text = "select VDisk, Size from IOstream [range 1 hour]";
     let mut options = CentreOptions::new("127.0.0.1:0");
     options.ping = Duration::from_millis(50);
@@ -419,8 +422,8 @@ fn a_centre_whose_queries_hold_too_much_ends() {
     feed.give(Part::Watermark(base + 10 * SECOND));
     let begun = Instant::now();
     let ran = centre.run(&mut collected, &mut |_| begun.elapsed() < TIME_MAX);
-    let Err(QueryError::Held(too_much)) = ran else { panic!("{ran:?}") };
-    assert_eq!(too_much.most, 1000);
-    assert!((1001..=1100).contains(&too_much.held), "{too_much}");
-    assert!(too_much.place.contains("range"), "{too_much}");
+    let Err(QueryError::Held(exceeded)) = ran else { panic!("{ran:?}") };
+    assert_eq!(exceeded.limit, 1000);
+    assert!((1001..=1100).contains(&exceeded.held), "{exceeded}");
+    assert!(exceeded.place.contains("range"), "{exceeded}");
 }

@@ -1,4 +1,4 @@
-//! A network of the test's own, which it takes down and up again.
+//! A network namespace of the test, in which it takes the network down and up.
 
 use std::process::Command;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use fathom_monitor::link::unix_time_ns;
 
 use super::support::*;
 
-/// Says to a run of this program that it is in a network of its own.
+/// The variable that marks a run of this program inside of the namespace.
 const INSIDE: &str = "FATHOM_TEST_NETWORK";
 const NAME: &str = "network::a_network_that_is_down_for_a_while_loses_nothing";
 
@@ -16,7 +16,8 @@ fn ip(arguments: &[&str]) {
     assert!(status.success(), "ip {arguments:?}");
 }
 
-/// Whether this run is in a network of its own; else one is, if that is possible here.
+/// Whether this run is inside of the namespace. If not, runs the test again inside of one, if that
+/// is possible.
 fn is_inside() -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
@@ -67,7 +68,7 @@ fn a_network_that_is_down_for_a_while_loses_nothing() {
             feed.give_events(&events[step * 500..(step + 1) * 500], 0);
         }
         if step % 2 == 1 {
-            // It goes on at the hosts, and waits there.
+            // The hosts continue, and their frames wait.
             run_until(&mut centre, &mut collected, |_| {
                 hosts
                     .iter()

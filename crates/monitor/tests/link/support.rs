@@ -1,4 +1,4 @@
-//! Hosts with events that are made up, a centre that collects results, and what is between them.
+//! Hosts with artificial events, a centre that collects results, and the connections between them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
@@ -21,13 +21,13 @@ use fathom_monitor::replay::Script;
 use fathom_tls::{Certificates, Tls};
 
 pub const SECOND: i64 = 1_000_000_000;
-/// Nothing here takes so long.
+/// The time limit of each wait.
 pub const TIME_MAX: Duration = Duration::from_secs(120);
 
 /// An event: its instant and its row.
 pub type Event = (i64, Row);
 
-/// Waits until something is so.
+/// Waits until a condition is true.
 #[track_caller]
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + TIME_MAX;
@@ -37,8 +37,8 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// So many events of a host's disk, one each millisecond from an instant on. No two hosts with
-/// other numbers have events of the same instant.
+/// Events of a host's disks, one each millisecond from an instant. Hosts with different numbers
+/// have no events at the same instant.
 pub fn events(host: usize, from_ns: i64, count: usize) -> Vec<Event> {
     let mut random = fastrand::Rng::with_seed(host as u64 + 1);
     let event = |at: usize| {
@@ -55,16 +55,16 @@ pub fn events(host: usize, from_ns: i64, count: usize) -> Vec<Event> {
     (0..count).map(event).collect()
 }
 
-/// What a source is to give next.
+/// The next item of a source.
 #[derive(Clone, Debug)]
 pub enum Part {
     Events(Vec<Event>),
     Dropped(u64),
-    /// Nothing from before comes any more.
+    /// An instant before which no more events follow.
     Watermark(i64),
 }
 
-/// A host's events, as the test gives them.
+/// The events that a test gives to a host.
 #[derive(Clone, Default)]
 pub struct Feed {
     parts: Arc<Mutex<VecDeque<Part>>>,
@@ -76,7 +76,7 @@ impl Feed {
         self.parts.lock().unwrap().push_back(part);
     }
 
-    /// Gives events in parts of a few, each with its watermark.
+    /// Adds events in small parts, each followed by its watermark.
     pub fn give_events(&self, events: &[Event], clock_skew_ns: i64) {
         for part in events.chunks(50) {
             let skewed = part.iter().cloned().map(|(time_ns, mut row)| {
@@ -90,7 +90,7 @@ impl Feed {
         }
     }
 
-    /// Whether somebody wants the events.
+    /// Whether the host wants the events.
     pub fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Acquire)
     }
@@ -100,7 +100,7 @@ impl Feed {
     }
 }
 
-/// A feed as a host reads it.
+/// The source of a host's events that reads a feed.
 struct Source {
     feed: Feed,
     clock_skew_ns: i64,
@@ -147,13 +147,13 @@ impl EventSource for Source {
     }
 }
 
-/// Starts a host whose clock is off by so much.
+/// Starts a host whose clock differs from the centre's by `clock_skew_ns`.
 pub fn host(feed: &Feed, options: HostOptions, clock_skew_ns: i64) -> Host {
     let source = Source { feed: feed.clone(), clock_skew_ns, wanted: Vec::new() };
     Host::start(options, Box::new(source)).unwrap()
 }
 
-/// A host that speaks plain text and tries again soon.
+/// Options of a host that connects in plain text and retries quickly.
 pub fn plain(name: &str, centre: &str) -> HostOptions {
     let retry = (Duration::from_millis(10), Duration::from_millis(50));
     HostOptions { retry, ..HostOptions::new(name, centre) }
@@ -163,7 +163,7 @@ pub fn script(text: &str) -> Script {
     Script::prepare(text, &[], ParseOptions::default()).unwrap()
 }
 
-/// A centre at any port of the loopback.
+/// A centre at a free port of the loopback interface.
 pub fn centre(text: &str, change: impl FnOnce(&mut CentreOptions)) -> Centre {
     let mut options = CentreOptions::new("127.0.0.1:0");
     options.ping = Duration::from_millis(50);
@@ -171,7 +171,7 @@ pub fn centre(text: &str, change: impl FnOnce(&mut CentreOptions)) -> Centre {
     Centre::listen(options, script(text), &mut |_| true).unwrap()
 }
 
-/// How often each row of each query came (went, below 0) at an instant.
+/// The change of each row's count, by query, instant and row.
 pub type Results = BTreeMap<(usize, i64, Row), i64>;
 
 #[derive(Default)]
@@ -189,26 +189,26 @@ impl ResultSink for Collected {
 }
 
 impl Collected {
-    /// The results to an instant.
+    /// The results up to an instant.
     pub fn to(&self, time_ns: i64) -> Results {
         let mut results = self.0.clone();
         results.retain(|(_, time, _), count| *time <= time_ns && *count != 0);
         results
     }
 
-    /// How many rows of a query there are whose first column is this.
+    /// The number of a query's rows with this first column.
     pub fn rows(&self, query: usize, first: &Value) -> i64 {
         let of = self.0.iter().filter(|((of, _, row), _)| *of == query && row[0] == *first);
         of.map(|(_, count)| *count).sum()
     }
 }
 
-/// Runs a centre until time has come to an instant.
+/// Runs a centre until its watermark reaches an instant.
 pub fn run_to(centre: &mut Centre, collected: &mut Collected, time_ns: i64) {
     run_until(centre, collected, |watermark_ns| watermark_ns >= time_ns);
 }
 
-/// Runs a centre until something is so.
+/// Runs a centre until a condition is true.
 pub fn run_until(
     centre: &mut Centre,
     collected: &mut Collected,
@@ -216,11 +216,11 @@ pub fn run_until(
 ) {
     let end = Instant::now() + TIME_MAX;
     let watch = centre.watch();
-    let mut goes_on = |watermark_ns| {
+    let mut keep_running = |watermark_ns| {
         assert!(Instant::now() < end, "at {watermark_ns}: {:#?}", watch.status());
         !done(watermark_ns)
     };
-    centre.run(collected, &mut goes_on).unwrap();
+    centre.run(collected, &mut keep_running).unwrap();
 }
 
 /// The results of one engine over all events.
@@ -248,14 +248,14 @@ pub fn expected(text: &str, mut all: Vec<Event>) -> Results {
     collected.to(i64::MAX)
 }
 
-/// What a centre knows of a host.
+/// The status of a host at the centre.
 #[track_caller]
 pub fn of(status: &CentreStatus, name: &str) -> HostStatus {
     let host = status.hosts.iter().find(|host| host.name == name);
     host.unwrap_or_else(|| panic!("there is no {name}: {status:#?}")).clone()
 }
 
-/// A path to the centre that can be cut, and held up.
+/// A connection to the centre that can be cut and blocked.
 pub struct Wire {
     pub address: String,
     connections: Arc<Mutex<Vec<(TcpStream, TcpStream)>>>,
@@ -269,7 +269,7 @@ impl Wire {
         Self::with_delays(target, [Duration::ZERO; 2])
     }
 
-    /// One on which bytes take so long: to the target, and back.
+    /// A connection on which bytes have these delays: to the target, and back.
     pub fn with_delays(target: String, delays: [Duration; 2]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let path = Self {
@@ -324,7 +324,7 @@ impl Wire {
         path
     }
 
-    /// Cuts what there is; who connects again gets through.
+    /// Cuts the current connections. New connections are possible.
     pub fn cut(&self) {
         for (host, centre) in self.connections.lock().unwrap().drain(..) {
             let _ = host.shutdown(Shutdown::Both);
@@ -332,24 +332,24 @@ impl Wire {
         }
     }
 
-    /// Lets nobody through any more.
+    /// Cuts the current connections, and accepts no new ones.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.cut();
     }
 
-    /// Lets no byte through, until it is to.
+    /// Blocks all bytes, or lets them pass again.
     pub fn hold(&self, held: bool) {
         self.held.store(held, Ordering::Release);
     }
 
-    /// The bytes that have passed.
+    /// The number of bytes that have passed.
     pub fn passed(&self) -> u64 {
         self.passed.load(Ordering::Acquire)
     }
 }
 
-/// An authority, and certificates that it signs.
+/// An authority and the certificates that it signs.
 pub struct Authority {
     folder: tempfile::TempDir,
     key: openssl::pkey::PKey<openssl::pkey::Private>,
@@ -365,7 +365,7 @@ impl Authority {
         Self { folder, key, certificate }
     }
 
-    /// The files of one who has a certificate with a name, and trusts an authority.
+    /// The files of a party that has a certificate with a name, and trusts an authority.
     pub fn files(&self, name: &str, trusted: &Authority) -> Certificates {
         let path = |suffix: &str| self.folder.path().join(format!("{name}.{suffix}"));
         let key = new_key();
@@ -383,7 +383,7 @@ impl Authority {
         Tls::mutual_server(&self.files("centre", self)).unwrap()
     }
 
-    /// A host with a certificate of this authority.
+    /// Options of a host with a certificate of this authority.
     pub fn host(&self, name: &str, address: &str) -> HostOptions {
         let tls = Tls::mutual_client(&self.files(name, self)).unwrap();
         let centre_name = Some("centre".to_owned());
@@ -397,7 +397,7 @@ fn new_key() -> openssl::pkey::PKey<openssl::pkey::Private> {
     pkey::PKey::from_ec_key(ec::EcKey::generate(&group).unwrap()).unwrap()
 }
 
-/// A certificate for a name, signed by an authority or itself one.
+/// A certificate for a name, signed by an authority, or the certificate of an authority itself.
 fn certificate(
     name: &str,
     key: &openssl::pkey::PKey<openssl::pkey::Private>,

@@ -1,13 +1,13 @@
-//! What an engine says of the events of a case.
+//! The results of an engine over the events of a case.
 
 use fathom_cql::Row;
 use fathom_cql::generate::Case;
 use fathom_monitor::{Delta, Engine};
 
-/// At which instant which row comes or goes, and how often.
+/// Changes of a result: the instant, the row, and the change of its count.
 pub type Changes = Vec<(i64, Row, i64)>;
 
-/// What the engine says, in its order, its time being led on in steps of `step_ns`.
+/// The changes of the result in the engine's order. Time advances in steps of `step_ns`.
 pub fn engine(case: &Case, step_ns: i64) -> Changes {
     let mut engine = Engine::new(case.catalog.streams.len(), std::slice::from_ref(&case.plan));
     let mut changes = Vec::new();

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Code that several tests share.
 #![allow(dead_code, reason = "each test uses part of it")]
 
 use std::io::Cursor;
@@ -8,7 +8,7 @@ use fathom_cql::Value;
 use fathom_monitor::io_stream;
 use fathom_monitor::read::{self, Batch, ReadError, ReadOptions, ReadReport, Reader};
 
-/// Everything of a reader.
+/// All rows of a reader, and its report.
 #[derive(Debug)]
 pub struct Everything {
     pub events: Batch,
@@ -31,7 +31,7 @@ impl Everything {
         self.column(name).into_iter().map(number).collect()
     }
 
-    /// A column of texts, one behind the other.
+    /// A column as texts.
     pub fn texts(&self, name: &str) -> Vec<String> {
         self.column(name).iter().map(ToString::to_string).collect()
     }
@@ -76,7 +76,7 @@ pub fn paper(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/paper").join(name)
 }
 
-/// A trace, where there are traces.
+/// A trace; `None` if it is not installed.
 pub fn trace(name: &str) -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
     let folder = std::env::var_os("FATHOM_TRACES").map_or_else(beside, PathBuf::from);

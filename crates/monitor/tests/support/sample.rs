@@ -1,24 +1,24 @@
-//! The recorded sample that `docs/queries.md` shows results of: 73 seconds of two machines.
+//! Generates the recorded sample for the results in `docs/queries.md`: 73 seconds of two machines.
 
 use std::fmt::Write as _;
 
 const MS: u64 = 1_000_000;
-/// The instant at which the sample begins.
+/// The first instant of the sample.
 const START: u64 = 1_000_000 * MS;
-/// The instant of its last event, from its begin on.
+/// The time from the first instant to the last event.
 const END: u64 = 73_000 * MS;
 
-/// The columns that the sample has.
+/// The columns of the sample.
 const HEAD: &str = "BlktapTS,Type,IOOp,ReqId,Sector,Size,VMName,VDisk,PDisk,Kind,Class,Inode,Path,\
                     FileSize,FileSystem,Cgroup,Process,ProcessId,Device,Error,Flags,Source,\
                     Confidence,Queue";
 
-/// Marks of the guest's kernel, as in `Flags`.
+/// Flags of the guest's kernel, as in the column `Flags`.
 const SYNC: u32 = 4 << 8;
 const META: u32 = 1 << 8;
 const SWAP: u32 = 16 << 8;
 
-/// What requests are about.
+/// The meaning of requests.
 struct About {
     machine: &'static str,
     disk: &'static str,
@@ -33,7 +33,7 @@ impl About {
         Self { machine, disk, meaning: meaning.into(), flags }
     }
 
-    /// A file of the page cache.
+    /// A request for a file in the page cache.
     fn file(disk: &'static str, group: &str, inode: u32, path: &str, size: u32) -> Self {
         let system = if disk.starts_with("web") { "ext4" } else { "xfs" };
         let class =
@@ -42,7 +42,7 @@ impl About {
     }
 }
 
-/// The events so far.
+/// The events generated so far.
 #[derive(Default)]
 struct Sample {
     lines: Vec<(u64, u64, String)>,
@@ -51,13 +51,13 @@ struct Sample {
 }
 
 impl Sample {
-    /// A number below a bound: the same in each run.
+    /// A pseudorandom number below a bound; the sequence is the same in each run.
     fn below(&mut self, bound: u64) -> u64 {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
         (self.random >> 33) % bound
     }
 
-    /// A request and its response, so many microseconds later.
+    /// Adds a request, and its response `micros` microseconds later.
     fn request(&mut self, at_ms: u64, about: &About, op: char, range: (u64, u64), micros: u64) {
         self.requests += 1;
         let came = at_ms * MS + self.below(400_000);
@@ -80,7 +80,7 @@ impl Sample {
         }
     }
 
-    /// What the machines do as a rule, in twelve seconds from an instant on.
+    /// Adds the regular activity of the machines for twelve seconds from an instant.
     fn usual(&mut self, from_ms: u64, every: u64) {
         let wal = "direct,6,901,/pg/wal/0000000100000007,16777216,xfs,/postgres,postgres,412,vda1";
         let wal = About::new("db-data", wal, SYNC);
@@ -124,18 +124,18 @@ impl Sample {
     }
 }
 
-/// The sample, as CSV.
+/// The sample as CSV.
 pub fn csv() -> String {
     let mut sample = Sample::default();
     sample.usual(0, 2);
-    // A disk that falls silent.
+    // A disk whose activity stops.
     let swap = About::new("web-swap", "swap,1,,,,,/shop,,,vdb", SWAP);
     for step in 0..5 {
         let op = if step % 2 == 0 { 'w' } else { 'r' };
         sample.request(40_000 + 4_000 * step, &swap, op, (64 * step, 64), 500);
     }
     sample.usual(61_000, 1);
-    // A backup reads a table from its begin, faster than anything else.
+    // A backup reads a table from its beginning, faster than any other reader.
     let copy = "direct,6,905,/pg/base/16384,50331648,xfs,/backup,tar,977,vda1";
     let copy = About::new("db-data", copy, 0);
     for step in 0..14 {
@@ -146,7 +146,7 @@ pub fn csv() -> String {
     for at in [68_100, 68_400, 72_200] {
         sample.request(at, &thumbnail, 'w', (700_000, 16), 320);
     }
-    // A sector that cannot be read, and requests that have no response yet.
+    // An unreadable sector, and requests without a response at the end of the sample.
     let broken = About::file("web-root", "/thumbs", 509, "/srv/images/9.jpg", 260_000);
     sample.request(70_000, &broken, 'r', (666_624, 256), 30_000);
     sample.request(72_970, &copy, 'r', (4_010_000, 512), 50_000);

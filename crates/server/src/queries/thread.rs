@@ -11,7 +11,7 @@ use fathom_block::Clock;
 use fathom_control::QueryState;
 use fathom_monitor::read::{Batch, ReadError, ReadOptions};
 use fathom_monitor::recording::{Item, RowReader};
-use fathom_monitor::{Engine, HeldLimit, TooMuchHeld, give_way, io_stream};
+use fathom_monitor::{Engine, HeldLimit, HeldLimitExceeded, give_way, io_stream};
 
 use super::Queries;
 use super::kept::{Change, Kept, add};
@@ -214,24 +214,27 @@ impl Running {
     }
 
     /// Checks the size of the query's state, if a check is due.
-    fn check(&mut self, engine: &Engine) -> Result<(), TooMuchHeld> {
+    fn check(&mut self, engine: &Engine) -> Result<(), HeldLimitExceeded> {
         let checked = self.limit.check(engine, &[]);
         self.kept.counts.held.store(self.limit.held(), Ordering::Relaxed);
         checked
     }
 
     /// Runs `work` with the engine. A panic, or state beyond the limit, ends only this query.
-    fn guarded(&mut self, work: impl FnOnce(&mut Self, &mut Engine) -> Result<(), TooMuchHeld>) {
+    fn guarded(
+        &mut self,
+        work: impl FnOnce(&mut Self, &mut Engine) -> Result<(), HeldLimitExceeded>,
+    ) {
         let Some(mut engine) = self.engine.take() else { return };
         match catch_unwind(AssertUnwindSafe(|| work(self, &mut engine))) {
             Ok(Ok(())) => {
                 self.engine = Some(engine);
                 return;
             }
-            Ok(Err(too_much)) => {
+            Ok(Err(exceeded)) => {
                 let name = &self.kept.definition.name;
-                tracing::error!("query {name}: stopped: {too_much}");
-                self.kept.fail(&format!("{too_much}: {HELD_REMEDY}"));
+                tracing::error!("query {name}: stopped: {exceeded}");
+                self.kept.fail(&format!("{exceeded}: {HELD_REMEDY}"));
             }
             Err(_) => self.kept.fail("it failed because of a bug: see the log"),
         }

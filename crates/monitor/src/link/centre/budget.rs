@@ -1,51 +1,52 @@
-//! How much memory a host may take at the centre.
+//! The limit of the memory that a host takes at the centre.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How often one who waits looks whether it is to go on.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// The interval at which a waiting thread checks whether to stop waiting.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Bytes that are taken, of so many. What is asked for at once is had even where it is more than
-/// that, but alone.
+/// A limit on bytes in use. A single request above the limit is granted if no other bytes are in
+/// use.
 #[derive(Debug)]
 pub struct Budget {
-    most: usize,
+    limit: usize,
     taken: Mutex<usize>,
-    given: Condvar,
+    released: Condvar,
 }
 
 impl Budget {
-    pub fn new(most: usize) -> Self {
-        Self { most, taken: Mutex::new(0), given: Condvar::new() }
+    pub fn new(limit: usize) -> Self {
+        Self { limit, taken: Mutex::new(0), released: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes bytes, and waits until there are so many, or `goes_on` says no: then there are none.
-    pub fn take(self: &Arc<Self>, bytes: usize, goes_on: &dyn Fn() -> bool) -> Option<Lease> {
+    /// Takes bytes, and waits until there is room for them. Returns `None` if `keep_waiting`
+    /// returns false.
+    pub fn take(self: &Arc<Self>, bytes: usize, keep_waiting: &dyn Fn() -> bool) -> Option<Lease> {
         let mut taken = self.lock();
-        while *taken > 0 && taken.saturating_add(bytes) > self.most {
-            if !goes_on() {
+        while *taken > 0 && taken.saturating_add(bytes) > self.limit {
+            if !keep_waiting() {
                 return None;
             }
-            let waited = self.given.wait_timeout(taken, LOOK_INTERVAL);
+            let waited = self.released.wait_timeout(taken, CHECK_INTERVAL);
             taken = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         *taken += bytes;
         Some(Lease { budget: Arc::clone(self), bytes })
     }
 
-    /// How many are taken.
+    /// The number of bytes in use.
     #[cfg(test)]
     pub fn taken(&self) -> usize {
         *self.lock()
     }
 }
 
-/// Bytes that are taken until this is dropped.
+/// Bytes in use. They are released when this is dropped.
 #[derive(Debug)]
 pub struct Lease {
     budget: Arc<Budget>,
@@ -56,7 +57,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut taken = self.budget.lock();
         *taken = taken.saturating_sub(self.bytes);
-        self.budget.given.notify_all();
+        self.budget.released.notify_all();
     }
 }
 
@@ -65,9 +66,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_for_too_much_waits() {
+    fn a_request_above_the_limit_waits() {
         let budget = Arc::new(Budget::new(100));
-        let all = budget.take(1000, &|| true).expect("alone everything is had");
+        let all = budget.take(1000, &|| true).expect("nothing else is in use");
         assert!(budget.take(1, &|| false).is_none());
         drop(all);
         let some = budget.take(60, &|| false).unwrap();

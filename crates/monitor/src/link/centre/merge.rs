@@ -1,10 +1,11 @@
-//! What hosts send, brought together: up to when everything is known, and what came too late.
+//! Merges the rows of hosts: computes the watermark of all hosts, and detects late rows.
 //!
-//! Time goes on to the least watermark of the hosts that are waited for. A host is waited for
-//! while its watermark is younger than the patience, connected or not, so that a short cut loses
-//! nothing; one that joins is waited for once, for its first watermark. What comes from before the
-//! watermark is late: rows of a stream are left out, changes of a relation count from now on,
-//! because without them it would be wrong for ever.
+//! Time advances to the least watermark of the hosts that the centre waits for. The centre waits
+//! for a host while the host's watermark is younger than the patience, connected or not, so that a
+//! short loss of the connection loses no rows. It waits once for a host that joins, until the
+//! host's first watermark. Rows from before the centre's watermark are late. Late rows of a stream
+//! are dropped. Late changes of a relation count from the watermark on, because the relation would
+//! stay wrong without them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,54 +13,55 @@ use std::sync::Arc;
 use super::super::rows::{Changes, RELATION_BYTES_MAX, RELATION_ROWS_MAX, Tuple, row_bytes};
 use super::budget::Lease;
 
-/// Why a host is let go of whose relations take too much.
+/// Why a host whose relations take too much memory is disconnected.
 const TOO_MANY_ROWS: &str = "its relations have more than 1048576 rows: group by fewer keys, or \
                              shorten the windows of the queries";
 const TOO_MANY_BYTES: &str = "its relations take more than 256 MiB: select shorter texts, group by \
                               fewer keys, or shorten the windows of the queries";
-/// Of more hosts, those that are gone are not remembered.
+/// The number of hosts beyond which hosts that have left are removed.
 const MEMBERS_MAX: usize = 1024;
-/// A host that joins is waited for only so many patiences after the last time.
+/// The centre waits again for a host that joins only after this multiple of the patience.
 const HOLD_REST: i64 = 10;
-/// How far ahead of the centre's clock times may be, in nanoseconds.
+/// The most by which times may be ahead of the centre's clock, in nanoseconds.
 const FUTURE_MAX_NS: i64 = 5_000_000_000;
 
-/// Takes changes of the centre's inputs: which, when, the row, and how often more it is there.
+/// Receives the changes of the centre's inputs: the input, the instant in nanoseconds, the row, and
+/// the change of the row's count.
 pub type Input<'i> = dyn FnMut(usize, i64, Tuple, i64) + 'i;
 
-/// What a host says of a fragment.
+/// A host's message about a fragment's rows.
 pub struct RowsReport {
     pub fragment: u16,
-    /// Whether it begins to tell all of a relation.
+    /// Whether a complete relation follows, which replaces the host's rows.
     pub reset: bool,
     pub changes: Changes,
-    /// The memory that these take.
+    /// The memory of the changes.
     pub lease: Lease,
 }
 
-/// A host, as far as its rows are concerned.
+/// The state of a host's rows.
 struct Member {
-    /// The connection whose rows count.
+    /// The connection whose rows are accepted.
     connection: Option<u64>,
-    /// It has left for good, or is forgotten: the centre does not wait for it.
-    gone: bool,
+    /// The host has left or has expired: the centre does not wait for it.
+    has_left: bool,
     watermark_ns: Option<i64>,
-    /// It is waited for until then, whatever its watermark is.
+    /// The centre waits for the host until this instant, whatever its watermark is.
     hold_until_ns: i64,
-    /// What each relation holds of it.
+    /// The host's rows of each relation.
     relations: BTreeMap<u16, Held>,
     relation_rows: usize,
-    /// The memory that these take, in bytes, about.
+    /// The memory that these rows take, in bytes, approximately.
     relation_bytes: usize,
     late: u64,
-    /// What has gone into the engine and is not over: until when, and its memory.
+    /// The memory of rows that the engine holds until an instant, with that instant.
     pending: VecDeque<(i64, Lease)>,
 }
 
-/// What a relation holds of a host.
+/// A host's rows of a relation.
 #[derive(Default)]
 struct Held {
-    /// How often each row is there.
+    /// The count of each row.
     rows: BTreeMap<Tuple, i64>,
     /// The instant of the last change.
     last_ns: i64,
@@ -68,38 +70,38 @@ struct Held {
 /// See the module.
 pub struct Merge {
     patience_ns: i64,
-    /// Whether time advances when there is no host to wait for.
-    goes_alone: bool,
+    /// Whether time advances if the centre waits for no host.
+    advances_alone: bool,
     watermark_ns: i64,
     is_stream: Vec<bool>,
     members: BTreeMap<Arc<str>, Member>,
 }
 
 impl Merge {
-    /// Merges inputs, of which it is said whether each is a stream.
+    /// Merges inputs. `is_stream` has for each input whether it is a stream.
     pub fn new(patience_ns: i64, is_stream: Vec<bool>) -> Self {
         let members = BTreeMap::new();
-        Self { patience_ns, goes_alone: false, watermark_ns: 0, is_stream, members }
+        Self { patience_ns, advances_alone: false, watermark_ns: 0, is_stream, members }
     }
 
-    /// The same, for one of several processes: without hosts it is behind by the patience, so that
-    /// the others can go on.
-    pub fn beside_others(self) -> Self {
-        Self { goes_alone: true, ..self }
+    /// For one process of several: without hosts its watermark follows the clock by the patience,
+    /// so that the other processes can continue.
+    pub fn in_cluster(self) -> Self {
+        Self { advances_alone: true, ..self }
     }
 
-    /// How many rows of relations are held.
+    /// The number of rows of relations.
     pub fn held(&self) -> usize {
         self.members.values().map(|member| member.relation_rows).sum()
     }
 
-    /// Everything before this is over, in nanoseconds since 1970.
+    /// The watermark: all rows before it have been received or are late. In nanoseconds since 1970.
     pub fn watermark_ns(&self) -> i64 {
         self.watermark_ns
     }
 
-    /// A host runs the fragments. Where it does not go on with what it ran before, what it said of
-    /// relations is taken back.
+    /// A host has accepted the fragments. Unless it resumes the same ones, its rows of relations
+    /// are retracted.
     pub fn joined(
         &mut self,
         name: &Arc<str>,
@@ -111,7 +113,7 @@ impl Merge {
         let (patience_ns, watermark_ns) = (self.patience_ns, self.watermark_ns);
         let member = self.members.entry(Arc::clone(name)).or_insert_with(|| Member {
             connection: None,
-            gone: true,
+            has_left: true,
             watermark_ns: None,
             hold_until_ns: i64::MIN / 2,
             relations: BTreeMap::new(),
@@ -120,9 +122,9 @@ impl Merge {
             late: 0,
             pending: VecDeque::new(),
         });
-        (member.connection, member.gone) = (Some(connection), false);
+        (member.connection, member.has_left) = (Some(connection), false);
         if !resumed {
-            member.take_back(watermark_ns, input);
+            member.retract(watermark_ns, input);
             member.watermark_ns = None;
         }
         if now_ns.saturating_sub(member.hold_until_ns) >= patience_ns.saturating_mul(HOLD_REST) {
@@ -134,10 +136,10 @@ impl Merge {
         self.members.get_mut(name).filter(|member| member.connection == Some(connection))
     }
 
-    /// A host sends changes of a fragment.
+    /// Passes the changes of a fragment of a host to `input`.
     ///
     /// # Errors
-    /// When the host is not to be listened to any more.
+    /// If the host has to be disconnected.
     pub fn changes(
         &mut self,
         name: &str,
@@ -152,12 +154,12 @@ impl Merge {
         let Some(member) = self.member(name, connection) else { return Ok(()) };
         let Some(is_stream) = is_stream else { return Err("it sends rows of no fragment") };
         if reset {
-            member.take_back_one(fragment, watermark_ns, input);
+            member.retract_fragment(fragment, watermark_ns, input);
         }
         let rows = changes.rows;
         let last_ns = rows.iter().map(|(time_ns, ..)| *time_ns).max().unwrap_or(0);
         if last_ns > now_ns.saturating_add(FUTURE_MAX_NS) {
-            return Err("it sends rows of the future: its clock is wrong");
+            return Err("it sends rows from the future: its clock is wrong");
         }
         if last_ns >= watermark_ns {
             member.pending.push_back((last_ns, lease));
@@ -177,7 +179,7 @@ impl Merge {
         Ok(())
     }
 
-    /// A host has reported everything from before an instant.
+    /// Sets the watermark of a host.
     ///
     /// # Errors
     /// See [`changes`](Self::changes).
@@ -190,56 +192,56 @@ impl Merge {
     ) -> Result<(), &'static str> {
         let Some(member) = self.member(name, connection) else { return Ok(()) };
         if time_ns > now_ns.saturating_add(FUTURE_MAX_NS) {
-            return Err("it has told the future: its clock is wrong");
+            return Err("its watermark is in the future: its clock is wrong");
         }
         member.watermark_ns = Some(member.watermark_ns.unwrap_or(0).max(time_ns));
         Ok(())
     }
 
-    /// A connection is over; with `for_good` the host does not come back soon.
-    pub fn left(&mut self, name: &str, connection: u64, for_good: bool, input: &mut Input<'_>) {
+    /// A connection has ended. If `permanent`, the centre does not wait for the host to return.
+    pub fn left(&mut self, name: &str, connection: u64, permanent: bool, input: &mut Input<'_>) {
         let watermark_ns = self.watermark_ns;
         let Some(member) = self.member(name, connection) else { return };
         member.connection = None;
-        if for_good {
-            member.gone = true;
-            member.take_back(watermark_ns, input);
+        if permanent {
+            member.has_left = true;
+            member.retract(watermark_ns, input);
         }
     }
 
-    /// Forgets the hosts that have been away for longer than the patience, if `may_forget` agrees.
-    /// What they said of relations is taken back.
-    pub fn forget(
+    /// Expires the hosts that have been away for longer than the patience, if `may_expire` agrees.
+    /// Their rows of relations are retracted.
+    pub fn expire(
         &mut self,
         now_ns: i64,
-        may_forget: &mut dyn FnMut(&str) -> bool,
+        may_expire: &mut dyn FnMut(&str) -> bool,
         input: &mut Input<'_>,
     ) {
         let (patience_ns, watermark_ns) = (self.patience_ns, self.watermark_ns);
         for (name, member) in &mut self.members {
-            let away = member.connection.is_none() && !member.gone;
-            if away && member.waited_at(now_ns, patience_ns).is_none() && may_forget(name) {
-                member.gone = true;
-                member.take_back(watermark_ns, input);
+            let away = member.connection.is_none() && !member.has_left;
+            if away && member.time_limit_ns(now_ns, patience_ns).is_none() && may_expire(name) {
+                member.has_left = true;
+                member.retract(watermark_ns, input);
             }
         }
         if self.members.len() > MEMBERS_MAX {
-            self.members.retain(|_, member| !member.gone || !member.pending.is_empty());
+            self.members.retain(|_, member| !member.has_left || !member.pending.is_empty());
         }
     }
 
-    /// Moves time on as far as the hosts allow.
+    /// Advances the watermark as far as the hosts allow.
     pub fn advance(&mut self, now_ns: i64) {
         let (patience_ns, watermark_ns) = (self.patience_ns, self.watermark_ns);
-        let waited = self.members.values().filter(|member| !member.gone);
-        let least = waited.filter_map(|member| member.waited_at(now_ns, patience_ns)).min();
-        let alone = self.goes_alone.then(|| now_ns.saturating_sub(patience_ns));
+        let waited = self.members.values().filter(|member| !member.has_left);
+        let least = waited.filter_map(|member| member.time_limit_ns(now_ns, patience_ns)).min();
+        let alone = self.advances_alone.then(|| now_ns.saturating_sub(patience_ns));
         if let Some(least) = least.map(|least| least.min(now_ns)).or(alone) {
             self.watermark_ns = watermark_ns.max(least);
         }
     }
 
-    /// What is from before an instant does not wait any more: its memory is free.
+    /// Releases the memory of rows from before `over_ns`.
     pub fn release(&mut self, over_ns: i64) {
         for member in self.members.values_mut() {
             while member.pending.front().is_some_and(|(until_ns, _)| *until_ns < over_ns) {
@@ -248,21 +250,22 @@ impl Merge {
         }
     }
 
-    /// What came too late of a host, and its watermark.
+    /// The number of late rows of a host, and its watermark.
     pub fn of_host(&self, name: &str) -> Option<(u64, Option<i64>)> {
         self.members.get(name).map(|member| (member.late, member.watermark_ns))
     }
 
-    /// Whether a host is waited for.
+    /// Whether the centre waits for a host.
     pub fn is_waited_for(&self, name: &str, now_ns: i64) -> bool {
-        let member = self.members.get(name).filter(|member| !member.gone);
-        member.is_some_and(|member| member.waited_at(now_ns, self.patience_ns).is_some())
+        let member = self.members.get(name).filter(|member| !member.has_left);
+        member.is_some_and(|member| member.time_limit_ns(now_ns, self.patience_ns).is_some())
     }
 }
 
 impl Member {
-    /// The instant up to which it lets time advance; `None` if the centre does not wait for it.
-    fn waited_at(&self, now_ns: i64, patience_ns: i64) -> Option<i64> {
+    /// The instant up to which the host lets time advance; `None` if the centre does not wait for
+    /// it.
+    fn time_limit_ns(&self, now_ns: i64, patience_ns: i64) -> Option<i64> {
         let young = |watermark_ns: &i64| now_ns.saturating_sub(*watermark_ns) <= patience_ns;
         if let Some(watermark_ns) = self.watermark_ns.filter(young) {
             return Some(watermark_ns);
@@ -270,8 +273,8 @@ impl Member {
         (now_ns < self.hold_until_ns).then_some(0)
     }
 
-    /// Notes a change of a relation, and gives the instant at which it counts: at each instant no
-    /// row is there less than not at all, whatever the host says.
+    /// Applies a change of a relation, and returns its instant, which never decreases. So no row
+    /// has a negative count at any instant, even if the host sends changes in another order.
     fn hold(
         &mut self,
         fragment: u16,
@@ -283,7 +286,7 @@ impl Member {
         let before = relation.rows.get(row).copied().unwrap_or(0);
         let after = before.saturating_add(count);
         if after < 0 {
-            return Err("it takes rows back that it has not told");
+            return Err("it deletes rows that it has not sent");
         }
         if before == 0 {
             let bytes = row_bytes(row);
@@ -307,7 +310,7 @@ impl Member {
         Ok(relation.last_ns)
     }
 
-    fn take_back_one(&mut self, fragment: u16, time_ns: i64, input: &mut Input<'_>) {
+    fn retract_fragment(&mut self, fragment: u16, time_ns: i64, input: &mut Input<'_>) {
         let Some(relation) = self.relations.get_mut(&fragment) else { return };
         let rows = std::mem::take(&mut relation.rows);
         relation.last_ns = relation.last_ns.max(time_ns);
@@ -318,10 +321,10 @@ impl Member {
         }
     }
 
-    fn take_back(&mut self, time_ns: i64, input: &mut Input<'_>) {
+    fn retract(&mut self, time_ns: i64, input: &mut Input<'_>) {
         let fragments: Vec<u16> = self.relations.keys().copied().collect();
         for fragment in fragments {
-            self.take_back_one(fragment, time_ns, input);
+            self.retract_fragment(fragment, time_ns, input);
         }
     }
 }
@@ -335,7 +338,7 @@ mod tests {
 
     const SECOND: i64 = 1_000_000_000;
 
-    /// A merge of a stream and a relation, and what goes into the engine.
+    /// A merge of a stream and a relation, and the changes that it passes to the engine.
     struct Case {
         merge: Merge,
         budget: Arc<Budget>,
@@ -391,34 +394,34 @@ mod tests {
     }
 
     #[test]
-    fn time_goes_on_with_the_slowest_that_is_waited_for() {
+    fn time_follows_the_slowest_host_that_the_centre_waits_for() {
         let mut case = Case::new();
         let (a, b) = (("a", 1), ("b", 2));
         let now = 100 * SECOND;
         case.join("a", 1, false, now);
         case.join("b", 2, false, now);
-        // The one that has just joined is waited for.
+        // The centre waits for the host that has just joined.
         assert_eq!(case.watermark(a, now + 5, now + 10), 0);
         assert_eq!(case.watermark(b, now + 3, now + 10), now + 3);
         assert_eq!(case.watermark(b, now + 9, now + 10), now + 5);
-        // It lags: all wait for it for two seconds, and not longer.
+        // The centre waits for the slow host for two seconds, and no longer.
         assert_eq!(case.watermark(b, now + 2 * SECOND, now + 2 * SECOND), now + 5);
         let later = now + 2 * SECOND + 6;
         assert!(case.merge.is_waited_for("b", later) && !case.merge.is_waited_for("a", later));
         assert_eq!(case.watermark(b, later, later), later);
-        // What it sends is late, and it alone.
+        // Only rows of the slow host are late.
         case.send(a, 0, &[(now + 7, 1, 1), (later, 2, 1)], later).unwrap();
         case.send(b, 0, &[(later, 3, 1)], later).unwrap();
         assert_eq!(case.taken(), [(0, later, 2, 1), (0, later, 3, 1)]);
         assert_eq!(case.merge.of_host("a").unwrap().0, 1);
         assert_eq!(case.merge.of_host("b").unwrap().0, 0);
-        // Once it has caught up it is waited for again.
+        // After it has caught up, the centre waits for it again.
         case.watermark(a, later + 1, later + 3);
         assert_eq!(case.watermark(b, later + 3, later + 3), later + 1);
     }
 
     #[test]
-    fn nobody_holds_all_for_ever_by_coming_again_and_again() {
+    fn a_host_that_reconnects_repeatedly_does_not_stop_time() {
         let mut case = Case::new();
         let now = 100 * SECOND;
         case.join("a", 1, false, now);
@@ -431,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_cut_is_waited_for_and_a_long_one_forgotten() {
+    fn the_centre_waits_for_a_host_after_a_short_cut_and_expires_it_after_a_long_one() {
         let mut case = Case::new();
         let (a, b) = (("a", 1), ("b", 2));
         let now = 100 * SECOND;
@@ -444,30 +447,30 @@ mod tests {
         case.with(|merge, input| merge.left("b", 2, false, input));
         assert_eq!(case.watermark(a, now + SECOND, now + SECOND), now);
         case.join("b", 3, true, now + SECOND);
-        // Words of the connection that is over count no more.
+        // Frames of an ended connection are ignored.
         case.send(b, 0, &[(now + 1, 1, 1)], now + SECOND).unwrap();
         case.send(("b", 3), 0, &[(now + 1, 2, 1)], now + SECOND).unwrap();
         assert_eq!(case.taken(), [(0, now + 1, 2, 1)]);
         assert_eq!(case.watermark(("b", 3), now + SECOND, now + SECOND), now + SECOND);
-        // A long one.
+        // A long cut.
         case.with(|merge, input| merge.left("b", 3, false, input));
         let later = now + 10 * SECOND;
-        case.with(|merge, input| merge.forget(later, &mut |_| false, input));
+        case.with(|merge, input| merge.expire(later, &mut |_| false, input));
         assert_eq!(case.taken(), []);
-        case.with(|merge, input| merge.forget(later, &mut |name| name == "b", input));
+        case.with(|merge, input| merge.expire(later, &mut |name| name == "b", input));
         assert_eq!(case.taken(), [(1, now + SECOND, 7, -2), (1, now + SECOND, 8, -1)]);
         assert_eq!(case.watermark(a, later, later), later);
     }
 
     #[test]
-    fn relations_take_late_changes_and_are_taken_back() {
+    fn relations_take_late_changes_and_are_retracted() {
         let mut case = Case::new();
         let now = 100 * SECOND;
         case.join("a", 1, false, now);
         case.watermark(("a", 1), now, now);
         case.send(("a", 1), 1, &[(now - 5, 7, 1), (now + 1, 7, -1), (now + 1, 9, 1)], now).unwrap();
         assert_eq!(case.taken(), [(1, now, 7, 1), (1, now + 1, 7, -1), (1, now + 1, 9, 1)]);
-        // A host that begins anew.
+        // The host starts again.
         case.join("a", 2, false, now + 2);
         assert_eq!(case.taken(), [(1, now + 1, 9, -1)]);
         case.send(("a", 2), 1, &[(now + 3, 4, 1)], now + 3).unwrap();
@@ -476,29 +479,29 @@ mod tests {
     }
 
     #[test]
-    fn no_row_of_a_relation_is_there_less_than_not_at_all() {
+    fn no_row_of_a_relation_has_a_negative_count() {
         let mut case = Case::new();
         let now = 100 * SECOND;
         case.join("a", 1, false, now);
-        // Instants that go back do not.
+        // Instants that decrease are raised.
         case.send(("a", 1), 1, &[(now + 9, 7, 2), (now + 5, 7, -1), (now + 7, 8, 1)], now).unwrap();
         assert_eq!(case.taken(), [(1, now + 9, 7, 2), (1, now + 9, 7, -1), (1, now + 9, 8, 1)]);
         let problem = case.send(("a", 1), 1, &[(now + 9, 7, -1), (now + 9, 7, -1)], now);
-        assert!(problem.unwrap_err().contains("not told"));
+        assert!(problem.unwrap_err().contains("not sent"));
         case.with(|merge, input| merge.left("a", 1, true, input));
         assert_eq!(case.taken(), [(1, now + 9, 7, -1), (1, now + 9, 8, -1)]);
     }
 
-    /// Few rows of giant texts take as much memory as many.
+    /// A few rows with giant texts take as much memory as many small rows.
     #[test]
-    fn a_host_of_giant_texts_is_let_go_of_and_its_memory_is_free_again() {
+    fn a_host_with_giant_texts_is_rejected_and_its_memory_is_released() {
         let mut case = Case::new();
         let now = 100 * SECOND;
         case.join("a", 1, false, now);
         let giant: Arc<str> = "x".repeat(1 << 20).into();
         let budget = Arc::clone(&case.budget);
         let send = |merge: &mut Merge, number: i64, count: i64| {
-            // The text is one, so that the test takes no such memory.
+            // All rows share one text, so that the test takes little memory.
             let text = if number < 0 { "".into() } else { Arc::clone(&giant) };
             let row: Tuple = vec![Value::Text(text), Value::Integer(number)].into();
             let changes = Changes { rows: vec![(now + 1, row, count)], weight: 100 };
@@ -510,7 +513,7 @@ mod tests {
         };
         let mut sent = 0;
         let refused = loop {
-            // What comes and goes takes nothing.
+            // A row that is inserted and deleted takes no memory.
             send(&mut case.merge, -1, 1).and_then(|()| send(&mut case.merge, -1, -1)).unwrap();
             match send(&mut case.merge, sent, 1) {
                 Ok(()) => sent += 1,
@@ -530,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_no_sense_is_refused_and_what_is_over_makes_room() {
+    fn invalid_rows_are_rejected_and_processed_rows_release_memory() {
         let mut case = Case::new();
         let now = 100 * SECOND;
         case.join("a", 1, false, now);
@@ -545,7 +548,7 @@ mod tests {
         assert_eq!(case.budget.taken(), 300);
         case.watermark(("a", 1), now + 3, now + 10);
         assert_eq!(case.budget.taken(), 100);
-        // What is late takes no room.
+        // Late rows take no memory.
         case.send(("a", 1), 0, &[(now, 1, 1)], now).unwrap();
         assert_eq!(case.budget.taken(), 100);
     }

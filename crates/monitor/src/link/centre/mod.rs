@@ -1,9 +1,9 @@
-//! The centre: hosts connect to it, it gives them fragments, merges what they send, and runs the
-//! rest.
+//! The centre: sends fragments to the hosts that connect, merges their results, and runs the rest
+//! of the queries.
 //!
-//! A thread accepts, a thread for each host reads what it sends, and whoever calls
-//! [`Centre::run`] runs the engine. What hosts send waits within a budget of memory for each:
-//! whoever is beyond it is not read from, so that its own buffer fills.
+//! One thread accepts connections, one thread for each host receives its frames, and the caller of
+//! [`Centre::run`] runs the engine. The waiting rows of each host have a memory limit. The centre
+//! does not read from a host above its limit, so that the host's own buffer fills.
 
 mod budget;
 mod merge;
@@ -37,39 +37,39 @@ use merge::{Merge, RowsReport};
 
 pub use status::{CentreStatus, HostState, HostStatus, Refusal};
 
-/// The most connections, and the most hosts that are known.
+/// The most connections, and the most hosts that the centre remembers.
 const CONNECTIONS_MAX: usize = 512;
 const HOSTS_MAX: usize = 1024;
-/// The most messages that wait for the engine, and that it takes before it looks at the time.
+/// The most messages that wait for the engine, and that it processes before it advances time.
 const MESSAGES_MAX: usize = 1024;
-/// How long the engine waits for messages.
+/// The longest wait of the engine for messages.
 const MESSAGE_WAIT: Duration = Duration::from_millis(10);
-/// What the [`Merge`] holds.
+/// The name of the state that [`Merge`] holds.
 const RELATIONS: &str = "rows of the relations that hosts report";
-/// The last who were turned away.
+/// The number of refusals that the status shows.
 const REFUSALS_MAX: usize = 16;
-/// How long the one who accepts rests when it cannot, and how often it looks whether to end.
+/// The pause of the accepting thread when there is no connection to accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// How a centre serves.
+/// The options of a centre.
 #[derive(Clone)]
 pub struct CentreOptions {
-    /// Where it listens, `host:port`.
+    /// The address to listen at, `host:port`.
     pub address: String,
-    /// How connections are encrypted; `None` for plain text, in which anybody is who he says.
+    /// The encryption of connections; `None` for plain text, in which hosts are not authenticated.
     pub tls: Option<Tls>,
-    /// How long hosts that lag are waited for.
+    /// How long the centre keep_waiting for slow hosts.
     pub patience: Duration,
-    /// How often clocks are measured.
+    /// The interval between measurements of clocks.
     pub ping: Duration,
-    /// The most memory that what waits of a host takes, in bytes.
+    /// The most memory that the waiting rows of a host take, in bytes.
     pub host_memory_max: usize,
-    /// The processes that are the centre together, where it is several.
+    /// The processes that form the centre; `None` for a single process.
     pub cluster: Option<ClusterOptions>,
 }
 
 impl CentreOptions {
-    /// A centre that speaks plain text.
+    /// Options of a centre that accepts plain text.
     pub fn new(address: &str) -> Self {
         Self {
             address: address.to_owned(),
@@ -82,18 +82,18 @@ impl CentreOptions {
     }
 }
 
-/// What hosts are to run now.
+/// The fragments that hosts currently run.
 struct Current {
     epoch: u32,
     plans: Vec<u8>,
     fragments: Vec<Plan>,
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct Shared {
     options: CentreOptions,
     clock: SteadyClock,
-    /// Of this centre, and of no other.
+    /// A random number that identifies this centre's run.
     run: u64,
     current: RwLock<Arc<Current>>,
     hosts: Mutex<BTreeMap<Arc<str>, Record>>,
@@ -103,38 +103,38 @@ struct Shared {
     connections: AtomicUsize,
     numbers: AtomicU64,
     ending: AtomicBool,
-    /// The engine's thread, where it waits for other processes besides.
+    /// The engine's thread, if it also keep_waiting for other processes.
     waiting: Mutex<Option<Thread>>,
 }
 
-/// What is known of a host.
+/// The record of a host.
 struct Record {
     status: HostStatus,
-    /// The connection that is there, and what ends it.
+    /// The number of the host's connection, and the request to end it.
     active: Option<(u64, Arc<Eject>)>,
-    /// The epoch that it ran last, and the last number that came of it.
+    /// The last epoch of the host, and the last number received in that epoch.
     epoch: u32,
     number: u64,
-    /// Whether nothing is held of it.
+    /// Whether the centre holds no rows of the host.
     fresh: bool,
     budget: Arc<Budget>,
 }
 
-/// The end of a connection, as others want it.
+/// A request of other threads to end a connection.
 #[derive(Debug, Default)]
 struct Eject {
-    wanted: AtomicBool,
+    requested: AtomicBool,
     reason: Mutex<String>,
 }
 
 impl Eject {
-    fn ask(&self, reason: &str) {
+    fn request(&self, reason: &str) {
         reason.clone_into(&mut self.reason.lock().unwrap_or_else(PoisonError::into_inner));
-        self.wanted.store(true, Ordering::Release);
+        self.requested.store(true, Ordering::Release);
     }
 
-    fn wanted(&self) -> bool {
-        self.wanted.load(Ordering::Acquire)
+    fn requested(&self) -> bool {
+        self.requested.load(Ordering::Acquire)
     }
 
     fn reason(&self) -> String {
@@ -155,7 +155,7 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// There is a message for the engine.
+    /// Wakes the engine for a message.
     fn wake(&self) {
         if let Some(engine) = &*self.waiting() {
             engine.unpark();
@@ -189,33 +189,33 @@ impl Shared {
     }
 }
 
-/// What a connection tells the engine.
+/// A message from a connection to the engine.
 struct Message {
     name: Arc<str>,
     connection: u64,
     epoch: u32,
-    what: What,
+    kind: MessageKind,
 }
 
-enum What {
+enum MessageKind {
     Joined { resumed: bool },
     Rows(RowsReport),
     Watermark { time_ns: i64 },
-    Left { for_good: bool },
+    Left { permanent: bool },
 }
 
-/// What is known of a centre's hosts.
+/// A view of the status of a centre's hosts.
 #[derive(Clone)]
 pub struct Watch(Arc<Shared>);
 
 impl Watch {
-    /// All of it, as it is now.
+    /// The current status.
     pub fn status(&self) -> CentreStatus {
         self.0.status()
     }
 }
 
-/// See the module. Connections end when it is dropped.
+/// See the module. Connections end when the centre is dropped.
 pub struct Centre {
     shared: Arc<Shared>,
     messages: Receiver<Message>,
@@ -224,25 +224,25 @@ pub struct Centre {
     merge: Merge,
     engine: Engine,
     limit: HeldLimit,
-    /// All results before this have been reported.
+    /// All results before this instant have been reported; in nanoseconds since 1970.
     reported_ns: i64,
 }
 
 impl Centre {
-    /// Begins to listen, for hosts that are to answer a script's queries. Where the centre is
-    /// several processes, they are waited for first: `waits` is called often then, with what is
-    /// waited for, and says whether to go on.
+    /// Begins to listen for hosts that run a script's queries. If the centre has several processes,
+    /// first connects to the others: `keep_waiting` is then called often with a text for the user,
+    /// and returns whether to continue.
     ///
     /// # Errors
-    /// When the address cannot be listened at, the queries cannot be sent, or the other processes
-    /// do not come.
+    /// If the address is not available, the queries cannot be sent, or the other processes are not
+    /// reached.
     pub fn listen(
         options: CentreOptions,
         script: Script,
-        waits: &mut dyn FnMut(&str) -> bool,
+        keep_waiting: &mut dyn FnMut(&str) -> bool,
     ) -> io::Result<Self> {
         let listener = bind(&options.address)?;
-        let (current, merge, engine) = begin(&script, 1, &options, waits)?;
+        let (current, merge, engine) = begin(&script, 1, &options, keep_waiting)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
             options,
@@ -268,24 +268,24 @@ impl Centre {
         Ok(Self { shared, messages, address, script, merge, engine, limit, reported_ns })
     }
 
-    /// Where it listens.
+    /// The address at which the centre listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A view of what is known of the hosts, for any thread.
+    /// A view of the hosts' status, for any thread.
     pub fn watch(&self) -> Watch {
         Watch(Arc::clone(&self.shared))
     }
 
-    /// Answers other queries from now on: hosts get other fragments, and all that was known is
-    /// forgotten.
+    /// Replaces the queries: hosts get other fragments, and the state of the former queries is
+    /// dropped.
     ///
     /// # Errors
-    /// When the queries cannot be sent, or the centre is several processes.
+    /// If the queries cannot be sent, or the centre has several processes.
     pub fn replace(&mut self, script: Script) -> io::Result<()> {
         if self.shared.options.cluster.is_some() {
-            let what = "the queries of several processes stay as they are";
+            let what = "a centre of several processes cannot replace its queries";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
         let epoch = self.shared.current().epoch.wrapping_add(1);
@@ -297,20 +297,20 @@ impl Centre {
         Ok(())
     }
 
-    /// Runs the queries, and tells `sink` what they give, until `goes_on` says no: it is asked
-    /// often, with the instant up to which all results have been reported, in nanoseconds since
-    /// 1970 (0: none).
+    /// Runs the queries and passes the results to `sink`, until `keep_running` returns false.
+    /// `keep_running` is called often, with the instant up to which all results have been reported,
+    /// in nanoseconds since 1970 (0: none).
     ///
     /// # Errors
-    /// When the results cannot be written, too much is held, or another process is not there any
-    /// more.
+    /// If the results cannot be written, the queries exceed their limit, or another process is
+    /// lost.
     pub fn run(
         &mut self,
         sink: &mut dyn ResultSink,
-        goes_on: &mut dyn FnMut(i64) -> bool,
+        keep_running: &mut dyn FnMut(i64) -> bool,
     ) -> Result<(), QueryError> {
         self.script.begin(sink)?;
-        while goes_on(self.reported_ns) {
+        while keep_running(self.reported_ns) {
             if let Some(message) = self.wait() {
                 self.take(message);
                 for _ in 1..MESSAGES_MAX {
@@ -328,7 +328,7 @@ impl Centre {
         Ok(())
     }
 
-    /// Waits for a message, but not for long; in a cluster also for what other processes say.
+    /// Waits for a message for a short time; in a cluster also for messages of other processes.
     fn wait(&mut self) -> Option<Message> {
         if self.shared.options.cluster.is_none() {
             return self.messages.recv_timeout(MESSAGE_WAIT).ok();
@@ -342,7 +342,7 @@ impl Centre {
     }
 
     fn take(&mut self, message: Message) {
-        let Message { name, connection, epoch, what } = message;
+        let Message { name, connection, epoch, kind } = message;
         if epoch != self.shared.current().epoch {
             return;
         }
@@ -352,17 +352,19 @@ impl Centre {
             engine.change(input, time_ns.max(0) as u64, &row, count);
         };
         let merge = &mut self.merge;
-        let done = match what {
-            What::Joined { resumed } => {
+        let done = match kind {
+            MessageKind::Joined { resumed } => {
                 merge.joined(&name, connection, resumed, now_ns, input);
                 Ok(())
             }
-            What::Rows(report) => merge.changes(&name, connection, report, now_ns, input),
-            What::Watermark { time_ns } => merge.watermark(&name, connection, time_ns, now_ns),
-            What::Left { for_good } => {
-                // Its last report counts before it is not waited for any more.
+            MessageKind::Rows(report) => merge.changes(&name, connection, report, now_ns, input),
+            MessageKind::Watermark { time_ns } => {
+                merge.watermark(&name, connection, time_ns, now_ns)
+            }
+            MessageKind::Left { permanent } => {
+                // The host's last watermark counts before the host leaves.
                 merge.advance(now_ns);
-                merge.left(&name, connection, for_good, input);
+                merge.left(&name, connection, permanent, input);
                 Ok(())
             }
         };
@@ -380,17 +382,17 @@ impl Centre {
         record.fresh = true;
         if let Some((_, eject)) = record.active.as_ref().filter(|(active, _)| *active == connection)
         {
-            eject.ask(reason);
+            eject.request(reason);
         }
     }
 
-    /// Moves time on, and tells what results.
+    /// Advances time, and reports the results.
     fn advance(&mut self, sink: &mut dyn ResultSink) -> io::Result<()> {
         let now_ns = self.shared.clock.now_ns();
-        self.forget(now_ns);
+        self.expire(now_ns);
         self.merge.advance(now_ns);
         let watermark_ns = self.merge.watermark_ns();
-        // In a cluster something may result of what the others tell.
+        // In a cluster there may be results of other processes' rows.
         if watermark_ns > self.reported_ns || self.shared.options.cluster.is_some() {
             deliver(&mut self.engine, watermark_ns as u64, sink)?;
             sink.flush()?;
@@ -403,22 +405,22 @@ impl Centre {
         Ok(())
     }
 
-    /// Forgets hosts that have been away for too long.
-    fn forget(&mut self, now_ns: i64) {
+    /// Expires hosts that have been away for too long.
+    fn expire(&mut self, now_ns: i64) {
         let (shared, engine) = (&self.shared, &mut self.engine);
-        let mut may_forget = |name: &str| {
+        let mut may_expire = |name: &str| {
             let mut hosts = shared.hosts();
             let Some(record) = hosts.get_mut(name) else { return true };
-            // One that is just coming back goes on with what is held.
+            // A host that is reconnecting resumes, so its rows are kept.
             record.fresh |= record.active.is_none();
             record.active.is_none()
         };
-        self.merge.forget(now_ns, &mut may_forget, &mut |input, time_ns, row, count| {
+        self.merge.expire(now_ns, &mut may_expire, &mut |input, time_ns, row, count| {
             engine.change(input, time_ns.max(0) as u64, &row, count);
         });
     }
 
-    /// Notes what the merge knows of hosts.
+    /// Copies the state of the merge into the hosts' status.
     fn note(&self, now_ns: i64) {
         for (name, record) in self.shared.hosts().iter_mut() {
             let status = &mut record.status;
@@ -442,18 +444,19 @@ impl Drop for Centre {
     }
 }
 
-/// What a script's queries begin with.
+/// Prepares a script's queries: the fragments, the merge, and the engine.
 fn begin(
     script: &Script,
     epoch: u32,
     options: &CentreOptions,
-    waits: &mut dyn FnMut(&str) -> bool,
+    keep_waiting: &mut dyn FnMut(&str) -> bool,
 ) -> io::Result<(Current, Merge, Engine)> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
     let [_] = &script.catalog().streams[..] else {
-        return Err(invalid("hosts know of the stream of events only: ask about it".into()));
+        return Err(invalid("hosts have the stream of events only: query that stream".into()));
     };
-    // Of whole rows: what several queries need in parts is then found to be the same.
+    // Fragments are split from plans over whole rows, so that equal parts of several queries are
+    // equal.
     let plans: Vec<Plan> = script.queries().iter().map(|query| query.plan.clone()).collect();
     let Split { mut fragments, centre } = split(&plans, script.catalog(), Hosts::Many);
     let mut used = fathom_cql::prune(&mut fragments, script.catalog()).into_iter();
@@ -467,9 +470,9 @@ fn begin(
     let (merge, engine) = match &options.cluster {
         None => (merge, Engine::new(sent.plans.len(), &centre)),
         Some(cluster) => {
-            let cluster = Cluster::join(cluster, &centre, waits)?;
+            let cluster = Cluster::join(cluster, &centre, keep_waiting)?;
             let engine = Engine::in_cluster(cluster, sent.plans.len(), &centre);
-            (merge.beside_others(), engine)
+            (merge.in_cluster(), engine)
         }
     };
     Ok((Current { epoch, plans, fragments: sent.plans }, merge, engine))
@@ -480,7 +483,7 @@ fn bind(address: &str) -> io::Result<TcpListener> {
     TcpListener::bind(&addresses[..])
 }
 
-/// Accepts until the centre ends.
+/// Accepts connections until the centre ends.
 fn accept(listener: &TcpListener, shared: &Arc<Shared>, sender: &SyncSender<Message>) {
     if listener.set_nonblocking(true).is_err() {
         return;
@@ -488,32 +491,32 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, sender: &SyncSender<Mess
     while !shared.is_ending() {
         match listener.accept() {
             Ok((stream, address)) => serve(stream, &address.to_string(), shared, sender),
-            // No connection, or no descriptor for one.
+            // There is no connection, or no descriptor for it.
             Err(_) => std::thread::sleep(ACCEPT_PAUSE),
         }
     }
 }
 
-/// Serves a connection on a thread of its own.
+/// Serves a connection on its own thread.
 fn serve(stream: TcpStream, address: &str, shared: &Arc<Shared>, sender: &SyncSender<Message>) {
     if shared.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
         shared.connections.fetch_sub(1, Ordering::AcqRel);
         shared.refuse(address, "there are too many connections".into());
         return;
     }
-    let seat = Seat(Arc::clone(shared));
+    let guard = ConnectionGuard(Arc::clone(shared));
     let (sender, address) = (sender.clone(), address.to_owned());
     let thread = std::thread::Builder::new().name("host".into());
-    let spawned = thread.spawn(move || session::serve(stream, &address, &seat.0, &sender));
+    let spawned = thread.spawn(move || session::serve(stream, &address, &guard.0, &sender));
     if let Err(error) = spawned {
-        shared.refuse("", format!("there is no thread: {error}"));
+        shared.refuse("", format!("cannot start a thread: {error}"));
     }
 }
 
-/// A connection that is counted.
-struct Seat(Arc<Shared>);
+/// Counts a connection until it is dropped.
+struct ConnectionGuard(Arc<Shared>);
 
-impl Drop for Seat {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::AcqRel);
     }

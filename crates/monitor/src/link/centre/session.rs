@@ -1,4 +1,4 @@
-//! A host's connection: who it is, how its clock goes, and what it sends.
+//! A session with a host: identifies the host, measures its clock, and receives its frames.
 
 use std::io;
 use std::net::TcpStream;
@@ -14,30 +14,31 @@ use super::super::rows::{Changes, RowsReader};
 use super::super::unix_time_ns;
 use super::budget::Budget;
 use super::merge::RowsReport;
-use super::{Current, Eject, HOSTS_MAX, HostState, Message, Record, Shared, What};
+use super::{Current, Eject, HOSTS_MAX, HostState, Message, MessageKind, Record, Shared};
 
-/// How long it may take until it is known who connects.
-const GREET_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long another connection of the same host may take to end.
+/// The time limit for the host to identify itself.
+const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
+/// The time limit for a former connection of the same host to end.
 const YIELD_TIME_MAX: Duration = Duration::from_secs(5);
-/// A host that says nothing, or reads nothing, for so long has gone.
+/// The longest time without received frames, and without the host reading, before it is
+/// disconnected.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// How long a look for what the host says waits.
+/// The timeout of reads and writes.
 const READ_WAIT: Duration = Duration::from_millis(10);
-/// Pings before the fragments are given.
+/// The number of pings before the fragments are sent.
 const FIRST_PINGS: usize = 4;
-/// Pings that have no answer yet.
+/// The most pings without an answer.
 const PINGS_MAX: usize = 16;
-/// How often rates are measured.
+/// The interval at which rates are measured.
 const RATE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves a connection until it ends.
 pub fn serve(stream: TcpStream, address: &str, shared: &Arc<Shared>, sender: &SyncSender<Message>) {
-    let greeted = match greet(stream, shared) {
-        Ok(greeted) => greeted,
+    let identified = match identify(stream, shared) {
+        Ok(identified) => identified,
         Err(error) => return shared.refuse(address, error.to_string()),
     };
-    let Greeted { mut line, name, version } = greeted;
+    let IdentifiedHost { mut line, name, version } = identified;
     let claimed = match claim(&name, &version, address, shared) {
         Ok(claimed) => claimed,
         Err(reason) => {
@@ -47,22 +48,22 @@ pub fn serve(stream: TcpStream, address: &str, shared: &Arc<Shared>, sender: &Sy
         }
     };
     let mut session = Session::new(line, name, claimed, shared, sender);
-    let (reason, for_good) = match session.run() {
+    let (reason, permanent) = match session.run() {
         Ok(reason) => (reason, true),
         Err(error) => (error.to_string(), false),
     };
-    session.end(&reason, for_good);
+    session.end(&reason, permanent);
 }
 
-/// One who has said who it is.
-struct Greeted {
+/// A host that has identified itself.
+struct IdentifiedHost {
     line: Line,
     name: Arc<str>,
     version: String,
 }
 
-fn greet(stream: TcpStream, shared: &Shared) -> io::Result<Greeted> {
-    let end = Instant::now() + GREET_TIME_MAX;
+fn identify(stream: TcpStream, shared: &Shared) -> io::Result<IdentifiedHost> {
+    let end = Instant::now() + HELLO_TIME_MAX;
     let stream = prepare(stream)?;
     let (channel, names) = match &shared.options.tls {
         None => (Channel::Plain(stream), None),
@@ -77,11 +78,11 @@ fn greet(stream: TcpStream, shared: &Shared) -> io::Result<Greeted> {
         if let Some((kind, bytes)) = line.next()? {
             match FromHost::read(kind, bytes).map_err(|wrong| invalid(wrong.0))? {
                 FromHost::Hello { name, version } => break (name.to_owned(), printable(version)),
-                _ => return Err(invalid("the other side does not say who it is")),
+                _ => return Err(invalid("the other side does not identify itself")),
             }
         }
         if Instant::now() >= end || shared.is_ending() {
-            let what = "the other side did not say who it is in time";
+            let what = "the other side did not identify itself in time";
             return Err(io::Error::new(io::ErrorKind::TimedOut, what));
         }
         line.fill()?;
@@ -91,13 +92,13 @@ fn greet(stream: TcpStream, shared: &Shared) -> io::Result<Greeted> {
         line.end();
         return Err(invalid(&reason));
     }
-    Ok(Greeted { line, name: name.into(), version })
+    Ok(IdentifiedHost { line, name: name.into(), version })
 }
 
-/// Whether a host may call itself so, where its certificate has these names.
+/// Checks a host's name against the names of its certificate.
 fn check_name(name: &str, names: Option<&[String]>) -> Result<(), String> {
     if name.is_empty() || name.contains(|c: char| c.is_control() || c.is_whitespace()) {
-        return Err("this is no name of a host".into());
+        return Err("this is not a valid host name".into());
     }
     match names {
         Some(names) if !names.iter().any(|known| known.eq_ignore_ascii_case(name)) => {
@@ -109,22 +110,22 @@ fn check_name(name: &str, names: Option<&[String]>) -> Result<(), String> {
 
 fn list(names: &[String]) -> String {
     let shown: Vec<String> = names.iter().take(5).map(|name| printable(name)).collect();
-    if shown.is_empty() { "nobody".into() } else { shown.join(", ") }
+    if shown.is_empty() { "no host".into() } else { shown.join(", ") }
 }
 
 fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(64).collect()
 }
 
-/// A name that belongs to this connection.
+/// The claim of a connection to a host's name.
 struct Claimed {
     connection: u64,
     eject: Arc<Eject>,
     budget: Arc<Budget>,
 }
 
-/// Takes a host's name. Another connection that has it is asked to end: a host knows best which of
-/// its connections is alive.
+/// Claims a host's name. If another connection has the name, it is ended: the new one shows that
+/// the host has lost the former.
 fn claim(
     name: &Arc<str>,
     version: &str,
@@ -147,7 +148,7 @@ fn claim(
             budget: Arc::new(Budget::new(shared.options.host_memory_max)),
         });
         if let Some((_, eject)) = &record.active {
-            eject.ask("the host has connected anew");
+            eject.request("the host has connected anew");
         } else {
             let eject = Arc::new(Eject::default());
             record.active = Some((connection, Arc::clone(&eject)));
@@ -168,7 +169,7 @@ fn claim(
     }
 }
 
-/// Forgets a host that is away.
+/// Removes the record of a host that is not connected.
 fn make_room(hosts: &mut std::collections::BTreeMap<Arc<str>, Record>) -> Result<(), String> {
     let away = hosts.iter().find(|(_, record)| record.active.is_none());
     match away.map(|(name, _)| Arc::clone(name)) {
@@ -187,32 +188,32 @@ struct Session<'s> {
     claimed: Claimed,
     shared: &'s Shared,
     sender: &'s SyncSender<Message>,
-    /// What the host was given, and whether it runs that.
+    /// The fragments that were sent to the host, and whether the host runs them.
     current: Option<Arc<Current>>,
     running: bool,
     readers: Vec<RowsReader>,
-    /// The last number that came, and that the host knows has come.
+    /// The last number received, and the last number acknowledged.
     number: u64,
     acknowledged: u64,
     offset: Offset,
     correction_ns: i64,
-    /// Pings that have no answer yet: their numbers, and when they were sent.
+    /// Pings without an answer: their numbers and the times at which they were sent.
     pings: Vec<(u32, i64)>,
     ping: u32,
     pinged: Instant,
-    heard: Instant,
-    /// When something was sent last, or nothing waited.
+    last_received: Instant,
+    /// The last time at which no bytes waited.
     drained: Instant,
     rate: Rate,
     events: u64,
 }
 
-/// What there was at a moment.
+/// A sample for the computation of rates.
 struct Rate {
     at: Instant,
     events: u64,
     bytes: u64,
-    /// Bytes of connections before this one.
+    /// The bytes received on earlier connections.
     before: u64,
 }
 
@@ -242,14 +243,14 @@ impl<'s> Session<'s> {
             pings: Vec::new(),
             ping: 0,
             pinged: now,
-            heard: now,
+            last_received: now,
             drained: now,
             rate: Rate { at: now, events: 0, bytes: 0, before },
             events: 0,
         }
     }
 
-    /// Goes on until the host leaves, and gives its reason.
+    /// Runs the session until the host leaves, and returns the host's reason.
     fn run(&mut self) -> io::Result<String> {
         FromCentre::Welcome { run: self.shared.run }.write(self.line.output());
         self.send_ping();
@@ -258,14 +259,14 @@ impl<'s> Session<'s> {
             let received = self.line.received;
             self.line.fill()?;
             if self.line.received > received {
-                self.heard = Instant::now();
+                self.last_received = Instant::now();
             }
             if let Some(reason) = self.take_frames()? {
                 return Ok(reason);
             }
             self.check()?;
-            self.keep_time();
-            self.give_fragments();
+            self.correct_clock();
+            self.send_fragments();
             if self.number > self.acknowledged {
                 FromCentre::Acknowledged { number: self.number }.write(self.line.output());
                 self.acknowledged = self.number;
@@ -274,16 +275,16 @@ impl<'s> Session<'s> {
         }
     }
 
-    /// Whether the connection is to go on.
+    /// Returns an error if the connection has to end.
     fn check(&mut self) -> io::Result<()> {
         let aborted = |reason: &str| Err(io::Error::new(io::ErrorKind::ConnectionAborted, reason));
         if self.shared.is_ending() {
             return aborted("the centre ends");
         }
-        if self.claimed.eject.wanted() {
+        if self.claimed.eject.requested() {
             return aborted(&self.claimed.eject.reason());
         }
-        if self.heard.elapsed() > SILENCE_MAX {
+        if self.last_received.elapsed() > SILENCE_MAX {
             return aborted("the host is silent");
         }
         if self.line.waiting() == 0 {
@@ -294,11 +295,11 @@ impl<'s> Session<'s> {
         Ok(())
     }
 
-    fn tell(&self, what: What) -> io::Result<()> {
+    fn send(&self, kind: MessageKind) -> io::Result<()> {
         let epoch = self.current.as_ref().map_or(0, |current| current.epoch);
         let (name, connection) = (Arc::clone(&self.name), self.claimed.connection);
         self.sender
-            .send(Message { name, connection, epoch, what })
+            .send(Message { name, connection, epoch, kind })
             .map_err(|_| io::Error::new(io::ErrorKind::ConnectionAborted, "the centre ends"))?;
         self.shared.wake();
         Ok(())
@@ -320,8 +321,8 @@ impl<'s> Session<'s> {
         FromCentre::Ping { ping: self.ping }.write(self.line.output());
     }
 
-    /// Measures the host's clock now and then, and corrects it.
-    fn keep_time(&mut self) {
+    /// Measures the host's clock at intervals, and corrects it.
+    fn correct_clock(&mut self) {
         let first = self.offset.len() < FIRST_PINGS && self.pings.is_empty();
         if first || self.pinged.elapsed() >= self.shared.options.ping {
             self.send_ping();
@@ -344,11 +345,11 @@ impl<'s> Session<'s> {
         self.with_record(|record| record.status.clock = best);
     }
 
-    /// Gives the host what it is to run, once its clock is known, and anew when that changes.
-    fn give_fragments(&mut self) {
+    /// Sends the fragments, as soon as the clock has been measured, and again when they change.
+    fn send_fragments(&mut self) {
         let current = self.shared.current();
-        let given = self.current.as_ref().is_some_and(|given| given.epoch == current.epoch);
-        if given || self.offset.len() < FIRST_PINGS {
+        let sent = self.current.as_ref().is_some_and(|sent| sent.epoch == current.epoch);
+        if sent || self.offset.len() < FIRST_PINGS {
             return;
         }
         if self.current.is_none() {
@@ -372,18 +373,18 @@ impl<'s> Session<'s> {
         self.current = Some(current);
     }
 
-    /// Takes what has come. Gives the host's reason to leave where it does.
+    /// Processes the received frames. Returns the host's reason if it leaves.
     fn take_frames(&mut self) -> io::Result<Option<String>> {
         loop {
             let Some((kind, bytes)) = self.line.next()? else { return Ok(None) };
-            // The bytes are the line's, which answers are written to.
+            // The frame is copied because answers are written to the same line.
             let bytes = bytes.to_vec();
             let frame = FromHost::read(kind, &bytes).map_err(|wrong| invalid(wrong.0))?;
             if let FromHost::Bye { reason } = frame {
                 return Ok(Some(printable_reason(reason)));
             }
             self.take_frame(&frame)?;
-            if self.claimed.eject.wanted() || self.shared.is_ending() {
+            if self.claimed.eject.requested() || self.shared.is_ending() {
                 return Ok(None);
             }
         }
@@ -406,12 +407,12 @@ impl<'s> Session<'s> {
             }
             FromHost::Rows { number, fragment, reset, block } if self.is_new(number) => {
                 self.rows(fragment, reset, block)?;
-                self.have(number);
+                self.record_number(number);
             }
             FromHost::Watermark { number, time_ns, events } if self.is_new(number) => {
                 self.events = events;
-                self.tell(What::Watermark { time_ns })?;
-                self.have(number);
+                self.send(MessageKind::Watermark { time_ns })?;
+                self.record_number(number);
             }
             FromHost::Dropped { number, events, rows } if self.is_new(number) => {
                 self.with_record(|record| {
@@ -419,9 +420,9 @@ impl<'s> Session<'s> {
                     status.dropped_events = status.dropped_events.saturating_add(events);
                     status.dropped_rows = status.dropped_rows.saturating_add(rows);
                 });
-                self.have(number);
+                self.record_number(number);
             }
-            // Of another epoch, or had before.
+            // Frames of another epoch, or received before.
             FromHost::Rows { .. } | FromHost::Watermark { .. } | FromHost::Dropped { .. } => {}
         }
         Ok(())
@@ -431,19 +432,19 @@ impl<'s> Session<'s> {
         self.running && number > self.number
     }
 
-    /// A number's frame is in the engine's hands.
-    fn have(&mut self, number: u64) {
+    /// Records that a frame has been passed to the engine.
+    fn record_number(&mut self, number: u64) {
         self.number = number;
         self.with_record(|record| record.number = number);
     }
 
     fn accepted(&mut self, epoch: u32, resumed: bool) -> io::Result<()> {
-        // The answer to an earlier epoch.
+        // The answer concerns an earlier epoch.
         if self.current.as_ref().is_none_or(|current| current.epoch != epoch) {
             return Ok(());
         }
         if self.running {
-            return Err(invalid("what runs is accepted again"));
+            return Err(invalid("the fragments are accepted again"));
         }
         self.running = true;
         if !resumed {
@@ -455,26 +456,26 @@ impl<'s> Session<'s> {
             record.status.state = HostState::Running;
             record.status.problem = None;
         });
-        self.tell(What::Joined { resumed })
+        self.send(MessageKind::Joined { resumed })
     }
 
     fn rows(&mut self, fragment: u16, reset: bool, block: &[u8]) -> io::Result<()> {
         let Some(reader) = self.readers.get_mut(usize::from(fragment)) else {
-            return Err(invalid("rows of no fragment"));
+            return Err(invalid("rows of an unknown fragment"));
         };
         let changes = if reset && block.is_empty() {
             Changes::default()
         } else {
             reader.read(block).map_err(|wrong| invalid(wrong.0))?
         };
-        let goes_on = || !self.claimed.eject.wanted() && !self.shared.is_ending();
-        let Some(lease) = self.claimed.budget.take(changes.weight, &goes_on) else {
+        let keep_waiting = || !self.claimed.eject.requested() && !self.shared.is_ending();
+        let Some(lease) = self.claimed.budget.take(changes.weight, &keep_waiting) else {
             let reason = self.claimed.eject.reason();
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, reason));
         };
         let rows = changes.rows.len() as u64;
         self.with_record(|record| record.status.rows += rows);
-        self.tell(What::Rows(RowsReport { fragment, reset, changes, lease }))
+        self.send(MessageKind::Rows(RowsReport { fragment, reset, changes, lease }))
     }
 
     fn note(&mut self) {
@@ -497,13 +498,13 @@ impl<'s> Session<'s> {
         });
     }
 
-    /// Ends the connection, with a word to the host, and lets go of the name.
-    fn end(mut self, reason: &str, for_good: bool) {
-        // In this order: whoever takes the name next speaks after this.
-        let report = self.tell(What::Left { for_good });
+    /// Ends the connection, reports the reason to the host, and releases the name.
+    fn end(mut self, reason: &str, permanent: bool) {
+        // In this order, so that messages of the next connection with this name follow this one.
+        let report = self.send(MessageKind::Left { permanent });
         let connection = self.claimed.connection;
         self.with_record(|record| {
-            record.fresh |= for_good;
+            record.fresh |= permanent;
             if record.active.as_ref().is_some_and(|(active, _)| *active == connection) {
                 record.active = None;
             }

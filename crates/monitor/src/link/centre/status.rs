@@ -1,25 +1,25 @@
-//! What the centre knows of its hosts.
+//! The status of a centre and its hosts.
 
 use super::super::clock::Measurement;
 
-/// Whether a host is there.
+/// The state of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostState {
-    /// It is not connected.
+    /// Not connected.
     #[default]
     Away,
-    /// It is connected, and its clock is measured.
+    /// Connected; its clock is being measured.
     Joining,
     /// It runs the fragments.
     Running,
-    /// It runs them, but lags beyond the patience: nobody waits for it.
+    /// It runs the fragments, but lags by more than the patience: the centre does not wait for it.
     Lagging,
-    /// It is connected, and cannot run the fragments.
+    /// Connected, but it cannot run the fragments.
     Refusing,
 }
 
 impl HostState {
-    /// The word for it.
+    /// The state's name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Away => "away",
@@ -31,68 +31,68 @@ impl HostState {
     }
 }
 
-/// A host.
+/// The status of a host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostStatus {
-    /// Its name.
+    /// The host's name.
     pub name: String,
-    /// Where it connected from last.
+    /// The address of the last connection.
     pub address: String,
     /// The version of its software.
     pub version: String,
-    /// Whether it is there.
+    /// The host's state.
     pub state: HostState,
-    /// Since when it is connected, in nanoseconds since 1970; 0 where it is not.
+    /// The time of the connection, in nanoseconds since 1970; 0 if not connected.
     pub since_unix_ns: i64,
-    /// Connections so far.
+    /// The number of connections so far.
     pub connections: u64,
-    /// Why it is away, or refuses.
+    /// Why the host is not connected, or refuses the fragments.
     pub problem: Option<String>,
-    /// How far what is known of it is behind the centre's clock, in nanoseconds; `None` where
-    /// nothing is.
+    /// How far the host's watermark is behind the centre's clock, in nanoseconds; `None` without a
+    /// watermark or a connection.
     pub lag_ns: Option<i64>,
-    /// How far its clock is ahead, as measured last.
+    /// The best recent measurement of the host's clock.
     pub clock: Option<Measurement>,
-    /// What is added to its clock, in nanoseconds.
+    /// The correction of the host's clock, in nanoseconds.
     pub correction_ns: i64,
-    /// Events that its fragments have seen, since they run.
+    /// The number of events that the fragments have processed since they run.
     pub events: u64,
-    /// Rows that came.
+    /// The number of rows received.
     pub rows: u64,
-    /// Bytes that came.
+    /// The number of bytes received.
     pub bytes: u64,
-    /// Events a second, over the last second or so.
+    /// Events per second, over about the last second.
     pub events_per_second: f64,
-    /// Bytes a second, likewise.
+    /// Bytes per second, over about the last second.
     pub bytes_per_second: f64,
-    /// Events that the host missed.
+    /// The number of events that are missing at the host's fragments.
     pub dropped_events: u64,
-    /// Rows that the host did not send.
+    /// The number of rows that the host did not send.
     pub dropped_rows: u64,
-    /// Rows and changes that came too late.
+    /// The number of late rows and changes.
     pub late: u64,
 }
 
-/// One who was turned away before anybody knew who it is.
+/// A connection that was refused before its host was identified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// When, in nanoseconds since 1970.
+    /// The time, in nanoseconds since 1970.
     pub unix_ns: i64,
-    /// Where from.
+    /// The address of the other side.
     pub address: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// All that the centre knows.
+/// The status of a centre.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CentreStatus {
-    /// Up to when all is known, in nanoseconds since 1970; 0 at first.
+    /// All results before this instant have been reported; in nanoseconds since 1970, 0 at first.
     pub watermark_ns: i64,
     /// The hosts, by name.
     pub hosts: Vec<HostStatus>,
-    /// How many were turned away.
+    /// The number of refused connections.
     pub refused: u64,
-    /// The last of them.
+    /// The last refused connections.
     pub refusals: Vec<Refusal>,
 }

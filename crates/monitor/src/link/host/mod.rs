@@ -1,8 +1,8 @@
-//! A host's side: a thread that runs the centre's fragments over the host's events.
+//! A host's side of the link: a thread that runs the centre's fragments over the host's events.
 //!
-//! The thread takes what events there are, runs the fragments, and sends what there is room for;
-//! it never waits for the centre with events in hand. While the centre is away it goes on, within
-//! the buffer's bound, and connects again, at first soon, then less often.
+//! The thread takes the available events, runs the fragments, and sends as much as the connection
+//! accepts. It never waits for the centre while there are events. While it is not connected, it
+//! continues within the limit of its buffer, and tries to connect at growing intervals.
 
 mod outbox;
 mod runner;
@@ -26,77 +26,78 @@ use crate::read::Batch;
 use crate::{HELD_MAX, give_way};
 use outbox::Outbox;
 use runner::Runner;
-use session::{Asked, Session};
+use session::{Request, Session};
 
-/// How long the thread sleeps while there is no connection.
+/// The pause of the thread while there is no connection.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Parts of the events that are taken between two looks at the connection.
+/// The most items of events that are taken between two reads of the connection.
 const PARTS: usize = 256;
-/// So often are the last events looked for.
+/// The number of rounds in which the last events are taken.
 const LAST_ROUNDS: usize = 16;
-/// Fragments of a centre that has been away for so long are let go of.
+/// The longest time without a connection after which the fragments still run.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 
-/// A part of a host's events.
+/// An item of a host's events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventItem {
-    /// Rows, which are in the batch.
+    /// Rows. They are in the batch.
     Rows,
-    /// So many events are missing here.
+    /// A number of events that are missing at this position.
     Dropped(u64),
-    /// Nothing from before this instant comes any more.
+    /// An instant, in nanoseconds, before which no more events follow.
     Watermark(i64),
 }
 
-/// Where a host's events come from.
+/// The source of a host's events.
 pub trait EventSource: Send {
-    /// The stream that they are of.
+    /// The schema of the events' stream.
     fn schema(&self) -> StreamSchema;
 
-    /// The clock of the events now, in nanoseconds.
+    /// The current time of the events' clock, in nanoseconds.
     fn clock_ns(&self) -> i64;
 
-    /// What to add to a time of that clock for one since 1970, in nanoseconds. It does not change.
+    /// The nanoseconds to add to a time of that clock to get the time since 1970. The number does
+    /// not change.
     fn unix_offset_ns(&self) -> i64;
 
-    /// Events are wanted from now on, with these columns of the stream.
+    /// Begins to collect events with the wanted columns of the stream.
     ///
     /// # Errors
-    /// Why there are none.
+    /// If there are no events, the reason.
     fn begin(&mut self, wanted: &[bool]) -> Result<(), String>;
 
-    /// The next part, without waiting; rows are put in place of what is in `batch`. `None` where
-    /// there is nothing for now.
+    /// The next item, without waiting; `None` if there is none now. Rows replace the content of
+    /// `batch`.
     ///
     /// # Errors
-    /// Why no events come any more.
+    /// If no more events follow, the reason.
     fn next(&mut self, batch: &mut Batch) -> Result<Option<EventItem>, String>;
 
-    /// No events are wanted any more.
+    /// Stops collecting events.
     fn end(&mut self);
 }
 
-/// How a host finds the centre.
+/// The options of a host's side.
 #[derive(Clone)]
 pub struct HostOptions {
     /// The host's name: that of its certificate.
     pub name: String,
-    /// Where the centre listens, `host:port`.
+    /// The address of the centre, `host:port`.
     pub centre: String,
-    /// The name that the centre's certificate has to have; the host of the address by default.
+    /// The name that the centre's certificate must have; by default the host of the address.
     pub centre_name: Option<String>,
-    /// How the connection is encrypted; `None` for plain text.
+    /// The encryption; `None` for plain text.
     pub tls: Option<Tls>,
     /// The most bytes that wait for the centre.
     pub buffer_max: usize,
     /// The most rows, groups and values that the centre's fragments may hold.
     pub held_max: u64,
-    /// How long to wait before a connection is tried again, at first and at most.
+    /// The first and the longest pause before the next attempt to connect.
     pub retry: (Duration, Duration),
 }
 
 impl HostOptions {
-    /// A host that speaks plain text to a centre.
+    /// Options of a host that connects in plain text.
     pub fn new(name: &str, centre: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -110,20 +111,20 @@ impl HostOptions {
     }
 }
 
-/// Whether a host has its centre.
+/// The state of a host's connection to its centre.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkState {
-    /// It tries to connect.
+    /// Not connected; the host tries to connect.
     #[default]
     Away,
-    /// It is connected, and runs nothing yet.
+    /// Connected without fragments.
     Connected,
-    /// It runs the centre's fragments.
+    /// The centre's fragments run.
     Running,
 }
 
 impl LinkState {
-    /// The word for it.
+    /// The state's name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Away => "away",
@@ -133,30 +134,30 @@ impl LinkState {
     }
 }
 
-/// What a host knows of the link.
+/// The status of a host's side.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkStatus {
-    /// Whether it has its centre.
+    /// The state of the connection.
     pub state: LinkState,
-    /// Since when, in nanoseconds since 1970; 0 while away.
+    /// The time of the connection, in nanoseconds since 1970; 0 if not connected.
     pub since_unix_ns: i64,
-    /// Why it was away last, or runs nothing.
+    /// Why the connection was lost, or why the fragments do not run.
     pub problem: Option<String>,
-    /// The fragments that run.
+    /// The number of fragments that run.
     pub fragments: usize,
-    /// What is added to the host's clock for the centre's, in nanoseconds.
+    /// The number to add to the host's clock to get the centre's, in nanoseconds.
     pub correction_ns: i64,
-    /// Connections so far.
+    /// The number of connections so far.
     pub connections: u64,
-    /// Events that the fragments have seen.
+    /// The number of events that the fragments have processed.
     pub events: u64,
-    /// Bytes that were sent.
+    /// The number of bytes sent.
     pub sent_bytes: u64,
-    /// Bytes that wait for the centre.
+    /// The number of bytes that wait for the centre.
     pub waiting_bytes: u64,
-    /// Events that were missing before the fragments saw them.
+    /// The number of events that are missing at the fragments.
     pub dropped_events: u64,
-    /// Rows that were not sent, because the centre was away or slow.
+    /// The number of rows that were not sent because the centre was slow or not connected.
     pub dropped_rows: u64,
 }
 
@@ -179,14 +180,14 @@ pub struct Host {
 }
 
 impl Host {
-    /// Begins to look for the centre.
+    /// Starts the thread, which connects to the centre.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// If the thread cannot be started.
     pub fn start(options: HostOptions, source: Box<dyn EventSource>) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let noted = Arc::clone(&shared);
-        // Plans may be nested deep.
+        // Plans may be nested deeply.
         let thread = std::thread::Builder::new().name("monitor".into()).stack_size(STACK);
         let thread = thread.spawn(move || {
             give_way();
@@ -195,12 +196,12 @@ impl Host {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// What is known of the link.
+    /// The current status.
     pub fn status(&self) -> LinkStatus {
         self.shared.status().clone()
     }
 
-    /// Ends in good order: tells the centre what there is, and that the host leaves. It takes
+    /// Sends the waiting frames, announces the end to the centre, and ends the thread. Waits for
     /// about `limit` at most.
     pub fn stop(&mut self, limit: Duration) {
         self.shared.ending.store(true, Ordering::Release);
@@ -210,7 +211,7 @@ impl Host {
                 std::thread::sleep(Duration::from_millis(2));
             }
             if thread.is_finished() {
-                // It logs nothing of its own: a panic was told by the hook.
+                // The panic hook has already logged a panic of the thread.
                 let _ = thread.join();
             }
         }
@@ -223,17 +224,17 @@ impl Drop for Host {
     }
 }
 
-/// What the connection is.
+/// The state of the connection.
 enum Link {
-    /// None, until the next is tried.
+    /// Not connected until the next attempt.
     Away { next: Instant },
-    /// One that is being made.
+    /// An attempt to connect is in progress.
     Connecting(Receiver<io::Result<Line>>),
-    /// One that is there.
+    /// Connected.
     Up(Box<Session>),
 }
 
-/// Fragments that run, and of which centre they are.
+/// The running fragments, with the run of the centre and the epoch that they belong to.
 struct Running {
     run: u64,
     epoch: u32,
@@ -298,12 +299,16 @@ impl Worker {
                 Ok(Ok(line)) => self.up(line),
                 Ok(Err(error)) => self.down(&error.to_string()),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => self.down("no thread connects"),
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    self.down("the thread that connects has ended")
+                }
             },
             Link::Up(session) => {
                 let clock = || self.source.clock_ns().saturating_add(self.source.unix_offset_ns());
                 match session.round(&mut self.outbox, &clock) {
-                    Ok(asked) => asked.into_iter().for_each(|asked| self.carry_out(asked)),
+                    Ok(requests) => {
+                        requests.into_iter().for_each(|request| self.carry_out(request))
+                    }
                     Err(error) => self.down(&error.to_string()),
                 }
             }
@@ -311,7 +316,7 @@ impl Worker {
         self.take_events();
         self.note();
         if !matches!(self.link, Link::Up(_)) && self.away_since.elapsed() > AWAY_MAX {
-            self.let_go();
+            self.end_fragments();
         }
     }
 
@@ -331,7 +336,7 @@ impl Worker {
                 self.retry = self.options.retry.0;
             }
         }
-        // So that many hosts do not come back at the same moment.
+        // A random part of the pause spreads the connections of many hosts.
         let pause = self.retry.mul_f64(0.5 + fastrand::f64() / 2.0);
         self.retry = (self.retry * 2).min(self.options.retry.1);
         self.link = Link::Away { next: Instant::now() + pause };
@@ -341,8 +346,8 @@ impl Worker {
         status.problem = Some(problem.to_owned());
     }
 
-    /// Lets go of fragments.
-    fn let_go(&mut self) {
+    /// Ends the fragments.
+    fn end_fragments(&mut self) {
         if self.running.take().is_some() {
             self.source.end();
             self.outbox.clear();
@@ -350,10 +355,10 @@ impl Worker {
         }
     }
 
-    fn carry_out(&mut self, asked: Asked) {
-        match asked {
-            Asked::Correct { correction_ns } => self.correct(correction_ns),
-            Asked::Run { run, epoch, number, fresh, correction_ns, plans } => {
+    fn carry_out(&mut self, request: Request) {
+        match request {
+            Request::Correct { correction_ns } => self.correct(correction_ns),
+            Request::Run { run, epoch, number, fresh, correction_ns, plans } => {
                 let same = self
                     .running
                     .as_ref()
@@ -376,7 +381,7 @@ impl Worker {
         }
     }
 
-    /// Events are of the host that the connection is of.
+    /// Sets the address of the connection as the address of the events' host.
     fn note_address(&mut self) {
         if let (Some(running), Link::Up(session)) = (&mut self.running, &self.link) {
             if let Some(address) = session.address() {
@@ -392,7 +397,7 @@ impl Worker {
         }
     }
 
-    /// Goes on with what runs: the centre has everything up to `number`.
+    /// Resumes the running fragments: the centre has received all frames up to `number`.
     fn resume(&mut self, number: u64, fresh: bool) {
         self.outbox.resume(number);
         if let (true, Some(running)) = (fresh, &self.running) {
@@ -400,9 +405,9 @@ impl Worker {
         }
     }
 
-    /// Runs other fragments.
+    /// Replaces the fragments.
     fn replace(&mut self, run: u64, epoch: u32, plans: &[u8]) -> Result<(), String> {
-        self.let_go();
+        self.end_fragments();
         let fragments = Fragments::from_bytes(plans)?;
         let schema = self.source.schema();
         let wanted = fragments.wanted(&schema)?;
@@ -425,7 +430,7 @@ impl Worker {
     }
 
     fn refuse(&mut self, epoch: u32, reason: &str) {
-        self.let_go();
+        self.end_fragments();
         if let Link::Up(session) = &mut self.link {
             session.refuse(epoch, reason);
         }
@@ -436,7 +441,7 @@ impl Worker {
         }
     }
 
-    /// Takes what events there are.
+    /// Takes the available events.
     fn take_events(&mut self) {
         for _ in 0..PARTS {
             let Some(running) = &mut self.running else { return };

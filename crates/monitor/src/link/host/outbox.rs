@@ -1,31 +1,31 @@
-//! What waits for the centre, within bounds.
+//! The frames that wait for the centre, within limits.
 //!
-//! Frames are kept until the centre has them, so that a cut loses nothing that fits. Where there
-//! is no room the oldest rows that are not on their way go first: the newest are kept, since older
-//! ones would come too late. What goes is counted. A relation of which a change is lost would be
-//! wrong for ever, so all that waits of it goes, and it is told anew as a whole.
+//! Frames are kept until the centre acknowledges them, so that a lost connection loses no frame
+//! that fits. If there is no room, the oldest rows that are not in flight are dropped: older rows
+//! would arrive too late. Dropped rows are counted. A relation without one of its changes would
+//! stay wrong, so all of its waiting changes are dropped, and it is sent again as a whole.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::super::frame::FromHost;
 
-/// What a frame is, as far as it matters here.
+/// The kind of a frame, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum Kind {
     /// Rows of a stream.
     Stream { rows: u64 },
-    /// Changes of a relation; `whole` where they are all of it.
+    /// Changes of a relation; `whole` if they are part of a complete relation.
     Relation { fragment: u16, whole: bool },
-    /// Up to when everything is told, by how many events.
+    /// A watermark.
     Watermark,
-    /// What is missing.
+    /// The numbers of missing events and rows.
     Dropped,
 }
 
 #[derive(Debug)]
 struct Queued {
     number: u64,
-    what: What,
+    kind: Kind,
     bytes: Vec<u8>,
 }
 
@@ -33,25 +33,25 @@ struct Queued {
 #[derive(Debug)]
 pub struct Outbox {
     queue: VecDeque<Queued>,
-    /// How many frames of the queue are on their way.
+    /// The number of frames of the queue that are in flight.
     sent: usize,
-    /// Their bytes, and those of all.
+    /// The bytes of the frames in flight, and of all frames.
     sent_bytes: usize,
     bytes: usize,
     bytes_max: usize,
     number: u64,
-    /// Missing, and not told yet.
+    /// Missing events and rows that have not been reported.
     events: u64,
     rows: u64,
-    /// Missing since the start.
+    /// Missing events and rows since the start.
     pub dropped_events: u64,
     pub dropped_rows: u64,
-    /// Relations that are to be told as a whole.
+    /// Relations that have to be sent as a whole.
     stale: BTreeSet<u16>,
 }
 
 impl Outbox {
-    /// Room for so many bytes.
+    /// An empty outbox for at most `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Self {
         Self {
             queue: VecDeque::new(),
@@ -68,80 +68,80 @@ impl Outbox {
         }
     }
 
-    fn push(&mut self, what: What, write: impl FnOnce(u64, &mut Vec<u8>)) {
+    fn push(&mut self, kind: Kind, write: impl FnOnce(u64, &mut Vec<u8>)) {
         self.number += 1;
         let mut bytes = Vec::new();
         write(self.number, &mut bytes);
         self.bytes += bytes.len();
-        self.queue.push_back(Queued { number: self.number, what, bytes });
+        self.queue.push_back(Queued { number: self.number, kind, bytes });
         while self.bytes > self.bytes_max && self.drop_oldest() {}
     }
 
-    /// Rows of a stream.
+    /// Adds rows of a stream.
     pub fn stream(&mut self, fragment: u16, block: &[u8], rows: u64) {
-        self.push(What::Stream { rows }, |number, out| {
+        self.push(Kind::Stream { rows }, |number, out| {
             FromHost::Rows { number, fragment, reset: false, block }.write(out);
         });
     }
 
-    /// Changes of a relation. Those of one that is to be told as a whole are left out.
+    /// Adds changes of a relation, unless it has to be sent as a whole.
     pub fn relation(&mut self, fragment: u16, block: &[u8]) {
         if !self.stale.contains(&fragment) {
-            self.push(What::Relation { fragment, whole: false }, |number, out| {
+            self.push(Kind::Relation { fragment, whole: false }, |number, out| {
                 FromHost::Rows { number, fragment, reset: false, block }.write(out);
             });
         }
     }
 
-    /// A part of all of a relation; `reset` for the first.
+    /// Adds a part of a complete relation; `reset` for the first part.
     pub fn whole(&mut self, fragment: u16, reset: bool, block: &[u8]) {
         self.stale.remove(&fragment);
-        self.push(What::Relation { fragment, whole: true }, |number, out| {
+        self.push(Kind::Relation { fragment, whole: true }, |number, out| {
             FromHost::Rows { number, fragment, reset, block }.write(out);
         });
     }
 
-    /// Nothing from before an instant comes any more.
+    /// Adds a watermark, in nanoseconds, with the number of events processed.
     pub fn watermark(&mut self, time_ns: i64, events: u64) {
-        // One behind the other says nothing more.
+        // The new watermark replaces one directly before it.
         let last = self.queue.len().wrapping_sub(1);
-        let repeats = self.queue.back().is_some_and(|queued| queued.what == What::Watermark);
+        let repeats = self.queue.back().is_some_and(|queued| queued.kind == Kind::Watermark);
         if repeats && last >= self.sent {
             self.remove(last);
         }
-        self.push(What::Watermark, |number, out| {
+        self.push(Kind::Watermark, |number, out| {
             FromHost::Watermark { number, time_ns, events }.write(out);
         });
     }
 
-    /// So many events were not seen.
+    /// Counts events that the fragments did not get.
     pub fn missed(&mut self, events: u64) {
         self.events = self.events.saturating_add(events);
         self.dropped_events = self.dropped_events.saturating_add(events);
     }
 
-    /// Makes room. Says whether there was something to drop.
+    /// Drops the oldest rows. Returns whether there were any.
     fn drop_oldest(&mut self) -> bool {
-        let droppable = |queued: &Queued| match queued.what {
-            What::Stream { .. } => true,
-            What::Relation { whole, .. } => !whole,
-            What::Watermark | What::Dropped => false,
+        let droppable = |queued: &Queued| match queued.kind {
+            Kind::Stream { .. } => true,
+            Kind::Relation { whole, .. } => !whole,
+            Kind::Watermark | Kind::Dropped => false,
         };
         let Some(at) = (self.sent..self.queue.len()).find(|&at| droppable(&self.queue[at])) else {
             return false;
         };
-        match self.queue[at].what {
-            What::Relation { fragment, .. } => self.drop_relation(fragment),
-            What::Stream { rows } => {
+        match self.queue[at].kind {
+            Kind::Relation { fragment, .. } => self.drop_relation(fragment),
+            Kind::Stream { rows } => {
                 self.rows = self.rows.saturating_add(rows);
                 self.dropped_rows = self.dropped_rows.saturating_add(rows);
                 self.remove(at);
             }
-            What::Watermark | What::Dropped => {}
+            Kind::Watermark | Kind::Dropped => {}
         }
-        // What stood between rows that have gone says nothing more.
+        // The watermark between the removed rows is redundant.
         let watermark =
-            |at: usize| self.queue.get(at).is_some_and(|queued| queued.what == What::Watermark);
+            |at: usize| self.queue.get(at).is_some_and(|queued| queued.kind == Kind::Watermark);
         if at > self.sent && watermark(at - 1) && watermark(at) {
             self.remove(at - 1);
         }
@@ -157,14 +157,14 @@ impl Outbox {
     fn drop_relation(&mut self, fragment: u16) {
         self.stale.insert(fragment);
         for at in (self.sent..self.queue.len()).rev() {
-            let what = self.queue[at].what;
-            if matches!(what, What::Relation { fragment: other, .. } if other == fragment) {
+            let kind = self.queue[at].kind;
+            if matches!(kind, Kind::Relation { fragment: other, .. } if other == fragment) {
                 self.remove(at);
             }
         }
     }
 
-    /// The relations that are to be told as a whole, once there is room for that.
+    /// The relations that have to be sent as a whole; none until there is room for them.
     pub fn stale(&self) -> Vec<u16> {
         if self.bytes > self.bytes_max / 2 {
             return Vec::new();
@@ -172,16 +172,16 @@ impl Outbox {
         self.stale.iter().copied().collect()
     }
 
-    /// All relations are to be told as a whole: the centre has nothing of them.
+    /// Marks relations to be sent as a whole, because the centre has no rows of them.
     pub fn forget_relations(&mut self, fragments: impl IntoIterator<Item = u16>) {
         for fragment in fragments {
             self.drop_relation(fragment);
         }
     }
 
-    /// Adds frames that are to be sent next to `out`, at most about so many bytes.
+    /// Appends the next frames to `out`, up to about `most` bytes.
     pub fn send(&mut self, most: usize, out: &mut Vec<u8>) {
-        self.tell_dropped();
+        self.push_dropped();
         while out.len() < most && self.sent_bytes <= self.bytes_max / 2 {
             let Some(next) = self.queue.get(self.sent) else { return };
             out.extend_from_slice(&next.bytes);
@@ -190,19 +190,19 @@ impl Outbox {
         }
     }
 
-    /// Says what is missing before anything else is sent.
-    fn tell_dropped(&mut self) {
+    /// Adds a frame with the numbers of missing events and rows, if there are any.
+    fn push_dropped(&mut self) {
         if self.events == 0 && self.rows == 0 {
             return;
         }
         let (events, rows) = (std::mem::take(&mut self.events), std::mem::take(&mut self.rows));
-        // Its number has to stand between those of its neighbours, so that it goes last.
-        self.push(What::Dropped, |number, out| {
+        // Frames are numbered in the order of the queue, so this frame is added at the end.
+        self.push(Kind::Dropped, |number, out| {
             FromHost::Dropped { number, events, rows }.write(out);
         });
     }
 
-    /// The centre has everything up to a number.
+    /// Removes the frames up to a number, which the centre has received.
     pub fn acknowledge(&mut self, number: u64) {
         while self.sent > 0 && self.queue.front().is_some_and(|first| first.number <= number) {
             if let Some(first) = self.queue.pop_front() {
@@ -213,16 +213,16 @@ impl Outbox {
         }
     }
 
-    /// A new connection begins, of a centre that has everything up to a number.
+    /// Begins a new connection to a centre that has received all frames up to a number.
     pub fn resume(&mut self, number: u64) {
         self.acknowledge(number);
         (self.sent, self.sent_bytes) = (0, 0);
     }
 
-    /// Lets go of everything. What was not told is counted.
+    /// Removes all frames. Rows that were not acknowledged are counted as dropped.
     pub fn clear(&mut self) {
         for queued in &self.queue {
-            if let What::Stream { rows } = queued.what {
+            if let Kind::Stream { rows } = queued.kind {
                 self.rows = self.rows.saturating_add(rows);
                 self.dropped_rows = self.dropped_rows.saturating_add(rows);
             }
@@ -232,19 +232,19 @@ impl Outbox {
         (self.sent, self.sent_bytes, self.bytes) = (0, 0, 0);
     }
 
-    /// Other fragments begin: numbers begin anew.
+    /// Begins other fragments, whose frames are numbered from 1.
     pub fn begin(&mut self) {
         self.clear();
         self.number = 0;
     }
 
-    /// Whether the centre has everything.
+    /// Whether no frames wait.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.stale.is_empty()
     }
 
-    /// How many bytes wait.
+    /// The number of bytes that wait.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -255,7 +255,7 @@ mod tests {
     use super::super::super::frame::{Inbox, Sender};
     use super::*;
 
-    /// What would be sent now, each frame in words.
+    /// The frames that would be sent now, each as a text.
     fn sent(outbox: &mut Outbox) -> Vec<String> {
         let mut bytes = Vec::new();
         outbox.send(usize::MAX, &mut bytes);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_centre_has_not_is_sent_again() {
+    fn frames_without_acknowledgement_are_sent_again() {
         let mut outbox = Outbox::new(1 << 20);
         outbox.stream(0, &block(1), 10);
         outbox.watermark(5, 10);
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(sent(&mut outbox), ["3: 0 2"]);
         outbox.resume(1);
         assert_eq!(sent(&mut outbox), ["2: to 5 10", "3: 0 2"]);
-        // What is not on its way cannot have come.
+        // A frame that has not been sent cannot have been received.
         outbox.stream(0, &block(3), 10);
         outbox.acknowledge(100);
         assert_eq!(sent(&mut outbox), ["4: 0 3"]);
@@ -324,8 +324,10 @@ mod tests {
         assert!(rows[0].ends_with(&format!(" {first}")), "{all:?}");
         assert!(all.len() < 12, "{all:?}");
         outbox.acknowledge(u64::MAX);
-        let told = [all, sent(&mut outbox)].concat();
-        assert!(told.iter().any(|frame| frame.ends_with(&format!("7 {}", outbox.dropped_rows))));
+        let received = [all, sent(&mut outbox)].concat();
+        assert!(
+            received.iter().any(|frame| frame.ends_with(&format!("7 {}", outbox.dropped_rows)))
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Fragments over the events of a host, and what they give for the centre.
+//! Runs fragments over the events of a host, and passes the results to the outbox.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::read::{Batch, LAST_TIME_NS};
 use crate::recording::{Clock, Header};
 use crate::{Column, Delta, Engine, HeldLimit};
 
-/// What the centre can do about fragments that hold too much.
+/// The advice to the centre if the fragments hold too much.
 const REMEDY: &str =
     "ask for shorter windows or fewer groups, or raise `held_max` of [monitor] there";
 
@@ -21,31 +21,31 @@ pub struct Runner {
     engine: Engine,
     limit: HeldLimit,
     outputs: Vec<FragmentOutput>,
-    /// Which columns of a row are times.
+    /// The columns of a row that hold times.
     times: Vec<usize>,
-    /// Which column of a row is the host's address, and that.
+    /// The column of a row that holds the host's address, and the address.
     ip: Option<usize>,
     address: Option<i64>,
-    /// What is to be added to the events' times for the centre's time.
+    /// The nanoseconds to add to the events' times to get the centre's time.
     unix_offset_ns: i64,
     correction_ns: i64,
-    /// Everything before this is told.
+    /// The last watermark: all results before it are in the outbox.
     watermark_ns: i64,
     events: u64,
     late: u64,
 }
 
-/// What a fragment gives.
+/// The output of a fragment.
 struct FragmentOutput {
     writer: RowsWriter,
-    /// What a relation holds; `None` for a stream.
+    /// The rows of a relation with their counts; `None` for a stream.
     held: Option<BTreeMap<Tuple, i64>>,
-    /// The memory that this takes, in bytes, about.
+    /// The memory that these rows take, in bytes, approximately.
     bytes: usize,
 }
 
 impl FragmentOutput {
-    /// Adds a change to what is sent next.
+    /// Adds a change to the output.
     fn add(&mut self, delta: &Delta<'_>, outbox: &mut Outbox) {
         self.hold(delta);
         let (fragment, is_stream) = (delta.query as u16, self.held.is_none());
@@ -60,7 +60,7 @@ impl FragmentOutput {
         }
     }
 
-    /// Adds a change of the relation to what it holds.
+    /// Applies a change to the rows of the relation.
     fn hold(&mut self, delta: &Delta<'_>) {
         let Some(held) = &mut self.held else { return };
         let row_bytes = row_bytes(delta.row);
@@ -85,8 +85,8 @@ fn send(fragment: u16, is_stream: bool, block: &[u8], rows: u64, outbox: &mut Ou
 }
 
 impl Runner {
-    /// Runs fragments over rows of the `wanted` columns of a stream, which may hold so many rows,
-    /// groups and values.
+    /// Runs fragments over rows of the `wanted` columns of a stream. The fragments may hold at most
+    /// `held_max` rows, groups and values.
     pub fn new(
         fragments: &Fragments,
         schema: &StreamSchema,
@@ -118,14 +118,14 @@ impl Runner {
         }
     }
 
-    /// Corrects the clock from now on. Time does not go back: what would be before what is told
-    /// is at that instant.
+    /// Sets the correction of the clock, in nanoseconds. Time does not go back: later events that
+    /// would be before the last watermark get its instant.
     pub fn correct(&mut self, correction_ns: i64) {
         self.correction_ns = correction_ns;
     }
 
-    /// Events say from now on that they are of a host with this address: one of IPv4 as a number,
-    /// the last 8 bytes of another.
+    /// Sets the host's address in events that follow: an IPv4 address as a number, or the last 8
+    /// bytes of an IPv6 address.
     pub fn set_address(&mut self, address: IpAddr) {
         self.address = Some(match address.to_canonical() {
             IpAddr::V4(address) => i64::from(u32::from(address)),
@@ -133,7 +133,7 @@ impl Runner {
         });
     }
 
-    /// The fragments that give relations.
+    /// The fragments whose results are relations.
     pub fn relations(&self) -> impl Iterator<Item = u16> + '_ {
         let relation =
             |(at, output): (usize, &FragmentOutput)| output.held.is_some().then_some(at as u16);
@@ -144,10 +144,10 @@ impl Runner {
         time_ns.saturating_add(self.unix_offset_ns).saturating_add(self.correction_ns)
     }
 
-    /// Takes events.
+    /// Processes a batch of events.
     ///
     /// # Errors
-    /// When the fragments hold too much.
+    /// If the fragments hold too much.
     pub fn rows(&mut self, batch: &mut Batch) -> Result<(), String> {
         let (mut times_ns, mut columns) = batch.take();
         for time_ns in &mut times_ns {
@@ -172,13 +172,13 @@ impl Runner {
         let results = self.outputs.iter().filter_map(|output| output.held.as_ref());
         let results = results.map(BTreeMap::len).sum();
         let checked = self.limit.check(&self.engine, &[("the results", results)]);
-        checked.map_err(|too_much| format!("{too_much}: {REMEDY}"))
+        checked.map_err(|exceeded| format!("{exceeded}: {REMEDY}"))
     }
 
-    /// Nothing from before an instant comes any more: what is known then is put into the outbox.
+    /// Ends all instants before `time_ns`, and passes the results to the outbox.
     ///
     /// # Errors
-    /// When a relation has become too large, or the fragments hold too much.
+    /// If the relations have become too large, or the fragments hold too much.
     pub fn advance(&mut self, time_ns: i64, outbox: &mut Outbox) -> Result<(), String> {
         let time_ns = self.corrected(time_ns).clamp(0, LAST_TIME_NS);
         if time_ns <= self.watermark_ns {
@@ -190,7 +190,7 @@ impl Runner {
                 output.add(&delta, outbox);
             }
         });
-        // All relations together, as the centre counts them.
+        // The limits apply to all relations together, as at the centre.
         let (mut rows, mut bytes) = (0, 0);
         for (at, output) in self.outputs.iter_mut().enumerate() {
             output.finish(at as u16, outbox);
@@ -213,33 +213,33 @@ impl Runner {
             self.late = late;
         }
         for fragment in outbox.stale() {
-            self.tell_whole(fragment, outbox);
+            self.send_whole(fragment, outbox);
         }
         outbox.watermark(time_ns, self.events);
         Ok(())
     }
 
-    /// Tells all that a relation holds.
-    fn tell_whole(&mut self, fragment: u16, outbox: &mut Outbox) {
+    /// Sends all rows of a relation.
+    fn send_whole(&mut self, fragment: u16, outbox: &mut Outbox) {
         let Some(output) = self.outputs.get_mut(usize::from(fragment)) else { return };
         let Some(held) = &output.held else { return };
         let time_ns = self.watermark_ns;
         let mut reset = true;
-        let mut tell = |block: &[u8]| {
+        let mut send = |block: &[u8]| {
             outbox.whole(fragment, reset, block);
             reset = false;
         };
         for (row, &count) in held {
-            output.writer.add(time_ns, row, count, &mut |block, _| tell(&block));
+            output.writer.add(time_ns, row, count, &mut |block, _| send(&block));
         }
-        // Nothing is a whole too.
+        // An empty relation is sent as one frame without rows.
         let last = output.writer.take().map(|(block, _)| block);
         if last.is_some() || held.is_empty() {
-            tell(&last.unwrap_or_default());
+            send(&last.unwrap_or_default());
         }
     }
 
-    /// The events that were taken.
+    /// The number of events processed.
     pub fn events(&self) -> u64 {
         self.events
     }
@@ -282,9 +282,9 @@ mod tests {
         runner.rows(&mut batch).unwrap();
     }
 
-    /// What the centre makes of what the outbox sends: what each relation holds, and each
-    /// watermark.
-    fn told(
+    /// Applies the frames that the outbox sends to the rows of relations, as the centre does.
+    /// Returns the watermarks.
+    fn receive(
         outbox: &mut Outbox,
         plans: &[fathom_cql::plan::Plan],
         held: &mut BTreeMap<Tuple, i64>,
@@ -324,19 +324,19 @@ mod tests {
         push(&mut runner, vec![event(50, "a")]);
         runner.advance(60, &mut outbox).unwrap();
         runner.correct(-500);
-        // By the clock as it is now this is before what was told.
+        // With the new correction this event is before the last watermark.
         push(&mut runner, vec![event(70, "a")]);
         runner.advance(80, &mut outbox).unwrap();
         runner.advance(600, &mut outbox).unwrap();
         let mut held = BTreeMap::new();
-        assert_eq!(told(&mut outbox, &plans, &mut held), [960, 1100]);
+        assert_eq!(receive(&mut outbox, &plans, &mut held), [960, 1100]);
         let times: Vec<Value> = held.keys().map(|row| row[0].clone()).collect();
         assert_eq!(times, [Value::Integer(570), Value::Integer(950)]);
         assert_eq!(runner.events(), 2);
     }
 
     #[test]
-    fn relations_are_reported_by_changes_and_as_a_whole_where_these_were_lost() {
+    fn relations_are_sent_by_changes_and_as_a_whole_after_a_loss() {
         let text = "select VDisk, count(*) from IOstream [range 100 nanoseconds] group by VDisk";
         let (mut runner, plans) = runner(text);
         let mut outbox = Outbox::new(1 << 20);
@@ -347,21 +347,21 @@ mod tests {
         };
         push(&mut runner, vec![event(10, "a"), event(20, "b"), event(30, "b")]);
         runner.advance(40, &mut outbox).unwrap();
-        assert_eq!(told(&mut outbox, &plans, &mut held), [1040]);
+        assert_eq!(receive(&mut outbox, &plans, &mut held), [1040]);
         assert_eq!(rows(&held), ["a 1 1", "b 2 1"]);
         runner.advance(115, &mut outbox).unwrap();
-        assert_eq!(told(&mut outbox, &plans, &mut held), [1115]);
+        assert_eq!(receive(&mut outbox, &plans, &mut held), [1115]);
         assert_eq!(rows(&held), ["b 2 1"]);
-        // The centre loses what it has, and gets it again.
+        // The centre loses its rows and gets them again.
         held.clear();
         outbox.forget_relations(runner.relations().collect::<Vec<_>>());
         push(&mut runner, vec![event(120, "c")]);
         runner.advance(125, &mut outbox).unwrap();
-        assert_eq!(told(&mut outbox, &plans, &mut held), [1125]);
+        assert_eq!(receive(&mut outbox, &plans, &mut held), [1125]);
         assert_eq!(rows(&held), ["b 1 1", "c 1 1"]);
         outbox.forget_relations([0]);
         runner.advance(300, &mut outbox).unwrap();
-        told(&mut outbox, &plans, &mut held);
+        receive(&mut outbox, &plans, &mut held);
         assert_eq!(rows(&held), [""; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! A connection to the centre, once it is there.
+//! A session with the centre over an established connection.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,25 +9,25 @@ use super::super::channel::{Channel, Line, host_of, invalid, reach};
 use super::super::frame::{FromCentre, FromHost, Sender};
 use super::{HostOptions, Outbox};
 
-/// How long a connection may take to be made, and then to be shaken hands over.
+/// The time limit of connecting, and then of the handshake.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
-/// A centre that says nothing for so long has gone.
+/// The longest silence of the centre before the connection is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// How long a look for what the centre says waits: the time between two looks at the events.
+/// The longest wait for frames of the centre, which is the interval at which events are taken.
 const READ_WAIT: Duration = Duration::from_millis(3);
 const WRITE_WAIT: Duration = Duration::from_millis(1);
-/// How much is handed to the connection at once, in bytes.
+/// The number of bytes that are passed to the connection at a time.
 const SEND: usize = 64 << 10;
-/// So many bytes at most wait beside those of the outbox.
+/// The most bytes that wait in the connection, apart from those of the outbox.
 const WAITING_MAX: usize = 4 * SEND + super::super::frame::ROWS_MAX;
-/// How long the last words may take.
+/// The longest time for sending the last frames.
 const LEAVE_TIME_MAX: Duration = Duration::from_millis(500);
 
-/// Connects on a thread of its own.
+/// Connects on another thread.
 pub fn connect(options: &HostOptions) -> Receiver<io::Result<Line>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let options = options.clone();
-    // Where there is no thread the sender is gone, which the receiver notices.
+    // If the thread cannot be started, the sender is dropped, and the receiver gets an error.
     let _ = std::thread::Builder::new().name("connect".into()).spawn(move || {
         let _ = sender.send(connected(&options));
     });
@@ -49,11 +49,11 @@ fn connected(options: &HostOptions) -> io::Result<Line> {
     Ok(line)
 }
 
-/// What the centre asks for.
-pub enum Asked {
-    /// To run fragments.
+/// A request of the centre.
+pub enum Request {
+    /// Run fragments.
     Run { run: u64, epoch: u32, number: u64, fresh: bool, correction_ns: i64, plans: Vec<u8> },
-    /// To correct the clock.
+    /// Correct the clock.
     Correct { correction_ns: i64 },
 }
 
@@ -62,35 +62,35 @@ pub struct Session {
     line: Line,
     run: Option<u64>,
     running: bool,
-    heard: Instant,
+    last_received: Instant,
 }
 
 impl Session {
-    /// Says hello.
+    /// Begins a session with a hello frame.
     pub fn new(mut line: Line, name: &str) -> Self {
         let version = env!("CARGO_PKG_VERSION");
         FromHost::Hello { name, version }.write(line.output());
-        Self { line, run: None, running: false, heard: Instant::now() }
+        Self { line, run: None, running: false, last_received: Instant::now() }
     }
 
-    /// Reads what the centre says, and sends what there is room for. `clock` is the host's, as it
-    /// is without correction.
+    /// Receives frames, and sends frames as far as the connection accepts them. `clock` returns the
+    /// host's clock without correction, in nanoseconds.
     ///
     /// # Errors
-    /// When the connection is broken, or the centre makes no sense or leaves.
+    /// If the connection is broken, or the centre disconnects or sends invalid frames.
     pub fn round(
         &mut self,
         outbox: &mut Outbox,
         clock: &dyn Fn() -> i64,
-    ) -> io::Result<Vec<Asked>> {
+    ) -> io::Result<Vec<Request>> {
         let received = self.line.received;
         self.line.fill()?;
         if self.line.received > received {
-            self.heard = Instant::now();
-        } else if self.heard.elapsed() > SILENCE_MAX {
+            self.last_received = Instant::now();
+        } else if self.last_received.elapsed() > SILENCE_MAX {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the centre is silent"));
         }
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         let mut pings = Vec::new();
         while let Some((kind, bytes)) = self.line.next()? {
             match FromCentre::read(kind, bytes).map_err(|wrong| invalid(wrong.0))? {
@@ -98,7 +98,7 @@ impl Session {
                 FromCentre::Ping { ping } => pings.push(ping),
                 FromCentre::Acknowledged { number } => outbox.acknowledge(number),
                 FromCentre::Correction { correction_ns } => {
-                    asked.push(Asked::Correct { correction_ns });
+                    requests.push(Request::Correct { correction_ns });
                 }
                 FromCentre::Bye { reason } => {
                     let what = format!("the centre ended the connection: {reason}");
@@ -107,8 +107,8 @@ impl Session {
                 FromCentre::Fragments { epoch, number, fresh, correction_ns, plans } => {
                     let run = self.run.ok_or_else(|| invalid("fragments without a welcome"))?;
                     let plans = plans.to_vec();
-                    asked.push(Asked::Run { run, epoch, number, fresh, correction_ns, plans });
-                    // Nothing of another epoch is sent until this one is answered.
+                    requests.push(Request::Run { run, epoch, number, fresh, correction_ns, plans });
+                    // No frames of another epoch are sent until the fragments are accepted.
                     self.running = false;
                 }
             }
@@ -127,22 +127,22 @@ impl Session {
             }
             self.line.flush()?;
         }
-        Ok(asked)
+        Ok(requests)
     }
 
-    /// The fragments run.
+    /// Reports that the fragments run.
     pub fn accept(&mut self, epoch: u32, resumed: bool) {
         FromHost::Accepted { epoch, resumed }.write(self.line.output());
         self.running = true;
     }
 
-    /// The fragments do not run.
+    /// Reports that the fragments do not run.
     pub fn refuse(&mut self, epoch: u32, reason: &str) {
         FromHost::Refused { epoch, reason }.write(self.line.output());
         self.running = false;
     }
 
-    /// The own address.
+    /// The local address of the connection.
     pub fn address(&self) -> Option<IpAddr> {
         self.line.channel().socket().local_addr().ok().map(|address| address.ip())
     }
@@ -152,21 +152,21 @@ impl Session {
         self.running
     }
 
-    /// How many bytes have gone.
+    /// The number of bytes sent.
     pub fn sent_bytes(&self) -> u64 {
         self.line.sent_bytes
     }
 
-    /// Sends what there is, for a little while, and leaves.
+    /// Sends the waiting frames for a short time, and disconnects.
     pub fn leave(mut self, outbox: &mut Outbox, reason: &str) {
         let end = Instant::now() + LEAVE_TIME_MAX;
-        let mut told = !self.running;
+        let mut all_sent = !self.running;
         while Instant::now() < end {
-            if self.line.waiting() == 0 && !told {
+            if self.line.waiting() == 0 && !all_sent {
                 outbox.send(SEND, self.line.output());
-                told = self.line.waiting() == 0;
+                all_sent = self.line.waiting() == 0;
             }
-            if told || self.line.flush().is_err() {
+            if all_sent || self.line.flush().is_err() {
                 break;
             }
         }
