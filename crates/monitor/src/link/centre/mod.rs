@@ -58,7 +58,7 @@ pub struct CentreOptions {
     pub address: String,
     /// The encryption of connections; `None` for plain text, in which hosts are not authenticated.
     pub tls: Option<Tls>,
-    /// How long the centre keep_waiting for slow hosts.
+    /// How long the centre waits for slow hosts.
     pub patience: Duration,
     /// The interval between measurements of clocks.
     pub ping: Duration,
@@ -103,7 +103,7 @@ struct Shared {
     connections: AtomicUsize,
     numbers: AtomicU64,
     ending: AtomicBool,
-    /// The engine's thread, if it also keep_waiting for other processes.
+    /// The engine's thread, if it also waits for other processes.
     waiting: Mutex<Option<Thread>>,
 }
 

@@ -300,14 +300,16 @@ impl Worker {
                 Ok(Err(error)) => self.down(&error.to_string()),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    self.down("the thread that connects has ended")
+                    self.down("the thread that connects has ended");
                 }
             },
             Link::Up(session) => {
                 let clock = || self.source.clock_ns().saturating_add(self.source.unix_offset_ns());
                 match session.round(&mut self.outbox, &clock) {
                     Ok(requests) => {
-                        requests.into_iter().for_each(|request| self.carry_out(request))
+                        for request in requests {
+                            self.carry_out(request);
+                        }
                     }
                     Err(error) => self.down(&error.to_string()),
                 }
