@@ -328,7 +328,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_column_holds_what_was_put_in() {
+    fn a_column_holds_the_values_added() {
         let values = [
             vec![],
             vec![Value::Null; 3],

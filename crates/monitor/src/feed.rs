@@ -53,7 +53,7 @@ pub(crate) struct Feed<'r> {
     /// The error that ended reading early. It follows the rows in `held`.
     failure: Option<ReadError>,
     lateness_ns: u64,
-    /// Whether the engine waits longer once an event has come too late.
+    /// Whether the lateness grows after an event has come late.
     grows: bool,
     /// The number of rows passed on so far, and their bytes.
     given: (u64, u64),
@@ -170,10 +170,10 @@ impl<'r> Feed<'r> {
         }
         let late = span_text(self.lateness_ns);
         let gib = WAITING_BYTES_MAX >> 30;
-        let what = format!(
+        let message = format!(
             "events come up to {late} out of order: to put them in order takes more than {gib} GiB"
         );
-        Err(ReadError::new(what).advise(
+        Err(ReadError::new(message).advise(
             "sort the file by its time first, or give with --limit-lateness how late an event may \
              come: events that come later are dropped and counted",
         ))
@@ -281,7 +281,7 @@ mod tests {
         let (row, late, late_ns) = counted(&swapped, Some(100));
         assert_eq!((row.as_str(), late), ("19999,0", 1));
         assert!((12_000..15_000).contains(&late_ns), "{late_ns}");
-        assert_eq!(counted(&swapped, Some(late_ns)).1, 0, "what is reported suffices");
+        assert_eq!(counted(&swapped, Some(late_ns)).1, 0, "the reported lateness suffices");
     }
 
     #[test]
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_is_waited_for_longer_once_an_event_has_come_too_late() {
+    fn the_wait_for_a_pipe_grows_after_a_late_event() {
         let second = 1_000_000_000;
         let times = [vec![10], vec![9], vec![30], vec![12], vec![60], vec![45], vec![61]];
         let row = |time: &i64| (time * second, vec![Value::Integer(time * second)]);

@@ -100,8 +100,8 @@ impl HeldLimit {
 
     /// Records a measurement after this number of events, and computes when the next one is due.
     fn note(&mut self, limit: u64, held: u64, events: u64) {
-        let came = events.saturating_sub(self.events).max(1);
-        let by_event = held.saturating_sub(self.held).div_ceil(came).max(1);
+        let new_events = events.saturating_sub(self.events).max(1);
+        let by_event = held.saturating_sub(self.held).div_ceil(new_events).max(1);
         let room = (limit.saturating_sub(held) / ROOM_PART).max(limit / LEAST_PART);
         self.step = (room / by_event).min(self.step.saturating_mul(2)).max(1);
         (self.held, self.events) = (held, events);

@@ -131,7 +131,7 @@ impl fmt::Display for QueryError {
                 let texts: Vec<String> = all.iter().map(ToString::to_string).collect();
                 formatter.write_str(&texts.join("; "))
             }
-            Self::Request(what) => formatter.write_str(what),
+            Self::Request(message) => formatter.write_str(message),
             Self::Read(error) => error.fmt(formatter),
             Self::Write(error) => write!(formatter, "cannot write the results: {error}"),
             Self::Lost(loss) => loss.fmt(formatter),

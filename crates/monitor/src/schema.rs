@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_there_once() {
+    fn every_name_is_unique() {
         let schema = io_stream();
         for (position, column) in schema.columns.iter().enumerate() {
             assert_eq!(schema.find(&column.name), Some(position));

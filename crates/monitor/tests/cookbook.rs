@@ -202,7 +202,7 @@ fn first(text: &str, block: &Block) -> String {
 }
 
 #[test]
-fn the_sample_is_what_its_generator_makes() {
+fn the_sample_equals_the_output_of_its_generator() {
     assert_eq!(events(), sample::csv(), "FATHOM_WRITE=1 writes it anew");
     let lines = events().lines().count();
     assert!((150..300).contains(&lines), "{lines} lines");

@@ -74,7 +74,7 @@ impl Hello {
 
     /// Checks the other process's hello, and returns the number of the process.
     fn check(&self, theirs: &[u8; LENGTH]) -> io::Result<usize> {
-        let wrong = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        let wrong = |message: &str| Err(io::Error::new(io::ErrorKind::InvalidData, message));
         if theirs[..8] != MAGIC {
             return Err(io::Error::other("another program has connected"));
         }
@@ -104,8 +104,8 @@ fn in_time(end: Instant) -> io::Result<()> {
     if Instant::now() < end {
         return Ok(());
     }
-    let what = "the other process does not identify itself";
-    Err(io::Error::new(io::ErrorKind::TimedOut, what))
+    let message = "the other process does not identify itself";
+    Err(io::Error::new(io::ErrorKind::TimedOut, message))
 }
 
 #[cfg(test)]

@@ -85,8 +85,8 @@ impl Cluster {
         let ClusterOptions { addresses, index, .. } = options;
         let processes = addresses.len();
         if processes == 0 || processes > PROCESSES_MAX || *index >= processes {
-            let what = format!("there is no process {index} of {processes}");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+            let message = format!("there is no process {index} of {processes}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let own_results = options.own_results;
         let hello = Hello::new(*index, processes, own_results, plans);
@@ -228,8 +228,8 @@ impl Rendezvous<'_> {
             match connected {
                 // The process that answers must have the number of its address.
                 Ok((_, process, true)) if process != next => {
-                    let what = format!("the process at {address} is number {process}");
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+                    let message = format!("the process at {address} is number {process}");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, message));
                 }
                 Ok((_, process, false)) if process <= *index || connections[process].is_some() => {
                     problem = Some(format!("another process {process} has connected"));
@@ -286,8 +286,8 @@ impl Rendezvous<'_> {
         let address = &self.options.addresses[process];
         let is_for = |name: &String| name.eq_ignore_ascii_case(host_of(address));
         if names.is_some_and(|names| !names.iter().any(is_for)) {
-            let what = format!("the certificate of process {process} is not for {address}");
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+            let message = format!("the certificate of process {process} is not for {address}");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
         self.hello.send(&mut channel, end)?;
         Ok((channel, process))

@@ -219,8 +219,8 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
                     // Within an instant rows arrive in their order.
                     instants.net(&[&epoch.runs], |rows, results| {
                         let signed = rows.iter().map(|(_, row, count)| (row, count * sign));
-                        let come = signed.filter(|&(_, count)| count > 0);
-                        results.extend(come.map(|(row, count)| (row.clone(), count)));
+                        let inserted = signed.filter(|&(_, count)| count > 0);
+                        results.extend(inserted.map(|(row, count)| (row.clone(), count)));
                     })
                 })
             }

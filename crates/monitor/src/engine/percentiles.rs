@@ -122,27 +122,27 @@ mod tests {
         for (seed, percentage) in (0..).zip([0.0, 1.0, 25.0, 50.0, 90.0, 99.0, 99.9, 100.0]) {
             let mut generator = Generator::new(seed);
             let mut percentile = Percentile::new(percentage);
-            let mut there: Vec<Value> = Vec::new();
+            let mut values: Vec<Value> = Vec::new();
             for step in 0..4_000 {
-                let comes = if step / 1000 % 2 == 0 { 70 } else { 30 };
-                if there.is_empty() || generator.chance(comes) {
+                let chance = if step / 1000 % 2 == 0 { 70 } else { 30 };
+                if values.is_empty() || generator.chance(chance) {
                     let spread = 1 << generator.below(20);
                     let value = Value::Integer(generator.below(spread) as i64);
                     let count = 1 + generator.below(3);
                     percentile.add(&value, count as i64);
-                    there.extend(std::iter::repeat_n(value, count));
+                    values.extend(std::iter::repeat_n(value, count));
                 } else if generator.chance(1) {
-                    for value in there.drain(..) {
+                    for value in values.drain(..) {
                         percentile.add(&value, -1);
                     }
                 } else {
-                    let gone = there.swap_remove(generator.below(there.len()));
-                    percentile.add(&gone, -1);
+                    let removed = values.swap_remove(generator.below(values.len()));
+                    percentile.add(&removed, -1);
                 }
                 if generator.chance(30) {
                     let function = AggregateFunction::Percentile(percentage);
-                    let expected = aggregate_values(function, false, there.clone());
-                    assert_eq!(percentile.result(), expected, "{percentage} of {there:?}");
+                    let expected = aggregate_values(function, false, values.clone());
+                    assert_eq!(percentile.result(), expected, "{percentage} of {values:?}");
                 }
             }
         }

@@ -215,28 +215,28 @@ mod tests {
             for function in functions(precision) {
                 let (aggregate, mut state) = state(function);
                 let mut generator = Generator::new(bits.into());
-                let mut there: Vec<Value> = Vec::new();
+                let mut values: Vec<Value> = Vec::new();
                 for step in 0..6_000 {
                     // First more values are added than removed, then more are removed than added.
-                    if there.is_empty() || generator.chance(if step < 3_000 { 70 } else { 30 }) {
+                    if values.is_empty() || generator.chance(if step < 3_000 { 70 } else { 30 }) {
                         let range = 1 << generator.below(12);
                         let value = Value::Integer(generator.below(range) as i64 - 40);
                         state.add(&value, 1);
-                        there.push(value);
+                        values.push(value);
                     } else {
-                        let gone = there.swap_remove(generator.below(there.len()));
-                        state.add(&gone, -1);
+                        let removed = values.swap_remove(generator.below(values.len()));
+                        state.add(&removed, -1);
                     }
                     if step % 50 == 0 {
-                        let expected = aggregate_values(function, false, there.clone());
+                        let expected = aggregate_values(function, false, values.clone());
                         assert_eq!(state.result(&aggregate), expected, "{function:?}");
                     }
                 }
-                for value in there.drain(..) {
+                for value in values.drain(..) {
                     state.add(&value, -1);
                 }
                 assert_eq!(state.values(), 0);
-                let expected = aggregate_values(function, false, there);
+                let expected = aggregate_values(function, false, values);
                 assert_eq!(state.result(&aggregate), expected, "{function:?}");
             }
         }

@@ -165,8 +165,8 @@ impl Line {
                 None => return Err(disconnected()),
             }
             if filled < PREAMBLE && Instant::now() >= end {
-                let what = "the other side did not identify itself in time";
-                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+                let message = "the other side did not identify itself in time";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, message));
             }
             // A wrong beginning ends the wait.
             if preamble[..filled.min(8)] != frame::MAGIC[..filled.min(8)] {
@@ -174,7 +174,7 @@ impl Line {
             }
         }
         frame::check_preamble(&preamble)
-            .map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))?;
+            .map_err(|message| io::Error::new(io::ErrorKind::InvalidData, message))?;
         line.received += PREAMBLE as u64;
         Ok(line)
     }
@@ -258,6 +258,6 @@ fn disconnected() -> io::Error {
 }
 
 /// The error for invalid data from the other side.
-pub fn invalid(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+pub fn invalid(message: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message.to_owned())
 }

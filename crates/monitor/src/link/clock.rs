@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_is_corrected_by_what_is_certain() {
+    fn a_clock_is_corrected_only_beyond_the_uncertainty() {
         // The other clock is three minutes ahead; the round trip takes 10 ms.
         let minutes = 180_000_000_000;
         let sample = Measurement::new(1_000_000_000, 1_010_000_000, 1_005_000_000 + minutes);

@@ -47,7 +47,7 @@ pub fn fuzz_frames(data: &[u8]) {
                     take_plans(&frame);
                 }
             }
-            assert_eq!(&again[super::frame::HEAD..], bytes, "what is read is written as it was");
+            assert_eq!(&again[super::frame::HEAD..], bytes, "a frame is written as it was read");
         }
     }
 }

@@ -214,7 +214,7 @@ pub mod tests {
     }
 
     #[test]
-    fn rows_that_come_often_are_reported_in_parts() {
+    fn rows_with_large_counts_are_sent_in_parts() {
         let plan = plan("select Size from IOstream");
         let mut writer = RowsWriter::new(&plan);
         let row: Tuple = [Value::Integer(1)].into();

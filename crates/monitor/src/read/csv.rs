@@ -126,7 +126,7 @@ impl Layout {
         options: &ReadOptions,
         tally: &mut Tally,
     ) -> Result<Self, ReadError> {
-        let fail = |what: String| ReadError::new(format!("{}: {what}", tally.name));
+        let fail = |message: String| ReadError::new(format!("{}: {message}", tally.name));
         let (separator, names) =
             names(header).ok_or_else(|| fail("the first line names no columns".into()))?;
         let columns: Vec<Option<usize>> = names.iter().map(|name| schema.find(name)).collect();
@@ -159,12 +159,12 @@ impl Layout {
             .take(20)
             .collect();
         if !unknown.is_empty() {
-            let what = format!(
+            let message = format!(
                 "{} has no column {}: ignored",
                 schema.name,
                 unknown.join(", ").replace('"', "")
             );
-            tally.note(1, &what);
+            tally.note(1, &message);
         }
         let field = |(column, text): &(usize, Arc<str>)| {
             let at = columns.iter().position(|of| *of == Some(*column));
@@ -279,10 +279,10 @@ impl Layout {
             }
             match value(bytes, quoted, field.kind, &field.name, &mut texts.texts) {
                 Ok(value) => column.push(value),
-                Err(what) => {
+                Err(message) => {
                     batch.truncate(rows);
                     texts.columns.iter_mut().flatten().for_each(|column| column.truncate(rows));
-                    return Err(what);
+                    return Err(message);
                 }
             }
         }
@@ -427,8 +427,8 @@ impl Csv {
                     return Ok(Some((read, next, lines)));
                 }
                 Split::Wrong => {
-                    let what = "text follows the end of a quoted field";
-                    return Ok(Some((Err(what.into()), first.1, 1)));
+                    let message = "text follows the end of a quoted field";
+                    return Ok(Some((Err(message.into()), first.1, 1)));
                 }
                 Split::Open => {}
             }
@@ -477,15 +477,15 @@ impl Reader for Csv {
                 End::TooLong => {
                     self.lines.skip().map_err(|error| self.tally.io(&error))?;
                     self.tally.lines += 1;
-                    let what = format!("a line of more than {LINE_MAX} bytes");
-                    self.tally.bad(self.lines.number(), &what)?;
+                    let message = format!("a line of more than {LINE_MAX} bytes");
+                    self.tally.bad(self.lines.number(), &message)?;
                     continue;
                 }
                 End::Input | End::Wait => break,
             };
             self.tally.lines += 1;
-            if let Err(what) = read {
-                self.tally.bad(self.lines.number() + 1, &what)?;
+            if let Err(message) = read {
+                self.tally.bad(self.lines.number() + 1, &message)?;
             }
             self.lines.consume(next, lines);
         }

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_are_reported_and_passed_over() {
+    fn long_lines_are_reported_and_skipped() {
         let mut text = b"a\n".to_vec();
         text.extend(vec![b'x'; 10 * LINE_MAX]);
         text.extend(b"\nb\n");

@@ -313,20 +313,21 @@ impl Tally {
         Self { name: name.to_owned(), lines: 0, report: ReadReport::default() }
     }
 
-    pub(crate) fn note(&mut self, line: u64, what: &str) {
+    pub(crate) fn note(&mut self, line: u64, message: &str) {
         if self.report.notes.len() < NOTES_MAX {
-            self.report.notes.push(format!("{}:{line}: {what}", self.name));
+            self.report.notes.push(format!("{}:{line}: {message}", self.name));
         }
     }
 
     /// Counts an invalid line. An error if there are too many.
-    pub(crate) fn bad(&mut self, line: u64, what: &str) -> Result<(), ReadError> {
+    pub(crate) fn bad(&mut self, line: u64, message: &str) -> Result<(), ReadError> {
         self.report.bad += 1;
-        self.note(line, what);
+        self.note(line, message);
         let (bad, lines) = (self.report.bad, self.lines.max(self.report.bad));
         if bad > BAD_LINES && bad > lines / 100 {
-            let what = format!("{}:{line}: {what}; {bad} of {lines} lines are bad", self.name);
-            return Err(ReadError::new(what).advise("check that this is the right file"));
+            let message =
+                format!("{}:{line}: {message}; {bad} of {lines} lines are bad", self.name);
+            return Err(ReadError::new(message).advise("check that this is the right file"));
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ const HEAD: usize = 128;
 const BZIP2_BLOCK: &[u8] = b"\x31\x41\x59\x26\x53\x59";
 /// Other compressed formats: the first bytes, the format's name, and the command that decompresses
 /// it.
-const PACKED: [(&[u8], &str, &str); 4] = [
+const COMPRESSED: [(&[u8], &str, &str); 4] = [
     (b"\x1f\x8b", "gzip", "gzip -dc"),
     (b"\x28\xb5\x2f\xfd", "zstd", "zstd -dc"),
     (b"\xfd7zXZ\0", "xz", "xz -dc"),
@@ -90,9 +90,9 @@ pub fn reader(
         source = source::bzip2(name, source)?;
         (head_bytes, source) = head(name, source)?;
     }
-    for (magic, what, program) in PACKED {
+    for (magic, format, program) in COMPRESSED {
         if head_bytes.starts_with(magic) {
-            return Err(ReadError::new(format!("{name} is compressed by {what}"))
+            return Err(ReadError::new(format!("{name} is compressed by {format}"))
                 .advise(format!("decompress it: {program} FILE | fathom query --replay - …")));
         }
     }

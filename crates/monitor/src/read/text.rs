@@ -34,8 +34,8 @@ impl<F: LineFormat> Reader for LineReader<F> {
                     let line = self.lines.bytes(0..length);
                     if !line.trim_ascii().is_empty() {
                         self.tally.lines += 1;
-                        if let Err(what) = self.format.line(line, &mut self.texts, batch) {
-                            self.tally.bad(self.lines.number() + 1, &what)?;
+                        if let Err(message) = self.format.line(line, &mut self.texts, batch) {
+                            self.tally.bad(self.lines.number() + 1, &message)?;
                         }
                     }
                     self.lines.consume(next, 1);
@@ -43,8 +43,8 @@ impl<F: LineFormat> Reader for LineReader<F> {
                 End::TooLong => {
                     self.lines.skip().map_err(|error| self.tally.io(&error))?;
                     self.tally.lines += 1;
-                    let what = format!("a line of more than {LINE_MAX} bytes");
-                    self.tally.bad(self.lines.number(), &what)?;
+                    let message = format!("a line of more than {LINE_MAX} bytes");
+                    self.tally.bad(self.lines.number(), &message)?;
                 }
                 End::Input | End::Wait => break,
             }

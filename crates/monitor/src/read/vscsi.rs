@@ -140,9 +140,9 @@ impl Reader for Vscsi {
         while batch.len() < BATCH_ROWS {
             if self.end - self.start >= self.version.size() {
                 self.tally.lines += 1;
-                if let Err(what) = self.record(batch) {
-                    let what = format!("record: {what}");
-                    self.tally.bad(self.tally.lines, &what)?;
+                if let Err(message) = self.record(batch) {
+                    let message = format!("record: {message}");
+                    self.tally.bad(self.tally.lines, &message)?;
                 }
                 self.start += self.version.size();
                 continue;

@@ -179,7 +179,7 @@ impl Rows {
 }
 
 /// The value of a text, from the bytes of the text.
-fn known(bytes: &[u8], texts: &mut Texts) -> Result<Value, Wrong> {
+fn text_value(bytes: &[u8], texts: &mut Texts) -> Result<Value, Wrong> {
     if bytes.len() > TEXT_MAX {
         return Err(Wrong("a text is too long"));
     }
@@ -229,7 +229,7 @@ impl Column {
             }
             Encoding::Constant => {
                 self.constant = if self.kind == Type::Text {
-                    known(&payload[self.data.at..self.data.end], texts)?
+                    text_value(&payload[self.data.at..self.data.end], texts)?
                 } else {
                     self.value(payload)?
                 };
@@ -247,7 +247,7 @@ impl Column {
                     for _ in 0..count {
                         let length = self.data.number(payload)? as usize;
                         let text = self.data.bytes(payload, length)?;
-                        self.texts.push(known(&payload[text], texts)?);
+                        self.texts.push(text_value(&payload[text], texts)?);
                     }
                 }
             }

@@ -85,7 +85,8 @@ impl Header {
     /// # Errors
     /// When there are too many columns, or their names are too long.
     pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
-        let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what.to_owned());
+        let invalid =
+            |message: &str| io::Error::new(io::ErrorKind::InvalidInput, message.to_owned());
         if self.columns.len() > COLUMNS_MAX {
             return Err(invalid("a recording has at most 256 columns"));
         }

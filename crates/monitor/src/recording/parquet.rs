@@ -156,8 +156,8 @@ impl<W: Write + Send> ParquetWriter<W> {
     /// If the file cannot be written, or there are no columns.
     pub fn new(out: W, header: &Header, limits: RowGroupLimits) -> io::Result<Self> {
         if header.columns.is_empty() {
-            let what = "a Parquet file needs at least one column";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+            let message = "a Parquet file needs at least one column";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let fields = header.columns.iter().map(|column| field(header, column).map(Arc::new));
         let fields = fields.collect::<Result<Vec<_>, _>>().map_err(failed)?;
@@ -228,8 +228,8 @@ impl<W: Write + Send> ParquetWriter<W> {
             return Ok(());
         }
         if self.groups() >= GROUPS_MAX {
-            let what = format!("a Parquet file has at most {GROUPS_MAX} row groups");
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+            let message = format!("a Parquet file has at most {GROUPS_MAX} row groups");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
         }
         self.write().map_err(failed)?;
         self.events += self.rows as u64;
@@ -258,7 +258,7 @@ impl<W: Write + Send> ParquetWriter<W> {
         self.groups() >= GROUPS_MAX - GROUPS_SPARE
     }
 
-    /// What has been added so far. The bytes are those that were written.
+    /// The summary of the rows added so far. Its bytes are those already written.
     pub fn summary(&self) -> RecordingSummary {
         RecordingSummary {
             events: self.events + self.rows as u64,

@@ -198,7 +198,7 @@ impl<R: Read> Recording<R> {
             Ok(_) => Err(ReadError::new(format!("{name}: the recording is cut off in its header"))),
             Err(error) => Err(ReadError::io(name, &error)),
         };
-        let of = |what: String| ReadError::new(format!("{name}: {what}"));
+        let of = |message: String| ReadError::new(format!("{name}: {message}"));
         full(&mut fixed)?;
         let mut rest = vec![0; Header::rest(&fixed).map_err(of)?];
         full(&mut rest)?;
@@ -242,11 +242,11 @@ impl<R: Read> Recording<R> {
                     self.tally.note(number, "the recording is cut off in a block");
                 }
                 Err(Halt::Damaged(wrong)) => self.damaged(wrong)?,
-                Err(Halt::Lost(what)) => {
+                Err(Halt::Lost(message)) => {
                     self.ended = true;
                     let name = &self.tally.name;
                     return Err(ReadError::new(format!(
-                        "{name}: block {number} is not a block: {what}"
+                        "{name}: block {number} is not a block: {message}"
                     )));
                 }
                 Err(Halt::Io(error)) => return Err(self.tally.io(&error)),
@@ -358,8 +358,8 @@ impl<R: Read> Recording<R> {
         if let Item::Dropped { count, place, disk } = item {
             self.tally.report.dropped = self.tally.report.dropped.saturating_add(*count);
             let of = if disk.is_empty() { String::new() } else { format!(" of disk {disk:?}") };
-            let what = format!("{count} events{of} are missing here, {}", place.reason());
-            self.tally.note(self.tally.lines, &what);
+            let message = format!("{count} events{of} are missing here, {}", place.reason());
+            self.tally.note(self.tally.lines, &message);
         }
     }
 }
@@ -391,8 +391,8 @@ impl<R: Read + Send> RowReader<R> {
         let unknown: Vec<&str> =
             names.filter(|name| schema.find(name).is_none()).take(20).collect();
         if !unknown.is_empty() {
-            let what = format!("{} has no column {}: ignored", schema.name, unknown.join(", "));
-            recording.tally.note(0, &what);
+            let message = format!("{} has no column {}: ignored", schema.name, unknown.join(", "));
+            recording.tally.note(0, &message);
         }
         let divisor = options.time_unit.nanoseconds();
         let target = Target::of_columns(&recording.header, schema, wanted);

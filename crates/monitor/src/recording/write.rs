@@ -148,7 +148,7 @@ impl<W: Write> Writer<W> {
         self.put(&dropped_block(count, place, disk))
     }
 
-    /// What has been written so far, without the rows of the open block.
+    /// The summary so far, without the rows of the open block.
     pub fn summary(&self) -> RecordingSummary {
         self.summary
     }

@@ -285,8 +285,8 @@ impl Centre {
     /// If the queries cannot be sent, or the centre has several processes.
     pub fn replace(&mut self, script: Script) -> io::Result<()> {
         if self.shared.options.cluster.is_some() {
-            let what = "a centre of several processes cannot replace its queries";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+            let message = "a centre of several processes cannot replace its queries";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
         }
         let epoch = self.shared.current().epoch.wrapping_add(1);
         let (current, merge, engine) = begin(&script, epoch, &self.shared.options, &mut |_| true)?;
@@ -451,7 +451,7 @@ fn begin(
     options: &CentreOptions,
     keep_waiting: &mut dyn FnMut(&str) -> bool,
 ) -> io::Result<(Current, Merge, Engine)> {
-    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
     let [_] = &script.catalog().streams[..] else {
         return Err(invalid("hosts have the stream of events only: query that stream".into()));
     };

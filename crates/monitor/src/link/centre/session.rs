@@ -82,8 +82,8 @@ fn identify(stream: TcpStream, shared: &Shared) -> io::Result<IdentifiedHost> {
             }
         }
         if Instant::now() >= end || shared.is_ending() {
-            let what = "the other side did not identify itself in time";
-            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            let message = "the other side did not identify itself in time";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, message));
         }
         line.fill()?;
     };

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relation_that_lost_a_change_is_reported_as_a_whole() {
+    fn a_relation_without_one_of_its_changes_is_sent_as_a_whole() {
         let mut outbox = Outbox::new(500);
         for mark in 1..=20 {
             outbox.relation(3, &block(mark));

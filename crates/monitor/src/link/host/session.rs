@@ -101,8 +101,8 @@ impl Session {
                     requests.push(Request::Correct { correction_ns });
                 }
                 FromCentre::Bye { reason } => {
-                    let what = format!("the centre ended the connection: {reason}");
-                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, what));
+                    let message = format!("the centre ended the connection: {reason}");
+                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, message));
                 }
                 FromCentre::Fragments { epoch, number, fresh, correction_ns, plans } => {
                     let run = self.run.ok_or_else(|| invalid("fragments without a welcome"))?;
