@@ -20,7 +20,7 @@
 //!
 //! | environment | |
 //! |---|---|
-//! | `FATHOM_ACCEL` | QEMU's `-accel`, instead of trying |
+//! | `FATHOM_ACCEL` | QEMU's `-accel`, instead of a trial |
 //! | `FATHOM_GUEST` | the folder with kernel and images, instead of `target/guest` |
 //! | `FATHOM_QEMU` | the QEMU binary, instead of `qemu-system-x86_64` |
 //! | `FATHOM_BINARY` | the `fathom` binary, instead of the newest below `target` |

@@ -209,7 +209,7 @@ impl Buffers {
         }
     }
 
-    /// Removes the segments. Keeps owned memory of up to [`KEPT_MAX`] bytes for the next use.
+    /// Removes the segments. Keeps owned memory of up to 256 KiB for the next use.
     pub fn clear(&mut self) {
         self.clear_segments();
         self.segments.shrink_to(SEGMENTS_KEPT_MAX);

@@ -28,12 +28,13 @@ impl Clock {
     }
 }
 
-/// The clock of a stack within one round. The first use in a round reads the clock; later uses
-/// return the same time.
+/// The clock of a stack within one round. [`now_ns`](Self::now_ns) always reads the clock;
+/// [`round_ns`](Self::round_ns) reads it only if it has not been read in this round.
 #[derive(Clone, Copy)]
 pub(crate) struct Moment<'a> {
     pub(crate) clock: &'a Clock,
-    /// The time of this round, in nanoseconds; 0 before the first use.
+    /// The time at which the clock was last read in this round, in nanoseconds; 0 if it was not
+    /// read yet.
     pub(crate) round_ns: &'a Cell<u64>,
 }
 

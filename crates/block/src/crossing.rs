@@ -194,8 +194,8 @@ impl Crossing<'_> {
         piece
     }
 
-    /// Ends the making of pieces. When all pieces have returned, [`gathered`](LayerQueue::gathered)
-    /// gets the parent.
+    /// Called after the last piece was made. When all pieces have returned,
+    /// [`gathered`](LayerQueue::gathered) gets the parent.
     pub fn join(&mut self, split: Split) {
         if let Some(step) = self.aside.splits.join(split) {
             self.steps.push(step);

@@ -267,7 +267,7 @@ impl<S: Source> Drive<S> {
         std::thread::sleep(PAUSE);
     }
 
-    /// Polls for work for as long as that has paid, then sleeps.
+    /// Polls for work, for a time that depends on the success of recent polls, then sleeps.
     fn idle(&mut self) {
         let mut done = false;
         let mut awaited = false;

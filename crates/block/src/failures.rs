@@ -30,13 +30,13 @@ pub struct FailureCounts {
 
 impl Failures {
     /// Sets the watcher. It is called on a queue's thread at the first failure after each
-    /// [`look`](Self::look), and must not block. Only the first watcher is kept.
+    /// [`counts`](Self::counts), and must not block. Only the first watcher is kept.
     pub fn watch(&self, watcher: impl Fn() + Send + Sync + 'static) {
         let _ = self.watcher.set(Box::new(watcher));
     }
 
     /// Returns the failures so far. The next failure calls the watcher again.
-    pub fn look(&self) -> FailureCounts {
+    pub fn counts(&self) -> FailureCounts {
         self.called.store(false, Ordering::Release);
         FailureCounts {
             no_space: self.no_space.load(Ordering::Relaxed),
@@ -54,7 +54,7 @@ impl Failures {
         self.call();
     }
 
-    /// Calls the watcher, unless it has been called since the last [`look`](Self::look).
+    /// Calls the watcher, unless it has been called since the last [`counts`](Self::counts).
     pub fn call(&self) {
         if self.called.swap(true, Ordering::AcqRel) {
             return;
@@ -71,7 +71,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn the_watcher_is_called_once_until_it_looks() {
+    fn the_watcher_is_called_once_until_the_counts_are_read() {
         let failures = Failures::default();
         let calls = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&calls);
@@ -89,7 +89,7 @@ mod tests {
             failures.note(ErrorKind::Io);
         }
         assert_eq!(calls.load(Ordering::Relaxed), 1);
-        assert_eq!(failures.look(), FailureCounts { no_space: 3, io: 3 });
+        assert_eq!(failures.counts(), FailureCounts { no_space: 3, io: 3 });
         failures.note(ErrorKind::Io);
         assert_eq!(calls.load(Ordering::Relaxed), 2);
     }

@@ -31,8 +31,8 @@ impl<T> Shared<T> {
     }
 
     /// Reads or changes the state. The closure must not block.
-    pub fn look<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
-        look(&mut self.lock().state)
+    pub fn access<R>(&self, access: impl FnOnce(&mut T) -> R) -> R {
+        access(&mut self.lock().state)
     }
 
     /// Reads or changes the state. If the closure returns `None`, `waker` is parked under the same

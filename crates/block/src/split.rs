@@ -70,7 +70,7 @@ impl Splits {
         }
     }
 
-    /// Ends the making of pieces. Returns the next step if all pieces have returned.
+    /// Called after the last piece was made. Returns the next step if all pieces have returned.
     pub(crate) fn join(&mut self, split: Split) -> Option<Step> {
         self.entry(split)?.joined = true;
         self.end(split)

@@ -84,7 +84,7 @@ pub struct Stack {
     /// The events that [`wait`](Self::wait) has collected.
     events: Vec<Event>,
     in_flight: usize,
-    /// The time of this round by the stack's clock, or 0 before its first use.
+    /// The time at which the clock was last read in this round, in nanoseconds, or 0.
     round_ns: Cell<u64>,
     /// The reactor's count of rounds when `round_ns` was cleared.
     rounds: u64,

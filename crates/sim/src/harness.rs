@@ -294,7 +294,7 @@ impl Harness {
         }
         for queue in &mut self.queues {
             if queue.stack.in_flight() > 0 && !queue.stack.has_completed() {
-                // Waits briefly for each back end in its turn.
+                // Waits briefly for each back end, one after the other.
                 limit = limit.min(Duration::from_micros(50));
                 queue.reactor.wait(Some(limit)).expect("the ring can be waited for");
             }

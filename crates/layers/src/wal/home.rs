@@ -67,11 +67,11 @@ impl WalQueue {
         let size = self.inner.superblock.ring_length;
         let limit = ROUND_LENGTH_MAX.min(size / 2);
         let mut wake_ns = None;
-        if self.inner.shared.look(|state| state.log.is_empty()) {
+        if self.inner.shared.access(|state| state.log.is_empty()) {
             return None;
         }
         let now_ns = next.now_ns();
-        let round = self.inner.shared.look(|state| {
+        let round = self.inner.shared.access(|state| {
             if state.failed.is_some() {
                 return None;
             }
@@ -194,7 +194,7 @@ impl WalQueue {
     /// The whole round is durable at home.
     fn end_round(&mut self, next: &mut Crossing<'_>) {
         let Some(WriteBack { last, .. }) = self.write_back.take() else { return };
-        self.inner.shared.look(|state| {
+        self.inner.shared.access(|state| {
             state.is_writing_back = false;
             state.home_failed = None;
             state.checkpoint = Some(state.log.checkpoint(last));
@@ -208,7 +208,7 @@ impl WalQueue {
     fn abandon_round(&mut self, next: &mut Crossing<'_>) {
         let Some(WriteBack { failed, .. }) = self.write_back.take() else { return };
         let retry_ns = next.now_ns() + RETRY_NS;
-        self.inner.shared.look(|state| {
+        self.inner.shared.access(|state| {
             state.is_writing_back = false;
             if failed.is_some() {
                 (state.home_failed, state.retry_ns) = (failed, retry_ns);
@@ -228,7 +228,7 @@ impl WalQueue {
         let taken = self
             .inner
             .shared
-            .look(|state| if state.failed.is_some() { None } else { state.checkpoint.take() });
+            .access(|state| if state.failed.is_some() { None } else { state.checkpoint.take() });
         let Some(checkpoint) = taken else { return };
         let mut own = next.request();
         own.operation = Operation::Write;
@@ -246,7 +246,7 @@ impl WalQueue {
         match outcome {
             Ok(()) => {
                 let needed = self.inner.volume.next();
-                self.inner.shared.look(|state| state.checkpoint_flush = Some(needed));
+                self.inner.shared.access(|state| state.checkpoint_flush = Some(needed));
             }
             Err(kind) => self.fail(kind),
         }

@@ -123,7 +123,7 @@ pub struct Wal {
 impl Wal {
     /// The state of the log now.
     pub fn status(&self) -> WalStatus {
-        self.inner.shared.look(|state| WalStatus {
+        self.inner.shared.access(|state| WalStatus {
             used: state.log.used(),
             size: self.inner.superblock.ring_length,
             log_failed: state.failed,
@@ -153,17 +153,17 @@ impl Wal {
     ) -> io::Result<()> {
         let end = Instant::now() + limit;
         let shared = &self.inner.shared;
-        if shared.look(|state| is_done(state)) {
+        if shared.access(|state| is_done(state)) {
             return Ok(());
         }
         let mut reactor = Reactor::new(64)?;
         let mut stack = disk.open_aside(&mut reactor, Clock::System)?;
         // An earlier failure need not occur again.
-        shared.look(|state| {
+        shared.access(|state| {
             (state.is_draining, state.home_failed, state.retry_ns) = (true, None, 0);
         });
         let drained = self.bring_home(is_done, &mut stack, &mut reactor, end);
-        shared.look(|state| state.is_draining = false);
+        shared.access(|state| state.is_draining = false);
         // Requests in flight complete before the queue closes.
         let left = end.saturating_duration_since(Instant::now()).max(FINISH_TIME_MIN);
         stack.finish(&mut reactor, left)?;
@@ -192,7 +192,7 @@ impl Wal {
             let (is_done, failure) = self
                 .inner
                 .shared
-                .look(|state| (is_done(state), state.failed.or(state.home_failed)));
+                .access(|state| (is_done(state), state.failed.or(state.home_failed)));
             if is_done {
                 return Ok(());
             }

@@ -87,7 +87,7 @@ impl WalQueue {
     ) -> Self {
         // Write-back of recovered records begins without a request.
         waker.wake();
-        let number = inner.shared.look(|state| {
+        let number = inner.shared.access(|state| {
             state.opened += 1;
             state.queues.push((state.opened, waker.clone()));
             state.opened
@@ -130,7 +130,7 @@ impl WalQueue {
     /// Applies the completed flushes, and completes the changes that they made durable.
     fn settle(&mut self, next: &mut Crossing<'_>) {
         let (finished, is_failed) = self.inner.volume.finished();
-        let (durable, failed, changed) = self.inner.shared.look(|state| {
+        let (durable, failed, changed) = self.inner.shared.access(|state| {
             let mut changed = state.log.flushed(finished);
             if is_failed && state.failed.is_none() {
                 state.failed = Some(ErrorKind::Io);
@@ -218,7 +218,7 @@ impl WalQueue {
     /// Puts as many waiting changes into a record as fit.
     fn prepare(&mut self, next: &mut Crossing<'_>) -> Option<Prepared> {
         let block_size = self.inner.superblock.block_size;
-        let data_max = self.inner.shared.look(|state| state.log.data_length_max());
+        let data_max = self.inner.shared.access(|state| state.log.data_length_max());
         let mut lengths = Vec::new();
         let mut room = data_max;
         for pending in self.pending.iter().take(entries_max(block_size)) {
@@ -305,7 +305,7 @@ impl WalQueue {
         if self.is_closed {
             return;
         }
-        let adopted = self.inner.shared.look(|state| {
+        let adopted = self.inner.shared.access(|state| {
             if state.failed.is_some() {
                 return None;
             }
@@ -330,7 +330,7 @@ impl WalQueue {
         if self.flushing.is_some() || self.is_closed {
             return false;
         }
-        let needed = self.inner.shared.look(|state| {
+        let needed = self.inner.shared.access(|state| {
             state.log.awaited_flush().max(state.checkpoint_flush).filter(|_| state.failed.is_none())
         });
         let Some(needed) = needed else { return false };
@@ -371,7 +371,7 @@ impl WalQueue {
         let range = request.offset..request.offset + request.length;
         let mut segments = std::mem::take(&mut self.segments);
         segments.clear();
-        let pin = self.inner.shared.look(|state| {
+        let pin = self.inner.shared.access(|state| {
             if state.log.map().is_empty() {
                 return None;
             }
@@ -388,7 +388,7 @@ impl WalQueue {
             self.pins.insert(self.count, pin);
             *next.word(&mut request) = self.count;
         } else {
-            self.inner.shared.look(|state| state.log.unpin(pin));
+            self.inner.shared.access(|state| state.log.unpin(pin));
         }
         if is_home {
             self.segments = segments;
@@ -430,7 +430,7 @@ impl WalQueue {
     fn end_read(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let number = std::mem::take(next.word(&mut request));
         if let Some(pin) = self.pins.remove(&number) {
-            self.inner.shared.look(|state| state.log.unpin(pin));
+            self.inner.shared.access(|state| state.log.unpin(pin));
             // A change may wait for that space.
             self.inner.shared.wake();
         }
@@ -440,7 +440,7 @@ impl WalQueue {
     /// Answers from the log, or asks the disk beneath for a range that is not in the log.
     fn extents(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
         let range = request.offset..request.offset + request.length;
-        let first = self.inner.shared.look(|state| state.log.map().first(range));
+        let first = self.inner.shared.access(|state| state.log.map().first(range));
         let allocation = match first.source {
             Some(Source::Ring(_)) => Allocation::Data,
             Some(Source::Zeroes { keep_allocated: true }) => Allocation::Zero,
@@ -463,7 +463,7 @@ impl WalQueue {
 
     /// Marks the log volume as failed.
     pub(super) fn fail(&mut self, kind: ErrorKind) {
-        self.inner.shared.look(|state| state.failed = state.failed.or(Some(kind)));
+        self.inner.shared.access(|state| state.failed = state.failed.or(Some(kind)));
         self.inner.shared.wake();
     }
 }
@@ -499,7 +499,7 @@ impl LayerQueue for WalQueue {
                     Ok(()) => {
                         // Any flush that begins after this covers the record.
                         let needed = self.inner.volume.next();
-                        self.inner.shared.look(|state| state.log.written(number, needed));
+                        self.inner.shared.access(|state| state.log.written(number, needed));
                     }
                     Err(kind) => self.fail(kind),
                 }
@@ -547,7 +547,7 @@ impl Drop for WalQueue {
     /// completed, so no other queue writes to their places.
     fn drop(&mut self) {
         let is_stuck = self.pending_in_kernel.count() > 0;
-        let others = self.inner.shared.look(|state| {
+        let others = self.inner.shared.access(|state| {
             state.queues.retain(|(number, _)| *number != self.number);
             if is_stuck && (!self.records.is_empty() || self.checkpoint_in_flight.is_some()) {
                 state.failed.get_or_insert(ErrorKind::Io);

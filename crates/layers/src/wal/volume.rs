@@ -94,17 +94,17 @@ impl LogVolume {
 
     /// The number of flushes begun so far.
     pub fn flush_count(&self) -> u64 {
-        self.flushes.look(|flushes| flushes.started)
+        self.flushes.access(|flushes| flushes.started)
     }
 
     /// The number of the next flush to begin.
     pub(super) fn next(&self) -> u64 {
-        self.flushes.look(|flushes| flushes.started + 1)
+        self.flushes.access(|flushes| flushes.started + 1)
     }
 
     /// The number of the last completed flush, and whether a flush has failed.
     pub(super) fn finished(&self) -> (u64, bool) {
-        self.flushes.look(|flushes| (flushes.finished, flushes.is_failed))
+        self.flushes.access(|flushes| (flushes.finished, flushes.is_failed))
     }
 
     /// Requests flush `number`, or a later one, at `now_ns`. `waker` wakes the caller when the
@@ -134,7 +134,7 @@ impl LogVolume {
     /// Flush `number` has completed. After a failed flush the kernel does not report the lost
     /// writes again, so later flushes make nothing durable.
     pub(super) fn end(&self, number: u64, outcome: Outcome) {
-        self.flushes.look(|flushes| {
+        self.flushes.access(|flushes| {
             flushes.in_flight = flushes.in_flight.filter(|(in_flight, _)| *in_flight != number);
             match outcome {
                 Ok(()) if !flushes.is_failed => flushes.finished = flushes.finished.max(number),
@@ -147,7 +147,7 @@ impl LogVolume {
 
     /// The result of flush `number` is unknown, because its queue has closed.
     pub(super) fn abandon(&self, number: u64) {
-        self.flushes.look(|flushes| {
+        self.flushes.access(|flushes| {
             flushes.in_flight = flushes.in_flight.filter(|(in_flight, _)| *in_flight != number);
         });
         self.flushes.wake();

@@ -264,7 +264,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
     let now = Instant::now();
     let mut health = served.health();
 
-    let counts = disk.failures().look();
+    let counts = disk.failures().counts();
     let waiting = room.map_or(0, |room| room.waiting());
     if counts.no_space > health.counts.no_space {
         health.no_space_at = Some(now);
