@@ -253,7 +253,7 @@ class Query(Process):
         if self.wait(60):
             raise Failed(f"the query failed:\n{self.messages()[-2000:]}")
         missing = sum(int(count) for count in re.findall(
-            r"(?m)^(\d+) events? (?:are missing|came too late)", self.messages()))
+            r"(?m)^(\d+) events? (?:are missing|arrived too late)", self.messages()))
         return results.seen, results.rows, missing
 
 
@@ -287,7 +287,7 @@ class Centre(Process):
             FATHOM, "monitor", "--listen", address, "--plain", "--stream-compat", "--csv",
             "--status", "500ms", "--file", path], namespace)
         self.address = wait_until("the centre's start", lambda: self.check() and re.search(
-            r"hosts are served at (\S+)", self.messages()))[1]
+            r"listening for hosts at (\S+)", self.messages()))[1]
 
     def hosts(self):
         """The columns of the newest complete table of hosts, by the hosts' names."""

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     match load(&options) {
         Ok(report) => {
             let text = serde_json::to_string_pretty(&report).expect("a report is plain data");
-            // A reader who has left has seen enough.
+            // A broken pipe is no error: the reader has read enough.
             let _ = writeln!(std::io::stdout(), "{text}");
             ExitCode::from(u8::from(report.errors > 0 || report.blocks_wrong > 0))
         }

@@ -1,4 +1,4 @@
-//! Where the running daemon is.
+//! The address of the running daemon.
 use std::path::PathBuf;
 
 use clap::Args;
@@ -28,7 +28,7 @@ impl ControlOptions {
         self.control.is_some() || std::env::var_os(VARIABLE).is_some()
     }
 
-    /// A client for it.
+    /// A client for the control socket.
     pub fn client(&self) -> Client {
         Client::new(self.socket())
     }

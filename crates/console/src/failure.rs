@@ -1,4 +1,4 @@
-//! How a command fails: what happened, and what to do next.
+//! Failures of commands: the reason, and what to do next.
 use std::{fmt, io, path::Path, process::ExitCode};
 
 use fathom_control::ClientError;
@@ -6,9 +6,9 @@ use fathom_monitor::read::ReadError;
 
 use crate::output::style::{self, Style};
 
-/// The command failed.
+/// Exit status of a command that failed.
 pub const FAILED: u8 = 1;
-/// The command line makes no sense.
+/// Exit status for an invalid command line.
 pub const USAGE: u8 = 2;
 
 /// Why a command failed.
@@ -19,7 +19,7 @@ pub struct Failure {
     code: u8,
 }
 
-/// What a command comes to.
+/// The result of a command.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
@@ -28,12 +28,12 @@ impl Failure {
         Self { message: message.into(), remedy: String::new(), code: FAILED }
     }
 
-    /// The command line makes no sense.
+    /// An invalid command line.
     pub fn usage(message: impl Into<String>) -> Self {
         Self { code: USAGE, ..Self::new(message) }
     }
 
-    /// A failed system call on a path.
+    /// A failed system call on a path; `doing` is a verb.
     pub fn io(doing: &str, path: &Path, error: &io::Error) -> Self {
         let failure = Self::new(format!("cannot {doing} {}: {}", path.display(), reason(error)));
         match error.kind() {
@@ -45,7 +45,7 @@ impl Failure {
         }
     }
 
-    /// Says what to do next.
+    /// Adds what to do next.
     #[must_use]
     pub fn advise(self, remedy: impl Into<String>) -> Self {
         Self { remedy: remedy.into(), ..self }

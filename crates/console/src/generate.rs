@@ -1,4 +1,4 @@
-//! `fathom completions` and `fathom man`: from the same definitions as the command line itself.
+//! `fathom completions` and `fathom man`: generated from the definitions of the command line.
 use std::{io, path::PathBuf};
 
 use clap::{Args, Command};
@@ -17,7 +17,7 @@ Examples:
   fathom completions zsh > \"${fpath[1]}/_fathom\"
   fathom completions fish > ~/.config/fish/completions/fathom.fish")]
 pub struct CompletionsOptions {
-    /// The shell to complete in
+    /// The shell to write the script for
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -29,7 +29,7 @@ Examples:
   fathom man | man -l -                    read the page of the command itself
   fathom man /usr/local/share/man/man1     install a page for each command")]
 pub struct ManOptions {
-    /// Write a page for each command into this directory, in place of the one to standard output
+    /// Write a page for each command into this directory, instead of one to standard output
     directory: Option<PathBuf>,
 }
 

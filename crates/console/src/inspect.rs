@@ -1,4 +1,4 @@
-//! `fathom inspect`: what an image of a guest's memory tells, without a daemon.
+//! `fathom inspect`: analyses an image of a guest's memory, without a daemon.
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -24,33 +24,33 @@ const PAGE: u64 = 4096;
 /// Options of `fathom inspect`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-An image is what QEMU's dump-guest-memory wrote, or the file of a memory back end (of a guest that
-is paused or gone: a running one changes it).
+An image is a file that QEMU's dump-guest-memory wrote, or the file of a memory back end. The guest
+must be paused or stopped, because a running guest changes the file.
 
 Examples:
   fathom inspect guest.elf               the kernel, and the files that fill its page cache
   fathom inspect guest.raw --files 0 --tasks
   fathom inspect guest.raw --json | jq '.files[].path'
 
-Exit status: 0 a kernel was found, 1 none was, 2 wrong usage.")]
+Exit status: 0 a kernel was found, 1 no kernel was found, 2 invalid command line.")]
 pub struct InspectOptions {
     /// The image of a guest's memory: an ELF core or raw
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// How many files to show, those with the most pages in memory first
+    /// The number of files to show, those with the most pages in memory first
     #[arg(long, value_name = "N", default_value_t = 20)]
     files: usize,
     /// Show the guest's processes
     #[arg(long)]
     tasks: bool,
-    /// Of a raw image: how much of it is below 4 GiB (QEMU: q35 2G, pc 3G)
+    /// In a raw image, the amount of memory below 4 GiB (QEMU: q35 2G, pc 3G)
     #[arg(long, value_name = "SIZE", default_value = "2G")]
     low: Bytes,
     #[command(flatten)]
     format: Format,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Report {
     release: String,

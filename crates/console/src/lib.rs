@@ -1,11 +1,11 @@
-//! The fathom commands: faces of the control interface.
+//! The fathom commands, which speak to the daemon through its control interface.
 //!
-//! [`Command`] is the part of the `fathom` command line that is not the daemon's; [`run`] carries
-//! it out. Everything about a running daemon goes through `fathom_control`'s client.
+//! [`Command`] is the part of the `fathom` command line that does not start the daemon; [`run`]
+//! carries it out. All access to a running daemon goes through the client of `fathom_control`.
 //!
-//! Exit status: 0 done, 1 failed, 2 the command line makes no sense.
+//! Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.
 
-#![allow(clippy::format_push_string, reason = "what is printed is put together for reading")]
+#![allow(clippy::format_push_string, reason = "it keeps the code that builds output readable")]
 
 mod bench;
 mod connection;
@@ -40,11 +40,11 @@ pub enum Command {
     Top(top::TopOptions),
     /// Show the files that a disk is busy with
     Files(usage::FilesOptions),
-    /// List slow requests, and tell all that is known of one
+    /// List slow requests, and show everything known about one
     ExplainIo(usage::ExplainOptions),
     /// Run standing queries in CQL over live or recorded events
     Query(Box<query::QueryOptions>),
-    /// Say how queries in CQL are carried out, and what they give
+    /// Show how queries in CQL run, and the columns of their results
     Explain(query::ExplainOptions),
     /// Run standing queries in CQL over the events of many hosts
     Monitor(Box<monitor::MonitorOptions>),
@@ -54,9 +54,9 @@ pub enum Command {
     Vm(Box<vm::VmOptions>),
     /// Measure a disk, without a guest
     Bench(Box<bench::BenchOptions>),
-    /// Say what of Fathom works on this host, and why not
+    /// Show which parts of Fathom work on this host, and why others do not
     Doctor(doctor::DoctorOptions),
-    /// Say what an image of a guest's memory tells: kernel, cached files, processes
+    /// Show the kernel, cached files and processes in an image of a guest's memory
     Inspect(inspect::InspectOptions),
     /// Print a shell's completion script
     Completions(generate::CompletionsOptions),
@@ -66,16 +66,16 @@ pub enum Command {
 
 /// Carries out a command.
 ///
-/// Completions and manual pages are those of the console's commands alone; [`run_within`] knows
-/// the others too.
+/// Completions and manual pages cover the console's commands alone; with [`run_within`] they cover
+/// all commands of `definition`.
 pub fn run(command: Command) -> ExitCode {
     let root = clap::Command::new("fathom").about("A virtual disk server for VM hosts");
     run_within(command, Command::augment_subcommands(root))
 }
 
-/// Carries out a command of the given command line, which is the one to be completed and described
-/// in manual pages.
-#[allow(clippy::needless_pass_by_value, reason = "a command is carried out once")]
+/// Carries out a command of the command line `definition`, for which completions and manual pages
+/// are made.
+#[allow(clippy::needless_pass_by_value, reason = "a command runs once")]
 pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
     let done = |()| 0;
     let outcome = match &command {

@@ -1,9 +1,6 @@
-//! Other processes: what can be read of them, and how they are started.
+//! Other processes: their CPU time and names, and how to start them.
 
-#![expect(
-    unsafe_code,
-    reason = "the clock of another process, and what is done between fork and exec"
-)]
+#![expect(unsafe_code, reason = "the clock of another process, and a call between fork and exec")]
 
 use std::{
     io,
@@ -34,7 +31,7 @@ impl CpuClock {
         Self { process_id: std::process::id() as i32, clock: libc::CLOCK_PROCESS_CPUTIME_ID }
     }
 
-    /// CPU time used so far by all threads; `None` once the process is gone.
+    /// CPU time used so far by all threads; `None` after the process has ended.
     pub fn now(&self) -> Option<Duration> {
         let mut time = MaybeUninit::<libc::timespec>::uninit();
         // SAFETY: the result goes to a local variable, which is read only if it was written.
@@ -47,15 +44,15 @@ impl CpuClock {
         Some(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
     }
 
-    /// The process.
+    /// The process ID.
     pub fn process_id(&self) -> i32 {
         self.process_id
     }
 }
 
-/// Starts a program that is asked to end when this one has ended.
+/// Starts a program that gets SIGTERM when this process ends.
 pub fn spawn_bound(command: &mut Command) -> io::Result<Child> {
-    // SAFETY: prctl is all that is called between fork and exec, and it is safe there.
+    // SAFETY: `prctl` is the only call between fork and exec, a plain system call, which is safe there.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
@@ -65,7 +62,7 @@ pub fn spawn_bound(command: &mut Command) -> io::Result<Child> {
     command.spawn()
 }
 
-/// A process's name, as `ps` shows it.
+/// A process's name, as `ps` shows it. `None` if the process does not exist.
 pub fn name(process_id: i32) -> Option<String> {
     let name = std::fs::read_to_string(format!("/proc/{process_id}/comm")).ok()?;
     Some(name.trim_end().to_owned())

@@ -12,7 +12,7 @@ pub fn mix(value: u64) -> u64 {
 pub struct Random(u64);
 
 impl Random {
-    /// The same seed gives the same numbers.
+    /// A generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Self(mix(seed))
     }
@@ -25,7 +25,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below the limit.
+    /// A number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
     }

@@ -1,4 +1,4 @@
-//! Help, completions and manual pages: all from the same definitions.
+//! Help, completions and manual pages, which are generated from the same definitions.
 mod common;
 
 use std::fs;
@@ -12,13 +12,13 @@ fn definition() -> clap::Command {
     Command::augment_subcommands(clap::Command::new("fathom"))
 }
 
-/// The words of a line as a shell reads them, without its comment, up to a pipe, a redirection or
-/// the text that stands beside an example.
+/// The words of an example line, parsed as by a shell, without its comment, up to a pipe, a
+/// redirection or the description beside it.
 fn words(line: &str) -> Vec<String> {
     let mut example = String::new();
     for part in line.split_inclusive("   ") {
         example.push_str(part);
-        // Spaces within quotes are the command's own.
+        // Spaces within quotes belong to the command.
         if let Some(mut words) = shlex::split(&example) {
             let end = words.iter().position(|word| matches!(word.as_str(), "|" | ">" | "&"));
             words.truncate(end.unwrap_or(words.len()));
@@ -28,7 +28,7 @@ fn words(line: &str) -> Vec<String> {
     panic!("a quotation is not closed: {line}");
 }
 
-/// The lines that begin with `fathom`, those that a backslash joins together.
+/// The lines that begin with `fathom`; lines continued by a backslash are joined.
 fn examples(text: &str) -> Vec<String> {
     let joined = text.split("\\\n").map(str::trim_start).collect::<Vec<_>>().join("");
     let lines = joined.lines().map(str::trim);

@@ -1,4 +1,4 @@
-//! `fathom disk` on images, beside qemu-img.
+//! `fathom disk` on images, compared with qemu-img.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ use std::{
 use common::{console, has, run};
 use serde_json::Value;
 
-/// How long anything may take before a test fails.
+/// The time limit of each step of a test.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn json(directory: &Path, arguments: &[&str]) -> Value {
@@ -28,7 +28,7 @@ fn json(directory: &Path, arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn images_are_made_and_never_replaced_unasked() {
+fn images_are_created_and_replaced_only_by_force() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
     let (status, stdout, _) = run(directory, &["disk", "create", "a.img", "10M"]);
@@ -55,7 +55,7 @@ fn images_are_made_and_never_replaced_unasked() {
 }
 
 #[test]
-fn an_image_in_use_is_left_alone() {
+fn an_image_in_use_is_not_changed() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
     run(directory, &["disk", "create", "a.img", "1M"]);
@@ -76,7 +76,7 @@ fn an_image_in_use_is_left_alone() {
     assert_eq!(fs::metadata(directory.join("a.img")).expect("it is there").len(), 1 << 20);
 }
 
-/// Takes a lock as the daemon and QEMU do: of `length` bytes from `start` on, 0 for all.
+/// Takes a lock as the daemon and QEMU do: `length` bytes from `start` on; a length of 0 is all.
 fn take_lock(file: &fs::File, kind: i32, start: i64, length: i64) {
     let lock = libc::flock {
         l_type: kind as libc::c_short,
@@ -88,8 +88,8 @@ fn take_lock(file: &fs::File, kind: i32, start: i64, length: i64) {
     let begun = Instant::now();
     // SAFETY: the structure lives through the call.
     while unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } != 0 {
-        // A child of another test has copies of all descriptors until it is another program: also
-        // of one that held the lock and is closed here.
+        // A child of another test has copies of all descriptors until it executes its program,
+        // including a descriptor that held the lock and is closed here.
         let error = std::io::Error::last_os_error();
         let passes = error.kind() == std::io::ErrorKind::WouldBlock && begun.elapsed() < PATIENCE;
         assert!(passes, "{error}");
@@ -97,15 +97,15 @@ fn take_lock(file: &fs::File, kind: i32, start: i64, length: i64) {
     }
 }
 
-/// This process hides the lock's holder: the descriptor travels in no process's table, as with
-/// another user's daemon, a container or an NFS client.
+/// Hides the lock's holder: the descriptor is in flight between sockets and in no process's table,
+/// as with another user's daemon, a container or an NFS client.
 fn hidden(file: &fs::File) -> [std::os::unix::net::UnixStream; 2] {
     let (sender, receiver) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let mut byte = [0u8];
     let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     let mut control = [0u64; 8];
-    // SAFETY: an all-zero header is a valid value; what it points to lives through the call, and
-    // the control buffer has room for one descriptor and is aligned for its header.
+    // SAFETY: an all-zero header is a valid value; its pointers are valid during the call, and the
+    // control buffer has room for one descriptor and is aligned for its header.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
@@ -122,13 +122,14 @@ fn hidden(file: &fs::File) -> [std::os::unix::net::UnixStream; 2] {
 }
 
 #[test]
-fn a_locked_image_is_left_alone_even_if_its_holder_is_not_seen() {
+fn a_locked_image_is_not_changed_even_if_its_holder_is_hidden() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
     let path = directory.join("a.img");
     run(directory, &["disk", "create", "a.img", "1M"]);
     fs::write(&path, vec![7; 1 << 20]).expect("it is written");
-    // All of it, as the daemon; one byte for readers, as QEMU; no lock at all, but a writer.
+    // A lock of the whole file as the daemon's; of one byte for reading as QEMU's; a writer without
+    // a lock.
     let locks = [Some((libc::F_WRLCK, 0, 0)), Some((libc::F_RDLCK, 100, 1)), None];
     for lock in locks {
         let write = lock.is_none_or(|(kind, ..)| kind == libc::F_WRLCK);
@@ -145,7 +146,7 @@ fn a_locked_image_is_left_alone_even_if_its_holder_is_not_seen() {
             &["disk", "resize", "a.img", "512K", "--shrink"],
             &["disk", "import", "raw.img", "a.img", "--force"],
         ];
-        // Each waits some seconds for a holder that is about to end.
+        // Each command waits some seconds for a holder that is about to end.
         let results = thread::scope(|scope| {
             let running = commands.map(|command| scope.spawn(|| run(directory, command)));
             running.map(|command| command.join().expect("it ends"))
@@ -156,7 +157,7 @@ fn a_locked_image_is_left_alone_even_if_its_holder_is_not_seen() {
         assert!(fs::read(&path).expect("it reads") == vec![7; 1 << 20], "{lock:?}");
         if lock.is_some() {
             let (_, stdout, _) = run(directory, &["disk", "info", "a.img"]);
-            assert!(stdout.contains("cannot be seen from here"), "{stdout}");
+            assert!(stdout.contains("is not visible from here"), "{stdout}");
         }
         drop(held);
     }
@@ -195,17 +196,17 @@ fn an_import_reads_no_file_that_the_image_names() {
     qemu_img(&["create", "-q", "-f", "qcow2", "-b", "secret", "-F", "raw", "backed.qcow2"]);
     qemu_img(&["create", "-q", "-f", "qcow2", "-o", "data_file=data.raw", "split.qcow2", "1M"]);
     fs::write(directory.join("data.raw"), vec![b's'; 1 << 20]).expect("it is written");
-    // A guest's raw disk, and the descriptor of a VMDK image that QEMU probes as such.
+    // A guest's raw disk, and a VMDK descriptor that QEMU recognises.
     fs::copy(directory.join("backed.qcow2"), directory.join("guest.img")).expect("it is copied");
     let text = "version=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\nRW 8 FLAT \"secret\" 0\n";
     fs::write(directory.join("text.img"), text).expect("it is written");
     for source in ["backed.qcow2", "split.qcow2", "guest.img", "text.img", "file:text.img"] {
         let (status, _, stderr) = run(directory, &["disk", "import", source, "new.img"]);
-        assert!(status == 1 && stderr.contains("from another file"), "{source}: {stderr}");
+        assert!(status == 1 && stderr.contains("in another file"), "{source}: {stderr}");
         assert!(stderr.contains("--follow-backing"), "{source}: {stderr}");
         assert!(!directory.join("new.img").exists(), "{source}");
     }
-    // As it was meant.
+    // With the format given, the guest's disk is imported.
     let arguments = ["disk", "import", "--source-format", "raw", "guest.img", "raw.img"];
     assert_eq!(run(directory, &arguments).0, 0);
     let (raw, guest) = (directory.join("raw.img"), directory.join("guest.img"));
@@ -219,13 +220,13 @@ fn an_import_reads_no_file_that_the_image_names() {
 }
 
 #[test]
-fn an_import_that_is_ended_leaves_nothing_behind() {
+fn an_import_ended_by_a_signal_leaves_nothing_behind() {
     if !has("qemu-img") {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
-    fs::write(directory.join("new.img.other.part"), "of somebody else").expect("it is written");
+    fs::write(directory.join("new.img.other.part"), "of another user").expect("it is written");
     // A source that takes minutes to read.
     let source = "json:{\"driver\":\"raw\",\"file\":{\"driver\":\"null-co\",\"size\":1073741824,\
                   \"latency-ns\":200000000}}";
@@ -245,7 +246,7 @@ fn an_import_that_is_ended_leaves_nothing_behind() {
         let begun = Instant::now();
         while names().len() < 2 || children(child.id()).is_empty() {
             assert!(begun.elapsed() < PATIENCE, "qemu-img does not begin");
-            assert_eq!(child.try_wait().expect("a child"), None, "it ended by itself");
+            assert_eq!(child.try_wait().expect("a child"), None, "it ended early");
             std::thread::sleep(Duration::from_millis(2));
         }
         let readers = children(child.id());
@@ -256,7 +257,7 @@ fn an_import_that_is_ended_leaves_nothing_behind() {
         assert_eq!(names(), ["new.img.other.part"]);
         let begun = Instant::now();
         while readers.iter().any(|id| Path::new(&format!("/proc/{id}/exe")).exists()) {
-            assert!(begun.elapsed() < PATIENCE, "qemu-img goes on");
+            assert!(begun.elapsed() < PATIENCE, "qemu-img keeps running");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -277,8 +278,8 @@ fn an_import_touches_no_file_of_others() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
     fs::write(directory.join("raw.img"), [1; 4096]).expect("it is written");
-    // What an import once wrote to before the target had its name.
-    fs::write(directory.join("a.img.part"), "of somebody else").expect("it is written");
+    // Earlier versions of the import wrote to files of these names.
+    fs::write(directory.join("a.img.part"), "of another user").expect("it is written");
     std::os::unix::fs::symlink("precious", directory.join("b.img.part")).expect("a link");
     fs::write(directory.join("precious"), "precious").expect("it is written");
     for target in ["a.img", "b.img"] {
@@ -286,7 +287,7 @@ fn an_import_touches_no_file_of_others() {
         assert_eq!(status, 0, "{stderr}");
         assert_eq!(fs::read(directory.join(target)).expect("it reads"), [1; 4096]);
     }
-    assert_eq!(fs::read(directory.join("a.img.part")).expect("it reads"), b"of somebody else");
+    assert_eq!(fs::read(directory.join("a.img.part")).expect("it reads"), b"of another user");
     assert_eq!(fs::read(directory.join("precious")).expect("it reads"), b"precious");
     // A fixed VHD image has only a footer, and qemu-img takes it for a raw one.
     let mut fixed = vec![0; 4096 + 512];
@@ -299,7 +300,7 @@ fn an_import_touches_no_file_of_others() {
 }
 
 #[test]
-fn sizes_change_and_shrink_only_when_told() {
+fn sizes_change_and_shrink_only_with_the_option() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
     let size = || fs::metadata(directory.join("a.img")).expect("it is there").len();
@@ -315,7 +316,7 @@ fn sizes_change_and_shrink_only_when_told() {
 }
 
 #[test]
-fn checks_find_what_is_wrong() {
+fn checks_find_problems() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
     run(directory, &["disk", "create", "good.img", "4M"]);
@@ -341,7 +342,7 @@ fn checks_find_what_is_wrong() {
 }
 
 #[test]
-fn what_qemu_img_reads_is_imported() {
+fn formats_of_qemu_img_are_imported() {
     if !has("qemu-img") {
         return;
     }

@@ -1,4 +1,4 @@
-//! `fathom explain`: plans as text and as JSON, and how it fails.
+//! `fathom explain`: plans as text and as JSON, and its errors.
 mod common;
 
 use std::{fs, path::Path};
@@ -9,7 +9,7 @@ const GROUPED: &str =
     "select VDisk, count(*) as n from IOstream where Size > $least group by VDisk";
 
 #[test]
-fn a_plan_is_shown_with_what_it_reads_and_keeps() {
+fn a_plan_is_shown_with_its_columns_and_its_state() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();
     let (status, stdout, stderr) = run(path, &["explain", GROUPED, "--param", "least=8"]);
@@ -21,7 +21,7 @@ relation (VDisk text, n integer)
       window unbounded
         stream IOstream
 
-reads of IOstream: Size, VDisk
+reads from IOstream: Size, VDisk
 grows without bound:
   line 1, column 34: keeps one entry for each VDisk ever seen
       select VDisk, count(*) as n from IOstream where Size > $least group by VDisk
@@ -41,7 +41,7 @@ centre: relation (VDisk text, n integer)
       stream fragment 1
 
 an event has about 368 bytes
-fragment 1 sends about 24 for each event that passes
+fragment 1 sends about 24 bytes for each event that passes
 ";
     assert_eq!(stdout, expected);
 }
@@ -57,7 +57,7 @@ fn each_query_of_a_file_has_a_number() {
     assert!(stdout.contains("query 1: stream (Size integer)\n  istream\n"), "{stdout}");
     assert!(stdout.contains("\nquery 2: relation (count integer)\n"), "{stdout}");
     assert!(stdout.contains("window range 3 µs"), "{stdout}");
-    assert!(stdout.contains("reads of IOstream: no column\n"), "{stdout}");
+    assert!(stdout.contains("reads from IOstream: no column\n"), "{stdout}");
     assert_eq!(stdout.matches("nothing grows without bound\n").count(), 2, "{stdout}");
 }
 
@@ -89,7 +89,7 @@ fn json_has_the_same() {
 }
 
 #[test]
-fn what_would_travel_of_a_file_is_counted() {
+fn the_bytes_that_would_be_sent_for_a_file_are_counted() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();
     let events = "BlktapTS,Type,VDisk,Size\n1,Q,a,8\n2,Q,a,16\n2000000000,Q,bc,24\n";
@@ -98,14 +98,15 @@ fn what_would_travel_of_a_file_is_counted() {
     let arguments = [&["explain", GROUPED, "--param", "least=8"][..], &replay].concat();
     let (status, stdout, stderr) = run(path, &arguments);
     assert_eq!(status, 0, "{stderr}");
-    // Texts of 1 and 1, 1 and 1, 1 and 2 bytes; two numbers; 27 nulls. Of the rows the instant.
+    // Texts of 1 and 1, 1 and 1, 1 and 2 bytes; two numbers; 27 nulls. A row that is sent has its
+    // instant in addition.
     let expected = "
 3 events have 45.3 bytes each
-fragment 1 sends 2 rows (66.7 % of the events), 6.3 bytes an event
-6.3 bytes an event travel, 14.0 % of what all would be
+fragment 1 sends 2 rows (66.7 % of the events), 6.3 bytes per event
+6.3 bytes per event are sent, 14.0 % of the events' bytes
 ";
     assert!(stdout.ends_with(expected), "{stdout}");
-    // A row of a group comes at the first step, and goes at the next, where none is any more.
+    // A group's row is added at the first step and removed at the next, when the group is empty.
     let sliding = "select VDisk, count(*) from IOstream [tumbling 1 second] group by VDisk";
     let arguments = [&["explain", sliding, "--json"][..], &replay].concat();
     let (status, stdout, stderr) = run(path, &arguments);
@@ -113,7 +114,7 @@ fragment 1 sends 2 rows (66.7 % of the events), 6.3 bytes an event
     let report: serde_json::Value = serde_json::from_str(&stdout).expect("it is JSON");
     let fragment = &report["split"]["fragments"][0];
     assert_eq!(fragment["result"], "relation");
-    // `a` comes and goes, `bc` comes; each with the instant, the sign and a number.
+    // `a` is added and removed, `bc` is added; each change has the instant, the sign and a number.
     assert_eq!((&fragment["rows"], &fragment["bytes"]), (&3.into(), &(3 * 17 + 4).into()));
     assert_eq!(report["split"]["events"], 3);
     let (status, _, stderr) = run(path, &["explain", sliding, "--replay", "missing.csv"]);
@@ -121,7 +122,7 @@ fragment 1 sends 2 rows (66.7 % of the events), 6.3 bytes an event
 }
 
 #[test]
-fn the_page_on_queries_shows_a_split_as_it_is() {
+fn the_page_on_queries_shows_the_actual_split() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = fs::read_to_string(root.join("docs/queries.md")).expect("the page is there");
     let (_, rest) = page.split_once("\n## Many hosts\n").expect("a section on many hosts");
@@ -141,12 +142,12 @@ fn the_page_on_queries_shows_a_split_as_it_is() {
 }
 
 #[test]
-fn what_is_odd_is_reported_and_what_is_wrong_is_an_error() {
+fn probable_mistakes_are_warnings_and_invalid_queries_are_errors() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();
     let (status, stdout, _) =
         run(path, &["explain", "select Size from IOstream where Path = null"]);
-    assert!(status == 0 && stdout.contains("odd:\n  line 1"), "{stdout}");
+    assert!(status == 0 && stdout.contains("warnings:\n  line 1"), "{stdout}");
     assert!(stdout.contains("→ use `is null` or `is not null`"), "{stdout}");
     let (status, _, stderr) = run(path, &["explain", "select Sizes from IOstream"]);
     assert!(status == 1 && stderr.contains("line 1, column 8"), "{stderr}");

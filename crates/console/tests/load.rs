@@ -1,4 +1,4 @@
-//! The load generator beside qemu-storage-daemon.
+//! The load generator against qemu-storage-daemon.
 mod common;
 
 use std::{
@@ -19,7 +19,7 @@ struct Server {
 }
 
 impl Server {
-    /// Serves an image of 16 MiB; `None` if the program is not there.
+    /// Serves an image of 16 MiB; `None` if the program is not installed.
     fn start(writable: bool, queues: u16) -> Option<Self> {
         if !has("qemu-storage-daemon") {
             return None;
@@ -43,7 +43,7 @@ impl Server {
         let server = Self { child, socket, _directory: directory };
         let started = Instant::now();
         while !server.socket.exists() {
-            assert!(started.elapsed() < Duration::from_secs(20), "the peer is not there");
+            assert!(started.elapsed() < Duration::from_secs(20), "the peer did not start");
             thread::sleep(Duration::from_millis(10));
         }
         Some(server)
@@ -60,7 +60,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have been killed by the test already.
+        // The test may already have killed it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -94,7 +94,7 @@ fn reads_are_measured_and_attributed() {
         assert_eq!((report.errors, report.server_process_id), (0, Some(server.child.id() as i32)));
         assert!(report.server_cpu_us_per_request.expect("CPU") > 0.0);
         if waiting == Waiting::Event {
-            // Each sleep is ended by one or more completions: nothing spins.
+            // Each sleep ends with at least one completion: the client does not spin.
             assert!(report.client_wakeups < 4 * report.reads.requests + 1000, "{report:?}");
         }
     }
@@ -104,7 +104,7 @@ fn reads_are_measured_and_attributed() {
 }
 
 #[test]
-fn what_was_written_is_read_back() {
+fn written_data_is_read_back() {
     let Some(server) = Server::start(true, 2) else { return };
     for (order, read_percent) in [(Order::Random, 30), (Order::Sequential, 0)] {
         let report = load(&LoadOptions {
@@ -133,14 +133,14 @@ fn what_was_written_is_read_back() {
 }
 
 #[test]
-fn a_server_that_dies_is_noticed() {
+fn the_death_of_a_server_is_reported() {
     let Some(mut server) = Server::start(false, 1) else { return };
     let options = LoadOptions { duration: Duration::from_secs(60), ..server.options() };
     let thread = thread::spawn(move || load(&options));
     thread::sleep(Duration::from_millis(500));
     server.child.kill().expect("it is killed");
-    let error = thread.join().expect("no panic").expect_err("the server is gone");
+    let error = thread.join().expect("no panic").expect_err("the server is dead");
     assert!(matches!(error, LoadError::Closed), "{error}");
-    let again = load(&server.options()).expect_err("nobody listens");
+    let again = load(&server.options()).expect_err("no server listens");
     assert!(matches!(again, LoadError::Connect(..)), "{again}");
 }

@@ -1,4 +1,4 @@
-//! `fathom query`: its options, and how it fails.
+//! `fathom query`: its options and its errors.
 mod common;
 
 use std::fs;
@@ -8,7 +8,7 @@ use common::run;
 const QUERY: &str = "select * from IOstream";
 
 #[test]
-fn what_it_cannot_do_it_says() {
+fn invalid_options_and_inputs_are_errors() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();
     let (status, _, stderr) = run(path, &["query", QUERY, "--control", "none.sock"]);
@@ -34,12 +34,12 @@ fn what_it_cannot_do_it_says() {
 }
 
 #[test]
-fn lines_that_were_passed_over_are_reported() {
+fn skipped_lines_are_reported() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();
     fs::write(path.join("x.csv"), "BlktapTS,Size\n1,2\n2,two\n").expect("it is written");
     let (status, _, stderr) = run(path, &["query", QUERY, "--replay", "x.csv", "--json"]);
     assert_eq!(status, 0, "{stderr}");
     assert!(stderr.contains("x.csv:3: Size is \"two\", which is not of type integer"), "{stderr}");
-    assert!(stderr.contains("1 line made no sense"), "{stderr}");
+    assert!(stderr.contains("1 malformed line was skipped"), "{stderr}");
 }

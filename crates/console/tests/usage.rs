@@ -1,11 +1,11 @@
-//! Who causes the I/O: `fathom top --by`, `fathom files` and `fathom explain-io` beside a control
-//! server.
+//! The commands on who causes the I/O: `fathom top --by`, `fathom files` and `fathom explain-io`,
+//! against a control server.
 mod common;
 
 use common::{control_server, run};
 use serde_json::Value;
 
-/// Runs a command that succeeds; its standard output.
+/// Runs a command that must succeed. Returns its standard output.
 fn output(words: &[&str]) -> String {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = control_server(directory.path());
@@ -40,7 +40,7 @@ fn top_prints_a_table_for_each_interval() {
         "top", "--by", "file", "--limit", "1", "-n", "1", "-i", "50ms", "--filter", "WEB",
     ]);
     assert!(text.contains("and 3 more") || text.contains("/srv/table.dat"), "{text}");
-    // A guest's text controls no terminal.
+    // A guest's text cannot control the terminal.
     let text = output(&["top", "--by", "file", "--since-start", "--sort", "written"]);
     assert!(text.contains("/srv/page\u{fffd}[2J.html") && !text.contains('\u{1b}'), "{text}");
     assert!(text.starts_with("since counting began") && text.contains("1 MiB"), "{text}");
@@ -49,7 +49,7 @@ fn top_prints_a_table_for_each_interval() {
 }
 
 #[test]
-fn top_prints_objects_for_programs() {
+fn top_prints_json_objects() {
     let text = output(&["top", "--by", "file", "--json", "-n", "2", "-i", "50ms", "--vm", "web"]);
     let objects: Vec<Value> =
         text.lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect();
@@ -102,7 +102,7 @@ fn slow_requests_are_explained() {
     assert!(text.contains("flush") && !text.contains("page.html"), "{text}");
     let text = output(&["explain-io", "root", "slowest"]);
     for part in
-        ["00:00:00.000", "4 s ago", "from byte 8192", "sure: structures", "under way meanwhile:"]
+        ["00:00:00.000", "4 s ago", "from byte 8192", "sure: structures", "in flight at that time:"]
     {
         assert!(text.contains(part), "{part} is missing:\n{text}");
     }
@@ -113,15 +113,15 @@ fn slow_requests_are_explained() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn unknown_names_are_errors() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = control_server(directory.path());
     let socket = socket.to_str().expect("a path in UTF-8");
     for (words, message) in [
         (&["files", "data"][..], "serves no disk called data"),
-        (&["files", "nothing"], "ask less"),
+        (&["files", "nothing"], "retry"),
         (&["explain-io", "data"], "serves no disk called data"),
-        (&["explain-io", "root", "99"], "no slow request 99"),
+        (&["explain-io", "root", "99"], "slow request 99"),
         (&["top", "--disk", "what"], "there is no disk \"what\""),
         (&["top", "--by", "vm", "--vm", "what"], "there is no disk of machine \"what\""),
     ] {

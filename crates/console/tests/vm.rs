@@ -1,4 +1,4 @@
-//! `fathom vm --print` and `fathom doctor`, beside pretended QEMUs.
+//! `fathom vm --print` and `fathom doctor`, with fake QEMUs.
 mod common;
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
@@ -6,10 +6,10 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 use common::{has, run, texts};
 use serde_json::Value;
 
-/// A program that says it is a QEMU of that version.
-fn pretend(directory: &Path, version: &str) {
+/// Creates a program that reports a version of QEMU.
+fn fake_qemu(directory: &Path, version: &str) {
     let path = directory.join("qemu-system-x86_64");
-    let script = format!("#!/bin/sh\necho 'QEMU emulator version {version} (pretended)'\n");
+    let script = format!("#!/bin/sh\necho 'QEMU emulator version {version} (fake)'\n");
     fs::write(&path, script).expect("it is written");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is executable");
 }
@@ -22,7 +22,7 @@ fn each_version_gets_its_own_option() {
     for (version, option) in
         [("7.2.9", "reconnect=1"), ("9.2.0", "reconnect-ms=1000"), ("10.0.2", "reconnect-ms=1000")]
     {
-        pretend(directory, version);
+        fake_qemu(directory, version);
         let arguments = [&base[..], &["/run/a.sock", "--append", "a b", "--kernel", "k"]].concat();
         let (status, stdout, stderr) = run(directory, &arguments);
         assert_eq!(status, 0, "{stderr}");
@@ -30,7 +30,7 @@ fn each_version_gets_its_own_option() {
         assert!(stdout.contains("share=on") && stdout.contains("-append 'a b'"), "{stdout}");
         assert!(stdout.lines().count() > 10, "{stdout}");
     }
-    pretend(directory, "6.0.0");
+    fake_qemu(directory, "6.0.0");
     let (status, _, stderr) = run(directory, &[&base[..], &["/run/a.sock"]].concat());
     assert!(status == 1 && stderr.contains("too old"), "{stderr}");
     let (status, _, stderr) = run(directory, &["vm", "--print", "--qemu", "/nowhere"]);
@@ -38,10 +38,10 @@ fn each_version_gets_its_own_option() {
 }
 
 #[test]
-fn images_are_served_by_a_daemon_of_their_own() {
+fn images_are_served_by_a_new_daemon() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
-    pretend(directory, "10.0.2");
+    fake_qemu(directory, "10.0.2");
     for name in ["a.img", "b.img"] {
         run(directory, &["disk", "create", name, "1M"]);
     }
@@ -65,7 +65,7 @@ fn images_are_served_by_a_daemon_of_their_own() {
 }
 
 #[test]
-fn the_accelerator_is_tried_once() {
+fn the_accelerator_is_probed_once() {
     if !has("qemu-system-x86_64") {
         return;
     }
@@ -81,14 +81,14 @@ fn the_accelerator_is_tried_once() {
         let report: Value = serde_json::from_str(&stdout).expect("JSON");
         let findings = report["findings"].as_array().expect("findings").clone();
         let kvm = findings.iter().find(|finding| finding["subject"] == "KVM").cloned();
-        kvm.expect("KVM is looked at")["finding"].clone()
+        kvm.expect("KVM is checked")["finding"].clone()
     };
     let first = doctor();
     if Path::new("/dev/kvm").exists() {
         let note = fs::read_to_string(directory.path().join("fathom/accelerator"));
-        assert!(note.expect("a note is left").lines().count() == 2);
+        assert!(note.expect("a cached result").lines().count() == 2);
     }
     let again = std::time::Instant::now();
     assert_eq!(doctor(), first);
-    assert!(again.elapsed().as_secs() < 3, "the second time nothing is tried");
+    assert!(again.elapsed().as_secs() < 3, "the second time nothing is probed");
 }

@@ -1,4 +1,4 @@
-//! The `fathom` command: the daemon and the faces of its control interface.
+//! The `fathom` command: the daemon, and the commands that use its control interface.
 
 #![forbid(unsafe_code)]
 

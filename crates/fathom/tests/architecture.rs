@@ -1,6 +1,6 @@
-//! ARCHITECTURE.md is true: its table of crates names every crate, gives each its exact
-//! dependencies, and lists a crate before all that it depends on; its rule on unsafe code names
-//! exactly the crates that may contain any.
+//! Checks ARCHITECTURE.md. Its table of crates must name every crate with its exact dependencies,
+//! each crate before those that it depends on. Its rule on unsafe code must name exactly the
+//! modules that contain any.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,12 +23,12 @@ fn architecture() -> String {
     fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap()
 }
 
-/// The words of `text` that stand between backticks.
+/// The parts of `text` between backticks.
 fn quoted(text: &str) -> BTreeSet<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The rows of the table under the heading "Crates", in order.
+/// The rows of the table in the section "Crates", in order.
 fn table() -> Vec<Row> {
     let page = architecture();
     let section = page.split("\n## Crates\n").nth(1).expect("the page has a section on crates");
@@ -89,18 +89,18 @@ fn every_crate_has_its_row_with_its_dependencies() {
         "the rows of ARCHITECTURE.md and the folders below crates/"
     );
     for (name, dependencies) in &manifests {
-        assert_eq!(&rows[name], dependencies, "what `{name}` depends on");
+        assert_eq!(&rows[name], dependencies, "the dependencies of `{name}`");
     }
 }
 
 #[test]
-fn every_crate_stands_before_what_it_depends_on() {
+fn every_crate_is_listed_before_its_dependencies() {
     let rows = table();
     for (index, row) in rows.iter().enumerate() {
         for above in &rows[..index] {
             assert!(
                 !row.dependencies.contains(&above.name),
-                "`{}` depends on `{}`, which stands above it",
+                "`{}` depends on `{}`, which is listed before it",
                 row.name,
                 above.name
             );
@@ -109,11 +109,11 @@ fn every_crate_stands_before_what_it_depends_on() {
 }
 
 #[test]
-fn unsafe_code_is_allowed_where_the_page_says_so() {
+fn unsafe_code_is_allowed_only_where_the_page_allows_it() {
     let page = architecture();
     let rule = page.split("\n- **Unsafe code**").nth(1).expect("the page has a rule on it");
     let rule = rule.split("\n- **").next().unwrap().split("\n## ").next().unwrap();
-    // What comes after the names is prose.
+    // The text after the names is prose.
     let named = quoted(rule.split(". ").next().unwrap());
     let workspace = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let workspace: toml::Table = workspace.parse().unwrap();
@@ -122,23 +122,29 @@ fn unsafe_code_is_allowed_where_the_page_says_so() {
     for name in manifests().into_keys() {
         let folder = root().join("crates").join(&name);
         let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
-        assert!(manifest.contains("[lints]\nworkspace = true\n"), "{name}: the lints of all");
+        assert!(
+            manifest.contains("[lints]\nworkspace = true\n"),
+            "{name}: the lints of the workspace"
+        );
         let before = allowed.len();
         let mut root_forbids = false;
         for file in sources(&folder.join("src")) {
             let text = fs::read_to_string(&file).unwrap();
             let module = module(&name, file.strip_prefix(folder.join("src")).unwrap());
             root_forbids |= module == name && text.contains("#![forbid(unsafe_code)]");
-            // However it is broken into lines.
+            // Line breaks do not matter.
             let text: String = text.split_whitespace().collect();
             let excepted = ["allow", "expect"].map(|level| format!("[{level}(unsafe_code"));
             if excepted.iter().any(|attribute| text.contains(attribute)) {
                 allowed.insert(module);
             }
         }
-        assert!(root_forbids || allowed.len() > before, "{name} has none and does not forbid it");
+        assert!(
+            root_forbids || allowed.len() > before,
+            "{name} has no unsafe code and does not forbid it"
+        );
     }
-    assert_eq!(allowed, named, "where unsafe code is allowed");
+    assert_eq!(allowed, named, "the modules with unsafe code");
 }
 
 /// The Rust files below `folder`.
@@ -155,7 +161,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The module that the file at `path` below a crate's `src` is.
+/// The module of the file at `path` below a crate's `src`.
 fn module(name: &str, path: &Path) -> String {
     let parts = path.with_extension("");
     let parts = parts.iter().map(|part| part.to_str().unwrap());

@@ -28,16 +28,16 @@ use server::{Peer, Subject};
 /// Options of `fathom bench`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The disk is driven over its vhost-user socket as a guest would drive it, so no guest may use it at
-the same time. Reads leave the disk as it is. CPU is the server's time for a request.
+The disk is driven over its vhost-user socket as a guest drives it, so no guest may use it at the
+same time. Reads do not change the disk. CPU is the server's CPU time per request.
 
 Examples:
   fathom bench data                             reads, at depth 1 and 32
-  fathom bench data --write --depth 32          also writes, which destroy what the disk holds
-  fathom bench --image test.img --peer          beside qemu-storage-daemon on the same image
+  fathom bench data --write --depth 32          also writes, which destroy the disk's data
+  fathom bench --image test.img --peer          compared with qemu-storage-daemon on the same image
   fathom bench --image test.img --write --verify --range 1G
 
-Exit status: 0 measured, 1 failed requests or wrong data, 2 wrong usage.")]
+Exit status: 0 measured, 1 failed requests or wrong data, 2 invalid command line.")]
 pub struct BenchOptions {
     /// A disk of the running daemon by name, or a vhost-user socket
     #[arg(value_name = "NAME|SOCKET", required_unless_present = "image")]
@@ -54,31 +54,31 @@ pub struct BenchOptions {
     /// Serve the image without measuring its requests
     #[arg(long, requires = "image")]
     no_tap: bool,
-    /// Measure qemu-storage-daemon on the same image too, by turns
+    /// Measure qemu-storage-daemon on the same image too, in alternation
     #[arg(long, requires = "image")]
     peer: bool,
-    /// Measure writes too: THIS DESTROYS WHAT THE DISK HOLDS
+    /// Measure writes too: THIS DESTROYS THE DISK'S DATA
     #[arg(long)]
     write: bool,
-    /// Compare what is read with what was written
+    /// Compare the data read with the data written
     #[arg(long, requires = "write")]
     verify: bool,
-    /// Requests under way on each queue; several are measured one after the other
+    /// Requests in flight on each queue; several values are measured one after the other
     #[arg(long, short, value_name = "N,…", value_delimiter = ',', default_value = "1,32")]
     depth: Vec<u16>,
     /// Queues, each driven by a thread
     #[arg(long, short, value_name = "N", default_value_t = 1)]
     queues: u16,
-    /// Bytes of a request
+    /// Size of a request
     #[arg(long, short, value_name = "SIZE", default_value = "4K")]
     block_size: Bytes,
-    /// How long to measure each
+    /// Duration of each measurement
     #[arg(long, short = 't', value_name = "TIME", default_value = "3s")]
     duration: Nanoseconds,
-    /// How long to run before measuring
+    /// Duration of the load before each measurement
     #[arg(long, value_name = "TIME", default_value = "300ms")]
     warmup: Nanoseconds,
-    /// How often to measure each; medians are shown
+    /// Number of measurements; medians are shown
     #[arg(long, short, value_name = "N", default_value_t = 1)]
     rounds: u16,
     /// Announce all memory in one table, as to a server without memory slots
@@ -87,10 +87,10 @@ pub struct BenchOptions {
     /// Run the server on one processor and the client on another
     #[arg(long)]
     pin: bool,
-    /// One block after the other
+    /// Access the blocks one after the other
     #[arg(long)]
     sequential: bool,
-    /// Only the first so many bytes of the disk
+    /// Use only the first bytes of the disk, up to this size
     #[arg(long, value_name = "SIZE")]
     range: Option<Bytes>,
     /// How the client waits for completions
@@ -105,12 +105,12 @@ pub struct BenchOptions {
     format: Format,
 }
 
-/// How the client waits.
+/// How the client waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Wait {
     /// Sleep until the server signals, as guests do
     Event,
-    /// Spin, which takes a processor
+    /// Spin, which occupies a processor
     Poll,
 }
 
@@ -119,11 +119,11 @@ pub fn run(options: &BenchOptions) -> Outcome {
     check(options)?;
     if options.write {
         let style = Style::stderr();
-        let what = options.image.as_ref().map_or_else(
+        let target = options.image.as_ref().map_or_else(
             || options.disk.clone().unwrap_or_default(),
             |image| image.display().to_string(),
         );
-        eprintln!("{} writing to {what}: what it holds is lost", style.paint(style::BAD, "!"));
+        eprintln!("{} writing to {target}: its data is lost", style.paint(style::BAD, "!"));
     }
     let workloads = workloads(options);
     let is_socket = options.disk.as_ref().is_some_and(|disk| disk.contains('/'));
@@ -152,13 +152,13 @@ pub fn run(options: &BenchOptions) -> Outcome {
 
 fn check(options: &BenchOptions) -> Outcome {
     if options.depth.iter().any(|&depth| depth == 0 || depth > DEPTH_MAX) {
-        return Err(Failure::usage(format!("depths go from 1 to {DEPTH_MAX}")));
+        return Err(Failure::usage(format!("a depth is from 1 to {DEPTH_MAX}")));
     }
     if options.rounds == 0 || options.queues == 0 || options.duration.0 < 1_000_000 {
-        return Err(Failure::usage("rounds, queues and duration have to be more than nothing"));
+        return Err(Failure::usage("rounds, queues and the duration in ms must be at least 1"));
     }
     if options.block_size.0 > 16 << 20 {
-        return Err(Failure::usage("requests have at most 16 MiB"));
+        return Err(Failure::usage("a request has at most 16 MiB"));
     }
     Ok(())
 }
@@ -178,7 +178,7 @@ fn workloads(options: &BenchOptions) -> Vec<Workload> {
     each.map(|(percent, depth)| make(percent, depth)).collect()
 }
 
-/// The server to measure: the running daemon, or one of its own for an image.
+/// The server to measure: the running daemon, or a new daemon that serves the image.
 fn subject(options: &BenchOptions) -> Outcome<Subject> {
     if let Some(image) = &options.image {
         return Subject::start(image, options);
@@ -187,7 +187,7 @@ fn subject(options: &BenchOptions) -> Outcome<Subject> {
     if word.contains('/') {
         return Ok(Subject::running(PathBuf::from(word)));
     }
-    // A guest that has just gone may still be on its way out.
+    // A guest that has just ended may still be connected for a moment.
     let patience = Instant::now() + Duration::from_secs(2);
     let socket = loop {
         let status = options.control.client().disk(word)?;

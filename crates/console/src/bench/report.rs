@@ -1,4 +1,4 @@
-//! What a measurement comes to: medians by workload and server, and ratios.
+//! The results of measurements: medians by workload and server, and ratios.
 use std::fmt;
 
 use serde::Serialize;
@@ -13,15 +13,15 @@ use crate::{
     },
 };
 
-/// Whose disk was measured.
+/// The server of the measured disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServerKind {
-    /// Fathom's.
+    /// Fathom.
     Fathom,
-    /// That of a socket which the user named, whoever serves it.
+    /// Any server, reached by a socket that the user named.
     Socket,
-    /// `qemu-storage-daemon`'s.
+    /// `qemu-storage-daemon`.
     Peer,
 }
 
@@ -97,7 +97,7 @@ pub struct Summary {
     pub server_cpu_us_per_request: Option<f64>,
 }
 
-/// The peer's medians beside Fathom's: above 1, Fathom is better.
+/// The peer's medians compared with Fathom's: above 1, Fathom is better.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ratio {
     pub workload: Workload,
@@ -107,7 +107,7 @@ pub struct Ratio {
     pub server_cpu_per_request: Option<f64>,
 }
 
-/// All that was measured.
+/// All measurements, with their summaries.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     rounds: u16,
@@ -117,7 +117,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing yet.
+    /// A report without measurements.
     pub fn new(rounds: u16) -> Self {
         Self { rounds, summaries: vec![], ratios: vec![], measurements: vec![] }
     }
@@ -242,7 +242,7 @@ impl Report {
         self.measurements.iter().map(|m| m.report.blocks_wrong).sum()
     }
 
-    /// Fails if requests failed or data was wrong.
+    /// Returns an error if requests failed or data was wrong.
     pub fn verdict(&self) -> Outcome {
         let errors: u64 = self.measurements.iter().map(|m| m.report.errors).sum();
         let wrong = self.wrong();
@@ -259,7 +259,7 @@ impl Report {
     }
 }
 
-/// The middle of the values, or the mean of the two in the middle.
+/// The median: the middle value, or the mean of the two middle values.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -1,4 +1,4 @@
-//! The servers that a measurement starts for itself.
+//! The servers that the command starts for a measurement.
 use std::{
     io,
     path::{Path, PathBuf},
@@ -16,8 +16,8 @@ use crate::{
     vm::{Daemon, Embedded, ServedImage},
 };
 
-/// How long the peer may take to be there.
-const LIMIT: Duration = Duration::from_secs(10);
+/// The time limit for the peer to create its socket.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The disk to measure.
 pub struct Subject {
@@ -27,12 +27,12 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// A disk that is served already.
+    /// A disk that another process already serves.
     pub fn running(socket: PathBuf) -> Self {
         Self { socket, daemon: None }
     }
 
-    /// Serves an image with a daemon of its own.
+    /// Serves an image with a daemon started for the measurement.
     pub fn start(image: &Path, options: &BenchOptions) -> Outcome<Self> {
         let mut embedded = Embedded::new("bench");
         let disk = embedded.add(ServedImage {
@@ -46,7 +46,7 @@ impl Subject {
         Ok(Self { socket: disk.socket, daemon: embedded.start()? })
     }
 
-    /// Ends a daemon that was started for the measurement.
+    /// Ends the daemon, if it was started for the measurement.
     pub fn end(self) {
         if let Some(daemon) = self.daemon {
             daemon.end();
@@ -58,12 +58,12 @@ impl Subject {
 pub struct Peer {
     child: Child,
     socket: PathBuf,
-    /// Removed with the peer.
+    /// Deleted when the peer is dropped.
     _directory: tempfile::TempDir,
 }
 
 impl Peer {
-    /// Starts it and waits for its socket.
+    /// Starts the peer and waits for its socket.
     pub fn start(image: &Path, writable: bool, direct: bool, queues: u16) -> Outcome<Self> {
         let directory = tempfile::tempdir()
             .map_err(|error| Failure::new(format!("no temporary directory: {error}")))?;
@@ -85,7 +85,7 @@ impl Peer {
             if error.kind() == io::ErrorKind::NotFound {
                 Failure::new("qemu-storage-daemon, the peer, is not installed").advise(
                     "install it: apt install qemu-system-common (Debian 12: from backports), dnf \
-                     install qemu-img (Fedora); or leave --peer out",
+                     install qemu-img (Fedora); or omit --peer",
                 )
             } else {
                 Failure::new(format!("qemu-storage-daemon does not start: {}", reason(&error)))
@@ -95,25 +95,25 @@ impl Peer {
         let started = Instant::now();
         while !peer.socket.exists() {
             let ended = matches!(peer.child.try_wait(), Ok(Some(_)));
-            if ended || started.elapsed() > LIMIT {
+            if ended || started.elapsed() > START_TIMEOUT {
                 peer.end();
                 return Err(Failure::new("qemu-storage-daemon does not serve the image")
-                    .advise("what it said is above"));
+                    .advise("its messages are above"));
             }
             thread::sleep(Duration::from_millis(10));
         }
         Ok(peer)
     }
 
-    /// Where it listens.
+    /// The peer's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Ends it.
+    /// Ends the peer.
     pub fn end(mut self) {
         let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
-        // It was asked to end; whether well or badly does not matter here.
+        // The exit status of a process that this process ends does not matter.
         let _ = self.child.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! `fathom disk check`: reads all of an image.
+//! `fathom disk check`: reads all data of an image.
 use std::{io, os::unix::fs::FileExt, path::Path};
 
 use fathom_control::{Bytes, count};
@@ -16,11 +16,11 @@ use crate::{
     },
 };
 
-/// Bytes read at once.
+/// The bytes of one read.
 const CHUNK: usize = 1 << 20;
-/// What is tried again alone after an error: the smallest part that disks lose at once.
+/// The bytes of one read when a chunk could not be read: the smallest unit that a disk loses.
 const SECTOR: usize = 4096;
-/// An image with more bad ranges than this is not worth listing further.
+/// The most bad ranges listed; the check stops when an image has more.
 const RANGES_MAX: usize = 1000;
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -73,9 +73,10 @@ pub(super) fn run(options: &CheckOptions) -> Outcome {
     checked.verdict()
 }
 
-/// Reads every stretch of data.
+/// Reads all extents of data.
 fn read_all(image: &Image, silent: bool) -> (u64, Vec<BadRange>) {
-    // Advice only: an image that is read once need not push others out of the page cache.
+    // The advice is optional: an image that is read once should not evict other files from the page
+    // cache.
     for advice in [Advice::Sequential, Advice::NoReuse] {
         let _ = fadvise(&image.file, 0, None, advice);
     }
@@ -99,7 +100,7 @@ fn read_all(image: &Image, silent: bool) -> (u64, Vec<BadRange>) {
     (done, bad)
 }
 
-/// Reads a chunk; if that fails, sector by sector, so that the bad ranges are as short as they are.
+/// Reads a chunk; if that fails, reads it sector by sector to find the exact bad ranges.
 fn read_chunk(
     offset: u64,
     buffer: &mut [u8],
@@ -160,7 +161,7 @@ impl Checked<'_> {
         }
         if lines.is_empty() {
             lines.push(format!(
-                "{} {}: {}, all of its {} of data can be read",
+                "{} {}: {}, all {} of data can be read",
                 style.paint(style::GOOD, "✓"),
                 self.path.display(),
                 exact(self.size_bytes),
@@ -181,7 +182,7 @@ impl Checked<'_> {
         Err(if self.unreadable.is_empty() {
             failure
         } else {
-            failure.advise("copy what can be read with `ddrescue`, and check the disk beneath")
+            failure.advise("copy the readable data with `ddrescue`, and check the underlying disk")
         })
     }
 }

@@ -1,9 +1,9 @@
-//! The right to change an image: nobody else uses it for as long as a [`Claim`] lives.
+//! The exclusive right to change an image, for as long as a [`Claim`] lives.
 //!
-//! Everything that replaces, cuts or resizes an image takes its lock first: the one that the daemon
-//! and QEMU take, which is seen across users, containers and, on NFS, hosts. What writes without a
-//! lock is found among the processes, and by asking the kernel for a lease, which also knows of
-//! writers that this user may not see, and of loop devices.
+//! Every command that replaces, truncates or resizes an image takes its lock first: the lock that
+//! the daemon and QEMU take, which is visible across users, containers and, on NFS, hosts. Writers
+//! without a lock are found among the processes, and by asking the kernel for a lease. The kernel
+//! also knows of loop devices and of writers that this user may not see.
 use std::{
     fs::{File, Metadata, OpenOptions},
     io,
@@ -16,41 +16,44 @@ use fathom_image::{Access, LockError, Writers};
 use super::holders;
 use crate::failure::{Failure, Outcome};
 
-/// An image, open for writing, that is locked.
+/// An image that is open for writing and locked.
 pub(super) struct Claim {
     file: File,
 }
 
 impl Claim {
-    /// Takes the lock of an image that exists. Nothing of it is changed.
+    /// Takes the lock of an existing image. Does not change the image.
     pub(super) fn take(path: &Path) -> Outcome<Self> {
         let failed = |error: io::Error| Failure::io("open", path, &error);
         let mut options = OpenOptions::new();
-        // A named pipe must not block.
+        // The open of a named pipe must not block.
         options.read(true).custom_flags(libc::O_NONBLOCK);
         let reader = options.open(path).map_err(failed)?;
         if !reader.metadata().map_err(failed)?.is_file() {
             return Err(Failure::new(format!("{} is no regular file", path.display())));
         }
-        // Before this process itself has the image open for writing.
+        // This must precede the open for writing, which would count as a writer.
         let writers = fathom_image::writers(&reader);
         let file = options.write(true).open(path).map_err(failed)?;
         lock(&file, path, writers)?;
         if !same(&file.metadata().map_err(failed)?, &std::fs::metadata(path).map_err(failed)?) {
-            return Err(Failure::new(format!("{} was replaced just now", path.display()))
-                .advise("try again, if it is still to be changed"));
+            return Err(Failure::new(format!("{} has just been replaced", path.display()))
+                .advise("try again if the new file is to be changed"));
         }
         if let Some(holder) = holders::of(path).into_iter().find(|holder| holder.writes) {
             return Err(in_use(path, &holder.to_string()));
         }
         if writers == Writers::Some {
-            return Err(in_use(path, "a process or a loop device that this user cannot see"));
+            return Err(in_use(
+                path,
+                "a process or a loop device that is not visible to this user",
+            ));
         }
         Ok(Self { file })
     }
 
-    /// Takes the lock of a file that this process has just made. Where there are no locks, it is
-    /// nobody else's all the same.
+    /// Takes the lock of a file that this process has just created. On a file system without locks
+    /// no other process uses it either.
     pub(super) fn made(file: File, path: &Path) -> Outcome<Self> {
         match fathom_image::lock(&file, Access::Exclusive) {
             Ok(()) | Err(LockError::Unsupported(_)) => Ok(Self { file }),
@@ -66,7 +69,7 @@ impl Claim {
 
 fn lock(file: &File, path: &Path, writers: Writers) -> Outcome {
     let locked = match writers {
-        // A holder that is about to end has been waited for.
+        // `fathom_image::writers` has already waited for a holder that is about to end.
         Writers::Some => fathom_image::try_lock(file, Access::Exclusive),
         Writers::None | Writers::Unknown => fathom_image::lock(file, Access::Exclusive),
     };
@@ -77,16 +80,16 @@ fn lock(file: &File, path: &Path, writers: Writers) -> Outcome {
             let holder = holders.iter().find(|h| h.locks).or_else(|| holders.first());
             Err(match holder {
                 Some(holder) => in_use(path, &holder.to_string()),
-                None => in_use(path, "somebody who has locked it and cannot be seen from here")
-                    .advise("`lslocks`, run as root on each host that has this file, shows who"),
+                None => in_use(path, "a process that holds its lock and is not visible from here")
+                    .advise("`lslocks`, run as root on each host that has this file, shows which"),
             })
         }
         Err(LockError::Unsupported(_)) => Err(Failure::new(format!(
-            "it cannot be told whether {} is in use: its file system has no locks",
+            "cannot determine whether {} is in use: its file system has no locks",
             path.display()
         ))
         .advise(
-            "make sure that nobody uses it, on any host; then remove it with `rm`, or resize it \
+            "make sure that it is not in use on any host; then remove it with `rm`, or resize it \
              with `truncate --size`",
         )),
         Err(LockError::Io(error)) => Err(Failure::io("lock", path, &error)),
@@ -98,7 +101,7 @@ fn in_use(path: &Path, user: &str) -> Failure {
         .advise("stop that process, or remove the disk from the daemon, first")
 }
 
-/// Whether two files are one.
+/// Whether two files are the same file.
 fn same(one: &Metadata, other: &Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }

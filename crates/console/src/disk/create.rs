@@ -34,7 +34,8 @@ pub(super) fn run(options: &CreateOptions) -> Outcome {
         .and_then(|()| file.sync_all())
         .and_then(|()| sync_directory(path));
     if let Err(error) = made {
-        // Half an image is worse than none, and it was empty from here on anyway.
+        // The image is incomplete. An existing image has already been truncated, so no data is lost
+        // here.
         let _ = std::fs::remove_file(path);
         return Err(Failure::io("create", path, &error));
     }
@@ -45,7 +46,7 @@ pub(super) fn run(options: &CreateOptions) -> Outcome {
     }
 }
 
-/// Disks are made of sectors.
+/// Checks that a size is a positive multiple of the sector size, 512 bytes.
 pub(super) fn check_size(size: u64) -> Outcome {
     if size == 0 || size % 512 != 0 || size > i64::MAX as u64 {
         let nearest = size.max(1).next_multiple_of(512).min(1 << 62);
@@ -55,7 +56,8 @@ pub(super) fn check_size(size: u64) -> Outcome {
     Ok(())
 }
 
-/// Opens a new, empty image; replaces one only with `force`, and none that is in use.
+/// Opens a new, empty image. Replaces an existing image only with `force`, and only if it is not in
+/// use.
 fn create(path: &Path, force: bool) -> Outcome<Claim> {
     match OpenOptions::new().read(true).write(true).create_new(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -66,10 +68,10 @@ fn create(path: &Path, force: bool) -> Outcome<Claim> {
     }
     if !force {
         return Err(Failure::new(format!("{} exists", path.display()))
-            .advise("choose another path, or replace it with --force: what it holds is lost"));
+            .advise("choose another path, or replace it with --force: its data is lost"));
     }
     if !path.is_file() {
-        return Err(Failure::new(format!("{} is no regular file", path.display())));
+        return Err(Failure::new(format!("{} is not a regular file", path.display())));
     }
     let image = Claim::take(path)?;
     image.file().set_len(0).map_err(|error| Failure::io("replace", path, &error))?;
@@ -86,7 +88,7 @@ fn fill(file: &File, size: u64, preallocate: bool, silent: bool) -> io::Result<(
         Err(Errno::OPNOTSUPP) => {}
         Err(error) => return Err(error.into()),
     }
-    // Some file systems cannot reserve room but by writing.
+    // Some file systems can reserve space only by writing.
     let zeroes = vec![0; 1 << 20];
     let mut progress = Progress::new("Writing zeroes", size).silent(silent);
     let mut written = 0;
@@ -100,7 +102,7 @@ fn fill(file: &File, size: u64, preallocate: bool, silent: bool) -> io::Result<(
     Ok(())
 }
 
-/// Makes a new name in a directory durable.
+/// Makes a new name in the directory of `path` durable.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),

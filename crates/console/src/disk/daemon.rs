@@ -1,4 +1,4 @@
-//! The disks of the running daemon: add, remove, list.
+//! The commands for the disks of the running daemon: add, recover, remove, list.
 use std::io::{self, BufRead, IsTerminal};
 
 use fathom_control::{
@@ -17,7 +17,7 @@ use crate::{
 
 pub(super) fn add(options: &AddOptions) -> Outcome {
     if options.image.is_none() && options.memory.is_none() && options.null.is_none() {
-        return Err(Failure::usage("a disk needs something to keep its bytes")
+        return Err(Failure::usage("a disk needs a back end")
             .advise("name one of --image PATH, --memory SIZE and --null SIZE"));
     }
     let definition = DiskDefinition {
@@ -53,7 +53,7 @@ pub(super) fn recover(options: &RecoverOptions) -> Outcome {
         return output::json(&status);
     }
     output::text_line(&format!(
-        "{} takes writes again; check the guest's file systems, because what was lost stays lost",
+        "{} accepts writes again; check the guest's file systems: lost writes are not restored",
         options.name
     ))
 }
@@ -74,20 +74,20 @@ pub(super) fn remove(options: &RemoveOptions) -> Outcome {
         return output::json(&done);
     }
     let message = if done.message.is_empty() {
-        format!("{} is served no more", options.name)
+        format!("{} is no longer served", options.name)
     } else {
         done.message
     };
     output::text_line(&message)
 }
 
-/// Asks on the terminal, where there is one, whether a disk in use is to be removed.
+/// Asks on the terminal, if there is one, whether to remove a disk that is in use.
 fn agreed(reason: &str) -> bool {
     let mut answer = String::new();
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return false;
     }
-    eprint!("{reason}: its requests then fail or hang. Remove it all the same? [y/N] ");
+    eprint!("{reason}: after the removal its requests fail or hang. Remove it anyway? [y/N] ");
     let read = io::stdin().lock().read_line(&mut answer);
     read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
@@ -142,7 +142,7 @@ fn table(disks: &[DiskStatus]) -> Table {
     table
 }
 
-/// Who uses a disk, in a word or two.
+/// The users of a disk, in a word or two.
 fn state(disk: &DiskStatus) -> String {
     if !disk.problems.is_empty() {
         return "problem".into();

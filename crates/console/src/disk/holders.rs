@@ -26,7 +26,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The processes that hold the file, this one left out. Those of other users are seen by root only.
+/// The processes that have the file open, except this process. Only root sees those of other users.
 pub fn of(path: &Path) -> Vec<Holder> {
     let Ok(image) = fs::metadata(path) else { return Vec::new() };
     let own = std::process::id() as i32;
@@ -48,7 +48,7 @@ fn holder(process_id: i32, device: u64, inode: u64) -> Option<Holder> {
     let root = format!("/proc/{process_id}");
     let mut found: Option<Holder> = None;
     for fd in numbers(Path::new(&format!("{root}/fd"))) {
-        // Follows the link to the open file itself, wherever its name went.
+        // Follows the link to the open file itself, even if the file has been renamed or removed.
         let Ok(file) = fs::metadata(format!("{root}/fd/{fd}")) else { continue };
         if file.dev() != device || file.ino() != inode {
             continue;

@@ -1,4 +1,4 @@
-//! What can be said of an image without reading all of it.
+//! Properties of an image that are known without reading all of its data.
 use std::{
     fs::{self, File},
     io::{self, Seek},
@@ -19,7 +19,7 @@ pub struct Image {
     pub file: File,
     pub size: u64,
     pub is_device: bool,
-    /// Room taken on the file system; of a device, its size.
+    /// Space allocated on the file system, in bytes; the size for a device.
     pub allocated: u64,
 }
 
@@ -30,7 +30,7 @@ impl Image {
             let failure = Failure::io("open", path, &error);
             match error.kind() {
                 io::ErrorKind::NotFound => failure.advise(format!(
-                    "make an image with `fathom disk create {} 10G`; `fathom disk list` shows the \
+                    "create an image with `fathom disk create {} 10G`; `fathom disk list` shows the \
                      daemon's disks",
                     path.display()
                 )),
@@ -55,11 +55,11 @@ impl Image {
         Ok(Self { path: path.to_owned(), file, size, is_device, allocated })
     }
 
-    /// Calls `visit` with each stretch of data: first byte, and the byte after the last.
+    /// Calls `visit` with each extent of data: its first byte, and the byte after its last.
     pub fn for_each_extent(&self, mut visit: impl FnMut(u64, u64)) {
         let mut position = 0;
         while position < self.size {
-            // A device without holes is all data.
+            // A device without holes is one extent.
             let start = match seek(&self.file, SeekFrom::Data(position)) {
                 Err(Errno::NXIO) => break,
                 found => found.unwrap_or(position),
@@ -70,7 +70,7 @@ impl Image {
         }
     }
 
-    /// How many holes there are and how many bytes lie in them.
+    /// The number of holes and their total length in bytes.
     pub fn holes(&self) -> (u64, u64) {
         let (mut count, mut data, mut position) = (0, 0, 0);
         self.for_each_extent(|start, end| {
@@ -90,7 +90,7 @@ pub struct FileSystem {
     pub mount_point: Option<PathBuf>,
 }
 
-/// The file system that holds a path, if it can be asked.
+/// The file system that holds a path; `None` if its status cannot be read.
 pub fn file_system(path: &Path) -> Option<FileSystem> {
     let status = rustix::fs::statfs(path).ok()?;
     let mount = mount_of(path);
@@ -99,7 +99,7 @@ pub fn file_system(path: &Path) -> Option<FileSystem> {
     Some(FileSystem { kind, free: status.f_bavail * block, mount_point: mount.map(|m| m.0) })
 }
 
-/// The mount point and type of the longest mount that holds the path.
+/// The mount point and type of the longest mount point that contains the path.
 fn mount_of(path: &Path) -> Option<(PathBuf, String)> {
     let path = fs::canonicalize(path).ok()?;
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -112,7 +112,7 @@ fn longest_mount(mounts: &str, path: &Path) -> Option<(PathBuf, String)> {
         let point = before.split(' ').nth(4)?.replace("\\040", " ");
         Some((PathBuf::from(point), after.split(' ').next()?.to_owned()))
     });
-    // Of equally long ones the last was mounted over the others.
+    // Of mounts on the same mount point, the last hides the others.
     entries
         .filter(|(point, _)| path.starts_with(point))
         .max_by_key(|(point, _)| point.as_os_str().len())

@@ -1,4 +1,4 @@
-//! `fathom disk import`: whatever `qemu-img` reads, as a raw image.
+//! `fathom disk import`: converts any image that `qemu-img` reads to a raw image.
 use std::{
     ffi::OsString,
     fs::{self, File},
@@ -22,7 +22,7 @@ use crate::{
     process::spawn_bound,
 };
 
-/// What `qemu-img info` says of an image.
+/// The properties that `qemu-img info` reports of an image.
 #[derive(Clone, Debug, Deserialize)]
 pub struct QemuImage {
     /// The format's name.
@@ -30,16 +30,16 @@ pub struct QemuImage {
     /// The size that guests see.
     #[serde(rename = "virtual-size")]
     pub virtual_size: u64,
-    /// Room taken.
+    /// Space allocated, in bytes.
     #[serde(rename = "actual-size", default)]
     pub actual_size: u64,
-    /// The file that the rest of the content is in, if any.
+    /// The file with the rest of the content, if any.
     #[serde(rename = "backing-filename")]
     pub backing_file: Option<String>,
     /// The image's own name.
     #[serde(default)]
     filename: String,
-    /// What only this format has.
+    /// Properties specific to the format.
     #[serde(rename = "format-specific", default)]
     specific: serde_json::Value,
 }
@@ -48,7 +48,7 @@ impl QemuImage {
     /// Another file that holds a part of the content.
     fn reference(&self) -> Option<&str> {
         let data = &self.specific["data"];
-        // An image in one piece is its own extent.
+        // An image that consists of one file is its own extent.
         let own = self.filename.strip_prefix("file:").unwrap_or(&self.filename);
         let extents = data["extents"].as_array().map_or(&[][..], Vec::as_slice);
         let names = extents.iter().filter_map(|extent| extent["filename"].as_str());
@@ -69,11 +69,11 @@ struct Imported<'a> {
 
 pub(super) fn run(options: &ImportOptions) -> Outcome {
     let target = &options.target;
-    // Held until the new image has the old one's name.
+    // Held until the new image has been renamed to the target.
     let _replaced = claim_existing(options)?;
     let format = options.source_format.as_deref();
     if !options.follow_backing {
-        // Before `qemu-img` sees it, which opens some of the files that an image names.
+        // This check precedes `qemu-img info`, which opens some of the files that an image names.
         refuse_references(options, references::of(Path::new(&options.source), format))?;
     }
     let source = qemu_image_info(&options.source, format)?;
@@ -97,7 +97,8 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
     let failed = |error: &io::Error| Failure::io("write", target, error);
     let interrupted = Interrupted::watch().map_err(|error| failed(&error))?;
     let part = {
-        // No signal ends this between the part's making and its being noted.
+        // While the lock is held, no signal ends the process: the file is removed on a signal only
+        // once `removed` names it.
         let mut removed = interrupted.part();
         let part = part(target, source.virtual_size).map_err(|error| failed(&error))?;
         *removed = Some(part.path().to_owned());
@@ -126,36 +127,38 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
     ))
 }
 
-/// The right to replace the target, where there is one.
+/// Claims the target, if it exists.
 fn claim_existing(options: &ImportOptions) -> Outcome<Option<Claim>> {
     let target = &options.target;
     match fs::symlink_metadata(target) {
         Err(_) => Ok(None),
         Ok(metadata) if !metadata.is_file() => {
-            Err(Failure::new(format!("{} is no regular file", target.display()))
+            Err(Failure::new(format!("{} is not a regular file", target.display()))
                 .advise("import to a new path"))
         }
         Ok(_) if !options.force => Err(Failure::new(format!("{} exists", target.display()))
-            .advise("choose another path, or replace it with --force: what it holds is lost")),
+            .advise("choose another path, or replace it with --force: its data is lost")),
         Ok(_) => Claim::take(target).map(Some),
     }
 }
 
-/// An image can name any file of this host, and whoever gets the result would read it.
+/// Refuses an image that names another file: it can name any file of this host, and the reader of
+/// the result could then read that file.
 fn refuse_references(options: &ImportOptions, reference: Option<String>) -> Outcome {
     let Some(reference) = reference else { return Ok(()) };
     Err(Failure::new(format!(
-        "{} takes a part of its content from another file: {:?}",
+        "{} has a part of its content in another file: {:?}",
         options.source,
         reference.chars().take(200).collect::<String>()
     ))
     .advise(
-        "if that file belongs to it, say --follow-backing; if this is a guest's raw disk, whose \
-         guest wrote what it begins with, say --source-format raw",
+        "if that file is part of the image, use --follow-backing; if this is a guest's raw disk, use \
+         --source-format raw",
     ))
 }
 
-/// `qemu-img` takes a VHD image without a header, and a DMG image, for a raw one.
+/// Refuses images that `qemu-img` mistakes for raw ones: a VHD image without a header, and a DMG
+/// image.
 fn refuse_unseen(options: &ImportOptions, source: &QemuImage) -> Outcome {
     if options.source_format.is_some() || source.format != "raw" {
         return Ok(());
@@ -168,14 +171,15 @@ fn refuse_unseen(options: &ImportOptions, source: &QemuImage) -> Outcome {
             options.source
         ))
         .advise(format!(
-            "say --source-format {}, or --source-format raw if it is raw",
+            "use --source-format {}, or --source-format raw if it is raw",
             format.qemu_name()
         ))),
         Ok(None) | Err(_) => Ok(()),
     }
 }
 
-/// A new file beside the target, for its owner alone, which gets its name when it is whole.
+/// Creates a file beside the target, with access for its owner only. It is renamed to the target
+/// when it is complete.
 fn part(target: &Path, size: u64) -> io::Result<NamedTempFile> {
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(".");
@@ -191,10 +195,10 @@ fn parent(path: &Path) -> Option<&Path> {
     path.parent().map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p })
 }
 
-/// Sizes of an image of any format.
+/// The sizes of an image of any format, in bytes.
 ///
 /// # Errors
-/// When `qemu-img` is not there or cannot read the image.
+/// If `qemu-img` is not installed or cannot read the image.
 pub fn qemu_image_info(source: &str, format: Option<&str>) -> Outcome<QemuImage> {
     let mut command = Command::new("qemu-img");
     command.args(["info", "--output=json"]);
@@ -234,10 +238,10 @@ fn refused(source: &str, output: &Output) -> Failure {
 }
 
 fn convert(options: &ImportOptions, source: &QemuImage, part: &Path) -> Outcome {
-    // The target is there and has its size, and a new file reads as zeroes.
+    // The target exists and has its size, and a new file reads as zeroes.
     let fixed = ["convert", "-p", "-n", "--target-is-zero", "-O", "raw", "-f"];
     let mut arguments: Vec<OsString> = fixed.map(Into::into).into();
-    // What was looked at is read, even if it looks otherwise by now.
+    // The format is fixed to the one that was checked, even if the image has changed since.
     arguments.push((&source.format).into());
     arguments.push("--".into());
     arguments.push((&options.source).into());
@@ -254,7 +258,7 @@ fn convert(options: &ImportOptions, source: &QemuImage, part: &Path) -> Outcome 
             text.extend_from_slice(&buffer[..count]);
             if let Some(share) = parse_progress(&text) {
                 progress.update((share * source.virtual_size as f64) as u64);
-                // What follows the last report is yet to be completed.
+                // Keep the beginning of an incomplete report.
                 let keep = text.len().saturating_sub(32);
                 text.drain(..keep);
             }
@@ -263,15 +267,15 @@ fn convert(options: &ImportOptions, source: &QemuImage, part: &Path) -> Outcome 
     drop(progress);
     let output = child
         .wait_with_output()
-        .map_err(|error| Failure::new(format!("qemu-img was lost: {error}")))?;
+        .map_err(|error| Failure::new(format!("cannot wait for qemu-img: {error}")))?;
     if !output.status.success() {
         return Err(refused(&options.source, &output));
     }
     Ok(())
 }
 
-/// The last complete progress report in what `qemu-img -p` printed so far, as a share of one:
-/// `    (12.34/100%)` and a carriage return each.
+/// The last complete progress report in the output of `qemu-img -p` so far, as a fraction of 1. A
+/// report is `    (12.34/100%)` and a carriage return.
 pub fn parse_progress(text: &[u8]) -> Option<f64> {
     let text = String::from_utf8_lossy(text);
     let reports = text.split('(').filter_map(|report| report.split_once("/100%)"));
@@ -279,7 +283,7 @@ pub fn parse_progress(text: &[u8]) -> Option<f64> {
     Some((share / 100.0).clamp(0.0, 1.0))
 }
 
-/// Makes the data durable, then the name.
+/// Makes the data durable, renames the file, and makes the name durable.
 fn finish(
     part: NamedTempFile,
     target: &Path,
@@ -287,7 +291,8 @@ fn finish(
     interrupted: &Interrupted,
 ) -> io::Result<()> {
     part.as_file().sync_all()?;
-    // No signal ends this between the new name and the part's being forgotten.
+    // While the lock is held, no signal ends the process: after the renaming the file must not be
+    // removed.
     let mut removed = interrupted.part();
     if replace {
         part.persist(target)?;

@@ -1,4 +1,4 @@
-//! `fathom disk info`: an image, or a disk of the running daemon.
+//! `fathom disk info`: shows an image, or a disk of the running daemon.
 use std::{
     io,
     path::{Path, PathBuf},
@@ -37,7 +37,7 @@ pub(super) fn run(options: &InfoOptions) -> Outcome {
         let failure = Failure::from(error);
         if unreachable {
             Failure::new(format!(
-                "there is no image {}, and no daemon to ask for a disk of that name",
+                "there is no image {}, and no daemon that could have a disk of that name",
                 options.disk
             ))
             .advise("give the path of an image, or start the daemon with `fathom serve`")
@@ -51,7 +51,7 @@ pub(super) fn run(options: &InfoOptions) -> Outcome {
     output::text_line(&disk_sheet(&status).render(output::width(), Style::stdout()))
 }
 
-/// All that is known of an image.
+/// The properties of an image that `--json` prints.
 #[derive(Serialize)]
 struct ImageInfo<'a> {
     path: &'a Path,
@@ -66,11 +66,11 @@ struct ImageInfo<'a> {
     content: Option<String>,
     /// Whether the content looks like an image of another format than raw.
     foreign: bool,
-    /// Whether anybody has locked it; `None` where the file system cannot tell.
+    /// Whether a process has locked it; `None` if the file system has no locks.
     locked: Option<bool>,
     partition_table: Option<partitions::Table>,
     holders: Vec<Holder>,
-    /// What a daemon has recorded of acknowledged writes that may be lost.
+    /// The daemon's record of acknowledged writes that may be lost.
     writes_lost: Option<WritesLost>,
 }
 
@@ -78,14 +78,14 @@ struct ImageInfo<'a> {
 #[derive(Serialize)]
 struct WritesLost {
     errno: i32,
-    /// What the kernel said when they were lost.
+    /// The kernel's error when the writes were lost.
     error: String,
-    /// The file that holds the record; absent where it is an attribute of the image.
+    /// The file that holds the record; absent if the record is an attribute of the image.
     recorded_in: Option<PathBuf>,
 }
 
 impl WritesLost {
-    /// What is recorded of an image, where a daemon records it.
+    /// The record of an image, searched in the places where a daemon writes it.
     fn of(image: &Image, control: &Path) -> Option<Self> {
         let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
         let of_daemons = [state, control.parent().map(Path::to_owned), Some(SERVICE_STATE.into())];
@@ -142,12 +142,12 @@ impl ImageInfo<'_> {
         if !self.block_device {
             let share = 100.0 * self.allocated_bytes as f64 / self.size_bytes.max(1) as f64;
             sheet.fact("allocated", format!("{}, {share:.0} %", Bytes(self.allocated_bytes)));
-            sheet.fact("holes", format!("{}, together {}", self.holes, Bytes(self.holes_bytes)));
+            sheet.fact("holes", format!("{}, {} in total", self.holes, Bytes(self.holes_bytes)));
         }
         if let (Some(kind), Some(free)) = (&self.file_system, self.free_bytes) {
             let point = self.mount_point.as_deref().unwrap_or("?");
             if !self.block_device {
-                sheet.fact("lies on", format!("{kind} at {point}, {} free", Bytes(free)));
+                sheet.fact("file system", format!("{kind} at {point}, {} free", Bytes(free)));
             }
         }
         sheet.fact("content", self.content());
@@ -156,12 +156,12 @@ impl ImageInfo<'_> {
         }
         match self.locked {
             Some(true) if !self.holders.iter().any(|holder| holder.locks) => {
-                sheet.fact("held by", "somebody who has locked it and cannot be seen from here");
+                sheet.fact("held by", "a process that holds its lock and is not visible from here");
             }
             None if self.holders.is_empty() => {
-                sheet.fact("held by", "nobody who can be seen from here; it cannot be locked");
+                sheet.fact("held by", "no visible process; the file system has no locks");
             }
-            _ if self.holders.is_empty() => sheet.fact("held by", "nobody"),
+            _ if self.holders.is_empty() => sheet.fact("held by", "no process"),
             _ => {}
         }
         if let Some(lost) = &self.writes_lost {
@@ -172,8 +172,8 @@ impl ImageInfo<'_> {
             sheet.fact(
                 "problem",
                 format!(
-                    "writes-lost: acknowledged writes may be lost, the host said: {}{place}; a \
-                     daemon serves it for reading only, until `fathom disk recover`",
+                    "writes-lost: acknowledged writes may be lost: {}{place}; a daemon serves \
+                     it read-only until `fathom disk recover`",
                     lost.error
                 ),
             );
@@ -181,16 +181,16 @@ impl ImageInfo<'_> {
         let mut text = sheet.render(output::width(), style);
         if let Some(name) = self.content.as_ref().filter(|_| self.foreign) {
             text += &format!(
-                "\n\n{} This is a {name}, not a raw one; served as it is, guests would see its \
+                "\n\n{} This is a {name}, not a raw one. If it is served as it is, guests see its \
                  raw bytes.\nConvert it: fathom disk import {} NEW.img",
-                style.paint(style::SOSO, "!"),
+                style.paint(style::WARNING, "!"),
                 self.path.display()
             );
         }
         if let Some(table) = &self.partition_table {
             text += &format!("\n\n{}", partition_table(table));
             for problem in &table.problems {
-                text += &format!("\n{} {problem}", style.paint(style::SOSO, "!"));
+                text += &format!("\n{} {problem}", style.paint(style::WARNING, "!"));
             }
         }
         text
@@ -229,7 +229,7 @@ fn partition_table(table: &partitions::Table) -> String {
     text.render(output::width(), Style::stdout())
 }
 
-/// A disk of the daemon.
+/// The sheet of a disk of the daemon.
 pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
     let mut sheet = Sheet::default();
     sheet.fact("disk", status.name.clone());
@@ -322,7 +322,7 @@ fn frontend_text(frontend: &FrontendStatus) -> (&'static str, String) {
     }
 }
 
-/// A figure of a layer in words: its unit is the last word of its name.
+/// A layer's figure as text. The unit is the last word of its name.
 fn figure(figure: &LayerFigure) -> String {
     let words = figure.name.strip_suffix("_total").unwrap_or(&figure.name);
     match words.strip_suffix("_bytes") {

@@ -1,7 +1,7 @@
-//! What a command leaves behind when a signal ends it: nothing.
+//! Removes an incomplete file when a signal ends the process.
 //!
-//! A thread waits for the signals that ask for an end. It removes the file that is being made and
-//! ends the process by the same signal, so that a shell sees what happened.
+//! A thread waits for the signals that end a process. It removes the incomplete file and ends the
+//! process by the same signal, so that a shell sees the cause.
 
 use std::{
     fs, io,
@@ -16,18 +16,18 @@ use signal_hook::{
     low_level::emulate_default_handler,
 };
 
-/// What asks for the end.
+/// The signals that end the process.
 const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// The file to be removed when a signal ends the process; whoever holds the lock is not ended.
+/// The file to remove when a signal ends the process. While the lock is held, no signal ends it.
 #[derive(Clone, Default)]
 pub struct Interrupted(Arc<Mutex<Option<PathBuf>>>);
 
 impl Interrupted {
-    /// Takes the signals over, for the rest of the process's life.
+    /// Handles the signals for the rest of the process's life.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// If the signals or a thread cannot be set up.
     pub fn watch() -> io::Result<Self> {
         let this = Self::default();
         let signals = Signals::new(awaited())?;
@@ -36,25 +36,25 @@ impl Interrupted {
         Ok(this)
     }
 
-    /// What is removed. As long as it is held, no signal ends the process.
+    /// The file to remove. While the guard is held, no signal ends the process.
     pub fn part(&self) -> MutexGuard<'_, Option<PathBuf>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait(&self, mut signals: Signals) {
         let Some(signal) = signals.forever().next() else { return };
-        // Kept to the end: nothing gets the target's name any more.
+        // Held until the process ends, so that the file is not renamed to the target.
         let part = self.part();
         if let Some(path) = part.as_ref() {
-            // The name is one of chance in a folder of the caller's: nobody else's file has it.
+            // The name is random, so it is not another process's file.
             let _ = fs::remove_file(path);
         }
-        // Does not return: the default of each of them is the end.
+        // Does not return: the default action of each of these signals ends the process.
         let _ = emulate_default_handler(signal);
     }
 }
 
-/// The signals that end this process: not those that it was told to ignore, as by `nohup`.
+/// The signals to handle: not those that the process inherited as ignored, as under `nohup`.
 fn awaited() -> Vec<i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,12 +1,15 @@
 //! `fathom disk`: images, and the disks of the running daemon.
 //!
-//! What `qemu-img` does well is left to it. Of images, ours are, because it cannot do this:
-//! - `create` and `resize` take the image's lock first, find writers that take none, and refuse;
-//!   `resize` goes through the daemon where it serves the image, so that the guest sees the size.
-//! - `info` shows partitions, who holds the image, and the record of lost writes.
-//! - `check` reads a raw image; `qemu-img check` knows none.
-//! - `import` has `qemu-img convert` do the work, on a copy that has its name when it is whole, and
-//!   looks first for other files that the image would have opened.
+//! `qemu-img` does what it does well. These commands for images exist because it cannot do the
+//! following:
+//! - `create` and `resize` take the image's lock first, find writers that take no lock, and refuse.
+//!   `resize` goes through the daemon if the daemon serves the image, so that the guest sees the
+//!   size.
+//! - `info` shows partitions, the processes that have the image open, and the record of lost
+//!   writes.
+//! - `check` reads a raw image; `qemu-img check` does not support raw images.
+//! - `import` runs `qemu-img convert` into a file that is renamed to the target when it is
+//!   complete. Before that, it looks for other files that `qemu-img` would open.
 
 mod check;
 mod claim;
@@ -35,33 +38,33 @@ pub use image::{FileSystem, Image, file_system};
 /// Virtual disks: images, and the disks of the running daemon.
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
-    /// Make a raw image
+    /// Create a raw image
     #[command(after_help = "\
 Examples:
-  fathom disk create root.img 10G                 a sparse image, which grows as it is written
-  fathom disk create fast.img 10G --preallocate   all of its room taken now")]
+  fathom disk create root.img 10G                 a sparse image, which grows with writes
+  fathom disk create fast.img 10G --preallocate   all of its space allocated now")]
     Create(CreateOptions),
     /// Show an image, or a disk of the running daemon
     #[command(after_help = "\
 Examples:
-  fathom disk info root.img     an image: size, holes, partitions, who holds it
+  fathom disk info root.img     an image: size, holes, partitions, who has it open
   fathom disk info root         a disk that the daemon serves, by name")]
     Info(InfoOptions),
-    /// Read all of an image and report what is wrong with it
+    /// Read all data of an image and report problems
     #[command(after_help = "\
-Exit status: 0 nothing wrong, 1 something found, 2 wrong usage.
+Exit status: 0 no problem, 1 a problem was found, 2 invalid command line.
 
 Example:
   fathom disk check root.img")]
     Check(CheckOptions),
     /// Change the size of an image, or of a disk while a guest uses it
     #[command(after_help = "\
-An image that the daemon serves is resized through it, and the guest sees the new size at once.
+An image that the daemon serves is resized through the daemon; the guest sees the new size at once.
 
 Examples:
   fathom disk resize root.img 20G           to 20 GiB
-  fathom disk resize root +5G               5 GiB more, by the disk's name
-  fathom disk resize root.img 5G --shrink   what lies behind 5 GiB is lost")]
+  fathom disk resize root +5G               5 GiB larger, by the disk's name
+  fathom disk resize root.img 5G --shrink   data beyond 5 GiB is lost")]
     Resize(ResizeOptions),
     /// Convert an image of any format that qemu-img reads to a raw one
     #[command(after_help = "\
@@ -70,26 +73,26 @@ Examples:
   fathom disk import --follow-backing snapshot.qcow2 root.img
   fathom disk import --source-format vpc old.vhd new.img")]
     Import(ImportOptions),
-    /// Have the running daemon serve one disk more
+    /// Add a disk to the running daemon
     #[command(after_help = "\
 Examples:
   fathom disk add data --image data.img --socket /run/fathom/data.sock
   fathom disk add scratch --memory 1G --socket /run/fathom/scratch.sock --queues 2")]
     Add(AddOptions),
-    /// Have a disk take writes again after writes were lost
+    /// Let a disk accept writes again after writes were lost
     #[command(after_help = "\
-A disk whose store failed to keep acknowledged writes only reads from then on. Mend the store first:
-make room, replace the cable. What was written since the guest's last successful flush may be lost.
-Stop the guest, or unmount the file systems, then recover the disk; check the file systems at the
-next start, because a guest that goes on believes that the lost writes are there.
+A disk is read-only after its store has lost acknowledged writes. Repair the store first: make room,
+replace the cable. Data written since the guest's last successful flush may be lost. Stop the guest,
+or unmount the file systems, then recover the disk. Check the file systems at the next start: a
+guest that keeps running assumes that the lost writes are on the disk.
 
 Example:
   fathom disk recover data")]
     Recover(RecoverOptions),
-    /// Have the running daemon serve a disk no more; its image stays
+    /// Remove a disk from the running daemon; its image is kept
     #[command(after_help = "\
-A disk that a virtual machine or an NBD client uses is removed only after a question on the terminal,
-or with --force: the requests of those who use it then fail or hang.
+A disk that a virtual machine or an NBD client uses is removed only after a confirmation on the
+terminal, or with --force. After that, its users' requests fail or hang.
 
 Example:
   fathom disk remove data")]
@@ -106,10 +109,10 @@ pub struct CreateOptions {
     path: PathBuf,
     /// The disk's size: 512, 64K, 10G, 1.5TiB
     size: Bytes,
-    /// Take all of the room on the file system now
+    /// Allocate all space on the file system now
     #[arg(long)]
     preallocate: bool,
-    /// Replace an image that exists; what it holds is lost
+    /// Replace an existing image; its data is lost
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -143,10 +146,10 @@ pub struct ResizeOptions {
     /// An image's path, or the name of a disk of the running daemon
     #[arg(value_name = "PATH|NAME")]
     disk: String,
-    /// The new size, or with + or - the change
+    /// The new size; with + or - the change
     #[arg(allow_hyphen_values = true)]
     size: String,
-    /// Allow a smaller size: what lies behind the new end is lost
+    /// Allow a smaller size: data beyond the new end is lost
     #[arg(long)]
     shrink: bool,
     /// Resize the image as a raw one, even if its content looks like another format
@@ -163,15 +166,15 @@ pub struct ResizeOptions {
 pub struct ImportOptions {
     /// The image to read: qcow2, vmdk, vdi, vhdx, raw, an NBD URI, …
     source: String,
-    /// The raw image to make
+    /// The raw image to create
     target: PathBuf,
-    /// The source's format, where it cannot be told from its content
+    /// The source's format, if its content does not show it
     #[arg(long, value_name = "FORMAT")]
     source_format: Option<String>,
     /// Read the files that the source names as well: backing files, data files, extents
     #[arg(long)]
     follow_backing: bool,
-    /// Replace an image that exists; what it holds is lost
+    /// Replace an existing image; its data is lost
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -189,10 +192,10 @@ pub struct AddOptions {
     /// Serve the image's bytes as they are (raw), even if they look like another format
     #[arg(long = "format", value_name = "FORMAT", requires = "image")]
     image_format: Option<ImageFormat>,
-    /// A disk in memory, gone when it is removed
+    /// A disk in memory; its data is lost when it is removed
     #[arg(long, value_name = "SIZE", group = "backend")]
     memory: Option<Bytes>,
-    /// A disk that reads as zeroes and forgets what is written, for measurements
+    /// A disk that reads as zeroes and discards writes, for measurements
     #[arg(long, value_name = "SIZE", group = "backend")]
     null: Option<Bytes>,
     /// A vhost-user socket for a guest
@@ -219,7 +222,7 @@ pub struct AddOptions {
     /// Neither count nor measure the disk's requests
     #[arg(long)]
     no_tap: bool,
-    /// Do not find out what requests mean: which file, which container
+    /// Do not determine what requests mean: which file, which container
     #[arg(long)]
     no_classify: bool,
     #[command(flatten)]
@@ -282,12 +285,12 @@ fn is_path(word: &str) -> bool {
     word.contains('/') || Path::new(word).exists()
 }
 
-/// A path as the daemon, which runs elsewhere, has to be told it.
+/// A path as the daemon, which has another working directory, needs it.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Bytes for people, with the exact number where that says more.
+/// A size as text, with the exact number of bytes from 1 KiB on.
 fn exact(bytes: u64) -> String {
     let short = Bytes(bytes).to_string();
     if bytes < 1024 { short } else { format!("{short} ({bytes} bytes)") }

@@ -1,13 +1,16 @@
-//! Partition tables: enough of MBR and GPT to show them and to see one that does not fit its disk.
-//! Guests write them: the crate `gpt` panics on some and allocates what others say, and `mbrman`
-//! follows chains of extended partitions without a limit.
+//! Reads partition tables (MBR and GPT), to show them and to detect tables that do not fit the
+//! disk.
+//!
+//! Guests write these tables. Therefore no library is used: the crate `gpt` panics on some tables
+//! and allocates as much memory as others specify, and `mbrman` follows chains of extended
+//! partitions without a limit.
 use std::{fs::File, io, os::unix::fs::FileExt};
 
 use serde::Serialize;
 
 use super::signatures;
 
-/// The entries of a GPT that are looked at; tables have 128.
+/// The most entries read from a GPT; tables have 128.
 const ENTRIES_MAX: u32 = 1024;
 
 /// A partition.
@@ -21,7 +24,7 @@ pub struct Partition {
     pub length: u64,
     /// Its name in the table, or its type.
     pub name: String,
-    /// What it holds, where that is recognised.
+    /// The recognised content, if any.
     pub content: Option<&'static str>,
 }
 
@@ -30,11 +33,11 @@ pub struct Partition {
 pub struct Table {
     /// `MBR` or `GPT`.
     pub kind: &'static str,
-    /// The sector size that the table is written for.
+    /// The sector size of the table, in bytes.
     pub sector_size: u64,
     /// The partitions in use.
     pub partitions: Vec<Partition>,
-    /// What is wrong with it, a sentence each.
+    /// The problems of the table, a sentence each.
     pub problems: Vec<String>,
 }
 
@@ -53,7 +56,7 @@ pub fn read(file: &File, size: u64) -> io::Result<Option<Table>> {
     Ok(table)
 }
 
-/// Looks into each partition, and for those that do not fit.
+/// Recognises each partition's content, and reports partitions that do not fit the disk.
 fn finish(table: &mut Table, file: &File, size: u64) {
     for partition in &mut table.partitions {
         let end = partition.start.saturating_add(partition.length);
@@ -70,7 +73,7 @@ fn finish(table: &mut Table, file: &File, size: u64) {
     }
 }
 
-/// Reads what there is, up to a length.
+/// Reads up to `length` bytes; fewer at the end of the file.
 pub fn read_up_to(file: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length as usize];
     let mut filled = 0;
@@ -100,7 +103,7 @@ fn read_mbr(file: &File) -> io::Result<Option<Table>> {
     let mut partitions = Vec::new();
     for (number, entry) in (1..).zip(sector[446..510].chunks_exact(16)) {
         let (active, kind, start, length) = (entry[0], entry[4], word(entry, 8), word(entry, 12));
-        // Boot sectors of FAT and NTFS end on the same signature but have code here.
+        // Boot sectors of FAT and NTFS have the same signature but code in place of the table.
         if active & 0x7f != 0 {
             return Ok(None);
         }
@@ -120,7 +123,7 @@ fn read_mbr(file: &File) -> io::Result<Option<Table>> {
     Ok(Some(Table { kind: "MBR", sector_size: 512, partitions, problems: Vec::new() }))
 }
 
-/// A GPT's header, its checksum verified.
+/// A GPT's header; `valid` is whether its checksum is right.
 struct Header {
     valid: bool,
     backup: u64,
@@ -158,7 +161,7 @@ fn read_gpt(file: &File, size: u64, sector_size: u64) -> io::Result<Option<Table
     let backup = header.backup.saturating_mul(sector_size);
     if backup.saturating_add(sector_size) > size {
         problem(format!(
-            "the backup GPT should be at byte {backup}, the disk ends at {size}: it was cut short"
+            "the backup GPT should be at byte {backup}, but the disk ends at {size}: it was cut short"
         ));
     } else {
         match read_header(file, backup)? {
@@ -201,7 +204,7 @@ fn read_gpt(file: &File, size: u64, sector_size: u64) -> io::Result<Option<Table
     Ok(Some(table))
 }
 
-/// The checksum of GPT and Ethernet.
+/// The CRC-32 checksum of GPT and Ethernet.
 fn crc32(bytes: &[u8]) -> u32 {
     let step = |sum: u32| if sum & 1 == 1 { (sum >> 1) ^ 0xedb8_8320 } else { sum >> 1 };
     !bytes.iter().fold(!0, |sum, &byte| (0..8).fold(sum ^ u32::from(byte), |sum, _| step(sum)))
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_is_survived() {
+    fn invalid_tables_are_survived() {
         let mut random = crate::random::Random::new(5);
         let mut bytes = vec![0u8; 34 * 512];
         for round in 0..2000 {

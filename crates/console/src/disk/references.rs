@@ -1,24 +1,24 @@
 //! Other files that an image names: backing files, data files, extents.
 //!
-//! Whoever made an image chose these names, and what they lead to becomes a part of the imported
-//! disk. `qemu-img info` opens some of them, so they are looked for here first.
+//! The creator of an image chose these names, and the files become a part of the imported disk.
+//! `qemu-img info` opens some of them, so this module looks for them first.
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
 
 use fathom_image::{FOREIGN_HEAD_LENGTH, ForeignFormat};
 
-/// The longest name of a file that is shown, in bytes.
+/// The longest file name shown, in bytes.
 const NAME_MAX: usize = 1024;
-/// How much of a VMDK image's descriptor QEMU reads for the extents, in bytes.
+/// The part of a VMDK image's descriptor that QEMU reads for the extents, in bytes.
 const DESCRIPTOR_MAX: usize = 1 << 20;
-/// How much of it QEMU reads for the parent, in bytes.
+/// The part of the descriptor that QEMU reads for the parent, in bytes.
 const PARENT_MAX: usize = 20 * 512;
 /// A sector, in bytes.
 const SECTOR: u64 = 512;
 
-/// The first file that the image `path` names, if it is a local file of such a format. `format` is
-/// what the caller says that it is.
+/// The first file that the image `path` names, if `path` is a local file of such a format. `format`
+/// is the format given by the caller.
 pub(super) fn of(path: &Path, format: Option<&str>) -> Option<String> {
-    // Anything else than a regular file is for `qemu-img` to open, and to say what it names.
+    // `qemu-img` opens anything but a regular file, and reports the names.
     std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     let file = File::open(path).ok()?;
     let head = read(&file, 0, FOREIGN_HEAD_LENGTH).ok()?;
@@ -56,7 +56,7 @@ fn name(file: &File, offset: u64, length: usize) -> String {
     String::from_utf8_lossy(&name).into_owned()
 }
 
-/// A backing file whose name's place and length are a big-endian u64 and u32 at `offset`.
+/// The backing file's name. Its position and length are a big-endian u64 and u32 at `offset`.
 fn backing(file: &File, head: &[u8], offset: usize) -> Option<String> {
     let place = u64::from_be_bytes(bytes(head, offset)?);
     let length = u32::from_be_bytes(bytes(head, offset + 8)?);
@@ -82,7 +82,7 @@ fn qed(file: &File, head: &[u8]) -> Option<String> {
 
 fn vmdk(file: &File, head: &[u8]) -> Option<String> {
     if !head.starts_with(b"KDMV") {
-        // An old extent, of which QEMU reads no descriptor.
+        // An old extent; QEMU reads no descriptor from it.
         return None;
     }
     let capacity = u64::from_le_bytes(bytes(head, 12)?);
@@ -90,14 +90,15 @@ fn vmdk(file: &File, head: &[u8]) -> Option<String> {
     if place == 0 {
         return None;
     }
-    // Without a capacity of its own the extents that the descriptor names are what counts.
+    // An image without a capacity of its own consists of the extents that its descriptor names.
     let extents = capacity == 0;
     let length = if extents { DESCRIPTOR_MAX } else { PARENT_MAX };
     let text = read(file, place.saturating_mul(SECTOR), length).ok()?;
     descriptor(&text, extents)
 }
 
-/// What the text of a VMDK image names: its parent, and its extents where they are other files.
+/// The first file that the text of a VMDK descriptor names: the parent, or an extent in another
+/// file.
 fn descriptor(text: &[u8], extents: bool) -> Option<String> {
     let text = String::from_utf8_lossy(text);
     if let Some((_, parent)) = text.split_once("parentFileNameHint") {
@@ -111,7 +112,7 @@ fn descriptor(text: &[u8], extents: bool) -> Option<String> {
     extent.map(quoted)
 }
 
-/// The first text in quotes.
+/// The first quoted text.
 fn quoted(line: &str) -> String {
     let name = line.split('"').nth(1).unwrap_or_default();
     name.chars().take(NAME_MAX).collect()

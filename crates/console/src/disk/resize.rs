@@ -1,4 +1,4 @@
-//! `fathom disk resize`: of an image, or of a disk while a guest uses it.
+//! `fathom disk resize`: resizes an image, or a disk in use by a guest.
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 use fathom_control::{Bytes, Client, parse_bytes};
@@ -13,7 +13,7 @@ use crate::{
     output,
 };
 
-/// A size, or a change of one.
+/// A new size, or a change of the size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     Absolute(u64),
@@ -37,7 +37,7 @@ impl Target {
             Self::Grow(by) => size.checked_add(by),
             Self::Shrink(by) => size.checked_sub(by),
         };
-        result.ok_or_else(|| Failure::usage(format!("from {} that is impossible", Bytes(size))))
+        result.ok_or_else(|| Failure::usage(format!("not possible for a size of {}", Bytes(size))))
     }
 }
 
@@ -95,14 +95,14 @@ fn new_size(options: &ResizeOptions, target: Target, before: u64) -> Outcome<u64
             Bytes(before)
         ))
         .advise(
-            "--shrink allows it; what lies behind the new end is lost, so shrink the file \
+            "--shrink allows it; data beyond the new end is lost, so shrink the file \
                  systems in it first",
         ));
     }
     Ok(size)
 }
 
-/// The name of the daemon's disk whose image this is, if a daemon runs and has one.
+/// The name of the daemon's disk with this image, if a daemon runs and has such a disk.
 fn served_as(client: &Client, path: &Path) -> Option<String> {
     let same = |other: &str| {
         let (Ok(ours), Ok(theirs)) = (fs::metadata(path), fs::metadata(other)) else {
@@ -114,7 +114,7 @@ fn served_as(client: &Client, path: &Path) -> Option<String> {
     disks.into_iter().find(|disk| disk.backend.image.as_deref().is_some_and(same)).map(|d| d.name)
 }
 
-/// Resizes an image that nobody uses. Gives the sizes before and after.
+/// Resizes an image that is not in use. Returns the sizes before and after, in bytes.
 fn resize_image(options: &ResizeOptions, target: Target, image: &Image) -> Outcome<(u64, u64)> {
     let path = image.path.as_path();
     if image.is_device {
@@ -124,7 +124,7 @@ fn resize_image(options: &ResizeOptions, target: Target, image: &Image) -> Outco
     let failed = |error| Failure::io("resize", path, &error);
     let claim = Claim::take(path)?;
     let file = claim.file();
-    // Only from here on does the size stay what it is.
+    // From here on the lock prevents changes of the size.
     let before = file.metadata().map_err(failed)?.len();
     let size = new_size(options, target, before)?;
     if options.image_format.is_none() {
@@ -134,24 +134,24 @@ fn resize_image(options: &ResizeOptions, target: Target, image: &Image) -> Outco
     Ok((before, size))
 }
 
-/// The size of an image of another format is not the size of its disk.
+/// Refuses an image of another format: its size is not the size of its disk.
 fn refuse_foreign(path: &Path, format: Option<ForeignFormat>) -> Outcome {
     let Some(format) = format else { return Ok(()) };
     let shown = path.display();
     Err(Failure::new(format!("{shown} looks like a {format} image, not a raw one")).advise(
         format!(
-            "`qemu-img resize -f {} {shown} …` resizes its disk; --format raw says that it is raw",
+            "`qemu-img resize -f {} {shown} …` resizes its disk; --format raw treats it as raw",
             format.qemu_name()
         ),
     ))
 }
 
-/// A GPT's copy at the end does not move by itself.
+/// A note on a GPT whose copy at the end does not move when the image grows.
 fn grown_table(image: &Image, size: u64) -> Option<String> {
     let table = partitions::read(&image.file, image.size).ok()??;
     (table.kind == "GPT" && size > image.size).then(|| {
         "Its GPT still ends at the old size: in the guest, run `sgdisk --move-second-header`, then \
-         grow partition and file system."
+         grow the partition and the file system."
             .to_owned()
     })
 }

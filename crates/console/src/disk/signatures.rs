@@ -1,9 +1,9 @@
-//! What a disk or partition begins with, by a few magic numbers.
+//! Recognises the content of a disk or partition by magic numbers.
 
-/// How many bytes [`recognise`] wants to see.
+/// The number of bytes at the start that [`recognise`] examines.
 pub const LENGTH: usize = 72 << 10;
 
-/// Magic numbers: where, what, and whose.
+/// Magic numbers: their offset, their bytes, and the name of the content.
 const MAGICS: &[(usize, &[u8], &str)] = &[
     (0, b"LUKS\xba\xbe", "LUKS encrypted volume"),
     (0, b"XFSB", "XFS"),
@@ -21,7 +21,7 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
     (0x10040, b"_BHRfS_M", "Btrfs"),
 ];
 
-/// What the bytes at a volume's start say that it is.
+/// The content of a volume that starts with `bytes`; `None` if unknown.
 pub fn recognise(bytes: &[u8]) -> Option<&'static str> {
     let at =
         |offset: usize, magic: &[u8]| bytes.get(offset..).is_some_and(|b| b.starts_with(magic));
@@ -31,7 +31,7 @@ pub fn recognise(bytes: &[u8]) -> Option<&'static str> {
     MAGICS.iter().find(|(offset, magic, _)| at(*offset, magic)).map(|(_, _, name)| *name)
 }
 
-/// Which of the ext file systems: by the features that each brought.
+/// The version of an ext file system, by the features that each version introduced.
 fn extended(bytes: &[u8]) -> &'static str {
     const HAS_JOURNAL: u32 = 0x4;
     const EXTENTS: u32 = 0x40;

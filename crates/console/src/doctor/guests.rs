@@ -1,15 +1,15 @@
-//! Whether the daemon's guests are understood.
+//! Checks how far the daemon's guests are understood.
 use fathom_control::{DiskStatus, GuestInfo, InsightState, count};
 
 use super::Finding;
 use crate::{connection::ControlOptions, output::short_number, usage::insight};
 
-/// Of so many requests, one may be not understood before it is worth a word.
+/// One mismatch in this number of requests is not reported.
 const REQUESTS_PER_MISMATCH: u64 = 1000;
 
-/// A finding for each guest, and for disks whose guests nobody asks.
+/// A finding for each guest, and one for the disks without introspection.
 pub fn findings(control: &ControlOptions, disks: &[DiskStatus]) -> Vec<Finding> {
-    // That no daemon answers has been said.
+    // An unreachable daemon has already been reported.
     let guests = control.client().guests().map(|list| list.guests).unwrap_or_default();
     let off: Vec<&str> = disks
         .iter()
@@ -18,7 +18,7 @@ pub fn findings(control: &ControlOptions, disks: &[DiskStatus]) -> Vec<Finding> 
         .collect();
     let mut findings: Vec<Finding> = guests.iter().map(finding).collect();
     if !off.is_empty() {
-        let text = format!("nobody asks what requests mean on: {}", off.join(", "));
+        let text = format!("requests are not classified on: {}", off.join(", "));
         let remedy = "`classify = true` in the configuration shows files and containers in `fathom \
                       top`; then `systemctl reload fathom`";
         findings.push(Finding { remedy: remedy.into(), ..Finding::ok("insight", text) });
@@ -33,8 +33,8 @@ fn finding(guest: &GuestInfo) -> Finding {
         InsightState::Attached if is_odd(guest) => Finding::warn(
             subject,
             format!("understood: {}", counts(guest)),
-            "many requests did not lie where the kernel's should: a kernel that was changed, or a \
-             guest that lies about itself; docs/introspection.md says what is not seen",
+            "many requests did not match the kernel's structures: a modified kernel, or a guest \
+             that gives false data; docs/introspection.md lists what is not recognised",
         ),
         InsightState::Attached => Finding::ok(subject, format!("understood: {}", counts(guest))),
         InsightState::Off | InsightState::NoGuest | InsightState::Waiting => {
@@ -48,7 +48,7 @@ fn finding(guest: &GuestInfo) -> Finding {
     }
 }
 
-/// Whether too many of its requests were not what they should be.
+/// Whether too many requests of a guest were not understood.
 fn is_odd(guest: &GuestInfo) -> bool {
     guest.insight.mismatches.saturating_mul(REQUESTS_PER_MISMATCH)
         > guest.insight.requests.max(10_000)

@@ -14,14 +14,14 @@ use crate::{
     },
 };
 
-/// The oldest kernel with all that the reactor asks of `io_uring`.
+/// The oldest kernel with all features of `io_uring` that the reactor uses.
 const KERNEL_MIN: (u32, u32) = (6, 1);
-/// Open files that a daemon with some dozens of disks and queues needs.
+/// The open files that a daemon with some dozens of disks and queues needs.
 const FILES_MIN: u64 = 4096;
-/// Memory that `io_uring` may lock on kernels that count it.
+/// The memory that `io_uring` may lock on kernels that count it, in bytes.
 const LOCKED_MIN: u64 = 8 << 20;
 
-/// Everything that concerns the host as a whole.
+/// Findings about the host as a whole.
 pub fn findings() -> Vec<Finding> {
     let mut findings = vec![kernel(), io_uring(), memory()];
     findings.push(huge_pages());
@@ -42,7 +42,7 @@ fn kernel() -> Finding {
     if version >= KERNEL_MIN {
         return Finding::ok("kernel", format!("Linux {release}"));
     }
-    let remedy = "upgrade it; Linux 6.1 is the oldest that Fathom is tried with";
+    let remedy = "upgrade it; Linux 6.1 is the oldest that Fathom is tested with";
     Finding::warn("kernel", format!("Linux {release} is old"), remedy)
 }
 
@@ -59,7 +59,7 @@ fn io_uring() -> Finding {
         ),
         (Some(libc::EPERM), _) => Finding::fail(
             "io_uring",
-            "forbidden, perhaps by a container's seccomp profile",
+            "forbidden, possibly by a container's seccomp profile",
             "allow io_uring_setup, io_uring_enter and io_uring_register in that profile",
         ),
         (Some(libc::ENOSYS), _) => Finding::fail(
@@ -69,14 +69,14 @@ fn io_uring() -> Finding {
         ),
         (Some(libc::ENOMEM), _) => Finding::fail(
             "io_uring",
-            "not enough memory that may be locked",
+            "the limit of locked memory is too low",
             "raise it: `ulimit -l unlimited`, or LimitMEMLOCK= in the systemd unit",
         ),
         _ => Finding::fail("io_uring", reason(&error), ""),
     }
 }
 
-/// What vhost-user needs: memory by descriptor.
+/// vhost-user needs memory that is shared by file descriptor.
 fn memory() -> Finding {
     match SharedMemory::new(1 << 16) {
         Ok(_) => Finding::ok("guest memory", "can be shared (memfd)"),
@@ -98,7 +98,7 @@ fn huge_pages() -> Finding {
     let size = Bytes(value("Hugepagesize").unwrap_or(0) << 10);
     let text = match (total, free) {
         (Some(total @ 1..), Some(free)) => format!("{free} of {total} free, {size} each"),
-        _ => "none reserved; none needed".to_owned(),
+        _ => "none reserved; not required".to_owned(),
     };
     Finding::ok("huge pages", text)
 }
@@ -115,7 +115,7 @@ fn qemu() -> Vec<Finding> {
         }
     };
     let version = if qemu.version < VERSION_MIN {
-        let remedy = "QEMU 7.2 is the oldest that Fathom is tried with";
+        let remedy = "QEMU 7.2 is the oldest that Fathom is tested with";
         Finding::warn("QEMU", format!("{} is too old", qemu.version_text), remedy)
     } else {
         Finding::ok("QEMU", qemu.version_text.clone())
@@ -146,13 +146,13 @@ fn qemu_img() -> Finding {
 }
 
 fn limits() -> [Finding; 2] {
-    // No soft limit is none at all.
+    // `None` is no limit.
     let files = getrlimit(Resource::Nofile);
     let files = match (files.current.unwrap_or(u64::MAX), files.maximum) {
         (soft, Some(hard)) if soft < FILES_MIN && hard < FILES_MIN => Finding::warn(
             "open files",
             format!("at most {hard}"),
-            "enough for a few disks; more: LimitNOFILE=65536 in the systemd unit",
+            "enough for a few disks; for more, set LimitNOFILE=65536 in the systemd unit",
         ),
         (_, None) => Finding::ok("open files", "no limit"),
         (soft, Some(hard)) => Finding::ok("open files", format!("{soft}, can be raised to {hard}")),

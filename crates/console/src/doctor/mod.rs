@@ -1,4 +1,4 @@
-//! `fathom doctor`: what of Fathom works on this host, and why not.
+//! `fathom doctor`: checks which parts of Fathom work on this host, and why others do not.
 
 mod guests;
 mod host;
@@ -23,18 +23,18 @@ use crate::{
 /// Options of `fathom doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A cross is something without which Fathom does not serve disks; an exclamation mark is something
-that works less well, or that not everybody needs. Guests are tried under KVM by running one, which
-takes up to four seconds, once a boot.
+A cross marks a failure that keeps Fathom from serving disks; an exclamation mark, a limitation or
+an optional part that is missing. KVM is tested by running a small guest, which takes up to four
+seconds, once per boot of the host.
 
 Examples:
   fathom doctor
-  fathom doctor /var/lib/images      also: is this a good place for images?
+  fathom doctor /var/lib/images      also check a directory for images
   fathom doctor --json
 
-Exit status: 0 nothing failed, 1 something did, 2 wrong usage.")]
+Exit status: 0 no failure, 1 a failure was found, 2 invalid command line.")]
 pub struct DoctorOptions {
-    /// Images, or directories for images, to look at; by default those of the running daemon
+    /// Images, or directories for images, to check [default: those of the running daemon]
     paths: Vec<PathBuf>,
     #[command(flatten)]
     control: ControlOptions,
@@ -48,7 +48,7 @@ pub struct DoctorOptions {
 pub enum State {
     /// It works.
     Ok,
-    /// It works less well, or not everybody needs it.
+    /// It works with a limitation, or is optional and absent.
     Warn,
     /// It does not work.
     Fail,
@@ -57,14 +57,14 @@ pub enum State {
 /// One finding.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// The subject of the check.
     pub subject: String,
     /// How well it works.
     pub state: State,
-    /// What was found.
+    /// The result of the check.
     #[serde(rename = "finding")]
     pub text: String,
-    /// What to do about it; empty if nothing.
+    /// The remedy; empty if there is none.
     pub remedy: String,
 }
 
@@ -75,7 +75,7 @@ impl Finding {
         Self { subject, state: State::Ok, text, remedy: String::new() }
     }
 
-    /// It works less well.
+    /// It works with a limitation, or is optional and absent.
     pub fn warn(
         subject: impl Into<String>,
         finding: impl Into<String>,
@@ -94,7 +94,7 @@ impl Finding {
     }
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Report<'a> {
     failed: usize,
@@ -145,14 +145,14 @@ fn text(findings: &[Finding], width: Option<usize>, style: Style) -> String {
     for finding in findings {
         let mark = match finding.state {
             State::Ok => style.paint(style::GOOD, "✓"),
-            State::Warn => style.paint(style::SOSO, "!"),
+            State::Warn => style.paint(style::WARNING, "!"),
             State::Fail => style.paint(style::BAD, "✗"),
         };
         let label = format!("{mark} {:<1$}", finding.subject, indent - 2);
         let mut first = true;
         for line in wrap(&finding.text, room) {
             let start = if first { label.clone() } else { " ".repeat(indent) };
-            // A long subject has its line for itself.
+            // A long subject has a line of its own.
             if first && finding.subject.chars().count() > indent - 4 {
                 lines.push(label.clone());
                 lines.push(" ".repeat(indent) + &line);
@@ -175,7 +175,7 @@ fn text(findings: &[Finding], width: Option<usize>, style: Style) -> String {
     lines.join("\n")
 }
 
-/// Whether a daemon answers, and its disks.
+/// Checks the daemon. Returns the findings, and the daemon's disks.
 fn daemon(control: &ControlOptions) -> (Vec<Finding>, Vec<DiskStatus>) {
     let client = control.client();
     let socket = client.socket().display().to_string();
@@ -205,7 +205,7 @@ fn daemon(control: &ControlOptions) -> (Vec<Finding>, Vec<DiskStatus>) {
     }
 }
 
-/// A finding for each problem of a disk; one for a sound disk.
+/// A finding for each problem of a disk, or one finding for a disk without problems.
 fn disk(status: &DiskStatus) -> Vec<Finding> {
     let subject = format!("disk {}", status.name);
     if status.problems.is_empty() {

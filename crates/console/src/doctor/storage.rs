@@ -1,4 +1,4 @@
-//! Where images lie: room, and direct I/O.
+//! Checks the places of images: free space, and direct I/O.
 use std::{
     fs::{self, File, OpenOptions},
     io,
@@ -14,10 +14,10 @@ use crate::{
     failure::reason,
 };
 
-/// Less room than this is worth a word.
+/// The least free space without a warning, in bytes.
 const ROOM_MIN: u64 = 1 << 30;
 
-/// What can be said of an image or a directory for images.
+/// Findings about an image or a directory for images.
 pub fn findings(path: &Path) -> Vec<Finding> {
     let subject = path.display().to_string();
     let is_directory = match fs::metadata(path) {
@@ -62,18 +62,18 @@ fn direct(subject: &str, path: &Path, is_directory: bool) -> Finding {
         Ok(()) => Finding::ok(subject, "direct I/O works"),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Finding::warn(
             subject,
-            "its file system does not do direct I/O",
-            "leave `direct` off for images here, or put them on ext4, XFS or Btrfs",
+            "its file system does not support direct I/O",
+            "do not set `direct` for images here, or put them on ext4, XFS or Btrfs",
         ),
         Err(error) => Finding::warn(
             subject,
-            format!("direct I/O could not be tried: {}", reason(&error)),
+            format!("direct I/O could not be tested: {}", reason(&error)),
             "try again as the daemon's user",
         ),
     }
 }
 
-/// A block that is aligned as direct I/O wants it.
+/// A block with the alignment that direct I/O needs.
 #[repr(align(4096))]
 struct Block([u8; 4096]);
 

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::process::CpuClock;
 
-/// Descriptors of one queue; a request takes three.
+/// The most descriptors of a queue; a request takes three.
 const QUEUE_SIZE_MAX: u16 = 1024;
 
 /// A negotiated session with the server.
@@ -37,7 +37,7 @@ pub struct Connection {
     transport: Box<VirtioBlkTransport>,
     features: VirtioBlkFeatureFlags,
     capacity: u64,
-    /// The connected socket, once more: the driver library keeps its own to itself.
+    /// A duplicate of the connected socket, which the driver library does not expose.
     socket: Option<OwnedFd>,
 }
 
@@ -58,7 +58,7 @@ impl Connection {
         let direct = if options.memory_table { None } else { Some(VhostUser::new(path, wanted)) };
         let transport: Box<VirtioBlkTransport> = Box::new(match direct {
             Some(Ok(transport)) => transport,
-            // A server without memory slots: the library asks for them.
+            // The library requires memory slots; this server does not have them.
             Some(Err(error)) if !error.to_string().contains("protocol features") => {
                 return Err(failed(error));
             }
@@ -74,7 +74,7 @@ impl Connection {
         let queues_max = virtio_blk_max_queues(&*transport).map_err(failed)?;
         if options.queues == 0 || usize::from(options.queues) > queues_max {
             return Err(LoadError::Option(format!(
-                "the disk offers {}, {} asked for",
+                "the disk offers {}, but {} were requested",
                 fathom_control::count(queues_max, "queue"),
                 options.queues
             )));
@@ -83,28 +83,28 @@ impl Connection {
         Ok(Self { transport, features, capacity, socket })
     }
 
-    /// Checks the options against the disk; the range in whole blocks.
+    /// Checks the options against the disk. Returns the range in whole blocks.
     pub fn range(&self, options: &LoadOptions) -> Result<Range<u64>, LoadError> {
         let refuse = |message: String| Err(LoadError::Option(message));
         let block_size = u64::from(options.block_size);
         if block_size == 0 || block_size % 512 != 0 || block_size > 16 << 20 {
             return refuse(format!(
-                "block size {block_size}: a multiple of 512 up to 16 MiB is needed"
+                "block size {block_size}: must be a multiple of 512, at most 16 MiB"
             ));
         }
         if options.depth == 0 || options.depth > DEPTH_MAX {
-            return refuse(format!("depth {}: 1 to {DEPTH_MAX} is possible", options.depth));
+            return refuse(format!("depth {}: must be from 1 to {DEPTH_MAX}", options.depth));
         }
         if options.read_percent > 100 {
             return refuse(format!("{} percent reads: at most 100", options.read_percent));
         }
         if options.read_percent < 100 && self.features.contains(VirtioBlkFeatureFlags::RO) {
-            return refuse("the disk is read-only, but writes were asked for".into());
+            return refuse("the disk is read-only, but writes were requested".into());
         }
         let bytes = options.range.clone().unwrap_or(0..self.capacity);
         if bytes.end > self.capacity {
             return refuse(format!(
-                "the range ends at {}, the disk at {}",
+                "the range ends at {}, but the disk at {}",
                 bytes.end, self.capacity
             ));
         }
@@ -143,8 +143,8 @@ impl Connection {
 
         let share = (range.end - range.start) / u64::from(options.queues);
         let workers = queues.into_iter().enumerate().map(|(index, queue)| {
-            // Blocks are split between the queues where two requests on one block at a time would
-            // spoil the work; else each queue works on all of them.
+            // Each queue has its own blocks if two concurrent requests for one block would disturb
+            // the result; else each queue uses all blocks.
             let start = range.start + share * index as u64;
             let own = start..start + share;
             let split = options.verify || options.order == Order::Sequential;
@@ -168,12 +168,14 @@ impl Connection {
         Ok(workers.collect())
     }
 
-    /// The server's CPU clock, if its process can be seen from here.
+    /// The server's CPU clock, if its process is visible from here.
     pub fn server(&self) -> Option<CpuClock> {
         let mut credentials = MaybeUninit::<libc::ucred>::uninit();
         let mut length = mem::size_of::<libc::ucred>() as libc::socklen_t;
-        // Not by `rustix`, whose process ids are never 0: that of a server in another namespace is.
-        // SAFETY: the option writes a `ucred` of the length given, which is read only then.
+        // `rustix` cannot be used: its process IDs are never 0, but a server in another PID
+        // namespace has 0.
+        // SAFETY: the option writes a `ucred` of the given length, which is read only after
+        // success.
         let credentials = unsafe {
             let failed = libc::getsockopt(
                 self.socket.as_ref()?.as_raw_fd(),
@@ -190,18 +192,18 @@ impl Connection {
         (credentials.pid > 0).then(|| CpuClock::of(credentials.pid)).flatten()
     }
 
-    /// Whether the server has hung up.
+    /// Whether the server has closed the connection.
     pub fn is_closed(&self) -> bool {
         let Some(socket) = &self.socket else { return false };
         let mut polls = [PollFd::new(socket, PollFlags::RDHUP)];
-        let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+        let closed = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
         poll(&mut polls, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-            && polls[0].revents().intersects(gone)
+            && polls[0].revents().intersects(closed)
     }
 }
 
-/// The newest descriptor of this process that is connected to the path. The driver library keeps
-/// its socket to itself; a second connection would not do, as servers serve one at a time.
+/// The newest descriptor of this process that is connected to the path. The driver library does not
+/// expose its socket, and a second connection would not help, because servers serve one at a time.
 fn connected_socket(path: &Path) -> Option<OwnedFd> {
     let entries = std::fs::read_dir("/proc/self/fd").ok()?;
     let mut fds: Vec<RawFd> = entries
@@ -210,8 +212,8 @@ fn connected_socket(path: &Path) -> Option<OwnedFd> {
         .collect();
     fds.sort_unstable_by(|left, right| right.cmp(left));
     fds.into_iter().find_map(|fd| {
-        // SAFETY: borrowed for a look that takes a descriptor of our own. One that another thread
-        // closes meanwhile, or that is another file's by then, is refused or told apart by its path.
+        // SAFETY: the descriptor is borrowed only to duplicate it. If another thread closes it
+        // meanwhile, or it already names another file, the duplication fails or the path differs.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().ok()?;
         (peer_path(&socket)? == path.as_os_str().as_bytes()).then_some(socket)
     })

@@ -1,4 +1,4 @@
-//! Memory that this process and the server share, as guest memory is shared.
+//! Memory shared between this process and the server, as guest memory is.
 use std::{
     fs::File,
     io,
@@ -10,16 +10,16 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::memory_table::PIECE_UNIT;
 
-/// An anonymous file, mapped.
+/// A mapped anonymous file.
 pub struct SharedMemory {
     file: File,
     address: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping belongs to no thread; access to its bytes is up to those who hold pointers.
+// SAFETY: the mapping belongs to no thread; holders of pointers synchronise access to its bytes.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above; the methods hand out nothing but the address.
+// SAFETY: as above; the methods return nothing but the address.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
@@ -27,7 +27,7 @@ impl SharedMemory {
     pub fn new(length: usize) -> io::Result<Self> {
         let file = File::from(memfd_create(c"fathom-load", MemfdFlags::CLOEXEC)?);
         let fd = file.as_raw_fd();
-        // Whole huge pages at such an address, as servers that map huge pages want it.
+        // Whole huge pages at an aligned address, for servers that map huge pages.
         let unit = PIECE_UNIT as usize;
         let length = length.next_multiple_of(unit);
         file.set_len(length as u64)?;
@@ -41,8 +41,8 @@ impl SharedMemory {
         }
         let before = (reserved as usize).next_multiple_of(unit) - reserved as usize;
         let start = reserved.wrapping_byte_add(before);
-        // SAFETY: the mapping replaces a part of the reservation, and what is left of that on both
-        // sides, which nobody uses, is given back.
+        // SAFETY: the mapping replaces a part of the reservation. The unused rest on both sides is
+        // unmapped.
         let address = unsafe {
             if before > 0 {
                 libc::munmap(reserved, before);
@@ -53,7 +53,7 @@ impl SharedMemory {
         };
         if address == libc::MAP_FAILED {
             let error = io::Error::last_os_error();
-            // SAFETY: the middle of the reservation, which nobody uses.
+            // SAFETY: the middle of the reservation, which is unused.
             unsafe { libc::munmap(start, length) };
             return Err(error);
         }
@@ -71,7 +71,7 @@ impl SharedMemory {
         self.length
     }
 
-    /// The file beneath.
+    /// The descriptor of the mapped file.
     pub fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }

@@ -1,10 +1,10 @@
-//! Servers without memory slots.
+//! A relay for servers without memory slots.
 //!
-//! The driver library announces each piece of memory by itself (`ADD_MEM_REG`), and asks for servers
-//! that offer that. Others, SPDK's among them, take one table of all memory (`SET_MEM_TABLE`). A
-//! relay between the two, in this process, turns the one into the other. Only the messages of the
-//! setup pass through it: requests and notifications go through memory and eventfds, so it costs
-//! nothing that is measured.
+//! The driver library announces each memory region separately (`ADD_MEM_REG`), and requires servers
+//! that offer this. Other servers, such as SPDK's, take one table of all memory (`SET_MEM_TABLE`).
+//! A relay in this process translates between the two. Only the setup messages pass through it.
+//! Requests and notifications go through memory and eventfds, so the relay does not affect the
+//! measurement.
 use std::{
     fs::File,
     io::{self, IoSlice, Read},
@@ -22,14 +22,15 @@ use std::{
 use tempfile::TempDir;
 use virtio_driver::ScmSocket;
 
-/// What the memory's pieces are multiples of, in bytes: servers that map huge pages want whole ones.
+/// The unit of the lengths of memory regions, in bytes. Servers that map huge pages need whole
+/// ones.
 pub(super) const PIECE_UNIT: u64 = 2 << 20;
 
 /// The length of a message's header: request, flags and the payload's length, a `u32` each.
 const HEADER_LENGTH: usize = 12;
-/// The longest payload that is relayed, in bytes.
+/// The longest payload that the relay passes on, in bytes.
 const PAYLOAD_MAX: usize = 4096;
-/// The most pieces of memory in a table: the format's own bound.
+/// The most memory regions in a table; the format's limit.
 const REGIONS_MAX: usize = 8;
 
 const VERSION_FLAG: u32 = 1;
@@ -39,7 +40,7 @@ const NEED_REPLY_FLAG: u32 = 8;
 /// The protocol feature of memory slots.
 const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
-/// The requests that the relay knows; the others pass as they are.
+/// The requests that the relay recognises; it passes others on unchanged.
 mod request {
     pub const GET_FEATURES: u32 = 1;
     pub const SET_MEM_TABLE: u32 = 5;
@@ -53,21 +54,21 @@ mod request {
     pub const REM_MEM_REG: u32 = 38;
 }
 
-/// A socket on which the server seems to have memory slots. One driver can connect.
+/// A socket on which the server appears to have memory slots. One driver can connect to it.
 pub(super) struct MemoryTable {
     directory: TempDir,
 }
 
 impl MemoryTable {
-    /// Connects to the server, and waits for the driver on a thread of its own, which ends when
-    /// either side hangs up.
+    /// Connects to the server, and waits for the driver on a new thread, which ends when either
+    /// side closes its connection.
     pub(super) fn start(server: &Path) -> io::Result<Self> {
         let server = UnixStream::connect(server)?;
         let directory = tempfile::tempdir()?;
         let listener = UnixListener::bind(socket(directory.path()))?;
         let run = move || {
             if let Ok((driver, _)) = listener.accept() {
-                // Its end is the driver's to report.
+                // The driver reports the end of the connection.
                 let _ = Relay { driver, server, regions: Vec::new() }.run();
             }
         };
@@ -75,7 +76,7 @@ impl MemoryTable {
         Ok(Self { directory })
     }
 
-    /// Where the driver connects.
+    /// The socket for the driver.
     pub(super) fn socket(&self) -> PathBuf {
         socket(self.directory.path())
     }
@@ -132,7 +133,7 @@ impl Message {
         bytes.map(u64::from_ne_bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Whether the server answers.
+    /// Whether the server answers the request.
     fn is_answered(&self) -> bool {
         const GETS: [u32; 5] = [
             request::GET_FEATURES,
@@ -144,20 +145,21 @@ impl Message {
         GETS.contains(&self.request) || self.flags & NEED_REPLY_FLAG != 0
     }
 
-    /// The relay's own answer.
+    /// An answer made by the relay.
     fn answer(request: u32, value: u64) -> Self {
         let payload = value.to_ne_bytes().to_vec();
         Self { request, flags: VERSION_FLAG | REPLY_FLAG, payload, files: Vec::new() }
     }
 }
 
-/// A piece of memory.
+/// A memory region.
 struct Region {
-    /// Its address, in the driver as for the device.
+    /// Its address for the driver and for the device.
     start: u64,
-    /// The length of whole huge pages, in bytes; less where another piece begins before that.
+    /// Its length in bytes, a multiple of a huge page; shorter in a table if another region begins
+    /// earlier.
     length: u64,
-    /// Where it begins in the file.
+    /// Its offset in the file, in bytes.
     offset: u64,
     file: File,
 }
@@ -169,7 +171,7 @@ struct Relay {
 }
 
 impl Relay {
-    /// Passes messages on until one side hangs up.
+    /// Passes messages on until one side closes its connection.
     fn run(&mut self) -> io::Result<()> {
         while let Some(mut message) = Message::read(&self.driver)? {
             let answer = match message.request {
@@ -206,7 +208,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Passes a message on, and gives the server's answer if there is to be one.
+    /// Passes a message on. Returns the server's answer, if the request has one.
     fn pass(&self, message: &Message) -> io::Result<Option<Message>> {
         message.write(&self.server)?;
         message.is_answered().then(|| self.read_answer()).transpose()
@@ -216,7 +218,7 @@ impl Relay {
         Message::read(&self.server)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// All memory that there is so far.
+    /// A `SET_MEM_TABLE` message with all regions added so far.
     fn table(&self) -> io::Result<Message> {
         if self.regions.len() > REGIONS_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -238,11 +240,11 @@ impl Relay {
     }
 }
 
-/// The piece of memory that a message adds, made longer so that it is whole huge pages.
+/// The memory region that a message adds, extended to whole huge pages.
 fn region(message: &mut Message) -> io::Result<Region> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let file = message.files.pop().ok_or_else(invalid)?;
-    // Behind eight bytes of padding: guest address, size, user address and offset.
+    // The values follow eight bytes of padding: guest address, size, user address and offset.
     let (start, length, offset) = (message.number(8)?, message.number(16)?, message.number(32)?);
     let end = length.checked_add(offset).ok_or_else(invalid)?;
     let whole = end.next_multiple_of(PIECE_UNIT);

@@ -1,19 +1,20 @@
 //! A vhost-user-blk client without a guest: puts a disk under load and measures it.
 //!
-//! Ours, because fio reaches such a socket only where it is built with libblkio, as distributions
-//! do not, and then tells neither the server's CPU time nor how often either side was woken.
+//! fio cannot do this: it can drive such a socket only if it is built with libblkio, which
+//! distributions do not do, and then it reports neither the server's CPU time nor the number of
+//! wake-ups of either side.
 //!
-//! [`load`] connects to a disk's vhost-user socket as a guest's driver would, keeps a fixed number
-//! of requests under way on each queue for a fixed time, and reports rates, latency percentiles and
+//! [`load`] connects to a disk's vhost-user socket as a guest's driver does, keeps a fixed number
+//! of requests in flight on each queue for a fixed time, and reports rates, latency percentiles and
 //! the server's CPU time. One thread drives one queue. It waits for completions by eventfd like a
-//! guest, or spins when told to ([`Waiting`]).
+//! guest, or it spins ([`Waiting`]).
 //!
-//! With [`LoadOptions::verify`] each block written carries its number and generation, every read
-//! of a block written before is compared, and at the end all of them are read back.
+//! With [`LoadOptions::verify`] each block written carries its number and generation. Every read of
+//! a block written earlier is compared, and at the end all written blocks are read back.
 
 #![expect(
     unsafe_code,
-    reason = "memory that is shared with the server, and the driver library's descriptors"
+    reason = "memory shared with the server, and the driver library's descriptors"
 )]
 
 mod connection;
@@ -40,10 +41,10 @@ use pin::Pinned;
 pub use report::{LoadReport, OperationReport};
 use worker::{Worker, WorkerResult};
 
-/// In what order blocks are accessed.
+/// The order in which blocks are accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Any block of the range, evenly.
+    /// Blocks of the range in random order, uniformly distributed.
     Random,
     /// One block after the other; each queue in its own part of the range.
     Sequential,
@@ -58,43 +59,42 @@ pub enum Waiting {
     Poll,
 }
 
-/// What [`load`] is to do.
+/// Options of [`load`].
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// The disk's vhost-user socket.
     pub socket: PathBuf,
-    /// In what order blocks are accessed.
+    /// The order in which blocks are accessed.
     pub order: Order,
-    /// How many of a hundred requests are reads; the others are writes and **destroy data**.
+    /// The percentage of reads, 0 to 100; the other requests are writes and **destroy data**.
     pub read_percent: u8,
-    /// Bytes of a request: a multiple of 512.
+    /// Bytes of a request: a multiple of 512, at most 16 MiB.
     pub block_size: u32,
-    /// Requests under way on each queue, 1 to [`DEPTH_MAX`].
+    /// Requests in flight on each queue, 1 to [`DEPTH_MAX`].
     pub depth: u16,
     /// Queues, each driven by one thread.
     pub queues: u16,
-    /// How long to measure.
+    /// The time to measure.
     pub duration: Duration,
-    /// How long to run before measuring.
+    /// The time to run before measuring.
     pub warmup: Duration,
     /// How to wait for completions.
     pub waiting: Waiting,
-    /// The bytes of the disk to touch; all of it if absent.
+    /// The bytes of the disk to access; all if absent.
     pub range: Option<Range<u64>>,
-    /// Compares what is read with what was written.
+    /// Compares the data read with the data written.
     pub verify: bool,
-    /// Announces all memory at once (`SET_MEM_TABLE`), as to a server without memory slots.
+    /// Announces all memory in one table (`SET_MEM_TABLE`), as to a server without memory slots.
     pub memory_table: bool,
-    /// Has the server run on one processor and the client on another.
+    /// Runs the server on one processor and the client on another.
     pub pin: bool,
     /// Seed of the block numbers and of the data.
     pub seed: u64,
-    /// Gives up when a queue completes nothing for this long.
+    /// The time without a completion on a queue after which [`load`] fails.
     pub stall_limit: Duration,
 }
 
-/// The most requests that one queue keeps under way: each takes three of a queue's 1024
-/// descriptors.
+/// The most requests in flight on a queue: each takes three of a queue's 1024 descriptors.
 pub const DEPTH_MAX: u16 = 256;
 
 impl LoadOptions {
@@ -123,13 +123,13 @@ impl LoadOptions {
 /// Why [`load`] failed.
 #[derive(Debug)]
 pub enum LoadError {
-    /// An option makes no sense for this disk.
+    /// An option does not fit this disk.
     Option(String),
-    /// The socket could not be connected or the protocol's negotiation failed.
+    /// The socket could not be connected, or the negotiation failed.
     Connect(PathBuf, std::io::Error),
-    /// The server closed the connection while requests were under way.
+    /// The server closed the connection while requests were in flight.
     Closed,
-    /// A queue completed nothing for the stall limit.
+    /// A queue completed no request within the stall limit.
     Stalled(u16),
     /// A system call failed.
     System(&'static str, std::io::Error),
@@ -143,7 +143,7 @@ impl fmt::Display for LoadError {
                 write!(formatter, "cannot drive the disk at {}: {error}", path.display())
             }
             Self::Closed => formatter
-                .write_str("the server closed the connection while requests were under way"),
+                .write_str("the server closed the connection while requests were in flight"),
             Self::Stalled(queue) => {
                 write!(formatter, "queue {queue} completed no request within the stall limit")
             }
@@ -161,7 +161,7 @@ impl std::error::Error for LoadError {
     }
 }
 
-/// What the threads are told, in this order.
+/// The phases of a load, in order. The driving thread sets them for the queues' threads.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 enum Phase {
@@ -171,7 +171,7 @@ enum Phase {
     Abort,
 }
 
-/// What the driving thread and the queue threads share.
+/// State shared by the driving thread and the queues' threads.
 struct Shared {
     phase: AtomicU8,
     completed: Vec<AtomicU64>,
@@ -191,13 +191,14 @@ impl Shared {
 /// Puts the disk under load and measures it.
 ///
 /// # Errors
-/// When the options do not fit the disk, the disk cannot be reached, or it stops answering.
-/// Requests that fail and data that differs are not errors of `load`: the report counts them.
+/// If the options do not fit the disk, the disk cannot be reached, or it stops answering. Failed
+/// requests and wrong data are no errors of `load`: the report counts them.
 pub fn load(options: &LoadOptions) -> Result<LoadReport, LoadError> {
     let mut connection = Connection::open(options)?;
     let server = connection.server();
     let range = connection.range(options)?;
-    // Before the server starts its queues' threads, which run where those that start them do.
+    // This precedes the start of the server's queue threads, which inherit the processors of the
+    // thread that starts them.
     let process_id = server.as_ref().map(CpuClock::process_id);
     let _pinned = options.pin.then(|| Pinned::new(process_id)).transpose()?;
     let workers = connection.workers(options, &range)?;
@@ -215,8 +216,8 @@ pub fn load(options: &LoadOptions) -> Result<LoadReport, LoadError> {
         if measured.is_err() {
             shared.enter(Phase::Abort);
             for completion_fd in &completion_fds {
-                // A thread that sleeps on its eventfd has to be woken; if that fails it is
-                // because the counter is full, and then the thread does not sleep.
+                // A thread that sleeps on its eventfd has to be woken. The write fails only if the
+                // counter is full, and then the thread does not sleep.
                 let _ = completion_fd.write(1);
             }
         }
@@ -229,7 +230,7 @@ pub fn load(options: &LoadOptions) -> Result<LoadReport, LoadError> {
     Ok(measured?.report(options, results))
 }
 
-/// What the driving thread measured over the whole of the time.
+/// Measurements of the driving thread over the measured time.
 struct Measured {
     elapsed: Duration,
     server_cpu: Option<Duration>,
@@ -237,7 +238,7 @@ struct Measured {
     server_process_id: Option<i32>,
 }
 
-/// Leads the queue threads through their phases and watches that they get on.
+/// Leads the queues' threads through the phases, and checks that they make progress.
 fn conduct(
     options: &LoadOptions,
     connection: &Connection,
@@ -266,7 +267,7 @@ fn conduct(
     })
 }
 
-/// Sees a queue that stands still and a server that left.
+/// Detects a queue that makes no progress, and a server that has closed the connection.
 struct Watch<'a> {
     stall_limit: Duration,
     connection: &'a Connection,
@@ -280,7 +281,7 @@ impl<'a> Watch<'a> {
         Self { stall_limit: options.stall_limit, connection, shared, progress }
     }
 
-    /// Sleeps until the deadline, a tenth of a second at a time.
+    /// Sleeps until the deadline, and checks every 100 ms.
     fn until(&mut self, deadline: Instant) -> Result<(), LoadError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -288,19 +289,19 @@ impl<'a> Watch<'a> {
                 return Ok(());
             }
             thread::sleep(left.min(Duration::from_millis(100)));
-            self.look()?;
+            self.check()?;
         }
     }
 
     fn until_finished(&mut self) -> Result<(), LoadError> {
         while self.shared.finished.load(Ordering::Acquire) < self.shared.completed.len() as u64 {
             thread::sleep(Duration::from_millis(1));
-            self.look()?;
+            self.check()?;
         }
         Ok(())
     }
 
-    fn look(&mut self) -> Result<(), LoadError> {
+    fn check(&mut self) -> Result<(), LoadError> {
         let finished =
             self.shared.finished.load(Ordering::Acquire) >= self.shared.completed.len() as u64;
         if finished {
@@ -313,7 +314,7 @@ impl<'a> Watch<'a> {
         for (index, (seen, when)) in self.progress.iter_mut().enumerate() {
             let completed = self.shared.completed[index].load(Ordering::Relaxed);
             if completed == *seen {
-                // A queue that is done counts up no more; its thread says so by the maximum.
+                // A thread that has finished stores the maximum, and its count no longer grows.
                 if now - *when > self.stall_limit && completed != u64::MAX {
                     return Err(LoadError::Stalled(index as u16));
                 }

@@ -1,4 +1,4 @@
-//! What a load measured.
+//! The results of a load.
 use std::time::Duration;
 
 use serde::Serialize;
@@ -8,69 +8,69 @@ use super::{
     worker::{Tally, WorkerResult},
 };
 
-/// What one kind of request did.
+/// The results of one kind of request.
 #[derive(Clone, Debug, Serialize)]
 pub struct OperationReport {
     /// Requests completed in the measured time.
     pub requests: u64,
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_second: f64,
-    /// Mean latency in microseconds; zero without requests, like the others.
+    /// Mean latency in microseconds. All latencies are 0 without requests.
     pub latency_us_mean: f64,
-    /// Median latency.
+    /// Median latency, in microseconds.
     pub latency_us_p50: f64,
-    /// 90th percentile.
+    /// 90th percentile of the latency, in microseconds.
     pub latency_us_p90: f64,
-    /// 99th percentile.
+    /// 99th percentile of the latency, in microseconds.
     pub latency_us_p99: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the latency, in microseconds.
     pub latency_us_p999: f64,
-    /// Longest latency.
+    /// Longest latency, in microseconds.
     pub latency_us_max: f64,
 }
 
-/// What a load measured.
+/// The results of a load.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadReport {
-    /// The measured time.
+    /// The measured time, in seconds.
     pub seconds: f64,
     /// Reads.
     pub reads: OperationReport,
     /// Writes.
     pub writes: OperationReport,
-    /// Requests that failed, in the whole of the time.
+    /// Failed requests, in all phases.
     pub errors: u64,
-    /// Blocks compared with what was written to them.
+    /// Blocks compared with the data written to them.
     pub blocks_verified: u64,
     /// Blocks that differed.
     pub blocks_wrong: u64,
-    /// The first block that differed.
+    /// The number of the first block that differed.
     pub block_wrong_first: Option<u64>,
-    /// The server's process, if it can be seen from here.
+    /// The server's process ID, if the process is visible from here.
     pub server_process_id: Option<i32>,
     /// The server's CPU time as a share of one core.
     pub server_cpu_share: Option<f64>,
-    /// The server's CPU time for a request, in microseconds.
+    /// The server's CPU time per request, in microseconds.
     pub server_cpu_us_per_request: Option<f64>,
     /// This process's CPU time as a share of one core.
     pub client_cpu_share: f64,
-    /// How often this process slept for a completion.
+    /// The number of times that this process slept for a completion.
     pub client_wakeups: u64,
-    /// How often this process notified the server.
+    /// The number of notifications sent to the server.
     pub client_notifications: u64,
 }
 
 impl LoadReport {
-    /// Reads and writes a second.
+    /// Reads and writes per second.
     pub fn iops(&self) -> f64 {
         self.reads.iops + self.writes.iops
     }
 }
 
 impl Measured {
-    /// Sums up what the queues did.
+    /// Sums up the results of the queues.
     pub(super) fn report(&self, options: &LoadOptions, results: Vec<WorkerResult>) -> LoadReport {
         let mut reads = Tally::new();
         let mut writes = Tally::new();

@@ -1,10 +1,10 @@
-//! What each block of a queue's part of the disk must hold.
+//! The expected content of each block of a queue's part of the disk.
 //!
-//! A block's content is a sequence of words that grows from the seed, the block's number and its
-//! generation: how often it was written. So a stale, torn or misplaced block differs.
-//! While a request is under way on a block, no other is begun on it.
+//! A block's content is a sequence of pseudo-random words. Its seed depends on the seed of the run,
+//! the block's number and its generation, which is the number of writes to it. So a stale, torn or
+//! misplaced block differs. A block has at most one request in flight.
 
-/// The block has a request under way.
+/// The bit of a block with a request in flight.
 const BUSY: u32 = 1 << 31;
 
 /// The generations of a range of blocks.
@@ -19,7 +19,7 @@ impl Ledger {
         Self { seed, first, generations: vec![0; count as usize] }
     }
 
-    /// Claims the block, or the next free one after it; `None` if there is none nearby.
+    /// Claims `block`, or the next free block after it; `None` if there is no free block nearby.
     pub fn claim(&mut self, block: u64) -> Option<u64> {
         let count = self.generations.len();
         let start = (block - self.first) as usize;
@@ -33,7 +33,7 @@ impl Ledger {
         None
     }
 
-    /// How often the block was written.
+    /// The number of writes to the block.
     pub fn generation(&self, block: u64) -> u32 {
         self.generations[(block - self.first) as usize] & !BUSY
     }
@@ -43,13 +43,13 @@ impl Ledger {
         self.generations[(block - self.first) as usize] &= !BUSY;
     }
 
-    /// Frees a block after a write, of which the given generation is now there. After a failed
-    /// write nothing is known of a block, which is generation 0.
+    /// Frees a block after a write of the given generation. Generation 0 means that the content is
+    /// unknown, as after a failed write.
     pub fn written(&mut self, block: u64, generation: u32) {
         self.generations[(block - self.first) as usize] = generation;
     }
 
-    /// The next written block at or after this one.
+    /// The next written block, from `block` on.
     pub fn next_written(&self, block: u64) -> Option<u64> {
         let start = (block - self.first) as usize;
         let found = self.generations.get(start..)?.iter().position(|&g| g & !BUSY > 0)?;
@@ -71,14 +71,14 @@ impl Ledger {
         })
     }
 
-    /// Fills a buffer with what the block holds in that generation.
+    /// Fills a buffer with the block's content in that generation.
     pub fn fill(&self, block: u64, generation: u32, buffer: &mut [u8]) {
         for (chunk, word) in buffer.chunks_exact_mut(8).zip(self.words(block, generation)) {
             chunk.copy_from_slice(&word.to_le_bytes());
         }
     }
 
-    /// Whether a buffer holds what the block held in that generation.
+    /// Whether a buffer holds the block's content in that generation.
     pub fn matches(&self, block: u64, generation: u32, buffer: &[u8]) -> bool {
         buffer
             .chunks_exact(8)
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_blocks_generations_and_torn_writes_apart() {
+    fn blocks_generations_and_torn_writes_differ() {
         let ledger = Ledger::new(7, 100, 16);
         let mut buffer = vec![0; 4096];
         ledger.fill(100, 1, &mut buffer);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn never_lends_a_block_twice() {
+    fn a_block_has_one_request_at_a_time() {
         let mut ledger = Ledger::new(7, 0, 2);
         assert_eq!(ledger.claim(1), Some(1));
         assert_eq!(ledger.claim(1), Some(0));

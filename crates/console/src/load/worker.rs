@@ -1,4 +1,4 @@
-//! One queue's thread: keeps its requests under way and times them.
+//! The thread of a queue: keeps requests in flight and measures their latencies.
 use std::{
     ops::Range,
     os::fd::{AsRawFd, BorrowedFd},
@@ -13,22 +13,22 @@ use virtio_driver::{EventFd, QueueNotifier, VirtioBlkQueue};
 use super::{LoadOptions, Order, Phase, Shared, Waiting, memory::SharedMemory, verify::Ledger};
 use crate::random::Random;
 
-/// The longest latency told apart from longer ones, one minute.
+/// The longest latency that is recorded exactly, one minute; longer ones are recorded as this.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// Sleeps until the eventfd was signalled, and resets it. A server may have made the descriptor,
-/// which both sides share, non-blocking; so a read alone does not wait.
+/// Sleeps until the eventfd is signalled, and resets it. Both sides share the descriptor, and a
+/// server may have made it non-blocking, so a read alone does not wait.
 fn wait_readable(event: &EventFd) {
     // SAFETY: the descriptor is open as long as the event, which is borrowed.
     let descriptor = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
     let mut polls = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
-    // Fails only when interrupted, and then the caller looks again.
+    // `poll` fails only if interrupted, and then the caller checks again.
     if poll(&mut polls, None).is_ok() {
         let _ = event.read();
     }
 }
 
-/// The buffers of one queue, one for each request that can be under way.
+/// The buffers of one queue, one for each request in flight.
 pub struct Buffers {
     memory: Arc<SharedMemory>,
     offset: usize,
@@ -37,7 +37,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Takes a queue's part of the memory and fills it with noise.
+    /// Takes a queue's part of the memory and fills it with pseudo-random data.
     pub fn new(memory: Arc<SharedMemory>, offset: usize, options: &LoadOptions) -> Self {
         let block_size = options.block_size as usize;
         let mut buffers = Self { memory, offset, block_size, count: options.depth };
@@ -55,16 +55,16 @@ impl Buffers {
         self.memory.address().wrapping_add(self.offset + usize::from(slot) * self.block_size)
     }
 
-    /// A buffer with no request under way.
+    /// The buffer of a slot without a request in flight.
     fn get(&mut self, slot: u16) -> &mut [u8] {
         // SAFETY: the buffer lies within the mapping, this queue's part of it is borrowed, and the
-        // server has finished with this slot. A server that writes to it all the same makes the
-        // bytes change, which at worst a comparison reports.
+        // server has finished with this slot. If a server still writes to it, the bytes change, and
+        // at worst a comparison reports a difference.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(slot), self.block_size) }
     }
 }
 
-/// What a worker has to do.
+/// The work of a worker.
 pub struct Work {
     pub order: Order,
     pub read_percent: u8,
@@ -75,7 +75,7 @@ pub struct Work {
     pub seed: u64,
 }
 
-/// What a slot's request is.
+/// The request of a slot.
 #[derive(Clone, Copy)]
 enum Request {
     Read { block: u64 },
@@ -83,7 +83,7 @@ enum Request {
     Flush,
 }
 
-/// What one kind of request did within the measured time.
+/// The results of one kind of request within the measured time.
 pub struct Tally {
     pub requests: u64,
     pub latency_ns: Histogram<u64>,
@@ -96,7 +96,7 @@ impl Tally {
     }
 }
 
-/// What one queue did.
+/// The results of one queue.
 pub struct WorkerResult {
     pub reads: Tally,
     pub writes: Tally,
@@ -119,7 +119,7 @@ pub struct Worker {
     random: Random,
     next_block: u64,
     slots: Vec<(Request, Instant)>,
-    under_way: u16,
+    in_flight: u16,
     result: WorkerResult,
 }
 
@@ -143,7 +143,7 @@ impl Worker {
             next_block: work.blocks.start,
             work,
             slots,
-            under_way: 0,
+            in_flight: 0,
             result: WorkerResult {
                 reads: Tally::new(),
                 writes: Tally::new(),
@@ -162,7 +162,7 @@ impl Worker {
         Arc::clone(&self.completion_fd)
     }
 
-    /// Works until told to stop, and finishes what is under way.
+    /// Works until the phase ends the load, and completes the requests in flight.
     pub fn run(mut self, shared: &Shared) -> WorkerResult {
         self.queue.set_used_notif_enabled(false);
         for slot in 0..self.buffers.count {
@@ -180,17 +180,18 @@ impl Worker {
         self.result
     }
 
-    /// Reaps completions until none is under way; `next` may begin another request in the slot.
+    /// Reaps completions until no request is in flight; `next` may begin another request in the
+    /// slot.
     fn drive(&mut self, shared: &Shared, mut next: impl FnMut(&mut Self, u16, u8)) {
         let completed = &shared.completed[self.index];
-        while self.under_way > 0 {
+        while self.in_flight > 0 {
             let phase = shared.phase();
             if phase == Phase::Abort as u8 {
                 return;
             }
             let mut reaped = 0;
             while let Some(completion) = self.queue.completions().next() {
-                self.under_way -= 1;
+                self.in_flight -= 1;
                 reaped += 1;
                 self.complete(completion.context, completion.ret, phase);
                 next(self, completion.context, phase);
@@ -210,7 +211,7 @@ impl Worker {
             Waiting::Poll => std::hint::spin_loop(),
             Waiting::Event => {
                 self.queue.set_used_notif_enabled(true);
-                // What completed before the notification was on would never be signalled.
+                // No notification is sent for requests that completed before it was enabled.
                 if !self.queue.completions().has_next() {
                     self.result.wakeups += 1;
                     wait_readable(&self.completion_fd);
@@ -223,7 +224,7 @@ impl Worker {
     fn notify(&mut self) {
         if self.queue.avail_notif_needed() {
             self.result.notifications += 1;
-            // A full counter means that the server has a notification to read already.
+            // If the counter is full, the server already has a notification to read.
             let _ = self.notifier.notify();
         }
     }
@@ -247,7 +248,7 @@ impl Worker {
             percent => self.random.below(100) < percent.into(),
         };
         if let Some(ledger) = &mut self.work.ledger {
-            // The range holds at least one block for each slot, but they may all be busy nearby.
+            // The range has at least one block for each slot, but all blocks nearby may be busy.
             match ledger.claim(block) {
                 Some(claimed) => block = claimed,
                 None => return,
@@ -270,7 +271,7 @@ impl Worker {
         let pointer = self.buffers.pointer(slot);
         self.slots[usize::from(slot)] = (request, Instant::now());
         // SAFETY: the buffer lies within shared memory that outlives the queue (the worker holds
-        // it), and the slot's buffer is not touched until its completion.
+        // it), and the slot's buffer is not accessed until the request completes.
         let queued = unsafe {
             match request {
                 Request::Read { block } => {
@@ -284,7 +285,7 @@ impl Worker {
         };
         // The queue has four descriptors for each slot, and a request takes three.
         queued.expect("the queue has room for every slot");
-        self.under_way += 1;
+        self.in_flight += 1;
     }
 
     fn complete(&mut self, slot: u16, status: i32, phase: u8) {
@@ -324,7 +325,7 @@ impl Worker {
         }
     }
 
-    /// Flushes, then reads and compares every block that was written.
+    /// Flushes, then reads and compares every written block.
     fn read_back(&mut self, shared: &Shared) {
         let Some(first) = self.work.ledger.as_ref().map(Ledger::first) else { return };
         if self.work.flushes {

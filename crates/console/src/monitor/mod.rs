@@ -21,8 +21,9 @@ use fathom_tls::{Certificates, Tls};
 use crate::{
     failure::{Failure, Outcome, reason},
     query::{
-        asking::{Printing, finish, prepare, warn},
-        parameter, script,
+        parameter,
+        running::{Printing, finish, prepare, warn},
+        script,
     },
 };
 use status::StatusPrinter;
@@ -30,16 +31,16 @@ use status::StatusPrinter;
 /// Options of `fathom monitor`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The daemons of the hosts connect to this address: [monitor] in their configuration names it. Each
-has a certificate for its name, signed by the authority, and is given the part of the queries that
-it can do by itself.
+The daemons of the hosts connect to this address, which [monitor] in their configuration names. Each
+has a certificate for its name, signed by the authority, and receives the part of the queries that
+can run at a host.
 
-A stream's rows are printed as they come, and of a relation each change, with its time in
-nanoseconds since 1970 and + or -. With --status a table of the hosts goes to standard error.
+The rows of a stream are printed as they arrive. Of a relation each change is printed, with its time
+in nanoseconds since 1970 and + or -. With --status a table of the hosts goes to standard error.
 
-With --cluster the centre is several processes, on one machine or on several, each of which hosts
-may connect to. They have the same queries; the first of them prints what results. When one ends,
-all do.
+With --cluster the centre is several processes, on one machine or on several. Hosts may connect to
+any of them. All have the same queries; the first prints the results. When one process ends, all
+end.
 
 Examples:
   fathom monitor --listen 0.0.0.0:10810 --certificate centre.pem --key centre.key \\
@@ -56,22 +57,22 @@ pub struct MonitorOptions {
     /// Read the queries from this file
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Where hosts connect to
+    /// The address to which hosts connect
     #[arg(long, value_name = "ADDRESS")]
     listen: String,
-    /// This side's certificate, and the chain behind it
+    /// The centre's certificate, followed by its chain
     #[arg(long, value_name = "FILE", required_unless_present = "plain", requires = "key")]
     certificate: Option<PathBuf>,
     /// The certificate's private key
     #[arg(long, value_name = "FILE", requires = "authority")]
     key: Option<PathBuf>,
-    /// The authority that the hosts' certificates are signed by
+    /// The authority that has signed the hosts' certificates
     #[arg(long, value_name = "FILE", requires = "certificate")]
     authority: Option<PathBuf>,
-    /// Speak plain text: for networks where everybody is trusted
+    /// Use plain text: only for trusted networks
     #[arg(long, conflicts_with = "certificate")]
     plain: bool,
-    /// Wait so long for hosts that lag; what comes later does not count
+    /// Wait at most this long for slow hosts; their later data is dropped
     #[arg(long, value_name = "TIME", default_value = "2s")]
     patience: Nanoseconds,
     /// End with an error when more rows, groups and values are held
@@ -82,22 +83,22 @@ pub struct MonitorOptions {
         value_parser = value_parser!(u64).range(1..)
     )]
     limit_held: u64,
-    /// Where each of the processes listens for the others, where the centre is several
+    /// The addresses at which the processes of the centre listen for each other
     #[arg(long, value_name = "ADDRESSES", value_delimiter = ',', requires = "process")]
     cluster: Vec<String>,
-    /// Which of the processes this is; 0 is the first
+    /// The number of this process, from 0
     #[arg(long, value_name = "NUMBER", requires = "cluster")]
     process: Option<usize>,
-    /// Print what this process has of the results; without it the first prints all of them
+    /// Print this process's part of the results; by default the first process prints all results
     #[arg(long, requires = "cluster")]
     own_results: bool,
-    /// Show the hosts on standard error, so often; with --json as an object a look
+    /// Show the hosts on standard error at this interval; with --json as one object each time
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "5s")]
     status: Option<Nanoseconds>,
     /// End after this time
     #[arg(long = "for", value_name = "TIME")]
     time: Option<Nanoseconds>,
-    /// Understand the queries as STREAM did: a second of a window is a microsecond
+    /// Interpret the queries as STREAM did: a second of a window is a microsecond
     #[arg(long)]
     stream_compat: bool,
     /// Set $NAME in the queries: a number, true, false, null, or a text
@@ -113,7 +114,7 @@ impl MonitorOptions {
         Some(Certificates { certificate, key, authority: Some(self.authority.clone()?) })
     }
 
-    /// TLS with those who connect, and with those that are connected to.
+    /// TLS for incoming connections, and for connections to other processes.
     fn tls(&self) -> Outcome<Option<(Tls, Tls)>> {
         let Some(files) = self.tls_files() else { return Ok(None) };
         let both =
@@ -138,15 +139,15 @@ impl MonitorOptions {
         options.cluster = self.cluster(tls.clone())?;
         options.tls = tls.map(|(centre, _)| centre);
         options.patience = Duration::from_nanos(self.patience.0);
-        let mut told = String::new();
-        let mut waits = |waiting: &str| {
-            if told != waiting {
+        let mut shown = String::new();
+        let mut wait = |waiting: &str| {
+            if shown != waiting {
                 eprintln!("{waiting}");
-                waiting.clone_into(&mut told);
+                waiting.clone_into(&mut shown);
             }
             true
         };
-        Centre::listen(options, script, &mut waits).map_err(|error| {
+        Centre::listen(options, script, &mut wait).map_err(|error| {
             let message = format!("cannot serve hosts at {}: {}", self.listen, reason(&error));
             match error.kind() {
                 io::ErrorKind::AddrInUse => {
@@ -158,7 +159,7 @@ impl MonitorOptions {
     }
 }
 
-/// How long the other processes are waited for.
+/// How long to wait for the other processes of the centre.
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Carries out the command.
@@ -169,17 +170,17 @@ pub fn run(options: &MonitorOptions) -> Outcome {
     warn(&text, &script);
     let mut sink = options.printing.live_printer(&script);
     let mut centre = options.centre(script)?;
-    eprintln!("hosts are served at {}", centre.address());
+    eprintln!("listening for hosts at {}", centre.address());
     let watch = centre.watch();
     let interval = options.status.map(|time| Duration::from_nanos(time.0));
     let mut printer = interval.map(|interval| StatusPrinter::new(interval, options.printing.json));
     let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
-    let mut goes_on = |_| {
+    let mut continues = |_| {
         if let Some(printer) = &mut printer {
-            printer.look(&watch);
+            printer.print_if_due(&watch);
         }
         end.is_none_or(|end| Instant::now() < end)
     };
-    let ran = centre.run(&mut sink, &mut goes_on);
+    let ran = centre.run(&mut sink, &mut continues);
     finish(sink, &text, ran).map(drop)
 }

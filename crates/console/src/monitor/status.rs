@@ -1,4 +1,4 @@
-//! The hosts, as a table or as JSON.
+//! The status of the hosts, as a table or as JSON.
 use std::time::{Duration, Instant};
 
 use fathom_monitor::link::{CentreStatus, HostStatus, Watch, unix_time_ns};
@@ -11,7 +11,7 @@ use crate::output::{
     text::clean,
 };
 
-/// Prints what is known of the hosts, now and then.
+/// Prints the status of the hosts at an interval.
 pub struct StatusPrinter {
     interval: Duration,
     json: bool,
@@ -19,13 +19,13 @@ pub struct StatusPrinter {
 }
 
 impl StatusPrinter {
-    /// So often.
+    /// A printer that prints at most once in `interval`, as JSON if `json` is set.
     pub fn new(interval: Duration, json: bool) -> Self {
         Self { interval, json, printed: None }
     }
 
-    /// Prints, if it is time.
-    pub fn look(&mut self, watch: &Watch) {
+    /// Prints the status if the interval has passed.
+    pub fn print_if_due(&mut self, watch: &Watch) {
         if self.printed.is_some_and(|printed| printed.elapsed() < self.interval) {
             return;
         }
@@ -61,7 +61,7 @@ struct Host<'s> {
     late: u64,
 }
 
-/// All of them, and who was turned away.
+/// All hosts, and the refused connections.
 #[derive(Serialize)]
 struct Report<'s> {
     watermark_unix_time_ns: i64,
@@ -105,7 +105,7 @@ fn json(status: &CentreStatus) -> String {
     serde_json::to_string(&report).unwrap_or_default()
 }
 
-/// A time with its sign.
+/// A duration with its sign.
 fn signed(ns: i64) -> String {
     let sign = if ns < 0 { "-" } else { "" };
     format!("{sign}{}", latency(ns.unsigned_abs()))
@@ -153,7 +153,7 @@ fn table(status: &CentreStatus, now_ns: i64, style: Style) -> String {
     let mut text = table.render(None, style);
     if let Some(last) = status.refusals.last() {
         let (count, reason) = (status.refused, &last.reason);
-        text += &format!("\n{count} turned away; the last, {}: {reason}", last.address);
+        text += &format!("\n{count} refused; the last, {}: {reason}", last.address);
     }
     text
 }
@@ -175,7 +175,7 @@ mod tests {
             events_per_second: 1200.4,
             ..HostStatus::default()
         };
-        let gone = HostStatus {
+        let away = HostStatus {
             name: "beta".into(),
             problem: Some("the other side left".into()),
             clock: Some(Measurement { round_trip_ns: 400_000, offset_ns: -180_000_000_000 }),
@@ -188,7 +188,7 @@ mod tests {
             Refusal { unix_ns: 0, address: "10.0.0.9:1".into(), reason: "no TLS: x".into() };
         let status = CentreStatus {
             watermark_ns: 7,
-            hosts: vec![fine, gone],
+            hosts: vec![fine, away],
             refused: 9,
             refusals: vec![refusal],
         };
@@ -198,7 +198,7 @@ mod tests {
         assert!(alpha.contains('±') && alpha.contains("60.0 ms"), "{text}");
         let beta = text.lines().find(|line| line.starts_with("beta")).unwrap();
         assert!(beta.contains("away") && beta.contains(" 7 ") && beta.contains("left"), "{text}");
-        assert!(text.ends_with("9 turned away; the last, 10.0.0.9:1: no TLS: x"), "{text}");
+        assert!(text.ends_with("9 refused; the last, 10.0.0.9:1: no TLS: x"), "{text}");
         let json: serde_json::Value = serde_json::from_str(&json(&status)).unwrap();
         assert_eq!(json["hosts"][1]["clock_offset_ns"], -180_000_000_000_i64);
         assert_eq!(json["hosts"][0]["state"], "running");

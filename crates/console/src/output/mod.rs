@@ -1,4 +1,4 @@
-//! What commands print: tables, sheets of facts, JSON, progress.
+//! The output of commands: tables, sheets of facts, JSON, progress.
 
 pub mod progress;
 pub mod sheet;
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
 
-/// How results are printed.
+/// The format of results.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Format {
     /// Print JSON in place of text
@@ -20,7 +20,7 @@ pub struct Format {
     pub json: bool,
 }
 
-/// The width of the terminal on standard output; `None` where that is no terminal.
+/// The width of the terminal on standard output; `None` if it is no terminal.
 pub fn width() -> Option<usize> {
     if !io::stdout().is_terminal() {
         return None;
@@ -35,7 +35,7 @@ pub fn json(value: &impl Serialize) -> Outcome {
     text_line(&text)
 }
 
-/// Prints text and ends the line. A reader who has left is no failure.
+/// Prints text and ends the line. A broken pipe is no failure.
 pub fn text_line(text: &str) -> Outcome {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(b"\n")) {
@@ -46,7 +46,7 @@ pub fn text_line(text: &str) -> Outcome {
     }
 }
 
-/// A number with few digits and a metric unit: `950`, `12.3k`, `4.56M`.
+/// A number with few digits and a metric prefix: `950`, `12.3k`, `4.56M`.
 pub fn short_number(value: f64) -> String {
     let (value, unit) = match value {
         v if v < 9_999.5 => return format!("{v:.0}"),
@@ -58,17 +58,17 @@ pub fn short_number(value: f64) -> String {
     format!("{value:.digits$}{unit}")
 }
 
-/// Bytes a second, in binary units: `512 B/s`, `12.3 MiB/s`.
+/// A rate in binary units: `512 B/s`, `12.3 MiB/s`.
 pub fn rate(bytes_per_second: f64) -> String {
     format!("{}/s", fathom_control::Bytes(bytes_per_second.round() as u64))
 }
 
-/// Bytes in four characters or five: `512`, `97.7K`, `1.46G`.
+/// Bytes in at most five characters: `512`, `97.7K`, `1.46G`.
 pub fn short_bytes(bytes: f64) -> String {
     const UNITS: [&str; 6] = ["", "K", "M", "G", "T", "P"];
     let mut value = bytes;
     let mut unit = 0;
-    // What rounds to 1000 takes the next unit.
+    // A value that rounds to 1000 takes the next unit.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -82,7 +82,7 @@ pub fn short_bytes(bytes: f64) -> String {
     format!("{value:.digits$}{}", UNITS[unit])
 }
 
-/// A latency with three digits at most: `850 ns`, `12.3 µs`, `4.5 ms`.
+/// A latency with at most three digits: `850 ns`, `12.3 µs`, `4.5 ms`; `–` for 0.
 pub fn latency(nanoseconds: u64) -> String {
     if nanoseconds == 0 {
         "–".into()

@@ -1,5 +1,5 @@
-//! Progress of what takes longer than a second, on standard error: a bar on a terminal, else a
-//! line now and then.
+//! Progress of work that takes longer than a second, on standard error: a bar on a terminal, else a
+//! line every ten seconds.
 use std::{
     io::{self, IsTerminal},
     time::{Duration, Instant},
@@ -10,12 +10,12 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::rate;
 
-/// Nothing is shown before.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The time before progress is shown.
+const DELAY: Duration = Duration::from_secs(1);
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
-/// How often a bar is drawn, in a second.
+/// The most drawings of a bar per second.
 const BARS_PER_SECOND: u8 = 10;
-/// A label, a bar that takes what room there is, and how far it is.
+/// A label, a bar of the remaining width, and the state of the work.
 const TEMPLATE: &str = "{prefix} [{wide_bar}] {msg}";
 
 /// The progress of one piece of work, counted in bytes.
@@ -24,16 +24,16 @@ pub struct Progress {
     label: String,
     total: u64,
     started: Instant,
-    /// When the last line was shown where there is no terminal.
+    /// The time of the last line, without a terminal.
     shown: Option<Instant>,
     terminal: bool,
-    /// What is drawn on a terminal, from when it is worth it on.
+    /// The bar on a terminal, once it is shown.
     bar: Option<ProgressBar>,
     silent: bool,
 }
 
 impl Progress {
-    /// Begins now.
+    /// Starts now; `total` is in bytes.
     pub fn new(label: impl Into<String>, total: u64) -> Self {
         Self {
             label: label.into(),
@@ -46,14 +46,14 @@ impl Progress {
         }
     }
 
-    /// Shows nothing if so asked.
+    /// Shows nothing if `silent` is set.
     #[must_use]
     pub fn silent(mut self, silent: bool) -> Self {
         self.silent = silent;
         self
     }
 
-    /// Says how many bytes are done.
+    /// Sets the number of bytes completed.
     pub fn update(&mut self, done: u64) {
         let elapsed = self.started.elapsed();
         if self.silent {
@@ -62,7 +62,7 @@ impl Progress {
                 self.shown = Some(Instant::now());
                 eprintln!("{}: {}", self.label, summary(done, self.total, elapsed));
             }
-        } else if elapsed >= PATIENCE {
+        } else if elapsed >= DELAY {
             let target = || ProgressDrawTarget::stderr_with_hz(BARS_PER_SECOND);
             let bar = self.bar.get_or_insert_with(|| bar(&self.label, self.total, target()));
             bar.set_message(summary(done, self.total, elapsed));
@@ -80,7 +80,7 @@ impl Drop for Progress {
 }
 
 fn bar(label: &str, total: u64, target: ProgressDrawTarget) -> ProgressBar {
-    let style = ProgressStyle::with_template(TEMPLATE).expect("the template is one");
+    let style = ProgressStyle::with_template(TEMPLATE).expect("the template is valid");
     ProgressBar::with_draw_target(Some(total), target)
         .with_style(style.progress_chars("█·"))
         .with_prefix(label.to_owned())

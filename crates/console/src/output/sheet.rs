@@ -1,4 +1,4 @@
-//! Facts about one thing, one a line: a name, and a value that wraps.
+//! Facts about one thing, each on its own line: a name, and a value that wraps.
 use unicode_width::UnicodeWidthStr;
 
 use super::style::{self, Style};
@@ -21,7 +21,7 @@ impl Sheet {
         }
     }
 
-    /// The sheet as lines, broken between words where they would be wider than `width`.
+    /// The sheet as lines, broken between words if they would exceed `width`.
     pub fn render(&self, width: Option<usize>, style: Style) -> String {
         let indent = self.0.iter().map(|(name, _)| name.width()).max().unwrap_or(0) + 2;
         let room = width.unwrap_or(usize::MAX).saturating_sub(indent).max(20);
@@ -40,7 +40,7 @@ impl Sheet {
     }
 }
 
-/// Breaks a text between words; a word that is too long stays whole.
+/// Breaks a text between words; does not break a word that exceeds `width`.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

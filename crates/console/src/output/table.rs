@@ -1,8 +1,8 @@
 //! Tables that fit the terminal.
 //!
-//! A table that is too wide first loses the columns of the least importance, then shortens its
-//! flexible columns, longest first. Piped, it keeps everything. Crates for tables wrap or cut cells,
-//! and know no order of importance.
+//! A table that is too wide first drops its least important columns, then shortens its flexible
+//! columns, the longest first. A table that is written to a pipe is complete. Crates for tables
+//! wrap or truncate cells, and do not support an order of importance.
 use unicode_width::UnicodeWidthStr;
 
 use super::{
@@ -12,19 +12,19 @@ use super::{
 
 /// The gap between two columns.
 const GAP: usize = 2;
-/// A shortened column keeps at least this much, unless it says otherwise.
-const SHORT: usize = 8;
+/// The least width to which a column is shortened by default.
+const WIDTH_MIN: usize = 8;
 
-/// A column's heading and how it gives way.
+/// A column: its heading, and how it is reduced in a narrow table.
 #[derive(Clone, Debug)]
 pub struct Column {
     heading: &'static str,
     right: bool,
     flexible: bool,
-    /// Whether a shortened path keeps its end.
+    /// Whether the end of a shortened path is kept.
     path: bool,
-    least: usize,
-    /// Whether it is left out where all its cells are empty.
+    width_min: usize,
+    /// Whether the column is omitted if all its cells are empty.
     optional: bool,
     importance: u8,
 }
@@ -37,48 +37,48 @@ impl Column {
             right: false,
             flexible: false,
             path: false,
-            least: SHORT,
+            width_min: WIDTH_MIN,
             optional: false,
             importance: u8::MAX,
         }
     }
 
-    /// A column of numbers, set to the right.
+    /// A column of numbers, aligned to the right.
     pub fn number(heading: &'static str) -> Self {
         Self { right: true, ..Self::text(heading) }
     }
 
-    /// May be shortened.
+    /// Allows the column to be shortened.
     #[must_use]
     pub fn flexible(self) -> Self {
         Self { flexible: true, ..self }
     }
 
-    /// May be shortened to this width; of a path the end is kept.
+    /// Allows the column to be shortened to `width_min`; the end of a path is kept.
     #[must_use]
-    pub fn flexible_path(self, least: usize) -> Self {
-        Self { flexible: true, path: true, least, ..self }
+    pub fn flexible_path(self, width_min: usize) -> Self {
+        Self { flexible: true, path: true, width_min, ..self }
     }
 
-    /// Is left out where all its cells are empty.
+    /// Omits the column if all its cells are empty.
     #[must_use]
     pub fn optional(self) -> Self {
         Self { optional: true, ..self }
     }
 
-    /// May be shortened to this width.
+    /// Allows the column to be shortened to `width_min`.
     #[must_use]
-    pub fn flexible_to(self, least: usize) -> Self {
-        Self { flexible: true, least, ..self }
+    pub fn flexible_to(self, width_min: usize) -> Self {
+        Self { flexible: true, width_min, ..self }
     }
 
-    /// May not be left out after all.
+    /// Does not allow the column to be dropped; the opposite of `importance`.
     #[must_use]
     pub fn kept(self) -> Self {
         self.importance(u8::MAX)
     }
 
-    /// May be left out; the least important first.
+    /// Allows the column to be dropped; the least important is dropped first.
     #[must_use]
     pub fn importance(self, importance: u8) -> Self {
         Self { importance, ..self }
@@ -98,7 +98,7 @@ impl Table {
         Self { columns: columns.into_iter().collect(), rows: Vec::new() }
     }
 
-    /// Adds a row of as many cells as there are columns.
+    /// Adds a row with one cell for each column.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells: Vec<String> = cells.into_iter().collect();
         assert_eq!(cells.len(), self.columns.len(), "a row has a cell for each column");
@@ -116,16 +116,17 @@ impl Table {
                 line.push_str(cell);
             }
             let line = line.trim_end();
-            // Nothing more can give way: cut rather than break the line.
+            // The columns cannot be reduced further: truncate rather than break the line.
             let line = width.map_or_else(|| line.to_owned(), |width| shorten(line, width));
             if number == 0 { style.paint(style::DIM, &line) } else { line }
         });
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// The headings' cells and those of each row, each with its column's place: those that fit
-    /// into `width`, all padded to the width of their column, with two spaces to be put between
-    /// them. With `fill`, the first column takes what room is left.
+    /// The cells of the headings and of each row, each with the index of its column. Only the
+    /// columns that fit into `width` are included. Cells are padded to the width of their column;
+    /// the caller puts two spaces between them. With `fill`, the first column takes the remaining
+    /// width.
     pub fn cells(&self, width: Option<usize>, fill: bool) -> Vec<Vec<(usize, String)>> {
         let natural: Vec<usize> = (0..self.columns.len())
             .map(|index| {
@@ -158,25 +159,29 @@ impl Table {
             if excess == 0 {
                 break;
             }
-            // Flexible columns give what they can if that is enough; else a column goes.
+            // Shorten flexible columns if that is enough; else drop a column.
             let spare: usize = shown
                 .iter()
                 .filter(|&&index| self.columns[index].flexible)
-                .map(|&index| widths[index].saturating_sub(self.columns[index].least))
+                .map(|&index| widths[index].saturating_sub(self.columns[index].width_min))
                 .sum();
-            let least = shown
+            let least_important = shown
                 .iter()
                 .copied()
                 .filter(|&index| self.columns[index].importance < u8::MAX)
                 .min_by_key(|&index| self.columns[index].importance);
-            match least {
+            match least_important {
                 Some(index) if spare < excess => shown.retain(|&other| other != index),
                 _ => {
-                    let can_give = |&index: &usize| {
-                        self.columns[index].flexible && widths[index] > self.columns[index].least
+                    let can_shorten = |&index: &usize| {
+                        self.columns[index].flexible
+                            && widths[index] > self.columns[index].width_min
                     };
-                    let longest =
-                        shown.iter().copied().filter(can_give).max_by_key(|&index| widths[index]);
+                    let longest = shown
+                        .iter()
+                        .copied()
+                        .filter(can_shorten)
+                        .max_by_key(|&index| widths[index]);
                     match longest {
                         Some(index) => widths[index] -= 1,
                         None => break,

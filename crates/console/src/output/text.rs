@@ -1,8 +1,9 @@
-//! Texts that others chose, such as names within a guest, made fit for a line of the screen.
+//! Makes texts chosen by others, such as names within a guest, safe to show on a line of the
+//! screen.
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// The text without what would not stay in its place on the screen: controls, marks that turn the
-/// direction of writing, characters without a width of their own.
+/// Replaces characters that would disturb the layout of the screen: control characters, marks that
+/// change the direction of writing, characters without a width.
 pub fn clean(text: &str) -> String {
     let is_bad = |c: char| {
         c.is_control()
@@ -18,7 +19,7 @@ pub fn clean(text: &str) -> String {
     if text.contains(is_bad) { text.replace(is_bad, "\u{fffd}") } else { text.to_owned() }
 }
 
-/// The text, cut to a width with an ellipsis if need be.
+/// Truncates the text to a width, with an ellipsis at its end.
 pub fn shorten(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
@@ -38,7 +39,8 @@ pub fn shorten(text: &str, width: usize) -> String {
     shortened
 }
 
-/// The same, but the end is kept: of a path it says more than the beginning.
+/// Truncates the text to a width, with an ellipsis at its beginning: the end of a path is more
+/// specific.
 pub fn shorten_front(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
@@ -55,7 +57,7 @@ pub fn shorten_front(text: &str, width: usize) -> String {
     if width > 0 { format!("…{}", &text[start..]) } else { String::new() }
 }
 
-/// The text in lines of a width, broken anywhere: what it is made of may have no spaces.
+/// Breaks the text into lines of a width, at any character: a path may have no spaces.
 pub fn fold(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut used = 0;
@@ -98,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_other_characters_is_replaced() {
+    fn characters_that_disturb_the_layout_are_replaced() {
         assert_eq!(clean("/srv/ä 日本"), "/srv/ä 日本");
         assert_eq!(
             clean("a\u{202e}b\u{200b}c\u{1b}[2Jd\u{2028}"),

@@ -1,4 +1,4 @@
-//! `fathom explain`: how queries in CQL are carried out.
+//! `fathom explain`: shows how queries in CQL run.
 
 use std::path::PathBuf;
 
@@ -17,11 +17,10 @@ use fathom_monitor::{
 use serde::Serialize;
 
 use super::{
-    Reading,
-    asking::prepare,
-    failure, parameter, place, script,
+    Reading, diagnostics, failure, parameter, report_summary,
+    running::prepare,
+    script,
     split::{self, Split},
-    tell,
 };
 use crate::{
     failure::Outcome,
@@ -31,10 +30,10 @@ use crate::{
 /// Options of `fathom explain`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-For each query: what it gives, the operators that make it, the columns of the stream that they
-read, and what keeps more and more while the query stands. Then how the queries are split where
-many hosts have the events: what each host runs, what the centre, and the bytes that travel, which
-are assumed (8 for a number, 16 for a text) or with --replay counted.
+For each query, this shows the result, the operators, the columns of the stream that they read, and
+the state that grows without bound while the query runs. Then it shows how the queries are split
+between many hosts and a centre: what each host runs, what the centre runs, and the bytes that are
+sent. The bytes are estimates (8 for a number, 16 for a text), or with --replay they are counted.
 
 Examples:
   fathom explain 'select VDisk, count(*) from IOstream group by VDisk'
@@ -48,13 +47,13 @@ pub struct ExplainOptions {
     /// Read the queries from this file
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Understand the queries as STREAM did: a second of a window is a microsecond
+    /// Interpret the queries as STREAM did: a second of a window is a microsecond
     #[arg(long)]
     stream_compat: bool,
     /// Set $NAME in the queries: a number, true, false, null, or a text
     #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parameter)]
     parameters: Vec<(String, Value)>,
-    /// Count what would travel of the events in this file (-: of standard input)
+    /// Count the bytes that would be sent for the events in this file (-: standard input)
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
     #[command(flatten)]
@@ -63,21 +62,21 @@ pub struct ExplainOptions {
     format: Format,
 }
 
-/// What is known of a query.
+/// The description of a query.
 #[derive(Serialize)]
 struct Explained {
     /// `stream` or `relation`.
     result: &'static str,
     columns: Vec<Column>,
-    /// The tree.
+    /// The tree of operators.
     plan: String,
-    /// The stream that it reads.
+    /// The stream that the query reads.
     stream: String,
-    /// Of that stream the columns.
+    /// The columns that the query reads from that stream.
     reads: Vec<String>,
-    /// What grows without bound.
+    /// State that grows without bound.
     unbounded: Vec<Remark>,
-    /// What is odd.
+    /// Probable mistakes.
     warnings: Vec<Remark>,
 }
 
@@ -101,7 +100,7 @@ struct Remark {
     message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     help: Option<String>,
-    /// All of it, with the place in the script.
+    /// The message with its help and its place in the script.
     #[serde(skip)]
     text: String,
 }
@@ -109,7 +108,7 @@ struct Remark {
 #[derive(Serialize)]
 struct Report {
     queries: Vec<Explained>,
-    /// How they are split where there are many hosts.
+    /// The split of the queries between many hosts and a centre.
     split: Split,
 }
 
@@ -139,7 +138,7 @@ impl Explained {
             (0, _) => "no column".to_owned(),
             (_, names) => names,
         };
-        let mut text = format!("{}\nreads of {}: {reads}\n", self.plan, self.stream);
+        let mut text = format!("{}\nreads from {}: {reads}\n", self.plan, self.stream);
         match self.unbounded.len() {
             0 => text += "nothing grows without bound\n",
             _ => text += "grows without bound:\n",
@@ -148,7 +147,7 @@ impl Explained {
             text += &remark.print();
         }
         if !self.warnings.is_empty() {
-            text += "odd:\n";
+            text += "warnings:\n";
         }
         for remark in &self.warnings {
             text += &remark.print();
@@ -162,7 +161,7 @@ impl Remark {
         Self {
             message: diagnostic.message.clone(),
             help: diagnostic.help.clone(),
-            text: place::remark(script, diagnostic),
+            text: diagnostics::remark(script, diagnostic),
         }
     }
 
@@ -175,7 +174,7 @@ impl Remark {
     }
 }
 
-/// What hosts would send of the events of a file, if there is one.
+/// The bytes that hosts would send for the events of a file; `None` without a file.
 fn traffic(
     options: &ExplainOptions,
     text: &str,
@@ -187,7 +186,7 @@ fn traffic(
     let traffic = measure(script, fragments, file, &read, options.reading.lateness_ns())
         .map_err(|error| failure(text, error))?;
     let (late, late_ns) = (traffic.late, traffic.late_ns);
-    tell(&ReplaySummary { read: traffic.read.clone(), late, late_ns });
+    report_summary(&ReplaySummary { read: traffic.read.clone(), late, late_ns });
     Ok(Some(traffic))
 }
 

@@ -1,4 +1,4 @@
-//! `fathom query --list`: the queries that the daemon keeps.
+//! `fathom query --list`: shows the daemon's kept queries.
 use fathom_control::{Client, QueryList, QueryState, QueryStatus};
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// Prints the queries of the running daemon.
+/// Prints the kept queries of the running daemon.
 pub fn list(client: &Client, json: bool) -> Outcome {
     let list = client.queries()?;
     if json {
@@ -20,10 +20,10 @@ pub fn list(client: &Client, json: bool) -> Outcome {
     output::text_line(&shown(&list, output::width(), Style::stdout()))
 }
 
-/// The queries as a table, and below it the last failure of each.
+/// The queries as a table, followed by the last failure of each.
 fn shown(list: &QueryList, width: Option<usize>, style: Style) -> String {
     if list.queries.is_empty() {
-        return "the daemon keeps no queries: [[query]] in its configuration adds one".into();
+        return "the daemon has no kept queries; [[query]] in its configuration adds one".into();
     }
     let mut table = Table::new([
         Column::text("NAME").flexible(),

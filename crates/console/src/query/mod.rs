@@ -1,8 +1,8 @@
-//! `fathom query`: standing queries in CQL over live events, or recorded ones.
-pub mod asking;
+//! `fathom query`: runs standing queries in CQL over live or recorded events.
+mod diagnostics;
 mod explain;
 mod list;
-mod place;
+pub mod running;
 mod split;
 
 use std::{
@@ -27,19 +27,19 @@ use crate::{
     failure::{Failure, Outcome, reason},
 };
 
-use asking::{Printing, finish, prepare, warn, warn_odd};
 pub use explain::{ExplainOptions, explain};
+use running::{Printing, finish, prepare, warn, warn_of_mistakes};
 
 /// Options of `fathom query`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A file is a recording of `fathom record`, CSV whose first line names columns of IOstream, the text of blkparse, or a trace of
-CloudPhysics (vscsi) or Tencent; those packed by bzip2 are unpacked.
+A file is a recording of `fathom record`, CSV whose first line names columns of IOstream, the output
+of blkparse, or a trace of CloudPhysics (vscsi) or Tencent; files compressed by bzip2 are unpacked.
 
-A stream's rows are printed as they come, and of a relation what it holds at the end. With --deltas
+The rows of a stream are printed as they arrive, and those of a relation at the end. With --deltas
 each change is printed: its time in nanoseconds, and + or -.
 
-Without --replay the queries are about the running daemon's disks, and go on until they are ended.
+Without --replay the queries read the events of the running daemon's disks, until they are ended.
 
 Examples:
   fathom query 'select VMName, Path, Size from IOstream where Size > 1024'
@@ -60,7 +60,7 @@ pub struct QueryOptions {
     /// Read the queries from this file
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// List the queries that the daemon keeps, and what has come of them
+    /// List the daemon's kept queries and their results
     #[arg(
         long,
         conflicts_with_all = ["file", "replay", "disks", "time", "csv", "deltas", "limit_held"]
@@ -69,15 +69,15 @@ pub struct QueryOptions {
     /// Read events from this file (-: from standard input)
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
-    /// Ask about the events of this disk of the running daemon, as they come; may be repeated.
-    /// Without it and without --replay: of all its disks
+    /// Query the live events of this disk of the running daemon; may be repeated [default: all
+    /// disks, unless --replay is given]
     #[arg(long = "disk", value_name = "NAME", conflicts_with = "replay")]
     disks: Vec<String>,
     /// End after this time
     #[arg(long = "for", value_name = "TIME", conflicts_with = "replay")]
     time: Option<Nanoseconds>,
-    /// Understand the queries as STREAM did: a second of a window is one unit of time, which is a
-    /// microsecond, and the time is column `FtrTS`, unless said otherwise
+    /// Interpret the queries as STREAM did: a second of a window is one unit of time, a
+    /// microsecond, and the time is column `FtrTS`; other options override the unit and the column
     #[arg(long)]
     stream_compat: bool,
     /// Set $NAME in the queries: a number, true, false, null, or a text
@@ -85,8 +85,8 @@ pub struct QueryOptions {
     parameters: Vec<(String, Value)>,
     #[command(flatten)]
     reading: Reading,
-    /// End with an error when more rows, groups and values are held; 10000000 by default, and any
-    /// number with --replay
+    /// End with an error when more rows, groups and values are held [default: 10000000, or no limit
+    /// with --replay]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     limit_held: Option<u64>,
     #[command(flatten)]
@@ -95,13 +95,13 @@ pub struct QueryOptions {
     control: ControlOptions,
 }
 
-/// What the times of a file are.
+/// The unit and the column of a file's times.
 #[derive(Debug, Args)]
 pub struct Times {
-    /// Unit of the times in CSV; ns by default
+    /// Unit of the times in CSV [default: ns]
     #[arg(long, value_enum, value_name = "UNIT")]
     time_unit: Option<Unit>,
-    /// Column of the time in CSV; `BlktapTS` by default
+    /// Column of the time in CSV [default: `BlktapTS`]
     #[arg(long, value_name = "NAME")]
     time_column: Option<String>,
 }
@@ -111,15 +111,15 @@ pub struct Times {
 struct Reading {
     #[command(flatten)]
     times: Times,
-    /// Wait so long (such as 5s, 10min or 1h) for events that come out of order; later ones are left
-    /// out and counted. By default a file is read as a whole, so that none is late, standard input
-    /// is waited for 1s, and a running daemon not at all
+    /// Wait this long (such as 5s, 10min or 1h) for events that arrive out of order; later ones are
+    /// dropped and counted. By default a file is read completely, so that no event is late; for
+    /// standard input the time is 1s, for a running daemon 0
     #[arg(long, value_name = "TIME")]
     limit_lateness: Option<Nanoseconds>,
 }
 
 impl Times {
-    /// The options for a reader; `stream_compat` is whether times are as STREAM's are.
+    /// The options for a reader; `stream_compat` selects STREAM's defaults.
     pub fn options(&self, stream_compat: bool) -> ReadOptions {
         let (column, unit) = if stream_compat {
             (Some("FtrTS".to_owned()), TimeUnit::Microseconds)
@@ -133,7 +133,7 @@ impl Times {
         }
     }
 
-    /// Whether anything is said about them.
+    /// Whether an option was given.
     pub fn are_given(&self) -> bool {
         self.time_unit.is_some() || self.time_column.is_some()
     }
@@ -169,14 +169,14 @@ impl From<Unit> for TimeUnit {
     }
 }
 
-/// Reads `NAME=VALUE`. What is no number and no word of the language is a text; quotes make one of
-/// everything.
+/// Parses `NAME=VALUE`. A value that is neither a number, a boolean nor `null` is a text; a value
+/// in quotes is a text.
 pub fn parameter(text: &str) -> Result<(String, Value), String> {
-    let (name, value) = text.split_once('=').ok_or("write it like limit=20000")?;
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE, such as limit=20000")?;
     let name = name.strip_prefix('$').unwrap_or(name);
     let begins = |c: char| c.is_ascii_alphabetic() || c == '_';
     if !name.starts_with(begins) || !name.chars().all(|c| begins(c) || c.is_ascii_digit()) {
-        return Err(format!("{name:?} is no name"));
+        return Err(format!("{name:?} is not a valid name"));
     }
     let quoted = |quote| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
     let number = value.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
@@ -197,7 +197,7 @@ pub fn parameter(text: &str) -> Result<(String, Value), String> {
     Ok((name.to_owned(), value))
 }
 
-/// The queries, from a file or as they stand on the command line.
+/// The text of the queries, from a file or from the command line.
 pub fn script(file: Option<&Path>, text: Option<&str>) -> Outcome<String> {
     match file {
         Some(path) => fs::read_to_string(path).map_err(|error| Failure::io("read", path, &error)),
@@ -221,11 +221,11 @@ impl QueryOptions {
     }
 }
 
-/// How often the daemon says up to which instant it has told everything.
+/// How often the daemon reports the instant up to which it has sent all events.
 const PULSE: Duration = Duration::from_millis(10);
 
-/// Answers queries about the daemon's disks as events come. A relation's changes are printed, as it
-/// has no end.
+/// Runs queries over the live events of the daemon's disks. A relation's changes are printed,
+/// because it has no end.
 fn live(options: &QueryOptions) -> Outcome {
     let text = script(options.file.as_deref(), options.text.as_deref())?;
     let script = prepare(&text, &options.parameters, options.stream_compat)?
@@ -238,22 +238,22 @@ fn live(options: &QueryOptions) -> Outcome {
         .map_err(|error| failure(&text, error.into()))?;
     let mut printer = options.printing.live_printer(&script);
     let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
-    let mut goes_on = || end.is_none_or(|end| Instant::now() < end);
+    let mut continues = || end.is_none_or(|end| Instant::now() < end);
     let lateness_ns = options.reading.lateness_ns().unwrap_or(0);
-    let summary = script.run_live(&mut reader, lateness_ns, &mut printer, &mut goes_on);
-    finish(printer, &text, summary)?.iter().for_each(tell);
+    let summary = script.run_live(&mut reader, lateness_ns, &mut printer, &mut continues);
+    finish(printer, &text, summary)?.iter().for_each(report_summary);
     Ok(())
 }
 
-/// Answers queries about events in a file.
+/// Runs queries over the events in a file.
 fn recorded(options: &QueryOptions, file: &Path) -> Outcome {
     let request = options.request(file)?;
     let script = prepare(&request.script, &request.parameters, request.stream_compatible)?;
-    warn_odd(&request.script, &script);
+    warn_of_mistakes(&request.script, &script);
     let mut printer = options.printing.printer();
     let summary = replay(&request, &mut printer);
     let Some(summary) = finish(printer, &request.script, summary)? else { return Ok(()) };
-    report(&summary, request.lateness_ns)
+    check_summary(&summary, request.lateness_ns)
 }
 
 /// Carries out the command.
@@ -265,63 +265,63 @@ pub fn run(options: &QueryOptions) -> Outcome {
     }
 }
 
-/// Says on standard error what of a file was not read.
-pub fn tell_read(report: &ReadReport) {
+/// Reports on standard error the parts of a file that were not read.
+pub fn report_input(report: &ReadReport) {
     for note in &report.notes {
         eprintln!("{note}");
     }
     match report.bad {
         0 => {}
-        1 => eprintln!("1 line made no sense and was passed over"),
-        bad => eprintln!("{bad} lines made no sense and were passed over"),
+        1 => eprintln!("1 malformed line was skipped"),
+        bad => eprintln!("{bad} malformed lines were skipped"),
     }
     if report.dropped > 0 {
-        eprintln!("the recording lacks {}", count(report.dropped, "event"));
+        eprintln!("{} missing in the recording", count(report.dropped, "event"));
     }
 }
 
-/// The events that came too late to count, and what to do about it; nothing where there are none.
+/// A message about events that arrived too late, with its remedy; `None` if no event was late.
 fn late(summary: &ReplaySummary) -> Option<(String, String)> {
     let events = match summary.late {
         0 => return None,
-        1 => "1 event came too late and is".to_owned(),
-        late => format!("{late} events came too late and are"),
+        1 => "1 event arrived too late and is".to_owned(),
+        late => format!("{late} events arrived too late and are"),
     };
     let needed = span_text(summary.late_ns);
     let what = format!("{events} not in the result");
-    Some((what, format!("wait for late events with --limit-lateness {needed}")))
+    Some((what, format!("wait longer for late events with --limit-lateness {needed}")))
 }
 
-/// Says on standard error what of the input is not in the result.
-fn tell(summary: &ReplaySummary) {
-    tell_read(&summary.read);
+/// Reports on standard error the parts of the input that are not in the result.
+fn report_summary(summary: &ReplaySummary) {
+    report_input(&summary.read);
     if let Some((what, remedy)) = late(summary) {
         eprintln!("{what}\n→ {remedy}");
     }
 }
 
-/// The same of a file: to lose events is a failure unless a lateness was asked for.
-fn report(summary: &ReplaySummary, lateness_ns: Option<u64>) -> Outcome {
+/// As `report_summary`, for a file: late events are a failure unless a lateness was given.
+fn check_summary(summary: &ReplaySummary, lateness_ns: Option<u64>) -> Outcome {
     if let (Some((what, remedy)), None) = (late(summary), lateness_ns) {
-        tell_read(&summary.read);
-        let remedy = format!("{remedy}, or give a file, which is read as a whole");
+        report_input(&summary.read);
+        let remedy = format!("{remedy}, or use a file, which is read completely");
         Err(Failure::new(what).advise(remedy))
     } else {
-        tell(summary);
+        report_summary(summary);
         Ok(())
     }
 }
 
 pub fn failure(script: &str, error: QueryError) -> Failure {
     match error {
-        QueryError::Script(diagnostics) => place::failure(script, &diagnostics),
+        QueryError::Script(errors) => diagnostics::failure(script, &errors),
         QueryError::Request(what) => Failure::usage(what),
         QueryError::Read(error) => error.into(),
         QueryError::Lost(loss) => {
-            Failure::new(loss.to_string()).advise("start all processes of the centre anew")
+            Failure::new(loss.to_string()).advise("start all processes of the centre again")
         }
-        QueryError::Held(exceeded) => Failure::new(exceeded.to_string()).advise(
-            "shorten the windows, leave out rows or group by less, or allow more with --limit-held",
+        QueryError::Held(error) => Failure::new(error.to_string()).advise(
+            "shorten the windows, filter rows or group by fewer columns, or raise --limit-held",
         ),
         QueryError::Write(error) => {
             Failure::new(format!("cannot write the result: {}", reason(&error)))

@@ -1,4 +1,4 @@
-//! What of queries runs at each of many hosts, and what at the centre, with the bytes that travel.
+//! The split of queries between many hosts and a centre, with the bytes that are sent.
 
 use std::fmt::Write as _;
 
@@ -15,18 +15,18 @@ use serde::Serialize;
 
 use super::explain::Column;
 
-/// A split of all queries of a script.
+/// The split of all queries of a script.
 #[derive(Serialize)]
 pub struct Split {
-    /// The bytes of an event with all columns: of those that were read the mean, or as far as the
-    /// types say.
+    /// The bytes of an event with all columns: the mean of the events read, or an estimate by the
+    /// types.
     event_bytes: f64,
-    /// How many events were read.
+    /// The number of events read.
     #[serde(skip_serializing_if = "Option::is_none")]
     events: Option<u64>,
-    /// What each host runs.
+    /// The queries that each host runs.
     fragments: Vec<Fragment>,
-    /// What the centre runs, for each query.
+    /// The part of each query that the centre runs.
     centre: Vec<String>,
 }
 
@@ -35,26 +35,26 @@ struct Fragment {
     /// `stream` or `relation`.
     result: &'static str,
     columns: Vec<Column>,
-    /// The tree.
+    /// The tree of operators.
     plan: String,
-    /// The bytes of a row that is sent: the mean, or as far as the types say.
+    /// The bytes of a row that is sent: the mean of the rows sent, or an estimate by the types.
     row_bytes: f64,
-    /// How many rows were sent.
+    /// The number of rows sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<u64>,
-    /// Their bytes.
+    /// The bytes of the rows sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes: Option<u64>,
 }
 
-/// The parts of a script's queries that each of many hosts runs, and those that the centre runs.
+/// Splits a script's queries into the parts of the hosts and those of the centre.
 pub fn parts(script: &Script) -> fathom_cql::Split {
     let plans: Vec<Plan> = script.queries().iter().map(|query| query.plan.clone()).collect();
     split(&plans, script.catalog(), Hosts::Many)
 }
 
 impl Split {
-    /// Describes a split; `traffic` is what was measured.
+    /// Describes a split; `traffic` is the measured traffic, if any.
     pub fn new(script: &Script, parts: &fathom_cql::Split, traffic: Option<&Traffic>) -> Self {
         let inputs = parts.catalog();
         let events = traffic.map(|traffic| traffic.read.events - traffic.late);
@@ -85,17 +85,17 @@ impl Split {
                 if self.centre.len() > 1 { format!(", query {}", at + 1) } else { String::new() };
             let _ = write!(text, "centre{number}: {plan}");
         }
-        text + "\n" + &self.travels()
+        text + "\n" + &self.traffic()
     }
 
-    fn travels(&self) -> String {
+    fn traffic(&self) -> String {
         let Some(events) = self.events else {
             let mut text = format!("an event has about {:.0} bytes\n", self.event_bytes);
             for (at, fragment) in self.fragments.iter().enumerate() {
                 let each = fragment.each();
                 let _ = writeln!(
                     text,
-                    "fragment {} sends about {:.0} for {each}",
+                    "fragment {} sends about {:.0} bytes for {each}",
                     at + 1,
                     fragment.row_bytes
                 );
@@ -112,14 +112,15 @@ impl Split {
             let each = mean(bytes, events);
             let _ = writeln!(
                 text,
-                "fragment {} sends {rows} {what} ({share:.1} % of the events), {each:.1} bytes an event",
+                "fragment {} sends {rows} {what} ({share:.1} % of the events), {each:.1} bytes per \
+                 event",
                 at + 1
             );
         }
         let (each, share) =
             (mean(all, events), 100.0 * mean(all, events) / self.event_bytes.max(1.0));
         let _ =
-            writeln!(text, "{each:.1} bytes an event travel, {share:.1} % of what all would be");
+            writeln!(text, "{each:.1} bytes per event are sent, {share:.1} % of the events' bytes");
         text
     }
 }
@@ -142,11 +143,11 @@ impl Fragment {
         }
     }
 
-    /// For what a row travels.
+    /// The occasion on which a row is sent.
     fn each(&self) -> &'static str {
         match self.result {
             "stream" => "each event that passes",
-            _ => "each row that comes or goes",
+            _ => "each row added or removed",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Recorded events in other forms.
+//! Exports recorded events in other formats.
 use std::{
     io::{self, BufWriter},
     path::Path,
@@ -13,9 +13,9 @@ use fathom_monitor::{
 };
 
 use super::{Broken, FileForm, RecordOptions, catch_signals, output::Output};
-use crate::{failure::Outcome, query::tell_read};
+use crate::{failure::Outcome, query::report_input};
 
-/// Writes the events of a file in another form.
+/// Writes the events of a file in another format.
 pub fn export(options: &RecordOptions, file: &Path, form: FileForm) -> Outcome {
     let (mut reader, header) = read::open_whole(file, &options.times.options(false))?;
     let mut output = Output::create(&options.output, form == FileForm::Parquet, options.force)?;
@@ -24,10 +24,10 @@ pub fn export(options: &RecordOptions, file: &Path, form: FileForm) -> Outcome {
         FileForm::Jsonl => print(&mut *reader, &header, &mut output, Form::Json),
         FileForm::Recording | FileForm::Csv => print(&mut *reader, &header, &mut output, Form::Csv),
     };
-    tell_read(reader.report());
+    report_input(reader.report());
     match written {
         Ok(()) => output.keep(),
-        // A reader who has left is no failure.
+        // A broken pipe is no failure.
         Err(Broken::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(broken) => Err(broken.into()),
     }
@@ -56,7 +56,7 @@ fn print(
 }
 
 fn parquet(reader: &mut dyn Reader, header: &Header, output: &mut Output) -> Result<(), Broken> {
-    // So that no part of a file stays. The second signal ends it at once.
+    // The first signal removes the incomplete file; the second ends the process at once.
     let signalled = catch_signals(true)?;
     let mut writer = ParquetWriter::new(output.writer(), header, RowGroupLimits::default())?;
     let mut batch = Batch::default();

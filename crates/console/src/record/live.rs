@@ -1,4 +1,4 @@
-//! The events of the daemon's disks, as they come.
+//! Records the live events of the daemon's disks.
 use std::{
     io::{self, BufWriter, IsTerminal, Read, Write},
     sync::{
@@ -24,15 +24,16 @@ use crate::{
     failure::{Failure, Outcome},
 };
 
-/// Blocks with so many rows are kept as they come; smaller ones are put together.
+/// Blocks with at least this number of rows are copied unchanged; smaller ones are merged.
 const KEPT_ROWS: u32 = 4096;
-/// How often it is looked whether to end.
-const ATTENTION: Duration = Duration::from_millis(50);
-/// How often the progress is shown: on a terminal, and elsewhere.
+/// The interval of the checks whether to end.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The interval between reports of the progress: on a terminal, and elsewhere.
 const SHOW_INTERVAL: Duration = Duration::from_millis(200);
 const SHOW_INTERVAL_LINES: Duration = Duration::from_secs(10);
 
-/// Ends the stream when it is time to, from a thread of its own: a disk may do nothing for long.
+/// Ends the stream on a signal or after a time, from a thread, because a read may block while the
+/// disks are idle.
 fn watch(
     stream: &AnswerStream,
     signalled: Arc<AtomicBool>,
@@ -41,28 +42,28 @@ fn watch(
     let failed = |error: io::Error| Failure::new(format!("cannot watch the daemon: {error}"));
     let connection = stream.connection().map_err(failed)?;
     let ended = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&ended);
+    let flag = Arc::clone(&ended);
     let begun = Instant::now();
     let due = move || {
         signalled.load(Ordering::Relaxed) || time.is_some_and(|time| begun.elapsed() >= time)
     };
     let wait = move || {
         while !due() {
-            thread::sleep(ATTENTION);
+            thread::sleep(CHECK_INTERVAL);
         }
-        told.store(true, Ordering::Relaxed);
-        // Fails only where the other side has left already.
+        flag.store(true, Ordering::Relaxed);
+        // Fails only if the other side has already closed the connection.
         let _ = connection.shutdown(std::net::Shutdown::Both);
     };
     thread::Builder::new().name("watch".into()).spawn(wait).map_err(failed)?;
     Ok(ended)
 }
 
-/// Writes events until it is time to end.
+/// Writes events until the recording is to end.
 pub fn record(options: &RecordOptions, form: FileForm) -> Outcome {
     Output::refuse_existing(&options.output, options.force)?;
     let client = options.control.client();
-    // First, so that no file is made where there is no daemon.
+    // This precedes the creation of the file, so that no file is created without a daemon.
     let stream = open_event_stream(&client, &options.disks, None)?;
     let failed = |error| Failure::new(format!("cannot watch for signals: {error}"));
     let signalled = catch_signals(false).map_err(failed)?;
@@ -78,15 +79,15 @@ pub fn record(options: &RecordOptions, form: FileForm) -> Outcome {
             progress.end(summary);
             Ok(())
         }
-        // A reader who has left is no failure.
+        // A broken pipe is no failure.
         Err(Broken::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(Broken::Write(error)) => Err(Broken::Write(error).into()),
-        // What came until then is whole.
+        // The events written until then are complete.
         Err(broken) => output.keep().and(Err(broken.into())),
     }
 }
 
-/// What events are written as.
+/// The format in which events are written.
 enum Sink<W: Write + Send> {
     Recording(Box<Writer<BufWriter<W>>>),
     Parquet(Box<ParquetWriter<W>>),
@@ -102,7 +103,7 @@ impl<W: Write + Send> Sink<W> {
         })
     }
 
-    /// Takes a block as it is, unless its rows are wanted one by one.
+    /// Copies a block unchanged and returns `true`; returns `false` if its rows must be appended.
     fn copy(&mut self, block: &Block) -> io::Result<bool> {
         match self {
             Self::Recording(writer) if block.has_rows() && block.count() >= KEPT_ROWS => {
@@ -132,7 +133,7 @@ impl<W: Write + Send> Sink<W> {
         }
     }
 
-    /// Writes what has waited for long.
+    /// Writes rows that have waited too long.
     fn flush_if_due(&mut self) -> io::Result<()> {
         match self {
             Self::Recording(writer) => writer.flush_if_due(),
@@ -140,8 +141,8 @@ impl<W: Write + Send> Sink<W> {
         }
     }
 
-    /// Whether it has, about, so many bytes, and never more. What is held of a Parquet file becomes
-    /// far smaller when it is written.
+    /// Whether the limit in bytes is reached, approximately, or the format's own limit. The rows
+    /// held for a Parquet file become far smaller when they are written.
     fn is_full(&mut self, limit: Option<u64>) -> io::Result<bool> {
         let reached = |bytes: u64| limit.is_some_and(|limit| bytes >= limit);
         Ok(match self {
@@ -170,7 +171,7 @@ impl<W: Write + Send> Sink<W> {
     }
 }
 
-/// Writes what comes until the end, also where that is a break.
+/// Writes events until the end, and completes the file also after an error of the stream.
 fn copy(
     recording: &mut Recording<impl Read>,
     out: impl Write + Send,
@@ -221,13 +222,13 @@ fn fill<W: Write + Send>(
     }
 }
 
-/// What is shown meanwhile.
+/// The progress shown while recording.
 struct Progress {
     quiet: bool,
     terminal: bool,
     begun: Instant,
     shown: Instant,
-    /// Whether a line is shown that the next one replaces.
+    /// Whether the last line shown is to be replaced by the next.
     open: bool,
 }
 

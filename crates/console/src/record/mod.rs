@@ -1,4 +1,4 @@
-//! `fathom record`: the events of the daemon's disks into a file, and such a file in other forms.
+//! `fathom record`: writes the events of the daemon's disks to a file, and exports such a file.
 mod export;
 mod live;
 mod output;
@@ -23,7 +23,7 @@ use crate::{
     query::Times,
 };
 
-/// A flag that SIGINT and SIGTERM set. Where the process is `impatient`, another one ends it.
+/// A flag that SIGINT and SIGTERM set. If `impatient`, the second signal ends the process.
 fn catch_signals(impatient: bool) -> io::Result<Arc<AtomicBool>> {
     let signalled = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
@@ -38,43 +38,43 @@ fn catch_signals(impatient: bool) -> io::Result<Arc<AtomicBool>> {
 /// Options of `fathom record`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Ctrl-C ends the recording in good order. `fathom query --replay FILE` asks it questions.
-When events come faster than they are written, some are dropped: the recording says where.
+Ctrl-C completes the recording. `fathom query --replay FILE` runs queries over it.
+If events arrive faster than they are written, some are dropped; the recording shows where.
 
-The name of a Parquet file is there when the file is whole: it cannot be read while it is written.
+A Parquet file gets its name when it is complete: it cannot be read while it is written.
 
 Examples:
   fathom record -o all.rec                         all disks, until Ctrl-C
   fathom record web-root web-data -o web.rec --for 30s --limit 1G
   fathom record -o web.parquet --for 30s           for DuckDB, pandas, Spark
   fathom record -o - | fathom query --file slow.cql --replay -
-  fathom record --export web.rec -o web.parquet    also .csv, .jsonl; - is CSV
+  fathom record --export web.rec -o web.parquet    or .csv, .jsonl; - is CSV
   fathom record --export trace.bz2 -o trace.parquet")]
 pub struct RecordOptions {
     #[command(flatten)]
     control: ControlOptions,
-    /// The disks; all where none is named
+    /// The disks [default: all]
     #[arg(value_name = "DISK")]
     disks: Vec<String>,
-    /// Write to this file (-: to standard output)
+    /// Write to this file (-: standard output)
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
-    /// Write in this form; without it the name says it (.parquet, .csv, .jsonl)
+    /// The format [default: by the file name, .parquet, .csv or .jsonl, else a recording]
     #[arg(long, value_enum, value_name = "FORM")]
     format: Option<FileForm>,
     /// End after this time
     #[arg(long = "for", value_name = "TIME")]
     time: Option<Nanoseconds>,
-    /// End when the file has this size
+    /// End when the file has about this size
     #[arg(long, value_name = "SIZE")]
     limit: Option<Bytes>,
-    /// Write the events of this file (-: of standard input), of any that `fathom query --replay`
-    /// reads
+    /// Write the events of this file (-: standard input), in any format that `fathom query
+    /// --replay` reads
     #[arg(long, value_name = "FILE", conflicts_with_all = ["disks", "time", "limit", "control"])]
     export: Option<PathBuf>,
     #[command(flatten)]
     times: Times,
-    /// Replace a file that exists
+    /// Replace an existing file
     #[arg(long)]
     force: bool,
     /// Show no progress
@@ -82,21 +82,21 @@ pub struct RecordOptions {
     quiet: bool,
 }
 
-/// How events stand in a file.
+/// The format of a file of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FileForm {
-    /// What `fathom query --replay` reads, also while it is written
+    /// A recording, which `fathom query --replay` reads, also while it is written
     Recording,
     /// Parquet
     Parquet,
     /// CSV
     Csv,
-    /// An object of JSON a line
+    /// A JSON object per line
     Jsonl,
 }
 
 impl FileForm {
-    /// What the name of a file says.
+    /// The format that the extension of a file name determines.
     fn of(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
             "parquet" => Some(Self::Parquet),
@@ -112,12 +112,12 @@ pub fn run(options: &RecordOptions) -> Outcome {
     let to = &options.output;
     let Some(file) = &options.export else {
         if options.times.are_given() {
-            return Err(Failure::usage("--time-unit and --time-column are about --export"));
+            return Err(Failure::usage("--time-unit and --time-column require --export"));
         }
         return match (options.format, FileForm::of(to)) {
             (Some(FileForm::Csv | FileForm::Jsonl), _) => {
                 Err(Failure::usage("live events are written as a recording, or as Parquet")
-                    .advise("record them, then write that recording in another form by --export"))
+                    .advise("record them, then export the recording with --export"))
             }
             (Some(FileForm::Parquet), _) | (None, Some(FileForm::Parquet)) => {
                 live::record(options, FileForm::Parquet)
@@ -130,20 +130,20 @@ pub fn run(options: &RecordOptions) -> Outcome {
             .advise("choose parquet, csv or jsonl")),
         Some(form) => export::export(options, file, form),
         None if to.as_os_str() == "-" => export::export(options, file, FileForm::Csv),
-        None => Err(Failure::usage(format!("{} has no ending that says a form", to.display()))
+        None => Err(Failure::usage(format!("{} has no extension of a known format", to.display()))
             .advise(
-                "name a file that ends in .parquet, .csv or .jsonl, or say --format; - is CSV",
+                "name a file that ends in .parquet, .csv or .jsonl, or use --format; - is CSV",
             )),
     }
 }
 
-/// Why a recording ends too early.
+/// The reason why a recording ends early.
 enum Broken {
     Read(ReadError),
     Write(io::Error),
-    /// The daemon's stream ends without an end.
+    /// The daemon's stream ends without an end item.
     CutOff,
-    /// A signal says to.
+    /// A signal was received.
     Interrupted,
 }
 
@@ -158,8 +158,8 @@ impl From<Broken> for Failure {
                     _ => failure,
                 }
             }
-            Broken::CutOff => Self::new("the events are cut off: the daemon is gone")
-                .advise("what was written can be read; see the daemon's log"),
+            Broken::CutOff => Self::new("the events are cut off: the daemon ended abruptly")
+                .advise("the events written so far can be read; see the daemon's log"),
             Broken::Interrupted => Self::new("interrupted: the file was not written"),
         }
     }

@@ -1,4 +1,4 @@
-//! What is written to: standard output, or a file that may have to be whole.
+//! The target of a recording: standard output, or a file that may have to be complete.
 use std::{
     fs::{self, File, Permissions},
     io::{self, Write},
@@ -13,25 +13,25 @@ use crate::{
     failure::{Failure, Outcome},
 };
 
-/// Something that can be written to.
+/// An open target.
 pub enum Output {
-    /// What is read while it is written.
+    /// A target that can be read while it is written.
     Stream(Box<dyn Write + Send>),
-    /// A file that has its name only when it is whole.
+    /// A file that gets its name when it is complete.
     Whole {
-        /// What is written.
+        /// The file being written.
         part: NamedTempFile,
-        /// Its name to be.
+        /// Its final name.
         target: PathBuf,
-        /// Whether a file of that name is replaced.
+        /// Whether to replace an existing file of that name.
         force: bool,
     },
 }
 
 impl Output {
-    /// Makes a file, or takes standard output for `-`. A regular file that exists is replaced only
-    /// with `force`. One that is of use only as a `whole` replaces what has its name now when it is
-    /// kept.
+    /// Creates a file, or uses standard output for `-`. An existing regular file is replaced only
+    /// with `force`. With `whole`, the file is renamed to `path` by [`keep`](Self::keep), and
+    /// replaces an existing file only then.
     pub fn create(path: &Path, whole: bool, force: bool) -> Outcome<Self> {
         if path.as_os_str() == "-" {
             return Ok(Self::Stream(Box::new(io::stdout())));
@@ -41,7 +41,7 @@ impl Output {
         made.map_err(|error| failed(path, &error))
     }
 
-    /// Fails if a regular file has this name, and is not to be replaced.
+    /// Returns an error if `path` is an existing regular file, unless `force` is set.
     pub fn refuse_existing(path: &Path, force: bool) -> Outcome {
         match fs::metadata(path) {
             Ok(there) if there.is_file() && !force && path.as_os_str() != "-" => Err(exists(path)),
@@ -49,7 +49,7 @@ impl Output {
         }
     }
 
-    /// Where bytes go.
+    /// The writer of the target.
     pub fn writer(&mut self) -> &mut (dyn Write + Send) {
         match self {
             Self::Stream(out) => out,
@@ -57,8 +57,8 @@ impl Output {
         }
     }
 
-    /// All is written: gives a file its name, once its bytes are durable. Without this there is no
-    /// file.
+    /// Completes the target: makes a file's bytes durable, then renames it. A `whole` file that is
+    /// not kept is removed.
     pub fn keep(self) -> Outcome {
         let Self::Whole { part, target, force } = self else { return Ok(()) };
         let kept = part.as_file().sync_all().and_then(|()| {
@@ -85,7 +85,7 @@ fn exists(path: &Path) -> Failure {
         .advise("choose another name, or replace it with --force")
 }
 
-/// Opens what is read while it is written. A device or a pipe is written to as it is.
+/// Opens a target that can be read while it is written. A device or a pipe is not replaced.
 fn open(path: &Path, force: bool) -> io::Result<Output> {
     let mut options = File::options();
     options.write(true);
@@ -93,7 +93,7 @@ fn open(path: &Path, force: bool) -> io::Result<Output> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => return made.map(stream),
     }
-    // Only what `refuse_existing` has let pass is cut.
+    // Truncates only a file that `refuse_existing` allows to be replaced.
     let replaced = force && fs::metadata(path).is_ok_and(|there| there.is_file());
     let file = options.truncate(replaced).open(path)?;
     if !replaced && file.metadata()?.is_file() {
@@ -107,7 +107,7 @@ fn stream(file: File) -> Output {
 }
 
 fn part(path: &Path, force: bool) -> io::Result<Output> {
-    // Of a link, what it leads to is replaced.
+    // The target of a symbolic link is replaced, not the link.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut mode = 0o666;
     match File::options().write(true).open(&target) {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_its_name_when_it_is_whole() {
+    fn a_file_gets_its_name_when_it_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         let mut output = Output::create(&path, true, false).unwrap();
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(Path::new(&there[0]).extension(), Some("part".as_ref()));
         drop(output);
         assert!(names(folder.path()).is_empty());
-        // What was there stays until then, and says who may read it.
+        // The existing file stays until then, and its permissions are kept.
         fs::write(&path, b"old").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink("x", folder.path().join("link")).unwrap();
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"first");
         Output::create(&path, false, true).unwrap().writer().write_all(b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
-        // Made by somebody else while a whole file was written.
+        // Another process creates the file while a whole file is written.
         let other = folder.path().join("y");
         let output = Output::create(&other, true, false).unwrap();
         fs::write(&other, b"other").unwrap();

@@ -1,4 +1,4 @@
-//! The live view's state, and what keys do to it.
+//! The state of the live view, and the effects of keys.
 use std::{
     collections::{HashMap, VecDeque},
     time::Duration,
@@ -13,57 +13,57 @@ use super::{
 };
 use crate::usage::Grouping;
 
-/// How many intervals are remembered.
+/// The number of intervals remembered.
 const HISTORY: usize = 240;
-/// The intervals that + and - step through.
+/// The intervals that + and - select.
 const INTERVALS_MS: [u64; 8] = [100, 200, 500, 1000, 2000, 5000, 10_000, 30_000];
 
-/// What is on the screen.
+/// A page of the view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Page {
     /// All disks.
     Disks,
     /// One disk by operation.
     Disk(String),
-    /// Who causes the I/O.
+    /// The I/O by machine, container, process, file or kind.
     Usage,
 }
 
-/// The state.
+/// The state of the live view.
 pub struct App {
-    /// Where the daemon is, for the title.
+    /// The daemon's control socket, for the title.
     pub socket: String,
     /// Time between samples.
     pub interval: Duration,
-    /// Order of the disks.
+    /// The order of the disks.
     pub sort: SortKey,
-    /// What names have to contain.
+    /// The text that names must contain.
     pub filter: String,
     /// Whether the filter is being typed.
     pub typing: bool,
-    /// Whether the screen stands still.
+    /// Whether the screen is paused.
     pub paused: bool,
     /// Whether the keys are shown.
     pub help: bool,
-    /// What is on the screen.
+    /// The page shown.
     pub page: Page,
     /// The selected disk.
     pub selected: Option<String>,
-    /// Who causes the I/O.
+    /// The state of the usage page.
     pub usage: UsageView,
-    /// The last interval, as it is shown.
+    /// The last interval, filtered and sorted.
     pub shown: Option<Interval>,
-    /// Why there is no newer one.
-    pub trouble: Option<String>,
-    /// The user has seen enough.
-    pub done: bool,
+    /// The error of the last sample, if it failed.
+    pub error: Option<String>,
+    /// Whether the user has quit.
+    pub quit: bool,
     unfiltered: Option<Interval>,
     before: Statistics,
     history: HashMap<String, VecDeque<f64>>,
 }
 
 impl App {
-    /// Begins with a first sample.
+    /// A view that compares the next sample with `first`.
     pub fn new(first: Statistics, interval: Duration, sort: SortKey, filter: String) -> Self {
         Self {
             socket: String::new(),
@@ -77,8 +77,8 @@ impl App {
             selected: None,
             usage: UsageView::default(),
             shown: None,
-            trouble: None,
-            done: false,
+            error: None,
+            quit: false,
             unfiltered: None,
             before: first,
             history: HashMap::new(),
@@ -89,7 +89,7 @@ impl App {
     pub fn sample(&mut self, after: Statistics) {
         let interval = Interval::between(&self.before, &after);
         self.before = after;
-        self.trouble = None;
+        self.error = None;
         self.history.retain(|name, _| interval.disks.iter().any(|disk| disk.name == *name));
         for disk in &interval.disks {
             let history = self.history.entry(disk.name.clone()).or_default();
@@ -104,16 +104,16 @@ impl App {
         }
     }
 
-    /// Goes to who causes the I/O, put together by something.
+    /// Shows the usage page, grouped by `grouping`.
     pub fn show_usage(&mut self, grouping: Grouping) {
         if let Page::Disk(name) = &self.page {
-            self.usage.look_at(name);
+            self.usage.show_disk(name);
         }
         self.page = Page::Usage;
         self.usage.group_by(grouping);
     }
 
-    /// Takes the next sample of who causes the I/O.
+    /// Takes the next sample of the usage.
     pub fn sample_usage(&mut self, after: UsageReport, guests: Vec<GuestInfo>) {
         self.usage.sample(after, !self.paused);
         if !self.paused {
@@ -123,19 +123,19 @@ impl App {
         }
     }
 
-    /// Goes so many tabs further: the disks, and who causes their I/O by this and that.
+    /// Moves by a number of tabs: the disks, and the groupings of the usage page.
     fn step_tab(&mut self, by: isize) {
         let count = Grouping::ALL.len() as isize + 1;
         self.show_tab((self.tab() as isize + by).rem_euclid(count) as usize);
     }
 
-    /// The tab that is shown.
+    /// The index of the tab shown.
     pub fn tab(&self) -> usize {
-        let of_usage = |it: &Grouping| self.page == Page::Usage && *it == self.usage.grouping;
-        Grouping::ALL.iter().position(of_usage).map_or(0, |place| place + 1)
+        let is_shown = |it: &Grouping| self.page == Page::Usage && *it == self.usage.grouping;
+        Grouping::ALL.iter().position(is_shown).map_or(0, |place| place + 1)
     }
 
-    /// Goes to the tab of that number; there may be none.
+    /// Shows the tab with this index, if it exists.
     fn show_tab(&mut self, tab: usize) {
         match tab.checked_sub(1).map(|place| Grouping::ALL.get(place)) {
             None => self.page = Page::Disks,
@@ -144,7 +144,7 @@ impl App {
         }
     }
 
-    /// Applies filter and order to what is shown.
+    /// Applies filter and order to the page shown.
     fn arrange(&mut self) {
         self.usage.arrange(self.sort, &self.filter);
         let Some(mut interval) = self.unfiltered.clone() else { return };
@@ -157,12 +157,12 @@ impl App {
         self.shown = Some(interval);
     }
 
-    /// The disk's latest rates.
+    /// The disk's latest rates, in requests per second.
     pub fn history(&self, name: &str) -> impl DoubleEndedIterator<Item = f64> + Clone + '_ {
         self.history.get(name).into_iter().flatten().copied()
     }
 
-    /// A disk of the last interval, whatever the filter says.
+    /// A disk of the last interval, regardless of the filter.
     pub fn disk(&self, name: &str) -> Option<&Disk> {
         self.unfiltered.as_ref()?.disks.iter().find(|disk| disk.name == name)
     }
@@ -173,15 +173,15 @@ impl App {
         self.shown.as_ref()?.disks.iter().position(|disk| disk.name == *selected)
     }
 
-    /// Reacts to a key.
+    /// Handles a key.
     pub fn key(&mut self, key: KeyEvent) {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         if control && matches!(key.code, KeyCode::Char('c' | 'd')) {
-            self.done = true;
+            self.quit = true;
         } else if self.typing {
             self.type_filter(key.code);
         } else if self.help {
-            // Any key leaves the help.
+            // Any key closes the help.
             self.help = false;
         } else {
             self.command(key.code);
@@ -206,7 +206,7 @@ impl App {
 
     fn command(&mut self, code: KeyCode) {
         match code {
-            KeyCode::Char('q') => self.done = true,
+            KeyCode::Char('q') => self.quit = true,
             KeyCode::Char('u') if self.page == Page::Usage => self.page = Page::Disks,
             KeyCode::Char('u') => self.show_usage(self.usage.grouping),
             KeyCode::Tab => self.step_tab(1),
@@ -263,7 +263,7 @@ impl App {
         self.arrange();
     }
 
-    /// Moves the selection; on a disk's page, to the next disk's page.
+    /// Moves the selection; on a disk's page, shows another disk.
     fn select(&mut self, by: isize) {
         if self.page == Page::Usage {
             self.usage.select(by);
@@ -281,7 +281,7 @@ impl App {
 
     fn step_sort(&mut self, by: isize) {
         self.sort = self.sort.step(by);
-        // Accounts know no errors.
+        // Accounts have no errors.
         if self.page == Page::Usage && self.sort == SortKey::Errors {
             self.sort = self.sort.step(by);
         }
@@ -335,10 +335,10 @@ pub mod tests {
         press(&mut app, "?");
         assert!(app.help);
         press(&mut app, "qq");
-        assert!(app.done);
+        assert!(app.quit);
     }
 
-    /// The same, looking at who causes the I/O.
+    /// The same, on the usage page.
     pub fn usage_app(keys: &str) -> App {
         use super::super::usage_view::tests::samples;
         let mut app = app();
@@ -354,7 +354,7 @@ pub mod tests {
     }
 
     #[test]
-    fn tabs_lead_around_and_enter_into() {
+    fn tabs_wrap_around_and_enter_opens_a_line() {
         let name = |app: &App| app.usage.entry().map(|entry| entry.name.clone());
         let mut app = usage_app("");
         assert_eq!((&app.page, name(&app).as_deref()), (&Page::Usage, Some("/database")));
@@ -364,7 +364,7 @@ pub mod tests {
             ("shop › /web", Some("/srv/b"))
         );
         press(&mut app, "w>>>>");
-        assert_eq!(app.sort, SortKey::Iops, "errors are left out, and it goes round");
+        assert_eq!(app.sort, SortKey::Iops, "errors are skipped, and the order wraps around");
         press(&mut app, "/table");
         assert_eq!(name(&app), None);
         app.key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
@@ -380,7 +380,7 @@ pub mod tests {
         assert_eq!((&app.page, app.usage.grouping), (&Page::Usage, Grouping::Kind));
         app.key(KeyEvent::new(KeyCode::Tab, KeyModifiers::NONE));
         assert_eq!(app.page, Page::Disks);
-        // From one disk's page, to who causes that disk's I/O.
+        // From a disk's page the usage page shows that disk.
         press(&mut app, "\n3");
         assert_eq!(
             (app.usage.grouping, app.usage.scope.text().as_str()),
@@ -402,6 +402,6 @@ pub mod tests {
         press(&mut app, "---------");
         assert_eq!(app.interval, Duration::from_millis(100));
         app.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL));
-        assert!(app.done);
+        assert!(app.quit);
     }
 }

@@ -1,25 +1,25 @@
-//! Latencies drawn in blocks.
+//! Latencies drawn with block characters.
 use fathom_control::{Histogram, Nanoseconds};
 
-/// The eighths of a block.
+/// Horizontal parts of a block, in eighths.
 const EIGHTHS: [char; 8] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉', '█'];
-/// The heights of a block.
+/// Vertical parts of a block, in eighths.
 const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The latencies between two powers of two.
+/// One interval of latencies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bar {
-    /// The upper end.
+    /// The upper end of the interval.
     pub label: String,
-    /// The share of the requests, of each distribution.
+    /// The share of the requests in the interval, for each distribution.
     pub shares: Vec<f64>,
 }
 
-/// The parts that a power of two is cut into, finest first.
+/// The possible divisions of a power of two, finest first.
 pub const PARTS: [u32; 3] = [4, 2, 1];
 
-/// Distributions side by side, as finely as `count` bars allow and as one of `parts` says; what
-/// does not fit even at one bar for each power of two is added to the last.
+/// Distributions side by side, in at most `count` bars and with the finest division of `parts` that
+/// fits. If even one bar per power of two is too many, the rest is added to the last bar.
 pub fn bars(latencies: &[&Histogram], parts: &[u32], count: usize) -> Vec<Bar> {
     let count = count.max(1);
     let cut = |parts: u32| -> Vec<Vec<u64>> {
@@ -53,7 +53,7 @@ pub fn bars(latencies: &[&Histogram], parts: &[u32], count: usize) -> Vec<Bar> {
         .collect()
 }
 
-/// How many requests lie in each part of each power of two.
+/// The number of requests in each part of each power of two.
 fn sums(latency: &Histogram, parts: u32) -> Vec<u64> {
     let mut sums = vec![0; 64 * parts as usize];
     for &(index, requests) in &latency.buckets {
@@ -75,7 +75,7 @@ fn upper_end(slot: usize, parts: u32) -> u64 {
     u64::try_from(end).unwrap_or(u64::MAX)
 }
 
-/// A horizontal bar; what is not nothing shows.
+/// A horizontal bar, rounded up, so that only 0 is empty.
 pub fn horizontal(share: f64, width: usize) -> String {
     let eighths = (share.clamp(0.0, 1.0) * width as f64 * 8.0).ceil() as usize;
     let mut text = "█".repeat(eighths / 8);
@@ -85,7 +85,7 @@ pub fn horizontal(share: f64, width: usize) -> String {
     text
 }
 
-/// A line of the latest values, scaled to the largest of them.
+/// A line of the latest values, scaled to their maximum.
 pub fn sparkline(values: impl DoubleEndedIterator<Item = f64> + Clone, width: usize) -> String {
     let latest: Vec<f64> = values.rev().take(width).collect();
     let largest = latest.iter().copied().fold(0.0, f64::max);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_as_long_and_high_as_they_should() {
+    fn blocks_are_scaled() {
         assert_eq!(horizontal(0.5, 4), "██");
         assert_eq!(horizontal(0.001, 4), "▏");
         assert_eq!(horizontal(0.0, 4), "");

@@ -1,4 +1,4 @@
-//! `fathom top`: what the daemon's disks do, live.
+//! `fathom top`: shows the activity of the daemon's disks, live.
 
 mod app;
 mod histogram;
@@ -32,14 +32,14 @@ pub use plain::clock;
 /// Options of `fathom top`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-On a terminal this is a live view: ? shows its keys. Piped, or with --plain, it prints a line for
-each disk and interval; with --json an object for each interval, one a line. Rates and latencies are
-those of the interval; depth is the mean number of requests under way.
+On a terminal this is a live view; ? shows its keys. In a pipe, or with --plain, it prints a line
+for each disk and interval, with --json one object per line for each interval. Rates and latencies
+are those of the interval; depth is the mean number of requests in flight.
 
-With --by it shows who causes the I/O in place of the disks: what each guest's own memory says, with
-nothing installed in the guest. Piped, that is a table for each interval. On a terminal, 1 to 6
-change between the disks and this, and Enter leads from machines to containers, to processes where
-they are known, and to files.
+With --by it shows who causes the I/O instead of the disks, as found in each guest's memory; nothing
+is installed in the guest. In a pipe, that is a table for each interval. On a terminal, 1 to 6
+select the disks or a grouping, and Enter opens a machine's containers, their processes where these
+are known, and their files.
 
 Examples:
   fathom top                             the live view
@@ -55,31 +55,31 @@ pub struct TopOptions {
     /// Time between two samples
     #[arg(long, short, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Nanoseconds,
-    /// End after so many intervals
+    /// End after this number of intervals
     #[arg(long, short = 'n', value_name = "N")]
     count: Option<u64>,
-    /// Order of the disks, or of who causes their I/O
+    /// Order of the disks, or of the lines with --by
     #[arg(long, value_enum, default_value = "iops")]
     sort: SortKey,
-    /// Only disks whose name or machine contains this; with --by, whatever contains it
+    /// Show only disks whose name or machine contains this; with --by, only lines that contain it
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
-    /// Show who causes the I/O, put together by this
+    /// Show who causes the I/O, grouped by this
     #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<Grouping>,
-    /// Only this disk
+    /// Show only this disk
     #[arg(long, value_name = "NAME")]
     disk: Option<String>,
-    /// Only the disks of this machine
+    /// Show only the disks of this machine
     #[arg(long, value_name = "NAME")]
     vm: Option<String>,
-    /// With --by, piped: so many lines an interval [default: 20; with --json all]
+    /// With --by, in a pipe: the most lines of an interval [default: 20; all with --json]
     #[arg(long, value_name = "N", requires = "by")]
     limit: Option<usize>,
-    /// Lines of text, also on a terminal
+    /// Print lines of text, even on a terminal
     #[arg(long, conflicts_with = "json")]
     plain: bool,
-    /// What the disks have done since they were opened, once
+    /// Print the totals since the disks were opened, once
     #[arg(long, conflicts_with_all = ["count", "plain"])]
     since_start: bool,
     #[command(flatten)]
@@ -88,7 +88,7 @@ pub struct TopOptions {
     format: Format,
 }
 
-/// Times with or without a unit: `2` is two seconds.
+/// Parses a time with or without a unit: `2` is two seconds.
 pub fn interval(text: &str) -> Result<Nanoseconds, String> {
     let bare = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let text = if bare { format!("{text}s") } else { text.to_owned() };
@@ -103,8 +103,8 @@ pub fn interval(text: &str) -> Result<Nanoseconds, String> {
 /// Carries out the command.
 pub fn run(options: &TopOptions) -> Outcome {
     let client = options.control.client().with_limit(Duration::from_secs(5));
-    // Whether there is a daemon is said in the ordinary way, before the screen is taken.
-    let first = options.meant(client.statistics()?)?;
+    // An unreachable daemon is reported before the terminal is switched to the live view.
+    let first = options.select(client.statistics()?)?;
     if options.since_start {
         if let Some(grouping) = options.by {
             return usage_plain::since_start(options, &client, grouping);
@@ -126,7 +126,7 @@ pub fn run(options: &TopOptions) -> Outcome {
 }
 
 impl TopOptions {
-    /// With `--disk` and `--vm`, only these disks.
+    /// Keeps only the disks selected by `--disk` and `--vm`.
     fn narrow(&self, mut statistics: Statistics) -> Statistics {
         statistics.disks.retain(|disk| {
             self.disk.as_ref().is_none_or(|name| *name == disk.name)
@@ -135,8 +135,11 @@ impl TopOptions {
         statistics
     }
 
-    /// The disks that are meant; that there are none is a mistake.
-    fn meant(&self, statistics: Statistics) -> Outcome<Statistics> {
+    /// The selected disks.
+    ///
+    /// # Errors
+    /// If `--disk` or `--vm` selects no disk.
+    fn select(&self, statistics: Statistics) -> Outcome<Statistics> {
         let all: Vec<String> = statistics.disks.iter().map(|disk| disk.name.clone()).collect();
         let statistics = self.narrow(statistics);
         if statistics.disks.is_empty() && (self.disk.is_some() || self.vm.is_some()) {
@@ -152,7 +155,7 @@ impl TopOptions {
     }
 }
 
-/// Prints interval after interval.
+/// Prints a line for each disk and interval.
 fn lines(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
     let pause = Duration::from_nanos(options.interval.0);
     let mut before = first;
@@ -167,7 +170,7 @@ fn lines(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
             Err(error @ ClientError::Refused(_)) => return Err(error.into()),
             Err(error) => {
                 return Err(
-                    Failure::new(format!("the daemon is gone: {error}")).advise(error.remedy())
+                    Failure::new(format!("lost the daemon: {error}")).advise(error.remedy())
                 );
             }
         };
@@ -192,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_are_seconds_unless_said_otherwise() {
+    fn intervals_are_seconds_by_default() {
         assert_eq!(interval("2"), Ok(Nanoseconds(2_000_000_000)));
         assert_eq!(interval("0.5"), Ok(Nanoseconds(500_000_000)));
         assert_eq!(interval("250ms"), Ok(Nanoseconds(250_000_000)));

@@ -1,4 +1,4 @@
-//! What happened between two samples.
+//! The activity between two samples.
 use std::cmp::Ordering;
 
 use clap::ValueEnum;
@@ -7,20 +7,20 @@ use serde::Serialize;
 
 use crate::usage::Order;
 
-/// An order of disks, and of who causes their I/O.
+/// An order of the disks, or of the lines of the usage page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SortKey {
-    /// Requests a second, most first
+    /// Requests per second, most first
     Iops,
-    /// Bytes a second, most first
+    /// Bytes per second, most first
     Throughput,
-    /// Bytes read a second, most first
+    /// Bytes read per second, most first
     Read,
-    /// Bytes written a second, most first
+    /// Bytes written per second, most first
     Written,
-    /// Requests under way, most first
+    /// Requests in flight, most first
     Depth,
-    /// Latency, longest first: of disks the 99th percentile, with --by the mean
+    /// Latency, longest first: for disks the 99th percentile, with --by the mean
     Latency,
     /// Failed requests, most first
     Errors,
@@ -29,7 +29,7 @@ pub enum SortKey {
 }
 
 impl SortKey {
-    /// All, in the order of the columns.
+    /// All orders, in the order of the columns.
     pub const ALL: [Self; 8] = [
         Self::Name,
         Self::Iops,
@@ -55,19 +55,19 @@ impl SortKey {
         }
     }
 
-    /// The key that many columns further on.
+    /// The order `by` columns further, wrapping around.
     #[must_use]
     pub fn step(self, by: isize) -> Self {
         let position = Self::ALL.iter().position(|&key| key == self).unwrap_or(0) as isize;
         Self::ALL[(position + by).rem_euclid(Self::ALL.len() as isize) as usize]
     }
 
-    /// Whether a column is one that this order follows.
+    /// Whether the order uses the values of a column.
     pub fn is_by(self, column: Self) -> bool {
         self == column || self == Self::Throughput && matches!(column, Self::Read | Self::Written)
     }
 
-    /// The same order of accounts. These know no errors.
+    /// The corresponding order of accounts, which have no errors.
     pub fn of_accounts(self) -> Order {
         match self {
             Self::Iops | Self::Errors => Order::Requests,
@@ -86,7 +86,7 @@ impl SortKey {
 pub struct Interval {
     /// Its end, in nanoseconds since 1970.
     pub unix_time_ns: u64,
-    /// Its length.
+    /// Its length, in seconds.
     pub seconds: f64,
     /// All disks together.
     pub total: Activity,
@@ -101,16 +101,16 @@ pub struct Disk {
     pub name: String,
     /// The virtual machine that it belongs to.
     pub vm: String,
-    /// Its size.
+    /// Its size, in bytes.
     pub capacity_bytes: u64,
-    /// Whether it has a tap; without one nothing is known of it.
+    /// Whether it has a tap; without one its requests are not measured.
     pub counted: bool,
-    /// The problems that it has now.
+    /// Its current problems.
     pub problems: Vec<Problem>,
-    /// What it did.
+    /// Its activity.
     #[serde(flatten)]
     pub activity: Activity,
-    /// What it did by operation.
+    /// Its activity by operation.
     pub operations: Vec<Operation>,
 }
 
@@ -122,42 +122,42 @@ impl Disk {
     }
 }
 
-/// What was done, in total.
+/// Activity in an interval.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Activity {
-    /// Reads a second.
+    /// Reads per second.
     pub reads_per_second: f64,
-    /// Writes a second.
+    /// Writes per second.
     pub writes_per_second: f64,
-    /// Other requests a second: flushes, discards, …
+    /// Other requests per second: flushes, discards, …
     pub others_per_second: f64,
-    /// Bytes read a second.
+    /// Bytes read per second.
     pub read_bytes_per_second: f64,
-    /// Bytes written a second.
+    /// Bytes written per second.
     pub write_bytes_per_second: f64,
-    /// Mean number of requests under way.
+    /// Mean number of requests in flight.
     pub depth: f64,
-    /// Requests under way at the end.
+    /// Requests in flight at the end of the interval.
     pub in_flight: u64,
-    /// Median latency of reads and writes.
+    /// Median latency of reads and writes, in nanoseconds.
     pub latency_ns_p50: u64,
-    /// Their 99th percentile.
+    /// Their 99th percentile, in nanoseconds.
     pub latency_ns_p99: u64,
-    /// Their longest.
+    /// Their maximum, in nanoseconds.
     pub latency_ns_max: u64,
     /// Requests that failed in the interval.
     pub errors: u64,
-    /// Requests that were refused in the interval.
+    /// Requests refused in the interval.
     pub refused: u64,
 }
 
 impl Activity {
-    /// All requests a second.
+    /// All requests per second.
     pub fn iops(&self) -> f64 {
         self.reads_per_second + self.writes_per_second + self.others_per_second
     }
 
-    /// All bytes a second.
+    /// All bytes per second.
     pub fn bytes_per_second(&self) -> f64 {
         self.read_bytes_per_second + self.write_bytes_per_second
     }
@@ -169,28 +169,28 @@ pub struct Operation {
     /// Its name.
     #[serde(rename = "operation")]
     pub name: String,
-    /// Requests a second.
+    /// Requests per second.
     pub per_second: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_second: f64,
-    /// Mean number of requests under way, of those that succeeded.
+    /// Mean number of requests in flight, of those that succeeded.
     pub depth: f64,
-    /// Median latency.
+    /// Median latency, in nanoseconds.
     pub latency_ns_p50: u64,
-    /// 99th percentile.
+    /// 99th percentile of the latency, in nanoseconds.
     pub latency_ns_p99: u64,
-    /// Longest latency.
+    /// Longest latency, in nanoseconds.
     pub latency_ns_max: u64,
-    /// Requests that failed.
+    /// Failed requests.
     pub errors: u64,
-    /// All latencies.
+    /// The distribution of the latencies.
     #[serde(skip)]
     pub latency: Histogram,
 }
 
 impl Interval {
-    /// What happened between two samples. A disk that is new, or counts anew, has done nothing
-    /// yet: since when it counts is not known.
+    /// The activity between two samples. A new disk, or one whose counters have restarted, counts
+    /// as idle, because the start of its counting is not known.
     pub fn between(before: &Statistics, after: &Statistics) -> Self {
         let nanoseconds = after.time_ns.saturating_sub(before.time_ns).max(1);
         let seconds = nanoseconds as f64 / 1e9;
@@ -213,7 +213,7 @@ impl Interval {
         Self { unix_time_ns: after.unix_time_ns, seconds, total, disks }
     }
 
-    /// Leaves the disks whose name or machine contains the text. The total stays.
+    /// Keeps the disks whose name or machine contains the text. The total does not change.
     pub fn filter(&mut self, text: &str) {
         let text = text.to_lowercase();
         self.disks.retain(|disk| {
@@ -221,7 +221,7 @@ impl Interval {
         });
     }
 
-    /// Brings the disks in an order; equal ones by name.
+    /// Sorts the disks; equal ones by name.
     pub fn sort(&mut self, key: SortKey) {
         let value = |disk: &Disk| match key {
             SortKey::Iops => disk.activity.iops(),
@@ -240,7 +240,7 @@ impl Interval {
     }
 }
 
-/// The latencies of reads and writes together: those that somebody waits for most.
+/// The latencies of reads and writes together, for which programs wait most.
 fn latency(disk: &DiskStatistics) -> Histogram {
     let mut latency = Histogram::default();
     for name in ["read", "write"] {
@@ -324,7 +324,7 @@ impl Activity {
 pub mod tests {
     use super::*;
 
-    /// A sample of disks that have done so many reads and twice as many writes.
+    /// A sample of disks with a number of reads each and twice as many writes.
     pub fn sample(time_ns: u64, disks: &[(&str, u64)]) -> Statistics {
         let operation = |name: &str, count: u64, latency_ns: u64| {
             let mut latency = Histogram::default();
@@ -369,7 +369,7 @@ pub mod tests {
         // 1000 × 20 µs + 2000 × 100 µs + 100 × 3 ms in each second.
         assert!((a.activity.depth - 0.52).abs() < 1e-6);
         assert!((96_000..=104_000).contains(&a.activity.latency_ns_p50));
-        // What a new disk did before is not of this interval.
+        // Earlier requests of a new disk do not count in this interval.
         let new = interval.disks.iter().find(|disk| disk.name == "new").expect("it is there");
         assert!(new.activity.iops() < 1e-9);
         assert!((interval.total.reads_per_second - 1000.0).abs() < 1e-6);
@@ -378,7 +378,7 @@ pub mod tests {
     }
 
     #[test]
-    fn keys_go_round() {
+    fn sort_keys_wrap_around() {
         for key in SortKey::ALL {
             assert_eq!(key.step(1).step(-1), key);
             assert_eq!(key.step(SortKey::ALL.len() as isize), key);

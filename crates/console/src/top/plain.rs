@@ -1,6 +1,6 @@
 //! Intervals as lines of text.
 
-#![expect(unsafe_code, reason = "the C library knows the time zone")]
+#![expect(unsafe_code, reason = "only the C library knows the time zone")]
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::output::{latency, rate, short_number, text::shorten};
 
 use super::model::{Activity, Interval};
 
-/// The heading is repeated after so many lines.
+/// The number of lines after which the heading is repeated.
 const HEADING_EVERY: usize = 24;
 
 /// Prints lines under a heading.
@@ -18,12 +18,12 @@ const HEADING_EVERY: usize = 24;
 pub struct Printer {
     lines_since_heading: Option<usize>,
     name_width: usize,
-    /// What was printed of each disk's problems: again only where they are others.
+    /// The problems printed for each disk; they are printed again only after a change.
     problems: BTreeMap<String, Vec<Problem>>,
 }
 
 impl Printer {
-    /// An interval: a line for each disk.
+    /// The lines of an interval: one for each disk.
     pub fn lines(&mut self, interval: &Interval, width: Option<usize>) -> String {
         let mut lines = Vec::new();
         let widest = interval.disks.iter().map(|disk| disk.name.chars().count()).max();
@@ -94,7 +94,7 @@ fn cells(activity: &Activity) -> String {
     )
 }
 
-/// The time of day in the host's time zone.
+/// The time of day in the host's time zone, as `HH:MM:SS`.
 pub fn clock(unix_time_ns: u64) -> String {
     let seconds = (unix_time_ns / 1_000_000_000) as libc::time_t;
     let mut time = std::mem::MaybeUninit::<libc::tm>::zeroed();
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_stand_under_their_heading() {
+    fn lines_are_aligned_with_their_heading() {
         let before = sample(1_000_000_000, &[("root", 1000), ("a-long-name", 50)]);
         let after = sample(2_000_000_000, &[("root", 25_000), ("a-long-name", 50)]);
         let interval = Interval::between(&before, &after);

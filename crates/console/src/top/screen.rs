@@ -1,4 +1,4 @@
-//! The live view, drawn.
+//! Draws the live view.
 use ratatui::{
     Frame,
     layout::{Constraint, Flex, Layout, Rect},
@@ -22,25 +22,25 @@ use crate::output::{
 
 const KEYS: &[(&str, &str)] = &[
     ("↑ ↓ j k", "select a line"),
-    ("Enter →", "into it: operations; containers, processes, files"),
-    ("Esc ←", "back; ends a filter"),
-    ("1 … 6 Tab", "disks; who causes the I/O: by machine, container, file, …"),
-    ("u g", "disks or who; by the next of these"),
-    ("x", "a line in full, with its latencies"),
+    ("Enter →", "open: operations; containers, processes, files"),
+    ("Esc ←", "back; clear the filter"),
+    ("1 … 6 Tab", "disks; I/O by machine, container, file, …"),
+    ("u g", "disks or I/O by source; next grouping"),
+    ("x", "all details of a line, with latencies"),
     ("i t d l e n", "order by IOPS, throughput, depth, latency, errors, name"),
     ("r w", "order by bytes read, written"),
-    ("< >", "order by the column before, after"),
+    ("< >", "order by the previous, next column"),
     ("/", "filter by any name"),
-    ("Space p", "hold the screen, go on"),
+    ("Space p", "pause, resume"),
     ("+ -", "longer, shorter intervals"),
     ("? h", "this help"),
-    ("q Ctrl-C", "leave"),
+    ("q Ctrl-C", "quit"),
 ];
 
-/// Pages that are a key away, in the order of their keys.
+/// The names of the tabs, in the order of their keys.
 const TABS: [&str; 6] = ["Disks", "Machines", "Containers", "Processes", "Files", "Kinds"];
 
-/// The colours, or none.
+/// The theme: whether colours are used.
 #[derive(Clone, Copy)]
 pub(super) struct Theme(bool);
 
@@ -87,7 +87,7 @@ pub fn draw(frame: &mut Frame<'_>, app: &App, colours: bool) {
             if let Some(disk) = app.disk(name) {
                 draw_disk(frame, body, app, disk, theme);
             } else {
-                let text = format!("\nThe daemon does not serve {name} any more. Esc leads back.");
+                let text = format!("\nThe daemon does not serve {name} any more. Esc goes back.");
                 frame.render_widget(Paragraph::new(text), body);
             }
         }
@@ -115,7 +115,7 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     let time = usage.map(|groups| groups.unix_time_ns);
     let time = time.or_else(|| app.shown.as_ref().map(|shown| shown.unix_time_ns));
     let time = time.map_or_else(String::new, clock);
-    state.push(if app.paused { format!("held at {time}") } else { time });
+    state.push(if app.paused { format!("paused at {time}") } else { time });
     let state = state.join(" · ");
     let room = usize::from(area.width);
     let place = match &app.page {
@@ -129,7 +129,7 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
         format!("  {}", shorten_front(&place, left - 2))
     };
     let gap = room.saturating_sub("Fathom".width() + place.width() + state.width());
-    // On a narrow terminal the name gives way to what changes.
+    // On a narrow terminal the name is omitted.
     let line = if gap == 0 {
         Line::from(shorten(&state, room))
     } else {
@@ -143,7 +143,7 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     frame.render_widget(Paragraph::new(line), area);
 }
 
-/// The pages that are a key away; on a narrow terminal without their keys, then only this one.
+/// Draws the tabs: without their keys if the terminal is narrow, then only the active tab.
 fn draw_tabs(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     let active = app.tab();
     let room = usize::from(area.width);
@@ -170,22 +170,22 @@ fn draw_tabs(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
 
 fn draw_footer(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     let room = usize::from(area.width);
-    let line = if let Some(trouble) = &app.trouble {
-        let text = format!("No sample: {trouble}; trying again");
+    let line = if let Some(error) = &app.error {
+        let text = format!("No sample: {error}; retrying");
         Line::styled(shorten(&text, room), theme.colour(Color::Red))
     } else if app.typing {
         Line::from(format!("Filter: {}█", app.filter))
     } else if app.page == Page::Disks {
-        let text = "? help  Enter operations  u who  / filter  < > order  Space hold  + - interval  q quit";
+        let text = "? help  Enter operations  u sources  / filter  < > order  Space pause  + - interval  q quit";
         Line::styled(shorten(text, room), theme.dim())
     } else if app.page == Page::Usage && app.usage.opened.is_some() {
-        let text = "Esc back  ↑ ↓ other lines  Space hold  + - interval  ? help  q quit";
+        let text = "Esc back  ↑ ↓ other lines  Space pause  + - interval  ? help  q quit";
         Line::styled(shorten(text, room), theme.dim())
     } else if app.page == Page::Usage {
-        let text = "? help  Enter into  Esc back  x in full  / filter  < > order  Space hold  u disks  q quit";
+        let text = "? help  Enter open  Esc back  x details  / filter  < > order  Space pause  u disks  q quit";
         Line::styled(shorten(text, room), theme.dim())
     } else {
-        let text = "Esc back  ↑ ↓ other disks  Space hold  + - interval  ? help  q quit";
+        let text = "Esc back  ↑ ↓ other disks  Space pause  + - interval  ? help  q quit";
         Line::styled(shorten(text, room), theme.dim())
     };
     frame.render_widget(Paragraph::new(line), area);
@@ -195,7 +195,7 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
 struct Column {
     heading: &'static str,
     width: usize,
-    /// Wider terminals show columns of higher numbers too.
+    /// The wider the terminal, the higher the ranks of the columns shown.
     rank: u8,
     key: Option<SortKey>,
     value: fn(&Activity) -> String,
@@ -262,15 +262,15 @@ const COLUMNS: &[Column] = &[
     },
 ];
 
-/// The rank of the line of recent rates.
+/// The rank of the column of recent rates.
 const RECENT_RANK: u8 = 5;
 const RECENT_WIDTH: usize = 12;
 const RECENT_WIDTH_MAX: usize = 60;
 const NAME_WIDTH: usize = 10;
 
-/// Which columns fit, and how wide name and recent rates are.
+/// The columns that fit, and the widths of the name and of the recent rates.
 fn layout(room: usize, errors: bool, name_width: usize) -> (Vec<&'static Column>, usize, usize) {
-    // Errors are shown however narrow the terminal is.
+    // Errors are shown on any width.
     let rank = |column: &Column| if errors && column.heading == "ERRORS" { 0 } else { column.rank };
     let width = |limit: u8| {
         let columns: usize = COLUMNS.iter().filter(|c| rank(c) <= limit).map(|c| c.width + 1).sum();
@@ -312,7 +312,7 @@ fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval,
         activity: interval.total.clone(),
         ..Disk::default()
     };
-    // What remains below the heading, above the total and an empty line.
+    // The lines for disks: the area without the heading, the total and an empty line.
     let room = usize::from(area.height).saturating_sub(3);
     let selected = app.selected_index().unwrap_or(0);
     let first = (selected + 1).saturating_sub(room.max(1));
@@ -332,7 +332,7 @@ fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval,
         let text = if app.filter.is_empty() {
             "The daemon serves no disk: `fathom disk add` adds one."
         } else {
-            "No disk's name contains that; Esc ends the filter."
+            "No disk matches the filter; Esc clears it."
         };
         lines.push(Line::from(text));
     } else if app.filter.is_empty() {
@@ -381,7 +381,7 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: T
     let machine =
         if disk.vm.is_empty() { String::new() } else { format!(" of machine {}", disk.vm) };
     let facts = format!(
-        "{machine}, {size}, {} under way, {} refused",
+        "{machine}, {size}, {} in flight, {} refused",
         disk.activity.in_flight, disk.activity.refused
     );
     let mut lines = vec![
@@ -398,7 +398,7 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: T
         lines.push(Line::styled(text, theme.colour(Color::Red)));
     }
     if !disk.counted {
-        lines.push(Line::from("It has no tap, so nothing is measured."));
+        lines.push(Line::from("The disk has no tap, so it is not measured."));
     }
     let used: Vec<&Operation> =
         disk.operations.iter().filter(|operation| operation.per_second > 0.0).collect();
@@ -446,8 +446,8 @@ pub(super) fn operation_table(
     lines
 }
 
-/// The latencies of up to three operations side by side, each power of two cut into as many parts
-/// of these as there is room for.
+/// The latencies of up to three operations side by side. Each power of two is divided as finely as
+/// `parts` and the room allow.
 pub(super) fn distribution(
     operations: &[&Operation],
     parts: &[u32],
@@ -466,7 +466,7 @@ pub(super) fn distribution(
     let width = room.saturating_sub(LABEL) / busiest.len();
     let latencies: Vec<_> = busiest.iter().map(|operation| &operation.latency).collect();
     let rows = bars(&latencies, parts, height - 1);
-    // The longest bar takes all of its column.
+    // The longest bar fills its column.
     let longest = rows.iter().flat_map(|bar| &bar.shares).copied().fold(0.0, f64::max);
     let mut heading = vec![Span::styled(format!("{:<LABEL$}", "LATENCY"), theme.dim())];
     for operation in &busiest {
@@ -509,15 +509,12 @@ fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
         .collect();
     lines.push(Line::default());
     lines.push(Line::styled(" Rates and latencies are those of the last interval;", theme.dim()));
-    lines.push(Line::styled(" depth is the mean number of requests under way;", theme.dim()));
+    lines.push(Line::styled(" depth is the mean number of requests in flight;", theme.dim()));
     lines.push(Line::styled(
-        " P50, P99 and MAX are of reads and writes. Who causes the I/O",
+        " P50, P99 and MAX cover reads and writes. Pages 2 to 6 are",
         theme.dim(),
     ));
-    lines.push(Line::styled(
-        " is told by the guest's memory; there P99 is an upper bound.",
-        theme.dim(),
-    ));
+    lines.push(Line::styled(" from the guests' memory; their P99 is an upper bound.", theme.dim()));
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" Keys ")), area);
 }

@@ -1,4 +1,4 @@
-//! Everything since a disk's start, in one table.
+//! The totals since the disks were opened, as one table.
 use fathom_control::{OperationStatistics, Statistics};
 
 use crate::output::{
@@ -7,7 +7,8 @@ use crate::output::{
     table::{Column, Table},
 };
 
-/// A line for each disk and operation, those that the text filters.
+/// A line for each disk and operation. Only disks whose name or machine contains `filter` are
+/// shown.
 pub fn table(statistics: &Statistics, filter: &str, width: Option<usize>) -> String {
     let mut table = Table::new([
         Column::text("DISK").flexible(),
@@ -20,8 +21,8 @@ pub fn table(statistics: &Statistics, filter: &str, width: Option<usize>) -> Str
         Column::number("ERRORS").importance(2),
     ]);
     let filter = filter.to_lowercase();
-    let wanted = |text: &str| text.to_lowercase().contains(&filter);
-    for disk in statistics.disks.iter().filter(|disk| wanted(&disk.name) || wanted(&disk.vm)) {
+    let matches = |text: &str| text.to_lowercase().contains(&filter);
+    for disk in statistics.disks.iter().filter(|disk| matches(&disk.name) || matches(&disk.vm)) {
         for operation in &disk.operations {
             table.row(row(&disk.name, operation));
         }

@@ -1,4 +1,4 @@
-//! The live view's loop: samples, keys, and the terminal, which is always given back.
+//! The loop of the live view: samples, keys, and the terminal, which is always restored.
 use std::{
     sync::{
         Arc,
@@ -28,12 +28,13 @@ use crate::{
     output::style,
 };
 
-/// How long a signal may go unnoticed.
-const ATTENTION: Duration = Duration::from_millis(200);
+/// The most time until a signal is noticed.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Shows the view until the user leaves it.
+/// Shows the live view until the user quits.
 pub fn run(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
-    // A hang-up keeps its usual effect: the terminal is gone, there is nothing to give back.
+    // SIGHUP keeps its default action: the terminal no longer exists, so there is nothing to
+    // restore.
     let signalled = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
         flag::register(signal, Arc::clone(&signalled))
@@ -45,7 +46,7 @@ pub fn run(options: &TopOptions, client: &Client, first: Statistics) -> Outcome 
     if let Some(grouping) = options.by {
         app.show_usage(grouping);
     }
-    // Also gives the terminal back should this program panic.
+    // `try_init` also restores the terminal if this program panics.
     let mut terminal = ratatui::try_init()
         .map_err(|error| Failure::new(format!("cannot use the terminal: {error}")))?;
     let outcome = show(&mut terminal, &mut app, client, options, &signalled);
@@ -65,7 +66,7 @@ fn show(
         let usage = client.usage(options.disk.as_deref(), options.vm.as_deref());
         match usage.and_then(|usage| Ok((usage, client.guests()?))) {
             Ok((usage, guests)) => app.sample_usage(usage, guests.guests),
-            Err(error) => app.trouble = Some(error.to_string()),
+            Err(error) => app.error = Some(error.to_string()),
         }
     };
     if app.page == Page::Usage {
@@ -74,13 +75,13 @@ fn show(
     let mut sampled = Instant::now();
     let mut samples = 0;
     let mut changed = true;
-    while !app.done && !signalled.load(Ordering::Relaxed) {
+    while !app.quit && !signalled.load(Ordering::Relaxed) {
         if changed {
             terminal.draw(|frame| screen::draw(frame, app, colours))?;
         }
         let left = app.interval.saturating_sub(sampled.elapsed());
         changed = false;
-        if !wait_for_key(left.min(ATTENTION))? {
+        if !wait_for_key(left.min(CHECK_INTERVAL))? {
             return Ok(());
         }
         if event::poll(Duration::ZERO)? {
@@ -89,7 +90,7 @@ fn show(
                 if key.kind != KeyEventKind::Release {
                     app.key(key);
                     if app.page != Page::Usage {
-                        app.usage.rest();
+                        app.usage.reset();
                     } else if !app.usage.has_begun() {
                         sample_usage(app);
                     }
@@ -103,12 +104,13 @@ fn show(
                 Ok(statistics) => {
                     app.sample(statistics);
                     samples += 1;
-                    app.done |= options.count.is_some_and(|count| samples >= count);
+                    app.quit |= options.count.is_some_and(|count| samples >= count);
                 }
-                // The daemon may come back: the view stays and says what is the matter.
-                Err(error) => app.trouble = Some(error.to_string()),
+                // The daemon may be restarted: the view stays and shows the error.
+                Err(error) => app.error = Some(error.to_string()),
             }
-            // Accounts take more to fetch than counters: only while somebody looks.
+            // Accounts are more expensive to fetch than counters, so they are fetched only while
+            // shown.
             if app.page == Page::Usage {
                 sample_usage(app);
             }
@@ -117,16 +119,16 @@ fn show(
     Ok(())
 }
 
-/// Sleeps until a key is pressed or `limit` has passed. Returns false when the terminal is gone,
-/// which the event library would take for a key that never comes.
+/// Sleeps until a key is pressed or `limit` has passed. Returns false if the terminal no longer
+/// exists. The event library would wait for a key forever.
 fn wait_for_key(limit: Duration) -> std::io::Result<bool> {
     let input = std::io::stdin();
     let mut polls = [PollFd::new(&input, PollFlags::IN)];
     let limit = Timespec::try_from(limit).unwrap_or_default();
     match poll(&mut polls, Some(&limit)) {
         Ok(_) => {
-            let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-            Ok(!polls[0].revents().intersects(gone))
+            let closed = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+            Ok(!polls[0].revents().intersects(closed))
         }
         Err(Errno::INTR) => Ok(true),
         Err(error) => Err(error.into()),

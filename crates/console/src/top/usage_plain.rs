@@ -1,4 +1,4 @@
-//! Who causes the I/O, as tables and for programs.
+//! Who causes the I/O, as tables or JSON.
 use std::{
     thread,
     time::{Duration, Instant},
@@ -11,27 +11,27 @@ use super::{TopOptions, plain::clock};
 use crate::{
     failure::{Failure, Outcome},
     output::{self, short_bytes, short_number},
-    usage::{Accounts, Grouping, Groups, Line, Numbers, Scope, insight, left_out, table},
+    usage::{Accounts, Grouping, Groups, Line, Numbers, Scope, insight, omitted, table},
 };
 
-/// So many lines an interval, unless told otherwise.
-const LIMIT: usize = 20;
+/// The most lines of an interval, by default.
+const LINES_MAX: usize = 20;
 
-/// What `--by` with `--json` prints for each interval, on a line.
+/// The output of `--by` with `--json`: an object per interval, on a line.
 #[derive(Serialize)]
 struct Sample<'a> {
     /// The end of the interval, in nanoseconds since 1970.
     unix_time_ns: u64,
-    /// Its length; 0 for all time.
+    /// Its length, in seconds; 0 for all time.
     seconds: f64,
     by: Grouping,
-    /// All that was done.
+    /// All requests of the interval.
     total: Numbers,
     usage: Vec<Line<'a>>,
     guests: &'a [GuestInfo],
 }
 
-/// Prints who caused the I/O, interval after interval.
+/// Prints who causes the I/O, for each interval.
 pub fn intervals(options: &TopOptions, client: &Client, grouping: Grouping) -> Outcome {
     let pause = Duration::from_nanos(options.interval.0);
     let sample = || client.usage(options.disk.as_deref(), options.vm.as_deref());
@@ -41,8 +41,8 @@ pub fn intervals(options: &TopOptions, client: &Client, grouping: Grouping) -> O
     while options.count.is_none_or(|count| printed < count) {
         thread::sleep(next.saturating_duration_since(Instant::now()));
         next = (next + pause).max(Instant::now());
-        let after = sample().map_err(gone)?;
-        let guests = client.guests().map_err(gone)?.guests;
+        let after = sample().map_err(lost)?;
+        let guests = client.guests().map_err(lost)?.guests;
         print(options, &Accounts::between(&before, &after), grouping, &guests)?;
         before = after;
         printed += 1;
@@ -50,14 +50,14 @@ pub fn intervals(options: &TopOptions, client: &Client, grouping: Grouping) -> O
     Ok(())
 }
 
-fn gone(error: ClientError) -> Failure {
+fn lost(error: ClientError) -> Failure {
     match error {
         error @ ClientError::Refused(_) => error.into(),
-        error => Failure::new(format!("the daemon is gone: {error}")).advise(error.remedy()),
+        error => Failure::new(format!("lost the daemon: {error}")).advise(error.remedy()),
     }
 }
 
-/// Prints who caused the I/O since counting began.
+/// Prints who has caused the I/O since counting began.
 pub fn since_start(options: &TopOptions, client: &Client, grouping: Grouping) -> Outcome {
     let report = client.usage(options.disk.as_deref(), options.vm.as_deref())?;
     let guests = client.guests()?.guests;
@@ -73,7 +73,7 @@ fn print(
     let mut groups = Groups::of(accounts, grouping, &Scope::default());
     groups.filter(&options.filter);
     groups.sort(options.sort.of_accounts());
-    let meant: Vec<GuestInfo> = guests
+    let shown: Vec<GuestInfo> = guests
         .iter()
         .filter(|guest| guest.disks.iter().any(|name| accounts.disk(name).is_some()))
         .cloned()
@@ -87,17 +87,17 @@ fn print(
             by: grouping,
             total: Numbers::of(&groups.total.sum(), seconds),
             usage: groups.entries.iter().take(limit).map(|entry| entry.line(seconds)).collect(),
-            guests: &meant,
+            guests: &shown,
         })
         .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
         return output::text_line(&text);
     }
-    let limit = options.limit.unwrap_or(LIMIT);
+    let limit = options.limit.unwrap_or(LINES_MAX);
     let common = accounts.common();
-    output::text_line(&text(&groups, grouping, &common, &meant, limit, output::width()))
+    output::text_line(&text(&groups, grouping, &common, &shown, limit, output::width()))
 }
 
-/// A line about all of it, and a table.
+/// A line with the totals, and a table.
 fn text(
     groups: &Groups,
     grouping: Grouping,
@@ -108,13 +108,13 @@ fn text(
 ) -> String {
     let mut lines = vec![format!("{}; {}", head(groups), insight::summary(guests))];
     if groups.entries.is_empty() {
-        lines.push("Nothing was read or written, or nothing contains that.".into());
+        lines.push("No I/O, or no line matches the filter.".into());
     } else {
         lines.push(table(groups, grouping, common, guests, limit, width));
     }
-    lines.push(left_out(groups, limit));
+    lines.push(omitted(groups, limit));
     if groups.seconds > 0.0 && lines.last().is_some_and(|line| !line.is_empty()) {
-        // An empty line between two intervals.
+        // An empty line separates two intervals.
         lines.push(String::new());
     }
     lines.join("\n").trim_end_matches('\n').to_owned()

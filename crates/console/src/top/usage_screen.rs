@@ -1,4 +1,4 @@
-//! Who causes the I/O, drawn.
+//! Draws the usage page: the I/O by machine, container, process, file or kind.
 use fathom_control::{InsightState, UsageCount};
 use ratatui::{
     Frame,
@@ -21,20 +21,20 @@ use crate::{
         text::{fold, shorten},
     },
     usage::{
-        AccountColumn, Context, Entry, Grouping, Groups, Look, Order, columns, detail, facts,
+        AccountColumn, Context, Entry, Grouping, Groups, Order, Role, columns, detail, facts,
         insight, longest, percentile,
     },
 };
 
-/// The width of the bars that show a line's part of all.
+/// The width of the bars that show a line's share, in characters.
 const BAR: usize = 12;
-/// From this width of the screen on there are such bars.
+/// The least width of the screen with such bars.
 const BAR_FROM: usize = 110;
-/// The selected line is told in full in at most so many lines.
+/// The most lines for the details of the selected line.
 const DETAIL_LINES: usize = 2;
-/// On lower screens it is not.
+/// The least height of the page with these details.
 const DETAIL_FROM: u16 = 12;
-/// Nor are the guests, on still lower ones.
+/// The least height of the page with the line on the guests.
 const GUESTS_FROM: u16 = 5;
 
 /// Draws the page.
@@ -67,38 +67,38 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// How far the guests have been understood that are looked at.
+/// How far the guests in the scope are understood.
 fn guests(app: &App, room: usize, theme: Theme) -> Line<'static> {
     let usage = &app.usage;
-    let is_meant =
+    let is_shown =
         |name: &str| usage.scope.machine.as_deref().is_none_or(|machine| machine == name);
-    let meant: Vec<_> = usage
+    let shown: Vec<_> = usage
         .guests
         .iter()
-        .filter(|guest| is_meant(&insight::guest_name(guest)))
+        .filter(|guest| is_shown(&insight::guest_name(guest)))
         .cloned()
         .collect();
-    let all = meant.iter().all(|guest| guest.insight.state == InsightState::Attached);
-    let text = match &meant[..] {
+    let all = shown.iter().all(|guest| guest.insight.state == InsightState::Attached);
+    let text = match &shown[..] {
         [guest] if all => {
-            let parts = [insight::summary(&meant), insight::counters(guest)];
+            let parts = [insight::summary(&shown), insight::counters(guest)];
             parts.join(" · ").trim_end_matches(" · ").to_owned()
         }
-        meant => insight::summary(meant),
+        shown => insight::summary(shown),
     };
-    let style = if all && !meant.is_empty() { theme.dim() } else { theme.colour(Color::Yellow) };
+    let style = if all && !shown.is_empty() { theme.dim() } else { theme.colour(Color::Yellow) };
     Line::styled(shorten(&text, room), style)
 }
 
-/// The selected line in full.
+/// The details of the selected line.
 fn selected(app: &App, room: usize) -> Vec<String> {
     let Some(entry) = app.usage.entry() else { return Vec::new() };
     let text = detail(entry, app.usage.grouping, &app.usage.guests);
     let mut lines = fold(&text, room);
     if lines.len() > DETAIL_LINES {
         lines.truncate(DETAIL_LINES - 1);
-        let told: usize = lines.iter().map(String::len).sum();
-        lines.push(shorten(&text[told..], room));
+        let used: usize = lines.iter().map(String::len).sum();
+        lines.push(shorten(&text[used..], room));
     }
     lines
 }
@@ -126,7 +126,7 @@ fn table(
         counts: groups.total.clone(),
         ..Entry::default()
     };
-    // A heading above, and the total below if there is room.
+    // The heading is above the rows; the total is below them if there is room.
     let summed = app.filter.is_empty() && height > 3;
     let rows = height.saturating_sub(1 + usize::from(summed)).max(1);
     let first = (usage.place() + 1).saturating_sub(rows);
@@ -138,9 +138,9 @@ fn table(
     let mut lines = Vec::new();
     if groups.entries.is_empty() {
         let text = if app.filter.is_empty() {
-            "Nothing was read or written in the last interval."
+            "No I/O in the last interval."
         } else {
-            "Nothing contains that; Esc ends the filter."
+            "No line matches the filter; Esc clears it."
         };
         lines.push(Line::styled(text, theme.dim()));
         return lines;
@@ -149,9 +149,9 @@ fn table(
         table.row(
             columns
                 .iter()
-                .map(|column| match column.look {
-                    Look::Name | Look::Number => (column.value)(&total, context),
-                    Look::Owner | Look::Aside => String::new(),
+                .map(|column| match column.role {
+                    Role::Name | Role::Number => (column.value)(&total, context),
+                    Role::Owner | Role::Detail => String::new(),
                 })
                 .chain(bars.then(String::new)),
         );
@@ -163,20 +163,20 @@ fn table(
         let mut spans = Vec::new();
         for (position, (at, cell)) in cells.into_iter().enumerate() {
             let column = columns.get(at);
-            // The bar keeps its colours: reversed, a whole one would look like none.
+            // The bar keeps its colours: reversed, a full bar would look empty.
             let is_marked = is_selected && column.is_some();
             if position > 0 {
                 let gap = if is_marked { theme.selected() } else { Style::new() };
                 spans.push(Span::styled("  ", gap));
             }
-            let style = match (entry, column.map(|column| column.look)) {
+            let style = match (entry, column.map(|column| column.role)) {
                 _ if is_marked => theme.selected(),
                 (None, _) if number > 0 => theme.bold(),
                 (None, _) if column.is_some_and(|column| follows(order, column.order)) => {
                     theme.bold()
                 }
-                (None, _) | (Some(_), Some(Look::Aside)) => theme.dim(),
-                (Some(_), Some(Look::Owner) | None) => theme.colour(Color::Cyan),
+                (None, _) | (Some(_), Some(Role::Detail)) => theme.dim(),
+                (Some(_), Some(Role::Owner) | None) => theme.colour(Color::Cyan),
                 (Some(_), Some(_)) if is_idle => theme.dim(),
                 (Some(_), Some(_)) => Style::new(),
             };
@@ -187,13 +187,13 @@ fn table(
     lines
 }
 
-/// Whether a column is one that an order follows.
+/// Whether the order uses the values of a column.
 fn follows(order: Order, column: Option<Order>) -> bool {
     let both = order == Order::Throughput;
     column == Some(order) || both && matches!(column, Some(Order::Read | Order::Written))
 }
 
-/// An entry's part of all, in what the lines are ordered by.
+/// An entry's share of the total, in the values of the order.
 fn share(entry: &Entry, total: &Entry, order: Order) -> f64 {
     let value = |entry: &Entry| match order {
         Order::Throughput => entry.counts.read.bytes + entry.counts.write.bytes,
@@ -205,7 +205,7 @@ fn share(entry: &Entry, total: &Entry, order: Order) -> f64 {
     value(entry) as f64 / value(total).max(1) as f64
 }
 
-/// One line in full: what is known of it, its operations and their latencies.
+/// All details of a line: its facts, its operations and their latencies.
 fn opened(
     app: &App,
     groups: &Groups,
@@ -292,7 +292,7 @@ mod tests {
         }
         let text = screen(&usage_app("/nothing"), 80, 24);
         assert!(
-            text.contains("Nothing contains that") && text.contains("Filter: nothing"),
+            text.contains("No line matches the filter") && text.contains("Filter: nothing"),
             "{text}"
         );
     }

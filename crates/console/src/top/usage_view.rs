@@ -1,4 +1,4 @@
-//! Who causes the I/O: what is looked at, and what keys do to it.
+//! The state of the usage page, and the effects of keys.
 use std::collections::VecDeque;
 
 use fathom_control::{GuestInfo, UsageReport};
@@ -6,10 +6,10 @@ use fathom_control::{GuestInfo, UsageReport};
 use super::model::SortKey;
 use crate::usage::{Accounts, Entry, Grouping, Groups, Scope, requests};
 
-/// How many intervals of an opened line are remembered.
+/// The number of intervals remembered of an opened line.
 const HISTORY: usize = 240;
 
-/// A place that Esc leads back to.
+/// A state of the page to which Esc returns.
 struct Step {
     grouping: Grouping,
     scope: Scope,
@@ -17,19 +17,19 @@ struct Step {
     filter: String,
 }
 
-/// Who causes the I/O, as it is looked at.
+/// The state of the usage page.
 pub struct UsageView {
-    /// What the lines are put together by.
+    /// The grouping of the lines.
     pub grouping: Grouping,
-    /// What is looked at.
+    /// The scope of the lines.
     pub scope: Scope,
-    /// What the selected line is of.
+    /// The key of the selected line.
     selected: Option<Scope>,
-    /// Where the selected line is, or was.
+    /// The position of the selected line, which stays if the line disappears.
     place: usize,
     /// The lines of the last interval.
     pub groups: Option<Groups>,
-    /// The line that is shown in full.
+    /// The line whose details are shown.
     pub opened: Option<Entry>,
     /// The daemon's guests.
     pub guests: Vec<GuestInfo>,
@@ -63,14 +63,15 @@ impl UsageView {
         self.before.is_some()
     }
 
-    /// Forgets the last sample: nobody looks, and the next interval is to begin anew.
-    pub fn rest(&mut self) {
+    /// Forgets the last sample, because the page is hidden. The next interval starts at the next
+    /// sample.
+    pub fn reset(&mut self) {
         self.before = None;
         self.accounts = None;
         self.groups = None;
     }
 
-    /// Takes the next sample; shows it unless the screen stands still.
+    /// Takes the next sample; shows it if `shown` is set.
     pub fn sample(&mut self, after: UsageReport, shown: bool) {
         if let Some(before) = self.before.as_ref().filter(|_| shown) {
             self.accounts = Some(Accounts::between(before, &after));
@@ -83,7 +84,7 @@ impl UsageView {
         let Some(accounts) = &self.accounts else { return };
         let mut groups = Groups::of(accounts, self.grouping, &self.scope);
         if let Some(opened) = &mut self.opened {
-            // An idle line stays open.
+            // The details of an idle line stay open.
             let found = groups.entries.iter().find(|entry| entry.key == opened.key);
             match found {
                 Some(entry) => *opened = entry.clone(),
@@ -94,7 +95,7 @@ impl UsageView {
         groups.sort(sort.of_accounts());
         let is_selected = |entry: &Entry| Some(&entry.key) == self.selected.as_ref();
         let last = groups.entries.len().saturating_sub(1);
-        // The selection stays with what was selected; where that is gone, with its place.
+        // The selection follows its line; if the line disappears, it keeps its position.
         self.place = groups.entries.iter().position(is_selected).unwrap_or(self.place.min(last));
         if self.selected.is_none() {
             self.place = 0;
@@ -102,7 +103,7 @@ impl UsageView {
         self.groups = Some(groups);
     }
 
-    /// Remembers the interval's requests of the line that is shown in full.
+    /// Remembers the requests of the opened line in the last interval.
     pub fn remember(&mut self) {
         let (Some(opened), Some(groups)) = (&self.opened, &self.groups) else { return };
         self.history.push_back(requests(&opened.counts) as f64 / groups.seconds);
@@ -111,12 +112,13 @@ impl UsageView {
         }
     }
 
-    /// The requests a second of the line that is shown in full, since it was opened.
+    /// The requests per second of the opened line, since it was opened.
     pub fn history(&self) -> impl DoubleEndedIterator<Item = f64> + Clone + '_ {
         self.history.iter().copied()
     }
 
-    /// What is the same for all lines: what is looked at, and the machine where there is one.
+    /// The properties that are the same for all lines: the scope, and the machine if there is only
+    /// one.
     pub fn common(&self) -> Scope {
         let common = self.accounts.as_ref().map(Accounts::common).unwrap_or_default();
         common.and(&self.scope)
@@ -127,12 +129,12 @@ impl UsageView {
         self.groups.as_ref()?.entries.get(self.place)
     }
 
-    /// The selected line's place.
+    /// The position of the selected line.
     pub fn place(&self) -> usize {
         self.place
     }
 
-    /// Moves the selection by so many lines.
+    /// Moves the selection by a number of lines.
     pub fn select(&mut self, by: isize) {
         let Some(groups) = &self.groups else { return };
         let last = groups.entries.len().saturating_sub(1) as isize;
@@ -149,7 +151,7 @@ impl UsageView {
         self.remember();
     }
 
-    /// Puts the lines together by something else. What the scope says of that is given up.
+    /// Changes the grouping. Properties of the scope that contradict it are removed.
     pub fn group_by(&mut self, grouping: Grouping) {
         self.opened = None;
         match grouping {
@@ -165,21 +167,21 @@ impl UsageView {
         if grouping < Grouping::Container {
             self.scope.container = None;
         }
-        // Esc leads to what is wider than this.
+        // Esc returns only to scopes that are wider than this one.
         let scope = &self.scope;
         self.steps.retain(|step| step.scope != *scope && step.scope.and(scope) == *scope);
         self.grouping = grouping;
         self.selected = None;
     }
 
-    /// Looks at one disk's accounts.
-    pub fn look_at(&mut self, disk: &str) {
+    /// Shows the accounts of one disk.
+    pub fn show_disk(&mut self, disk: &str) {
         let guests = std::mem::take(&mut self.guests);
         *self = Self { guests, scope: Scope::of_disk(disk), ..Self::default() };
     }
 
-    /// From the selected line to what it consists of; a file's line is shown in full. The filter
-    /// has done its work and is given back when Esc leads back.
+    /// Opens the selected line: narrows the scope to it, or shows the details of a file. The filter
+    /// is cleared, and restored when Esc returns.
     pub fn enter(&mut self, filter: &mut String) {
         let (Some(entry), Some(accounts)) = (self.entry().cloned(), &self.accounts) else { return };
         if self.grouping == Grouping::File {
@@ -198,14 +200,14 @@ impl UsageView {
         self.selected = None;
     }
 
-    /// Shows the selected line in full.
+    /// Shows the details of the selected line.
     pub fn open_selected(&mut self) {
         if let Some(entry) = self.entry().cloned() {
             self.open(entry);
         }
     }
 
-    /// One step back. Returns whether there was one.
+    /// Goes back one step. Returns whether there was one.
     pub fn leave(&mut self, filter: &mut String) -> bool {
         if self.opened.take().is_some() {
             return true;
@@ -280,7 +282,7 @@ pub mod tests {
         enter(&mut view);
         assert_eq!(view.opened.as_ref().map(|entry| entry.name.as_str()), Some("/srv/a"));
         assert_eq!(view.history().collect::<Vec<_>>(), [10.0]);
-        // Another file is a key away, also from there.
+        // The selection also moves while details are shown.
         view.select(-1);
         assert_eq!(view.opened.as_ref().map(|entry| entry.name.as_str()), Some("/srv/b"));
         let filter = &mut String::new();
@@ -293,7 +295,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_known_process_is_a_step_of_its_own_and_filters_come_back() {
+    fn a_known_process_is_a_step_and_filters_are_restored() {
         let mut view = view();
         enter(&mut view);
         let mut filter = "data".to_owned();
@@ -305,7 +307,7 @@ pub mod tests {
         assert_eq!(names(&view), ["fio 12"]);
         enter(&mut view);
         assert_eq!(names(&view), ["/srv/table.dat"]);
-        // Grouped otherwise, the container stays and its process goes.
+        // With another grouping the scope keeps the container and loses its process.
         view.group_by(Grouping::Kind);
         view.arrange(SortKey::Iops, "");
         assert_eq!(
@@ -317,7 +319,7 @@ pub mod tests {
         assert_eq!((view.grouping, view.scope.text().as_str()), (Grouping::Container, "shop"));
         assert!(view.leave(&mut filter) && !view.leave(&mut filter));
         assert_eq!((view.grouping, view.scope.text().as_str()), (Grouping::Vm, ""));
-        // Where Esc leads straight back, the filter is there again.
+        // When Esc returns, the filter is restored.
         view.arrange(SortKey::Iops, "");
         enter(&mut view);
         filter = "web".into();

@@ -1,12 +1,12 @@
-//! What disks did, and for whom: since counting began, or between two samples.
+//! The activity of disks by its source: since counting began, or between two samples.
 use std::collections::BTreeSet;
 
 use fathom_control::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
 
 use super::group::{FLUSHES, FOLDED, Scope};
 
-/// What disks did in an interval. Here the rows of a disk are complete: what the daemon tells
-/// apart from them has rows of its own, and a control group that was idle has an empty one.
+/// The activity of disks in an interval. The rows of a disk are complete: the daemon's separate
+/// counts have rows of their own, and an idle control group has an empty row.
 #[derive(Clone, Debug, Default)]
 pub struct Accounts {
     /// The end of the interval, in nanoseconds since 1970.
@@ -18,14 +18,14 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Everything since counting began.
+    /// The activity since counting began.
     pub fn all(report: &UsageReport) -> Self {
         let disks = report.disks.iter().map(|disk| complete(disk.clone(), disk)).collect();
         Self { unix_time_ns: report.unix_time_ns, seconds: 0.0, disks }
     }
 
-    /// What was done between two samples. A disk that is new, or counts anew, has done nothing
-    /// yet: since when it counts is not known.
+    /// The activity between two samples. A new disk, or one whose counters have restarted, counts
+    /// as idle, because the start of its counting is not known.
     pub fn between(before: &UsageReport, after: &UsageReport) -> Self {
         let nanoseconds = after.time_ns.saturating_sub(before.time_ns).max(1);
         let disks = after.disks.iter().map(|disk| {
@@ -39,7 +39,8 @@ impl Accounts {
         }
     }
 
-    /// What is the same for all of them: the machine, where there is one. Columns need not say it.
+    /// The properties that are the same for all disks: the machine, if there is only one. They need
+    /// no column.
     pub fn common(&self) -> Scope {
         let mut machines = self.disks.iter().map(machine);
         let first = machines.next();
@@ -53,15 +54,15 @@ impl Accounts {
     }
 }
 
-/// The name that a disk's machine goes by. A disk without one stands for its own.
+/// The name of a disk's machine, or the disk's name if it has no machine.
 pub fn machine(disk: &DiskUsage) -> &str {
     if disk.vm.is_empty() { &disk.name } else { &disk.vm }
 }
 
-/// `disk` with rows for what has none, and for the groups of `ever` that did nothing.
+/// Adds rows for counts without rows, and for the control groups of `ever` that were idle.
 fn complete(mut disk: DiskUsage, ever: &DiskUsage) -> DiskUsage {
     let unknown = UsageCounts { other: UsageCount::default(), ..disk.unknown.clone() };
-    // A flush is about everything that was written, by whomever.
+    // A flush concerns all written data, regardless of its writer.
     let flushes = UsageCounts { other: disk.unknown.other.clone(), ..UsageCounts::default() };
     for (kind, counts) in [("unknown", unknown), (FLUSHES, flushes), (FOLDED, disk.folded.clone())]
     {
@@ -76,7 +77,7 @@ fn complete(mut disk: DiskUsage, ever: &DiskUsage) -> DiskUsage {
     let idle: Vec<String> = groups(ever).difference(&groups(&disk)).cloned().collect();
     disk.rows.extend(idle.into_iter().map(|cgroup| UsageRow { cgroup, ..UsageRow::default() }));
     if disk.rows.is_empty() {
-        // So that its machine is there.
+        // A row keeps the machine visible.
         disk.rows.push(UsageRow { kind: "unknown".into(), ..UsageRow::default() });
     }
     disk
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_is_complete_and_knows_idle_groups() {
+    fn an_interval_is_complete_and_has_idle_groups() {
         let (before, mut after) = (usage(), usage());
         after.time_ns = 2_000_000_000;
         after.disks[0].rows[1] = row("/web", "/srv/b", 40);
@@ -101,15 +102,15 @@ mod tests {
         });
         let accounts = Accounts::between(&before, &after);
         assert!((accounts.seconds - 2.0).abs() < 1e-9);
-        let told: Vec<(&str, &str, u64)> = accounts.disks[0]
+        let rows: Vec<(&str, &str, u64)> = accounts.disks[0]
             .rows
             .iter()
             .map(|row| (row.kind.as_str(), row.cgroup.as_str(), row.counts.sum().requests))
             .collect();
         let idle = [("", "/", 0), ("", "/database", 0)];
-        assert_eq!(told[..2], [("data", "/web", 10), (FLUSHES, "", 4)]);
-        assert_eq!(told[2..], idle);
-        // What a new disk did before is not of this interval.
+        assert_eq!(rows[..2], [("data", "/web", 10), (FLUSHES, "", 4)]);
+        assert_eq!(rows[2..], idle);
+        // Earlier requests of a new disk do not count in this interval.
         assert_eq!(
             accounts.disks[1].rows.iter().map(|row| row.counts.sum().requests).sum::<u64>(),
             0

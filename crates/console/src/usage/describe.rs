@@ -1,20 +1,20 @@
-//! What requests are about, in words.
+//! Texts for the subjects of requests.
 use fathom_control::{FactsStatus, UsageRow};
 
 use super::group::{FLUSHES, FOLDED};
 use crate::output::text::clean;
 
-/// The file, or what of a file system it is: `/srv/a`, `journal of ext4 on vda`.
+/// The file, or the kind of data without a file: `/srv/a`, `journal of ext4 on vda`.
 pub fn object(row: &UsageRow) -> String {
     of(&row.kind, &row.path, row.inode, &row.file_system, &row.device)
 }
 
-/// The same of a request's facts.
+/// The same for a request's facts.
 pub fn facts(facts: &FactsStatus) -> String {
     of(&facts.kind, &facts.path, facts.inode, &facts.file_system, &facts.device)
 }
 
-/// Whether it has a name or a number of its own among the file system's files.
+/// Whether the data belongs to a single file with a name or a number.
 pub fn is_file(kind: &str, path: &str, inode: u64) -> bool {
     !path.is_empty() || inode != 0 && matches!(kind, "data" | "direct" | "swap")
 }
@@ -26,7 +26,7 @@ fn of(kind: &str, path: &str, inode: u64, file_system: &str, device: &str) -> St
     let mut text = match kind {
         "" | "unknown" => "(unknown)".to_owned(),
         FLUSHES => "(flushes)".to_owned(),
-        FOLDED => "(files that made room)".to_owned(),
+        FOLDED => "(evicted files)".to_owned(),
         "device" => "the device itself".to_owned(),
         "data" | "direct" | "swap" if inode != 0 => format!("inode {inode}"),
         "data" | "direct" => "a file".to_owned(),
@@ -42,8 +42,8 @@ fn of(kind: &str, path: &str, inode: u64, file_system: &str, device: &str) -> St
     clean(&text)
 }
 
-/// A control group as people know it: of a container's long number the first twelve digits, as
-/// container engines show it.
+/// A control group's name for display: a container's long number is cut to its first twelve digits,
+/// as container engines do.
 pub fn container(cgroup: &str) -> String {
     const LONG: usize = 32;
     const SHORT: usize = 12;
@@ -61,7 +61,7 @@ pub fn container(cgroup: &str) -> String {
     clean(&text)
 }
 
-/// A process and its number.
+/// A process's name and number.
 pub fn process(command: &str, id: u64) -> String {
     if command.is_empty() { "(unknown)".into() } else { format!("{} {id}", clean(command)) }
 }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_path_is_described() {
+    fn data_without_a_path_is_described() {
         assert_eq!(of("data", "/a", 1, "ext4", "vda"), "/a");
         assert_eq!(of("data", "", 7, "ext4", "vda"), "inode 7 of ext4 on vda");
         assert_eq!(of("data", "", 0, "ext4", ""), "a file of ext4");

@@ -1,4 +1,4 @@
-//! One line of accounts that were put together.
+//! A line of grouped accounts.
 use std::collections::BTreeMap;
 
 use fathom_control::{UsageCount, UsageCounts, UsageRow};
@@ -6,52 +6,52 @@ use serde::Serialize;
 
 use super::group::{FLUSHES, FOLDED, Scope, container_name, requests};
 
-/// All that has the same key.
+/// All accounts with the same key.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
-    /// What makes it a line.
+    /// The key of the line.
     pub key: Scope,
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// The machines that have part in it.
+    /// Its machines.
     pub machine: Mix,
-    /// The disks.
+    /// Its disks.
     pub disk: Mix,
-    /// The control groups.
+    /// Its control groups.
     pub container: Mix,
-    /// The processes that are known.
+    /// Its known processes.
     pub process: Mix,
-    /// The process and its number, where only one is known.
+    /// Its process and the process's number, if only one is known.
     pub only_process: Option<(String, u64)>,
-    /// The kinds of data.
+    /// Its kinds of data.
     pub kind: Mix,
     /// The guest's devices.
     pub device: Mix,
     /// The file with the most requests.
     pub hottest: Option<String>,
-    /// The file, where the line is one's.
+    /// The file, if the line is grouped by file.
     pub file: Option<Object>,
-    /// What was done.
+    /// Its requests.
     pub counts: UsageCounts,
 }
 
-/// What is known of a file, or of what stands in a file's place.
+/// The properties of a file, or of data without a file.
 #[derive(Clone, Debug, Default)]
 pub struct Object {
-    /// Its path; empty where it has none.
+    /// Its path; empty if it has none.
     pub path: String,
     /// The type of its file system.
     pub file_system: String,
-    /// Its number there.
+    /// Its inode number.
     pub inode: u64,
-    /// Its size.
+    /// Its size, in bytes.
     pub size_bytes: u64,
-    /// Its owner, a user number of the guest.
+    /// Its owner, a user ID of the guest.
     pub owner: u64,
 }
 
 impl Object {
-    /// That of a row.
+    /// The object of a row.
     pub fn of(row: &UsageRow) -> Self {
         Self {
             path: row.path.clone(),
@@ -62,20 +62,20 @@ impl Object {
         }
     }
 
-    /// Whether it is one of its own, and not a journal or the like.
+    /// Whether it is a single file, not a journal or the like.
     pub fn is_file(&self) -> bool {
         !self.path.is_empty() || self.inode != 0
     }
 }
 
-/// Who has part in a line, and with how many requests: the most first.
+/// The parts of a line by name, with the number of their requests, the largest first.
 #[derive(Clone, Debug, Default)]
 pub struct Mix(Vec<(String, u64)>);
 
 impl Mix {
-    /// Those of a map.
+    /// The parts in a map.
     pub fn of<K>(map: &BTreeMap<K, u64>, text: impl Fn(&K) -> String) -> Self {
-        // Who did nothing has no part, unless nobody did anything.
+        // Idle parts are omitted, unless all parts are idle.
         let idle = map.values().all(|requests| *requests == 0);
         let mut parts: Vec<(String, u64)> = map
             .iter()
@@ -86,12 +86,12 @@ impl Mix {
         Self(parts)
     }
 
-    /// The one that there is; `None` where there are several, or none.
+    /// The only part; `None` if there are several or none.
     pub fn only(&self) -> Option<&str> {
         if let [(text, _)] = &self.0[..] { Some(text) } else { None }
     }
 
-    /// The greatest, and how many more there are: `/web +2`.
+    /// The largest part, and the number of other parts: `/web +2`.
     pub fn text(&self, name: impl Fn(&str) -> String) -> String {
         match &self.0[..] {
             [] => String::new(),
@@ -100,7 +100,7 @@ impl Mix {
         }
     }
 
-    /// Their parts of the requests: `/web 80 %, / 20 %`.
+    /// The shares of the parts in the requests: `/web 80 %, / 20 %`.
     pub fn shares(&self, name: impl Fn(&str) -> String) -> String {
         let total: u64 = self.0.iter().map(|part| part.1).sum();
         let share = |(text, requests): &(String, u64)| {
@@ -119,7 +119,7 @@ impl Mix {
 }
 
 impl Entry {
-    /// Whether a text in small letters occurs in it.
+    /// Whether a lower-case text occurs in any of the names.
     pub fn contains(&self, text: &str) -> bool {
         self.name.to_lowercase().contains(text)
             || self.key.container.as_ref().is_some_and(|name| name.to_lowercase().contains(text))
@@ -128,12 +128,12 @@ impl Entry {
                 .any(|mix| mix.contains(text))
     }
 
-    /// All requests.
+    /// The number of requests.
     pub fn requests(&self) -> u64 {
         requests(&self.counts)
     }
 
-    /// How long all requests took together, in nanoseconds.
+    /// The sum of the requests' latencies, in nanoseconds.
     pub fn time_ns(&self) -> u64 {
         let UsageCounts { read, write, other } = &self.counts;
         read.latency_sum_ns
@@ -141,17 +141,17 @@ impl Entry {
             .saturating_add(other.latency_sum_ns)
     }
 
-    /// Their mean latency, in nanoseconds.
+    /// The mean latency, in nanoseconds.
     pub fn latency_mean_ns(&self) -> u64 {
         self.time_ns().checked_div(self.requests()).unwrap_or(0)
     }
 
-    /// What 99 of 100 requests do not exceed, in nanoseconds.
+    /// The 99th percentile of the latency, in nanoseconds; an upper bound.
     pub fn latency_p99_ns(&self) -> u64 {
         percentile(&self.counts.sum(), 99.0)
     }
 
-    /// The container's name; empty where nobody is known to have part.
+    /// The container's name; empty if it is not known.
     pub fn container_text(&self) -> String {
         match self.container.only() {
             Some("" | FLUSHES | FOLDED) => String::new(),
@@ -159,12 +159,12 @@ impl Entry {
         }
     }
 
-    /// Everything, for programs.
+    /// All values, for JSON.
     pub fn line(&self, seconds: f64) -> Line<'_> {
         let only = |mix: &Mix| mix.only().filter(|text| !text.is_empty()).map(str::to_owned);
         let process = self.only_process.as_ref();
-        let told = |text: &str| !text.is_empty() && text != "unknown";
-        let text = |text: &str| told(text).then(|| text.to_owned());
+        let is_known = |text: &str| !text.is_empty() && text != "unknown";
+        let text = |text: &str| is_known(text).then(|| text.to_owned());
         let number = |number: u64| (number != 0).then_some(number);
         let file = self.file.as_ref();
         let some = |count: &UsageCount| (!count.is_empty()).then(|| Numbers::of(count, seconds));
@@ -191,7 +191,7 @@ impl Entry {
     }
 }
 
-/// The end of the step that a latency lies in: they are counted to a factor of two.
+/// The end of the bucket of a latency; a bucket is a power of two.
 fn step_end(latency_ns: u64) -> u64 {
     match latency_ns {
         0 => 0,
@@ -199,8 +199,8 @@ fn step_end(latency_ns: u64) -> u64 {
     }
 }
 
-/// What none of the requests exceeded. Where an interval's longest is known from its step alone,
-/// what is told is the middle of that step: its end is on the safe side.
+/// The longest latency, in nanoseconds; an upper bound. The report has the middle of a bucket if an
+/// interval's maximum is known only to its bucket; then this is the bucket's end.
 pub fn longest(count: &UsageCount) -> u64 {
     match count.latency_max_ns {
         max if max == count.latency.max() => step_end(max),
@@ -208,14 +208,14 @@ pub fn longest(count: &UsageCount) -> u64 {
     }
 }
 
-/// What so many percent of the requests did not exceed: the end of a step, unless it is known that
-/// none took as long.
+/// A percentile of the latencies, in nanoseconds; an upper bound. This is the end of a bucket,
+/// unless the longest latency is shorter.
 pub fn percentile(count: &UsageCount, percent: f64) -> u64 {
     let mean = count.latency_sum_ns.checked_div(count.requests).unwrap_or(0);
     step_end(count.latency.percentile(percent)).min(longest(count).max(mean))
 }
 
-/// One line for programs. What is not known, or not the same for all of it, is left out.
+/// A line for JSON. Values that are unknown or differ within the line are omitted.
 #[derive(Serialize)]
 pub struct Line<'a> {
     name: &'a str,
@@ -255,7 +255,7 @@ pub struct Line<'a> {
     other: Option<Numbers>,
 }
 
-/// Some requests, for programs.
+/// Counts and latencies of requests, for JSON.
 #[derive(Serialize)]
 pub struct Numbers {
     requests: u64,
@@ -271,7 +271,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Those of a count; rates where there is an interval.
+    /// The numbers of a count; rates only if `seconds` is not 0.
     pub fn of(count: &UsageCount, seconds: f64) -> Self {
         let rate = |number: u64| (seconds > 0.0).then(|| number as f64 / seconds);
         Self {
@@ -299,7 +299,7 @@ mod tests {
                 count.requests += 1;
                 count.latency_sum_ns += latency;
                 count.latency_max_ns = count.latency_max_ns.max(*latency);
-                // The daemon counts the middle of a step.
+                // The daemon counts the middle of a bucket.
                 count.latency.record(3 << (latency.ilog2() - 1), 1);
             }
             count
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_part_is_reported_the_most_first() {
+    fn parts_are_reported_the_largest_first() {
         let mut map = BTreeMap::from([("a", 1), ("b", 3)]);
         let name = |text: &str| text.to_uppercase();
         let mix = Mix::of(&map, |text| (*text).to_owned());

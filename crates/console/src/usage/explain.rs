@@ -1,4 +1,4 @@
-//! `fathom explain-io`: slow requests, and all that is known of one.
+//! `fathom explain-io`: lists slow requests, and shows everything known about one.
 use clap::Args;
 use fathom_control::{Bytes, DiskSlow, FactsStatus, SlowRequest};
 use serde::Serialize;
@@ -17,17 +17,17 @@ use crate::{
     top::clock,
 };
 
-/// The daemon keeps no more of a disk.
-const KEPT: usize = 128;
-/// So many that overlapped with a request are listed.
-const BESIDE: usize = 8;
+/// The most slow requests that the daemon keeps of a disk.
+const REQUESTS_MAX: usize = 128;
+/// The most overlapping requests listed.
+const OVERLAPPING_MAX: usize = 8;
 
 /// Options of `fathom explain-io`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The daemon keeps the slowest requests of the last minute or two. Without an ID they are listed, the
-slowest first; with one, everything that is known of that request is told: what it was about, for
-whom, where its time went, and which other slow requests were under way meanwhile.
+slowest first. With an ID, everything known about that request is shown: its subject, its container
+and process, where its time was spent, and which other slow requests were in flight at that time.
 
 Examples:
   fathom explain-io root                 the slowest requests
@@ -45,7 +45,7 @@ pub struct ExplainOptions {
     /// List only requests of this operation: read, write, flush, discard, write-zeroes
     #[arg(long, value_name = "OPERATION", conflicts_with = "request")]
     operation: Option<String>,
-    /// How many to list
+    /// The most requests to list
     #[arg(long, short = 'n', value_name = "N", default_value_t = 16)]
     limit: usize,
     #[command(flatten)]
@@ -54,30 +54,30 @@ pub struct ExplainOptions {
     format: Format,
 }
 
-/// What `--json` prints of one request.
+/// The output of `--json` for one request.
 #[derive(Serialize)]
 struct Explanation<'a> {
-    /// In words.
+    /// The description.
     text: String,
     #[serde(flatten)]
     request: &'a SlowRequest,
-    /// The numbers of the slow requests that were under way meanwhile.
+    /// The numbers of the slow requests that were in flight at that time.
     beside: Vec<u64>,
 }
 
 /// Carries out the command.
 pub fn run(options: &ExplainOptions) -> Outcome {
-    let mut report = options.control.client().slow(Some(&options.disk), KEPT)?;
+    let mut report = options.control.client().slow(Some(&options.disk), REQUESTS_MAX)?;
     let Some(disk) = report.disks.iter_mut().find(|disk| disk.name == options.disk) else {
         return Err(Failure::new(format!("the daemon serves no disk called {}", options.disk))
-            .advise("`fathom disk list` shows those that it serves"));
+            .advise("`fathom disk list` shows its disks"));
     };
     let Some(wanted) = &options.request else {
-        let is_meant = |request: &SlowRequest| {
+        let is_listed = |request: &SlowRequest| {
             options.operation.as_ref().is_none_or(|operation| request.operation == *operation)
         };
         let all = disk.requests.len();
-        disk.requests.retain(is_meant);
+        disk.requests.retain(is_listed);
         if disk.requests.is_empty() && all > 0 && !options.format.json {
             let operation = options.operation.as_deref().unwrap_or_default();
             return output::text_line(&format!(
@@ -89,24 +89,25 @@ pub fn run(options: &ExplainOptions) -> Outcome {
         return if options.format.json { output::json(disk) } else { list(disk) };
     };
     let request = find(disk, wanted)?;
-    let beside = beside(disk, request);
+    let others = overlapping(disk, request);
     if options.format.json {
         return output::json(&Explanation {
             text: words::sentence(request),
             request,
-            beside: beside.iter().map(|other| other.id).collect(),
+            beside: others.iter().map(|other| other.id).collect(),
         });
     }
     let width = output::width();
     paragraph(&words::sentence(request), width)?;
     output::text_line("")?;
     output::text_line(&sheet(request, report.time_ns).render(width, Style::stdout()))?;
-    if beside.is_empty() {
-        return output::text_line("\nNo other slow request was under way meanwhile.");
+    if others.is_empty() {
+        return output::text_line("\nNo other slow request was in flight at that time.");
     }
-    output::text_line("\nOther slow requests that were under way meanwhile:")?;
-    output::text_line(&table(&beside[..beside.len().min(BESIDE)]).render(width, Style::stdout()))?;
-    match beside.len().saturating_sub(BESIDE) {
+    output::text_line("\nOther slow requests in flight at that time:")?;
+    let listed = &others[..others.len().min(OVERLAPPING_MAX)];
+    output::text_line(&table(listed).render(width, Style::stdout()))?;
+    match others.len().saturating_sub(OVERLAPPING_MAX) {
         0 => Ok(()),
         more => output::text_line(&format!("and {more} more")),
     }
@@ -123,17 +124,17 @@ fn find<'a>(disk: &'a DiskSlow, wanted: &str) -> Outcome<&'a SlowRequest> {
         .parse()
         .map_err(|_| Failure::usage(format!("{wanted} is neither a number nor `slowest`")))?;
     disk.requests.iter().find(|request| request.id == id).ok_or_else(|| {
-        Failure::new(format!("no slow request {wanted} of {} is known (any more)", disk.name))
-            .advise(format!("`fathom explain-io {}` lists those that are", disk.name))
+        Failure::new(format!("slow request {wanted} of {} is not known (any more)", disk.name))
+            .advise(format!("`fathom explain-io {}` lists the known ones", disk.name))
     })
 }
 
 fn nothing(disk: &DiskSlow) -> String {
-    format!("No request of {} was done in the last minute or two.", disk.name)
+    format!("No request of {} completed in the last minute or two.", disk.name)
 }
 
-/// The slow requests whose time overlapped with that of `request`, the slowest first.
-fn beside<'a>(disk: &'a DiskSlow, request: &SlowRequest) -> Vec<&'a SlowRequest> {
+/// The slow requests whose time overlaps with that of `request`, the slowest first.
+fn overlapping<'a>(disk: &'a DiskSlow, request: &SlowRequest) -> Vec<&'a SlowRequest> {
     let end = |request: &SlowRequest| request.start_ns.saturating_add(request.latency_ns);
     disk.requests
         .iter()
@@ -197,7 +198,7 @@ fn table(requests: &[&SlowRequest]) -> Table {
     table
 }
 
-/// What a request is about, in short.
+/// The subject of a request, in short.
 fn what(request: &SlowRequest) -> String {
     if !matches!(request.operation.as_str(), "read" | "write") {
         return String::new();
@@ -218,7 +219,7 @@ fn sheet(request: &SlowRequest, now_ns: u64) -> Sheet {
     let mut sheet = Sheet::default();
     sheet.fact("request", format!("{}, through queue {}", request.id, request.queue));
     let ago = now_ns.saturating_sub(request.start_ns) / 1_000_000_000;
-    sheet.fact("came at", format!("{}, {ago} s ago", precise(request.unix_time_ns)));
+    sheet.fact("started at", format!("{}, {ago} s ago", precise(request.unix_time_ns)));
     if request.length > 0 {
         let range = format!(
             "{} ({} bytes) from byte {}, sector {}",
@@ -230,13 +231,13 @@ fn sheet(request: &SlowRequest, now_ns: u64) -> Sheet {
         sheet.fact("range", range);
     }
     sheet.fact("took", times(request));
-    sheet.fact("ahead of it", format!("{} in its queue when it came", request.ahead));
+    sheet.fact("queued ahead", format!("{} in its queue when it started", request.ahead));
     sheet.fact_if_any("failed", request.error.clone());
-    // That a flush is one needs no word.
-    let is_told = |name: &&String| **name != request.operation;
+    // The flag of a flush needs no mention.
+    let is_shown = |name: &&String| **name != request.operation;
     let flags: Vec<String> =
-        request.flags.iter().filter(is_told).map(|name| words::flag(name)).collect();
-    sheet.fact_if_any("marked by Linux", flags.join(", "));
+        request.flags.iter().filter(is_shown).map(|name| words::flag(name)).collect();
+    sheet.fact_if_any("Linux flags", flags.join(", "));
     sheet.fact_if_any("I/O priority", words::priority(request.io_priority));
     if let Some(class) = request.class {
         sheet.fact("I/O class", class.to_string());
@@ -252,12 +253,12 @@ fn sheet(request: &SlowRequest, now_ns: u64) -> Sheet {
         sheet.fact(format!("part at {}", part.offset), format!("{}: {text}", Bytes(part.length)));
     }
     if request.parts_left_out > 0 {
-        sheet.fact("parts left out", request.parts_left_out.to_string());
+        sheet.fact("omitted parts", request.parts_left_out.to_string());
     }
     sheet
 }
 
-/// How long it took, and where.
+/// How long the request took, and where.
 fn times(request: &SlowRequest) -> String {
     let places = [
         ("in layers on the way down", request.layers_down_ns),
@@ -273,7 +274,7 @@ fn times(request: &SlowRequest) -> String {
         })
         .collect();
     match &known[..] {
-        [] => format!("{}; a layer answered it", latency(request.latency_ns)),
+        [] => format!("{}; completed by a layer", latency(request.latency_ns)),
         known => format!("{}: {}", latency(request.latency_ns), known.join(", ")),
     }
 }
@@ -307,7 +308,7 @@ mod tests {
     use super::{super::words::tests::request, *};
 
     #[test]
-    fn a_sheet_tells_everything() {
+    fn a_sheet_shows_everything() {
         let mut request = request();
         let facts = FactsStatus {
             kind: "data".into(),
@@ -325,7 +326,7 @@ mod tests {
             "12.3 ms: 1.0 µs in layers on the way down, 12.0 ms in the back end, 1.0 µs on the",
             "8 s ago",
             "44 KiB (45056 bytes) from byte 1048576, sector 2048",
-            "meta (a file system's structures), sync (somebody waits for it)",
+            "meta (a file system's structures), sync (a process waits for it)",
             "ext4 on vda",
             "sure: structures that check each other agree",
             "part at 40960",
@@ -338,12 +339,12 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_overlap_are_beside_each_other() {
+    fn requests_that_overlap_are_found() {
         let at = |id, start_ns, latency_ns| SlowRequest { id, start_ns, latency_ns, ..request() };
         let requests = vec![at(1, 100, 50), at(2, 140, 20), at(3, 150, 9), at(4, 60, 41)];
         let disk = DiskSlow { name: "root".into(), requests, ..DiskSlow::default() };
         let ids: Vec<u64> =
-            beside(&disk, &disk.requests[0]).iter().map(|request| request.id).collect();
+            overlapping(&disk, &disk.requests[0]).iter().map(|request| request.id).collect();
         assert_eq!(ids, [2, 4]);
         assert_eq!(find(&disk, "slowest").expect("it is there").id, 1);
         assert_eq!(find(&disk, "3").expect("it is there").id, 3);

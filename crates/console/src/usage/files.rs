@@ -1,4 +1,4 @@
-//! `fathom files`: the files that a disk is busy with.
+//! `fathom files`: lists a disk's files by their I/O.
 use std::{thread, time::Duration};
 
 use clap::Args;
@@ -20,29 +20,29 @@ use crate::{
 /// Options of `fathom files`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Counted since the daemon began to count, or for --interval. What has no file of its own (a journal,
-metadata, swap) stands between the files under its own name; the kinds' parts of all bytes stand
-below.
+Requests are counted since the daemon began to count, or for --interval. Data without a file (a
+journal, metadata, swap) is listed among the files under a name of its own. Below the files are the
+shares of the kinds in all bytes.
 
 Examples:
   fathom files root                      the hottest files since the disk was opened
   fathom files root --interval 10s --sort written
-  fathom files root --filter /web        those of a container, or below a directory
+  fathom files root --filter /web        the files of a container, or below a directory
   fathom files root --json | jq -r '.files[0].path'")]
 pub struct FilesOptions {
     /// The disk's name
     #[arg(value_name = "DISK")]
     disk: String,
-    /// Measure for this time, in place of everything since counting began
+    /// Measure for this time, instead of everything since counting began
     #[arg(long, short, value_name = "TIME", value_parser = crate::top::interval)]
     interval: Option<Nanoseconds>,
-    /// How many files
+    /// The most files to list
     #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
     limit: usize,
     /// Order of the files
     #[arg(long, value_enum, default_value = "requests")]
     sort: Order,
-    /// Only what contains this: in its path, container, process or kind
+    /// Show only lines that contain this in their path, container, process or kind
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
     #[command(flatten)]
@@ -51,25 +51,25 @@ pub struct FilesOptions {
     format: Format,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Report<'a> {
     disk: &'a str,
     vm: &'a str,
     /// The end of the interval, in nanoseconds since 1970.
     unix_time_ns: u64,
-    /// Its length; 0 for all time.
+    /// Its length, in seconds; 0 for all time.
     seconds: f64,
     /// How far the guest is understood.
     insight: Option<&'a fathom_control::InsightStatus>,
     /// All requests of the disk.
     total: Numbers,
-    /// By kind.
+    /// The requests by kind.
     kinds: Vec<Line<'a>>,
     files: Vec<Line<'a>>,
-    /// How many more there are.
+    /// The number of files beyond the limit.
     files_left_out: usize,
-    /// Parts of requests for which the daemon had no time.
+    /// Parts of requests that the daemon had no time to count.
     dropped: u64,
 }
 
@@ -79,17 +79,17 @@ pub fn run(options: &FilesOptions) -> Outcome {
     let accounts = measure(&client, &options.disk, options.interval)?;
     let Some(disk) = accounts.disk(&options.disk) else {
         return Err(Failure::new(format!("the daemon serves no disk called {}", options.disk))
-            .advise("`fathom disk list` shows those that it serves"));
+            .advise("`fathom disk list` shows its disks"));
     };
     if !disk.counted {
-        return Err(Failure::new(format!("{} does not find out what requests mean", disk.name))
+        return Err(Failure::new(format!("the requests of {} are not classified", disk.name))
             .advise("set `classify = true` for it in the configuration, and reload"));
     }
     let guests = client.guests()?.guests;
     let guest = guests.iter().rev().find(|guest| guest.disks.contains(&disk.name));
     let everything = Scope::default();
     let mut files = Groups::of(&accounts, Grouping::File, &everything);
-    // A flush is about no file.
+    // A flush concerns no single file.
     files.entries.retain(|entry| entry.kind.only() != Some(FLUSHES));
     files.filter(&options.filter);
     files.sort(options.sort);
@@ -115,9 +115,9 @@ pub fn run(options: &FilesOptions) -> Outcome {
     output::text_line(&head(disk, guest, accounts.seconds))?;
     if files.entries.is_empty() {
         return output::text_line(if disk.total.is_empty() {
-            "Nothing was read or written."
+            "No I/O."
         } else {
-            "Nothing contains that."
+            "No line matches the filter."
         });
     }
     output::text_line(&plain::table(
@@ -128,20 +128,20 @@ pub fn run(options: &FilesOptions) -> Outcome {
         options.limit,
         width,
     ))?;
-    let left_out = plain::left_out(&files, options.limit);
-    if !left_out.is_empty() {
-        output::text_line(&left_out)?;
+    let omitted = plain::omitted(&files, options.limit);
+    if !omitted.is_empty() {
+        output::text_line(&omitted)?;
     }
     output::text_line(&format!("\n{}", plain::shares(&kinds, width)))?;
     if disk.dropped > 0 {
         let parts = count(disk.dropped, "part");
-        let text = format!("\nThe daemon had no time for {parts} of requests.");
+        let text = format!("\nThe daemon had no time to count {parts} of requests.");
         output::text_line(&text)?;
     }
     Ok(())
 }
 
-/// What a disk did since counting began, or in an interval from now on.
+/// The activity of a disk since counting began, or in an interval from now on.
 fn measure(client: &Client, disk: &str, interval: Option<Nanoseconds>) -> Outcome<Accounts> {
     let first = client.usage(Some(disk), None)?;
     let Some(interval) = interval else { return Ok(Accounts::all(&first)) };
@@ -149,7 +149,7 @@ fn measure(client: &Client, disk: &str, interval: Option<Nanoseconds>) -> Outcom
     Ok(Accounts::between(&first, &client.usage(Some(disk), None)?))
 }
 
-/// What is shown, and how far its guest is understood.
+/// The disk, the number of requests, and how far the guest is understood.
 fn head(disk: &DiskUsage, guest: Option<&GuestInfo>, seconds: f64) -> String {
     let machine = if disk.vm.is_empty() { String::new() } else { format!(" of {}", machine(disk)) };
     let since =
@@ -164,7 +164,7 @@ mod tests {
     use super::{super::tests::usage, *};
 
     #[test]
-    fn the_head_says_what_is_counted() {
+    fn the_head_names_the_disk_and_the_interval() {
         let accounts = Accounts::all(&usage());
         let disk = &accounts.disks[0];
         assert_eq!(

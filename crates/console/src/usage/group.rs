@@ -1,4 +1,4 @@
-//! Accounts put together.
+//! Grouped accounts.
 use std::collections::BTreeMap;
 
 use clap::ValueEnum;
@@ -11,29 +11,29 @@ use super::{
     entry::{Entry, Mix, Object},
 };
 
-/// The kind of a line of requests that carry nothing and are about everything.
+/// The kind of the row for flushes, which carry no data and concern all data.
 pub const FLUSHES: &str = "flushes";
-/// The kind of a line of rows that made room for others.
+/// The kind of the row for evicted rows.
 pub const FOLDED: &str = "folded";
 
-/// What accounts are put together by.
+/// The grouping of accounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Grouping {
     /// The virtual machine
     Vm,
-    /// The control group: a container, a service
+    /// The control group: a container or a service
     Container,
-    /// The process, where it is known
+    /// The process, if it is known
     Process,
-    /// The file, or what of a file system it is
+    /// The file, or the kind of data without a file
     File,
     /// The kind of data
     Kind,
 }
 
 impl Grouping {
-    /// All, from the coarsest to the finest, and kinds.
+    /// All groupings, from the coarsest to the finest, then kinds.
     pub const ALL: [Self; 5] = [Self::Vm, Self::Container, Self::Process, Self::File, Self::Kind];
 
     /// The heading of its column.
@@ -47,7 +47,7 @@ impl Grouping {
         }
     }
 
-    /// The next one, round and round.
+    /// The next grouping, wrapping around.
     #[must_use]
     pub fn next(self) -> Self {
         let place = Self::ALL.iter().position(|&it| it == self).unwrap_or(0);
@@ -55,8 +55,8 @@ impl Grouping {
     }
 }
 
-/// What makes a file the same. What is no file of its own, such as a journal, is told apart by its
-/// kind. A file that is made anew under its name (as logs are) stays the same.
+/// The identity of a file. Data without a file, such as a journal, is identified by its kind. A
+/// file that is created again with the same path (as logs are) stays the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey {
     disk: String,
@@ -81,8 +81,8 @@ impl FileKey {
     }
 }
 
-/// What is looked at: all that has these properties. `None` stands for any; an empty text stands
-/// for what is not known.
+/// A selection of accounts by properties. `None` means any value; an empty text means an unknown
+/// value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope {
     /// The disk.
@@ -99,35 +99,35 @@ pub struct Scope {
     pub kind: Option<String>,
 }
 
-/// The control group of a row, or what stands in its place.
+/// The control group of a row, or the kind of a row without an owner.
 fn container(row: &UsageRow) -> &str {
-    if is_nobodys(row) { &row.kind } else { &row.cgroup }
+    if has_no_owner(row) { &row.kind } else { &row.cgroup }
 }
 
-/// Whether a row is of what cannot be anybody's.
-fn is_nobodys(row: &UsageRow) -> bool {
+/// Whether a row has no owner: flushes and evicted rows.
+fn has_no_owner(row: &UsageRow) -> bool {
     row.kind == FLUSHES || row.kind == FOLDED
 }
 
 impl Scope {
-    /// All of a disk.
+    /// All accounts of a disk.
     pub fn of_disk(disk: &str) -> Self {
         Self { disk: Some(disk.into()), ..Self::default() }
     }
 
-    /// Whether anything of a disk may belong to it.
+    /// Whether accounts of a disk may belong to the scope.
     fn holds_disk(&self, disk: &DiskUsage) -> bool {
         self.disk.as_ref().is_none_or(|name| *name == disk.name)
             && self.machine.as_ref().is_none_or(|name| name == machine(disk))
     }
 
-    /// Whether all that belongs to it is everything of some disks.
+    /// Whether the scope consists of whole disks.
     fn is_whole_disks(&self) -> bool {
         let Self { disk: _, machine: _, container, process, file, kind } = self;
         container.is_none() && process.is_none() && file.is_none() && kind.is_none()
     }
 
-    /// Whether a row of a disk belongs to it.
+    /// Whether a row of a disk belongs to the scope.
     fn holds(&self, disk: &DiskUsage, row: &UsageRow) -> bool {
         let is = |wanted: &Option<String>, text: &str| wanted.as_ref().is_none_or(|w| w == text);
         self.holds_disk(disk)
@@ -140,7 +140,7 @@ impl Scope {
             && self.file.as_ref().is_none_or(|file| FileKey::of(&disk.name, row) == *file)
     }
 
-    /// What makes the line that a row belongs to.
+    /// The key of the line to which a row belongs.
     fn line(grouping: Grouping, disk: &DiskUsage, row: &UsageRow) -> Self {
         let machine = Some(machine(disk).to_owned());
         let container = Some(container(row).to_owned());
@@ -157,7 +157,7 @@ impl Scope {
         }
     }
 
-    /// What belongs to both.
+    /// A scope with the properties of both; those of `other` take precedence.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         let other = other.clone();
@@ -171,7 +171,7 @@ impl Scope {
         }
     }
 
-    /// `guest › /web › fio 12`.
+    /// The scope as text: `guest › /web › fio 12`.
     pub fn text(&self) -> String {
         let mut names = Vec::new();
         names.extend(self.machine.clone());
@@ -183,7 +183,7 @@ impl Scope {
     }
 }
 
-/// A control group's name, or what stands in its place.
+/// A control group's name for display, or the kind of a row without an owner.
 pub fn container_name(cgroup: &str) -> String {
     match cgroup {
         "" => "(unknown)".into(),
@@ -192,7 +192,7 @@ pub fn container_name(cgroup: &str) -> String {
     }
 }
 
-/// What the lines are ordered by.
+/// The order of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Order {
     /// Requests, most first
@@ -204,7 +204,7 @@ pub enum Order {
     Read,
     /// Bytes written, most first
     Written,
-    /// Time that requests took together, longest first
+    /// Sum of the requests' latencies, longest first
     Time,
     /// Mean latency, longest first
     Latency,
@@ -214,20 +214,20 @@ pub enum Order {
     Name,
 }
 
-/// Accounts put together: a line for each machine, container and so on.
+/// Grouped accounts: a line for each machine, container and so on.
 #[derive(Clone, Debug, Default)]
 pub struct Groups {
     /// The end of the interval, in nanoseconds since 1970.
     pub unix_time_ns: u64,
-    /// Its length, in seconds; 0 where the accounts are of all time.
+    /// Its length, in seconds; 0 for all time.
     pub seconds: f64,
     /// The lines.
     pub entries: Vec<Entry>,
-    /// All of them together, whatever a filter leaves.
+    /// The sum of all lines, regardless of a filter.
     pub total: UsageCounts,
 }
 
-/// A line while rows are added to it.
+/// A line under construction.
 #[derive(Default)]
 struct Builder<'a> {
     counts: UsageCounts,
@@ -237,7 +237,7 @@ struct Builder<'a> {
     processes: BTreeMap<(&'a str, u64), u64>,
     kinds: BTreeMap<&'a str, u64>,
     devices: BTreeMap<&'a str, u64>,
-    /// The rows that are of files, with their requests.
+    /// The rows of files, with their requests.
     files: BTreeMap<(&'a str, &'a str), (u64, &'a UsageRow)>,
     /// The row with the most requests.
     most: Option<(u64, &'a UsageRow)>,
@@ -274,10 +274,10 @@ impl<'a> Builder<'a> {
             Grouping::Vm => key.machine.clone().unwrap_or_default(),
             Grouping::Container => container_name(key.container.as_deref().unwrap_or_default()),
             Grouping::Process => {
-                let nobodys =
-                    row.filter(|row| is_nobodys(row)).map(|row| container_name(&row.kind));
+                let no_owner =
+                    row.filter(|row| has_no_owner(row)).map(|row| container_name(&row.kind));
                 let (command, id) = key.process.clone().unwrap_or_default();
-                nobodys.unwrap_or_else(|| describe::process(&command, id))
+                no_owner.unwrap_or_else(|| describe::process(&command, id))
             }
             Grouping::File => row.map(describe::object).unwrap_or_default(),
             Grouping::Kind => key.kind.clone().unwrap_or_default(),
@@ -305,7 +305,7 @@ impl<'a> Builder<'a> {
 }
 
 impl Groups {
-    /// Puts the accounts together that belong to `scope`.
+    /// Groups the accounts that belong to `scope`.
     pub fn of(accounts: &Accounts, grouping: Grouping, scope: &Scope) -> Self {
         let mut lines: BTreeMap<Scope, Builder<'_>> = BTreeMap::new();
         let mut total = UsageCounts::default();
@@ -320,19 +320,19 @@ impl Groups {
         }
         let entries = lines.into_iter().map(|(key, line)| line.finish(grouping, key));
         let mut entries: Vec<Entry> = entries.collect();
-        // A request of several parts counts in the row of each; where all of a disk is meant, its
-        // whole requests are known.
+        // A request of several parts counts in the row of each part. For whole disks the number of
+        // whole requests is known.
         if scope.is_whole_disks() {
             total = UsageCounts::default();
-            let meant = accounts.disks.iter().filter(|disk| scope.holds_disk(disk));
-            for disk in meant.clone() {
+            let shown = accounts.disks.iter().filter(|disk| scope.holds_disk(disk));
+            for disk in shown.clone() {
                 total.merge(&disk.total);
             }
             if grouping == Grouping::Vm {
                 for entry in &mut entries {
                     entry.counts = UsageCounts::default();
                     let is_its = |disk: &&DiskUsage| entry.key.holds_disk(disk);
-                    for disk in meant.clone().filter(is_its) {
+                    for disk in shown.clone().filter(is_its) {
                         entry.counts.merge(&disk.total);
                     }
                 }
@@ -341,13 +341,13 @@ impl Groups {
         Self { unix_time_ns: accounts.unix_time_ns, seconds: accounts.seconds, entries, total }
     }
 
-    /// Leaves the entries in which the text occurs.
+    /// Keeps the entries in which the text occurs.
     pub fn filter(&mut self, text: &str) {
         let text = text.to_lowercase();
         self.entries.retain(|entry| text.is_empty() || entry.contains(&text));
     }
 
-    /// Brings the entries in an order; equal ones by name.
+    /// Sorts the entries; equal ones by name.
     pub fn sort(&mut self, order: Order) {
         let value = |entry: &Entry| match order {
             Order::Requests => entry.requests(),
@@ -365,8 +365,8 @@ impl Groups {
         });
     }
 
-    /// Where Enter leads from a line of a grouping, `scope` being what it consists of: one step
-    /// finer, leaving out machines where there is one, and processes that nobody knows.
+    /// The grouping that Enter opens from a line: the next finer one. `scope` is the scope of that
+    /// line. Groupings with only one machine or container, and unknown processes, are skipped.
     pub fn below(accounts: &Accounts, grouping: Grouping, scope: &Scope) -> Grouping {
         let rows = || {
             accounts.disks.iter().flat_map(|disk| {
@@ -398,7 +398,7 @@ impl Groups {
     }
 }
 
-/// All requests.
+/// The number of requests.
 pub fn requests(counts: &UsageCounts) -> u64 {
     counts.read.requests + counts.write.requests + counts.other.requests
 }
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_are_put_together_and_lead_to_finer_ones() {
+    fn accounts_are_grouped_and_lead_to_finer_groupings() {
         let usage = usage();
         let accounts = Accounts::all(&usage);
         let everything = Scope::default();
@@ -436,7 +436,7 @@ mod tests {
         );
         assert_eq!(containers.entries[1].latency_mean_ns(), 50_000);
         assert_eq!(containers.entries[1].hottest.as_deref(), Some("/srv/b"));
-        // Nobody knows a process of /web; of /database one is known.
+        // No process of /web is known; one of /database is.
         let web = scope.and(&containers.entries[1].key);
         assert_eq!(Groups::below(&accounts, Grouping::Container, &web), Grouping::File);
         let files = groups(&usage, Grouping::File, &web);
@@ -455,7 +455,7 @@ mod tests {
             (file.name.as_str(), file.container.only()),
             ("/srv/table.dat", Some("/database"))
         );
-        // From a kind, to what tells its lines apart.
+        // From a kind, Enter opens the first grouping in which its rows differ.
         let data = Scope { kind: Some("data".into()), ..Scope::default() };
         assert_eq!(Groups::below(&accounts, Grouping::Kind, &data), Grouping::Container);
         let metadata = Scope { kind: Some("metadata".into()), ..Scope::default() };
@@ -463,10 +463,10 @@ mod tests {
     }
 
     #[test]
-    fn the_same_name_on_two_disks_is_two_files_and_one_made_anew_stays_one() {
+    fn the_same_name_on_two_disks_is_two_files_and_one_created_again_stays_one() {
         let mut usage = usage();
-        let anew = UsageRow { inode: 77, ..row("/web", "/srv/a", 7) };
-        usage.disks[0].rows.push(anew);
+        let recreated = UsageRow { inode: 77, ..row("/web", "/srv/a", 7) };
+        usage.disks[0].rows.push(recreated);
         let mut other = usage.disks[0].clone();
         other.name = "data".into();
         other.rows.truncate(1);
@@ -481,7 +481,7 @@ mod tests {
         assert_eq!(a, [17, 10]);
         let of_disk = groups(&usage, Grouping::File, &Scope::of_disk("data"));
         assert!(of_disk.entries.iter().all(|entry| entry.disk.only() == Some("data")));
-        // Flushes are nobody's, and not unknown.
+        // Flushes have no owner, but are not unknown.
         usage.disks[0].unknown.other.requests = 3;
         let containers = groups(&usage, Grouping::Container, &Scope::of_disk("root"));
         assert!(names(&containers).contains(&("(flushes)", 3)));
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_whole_requests_even_where_they_have_parts() {
+    fn a_machine_counts_whole_requests_even_if_they_have_parts() {
         let mut usage = usage();
         usage.disks[0].total = row("", "", 90).counts;
         let machines = groups(&usage, Grouping::Vm, &Scope::default());
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_looks_at_every_text_and_orders_differ() {
+    fn a_filter_searches_every_text_and_orders_differ() {
         let mut files = groups(&usage(), Grouping::File, &Scope::default());
         assert_eq!(files.entries.len(), 5);
         files.filter("WEB");

@@ -1,23 +1,23 @@
-//! How far guests have been understood, in words.
+//! Texts on how far guests are understood.
 use fathom_control::{Bytes, GuestInfo, InsightState, InsightStatus};
 
 use crate::output::text::clean;
 
-/// The name that a guest goes by: its machine's, else its disks'.
+/// The display name of a guest: its machine's name, or its disks' names.
 pub fn guest_name(guest: &GuestInfo) -> String {
     clean(&if guest.vm.is_empty() { guest.disks.join(", ") } else { guest.vm.clone() })
 }
 
-/// The guest of a machine; of a disk, where that has no machine's name.
+/// The guest of a machine, or of a disk without a machine's name.
 pub fn guest_of<'a>(guests: &'a [GuestInfo], machine: &str) -> Option<&'a GuestInfo> {
     let is_its = |guest: &&GuestInfo| {
         guest.vm == machine || guest.vm.is_empty() && guest.disks.iter().any(|name| name == machine)
     };
-    // While a machine moves there are two: the newer one is where it goes.
+    // During a migration there are two guests of a machine; the newer one is the destination.
     guests.iter().rev().find(is_its)
 }
 
-/// How far, in a word or two: `Linux 6.1.0`, `searching`.
+/// How far the guest is understood, in a word or two: `Linux 6.1.0`, `searching`.
 pub fn short(insight: &InsightStatus) -> String {
     match insight.state {
         InsightState::Attached => format!("Linux {}", clean(&insight.release)),
@@ -26,7 +26,7 @@ pub fn short(insight: &InsightStatus) -> String {
     }
 }
 
-/// How far, and why no further.
+/// How far the guest is understood, with the reason.
 pub fn long(insight: &InsightStatus) -> String {
     match insight.state {
         InsightState::Waiting => "waiting for its first request".into(),
@@ -35,7 +35,7 @@ pub fn long(insight: &InsightStatus) -> String {
     }
 }
 
-/// What the guest's kernel counts that disks are about to see.
+/// The guest kernel's counts of data that will be written.
 pub fn counters(guest: &GuestInfo) -> String {
     let Some(counters) = &guest.counters else { return String::new() };
     format!(
@@ -45,48 +45,48 @@ pub fn counters(guest: &GuestInfo) -> String {
     )
 }
 
-/// All guests on a line, those first that are not understood.
+/// All guests on one line, those that are not understood first.
 pub fn summary(guests: &[GuestInfo]) -> String {
     if guests.is_empty() {
         return "no guest is connected".into();
     }
-    let told = |guest: &GuestInfo| format!("{}: {}", guest_name(guest), long(&guest.insight));
+    let describe = |guest: &GuestInfo| format!("{}: {}", guest_name(guest), long(&guest.insight));
     let is_open = |guest: &&GuestInfo| guest.insight.state != InsightState::Attached;
-    let mut parts: Vec<String> = guests.iter().filter(is_open).map(told).collect();
+    let mut parts: Vec<String> = guests.iter().filter(is_open).map(describe).collect();
     let known: Vec<&GuestInfo> = guests.iter().filter(|guest| !is_open(guest)).collect();
     match &known[..] {
         [] => {}
-        [guest] => parts.push(told(guest)),
+        [guest] => parts.push(describe(guest)),
         known => parts.push(format!("{} guests are understood", known.len())),
     }
     parts.join("; ")
 }
 
-/// What can be done about a guest that is not understood.
+/// A remedy for a guest that is not understood; empty if there is none.
 pub fn remedy(insight: &InsightStatus) -> &'static str {
-    let says = |text: &str| insight.reason.contains(text);
+    let contains = |text: &str| insight.reason.contains(text);
     match insight.state {
         InsightState::Off => {
             "set `classify = true` for its disks in the configuration, then `systemctl reload \
              fathom`"
         }
         InsightState::Attached | InsightState::NoGuest | InsightState::Waiting => "",
-        _ if says("too old") => {
-            "its disks work all the same; Linux 6.0 or later in the guest can be understood"
+        _ if contains("too old") => {
+            "its disks work nevertheless; insight needs Linux 6.0 or later in the guest"
         }
-        _ if says("describe its types") => {
-            "its disks work all the same; a kernel with CONFIG_DEBUG_INFO_BTF, as distributions \
-             build theirs, can be understood"
+        _ if contains("describe its types") => {
+            "its disks work nevertheless; insight needs a kernel with CONFIG_DEBUG_INFO_BTF, as \
+             distributions build theirs"
         }
-        _ if says("swiotlb") => {
-            "its disks work all the same; if it stays so, look whether the guest runs with \
-             encrypted memory (SEV, TDX) or swiotlb=force: such guests cannot be understood"
+        _ if contains("swiotlb") => {
+            "its disks work nevertheless; if this state lasts, check whether the guest runs \
+             with encrypted memory (SEV, TDX) or swiotlb=force: such guests are not understood"
         }
-        _ if says("no Linux kernel") => {
-            "its disks work all the same; while it boots this is normal, and other systems than \
-             Linux on x86-64 or encrypted memory (SEV, TDX) cannot be understood"
+        _ if contains("no Linux kernel") => {
+            "its disks work nevertheless; this is normal while it boots. Encrypted memory (SEV, \
+             TDX) and other systems than Linux on x86-64 are not understood"
         }
-        _ => "its disks work all the same; docs/introspection.md says what a guest needs",
+        _ => "its disks work nevertheless; docs/introspection.md lists the requirements",
     }
 }
 

@@ -1,5 +1,5 @@
-//! Who causes how much: accounts of a daemon's disks, put together by machine, container, process,
-//! file or kind; and slow requests, explained.
+//! Accounts of a daemon's disks, grouped by machine, container, process, file or kind; and
+//! descriptions of slow requests.
 
 mod accounts;
 mod describe;
@@ -16,13 +16,13 @@ pub use entry::{Entry, Line, Numbers, longest, percentile};
 pub use explain::{ExplainOptions, run as explain};
 pub use files::{FilesOptions, run as files};
 pub use group::{Grouping, Groups, Order, Scope, requests};
-pub use plain::{AccountColumn, Context, Look, columns, detail, facts, left_out, table};
+pub use plain::{AccountColumn, Context, Role, columns, detail, facts, omitted, table};
 
 #[cfg(test)]
 pub mod tests {
     use fathom_control::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
 
-    /// A row with so many writes.
+    /// A row with a number of writes.
     pub fn row(cgroup: &str, path: &str, writes: u64) -> UsageRow {
         let write = UsageCount {
             requests: writes,

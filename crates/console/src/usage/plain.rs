@@ -1,4 +1,4 @@
-//! Accounts as tables.
+//! Tables of accounts.
 use fathom_control::{Bytes, GuestInfo};
 
 use super::{
@@ -13,43 +13,43 @@ use crate::output::{
     text::clean,
 };
 
-/// What a line's cells are made from.
+/// Context for the cells of a line.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// The length of the interval; 0 for all time.
+    /// The length of the interval, in seconds; 0 for all time.
     pub seconds: f64,
     /// The daemon's guests.
     pub guests: &'a [GuestInfo],
 }
 
-/// How a cell looks where there are colours.
+/// The role of a column, which determines the style of its cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// What the line is about.
+pub enum Role {
+    /// The name of the line.
     Name,
-    /// Whose it is.
+    /// The owner of the line.
     Owner,
-    /// What else there is to say.
-    Aside,
+    /// Additional information.
+    Detail,
     /// A number.
     Number,
 }
 
 /// A column of accounts.
 pub struct AccountColumn {
-    /// How it stands in a table.
+    /// Its heading and layout.
     pub column: Column,
-    /// The order that follows it.
+    /// The order by this column.
     pub order: Option<Order>,
-    /// How its cells look.
-    pub look: Look,
-    /// A cell.
+    /// Its role.
+    pub role: Role,
+    /// The text of a cell.
     pub value: fn(&Entry, Context<'_>) -> String,
 }
 
-/// The columns of a grouping. What `scope` says of all lines has none.
+/// The columns of a grouping. Properties that `scope` fixes for all lines have no column.
 pub fn columns(grouping: Grouping, scope: &Scope, rates: bool) -> Vec<AccountColumn> {
-    let text = |column, look, value| AccountColumn { column, order: None, look, value };
+    let text = |column, role, value| AccountColumn { column, order: None, role, value };
     let name = Column::text(grouping.heading());
     let name = match grouping {
         Grouping::File => name.flexible_path(18),
@@ -57,29 +57,29 @@ pub fn columns(grouping: Grouping, scope: &Scope, rates: bool) -> Vec<AccountCol
     };
     let mut columns = vec![AccountColumn {
         order: Some(Order::Name),
-        ..text(name, Look::Name, |entry, _| entry.name.clone())
+        ..text(name, Role::Name, |entry, _| entry.name.clone())
     }];
     if grouping > Grouping::Container && grouping != Grouping::Kind && scope.container.is_none() {
         let column = Column::text("CONTAINER").flexible_to(9).importance(10);
-        columns.push(text(column, Look::Owner, |entry, _| entry.container_text()));
+        columns.push(text(column, Role::Owner, |entry, _| entry.container_text()));
     }
     if grouping == Grouping::File && scope.process.is_none() {
         let column = Column::text("PROCESS").flexible().optional().importance(2);
         let value = |entry: &Entry, _: Context<'_>| entry.process.text(str::to_owned);
-        columns.push(text(column, Look::Aside, value));
+        columns.push(text(column, Role::Detail, value));
     }
     if grouping != Grouping::Vm && grouping != Grouping::Kind && scope.machine.is_none() {
         let column = Column::text("MACHINE").flexible_to(6).importance(4);
         let value = |entry: &Entry, _: Context<'_>| entry.machine.text(str::to_owned);
-        columns.push(text(column, Look::Aside, value));
+        columns.push(text(column, Role::Detail, value));
     }
     if grouping == Grouping::File && scope.kind.is_none() {
         let column = Column::text("KIND").importance(5);
-        columns.push(text(column, Look::Aside, |entry, _| entry.kind.text(str::to_owned)));
+        columns.push(text(column, Role::Detail, |entry, _| entry.kind.text(str::to_owned)));
     }
     if grouping == Grouping::Vm {
         let column = Column::text("INSIGHT").flexible_to(9).importance(9);
-        columns.push(text(column, Look::Aside, |entry, context| {
+        columns.push(text(column, Role::Detail, |entry, context| {
             let guest = insight::guest_of(context.guests, &entry.name);
             guest.map_or_else(|| "no guest".into(), |guest| insight::short(&guest.insight))
         }));
@@ -87,7 +87,7 @@ pub fn columns(grouping: Grouping, scope: &Scope, rates: bool) -> Vec<AccountCol
     if grouping != Grouping::File {
         let column = Column::text("HOTTEST FILE").flexible_path(16).importance(6);
         let value = |entry: &Entry, _: Context<'_>| entry.hottest.clone().unwrap_or_default();
-        columns.push(text(column, Look::Aside, value));
+        columns.push(text(column, Role::Detail, value));
     }
     columns.extend(if rates { rate_columns() } else { sum_columns(grouping) });
     columns.extend(latency_columns());
@@ -99,7 +99,7 @@ fn number(
     order: Option<Order>,
     value: fn(&Entry, Context<'_>) -> String,
 ) -> AccountColumn {
-    AccountColumn { column, order, look: Look::Number, value }
+    AccountColumn { column, order, role: Role::Number, value }
 }
 
 fn rate_columns() -> Vec<AccountColumn> {
@@ -166,8 +166,8 @@ fn latency_columns() -> Vec<AccountColumn> {
     ]
 }
 
-/// A table of the first `limit` entries: rates where there is an interval, sums otherwise. What is
-/// `common` to all of them has no column.
+/// A table of the first `limit` entries: rates for an interval, else sums. Properties in `common`
+/// are the same for all lines and have no column.
 pub fn table(
     groups: &Groups,
     grouping: Grouping,
@@ -185,15 +185,15 @@ pub fn table(
     table.render(width, Style::stdout())
 }
 
-/// How many more entries there are than `limit`; empty where there are none.
-pub fn left_out(groups: &Groups, limit: usize) -> String {
+/// The number of entries beyond `limit`, as text; empty if there are none.
+pub fn omitted(groups: &Groups, limit: usize) -> String {
     match groups.entries.len().saturating_sub(limit) {
         0 => String::new(),
         more => format!("and {more} more"),
     }
 }
 
-/// The parts of the bytes that each kind has.
+/// A table of the kinds, with their shares in all bytes.
 pub fn shares(kinds: &Groups, width: Option<usize>) -> String {
     let sum = |bytes: fn(&Entry) -> u64| kinds.entries.iter().map(bytes).sum::<u64>();
     let (read, written) =
@@ -229,7 +229,7 @@ pub fn shares(kinds: &Groups, width: Option<usize>) -> String {
     table.render(width, Style::stdout())
 }
 
-/// All that is known of a line, one a line: a name and a value.
+/// The facts of a line, each with a name and a value.
 pub fn facts(entry: &Entry, grouping: Grouping) -> Vec<(&'static str, String)> {
     let mut facts = vec![("machine", entry.machine.shares(str::to_owned))];
     facts.push(("disk", entry.disk.shares(str::to_owned)));
@@ -253,10 +253,10 @@ pub fn facts(entry: &Entry, grouping: Grouping) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// A line in full, for where there is no room for all of its cells: `/srv/a · /web · 12 MiB`.
+/// The details of a line on one line: `/srv/a · /web · 12 MiB`.
 pub fn detail(entry: &Entry, grouping: Grouping, guests: &[GuestInfo]) -> String {
     let mut parts = vec![match (&entry.key.container, grouping) {
-        // In full: the line itself shortens long numbers.
+        // The full name: the line itself shortens long numbers.
         (Some(container), Grouping::Container) if container.starts_with('/') => clean(container),
         _ => entry.name.clone(),
     }];
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_fits_whatever_guests_call_their_files() {
+    fn a_table_fits_with_any_file_names() {
         for grouping in Grouping::ALL {
             for width in [40, 60, 80, 100, 160] {
                 let text = table(
@@ -327,12 +327,12 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_reported_where_there_is_no_interval() {
+    fn sums_are_reported_without_an_interval() {
         let all = groups(Grouping::File, 0.0);
         let text = table(&all, Grouping::File, &Scope::default(), &[], 3, None);
         assert!(text.contains("WRITES") && text.contains("/srv/table.dat"), "{text}");
         assert_eq!(text.lines().count(), 4, "{text}");
-        assert_eq!(left_out(&all, 3), "and 2 more");
+        assert_eq!(omitted(&all, 3), "and 2 more");
         let text = shares(&groups(Grouping::Kind, 0.0), None);
         assert!(text.contains("92.8 %") && text.contains("unknown"), "{text}");
     }

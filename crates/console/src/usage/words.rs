@@ -1,19 +1,19 @@
-//! A request in words that an operator understands.
+//! Describes a request in sentences for operators.
 use fathom_control::{Bytes, FactsStatus, SlowRequest, count};
 
 use super::{describe, group::container_name};
 use crate::output::{latency, text::clean};
 
-/// From this part of a request's time on, one place has almost all of it.
+/// The share of a request's time from which on one place counts as the cause of almost all of it.
 const ALMOST_ALL: f64 = 0.9;
 
-/// What bytes are of: `/srv/a`, `ext4's journal on vda`.
+/// The subject of a part: `/srv/a`, `ext4's journal on vda`.
 pub fn object(facts: &FactsStatus) -> String {
     if describe::is_file(&facts.kind, &facts.path, facts.inode) {
         let text = describe::facts(facts);
         return if facts.kind == "swap" { format!("the swap file {text}") } else { text };
     }
-    let whose = |what: &str| {
+    let of_system = |what: &str| {
         if facts.file_system.is_empty() {
             format!("a file system's {what}")
         } else {
@@ -21,9 +21,9 @@ pub fn object(facts: &FactsStatus) -> String {
         }
     };
     let text = match facts.kind.as_str() {
-        "journal" => whose("journal"),
-        "metadata" => whose("metadata"),
-        "directory" => whose("directories"),
+        "journal" => of_system("journal"),
+        "metadata" => of_system("metadata"),
+        "directory" => of_system("directories"),
         "swap" => "swap".into(),
         "device" => "the device itself".into(),
         "data" | "direct" => "a file whose name is not known".into(),
@@ -34,8 +34,8 @@ pub fn object(facts: &FactsStatus) -> String {
     clean(&(text + &device))
 }
 
-/// What a request does, to what, and for whom.
-fn deed(request: &SlowRequest) -> String {
+/// The operation, its subject and its container.
+fn action(request: &SlowRequest) -> String {
     let size = Bytes(request.length);
     let several = match request.parts.len() as u64 + request.parts_left_out {
         0 | 1 => String::new(),
@@ -62,8 +62,8 @@ fn deed(request: &SlowRequest) -> String {
     text
 }
 
-/// Where the time of a request went; empty where that is not known.
-fn course(request: &SlowRequest) -> String {
+/// The place where a request spent most of its time; empty if it is not known.
+fn slowest_place(request: &SlowRequest) -> String {
     let Some(backend) = request.backend_ns else { return String::new() };
     let down = request.layers_down_ns.unwrap_or(0);
     let up = request.layers_up_ns.unwrap_or(0);
@@ -81,9 +81,9 @@ fn course(request: &SlowRequest) -> String {
     }
 }
 
-/// One sentence or two for an operator.
+/// A description of a request in one or two sentences.
 pub fn sentence(request: &SlowRequest) -> String {
-    let mut text = deed(request);
+    let mut text = action(request);
     let failed = !request.error.is_empty();
     let comma = if text.contains(", ") { "," } else { "" };
     text += &format!(
@@ -94,40 +94,40 @@ pub fn sentence(request: &SlowRequest) -> String {
     if failed {
         text += &format!(" ({})", request.error);
     }
-    let course = course(request);
-    if !course.is_empty() {
-        text += &format!("; {course}");
+    let place = slowest_place(request);
+    if !place.is_empty() {
+        text += &format!("; {place}");
     }
     match request.ahead {
         0 => {}
-        1 => text += ". One other request was under way in its queue when it came",
-        ahead => text += &format!(". {ahead} others were under way in its queue when it came"),
+        1 => text += ". One other request was in flight in its queue when it started",
+        ahead => text += &format!(". {ahead} others were in flight in its queue when it started"),
     }
     text + "."
 }
 
-/// What a flag of the guest's kernel says.
+/// A flag of the guest's kernel with its meaning.
 pub fn flag(name: &str) -> String {
     let meaning = match name {
         "meta" => "a file system's structures",
-        "prio" => "to be done before others",
-        "sync" => "somebody waits for it",
-        "read-ahead" => "nobody waits for it yet",
+        "prio" => "has priority",
+        "sync" => "a process waits for it",
+        "read-ahead" => "no process waits for it yet",
         "swap" => "memory is swapped",
-        "fua" => "durable when it is done",
-        "flush" => "a flush goes before it",
-        "background" => "nobody waits for it",
+        "fua" => "durable on completion",
+        "flush" => "preceded by a flush",
+        "background" => "no process waits for it",
         _ => return name.to_owned(),
     };
     format!("{name} ({meaning})")
 }
 
-/// Where facts were learnt, and how sure they are.
+/// The source of facts, and their confidence.
 pub fn source(facts: &FactsStatus) -> String {
     let source = match facts.source.as_str() {
         "" | "none" => return String::new(),
         "flags" => "the flags of the guest kernel's request",
-        "page" => "the guest's page that the data is in",
+        "page" => "the guest's page with the data",
         "bio" => "the guest kernel's own description of the I/O",
         "calls" => "the guest's system calls",
         "application" => "the application itself",
@@ -135,13 +135,13 @@ pub fn source(facts: &FactsStatus) -> String {
     };
     let confidence = match facts.confidence.as_str() {
         "sure" => "sure: structures that check each other agree",
-        "likely" => "likely: one structure says so",
+        "likely" => "likely: based on one structure",
         _ => "not sure",
     };
     format!("{source}; {confidence}")
 }
 
-/// The I/O priority that the guest gave, as `ionice` names it; empty where it gave none.
+/// The I/O priority set by the guest, as `ionice` names it; empty if none is set.
 pub fn priority(priority: u16) -> String {
     let level = priority & 7;
     match priority >> 13 {
@@ -153,7 +153,7 @@ pub fn priority(priority: u16) -> String {
     }
 }
 
-/// How long the application expects its data to live; empty where it said nothing.
+/// The expected lifetime of the data, as set by the application; empty if none is set.
 pub fn lifetime(write_hint: u64) -> &'static str {
     match write_hint {
         2 => "short",
@@ -201,7 +201,7 @@ pub mod tests {
             sentence(&request()),
             "A write of 44 KiB to ext4's journal on vda, for no container (the root group /), \
              took 12.3 ms; almost all of it in the back end (the image, or the device beneath \
-             it). 3 others were under way in its queue when it came."
+             it). 3 others were in flight in its queue when it started."
         );
         let mut read = SlowRequest {
             operation: "read".into(),
@@ -230,14 +230,14 @@ pub mod tests {
         assert_eq!(
             sentence(&read),
             "A read of 44 KiB from something unknown failed after 12.3 ms (input/output error). \
-             One other request was under way in its queue when it came."
+             One other request was in flight in its queue when it started."
         );
         read.operation = "flush".into();
         assert!(sentence(&read).starts_with("A flush of the disk's cache failed after"));
     }
 
     #[test]
-    fn what_is_no_file_has_a_name_too() {
+    fn data_without_a_file_has_a_name() {
         let of = |kind: &str, file_system: &str, device: &str| {
             let (kind, file_system, device) = (kind.into(), file_system.into(), device.into());
             object(&FactsStatus { kind, file_system, device, ..FactsStatus::default() })
@@ -251,7 +251,7 @@ pub mod tests {
 
     #[test]
     fn flags_and_priorities_have_meanings() {
-        assert_eq!(flag("sync"), "sync (somebody waits for it)");
+        assert_eq!(flag("sync"), "sync (a process waits for it)");
         assert_eq!(flag("new"), "new");
         assert_eq!(priority(0), "");
         assert_eq!(priority(2 << 13 | 4), "best-effort, level 4");

@@ -1,9 +1,10 @@
-//! Which accelerator works here: found out by running a guest, never by looking at a device.
+//! Determines the accelerator that works on this host, by running a guest. The presence of a device
+//! does not suffice.
 //!
-//! The probe is a whole machine with its firmware, which goes through real and protected mode and
-//! then runs a boot sector of a few bytes. The boot sector counts down from 268 million, a tenth of
-//! a second's work for a processor, and ends QEMU by its debug device with a status of its own. A
-//! `/dev/kvm` that opens, but behind which a guest crawls or stands, does not get there in time.
+//! The probe is a whole machine with its firmware, which runs in real and protected mode and then
+//! starts a boot sector of a few bytes. The boot sector counts down from 268 million, which takes a
+//! processor a tenth of a second, and ends QEMU through its debug device with a distinctive status.
+//! If `/dev/kvm` can be opened but guests stall or run very slowly, the probe does not end in time.
 use std::{
     fs,
     io::{self, Write},
@@ -19,8 +20,8 @@ use serde::Serialize;
 use super::qemu::Qemu;
 use crate::failure::reason;
 
-/// How long the probe's guest may take; on hardware that helps it is a tenth of a second or two.
-const LIMIT: Duration = Duration::from_secs(4);
+/// The time limit of the probe; with hardware support it takes a tenth of a second or two.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// `mov ecx, 0x1000_0000; dec ecx; jnz` to the `dec`; `mov al, 0x15; out 0xf4, al; hlt; jmp` to the
 /// `hlt`.
@@ -29,10 +30,10 @@ const BOOT_SECTOR: [u8; 17] = [
     0xfd,
 ];
 
-/// What QEMU makes of 0x15 written to the debug device.
+/// QEMU's exit status after 0x15 is written to the debug device.
 const STATUS: i32 = 0x15 << 1 | 1;
 
-/// The accelerator that the user asked for.
+/// The accelerator that the user chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Choice {
     /// KVM where a guest runs under it, else TCG
@@ -43,7 +44,7 @@ pub enum Choice {
     Tcg,
 }
 
-/// How guests are run.
+/// The accelerator of guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
@@ -54,7 +55,7 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// QEMU's options for it.
+    /// QEMU's accelerator and processor model.
     pub fn options(self) -> (&'static str, &'static str) {
         match self {
             Self::Kvm => ("kvm", "host"),
@@ -63,16 +64,16 @@ impl Accelerator {
     }
 }
 
-/// What was found out about KVM.
+/// The result of the probe of KVM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kvm {
     /// A guest ran.
     Works,
-    /// Why none did.
+    /// No guest ran, for this reason.
     Fails(String),
 }
 
-/// Chooses an accelerator, and says why where it is not KVM.
+/// Chooses an accelerator. Returns the reason if KVM does not work.
 pub fn choose(choice: Choice, qemu: &Qemu) -> (Accelerator, Option<String>) {
     match choice {
         Choice::Kvm => (Accelerator::Kvm, None),
@@ -84,14 +85,15 @@ pub fn choose(choice: Choice, qemu: &Qemu) -> (Accelerator, Option<String>) {
     }
 }
 
-/// Whether guests run under KVM here; tried once a boot and emulator, then remembered.
+/// Whether guests run under KVM on this host. Probed once per boot of the host and emulator, then
+/// cached.
 pub fn kvm(qemu: &Qemu) -> Kvm {
-    // Whether the device opens depends on the user and is quickly seen.
+    // Whether the device can be opened depends on the user, and is tested each time.
     if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
         return Kvm::Fails(match error.kind() {
             io::ErrorKind::NotFound => "there is no /dev/kvm".into(),
             io::ErrorKind::PermissionDenied => {
-                "/dev/kvm may not be opened by this user (is it in the group kvm?)".into()
+                "this user may not open /dev/kvm (is the user in the group kvm?)".into()
             }
             _ => format!("/dev/kvm: {}", reason(&error)),
         });
@@ -106,7 +108,7 @@ pub fn kvm(qemu: &Qemu) -> Kvm {
     }
     let found = try_kvm(qemu);
     if let Some(note) = note {
-        // Without the note the next start tries again, which costs time only.
+        // Without the cached result the next start probes again, which costs time only.
         let _ = remember(&note, &key, &found);
     }
     found
@@ -131,7 +133,7 @@ fn try_kvm(qemu: &Qemu) -> Kvm {
         Err(error) => return Kvm::Fails(format!("QEMU does not start: {}", reason(&error))),
     };
     let started = Instant::now();
-    while started.elapsed() < LIMIT {
+    while started.elapsed() < PROBE_TIMEOUT {
         match child.try_wait() {
             Ok(None) => thread::sleep(Duration::from_millis(10)),
             Ok(Some(status)) if status.code() == Some(STATUS) => return Kvm::Works,
@@ -139,19 +141,19 @@ fn try_kvm(qemu: &Qemu) -> Kvm {
             Err(error) => return Kvm::Fails(reason(&error)),
         }
     }
-    // It is gone already, or dies now; either way it is waited for.
+    // The process may have ended already; in both cases it is waited for.
     let _ = child.kill();
     let _ = child.wait();
     Kvm::Fails(format!(
-        "/dev/kvm opens, but a guest did not get through its boot sector in {} seconds",
-        LIMIT.as_secs()
+        "/dev/kvm can be opened, but a guest did not complete its boot sector in {} seconds",
+        PROBE_TIMEOUT.as_secs()
     ))
 }
 
 fn last_line(child: std::process::Child) -> String {
     let text = child.wait_with_output().map(|output| output.stderr).unwrap_or_default();
     let text = String::from_utf8_lossy(&text).trim().to_owned();
-    let line = text.lines().next_back().unwrap_or("QEMU gave up without a reason");
+    let line = text.lines().next_back().unwrap_or("QEMU ended without a message");
     line.trim().to_owned()
 }
 
@@ -176,11 +178,11 @@ fn note_path() -> Option<PathBuf> {
 
 fn note_key(qemu: &Qemu) -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    // The number is the probe's: another probe may find otherwise.
+    // The number is the version of the probe, because another version may have another result.
     format!("2 {} {} {}", boot.trim(), qemu.path.display(), qemu.version_text)
 }
 
-/// The note is two lines: what it is about, and the finding.
+/// Reads the cached result. The file has two lines: the key and the result.
 fn recall(note: &Path, key: &str) -> Option<Kvm> {
     let text = fs::read_to_string(note).ok()?;
     let (noted, found) = text.trim_end().split_once('\n')?;
@@ -201,7 +203,7 @@ fn remember(note: &Path, key: &str, found: &Kvm) -> io::Result<()> {
         Kvm::Works => "works".to_owned(),
         Kvm::Fails(reason) => format!("fails {reason}"),
     };
-    // Another start may read at this moment.
+    // The file is replaced by renaming, because another process may read it.
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     writeln!(file, "{key}\n{text}")?;
     file.persist(note)?;
@@ -213,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_is_remembered_for_its_key_only() {
+    fn a_result_is_cached_for_its_key_only() {
         let directory = tempfile::tempdir().expect("a directory");
         let note = directory.path().join("fathom/accelerator");
         assert_eq!(recall(&note, "boot 1"), None);

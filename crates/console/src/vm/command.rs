@@ -6,13 +6,13 @@ use super::{accelerator::Accelerator, qemu::Qemu};
 /// A disk that QEMU reaches by vhost-user.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// Where the daemon listens.
+    /// The daemon's socket.
     pub socket: PathBuf,
-    /// Queues that the guest gets.
+    /// The number of queues.
     pub queues: u16,
 }
 
-/// Everything that a command line is made of.
+/// The parts of a command line.
 #[derive(Clone, Debug)]
 pub struct Machine {
     pub qemu: Qemu,
@@ -48,7 +48,7 @@ impl Machine {
         add(&["-cpu", self.cpu.as_deref().unwrap_or(cpu)]);
         add(&["-smp", &self.cpus.to_string()]);
         add(&["-m", &memory]);
-        // The daemon moves data from and to the guest's memory, so it has to be shared.
+        // The daemon reads and writes the guest's memory, so the memory has to be shared.
         let memory = format!("memory-backend-memfd,id=memory,size={memory},share=on");
         add(&["-object", &memory]);
         for (index, disk) in self.disks.iter().enumerate() {
@@ -91,7 +91,7 @@ impl Machine {
         options
     }
 
-    /// The command line for a shell, one option a line.
+    /// The command line for a shell, one option per line.
     pub fn shell(&self) -> String {
         let mut text = quote(&self.qemu.path.display().to_string());
         for option in self.options() {
@@ -109,12 +109,12 @@ impl Machine {
     }
 }
 
-/// In QEMU's options a comma is written twice.
+/// Escapes commas for QEMU's options by doubling them.
 fn comma(text: &str) -> String {
     text.replace(',', ",,")
 }
 
-/// A word as a POSIX shell reads it.
+/// Quotes a word for a POSIX shell.
 pub fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! A daemon for a few images: started for a virtual machine or a measurement, ended with it.
+//! A daemon for a few images, which runs only as long as a virtual machine or a measurement.
 use std::{
     os::unix::{fs::DirBuilderExt, process::CommandExt},
     path::{Path, PathBuf},
@@ -13,27 +13,27 @@ use super::{absolute, command::Disk};
 use crate::failure::{Failure, Outcome, reason};
 use crate::process::spawn_bound;
 
-/// How long the daemon may take to be there, and to end.
-const LIMIT: Duration = Duration::from_secs(10);
+/// The time limit for the daemon's start, and for its end.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An image and how to serve it.
 #[derive(Clone, Debug)]
 pub struct ServedImage {
     /// The image.
     pub image: PathBuf,
-    /// Queues offered.
+    /// The number of queues offered.
     pub queues: u16,
-    /// What its format is said to be.
+    /// The declared format, if any.
     pub format: Option<ImageFormat>,
     /// Refuse writes.
     pub read_only: bool,
     /// Bypass the page cache.
     pub direct: bool,
-    /// Count and measure.
+    /// Count and measure requests.
     pub tap: bool,
 }
 
-/// The images that need a daemon of their own.
+/// The images for which a daemon is started.
 pub struct Embedded {
     directory: PathBuf,
     images: Vec<ServedImage>,
@@ -47,7 +47,7 @@ pub struct Daemon {
 }
 
 impl Embedded {
-    /// No images yet.
+    /// Without images; `purpose` is a part of the name of the daemon's directory.
     pub fn new(purpose: &str) -> Self {
         let base = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
         let base = base.map_or_else(std::env::temp_dir, PathBuf::from);
@@ -55,17 +55,17 @@ impl Embedded {
         Self { directory, images: Vec::new() }
     }
 
-    /// Whether no daemon is needed.
+    /// Whether there are no images, so that no daemon is needed.
     pub fn is_empty(&self) -> bool {
         self.images.is_empty()
     }
 
-    /// Adds an image; the disk is there once the daemon is.
+    /// Adds an image. Its disk exists once the daemon has started.
     pub fn add(&mut self, image: ServedImage) -> Outcome<Disk> {
         let path = &image.image;
         std::fs::metadata(path).map_err(|error| {
             Failure::io("open", path, &error)
-                .advise(format!("make one with `fathom disk create {} 10G`", path.display()))
+                .advise(format!("create one with `fathom disk create {} 10G`", path.display()))
         })?;
         let disk = Disk { socket: self.socket(self.images.len()), queues: image.queues };
         self.images.push(image);
@@ -80,7 +80,7 @@ impl Embedded {
         self.directory.join("control.sock")
     }
 
-    /// The daemon's command line, if there is to be one. It serves the first image; the others are
+    /// The daemon's command line; `None` without images. It serves the first image; the others are
     /// added once it runs.
     fn serve(&self) -> Option<Vec<String>> {
         let first = self.images.first()?;
@@ -96,7 +96,7 @@ impl Embedded {
         Some(words)
     }
 
-    /// What to type in place of [`start`](Self::start); the first command is to be left running.
+    /// The commands that replace [`start`](Self::start). The first one has to keep running.
     pub fn commands(&self) -> Vec<Vec<String>> {
         let mut commands: Vec<Vec<String>> = self.serve().into_iter().collect();
         for (index, image) in self.images.iter().enumerate().skip(1) {
@@ -111,16 +111,16 @@ impl Embedded {
         commands
     }
 
-    /// Starts the daemon, if one is needed, and waits until its disks are there.
+    /// Starts the daemon, if one is needed, and waits until its disks exist.
     pub fn start(&self) -> Outcome<Option<Daemon>> {
         let Some(words) = self.serve() else { return Ok(None) };
-        // A directory of somebody else's is no place for sockets: it must be new.
+        // The directory must be new: in another user's directory the sockets would not be safe.
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&self.directory)
             .map_err(|error| Failure::io("create", &self.directory, &error))?;
         let mut command = Command::new(&words[0]);
-        // A process group of its own: Ctrl-C in the terminal is for QEMU.
+        // The daemon has a process group of its own, because Ctrl-C in the terminal is for QEMU.
         command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         let child = spawn_bound(&mut command).map_err(|error| {
             Failure::new(format!("the daemon does not start: {}", reason(&error)))
@@ -174,31 +174,31 @@ impl Daemon {
         let started = Instant::now();
         while self.client.daemon().is_err() {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(Failure::new(format!("the images' daemon ended at once ({status})"))
-                    .advise("what it said is above"));
+                let message = format!("the images' daemon ended during its start ({status})");
+                return Err(Failure::new(message).advise("its messages are above"));
             }
-            if started.elapsed() > LIMIT {
-                return Err(Failure::new("the images' daemon is not there after 10 seconds"));
+            if started.elapsed() > TIMEOUT {
+                return Err(Failure::new("the images' daemon did not start within 10 seconds"));
             }
             thread::sleep(Duration::from_millis(10));
         }
         Ok(())
     }
 
-    /// Has the daemon complete what it has and end.
+    /// Asks the daemon to complete its requests and end, and waits for its end.
     pub fn end(mut self) {
-        // A daemon that does not answer any more is killed below.
+        // A daemon that does not answer is killed below.
         let _ = self.client.shutdown();
         let asked = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) {
-            if asked.elapsed() > LIMIT {
+            if asked.elapsed() > TIMEOUT {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 break;
             }
             thread::sleep(Duration::from_millis(10));
         }
-        // What cannot be removed lies in a directory for such things.
+        // If the removal fails, the directory remains in a folder for temporary files.
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }

@@ -1,4 +1,4 @@
-//! `fathom vm`: a stock QEMU on Fathom's disks.
+//! `fathom vm`: runs a stock QEMU with Fathom's disks.
 
 pub mod accelerator;
 mod command;
@@ -38,8 +38,8 @@ use qemu::{Qemu, VERSION_MIN};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Disks are attached in the order of the command line: those of --disk first, then those of --image.
-Without a running daemon that serves it, an image is served by a daemon of its own, which ends with
-the virtual machine.
+If the running daemon does not serve an image, a new daemon is started for it, which ends with the
+virtual machine.
 
 Examples:
   fathom vm --image root.img                          boot an image, the console in this terminal
@@ -63,7 +63,7 @@ pub struct VmOptions {
     /// Serve the images read-only
     #[arg(long, requires = "image")]
     read_only: bool,
-    /// Print the command line in place of running it
+    /// Print the command line instead of running it
     #[arg(long)]
     print: bool,
     /// The virtual machine's name
@@ -75,10 +75,10 @@ pub struct VmOptions {
     /// Virtual processors
     #[arg(long, short, value_name = "N", default_value_t = 2)]
     cpus: u16,
-    /// Queues of each disk [default: as many as processors, as far as the disk has them]
+    /// Queues of each disk [default: the number of processors, at most the disk's queues]
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
-    /// A Linux kernel to boot, in place of the first disk
+    /// A Linux kernel to boot, instead of the first disk
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
     /// The kernel's initial RAM disk
@@ -90,7 +90,7 @@ pub struct VmOptions {
     /// QEMU's machine type [default: q35 on x86, virt elsewhere]
     #[arg(long, value_name = "TYPE")]
     machine: Option<String>,
-    /// How guests are run
+    /// The accelerator of the guest
     #[arg(long, value_enum, default_value = "auto")]
     accel: Choice,
     /// QEMU's processor model [default: host under KVM, max under TCG]
@@ -130,7 +130,7 @@ pub struct VmOptions {
     format: Format,
 }
 
-/// What `--print --json` prints.
+/// The output of `--print --json`.
 #[derive(Serialize)]
 struct Printed {
     qemu_version: String,
@@ -143,7 +143,7 @@ struct Printed {
 /// Carries out the command; the result is QEMU's exit status.
 pub fn run(options: &VmOptions) -> Outcome<u8> {
     if options.format.json && !options.print {
-        return Err(Failure::usage("--json goes with --print"));
+        return Err(Failure::usage("--json requires --print"));
     }
     if options.memory.0 < 1 << 20 || options.cpus == 0 || options.queues == Some(0) {
         return Err(Failure::usage("a machine needs memory, processors and queues"));
@@ -151,7 +151,7 @@ pub fn run(options: &VmOptions) -> Outcome<u8> {
     let qemu = Qemu::find(options.qemu.as_deref())?;
     if qemu.version < VERSION_MIN {
         return Err(Failure::new(format!("{} is too old", qemu.version_text))
-            .advise("QEMU 7.2 is the oldest that Fathom is tried with"));
+            .advise("QEMU 7.2 is the oldest that Fathom is tested with"));
     }
     let client = options.control.client();
     let mut disks = Vec::new();
@@ -173,9 +173,10 @@ pub fn run(options: &VmOptions) -> Outcome<u8> {
         });
     }
     if options.daemonize && !embedded.is_empty() {
-        return Err(Failure::usage("with --daemonize nobody would end the images' daemon").advise(
-            "serve them with `fathom serve` or `fathom disk add`, and name them with --disk",
-        ));
+        return Err(Failure::usage("with --daemonize the images' daemon would never be ended")
+            .advise(
+                "serve them with `fathom serve` or `fathom disk add`, and name them with --disk",
+            ));
     }
     let (accelerator, why_not_kvm) = accelerator::choose(options.accel, &qemu);
     let machine = machine(options, qemu, accelerator, disks);
@@ -258,7 +259,7 @@ fn named_disk(client: &Client, word: &str, options: &VmOptions) -> Outcome<Disk>
     })?
 }
 
-/// The disk of the running daemon whose image this is, if there is one.
+/// The running daemon's disk with this image, if there is one.
 fn served_image(client: &Client, image: &Path, options: &VmOptions) -> Outcome<Option<Disk>> {
     let Ok(disks) = client.disks() else { return Ok(None) };
     let image = std::fs::canonicalize(image).map_err(|e| Failure::io("open", image, &e))?;
@@ -269,15 +270,15 @@ fn served_image(client: &Client, image: &Path, options: &VmOptions) -> Outcome<O
     disks.disks.iter().find(serves).and_then(|disk| attach(disk, options)).transpose()
 }
 
-/// The disk's socket; fails if a guest is there already.
+/// The disk's socket. An error if a guest is connected to it; `None` if it has no socket.
 fn attach(status: &DiskStatus, options: &VmOptions) -> Option<Outcome<Disk>> {
     status.frontends.iter().find_map(|frontend| {
         let FrontendStatus::VhostUser(socket) = frontend else { return None };
         if socket.connected && !options.print {
-            return Some(Err(Failure::new(format!("disk {:?} has a guest already", status.name))
+            return Some(Err(Failure::new(format!("disk {:?} already has a guest", status.name))
                 .advise("stop that virtual machine, or use another disk")));
         }
-        // QEMU asks for no more queues than the disk has.
+        // QEMU requests at most as many queues as the disk has.
         let queues = options.queues.unwrap_or(options.cpus.min(socket.queues_max)).max(1);
         Some(Ok(Disk { socket: PathBuf::from(&socket.socket), queues }))
     })
@@ -297,21 +298,21 @@ fn start(machine: &Machine) -> Outcome<u8> {
     })?;
     pass_signals_on(&child)
         .map_err(|error| Failure::new(format!("cannot pass signals on: {error}")))?;
-    let status = child.wait().map_err(|e| Failure::new(format!("QEMU was lost: {e}")))?;
+    let status = child.wait().map_err(|e| Failure::new(format!("cannot wait for QEMU: {e}")))?;
     Ok(status.code().map_or(crate::failure::FAILED, |code| code as u8))
 }
 
-/// Has what asks this process to end ask QEMU, for the rest of its life. Ctrl-C is QEMU's own: it,
-/// or the guest, decides what to make of it.
+/// Forwards signals that would end this process to QEMU, for the rest of this process's life.
+/// Ctrl-C reaches QEMU directly, and QEMU or the guest handles it.
 fn pass_signals_on(qemu: &Child) -> std::io::Result<()> {
-    // By this it is the same process also when it has ended and been waited for.
+    // The descriptor identifies the process even after it has ended and its ID is reused.
     let process = Pid::from_child(qemu);
     let process = pidfd_open(process, PidfdFlags::empty())?;
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let pass_on = move || {
         for signal in signals.forever() {
             if signal != SIGINT && pidfd_send_signal(&process, Signal::TERM).is_err() {
-                // It has ended, and so will this process.
+                // QEMU has ended, and this process will end as well.
                 let _ = emulate_default_handler(signal);
             }
         }

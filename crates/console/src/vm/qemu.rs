@@ -1,4 +1,4 @@
-//! Which QEMU there is and what its version wants.
+//! Finds QEMU, and determines its version and the options that depend on it.
 use std::{
     io,
     path::{Path, PathBuf},
@@ -11,7 +11,7 @@ use crate::failure::{Failure, Outcome, reason};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 
-/// The oldest QEMU whose vhost-user-blk is known to work here.
+/// The oldest QEMU version that works with Fathom's vhost-user-blk.
 pub const VERSION_MIN: Version = Version(7, 2);
 
 /// A system emulator.
@@ -26,7 +26,7 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// The emulator of the host's architecture, or the one named.
+    /// Finds the emulator for the host's architecture, or the given one.
     pub fn find(path: Option<&Path>) -> Outcome<Self> {
         let path = path.map_or_else(
             || PathBuf::from(format!("qemu-system-{}", std::env::consts::ARCH)),
@@ -46,7 +46,7 @@ impl Qemu {
         let text = String::from_utf8_lossy(&output.stdout);
         let line = text.lines().next().unwrap_or_default().to_owned();
         let version = parse_version(&line).ok_or_else(|| {
-            Failure::new(format!("{} does not say which QEMU it is: {line:?}", path.display()))
+            Failure::new(format!("{} does not report a version of QEMU: {line:?}", path.display()))
         })?;
         Ok(Self { path, version, version_text: line })
     }
@@ -57,17 +57,17 @@ impl Qemu {
         if name.contains("x86_64") || name.contains("i386") {
             return true;
         }
-        // `qemu-kvm` and the like are of the host's kind.
+        // `qemu-kvm` and other names are emulators of the host's architecture.
         !name.starts_with("qemu-system-") && cfg!(target_arch = "x86_64")
     }
 
-    /// The character device's option that has QEMU connect again after a second.
+    /// The character device's option for a reconnection after one second.
     pub fn reconnect(&self) -> &'static str {
         reconnect(self.version)
     }
 }
 
-/// Seconds until QEMU 9.1, milliseconds since 9.2.
+/// The option is in seconds up to QEMU 9.1, in milliseconds since 9.2.
 fn reconnect(version: Version) -> &'static str {
     if version >= Version(9, 2) { "reconnect-ms=1000" } else { "reconnect=1" }
 }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_and_ask_for_their_own_option() {
+    fn each_version_has_its_option() {
         let of = |line| parse_version(line).map(reconnect);
         assert_eq!(of("QEMU emulator version 7.2.9 (Debian 1:7.2+dfsg-7)"), Some("reconnect=1"));
         assert_eq!(of("QEMU emulator version 9.1.50"), Some("reconnect=1"));

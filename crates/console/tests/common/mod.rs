@@ -1,4 +1,4 @@
-//! What the console's tests share.
+//! Common parts of the console's tests.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::{
@@ -21,36 +21,37 @@ pub fn console() -> Command {
     path.pop();
     path.set_file_name("examples/console");
     assert!(path.exists(), "{} is not built: run `cargo test -p fathom-console`", path.display());
-    // A shell that runs the tests in the background has had them ignore an interrupt.
+    // If a shell runs the tests in the background, they ignore interrupts; `env` restores the
+    // default.
     let mut command = Command::new("/usr/bin/env");
     command.arg("--default-signal=INT,TERM,HUP").arg(path);
     command.env_remove("FATHOM_CONTROL").env("LC_ALL", "C").env("TZ", "UTC");
     command
 }
 
-/// Runs the console; exit status, standard output, standard error.
+/// Runs the console. Returns its exit status, standard output and standard error.
 pub fn run(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
     let output = console().current_dir(directory).args(arguments).output().expect("it starts");
     texts(&output)
 }
 
-/// An output as text.
+/// The exit status of an output, and its texts.
 pub fn texts(output: &Output) -> (i32, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
 }
 
-/// Whether a program is there; says so if a test is left out.
+/// Whether a program is installed; reports that a test is skipped if not.
 pub fn has(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     if !found {
-        eprintln!("left out: {program} is not installed");
+        eprintln!("SKIPPED: {program} is not installed");
     }
     found
 }
 
-/// A control server that knows what disks do, and for whom: each sample is a second and a thousand
-/// reads later.
+/// A control server with statistics, usage and slow requests. Each sample is one second and a
+/// thousand reads after the previous one.
 pub fn control_server(directory: &Path) -> PathBuf {
     let mut samples = 0;
     let mut sample = move || {
@@ -77,7 +78,7 @@ pub fn control_server(directory: &Path) -> PathBuf {
             };
             let body = body.expect("plain data");
             let (status, body) = if body.is_empty() {
-                let text = r#"{"error":{"code":"not-found","message":"no","remedy":"ask less"}}"#;
+                let text = r#"{"error":{"code":"not-found","message":"no","remedy":"retry"}}"#;
                 ("404 Not Found", text.to_owned())
             } else {
                 ("200 OK", body)
@@ -121,7 +122,7 @@ fn statistics(sample: u64) -> Statistics {
     }
 }
 
-/// Two containers: one reads a file through a process that is known, one writes one.
+/// Two containers: one reads a file through a known process, the other writes a file.
 fn usage(sample: u64) -> UsageReport {
     let count = |requests: u64| {
         let mut latency = Histogram::default();

@@ -1,11 +1,11 @@
-//! What an idle daemon costs.
+//! The resources that an idle daemon uses.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::process::{Daemon, image};
 
-/// Ten disks, a socket and an export each.
+/// Ten disks, each with a socket and an export.
 fn ten_disks() -> Daemon {
     let folder = tempfile::tempdir().unwrap();
     let mut text = String::from("[[nbd]]\naddress = \"unix:nbd.sock\"\n");
@@ -20,14 +20,15 @@ fn ten_disks() -> Daemon {
     Daemon::start_in(folder, &text)
 }
 
-/// The processor time used by the daemon, in ticks: all threads, in user and kernel.
+/// The processor time used by all threads of the daemon, in user space and kernel, in ticks.
 fn ticks(daemon: &Daemon) -> u64 {
     let stat = daemon.proc("stat");
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// How often the daemon's threads have slept, which finds wake-ups too short for a tick.
+/// The number of times that the daemon's threads have slept. It detects wake-ups that are shorter
+/// than a tick.
 fn sleeps(daemon: &Daemon) -> u64 {
     let path = |thread: &str| format!("task/{thread}/status");
     let pid = daemon.proc("stat").split(' ').next().unwrap().to_owned();
@@ -43,16 +44,16 @@ fn sleeps(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn ready_soon_small_and_idle_without_a_tick() {
+fn a_daemon_starts_fast_is_small_and_never_wakes_up_when_idle() {
     let daemon = ten_disks();
-    let said = daemon.client().daemon().unwrap().ready_us;
+    let reported_us = daemon.client().daemon().unwrap().ready_us;
     println!(
-        "ready in {:?} (process start to READY=1; by the daemon's own count {said} us)",
+        "ready in {:?} (process start to READY=1; {reported_us} us as reported by the daemon)",
         daemon.ready
     );
-    // What a test host does meanwhile is anybody's guess: the figure is printed, the bound loose.
+    // The load of a test host is unknown, so the figure is printed, and the bound is loose.
     assert!(daemon.ready < Duration::from_secs(5));
-    // A thread for changes that has nothing to do ends after a second.
+    // An idle thread for changes ends after a second.
     std::thread::sleep(Duration::from_millis(1500));
     let (before, slept_before) = (ticks(&daemon), sleeps(&daemon));
     std::thread::sleep(Duration::from_secs(3));
@@ -62,7 +63,7 @@ fn ready_soon_small_and_idle_without_a_tick() {
     let status = daemon.proc("status");
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     let resident_kb: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-    println!("ten idle disks: {resident_kb} kB resident, {after} ticks used in all");
+    println!("ten idle disks: {resident_kb} kB resident, {after} ticks used in total");
     assert!(resident_kb < 30 << 10, "{resident_kb} kB");
     daemon.end();
 }

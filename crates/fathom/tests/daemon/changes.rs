@@ -14,7 +14,7 @@ use crate::process::{Daemon, command, image};
 fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>) -> ErrorBody {
     match result {
         Err(ClientError::Refused(body)) => body,
-        other => panic!("this should have been refused: {other:?}"),
+        other => panic!("expected a refusal: {other:?}"),
     }
 }
 
@@ -32,7 +32,7 @@ fn an_image_of_another_format_is_served_only_as_a_raw_one() {
         .unwrap();
     let stderr = String::from_utf8_lossy(&served.stderr);
     assert!(served.status.code() == Some(2) && stderr.contains("--format raw"), "{stderr}");
-    // `bench` serves images, too.
+    // `bench` serves images as well.
     let bench = |more: &[&str]| {
         let common = ["bench", "--image", "a.img", "--depth", "1", "-t", "20ms", "--warmup", "1ms"];
         command(folder.path()).args(common).args(more).output().unwrap()
@@ -51,18 +51,18 @@ fn an_image_of_another_format_is_served_only_as_a_raw_one() {
     assert_eq!(checked.status.code(), Some(2));
     assert!(stderr.contains("f.toml:8:9: ") && stderr.contains("qcow2"), "{stderr}");
 
-    // What one guest writes keeps no other's disk from being served.
+    // Data that one guest writes does not prevent the service of other disks.
     let daemon = Daemon::start_in(folder, text);
     let client = daemon.client();
     let names = || client.disks().unwrap().disks.into_iter().map(|d| d.name).collect::<Vec<_>>();
     assert_eq!(names(), ["b"]);
-    // It is a problem until it is served.
+    // The disk that is not served is a problem until it is served.
     let problem = || client.daemon().unwrap().problems.into_iter().next();
-    let left_out = problem().expect("a problem");
-    assert_eq!((left_out.kind, left_out.disk.as_deref()), (ProblemKind::NotServed, Some("a")));
-    assert!(left_out.remedy.contains("format = \"raw\""), "{left_out:?}");
+    let not_served = problem().expect("a problem");
+    assert_eq!((not_served.kind, not_served.disk.as_deref()), (ProblemKind::NotServed, Some("a")));
+    assert!(not_served.remedy.contains("format = \"raw\""), "{not_served:?}");
     let logged = |text: &str| daemon.log().lines().filter(|line| line.contains(text)).count();
-    daemon.until("it to be logged", || logged(" a: problem not-served: ") == 1);
+    daemon.until("the problem to be logged", || logged(" a: problem not-served: ") == 1);
     let metrics = client.metrics().unwrap();
     for line in [
         "fathom_disk_problems{disk=\"a\",vm=\"\"} 1",
@@ -92,30 +92,32 @@ fn an_image_of_another_format_is_served_only_as_a_raw_one() {
     definition.format = Some(ImageFormat::Raw);
     client.add_disk(&definition).unwrap();
     client.remove_disk("added", false).unwrap();
-    // The remedy needs no restart.
+    // The remedy works without a restart.
     std::fs::write(daemon.path("f.toml"), format!("{text}format = \"raw\"\n")).unwrap();
     assert_eq!(client.reload().unwrap().refused, [""; 0]);
     assert_eq!(names(), ["a", "b"]);
     assert_eq!(problem(), None);
-    daemon.until("its end to be logged", || logged(" a: problem ended: not-served") == 1);
+    daemon.until("the end of the problem to be logged", || {
+        logged(" a: problem ended: not-served") == 1
+    });
     assert_eq!(logged("problem not-served"), 1, "{}", daemon.log());
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!(nbd.read(0, 8), content[..8]);
-    // A guest that writes such bytes to its disk goes on having it.
+    // A disk stays in use after its guest has written such bytes.
     let mut other = Nbd::connect(&daemon.path("nbd.sock"), "b");
     other.write(0, &content[..512]);
     assert_eq!(other.read(0, 8), content[..8]);
-    // To say for a disk that runs that it is raw changes nothing of it, and holds from its next
-    // opening on.
-    let said = text.replace("b.img\"\n", "b.img\"\nformat = \"raw\"\n") + "format = \"raw\"\n";
-    std::fs::write(daemon.path("f.toml"), said).unwrap();
+    // For a running disk, declaring it raw changes nothing; the declaration takes effect when it is
+    // opened again.
+    let declared = text.replace("b.img\"\n", "b.img\"\nformat = \"raw\"\n") + "format = \"raw\"\n";
+    std::fs::write(daemon.path("f.toml"), declared).unwrap();
     assert_eq!(client.reload().unwrap().refused, [""; 0]);
     drop((nbd, other));
     daemon.end();
 }
 
 #[test]
-fn disks_come_change_and_go() {
+fn disks_are_added_changed_and_removed() {
     let daemon = Daemon::start("[[nbd]]\naddress = \"unix:nbd.sock\"\n");
     let client = daemon.client();
     assert_eq!(client.disks().unwrap().disks, []);
@@ -163,7 +165,7 @@ fn disks_come_change_and_go() {
     let changed = client.change_disk("a b", &change).unwrap();
     let names: Vec<&str> = changed.layers.iter().map(|layer| layer.name.as_str()).collect();
     assert_eq!(names, ["classify", "tap", "delay"]);
-    // The connection that was there goes on, through the new layers.
+    // The existing connection continues through the new layers.
     nbd.write(8192, &[8; 512]);
     let before = std::time::Instant::now();
     assert_eq!(nbd.read(8192, 512), [8; 512]);
@@ -171,7 +173,7 @@ fn disks_come_change_and_go() {
 
     let statistics = client.statistics().unwrap();
     let disk = statistics.disk("a b").unwrap();
-    assert_eq!(disk.instance, instance, "the tap goes on counting");
+    assert_eq!(disk.instance, instance, "the tap continues to count");
     assert_eq!(disk.operation("read").unwrap().bytes, 4096 + 512);
     assert_eq!(disk.operation("write").unwrap().count, 2);
     assert_eq!(disk.operation("write").unwrap().latency.count(), 2);
@@ -187,7 +189,7 @@ fn disks_come_change_and_go() {
         command.args(["disk", "remove", "a b", "--control", "control.sock"]).args(arguments);
         command.stdin(std::process::Stdio::null()).output().unwrap()
     };
-    // Nobody is asked where there is no terminal.
+    // Without a terminal there is no question.
     let output = remove(&[]);
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("--force"), "{output:?}");
@@ -201,7 +203,7 @@ fn disks_come_change_and_go() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_remedy() {
+fn invalid_definitions_are_refused_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     image(folder.path(), "a.img", 1 << 20);
     let text = "[[disk]]\nname = \"a\"\nimage = \"a.img\"\nvhost_user.socket = \"a.sock\"\n";
@@ -251,18 +253,18 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
             .output()
             .unwrap();
         assert_eq!(second.status.code(), Some(1));
-        let said = String::from_utf8(second.stderr).unwrap();
+        let stderr = String::from_utf8(second.stderr).unwrap();
         let expected = if control == "control.sock" { "running already" } else { "somebody else" };
-        assert!(said.contains(expected), "{said}");
+        assert!(stderr.contains(expected), "{stderr}");
     }
-    // The first daemon's sockets are where they were.
+    // The sockets of the first daemon still exist.
     assert_eq!(daemon.client().disks().unwrap().disks.len(), 1);
     assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "a").capacity(), 1 << 20);
     daemon.end();
 }
 
 #[test]
-fn events_are_waited_for() {
+fn a_client_can_wait_for_events() {
     let daemon = Daemon::start("");
     let client = daemon.client();
     let first = client.events(0, Duration::ZERO).unwrap();
@@ -287,7 +289,7 @@ fn events_are_waited_for() {
 }
 
 #[test]
-fn metrics_over_tcp_serve_nothing_else_and_wait_for_no_client() {
+fn metrics_over_tcp_serve_nothing_else_and_no_client_blocks_them() {
     use std::io::{Read, Write};
     let text = "[daemon]\nmetrics = \"127.0.0.1:0\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n";
     let daemon = Daemon::start(text);
@@ -299,7 +301,7 @@ fn metrics_over_tcp_serve_nothing_else_and_wait_for_no_client() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    // Somebody who says nothing holds up nobody.
+    // A client that sends nothing does not block others.
     let _silent = std::net::TcpStream::connect(&address).unwrap();
     let page = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
@@ -311,7 +313,7 @@ fn metrics_over_tcp_serve_nothing_else_and_wait_for_no_client() {
 }
 
 #[test]
-fn a_group_is_let_in_where_it_is_named() {
+fn a_configured_group_may_use_the_sockets() {
     let output = std::process::Command::new("id").arg("-gn").output().unwrap();
     let group = String::from_utf8(output.stdout).unwrap().trim().to_owned();
     let daemon = Daemon::start(&format!(
@@ -319,9 +321,9 @@ fn a_group_is_let_in_where_it_is_named() {
          vhost_user = {{ socket = \"a.sock\", group = \"{group}\" }}\n\
          [[nbd]]\naddress = \"unix:nbd.sock\"\ngroup = \"{group}\"\n"
     ));
-    for (socket, wanted) in [("a.sock", 0o660), ("nbd.sock", 0o660), ("control.sock", 0o600)] {
+    for (socket, expected) in [("a.sock", 0o660), ("nbd.sock", 0o660), ("control.sock", 0o600)] {
         let mode = daemon.path(socket).metadata().unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, wanted, "{socket}");
+        assert_eq!(mode & 0o777, expected, "{socket}");
     }
     daemon.end();
 }

@@ -12,7 +12,7 @@ const TWO: &str = "[[disk]]\nname = \"a\"\nvm = \"web\"\nmemory = \"1M\"\n\
                    [[disk]]\nname = \"b\"\nmemory = \"1M\"\n\
                    [[nbd]]\naddress = \"unix:nbd.sock\"\n";
 
-/// Reads a stream to its end, on a thread of its own.
+/// Reads a stream to its end, in a thread.
 fn listen(client: &Client, disks: &[&str]) -> std::thread::JoinHandle<Vec<u8>> {
     let disks: Vec<String> = disks.iter().map(|&disk| disk.to_owned()).collect();
     let mut stream = client.recording(&disks, None).unwrap();
@@ -23,7 +23,7 @@ fn listen(client: &Client, disks: &[&str]) -> std::thread::JoinHandle<Vec<u8>> {
     })
 }
 
-/// The rows of a recording as `fathom record --export` has them: without the line of names.
+/// The rows of a recording in the form of `fathom record --export`, without the line of names.
 fn exported(daemon: &Daemon, bytes: &[u8]) -> Vec<String> {
     std::fs::write(daemon.path("x.rec"), bytes).unwrap();
     let output = command(&daemon.path(""))
@@ -43,7 +43,7 @@ fn field(line: &str, number: usize) -> &str {
 }
 
 #[test]
-fn two_listen_and_each_gets_what_it_asked_for() {
+fn two_listeners_get_the_events_that_they_requested() {
     let daemon = Daemon::start(TWO);
     let client = daemon.client();
     let all = listen(&client, &[]);
@@ -54,7 +54,7 @@ fn two_listen_and_each_gets_what_it_asked_for() {
         a.write(number * 4096, &[1; 4096]);
         b.read(number * 512, 512);
     }
-    // Streams end when the daemon does, with all that happened.
+    // Streams end with the daemon, and have all events.
     daemon.signal(libc::SIGTERM);
     let (all, one) = (all.join().unwrap(), one.join().unwrap());
     let mut all = exported(&daemon, &all);
@@ -78,25 +78,25 @@ fn two_listen_and_each_gets_what_it_asked_for() {
 }
 
 #[test]
-fn a_listener_that_does_not_read_holds_up_no_other() {
+fn a_listener_that_does_not_read_blocks_no_other() {
     let daemon = Daemon::start(TWO);
     let client = daemon.client();
-    let deaf = client.recording(&[], None).unwrap();
-    let hears = listen(&client, &["b"]);
+    let idle = client.recording(&[], None).unwrap();
+    let active = listen(&client, &["b"]);
     let mut b = Nbd::connect(&daemon.path("nbd.sock"), "b");
     for number in 0..2000 {
         b.write(number % 256 * 4096, &[1; 4096]);
     }
     client.remove_disk("b", true).unwrap();
-    let mut lines = exported(&daemon, &hears.join().unwrap());
+    let mut lines = exported(&daemon, &active.join().unwrap());
     lines.retain(|line| field(line, 2) == "w");
     assert_eq!(lines.len(), 4000);
-    drop(deaf);
+    drop(idle);
     daemon.end();
 }
 
 #[test]
-fn disks_come_and_go_while_somebody_listens() {
+fn disks_are_added_and_removed_while_listeners_exist() {
     let daemon = Daemon::start(TWO);
     let client = daemon.client();
     match client.recording(&["c".to_owned()], None) {
@@ -107,7 +107,7 @@ fn disks_come_and_go_while_somebody_listens() {
     let one = listen(&client, &["a"]);
     Nbd::connect(&daemon.path("nbd.sock"), "a").write(0, &[1; 512]);
     client.remove_disk("a", true).unwrap();
-    // Its only disk is gone.
+    // The listener's only disk has been removed.
     let mut one = exported(&daemon, &one.join().unwrap());
     one.retain(|line| field(line, 2) == "w");
     assert_eq!(one.len(), 2);
@@ -125,13 +125,13 @@ fn disks_come_and_go_while_somebody_listens() {
 }
 
 #[test]
-fn events_are_there_soon_and_moments_are_reported() {
+fn events_arrive_soon_and_moments_are_reported() {
     let daemon = Daemon::start(TWO);
     let pulse = Some(Duration::from_millis(20));
     let mut stream = daemon.client().recording(&[], pulse).unwrap();
     let mut buffer = [0; 4096];
     let mut until = |mark: u8| {
-        // The kind of a block stands behind its mark; each comes as a piece of its own.
+        // The kind of a block follows its mark; each block arrives in a read of its own.
         let begun = Instant::now();
         loop {
             assert!(begun.elapsed() < PATIENCE);
@@ -150,7 +150,7 @@ fn events_are_there_soon_and_moments_are_reported() {
 }
 
 #[test]
-fn record_ends_in_order_when_it_is_reported_to() {
+fn record_ends_in_order_on_a_signal() {
     let daemon = Daemon::start(TWO);
     let mut child = command(&daemon.path(""))
         .args(["record", "a", "-o", "a.rec", "--control", "control.sock"])
@@ -165,9 +165,9 @@ fn record_ends_in_order_when_it_is_reported_to() {
     std::thread::sleep(Duration::from_millis(300));
     kill(&child, libc::SIGINT);
     assert!(child.wait().unwrap().success());
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.contains(" events, ") && said.contains("0 dropped"), "{said}");
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert!(stderr.contains(" events, ") && stderr.contains("0 dropped"), "{stderr}");
     let mut lines = exported(&daemon, &std::fs::read(daemon.path("a.rec")).unwrap());
     lines.retain(|line| field(line, 2) == "w");
     assert_eq!(lines.len(), 100);
@@ -181,7 +181,7 @@ fn record_ends_in_order_when_it_is_reported_to() {
 }
 
 #[test]
-fn a_recording_that_the_daemon_breaks_off_is_reported() {
+fn a_recording_cut_off_by_the_death_of_the_daemon_is_reported() {
     let daemon = Daemon::start(TWO);
     let child = command(&daemon.path(""))
         .args(["record", "a", "-o", "a.rec", "--control", "control.sock"])
@@ -196,9 +196,9 @@ fn a_recording_that_the_daemon_breaks_off_is_reported() {
     daemon.signal(libc::SIGKILL);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("error: the events are cut off"), "{said}");
-    // What came before is there, in order.
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("error: the events are cut off"), "{stderr}");
+    // The events written before are complete and in order.
     let lines = exported(&daemon, &std::fs::read(daemon.path("a.rec")).unwrap());
     assert!(lines.iter().any(|line| field(line, 2) == "w"), "{lines:?}");
 }

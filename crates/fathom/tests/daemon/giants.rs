@@ -1,5 +1,5 @@
-//! A host that fills its centre with giant texts: `fathom monitor` lets it go at its bound, and its
-//! memory stays within it.
+//! A host that sends giant texts to its centre: `fathom monitor` disconnects it at the bound, and
+//! its memory stays within the bound.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,15 +15,15 @@ use fathom_monitor::recording::{BlockBuilder, Cell, Clock, Header};
 
 use crate::process::{PATIENCE, command};
 
-/// The longest text that a row may hold, in bytes.
+/// The length of the text of a row, in bytes; the longest allowed.
 const TEXT: usize = 8 << 10;
-/// The rows of a frame: it has 4 MiB at most before it is packed.
+/// The rows of a frame. A frame has at most 4 MiB before it is compressed.
 const ROWS: usize = 400;
-/// What the rows that a host tells of relations may take, in bytes.
+/// The most bytes of the rows of relations that a host may send.
 const RELATIONS_MAX: usize = 256 << 20;
-/// What the centre may take for it in all, in bytes: the rows, what waits for their instants, and
-/// what the query that they are for keeps of them. The rows of a host that went may still be on
-/// their way out while those of the next come; those of three hosts at once would exceed it.
+/// The most memory of the centre, in bytes: the rows, those that wait for their instants, and the
+/// state of the query. The rows of a disconnected host may still be in memory when those of the
+/// next arrive; the rows of three hosts together would exceed this.
 const MEMORY_MAX: u64 = 640 << 20;
 
 /// A `fathom monitor` in plain text.
@@ -38,32 +38,32 @@ impl Centre {
         let child = command(folder.path())
             .args(["monitor", "--listen", "127.0.0.1:0", "--plain", query])
             .stdout(Stdio::null())
-            .stderr(File::create(folder.path().join("said")).unwrap())
+            .stderr(File::create(folder.path().join("messages")).unwrap())
             .spawn()
             .unwrap();
         Self { child, folder }
     }
 
-    fn said(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("said")).unwrap()
+    fn messages(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("messages")).unwrap()
     }
 
     fn address(&self) -> String {
         let begun = Instant::now();
         loop {
-            let said = self.said();
-            let whole = said.rfind('\n').map_or("", |end| &said[..end]);
+            let messages = self.messages();
+            let whole = messages.rfind('\n').map_or("", |end| &messages[..end]);
             if let Some(address) =
-                whole.lines().find_map(|l| l.strip_prefix("hosts are served at "))
+                whole.lines().find_map(|l| l.strip_prefix("listening for hosts at "))
             {
                 return address.to_owned();
             }
-            assert!(begun.elapsed() < PATIENCE, "{said}");
+            assert!(begun.elapsed() < PATIENCE, "{messages}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// The most memory that it has had, in bytes.
+    /// The maximum of its resident memory so far, in bytes.
     fn memory_max(&self) -> u64 {
         let path = format!("/proc/{}/status", self.child.id());
         let text = std::fs::read_to_string(path).expect("it runs");
@@ -88,74 +88,75 @@ fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u16).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// What a host hears of the centre.
+/// The messages that a host has received from the centre.
 #[derive(Default)]
-struct Heard {
-    /// The epoch of its fragments, once it has some.
+struct Received {
+    /// The epoch of the host's fragments, once it has received them.
     epoch: Option<[u8; 4]>,
-    /// Why it was let go of.
+    /// The reason for the end of the connection.
     bye: Option<String>,
     ended: bool,
 }
 
-/// A connection to the centre, by one who is what it likes to be.
-struct Liar {
+/// A connection to the centre from a hostile host.
+struct HostileHost {
     writer: Arc<Mutex<TcpStream>>,
-    heard: Arc<Mutex<Heard>>,
+    received: Arc<Mutex<Received>>,
     number: u64,
 }
 
-impl Liar {
+impl HostileHost {
     fn connect(address: &str, name: &str) -> Self {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         let mut reader = stream.try_clone().unwrap();
-        let liar = Self { writer: Arc::new(Mutex::new(stream)), heard: Arc::default(), number: 0 };
+        let writer = Arc::new(Mutex::new(stream));
+        let host = Self { writer, received: Arc::default(), number: 0 };
         let preamble = b"\x8eFATLNK\n\x01\0\0\0".to_vec();
-        assert!(liar.write(&[preamble, frame(1, &[&text(name), &text("1")])].concat()));
-        let (writer, heard) = (Arc::clone(&liar.writer), Arc::clone(&liar.heard));
+        assert!(host.write(&[preamble, frame(1, &[&text(name), &text("1")])].concat()));
+        let (writer, received) = (Arc::clone(&host.writer), Arc::clone(&host.received));
         std::thread::spawn(move || {
             let mut preamble = [0; 12];
-            let mut goes_on = reader.read_exact(&mut preamble).is_ok();
-            while goes_on {
+            let mut open = reader.read_exact(&mut preamble).is_ok();
+            while open {
                 let mut head = [0; 5];
                 let mut body = Vec::new();
-                goes_on = reader.read_exact(&mut head).is_ok();
-                if goes_on {
+                open = reader.read_exact(&mut head).is_ok();
+                if open {
                     body.resize(u32::from_le_bytes(head[..4].try_into().unwrap()) as usize, 0);
-                    goes_on = reader.read_exact(&mut body).is_ok();
+                    open = reader.read_exact(&mut body).is_ok();
                 }
                 match head[4] {
-                    _ if !goes_on => {}
-                    66 => heard.lock().unwrap().epoch = Some(body[..4].try_into().unwrap()),
+                    _ if !open => {}
+                    66 => received.lock().unwrap().epoch = Some(body[..4].try_into().unwrap()),
                     67 => {
                         let pong = frame(7, &[&body[..4], &unix_time_ns().to_le_bytes()]);
-                        goes_on = writer.lock().unwrap().write_all(&pong).is_ok();
+                        open = writer.lock().unwrap().write_all(&pong).is_ok();
                     }
                     70 => {
-                        let why = String::from_utf8_lossy(&body[2..]).into_owned();
-                        heard.lock().unwrap().bye = Some(why);
+                        let reason = String::from_utf8_lossy(&body[2..]).into_owned();
+                        received.lock().unwrap().bye = Some(reason);
                     }
                     _ => {}
                 }
             }
-            heard.lock().unwrap().ended = true;
+            received.lock().unwrap().ended = true;
         });
-        let epoch = liar.until("its fragments", |heard| heard.epoch);
-        assert!(liar.write(&frame(2, &[&epoch, &[0]])));
-        liar
+        let epoch = host.until("its fragments", |received| received.epoch);
+        assert!(host.write(&frame(2, &[&epoch, &[0]])));
+        host
     }
 
-    /// Whether the centre takes it.
+    /// Sends bytes. Returns whether the connection is still open.
     fn write(&self, bytes: &[u8]) -> bool {
         self.writer.lock().unwrap().write_all(bytes).is_ok()
     }
 
-    fn until<T>(&self, what: &str, mut found: impl FnMut(&Heard) -> Option<T>) -> T {
+    fn until<T>(&self, what: &str, mut found: impl FnMut(&Received) -> Option<T>) -> T {
         let begun = Instant::now();
         loop {
-            if let Some(found) = found(&self.heard.lock().unwrap()) {
+            if let Some(found) = found(&self.received.lock().unwrap()) {
                 return found;
             }
             assert!(begun.elapsed() < PATIENCE, "never: {what}");
@@ -163,17 +164,18 @@ impl Liar {
         }
     }
 
-    /// Tells of rows of the first fragment, and that their instant is over.
-    fn tell(&mut self, block: &[u8]) -> bool {
+    /// Sends rows of the first fragment and the watermark after them. Returns whether the
+    /// connection is still open.
+    fn send(&mut self, block: &[u8]) -> bool {
         self.number += 2;
-        let (rows, over) = ((self.number - 1).to_le_bytes(), self.number.to_le_bytes());
+        let (rows, end) = ((self.number - 1).to_le_bytes(), self.number.to_le_bytes());
         let rows = frame(4, &[&rows, &[0, 0, 0], block]);
-        let watermark = frame(5, &[&over, &unix_time_ns().to_le_bytes(), &[0; 8]]);
+        let watermark = frame(5, &[&end, &unix_time_ns().to_le_bytes(), &[0; 8]]);
         self.write(&[rows, watermark].concat())
     }
 }
 
-/// A block of rows that come, each with a giant text of its own from the number `first` on.
+/// A block of added rows, each with a distinct giant text, numbered from `first` on.
 fn block(first: usize) -> Vec<u8> {
     let columns = [("Path", Type::Text), ("@count", Type::Integer)];
     let header = Header::new(&StreamSchema::new("fragment", &columns), Clock::Unknown, 0);
@@ -186,24 +188,22 @@ fn block(first: usize) -> Vec<u8> {
 }
 
 #[test]
-fn giant_texts_of_a_host_take_no_more_memory_than_their_bound() {
+fn giant_texts_of_a_host_are_bounded_in_memory() {
     let centre = Centre::start("select distinct Path from IOstream [range 1 hour]");
     let address = centre.address();
-    // One that comes again with others is let go of again, and leaves nothing behind.
+    // A host that connects again with other texts is disconnected again, and its memory is
+    // released.
     for round in 0..3 {
-        let mut liar = Liar::connect(&address, "liar");
-        let mut told = 0;
-        while liar.tell(&block(round << 32 | told)) {
-            told += ROWS;
-            assert!(told * TEXT < 4 * RELATIONS_MAX, "nothing bounds the bytes");
+        let mut host = HostileHost::connect(&address, "hostile");
+        let mut sent = 0;
+        while host.send(&block(round << 32 | sent)) {
+            sent += ROWS;
+            assert!(sent * TEXT < 4 * RELATIONS_MAX, "the bytes are not bounded");
         }
-        liar.until("the end", |heard| heard.ended.then_some(()));
-        let bye = liar.heard.lock().unwrap().bye.clone().unwrap_or_default();
-        assert!(bye.contains("256 MiB") && bye.contains("shorter texts"), "{told} rows: {bye}");
-        assert!(
-            told * TEXT > RELATIONS_MAX / 10 * 9,
-            "{told} rows, which is less than it may have"
-        );
+        host.until("the end", |received| received.ended.then_some(()));
+        let bye = host.received.lock().unwrap().bye.clone().unwrap_or_default();
+        assert!(bye.contains("256 MiB") && bye.contains("shorter texts"), "{sent} rows: {bye}");
+        assert!(sent * TEXT > RELATIONS_MAX / 10 * 9, "{sent} rows, fewer than allowed");
         assert!(centre.memory_max() < MEMORY_MAX, "{} bytes", centre.memory_max());
     }
 }

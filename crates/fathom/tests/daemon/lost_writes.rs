@@ -1,5 +1,5 @@
-//! Writes that the kernel could not keep, through the whole daemon: nobody is told that they are
-//! durable, not even by the next daemon.
+//! Writes that the kernel could not write back, through the whole daemon: no client gets a success
+//! for them, not even from the next daemon.
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -19,7 +19,7 @@ fn flush(nbd: &mut Nbd) -> u32 {
     nbd.reply().expect("an answer").1
 }
 
-/// A write of one block, with `FUA` where `durable`.
+/// A write of one block, with FUA if `durable`.
 fn write(nbd: &mut Nbd, block: u64, durable: bool) -> u32 {
     let data = [3; DEVICE_BLOCK as usize];
     let flags = u16::from(durable);
@@ -27,7 +27,7 @@ fn write(nbd: &mut Nbd, block: u64, durable: bool) -> u32 {
     nbd.reply().expect("an answer").1
 }
 
-/// What `fathom disk info` says of an image.
+/// The output of `fathom disk info` for an image.
 fn info(image: &Path, more: &[&str]) -> String {
     let mut command = command(&std::env::temp_dir());
     let output = command.args(["disk", "info"]).arg(image).args(more).output().unwrap();
@@ -36,7 +36,7 @@ fn info(image: &Path, more: &[&str]) -> String {
 }
 
 #[test]
-fn lost_writes_are_nobodys_success_until_the_operator_says_so() {
+fn lost_writes_are_errors_until_the_operator_recovers_the_disk() {
     let Some(device) = FaultyDevice::new() else { return };
     let image = device.image("a.img", 64);
     device.break_block(&image, BAD);
@@ -48,7 +48,7 @@ fn lost_writes_are_nobodys_success_until_the_operator_says_so() {
     assert_eq!(daemon.client().disk("a").unwrap().problems, []);
     device.write_back();
 
-    // Flushes and durable writes on four connections at once.
+    // Concurrent flushes and durable writes on four connections.
     let start = Barrier::new(clients.len());
     std::thread::scope(|scope| {
         for (index, nbd) in clients.iter_mut().enumerate() {
@@ -70,27 +70,27 @@ fn lost_writes_are_nobodys_success_until_the_operator_says_so() {
     let metrics = client.metrics().unwrap();
     assert!(metrics.contains("fathom_disk_problems{disk=\"a\",vm=\"\"} 1"), "{metrics}");
     let lines = daemon.log();
-    let said: Vec<&str> = lines.lines().filter(|line| line.contains("may be lost")).collect();
-    assert!(said.len() == 1 && said[0].contains(" a: "), "{lines}");
+    let reports: Vec<&str> = lines.lines().filter(|line| line.contains("may be lost")).collect();
+    assert!(reports.len() == 1 && reports[0].contains(" a: "), "{lines}");
 
-    // Stopped as systemd stops it, not killed: the last flush must not be all that failed.
+    // Stopped as by systemd, not killed: other flushes than the last must have failed as well.
     drop(clients);
     daemon.signal(libc::SIGTERM);
     let (status, folder) = daemon.wait();
     assert_eq!(status.code(), Some(1), "the end was not clean");
-    // Of an image that nobody serves, the record is shown, too.
-    let told = info(&image, &[]);
-    assert!(told.contains("writes-lost") && told.contains("No space left on device"), "{told}");
+    // The record is shown also for an image that is not served.
+    let text = info(&image, &[]);
+    assert!(text.contains("writes-lost") && text.contains("No space left on device"), "{text}");
     let json: serde_json::Value = serde_json::from_str(&info(&image, &["--json"])).unwrap();
     assert_eq!(json["writes_lost"]["errno"], libc::ENOSPC, "{json}");
     let daemon = Daemon::start_in(folder, &text);
     let mut nbd = connect(&daemon);
-    assert_eq!(flush(&mut nbd), IO_ERROR, "the next daemon knows");
+    assert_eq!(flush(&mut nbd), IO_ERROR, "the next daemon reports it");
     assert_eq!(write(&mut nbd, 1, false), IO_ERROR);
     let problems = daemon.client().disk("a").unwrap().problems;
     assert!(problems[0].message.contains("an earlier daemon"), "{problems:?}");
 
-    // The way out.
+    // The recovery.
     device.mend();
     daemon.client().recover_disk("a").unwrap();
     match daemon.client().recover_disk("a") {
@@ -108,7 +108,7 @@ fn lost_writes_are_nobodys_success_until_the_operator_says_so() {
     daemon.end();
 }
 
-/// The write-back fails only at the daemon's last flush, which nobody but the log hears of.
+/// The write-back fails at the daemon's last flush, which only the log reports.
 #[test]
 fn the_last_flush_of_a_daemon_hides_no_loss() {
     let Some(device) = FaultyDevice::new() else { return };
@@ -133,7 +133,7 @@ fn the_last_flush_of_a_daemon_hides_no_loss() {
 }
 
 #[test]
-fn a_deleted_image_is_said_in_status_and_log() {
+fn a_deleted_image_is_reported_in_status_and_log() {
     let folder = tempfile::tempdir().unwrap();
     crate::process::image(folder.path(), "a.img", 1 << 20);
     let text = "[[disk]]\nname = \"a\"\nimage = \"a.img\"\n[[nbd]]\naddress = \"unix:n\"\n";

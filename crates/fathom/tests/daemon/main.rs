@@ -1,4 +1,4 @@
-//! The daemon as a process: started, asked, changed, loaded and ended as operators do it.
+//! The daemon as a process: started, queried, changed, loaded and ended as operators do it.
 
 mod bounds;
 mod changes;

@@ -1,4 +1,4 @@
-//! Many hosts: daemons that answer a `fathom monitor`, over TLS.
+//! Daemons whose events a `fathom monitor` queries, over TLS.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -32,7 +32,7 @@ fn certificates(folder: &Path, names: &[&str]) {
     }
 }
 
-/// A `fathom monitor` that writes into files.
+/// A `fathom monitor` with its output in files.
 struct Monitor {
     child: Child,
     folder: TempDir,
@@ -44,7 +44,7 @@ impl Monitor {
         Self::start_as("centre", folder, &files, &["--patience", "20s", query])
     }
 
-    /// One with a certificate for a name, of some files.
+    /// A monitor with the certificate `name` from the folder `files`.
     fn start_as(name: &str, folder: TempDir, files: &Path, arguments: &[&str]) -> Self {
         let file = |name: &str| files.join(name);
         let child = command(folder.path())
@@ -72,8 +72,8 @@ impl Monitor {
         loop {
             let text = self.text("status");
             let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-            let told = whole.lines().find_map(|line| line.strip_prefix("hosts are served at "));
-            if let Some(address) = told {
+            let line = whole.lines().find_map(|line| line.strip_prefix("listening for hosts at "));
+            if let Some(address) = line {
                 return address.to_owned();
             }
             assert!(begun.elapsed() < PATIENCE, "{text}");
@@ -81,7 +81,7 @@ impl Monitor {
         }
     }
 
-    /// How it ends, which is waited for, and what it has told.
+    /// Waits for its end. Returns its exit status and its messages.
     fn end(&mut self) -> (ExitStatus, String) {
         let begun = Instant::now();
         loop {
@@ -93,7 +93,7 @@ impl Monitor {
         }
     }
 
-    /// The rows that hold a text.
+    /// The number of rows that contain a text.
     fn rows(&self, part: &str) -> usize {
         self.text("rows").lines().filter(|line| line.contains(part)).count()
     }
@@ -106,12 +106,12 @@ impl Drop for Monitor {
     }
 }
 
-/// A daemon with a disk of its own that has a centre.
+/// A daemon with a disk and a link to a centre.
 fn daemon(name: &str, address: &str, files: &Path) -> Daemon {
     daemon_of(name, address, "centre", files)
 }
 
-/// The same, whose centre's certificate has another name.
+/// The same; the certificate of the centre has another name.
 fn daemon_of(name: &str, address: &str, centre: &str, files: &Path) -> Daemon {
     daemon_with(name, address, centre, files, "")
 }
@@ -144,19 +144,19 @@ fn daemons_answer_a_centre() {
     let address = monitor.address();
     let (alpha, beta) = (daemon("alpha", &address, &files), daemon("beta", &address, &files));
     for (daemon, name) in [(&alpha, "alpha"), (&beta, "beta")] {
-        daemon.until("it runs", || daemon.client().monitor().unwrap().state == "running");
+        daemon.until("the link runs", || daemon.client().monitor().unwrap().state == "running");
         let status = daemon.client().monitor().unwrap();
         assert_eq!((status.name.as_str(), status.tls, status.problem), (name, true, None));
     }
     write(&alpha, "of-alpha", 100);
     write(&beta, "of-beta", 150);
-    // A row for each request and for each response, and none twice.
+    // One row for each request and one for each response.
     alpha.until("alpha's rows", || monitor.rows("\"of-alpha\"") == 200);
     alpha.until("beta's rows", || monitor.rows("\"of-beta\"") == 300);
     let metrics = alpha.client().metrics().unwrap();
     assert!(metrics.contains("fathom_monitor_running 1\n"), "{metrics}");
     assert!(metrics.contains("fathom_monitor_dropped_rows_total 0\n"), "{metrics}");
-    // What happens last is told before the daemon ends.
+    // The last events arrive before the daemon ends.
     write(&beta, "of-beta", 50);
     beta.end();
     alpha.until("beta's last rows", || monitor.rows("\"of-beta\"") == 400);
@@ -166,17 +166,17 @@ fn daemons_answer_a_centre() {
         let status = monitor.text("status");
         status.contains("\"problem\":\"the host ends\"") && status.contains("\"name\":\"alpha\"")
     });
-    assert!(state("\"late\":0") && !state("turned away"));
-    // A centre that is gone harms nobody.
+    assert!(state("\"late\":0") && state("\"refused\":0"));
+    // The loss of a centre does not disturb the host.
     drop(monitor);
-    alpha.until("it is away", || alpha.client().monitor().unwrap().state == "away");
+    alpha.until("the centre to be away", || alpha.client().monitor().unwrap().state == "away");
     write(&alpha, "of-alpha", 100);
     assert!(alpha.client().monitor().unwrap().problem.is_some());
     alpha.end();
 }
 
-/// Two processes are one centre: each has a host, the first one tells of both, and when the other
-/// is killed it ends.
+/// Two processes are one centre. Each has a host; the first prints the results of both. When the
+/// second is killed, the first ends.
 #[test]
 fn processes_are_a_centre_together() {
     let files = tempfile::tempdir().unwrap();
@@ -192,7 +192,7 @@ fn processes_are_a_centre_together() {
         Monitor::start_as(name, tempfile::tempdir().unwrap(), files, &arguments)
     };
     let mut first = start("localhost", "0");
-    // One whose certificate is for somebody else is not taken.
+    // A process whose certificate has another name is not accepted.
     let refused = start("alpha", "1");
     let begun = Instant::now();
     while !first.text("status").contains("certificate of process 1 is not for localhost") {
@@ -204,20 +204,20 @@ fn processes_are_a_centre_together() {
     let alpha = daemon_of("alpha", &first.address(), "localhost", files);
     let beta = daemon_of("beta", &second.address(), "localhost", files);
     for daemon in [&alpha, &beta] {
-        daemon.until("it runs", || daemon.client().monitor().unwrap().state == "running");
+        daemon.until("the link runs", || daemon.client().monitor().unwrap().state == "running");
     }
     write(&alpha, "of-alpha", 100);
     write(&beta, "of-beta", 50);
-    alpha.until("both are told", || first.rows("\"n\":150,\"disks\":2") > 0);
-    assert_eq!(second.rows(""), 0, "the first process tells");
+    alpha.until("the results of both", || first.rows("\"n\":150,\"disks\":2") > 0);
+    assert_eq!(second.rows(""), 0, "the first process prints the results");
     drop(second);
-    let (status, told) = first.end();
-    assert!(status.code() == Some(1) && told.contains("is lost: "), "{status}: {told}");
-    assert!(!told.contains("panicked"), "{told}");
+    let (status, messages) = first.end();
+    assert!(status.code() == Some(1) && messages.contains("is lost: "), "{status}: {messages}");
+    assert!(!messages.contains("panicked"), "{messages}");
 }
 
 #[test]
-fn a_link_that_cannot_be_is_named() {
+fn an_invalid_link_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     certificates(folder.path(), &["centre", "alpha"]);
     std::fs::copy(folder.path().join("centre.key"), folder.path().join("alpha.key")).unwrap();
@@ -226,23 +226,23 @@ fn a_link_that_cannot_be_is_named() {
     std::fs::write(folder.path().join("f.toml"), text).unwrap();
     let serve = ["serve", "--config", "f.toml", "--control", "control.sock"];
     let output = command(folder.path()).args(serve).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
-        output.status.code() == Some(1) && told.contains("alpha.key is not a usable"),
-        "{told}"
+        output.status.code() == Some(1) && stderr.contains("alpha.key is not a usable"),
+        "{stderr}"
     );
     let monitor = ["monitor", "--listen", "127.0.0.1:0", "select * from IOstream"];
     let output = command(folder.path()).args(monitor).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && told.contains("--certificate"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && stderr.contains("--certificate"), "{stderr}");
 }
 
 #[test]
-fn a_daemon_refuses_what_holds_too_much_and_a_centre_ends_of_it() {
+fn a_daemon_refuses_a_fragment_over_its_limit_and_a_centre_ends_over_its_limit() {
     let folder = tempfile::tempdir().unwrap();
     certificates(folder.path(), &["centre", "alpha", "beta"]);
     let files = folder.path().to_owned();
-    // Each host keeps the numbers that it has told, and the centre all of them.
+    // Each host keeps the numbers that it has sent, and the centre keeps all of them.
     let query = "select distinct ReqId, VDisk from IOstream";
     let arguments = ["--patience", "20s", "--limit-held", "200", query];
     let mut monitor = Monitor::start_as("centre", folder, &files, &arguments);
@@ -250,22 +250,25 @@ fn a_daemon_refuses_what_holds_too_much_and_a_centre_ends_of_it() {
     let alpha = daemon_with("alpha", &address, "centre", &files, "held_max = 20\n");
     let beta = daemon("beta", &address, &files);
     for daemon in [&alpha, &beta] {
-        daemon.until("it runs", || daemon.client().monitor().unwrap().state == "running");
+        daemon.until("the link runs", || daemon.client().monitor().unwrap().state == "running");
     }
     write(&alpha, "of-alpha", 50);
-    alpha.until("it refuses", || daemon_problem(&alpha).contains("more than 20: ask for"));
+    alpha.until("the refusal", || daemon_problem(&alpha).contains("more than 20: ask for"));
     assert_eq!(alpha.client().monitor().unwrap().fragments, 0);
-    alpha.until("the centre knows", || monitor.text("status").contains("raise `held_max`"));
+    alpha.until("the centre's status", || monitor.text("status").contains("raise `held_max`"));
     write(&beta, "of-beta", 50);
-    beta.until("the other goes on", || monitor.rows("\"of-beta\"") == 50);
+    beta.until("the rows of the other host", || monitor.rows("\"of-beta\"") == 50);
     assert_eq!(beta.client().monitor().unwrap().problem, None);
-    // Now it is too much for the centre.
+    // This exceeds the limit of the centre.
     write(&beta, "of-beta", 400);
-    let (status, told) = monitor.end();
-    assert!(status.code() == Some(1) && told.contains(": more than 200\n"), "{status}: {told}");
+    let (status, messages) = monitor.end();
+    assert!(
+        status.code() == Some(1) && messages.contains(": more than 200\n"),
+        "{status}: {messages}"
+    );
 }
 
-/// What a daemon says is wrong with its link.
+/// The problem of a daemon's link.
 fn daemon_problem(daemon: &Daemon) -> String {
     daemon.client().monitor().unwrap().problem.unwrap_or_default()
 }

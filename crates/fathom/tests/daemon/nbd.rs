@@ -58,7 +58,7 @@ impl Nbd {
         array
     }
 
-    /// Sends a request. False when the server has left.
+    /// Sends a request. Returns false if the server has closed the connection.
     pub fn send(&mut self, kind: u16, cookie: u64, offset: u64, length: u32, data: &[u8]) -> bool {
         self.send_with(0, kind, cookie, offset, length, data)
     }
@@ -83,7 +83,7 @@ impl Nbd {
         self.stream.write_all(&request).is_ok()
     }
 
-    /// The next reply: cookie and error. `None` when the server has left.
+    /// The next reply: cookie and error. `None` if the server has closed the connection.
     pub fn reply(&mut self) -> Option<(u64, u32)> {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply).ok()?;

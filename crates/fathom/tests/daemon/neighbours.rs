@@ -1,4 +1,4 @@
-//! Whatever one disk, client or guest does, the others go on, and so do control, signals and
+//! The actions of one disk, client or guest disturb neither the others nor control, signals and
 //! memory.
 
 use std::fmt::Write as _;
@@ -10,16 +10,16 @@ use crate::nbd::Nbd;
 use crate::process::{Daemon, image};
 use crate::stuck::Stuck;
 
-/// How long an answer of the control interface may take on a busy host. Without hung storage it
-/// takes milliseconds.
+/// The longest time for an answer of the control interface on a busy host. Without hung storage an
+/// answer takes milliseconds.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(8);
-/// Requests that are measured.
+/// The number of measured requests.
 const ROUNDS: u64 = 400;
 
-/// A question and a name for it.
+/// A named request to the control interface.
 type Question<'a> = (&'a str, Box<dyn Fn() -> Result<(), ClientError> + 'a>);
 
-/// Writes and reads blocks, and gives the median time of a request.
+/// Writes and reads blocks. Returns the median time of a request.
 fn work(nbd: &mut Nbd) -> Duration {
     let mut times = Vec::new();
     for round in 0..ROUNDS {
@@ -41,7 +41,7 @@ fn disk(text: &mut String, name: &str, image: &str) {
 }
 
 #[test]
-fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
+fn a_hung_disk_blocks_neither_its_neighbours_nor_control_nor_the_end() {
     let Some(stuck) = Stuck::mount() else { return };
     let folder = tempfile::tempdir().unwrap();
     image(folder.path(), "good.img", 1 << 20);
@@ -51,7 +51,8 @@ fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
     disk(&mut text, "good", "good.img");
     disk(&mut text, "hung", &stuck.image().display().to_string());
     let daemon = Daemon::start_in(folder, &text);
-    // Goes before the daemon, which the kernel does not let end while its file system hangs.
+    // Dropped before the daemon: the kernel does not let the daemon end while the file system
+    // hangs.
     let stuck = stuck;
     let client = daemon.client();
     let mut good = Nbd::connect(&daemon.path("nbd.sock"), "good");
@@ -62,7 +63,7 @@ fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
     stuck.hang();
     assert!(hung.send(1, 7, 4096, 4096, &[2; 4096]));
     assert!(hung.send(0, 8, 1 << 20, 4096, &[]));
-    // More removals than there are threads for them in a small pool, and the other changes.
+    // More removals than a small pool has threads, and the other changes.
     let removals: Vec<_> = (0..8)
         .map(|_| {
             let client = daemon.client();
@@ -72,7 +73,7 @@ fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
     std::thread::sleep(Duration::from_millis(300));
 
     let during = work(&mut good);
-    println!("a request takes {before:?}, beside a disk that hangs {during:?}");
+    println!("a request takes {before:?}, next to a hung disk {during:?}");
     let memory = DiskDefinition {
         name: "new".into(),
         memory: Some(Bytes(1 << 20)),
@@ -81,7 +82,7 @@ fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
     let questions: [Question<'_>; 11] = [
         ("the daemon", Box::new(|| client.daemon().map(drop))),
         ("the disks", Box::new(|| client.disks().map(drop))),
-        ("the disk that hangs", Box::new(|| client.disk("hung").map(drop))),
+        ("the hung disk", Box::new(|| client.disk("hung").map(drop))),
         ("statistics", Box::new(|| client.statistics().map(drop))),
         ("usage", Box::new(|| client.usage(None, None).map(drop))),
         ("slow requests", Box::new(|| client.slow(None, 10).map(drop))),
@@ -102,8 +103,8 @@ fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
     daemon.until("the end", || daemon.log().contains("ended, but not cleanly"));
     println!("ended {:?} after SIGTERM", begun.elapsed());
     assert!(!daemon.path("control.sock").exists() && !daemon.path("nbd.sock").exists());
-    // The kernel itself asks the file system once more when the last descriptor is closed.
-    stuck.go_on();
+    // The kernel sends another request to the file system when the last descriptor is closed.
+    stuck.resume();
     let (status, folder) = daemon.wait();
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert_eq!(status.code(), Some(1), "{log}");
@@ -115,11 +116,11 @@ fn a_disk_that_hangs_stops_neither_its_neighbours_nor_control_nor_the_end() {
     let found = std::fs::read(folder.path().join("good.img")).unwrap();
     let last = (ROUNDS - 1) as u8;
     let place = ((ROUNDS - 1) % 64 * 4096) as usize;
-    assert_eq!(found[place..place + 4096], [last; 4096], "what was acknowledged is there");
+    assert_eq!(found[place..place + 4096], [last; 4096], "acknowledged data exists");
 }
 
 #[test]
-fn a_disk_whose_storage_comes_back_is_removed_then() {
+fn a_hung_disk_is_removed_when_its_storage_answers_again() {
     let Some(stuck) = Stuck::mount() else { return };
     let mut text = "[[nbd]]\naddress = \"unix:nbd.sock\"\n".to_owned();
     disk(&mut text, "hung", &stuck.image().display().to_string());
@@ -134,31 +135,31 @@ fn a_disk_whose_storage_comes_back_is_removed_then() {
         let client = daemon.client();
         std::thread::spawn(move || client.remove_disk("hung", true))
     };
-    daemon.until("the disk to be on its way out", || {
+    daemon.until("the removal to be in progress", || {
         match client.change_disk("hung", &DiskChange::default()) {
             Ok(_) => false,
             Err(ClientError::Refused(body)) => body.code == ErrorCode::Conflict,
             other => panic!("{other:?}"),
         }
     });
-    assert_eq!(client.disks().unwrap().disks.len(), 1, "it is there until its requests are back");
-    stuck.go_on();
+    assert_eq!(client.disks().unwrap().disks.len(), 1, "it exists until its requests complete");
+    stuck.resume();
     removal.join().unwrap().unwrap();
-    assert_eq!(nbd.reply(), Some((7, 0)), "the request that hung was carried out");
+    assert_eq!(nbd.reply(), Some((7, 0)), "the hung request was carried out");
     assert_eq!(client.disks().unwrap().disks, []);
     daemon.end();
 }
 
-/// Clients that ask for much and read nothing.
+/// The number of clients that send large requests and read nothing.
 const FLOODERS: usize = 20;
 /// The longest request of NBD, in bytes.
 const LONGEST: u32 = 32 << 20;
-/// What the daemon may take besides the memory of requests, in kB: twenty threads with their rings
-/// and inputs among it, in a build without optimisation.
+/// The most memory of the daemon besides that of requests, in kB. It includes twenty threads with
+/// their rings and inputs, in a build without optimisation.
 const BESIDES_KB: u64 = 100 << 10;
 
 #[test]
-fn clients_that_read_nothing_are_bounded_in_memory_and_cut_off_for_others() {
+fn clients_that_do_not_read_are_bounded_in_memory_and_disconnected_for_others() {
     let text = "[daemon]\nnbd_memory = \"64M\"\n\
                 [[disk]]\nname = \"a\"\nnull = \"1G\"\n\
                 [[disk]]\nname = \"b\"\nnull = \"1G\"\n\
@@ -190,9 +191,9 @@ fn clients_that_read_nothing_are_bounded_in_memory_and_cut_off_for_others() {
         assert!(at.elapsed() < ANSWER_TIME_MAX, "{:?}", at.elapsed());
         most_kb = most_kb.max(resident_kb());
     }
-    println!("{FLOODERS} clients that read nothing: at most {most_kb} kB resident");
+    println!("{FLOODERS} clients that do not read: at most {most_kb} kB resident");
     assert!(most_kb < (64 << 10) + BESIDES_KB, "{most_kb} kB");
-    // Somebody who does read waits for memory of the same export, and gets it.
+    // A client that reads waits for memory of the same export, and gets it.
     assert!(rival.send(0, 7, 0, 1 << 20, &[]));
     daemon.until("a client to be cut off", || daemon.log().contains("NBD client cut off"));
     drop(flooders);

@@ -1,4 +1,4 @@
-//! `fathom record` as Parquet: live, and of what was recorded.
+//! `fathom record` as Parquet: live, and as an export.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,16 +15,18 @@ use crate::process::{Daemon, command, kill};
 const ONE: &str = "[[disk]]\nname = \"a\"\nvm = \"web\"\nmemory = \"1M\"\n\
                    [[nbd]]\naddress = \"unix:nbd.sock\"\n";
 
-/// What the test looks at of an event: when, `Type` and `IOOp`, the request's number and sector.
+/// The fields of an event that the test compares: time, `Type` and `IOOp`, the request's number and
+/// its sector.
 type Event = (i64, String, i64, i64);
 
-/// The reads and writes of a Parquet file, and how many events it says that it has.
+/// The reads and writes of a Parquet file, and the number of events in its metadata.
 fn events(path: &Path) -> (Vec<Event>, String) {
     let reader = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
     let file = reader.metadata().file_metadata();
-    let told = file.key_value_metadata().unwrap().iter();
-    let told = told.filter(|pair| pair.key == "fathom.events").find_map(|pair| pair.value.clone());
-    assert_eq!(told, Some(file.num_rows().to_string()));
+    let count = file.key_value_metadata().unwrap().iter();
+    let count =
+        count.filter(|pair| pair.key == "fathom.events").find_map(|pair| pair.value.clone());
+    assert_eq!(count, Some(file.num_rows().to_string()));
     let rows = reader.get_row_iter(None).unwrap().map(Result::unwrap);
     let event = |row: parquet::record::Row| {
         let text = |column| row.get_string(column).unwrap().clone();
@@ -33,7 +35,7 @@ fn events(path: &Path) -> (Vec<Event>, String) {
         (number(0), text(1) + &text(2), number(3), number(4))
     };
     let all = rows.filter(|row| "rw".contains(row.get_string(2).unwrap().as_str()));
-    (all.map(event).collect(), told.unwrap())
+    (all.map(event).collect(), count.unwrap())
 }
 
 fn part(folder: &Path) -> Option<PathBuf> {
@@ -41,7 +43,7 @@ fn part(folder: &Path) -> Option<PathBuf> {
     all.find(|path| path.extension() == Some("part".as_ref()))
 }
 
-/// `fathom record a -o a.parquet`, once it records.
+/// Starts `fathom record a -o a.parquet`, and waits until it records.
 fn record(daemon: &Daemon) -> Child {
     let child = command(&daemon.path(""))
         .args(["record", "a", "-o", "a.parquet", "--control", "control.sock"])
@@ -87,10 +89,10 @@ fn live_events_become_parquet_when_they_end_in_order() {
         signal(&child, number);
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        let (found, told) = events(&whole);
+        let (found, count) = events(&whole);
         check(&found);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(&format!("{told} events, ")), "{said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains(&format!("{count} events, ")), "{stderr}");
         assert_eq!(part(&daemon.path("")), None);
         std::fs::remove_file(whole).unwrap();
     }
@@ -98,20 +100,20 @@ fn live_events_become_parquet_when_they_end_in_order() {
 }
 
 #[test]
-fn what_came_before_the_daemon_broke_off_is_kept() {
+fn events_before_the_death_of_the_daemon_are_kept() {
     let daemon = Daemon::start(ONE);
     let child = record(&daemon);
     write(&daemon);
     daemon.signal(libc::SIGKILL);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("error: the events are cut off"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("error: the events are cut off"), "{stderr}");
     check(&events(&daemon.path("a.parquet")).0);
 }
 
 #[test]
-fn a_limit_ends_it_before_the_file_is_longer() {
+fn the_file_does_not_exceed_the_limit() {
     let daemon = Daemon::start(ONE);
     let child = command(&daemon.path(""))
         .args(["record", "-o", "x", "--format", "parquet", "--limit", "100k", "--quiet"])
@@ -142,7 +144,7 @@ fn export(folder: &Path, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn what_was_recorded_becomes_parquet() {
+fn a_recording_becomes_parquet() {
     let daemon = Daemon::start(ONE);
     let mut child = command(&daemon.path(""))
         .args(["record", "a", "-o", "a.rec", "--control", "control.sock"])
@@ -159,29 +161,29 @@ fn what_was_recorded_becomes_parquet() {
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
         check(&events(&folder.join(to)).0);
     }
-    // To standard output there is no name to wait for.
+    // Standard output has no name, and is written directly.
     let output = export(folder, &["a.rec", "-o", "-", "--format", "parquet"]);
     assert_eq!(output.stdout, std::fs::read(folder.join("a.parquet")).unwrap());
-    // Text that queries read can be had, too.
+    // Text that queries read can be exported as well.
     assert!(export(folder, &["a.rec", "-o", "a.csv"]).status.success());
     assert!(export(folder, &["a.csv", "-o", "b.parquet"]).status.success());
     let times = |events: Vec<Event>| events.into_iter().map(|event| event.0).collect::<Vec<_>>();
     let (first, _) = events(&folder.join("a.parquet"));
     let (again, _) = events(&folder.join("b.parquet"));
     let (first, again) = (times(first), times(again));
-    // CSV does not say since when its times count.
+    // CSV does not contain the start of its times.
     let offset = first[0] - again[0];
     assert_eq!(first, again.iter().map(|time| time + offset).collect::<Vec<_>>());
-    for (arguments, code, said) in [
+    for (arguments, code, message) in [
         (&["a.rec", "-o", "/dev/full", "--format", "parquet"][..], 1, "No space left on device"),
         (&["a.rec", "-o", "none/x.parquet"], 1, "cannot write none/x.parquet: No such file"),
         (&["a.rec", "-o", "y", "--format", "recording"], 2, "not exported as a recording"),
-        (&["a.rec", "-o", "y"], 2, "y has no ending that says a form"),
+        (&["a.rec", "-o", "y"], 2, "y has no extension of a known format"),
     ] {
         let output = export(folder, arguments);
         assert_eq!(output.status.code(), Some(code), "{output:?}");
         let text = String::from_utf8(output.stderr).unwrap();
-        assert!(text.contains(said), "{text}");
+        assert!(text.contains(message), "{text}");
     }
     assert_eq!(part(folder), None);
 }
@@ -205,7 +207,7 @@ fn an_export_that_is_interrupted_leaves_nothing() {
         assert!(begun.elapsed() < crate::process::PATIENCE);
         std::thread::sleep(Duration::from_millis(5));
     }
-    // It catches signals soon after it made the file.
+    // The command handles signals soon after it has created the file.
     std::thread::sleep(Duration::from_millis(500));
     signal(&child, libc::SIGINT);
     std::thread::sleep(Duration::from_millis(100));

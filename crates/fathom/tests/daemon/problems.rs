@@ -1,5 +1,4 @@
-//! States in which something does not work: shown everywhere, logged once when they begin and once
-//! when they end.
+//! Problems: shown everywhere, and logged once when they begin and once when they end.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ use crate::process::{Daemon, command, disk_over_nbd, image};
 
 /// A write's length, in bytes.
 const LENGTH: usize = 64 << 10;
-/// The error for which NBD has the number 28.
+/// The NBD error for a full store.
 const NO_SPACE: u32 = 28;
 
 /// A small file system in memory.
@@ -23,7 +22,7 @@ struct Small {
 }
 
 impl Small {
-    /// `None`, with a word about it, where this host cannot mount one.
+    /// Mounts it; `None`, with a message, if this host cannot.
     fn mount(size: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let option = format!("size={size}");
@@ -64,7 +63,7 @@ fn serve(path: &Path, more: &str) -> Daemon {
 }
 
 #[test]
-fn a_full_file_system_stops_writes_until_there_is_room() {
+fn on_a_full_file_system_writes_wait_for_space() {
     let Some(small) = Small::mount("1200K") else { return };
     image(small.folder.path(), "a.img", 8 << 20);
     std::fs::write(small.path("ballast"), vec![1; 512 << 10]).unwrap();
@@ -91,7 +90,7 @@ fn a_full_file_system_stops_writes_until_there_is_room() {
     assert!(output(&["doctor"]).contains("wait for space"));
     let top = output(&["top", "--plain", "--count", "1", "--interval", "100ms"]);
     assert!(top.contains("! waiting-for-room"), "{top}");
-    // What needs no room goes on.
+    // Requests that need no space continue.
     let mut other = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!(other.read(0, 512).len(), 512);
     std::fs::remove_file(small.path("ballast")).unwrap();
@@ -115,7 +114,7 @@ fn a_full_file_system_stops_writes_until_there_is_room() {
 }
 
 #[test]
-fn a_disk_without_room_is_shown_and_can_be_removed() {
+fn a_full_disk_is_shown_and_can_be_removed() {
     let Some(small) = Small::mount("256K") else { return };
     image(small.folder.path(), "a.img", 8 << 20);
     let daemon = serve(&small.path("a.img"), "");
@@ -126,7 +125,7 @@ fn a_disk_without_room_is_shown_and_can_be_removed() {
     }
     let errors: Vec<u32> = (0..8).map(|_| nbd.reply().unwrap().1).collect();
     assert!(errors.contains(&NO_SPACE) && errors.iter().all(|e| [0, NO_SPACE].contains(e)));
-    // Nobody has asked: the failure itself is what is noticed.
+    // No client has asked for problems: the failure itself triggers the report.
     daemon.until("the problem to be logged", || lines(&daemon, "a", "problem full") == 1);
     let problem = daemon.client().disk("a").unwrap().problems.remove(0);
     assert_eq!(problem.kind, ProblemKind::Full);
@@ -135,7 +134,7 @@ fn a_disk_without_room_is_shown_and_can_be_removed() {
     drop(nbd);
     daemon.end();
 
-    // The same where writes wait: they fail when the disk is removed.
+    // The same with waiting writes: they fail when the disk is removed.
     let daemon = serve(&small.path("a.img"), "when_full = \"wait\"\n");
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert!(nbd.send(1, 9, 4 << 20, LENGTH as u32, &vec![1; LENGTH]));
@@ -146,7 +145,7 @@ fn a_disk_without_room_is_shown_and_can_be_removed() {
 }
 
 #[test]
-fn an_image_that_is_cut_or_deleted_is_a_problem() {
+fn a_truncated_or_deleted_image_is_a_problem() {
     let folder = tempfile::tempdir().unwrap();
     image(folder.path(), "a.img", 1 << 20);
     let path = folder.path().join("a.img");
@@ -155,23 +154,23 @@ fn an_image_that_is_cut_or_deleted_is_a_problem() {
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.set_len(1 << 19).unwrap();
     let is = |kind: ProblemKind| kinds(&daemon, "a").contains(&kind);
-    daemon.until("the cut to be seen", || is(ProblemKind::CutShort));
-    // What was cut off is gone: only the operator can say that the image is whole again.
+    daemon.until("the truncation to be found", || is(ProblemKind::CutShort));
+    // The truncated data is lost: only the operator can declare the image complete again.
     assert!(daemon.client().recover_disk("a").is_err());
     file.set_len(1 << 20).unwrap();
     assert!(is(ProblemKind::CutShort));
     daemon.client().recover_disk("a").unwrap();
-    daemon.until("the cut to be mended", || kinds(&daemon, "a").is_empty());
+    daemon.until("the problem to end", || kinds(&daemon, "a").is_empty());
     assert_eq!(lines(&daemon, "a", "problem cut-short"), 1, "{}", daemon.log());
     assert_eq!(lines(&daemon, "a", "problem ended: cut-short"), 1, "{}", daemon.log());
     std::fs::remove_file(&path).unwrap();
-    daemon.until("the deletion to be seen", || is(ProblemKind::Deleted));
-    // While something is wrong, the watch looks by itself, and says it once.
+    daemon.until("the deletion to be found", || is(ProblemKind::Deleted));
+    // While there is a problem, the watch checks periodically; it reports the problem once.
     std::thread::sleep(Duration::from_secs(6));
     assert_eq!(lines(&daemon, "a", "problem deleted"), 1, "{}", daemon.log());
 }
 
-/// Waits for longer than a daemon's test otherwise does: some problems are over only after a while.
+/// Waits longer than the time limit of other tests: some problems end only after a while.
 fn until_at_last(daemon: &Daemon, what: &str, mut found: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !found() {
@@ -195,7 +194,7 @@ fn a_device_that_cannot_be_read_is_a_problem_until_it_can() {
         nbd.reply()
     };
     assert_eq!(read(1), Some((1, IO_ERROR)));
-    // Nobody has asked: the failure itself is what is noticed.
+    // No client has asked for problems: the failure itself triggers the report.
     daemon.until("the problem to be logged", || lines(&daemon, "a", "problem io-errors") == 1);
     let problem = daemon.client().disk("a").unwrap().problems.remove(0);
     assert_eq!(problem.kind, ProblemKind::IoErrors);
@@ -216,7 +215,7 @@ fn a_device_that_cannot_be_read_is_a_problem_until_it_can() {
 }
 
 #[test]
-fn storage_that_hangs_is_a_problem_until_it_answers() {
+fn hung_storage_is_a_problem_until_it_answers() {
     let Some(device) = FaultyDevice::new() else { return };
     let path = device.image("a.img", 64);
     let daemon = serve(&path, "");
@@ -226,8 +225,8 @@ fn storage_that_hangs_is_a_problem_until_it_answers() {
     assert!(nbd.send(1, 7, 8192, 4096, &[2; 4096]));
     let begun = Instant::now();
     let hangs = || kinds(&daemon, "a") == [ProblemKind::NotAnswering];
-    daemon.until("the storage to be found hanging", hangs);
-    // A slow disk is none that hangs.
+    daemon.until("the hung storage to be found", hangs);
+    // A slow disk is not reported as hung.
     assert!(begun.elapsed() > Duration::from_secs(9), "{:?}", begun.elapsed());
     let problem = daemon.client().disk("a").unwrap().problems.remove(0);
     assert!(problem.message.contains(&path.display().to_string()), "{problem:?}");
@@ -242,7 +241,7 @@ fn storage_that_hangs_is_a_problem_until_it_answers() {
 
 #[test]
 fn a_link_without_a_centre_is_a_problem_of_the_daemon() {
-    // A port of the host's choice, where nobody listens once it is given back.
+    // A port chosen by the host, on which no process listens after it is closed.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let daemon = Daemon::start(&format!(
         "[[disk]]\nname = \"a\"\nmemory = \"1M\"\n[[nbd]]\naddress = \"unix:nbd.sock\"\n\
@@ -250,14 +249,14 @@ fn a_link_without_a_centre_is_a_problem_of_the_daemon() {
     ));
     let problems = || daemon.client().daemon().unwrap().problems;
     let begun = Instant::now();
-    daemon.until("the link to be missed", || !problems().is_empty());
+    daemon.until("the missing link to be found", || !problems().is_empty());
     assert!(begun.elapsed() > Duration::from_secs(9), "{:?}", begun.elapsed());
     let problem = problems().remove(0);
     assert_eq!((problem.kind, problem.disk), (ProblemKind::MonitorLink, None));
     assert!(problem.message.contains(&address), "{}", problem.message);
     let metrics = daemon.client().metrics().unwrap();
     assert!(metrics.contains("fathom_problem{kind=\"monitor-link\"} 1"), "{metrics}");
-    assert_eq!(kinds(&daemon, "a"), [], "it is no disk's");
+    assert_eq!(kinds(&daemon, "a"), [], "it is a problem of no disk");
     let logged = |text: &str| daemon.log().lines().filter(|line| line.contains(text)).count();
     assert_eq!(logged("problem monitor-link"), 1, "{}", daemon.log());
 

@@ -1,4 +1,4 @@
-//! A daemon of a test's own.
+//! A daemon for a test.
 
 use std::fs::File;
 use std::os::unix::net::UnixDatagram;
@@ -10,27 +10,27 @@ use fathom_control::Client;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long anything may take before a test fails.
+/// The time limit of each step of a test.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A running `fathom serve`, in a folder of its own.
+/// A running `fathom serve` with its own folder.
 pub struct Daemon {
     child: Child,
     folder: TempDir,
-    /// From the start of the process until it said that it is ready.
+    /// The time from the start of the process to its message that it is ready.
     pub ready: Duration,
 }
 
 impl Daemon {
-    /// Serves `configuration`, a text in which `[daemon]` needs no control socket.
+    /// Serves `configuration`, which needs no control socket in `[daemon]`.
     pub fn start(configuration: &str) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), configuration)
     }
 
-    /// The same, in a folder that has been prepared.
+    /// The same, in a prepared folder.
     pub fn start_in(folder: TempDir, configuration: &str) -> Self {
         std::fs::write(folder.path().join("f.toml"), configuration).unwrap();
-        // An earlier daemon of the same folder left its own.
+        // An earlier daemon of the same folder may have left its socket.
         let _ = std::fs::remove_file(folder.path().join("notify"));
         let notified = UnixDatagram::bind(folder.path().join("notify")).unwrap();
         notified.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -42,9 +42,9 @@ impl Daemon {
             .stderr(File::create(folder.path().join("log")).unwrap())
             .spawn()
             .unwrap();
-        let mut told = [0; 64];
+        let mut message = [0; 64];
         let length = loop {
-            match notified.recv(&mut told) {
+            match notified.recv(&mut message) {
                 Ok(length) => break length,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
@@ -55,7 +55,7 @@ impl Daemon {
             }
         };
         let ready = begun.elapsed();
-        assert_eq!(&told[..length], b"READY=1\n");
+        assert_eq!(&message[..length], b"READY=1\n");
         Self { child, folder, ready }
     }
 
@@ -71,12 +71,12 @@ impl Daemon {
         std::fs::read_to_string(self.path("log")).unwrap()
     }
 
-    /// The process.
+    /// The process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// A text below `/proc/PID`.
+    /// A file below `/proc/PID`.
     pub fn proc(&self, name: &str) -> String {
         std::fs::read_to_string(format!("/proc/{}/{name}", self.child.id())).unwrap()
     }
@@ -85,7 +85,7 @@ impl Daemon {
         kill(&self.child, signal);
     }
 
-    /// Waits for the end.
+    /// Waits for the end. Returns the exit status and the folder.
     pub fn wait(mut self) -> (ExitStatus, TempDir) {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
@@ -98,7 +98,7 @@ impl Daemon {
         panic!("the daemon does not end:\n{}", self.log());
     }
 
-    /// Ends it with SIGTERM and checks that the end was clean.
+    /// Ends the daemon with SIGTERM, and checks that it ended cleanly.
     pub fn end(self) -> TempDir {
         self.signal(libc::SIGTERM);
         let log = self.path("log");
@@ -107,7 +107,7 @@ impl Daemon {
         folder
     }
 
-    /// Waits until `found` holds.
+    /// Waits until `found` returns true; fails with `what` after the time limit.
     pub fn until(&self, what: &str, mut found: impl FnMut() -> bool) {
         let begun = Instant::now();
         while !found() {
@@ -124,15 +124,15 @@ impl Drop for Daemon {
     }
 }
 
-/// `fathom`, run in `folder`.
+/// The command `fathom`, run in `folder`.
 pub fn command(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fathom"));
     command.current_dir(folder).stdin(Stdio::null());
     command
 }
 
-/// The configuration of one disk called "a" over `image`, with the lines `more` of its own, which
-/// is served over NBD at `nbd.sock`.
+/// The configuration of a disk called "a" on `image`, with further lines `more`, which is served
+/// over NBD at `nbd.sock`.
 pub fn disk_over_nbd(image: &Path, more: &str) -> String {
     format!(
         "[[disk]]\nname = \"a\"\nimage = \"{}\"\n{more}[[nbd]]\naddress = \"unix:nbd.sock\"\n",
@@ -140,12 +140,12 @@ pub fn disk_over_nbd(image: &Path, more: &str) -> String {
     )
 }
 
-/// An image of zeroes.
+/// Creates an image of zeroes.
 pub fn image(folder: &Path, name: &str, size: u64) {
     File::create(folder.join(name)).unwrap().set_len(size).unwrap();
 }
 
-/// Sends a child that has not been waited for a signal.
+/// Sends a signal to a child that has not been waited for.
 pub fn kill(child: &Child, signal: i32) {
     let signal = Signal::from_named_raw(signal).expect("a signal with a name");
     kill_process(Pid::from_child(child), signal).expect("the child is there");

@@ -1,4 +1,4 @@
-//! Queries that the daemon keeps, and what their actions do.
+//! The daemon's kept queries, and their actions.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -24,13 +24,13 @@ fn status(daemon: &Daemon, name: &str) -> QueryStatus {
     list.queries.into_iter().find(|query| query.name == name).unwrap()
 }
 
-/// The value of a series at `/metrics`.
+/// The value of a series in `/metrics`.
 fn sample(daemon: &Daemon, series: &str) -> Option<f64> {
     let page = daemon.client().metrics().unwrap();
     page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
 }
 
-/// All requests that the disks' taps have counted.
+/// The number of requests that the disks' taps have counted.
 fn requests(statistics: &Statistics) -> u64 {
     let operations = statistics.disks.iter().flat_map(|disk| &disk.operations);
     operations.map(|operation| operation.count + operation.errors).sum()
@@ -75,7 +75,7 @@ fn lines_and_metrics_are_what_the_taps_have_counted() {
         statistics.disk(disk).unwrap().operation(operation).unwrap().bytes as f64
     };
     assert_eq!((bytes("a", "write"), bytes("b", "read")), (409_600.0, 102_400.0));
-    let wanted = [
+    let expected = [
         ("test_bytes_total{disk=\"a\",op=\"w\"}", bytes("a", "write")),
         ("test_bytes_total{disk=\"b\",op=\"r\"}", bytes("b", "read")),
         ("test_requests{disk=\"a\"}", 100.0),
@@ -83,7 +83,7 @@ fn lines_and_metrics_are_what_the_taps_have_counted() {
         ("fathom_query_events_total{query=\"held\"}", 400.0),
         ("fathom_query_suppressed_total{query=\"eighth\"}", 19.0),
     ];
-    for (series, value) in wanted {
+    for (series, value) in expected {
         daemon.until(series, || sample(&daemon, series) == Some(value));
     }
     let page = daemon.client().metrics().unwrap();
@@ -93,7 +93,7 @@ fn lines_and_metrics_are_what_the_taps_have_counted() {
     let line = "warning query eighth: VDisk=\"a\" IOOp=\"w\" Sector=8 Size=8\n";
     assert_eq!(daemon.log().matches(line).count(), 2, "{}", daemon.log());
     let eighth = status(&daemon, "eighth");
-    // One of the reads begins there too.
+    // One of the reads begins at this sector as well.
     assert_eq!((eighth.results, eighth.acted, eighth.suppressed), (21, 2, 19));
     assert_eq!((eighth.state, eighth.events, eighth.failures), (QueryState::Running, 400, 0));
     assert_eq!((eighth.action.as_str(), eighth.limit.as_str()), ("log", "2/hour"));
@@ -112,7 +112,7 @@ fn lines_and_metrics_are_what_the_taps_have_counted() {
 }
 
 #[test]
-fn every_event_of_a_load_is_seen_or_counted_as_dropped() {
+fn every_event_of_a_load_is_read_or_counted_as_dropped() {
     let text = [
         "[[disk]]\nname = \"a\"\nmemory = \"64M\"\nvhost_user = { socket = \"a.sock\" }\n"
             .to_owned(),
@@ -128,19 +128,20 @@ fn every_event_of_a_load_is_seen_or_counted_as_dropped() {
         command(&daemon.path("")).args(load).args(["--control", "control.sock"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let statistics = daemon.client().statistics().unwrap();
-    let wanted = 2 * requests(&statistics);
-    assert!(wanted > 200, "{statistics:?}");
+    let expected = 2 * requests(&statistics);
+    assert!(expected > 200, "{statistics:?}");
     daemon.until("a request and a response for each request", || {
         let done = status(&daemon, "done");
-        done.events + done.events_late + done.events_dropped == wanted
+        done.events + done.events_late + done.events_dropped == expected
     });
     let done = status(&daemon, "done");
-    // Nothing is missing but what is said to be. The last results come with the next moment.
+    // Only events that are reported as dropped are missing. The last results arrive with the next
+    // moment.
     let missing = |letter: &str, name: &str| {
         let counted =
             sample(&daemon, &format!("test_bytes_total{{op=\"{letter}\"}}")).unwrap_or(0.0);
         let tap = statistics.disks[0].operation(name).unwrap().bytes as f64;
-        assert!(counted <= tap, "{name}: {counted}, and the tap has {tap}");
+        assert!(counted <= tap, "{name}: counted {counted}, but the tap has {tap}");
         tap - counted
     };
     let dropped = (done.events_dropped + done.events_late) as f64;
@@ -150,10 +151,10 @@ fn every_event_of_a_load_is_seen_or_counted_as_dropped() {
     daemon.end();
 }
 
-/// A server that answers each request with `answer`, and hands on its body.
+/// A server that sends `answer` to each request, and passes on the requests' bodies.
 fn server(answer: &'static str) -> (String, Receiver<Value>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/told?by=fathom", listener.local_addr().unwrap());
+    let url = format!("http://{}/report?by=fathom", listener.local_addr().unwrap());
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
@@ -176,7 +177,7 @@ fn read_request(stream: &mut TcpStream) -> Value {
         head.push(byte[0]);
     }
     let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
-    assert!(head.starts_with("post /told?by=fathom http/1.1\r\n"), "{head}");
+    assert!(head.starts_with("post /report?by=fathom http/1.1\r\n"), "{head}");
     assert!(head.contains("\r\ncontent-type: application/json\r\n"), "{head}");
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
     let mut body = vec![0; length.parse().unwrap()];
@@ -184,24 +185,24 @@ fn read_request(stream: &mut TcpStream) -> Value {
     serde_json::from_slice(&body).unwrap()
 }
 
-const TAKEN: &str = "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n";
+const ACCEPTED: &str = "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n";
 const BROKEN: &str =
     "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
 #[test]
-fn a_server_is_reported_and_one_that_fails_hurts_no_other() {
+fn rows_are_sent_to_a_server_and_a_failing_server_disturbs_no_other() {
     let writes = "select VDisk, Sector, Path from IOstream where Type = 'Q' and IOOp = 'w'";
-    let (good, told) = server(TAKEN);
+    let (good, accepted) = server(ACCEPTED);
     let (bad, refused) = server(BROKEN);
-    // Accepts, and says nothing.
-    let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
-    let deaf_url = format!("http://{}/", deaf.local_addr().unwrap());
+    // Accepts connections, and sends no answer.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_url = format!("http://{}/", silent.local_addr().unwrap());
     let text = [
         DISKS.to_owned(),
         query("good", writes, &format!("{{ webhook = \"{good}\" }}")),
         query("bad", writes, &format!("{{ webhook = \"{bad}\" }}")),
-        query("deaf", writes, &format!("{{ webhook = \"{deaf_url}\", timeout = \"50ms\" }}")),
-        query("nobody", writes, "{ webhook = \"http://127.0.0.1:1/\" }"),
+        query("silent", writes, &format!("{{ webhook = \"{silent_url}\", timeout = \"50ms\" }}")),
+        query("unreachable", writes, "{ webhook = \"http://127.0.0.1:1/\" }"),
     ];
     let daemon = Daemon::start(&text.concat());
     let mut a = Nbd::connect(&daemon.path("nbd.sock"), "a");
@@ -210,7 +211,7 @@ fn a_server_is_reported_and_one_that_fails_hurts_no_other() {
     }
     let mut sectors = Vec::new();
     while sectors.len() < 250 {
-        let body = told.recv_timeout(crate::process::PATIENCE).unwrap();
+        let body = accepted.recv_timeout(crate::process::PATIENCE).unwrap();
         assert_eq!((&body["query"], &body["lost"]), (&"good".into(), &0.into()));
         assert!(body["time"].as_u64().unwrap() > 1_700_000_000_000_000_000);
         let rows = body["rows"].as_array().unwrap();
@@ -222,27 +223,27 @@ fn a_server_is_reported_and_one_that_fails_hurts_no_other() {
         }
     }
     assert_eq!(sectors, (0..250).collect::<Vec<u64>>());
-    daemon.until("the good one is done", || status(&daemon, "good").acted == 250);
-    // The same rows come again and again, and are given up in the end.
+    daemon.until("the good server has all rows", || status(&daemon, "good").acted == 250);
+    // The same rows are sent repeatedly, and dropped in the end.
     let first = refused.recv_timeout(crate::process::PATIENCE).unwrap();
     for _ in 1..5 {
         let again = refused.recv_timeout(crate::process::PATIENCE).unwrap();
         assert_eq!(again["rows"], first["rows"]);
     }
-    for name in ["bad", "deaf", "nobody"] {
-        daemon.until("rows are given up", || status(&daemon, name).lost >= 1);
+    for name in ["bad", "silent", "unreachable"] {
+        daemon.until("rows are dropped", || status(&daemon, name).lost >= 1);
         let query = status(&daemon, name);
         assert!(query.failures >= 5 && query.acted == 0, "{query:?}");
         assert_eq!((query.results, query.state), (250, QueryState::Running));
     }
     let error = status(&daemon, "bad").last_error.unwrap();
     assert_eq!(error, "the server answers 500 Internal Server Error");
-    assert!(status(&daemon, "deaf").last_error.unwrap().contains("timeout"));
-    assert_eq!(a.read(0, 512), [1; 512], "the disk goes on");
+    assert!(status(&daemon, "silent").last_error.unwrap().contains("timeout"));
+    assert_eq!(a.read(0, 512), [1; 512], "the disk still works");
     daemon.end();
 }
 
-/// An identity that nobody has signed.
+/// A self-signed identity.
 fn identity() -> openssl::ssl::SslAcceptor {
     use openssl::asn1::Asn1Time;
     use openssl::ssl::{SslAcceptor, SslMethod};
@@ -266,7 +267,7 @@ fn identity() -> openssl::ssl::SslAcceptor {
 }
 
 #[test]
-fn a_server_that_nobody_has_vouched_for_is_reported_nothing() {
+fn nothing_is_sent_to_a_server_without_a_trusted_certificate() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://{}/", listener.local_addr().unwrap());
     let (sender, handshakes) = channel();
@@ -343,7 +344,7 @@ fn commands_change_disks_and_failures_are_reported() {
 }
 
 #[test]
-fn a_reload_adds_changes_and_removes_queries_and_leaves_the_others_alone() {
+fn a_reload_adds_changes_and_removes_queries_without_disturbing_others() {
     let held = query(
         "held",
         "select count(*) as n from IOstream [range 1 hour] where Type = 'Q' and IOOp = 'w'",
@@ -356,7 +357,7 @@ fn a_reload_adds_changes_and_removes_queries_and_leaves_the_others_alone() {
     let daemon = Daemon::start(DISKS);
     let client = daemon.client();
     for name in ["queries", "events"] {
-        assert!(!has_thread(&daemon, name), "nothing is collected for nobody");
+        assert!(!has_thread(&daemon, name), "no thread runs without a query");
     }
     let reload = |queries: &[&str]| {
         std::fs::write(daemon.path("f.toml"), [&[DISKS], queries].concat().concat()).unwrap();
@@ -376,7 +377,7 @@ fn a_reload_adds_changes_and_removes_queries_and_leaves_the_others_alone() {
     a.write(0, &[1; 512]);
     daemon.until("another line", || daemon.log().contains("query line: word=\"two\""));
     assert_eq!(reload(&[&line("two"), &held]), [""; 0]);
-    // The window has what came before the other query did.
+    // The window has the events from before the other query was added.
     daemon.until("three are counted", || sample(&daemon, "test_held") == Some(3.0));
     daemon.until("three rows and a group are held", || status(&daemon, "held").held == 4);
     let names = || -> Vec<String> {
@@ -385,7 +386,7 @@ fn a_reload_adds_changes_and_removes_queries_and_leaves_the_others_alone() {
     assert_eq!(names(), ["line", "held"]);
     assert!(has_thread(&daemon, "queries") && has_thread(&daemon, "events"));
 
-    // A mistake changes nothing.
+    // An error in the file changes nothing.
     let wrong = query("held", "select\nVDisc from IOstream", "{ log = \"info\" }");
     std::fs::write(daemon.path("f.toml"), [DISKS, &wrong].concat()).unwrap();
     let refused = client.reload().unwrap_err().to_string();
@@ -406,7 +407,7 @@ fn a_reload_adds_changes_and_removes_queries_and_leaves_the_others_alone() {
 }
 
 #[test]
-fn windows_end_in_silence_too() {
+fn windows_end_without_events_too() {
     let silent = query(
         "silent",
         "select distinct VDisk from IOstream [range 200 milliseconds]",
@@ -421,7 +422,7 @@ fn windows_end_in_silence_too() {
 }
 
 #[test]
-fn a_query_that_holds_too_much_is_ended_and_the_others_go_on() {
+fn a_query_over_its_limit_is_ended_and_the_others_continue() {
     let counts = |name: &str| {
         let cql = "select count(*) as n from IOstream [range 1 hour] where Type = 'Q'";
         query(name, cql, &format!("{{ metric = \"test_{name}\", value = \"n\" }}"))
@@ -433,10 +434,10 @@ fn a_query_that_holds_too_much_is_ended_and_the_others_go_on() {
     // A window of rows, and a group.
     write(99);
     daemon.until("all is counted", || sample(&daemon, "test_bounded") == Some(99.0));
-    daemon.until("it is measured", || status(&daemon, "bounded").held == 100);
+    daemon.until("the rows are counted", || status(&daemon, "bounded").held == 100);
     assert_eq!(status(&daemon, "bounded").state, QueryState::Running);
     write(51);
-    daemon.until("it is ended", || status(&daemon, "bounded").last_error.is_some());
+    daemon.until("the query to end", || status(&daemon, "bounded").last_error.is_some());
     let bounded_status = status(&daemon, "bounded");
     assert_eq!(bounded_status.state, QueryState::Failed);
     let held = bounded_status.held;
@@ -451,9 +452,9 @@ fn a_query_that_holds_too_much_is_ended_and_the_others_go_on() {
     assert_eq!(daemon.log().matches(&line).count(), 1, "{}", daemon.log());
 
     write(50);
-    daemon.until("the other goes on", || sample(&daemon, "test_free") == Some(200.0));
+    daemon.until("the other query to continue", || sample(&daemon, "test_free") == Some(200.0));
     assert_eq!(status(&daemon, "free").state, QueryState::Running);
-    // With more room it begins anew, and has forgotten everything.
+    // With a higher limit it starts again, without its earlier state.
     std::fs::write(daemon.path("f.toml"), [DISKS, &counts("free"), &bounded(1000)].concat())
         .unwrap();
     let report = daemon.client().reload().unwrap();
@@ -461,24 +462,25 @@ fn a_query_that_holds_too_much_is_ended_and_the_others_go_on() {
     write(150);
     daemon.until("it counts again", || sample(&daemon, "test_bounded") == Some(150.0));
     assert_eq!(status(&daemon, "bounded").state, QueryState::Running);
-    daemon.until("the other has all", || sample(&daemon, "test_free") == Some(350.0));
+    daemon
+        .until("the other query to have all rows", || sample(&daemon, "test_free") == Some(350.0));
     assert!(!daemon.log().contains("panicked"), "{}", daemon.log());
     daemon.end();
 }
 
 #[test]
-fn what_is_odd_in_a_kept_query_is_logged_once() {
+fn a_probable_mistake_in_a_kept_query_is_logged_once() {
     let odd = query("odd", "select VDisk from IOstream where Type = 'X'", "{ log = \"info\" }");
     let sound = query("sound", "select VDisk from IOstream", "{ log = \"info\" }");
     let daemon = Daemon::start(&[DISKS, &odd, &sound].concat());
     let lines = |text: &str| daemon.log().lines().filter(|line| line.contains(text)).count();
-    let said = "warning query odd: line 1, column 34: ";
-    assert_eq!(lines(said), 1, "{}", daemon.log());
+    let warning = "warning query odd: line 1, column 34: ";
+    assert_eq!(lines(warning), 1, "{}", daemon.log());
     assert_eq!(lines("query sound: "), 0, "{}", daemon.log());
-    // One that goes on is not told of again.
+    // The warning of an unchanged query is not repeated.
     let more = query("more", "select VDisk from IOstream", "{ log = \"info\" }");
     std::fs::write(daemon.path("f.toml"), [DISKS, &odd, &sound, &more].concat()).unwrap();
     assert_eq!(daemon.client().reload().unwrap().changed, ["the query \"more\" was added"]);
-    assert_eq!(lines(said), 1, "{}", daemon.log());
+    assert_eq!(lines(warning), 1, "{}", daemon.log());
     daemon.end();
 }

@@ -13,14 +13,14 @@ use fathom_control::DiskStatistics;
 use crate::nbd::Nbd;
 use crate::process::{Daemon, PATIENCE, command};
 
-/// A disk under load, slow enough that no ring runs over, and one beside it.
+/// A disk under load, slow enough that no ring overflows, and another disk.
 const TWO: &str = "[[disk]]\nname = \"a\"\nvm = \"web\"\nmemory = \"1M\"\n\
                    layers = [{ kind = \"delay\", time = \"1ms\" }]\n\
                    vhost_user = { socket = \"a.sock\" }\n\
                    [[disk]]\nname = \"b\"\nmemory = \"1M\"\n\
                    [[nbd]]\naddress = \"unix:nbd.sock\"\n";
 
-/// A query that runs: what it prints goes to a file.
+/// A running query; its results are written to a file.
 struct Query<'a> {
     daemon: &'a Daemon,
     child: Child,
@@ -44,16 +44,16 @@ impl<'a> Query<'a> {
         std::fs::read_to_string(self.daemon.path(&self.output)).unwrap()
     }
 
-    /// Waits for the end: how it ended, what it printed and what it said.
+    /// Waits for the end. Returns the exit status, the results and the messages.
     fn end(mut self) -> (ExitStatus, String, String) {
         let begun = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
             assert!(begun.elapsed() < PATIENCE, "the query does not end");
             std::thread::sleep(Duration::from_millis(5));
         }
-        let mut said = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        (self.child.wait().unwrap(), self.printed(), said)
+        let mut stderr = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        (self.child.wait().unwrap(), self.printed(), stderr)
     }
 }
 
@@ -64,7 +64,7 @@ impl Drop for Query<'_> {
     }
 }
 
-/// Writes to disk `b` until each query has printed something: from then on none misses anything.
+/// Writes to disk `b` until each query has printed a result: from then on no query misses an event.
 fn wait_until_all_listen(daemon: &Daemon, queries: &[&Query<'_>]) {
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
     daemon.until("the queries listen", || {
@@ -73,10 +73,10 @@ fn wait_until_all_listen(daemon: &Daemon, queries: &[&Query<'_>]) {
     });
 }
 
-/// By the letter of the operation: requests and sectors.
+/// Requests and sectors, by the letter of the operation.
 type Counts = BTreeMap<String, (u64, u64)>;
 
-/// What the daemon itself has counted, flushes apart.
+/// The daemon's own counts, without flushes.
 fn counted(disk: &DiskStatistics) -> Counts {
     let letter = |operation: &str| match operation {
         "write-zeroes" => "z".to_owned(),
@@ -87,7 +87,7 @@ fn counted(disk: &DiskStatistics) -> Counts {
     of.map(|of| (letter(&of.operation), (of.count, of.bytes / 512))).collect()
 }
 
-/// What changes of a relation that were printed as CSV come to, for disk `a`.
+/// The final rows of a relation for disk `a`, from its changes printed as CSV.
 fn held(text: &str) -> Counts {
     let mut held = Counts::new();
     for line in text.lines().skip(1) {
@@ -104,18 +104,18 @@ fn held(text: &str) -> Counts {
 #[test]
 fn a_query_counts_what_the_tap_counts() {
     let daemon = Daemon::start(TWO);
-    // Disks are flushed when they go, which is no request of a client's.
+    // Disks are flushed when they are removed, which is no request of a client.
     let grouped = "select VDisk, IOOp, count(*) as requests, sum(Size) as sectors \
                    from IOstream where Type = 'R' and IOOp <> 'f' group by VDisk, IOOp";
-    // On a busy host a queue's thread may stand still before it hands on what it has seen.
+    // On a busy host a queue's thread may be delayed before it passes on its events.
     let patient = ["--limit-lateness", "1s"];
     let both = [&["--disk", "a", "--disk", "b"], &patient[..]].concat();
     let csv = Query::start(&daemon, "csv", &[&[grouped, "--csv"], &both[..]].concat());
     let rows = "select VDisk, IOOp, ReqId, Size from IOstream where Type = 'R' and IOOp <> 'f'";
     let json = Query::start(&daemon, "json", &[&[rows, "--json"], &patient[..]].concat());
     let requests = "select VDisk, IOOp, ReqId, Size from IOstream where Type = 'Q' and IOOp <> 'f'";
-    let asked = Query::start(&daemon, "asked", &[&[requests, "--csv"], &both[..]].concat());
-    wait_until_all_listen(&daemon, &[&csv, &json, &asked]);
+    let issued = Query::start(&daemon, "issued", &[&[requests, "--csv"], &both[..]].concat());
+    wait_until_all_listen(&daemon, &[&csv, &json, &issued]);
 
     let mut options = LoadOptions::new(daemon.path("a.sock"));
     (options.read_percent, options.depth) = (60, 4);
@@ -129,12 +129,12 @@ fn a_query_counts_what_the_tap_counts() {
     let done = report.reads.requests + report.writes.requests;
     assert!(expected["r"].0 > 20 && expected["w"].0 > 20, "{expected:?}");
     assert!(expected["r"].0 + expected["w"].0 >= done, "{expected:?} {done}");
-    // A query about disks that are gone ends, with all that happened.
+    // A query over removed disks ends, and has all events.
     client.remove_disk("a", true).unwrap();
     client.remove_disk("b", true).unwrap();
-    let (status, printed, said) = csv.end();
-    assert!(status.success(), "{said}");
-    assert!(said.starts_with("line 1, column ") && !said.contains("missing"), "{said}");
+    let (status, printed, stderr) = csv.end();
+    assert!(status.success(), "{stderr}");
+    assert!(stderr.starts_with("line 1, column ") && !stderr.contains("missing"), "{stderr}");
     assert!(printed.starts_with("@ts,@sign,VDisk,IOOp,requests,sectors\n"), "{printed}");
     assert_eq!(held(&printed), expected);
     for (letter, operation) in [("r", "read"), ("w", "write")] {
@@ -143,26 +143,26 @@ fn a_query_counts_what_the_tap_counts() {
         let line = format!("{name}{{disk=\"a\",vm=\"web\",operation=\"{operation}\"}} {count}\n");
         assert!(metrics.contains(&line), "{line}{metrics}");
     }
-    let (status, printed, said) = asked.end();
-    assert!(status.success() && said.is_empty(), "{said}");
+    let (status, printed, stderr) = issued.end();
+    assert!(status.success() && stderr.is_empty(), "{stderr}");
     let of_a: Vec<&str> = printed.lines().filter(|line| line.starts_with("a,")).collect();
     assert_eq!(of_a.len() as u64, expected.values().map(|(requests, _)| requests).sum::<u64>());
     let different: BTreeSet<&str> = of_a.iter().copied().collect();
-    assert_eq!(different.len(), of_a.len(), "a request is told twice");
+    assert_eq!(different.len(), of_a.len(), "a request is reported twice");
 
-    // One about all disks ends with the daemon.
+    // A query over all disks ends with the daemon.
     daemon.signal(libc::SIGTERM);
-    let (status, printed, said) = json.end();
-    assert!(status.success() && said.is_empty(), "{said}");
-    let mut told = Counts::new();
+    let (status, printed, stderr) = json.end();
+    assert!(status.success() && stderr.is_empty(), "{stderr}");
+    let mut counts = Counts::new();
     for line in printed.lines() {
         let row: serde_json::Value = serde_json::from_str(line).unwrap();
         if row["VDisk"] == "a" {
-            let of = told.entry(row["IOOp"].as_str().unwrap().to_owned()).or_default();
+            let of = counts.entry(row["IOOp"].as_str().unwrap().to_owned()).or_default();
             *of = (of.0 + 1, of.1 + row["Size"].as_u64().unwrap());
         }
     }
-    assert_eq!(told, expected);
+    assert_eq!(counts, expected);
     assert_eq!(daemon.wait().0.code(), Some(0));
 }
 
@@ -172,40 +172,40 @@ fn a_daemon_that_is_killed_fails_the_query() {
     let query = Query::start(&daemon, "x", &["select VDisk, Size from IOstream", "--csv"]);
     wait_until_all_listen(&daemon, &[&query]);
     daemon.signal(libc::SIGKILL);
-    let (status, printed, said) = query.end();
-    assert_eq!(status.code(), Some(1), "{said}");
+    let (status, printed, stderr) = query.end();
+    assert_eq!(status.code(), Some(1), "{stderr}");
     assert!(printed.starts_with("VDisk,Size\nb,"), "{printed}");
-    assert!(said.starts_with("error: ") && said.contains("cut off"), "{said}");
+    assert!(stderr.starts_with("error: ") && stderr.contains("cut off"), "{stderr}");
 }
 
 #[test]
-fn a_query_ends_in_time_and_says_what_is_wrong() {
+fn a_query_ends_in_time_and_reports_errors() {
     let daemon = Daemon::start(TWO);
     let query = |arguments: &[&str]| {
-        let (status, printed, said) = Query::start(&daemon, "x", arguments).end();
-        (status.code().unwrap(), printed, said)
+        let (status, printed, stderr) = Query::start(&daemon, "x", arguments).end();
+        (status.code().unwrap(), printed, stderr)
     };
-    let (status, printed, said) = query(&["select * from IOstream", "--disk", "c"]);
-    assert_eq!((status, printed.as_str()), (1, ""), "{said}");
-    assert!(said.starts_with("error: ") && said.contains("\"c\""), "{said}");
-    // Nothing happens, so a relation of groups stays empty.
+    let (status, printed, stderr) = query(&["select * from IOstream", "--disk", "c"]);
+    assert_eq!((status, printed.as_str()), (1, ""), "{stderr}");
+    assert!(stderr.starts_with("error: ") && stderr.contains("\"c\""), "{stderr}");
+    // There are no requests, so a relation of groups stays empty.
     let idle = "select count(*) as n from IOstream where VDisk = 'a'";
     for form in [&["--json"][..], &["--csv"], &[]] {
-        let (status, printed, said) =
+        let (status, printed, stderr) =
             query(&[&[idle, "--disk", "a", "--for", "100ms"], form].concat());
-        assert_eq!((status, said.as_str()), (0, ""));
+        assert_eq!((status, stderr.as_str()), (0, ""));
         assert!(!printed.contains('1'), "{printed}");
     }
-    // What grows without bound is told, with the place.
+    // State that grows without bound is reported with its place.
     let growing = "select Path, count(*) from IOstream group by Path";
-    let (status, _, said) = query(&[growing, "--disk", "a", "--for", "100ms"]);
-    assert_eq!(status, 0, "{said}");
-    assert!(said.starts_with("line 1, column ") && said.contains("^^^^\n→ "), "{said}");
+    let (status, _, stderr) = query(&[growing, "--disk", "a", "--for", "100ms"]);
+    assert_eq!(status, 0, "{stderr}");
+    assert!(stderr.starts_with("line 1, column ") && stderr.contains("^^^^\n→ "), "{stderr}");
     daemon.end();
 }
 
 #[test]
-fn a_query_that_holds_too_much_ends_with_an_error() {
+fn a_query_over_its_limit_ends_with_an_error() {
     let daemon = Daemon::start(TWO);
     let grouped = "select VDisk, count(*) as n from IOstream [range 1 hour] group by VDisk";
     let query = Query::start(&daemon, "x", &[grouped, "--csv", "--limit-held", "20"]);
@@ -216,11 +216,11 @@ fn a_query_that_holds_too_much_ends_with_an_error() {
         nbd.write(0, &[1; 512]);
         assert!(begun.elapsed() < PATIENCE, "the query does not end");
     }
-    let (status, printed, said) = query.end();
-    assert_eq!(status.code(), Some(1), "{said}");
+    let (status, printed, stderr) = query.end();
+    assert_eq!(status.code(), Some(1), "{stderr}");
     assert!(printed.starts_with("@ts,"), "{printed}");
-    assert!(said.contains("most in the operator `range`: more than 20\n"), "{said}");
-    assert!(said.contains("--limit-held"), "{said}");
+    assert!(stderr.contains("most in the operator `range`: more than 20\n"), "{stderr}");
+    assert!(stderr.contains("--limit-held"), "{stderr}");
 
     let rows: Vec<String> = (0..100).map(|time| format!("{time},a\n")).collect();
     std::fs::write(daemon.path("events.csv"), format!("BlktapTS,VDisk\n{}", rows.concat()))
@@ -235,15 +235,15 @@ fn a_query_that_holds_too_much_ends_with_an_error() {
     assert_eq!(replayed(&[]), whole);
     // The rows, the group, and the row of the result.
     assert_eq!(replayed(&["--limit-held", "101"]), whole);
-    let (code, _, said) = replayed(&["--limit-held", "99"]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.starts_with("error: ") && said.contains("more than 99"), "{said}");
+    let (code, _, stderr) = replayed(&["--limit-held", "99"]);
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.starts_with("error: ") && stderr.contains("more than 99"), "{stderr}");
     assert_eq!(replayed(&["--limit-held", "0"]).0, Some(2));
     daemon.end();
 }
 
-/// What `fathom query` makes of events, from a file or from standard input: how it ended, what it
-/// printed and what it said.
+/// Runs `fathom query` over events from a file or from standard input. Returns the exit status, the
+/// results and the messages.
 fn replayed(text: &str, events: &str, arguments: &[&str], is_pipe: bool) -> (i32, String, String) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("events.csv");
@@ -267,8 +267,8 @@ fn replayed(text: &str, events: &str, arguments: &[&str], is_pipe: bool) -> (i32
 }
 
 #[test]
-fn a_replay_loses_nothing_of_a_file_and_says_what_it_loses_of_a_pipe() {
-    // A row comes ten seconds too late, behind as many as a reader gives at once.
+fn a_replay_loses_no_event_of_a_file_and_reports_those_of_a_pipe() {
+    // A row is ten seconds late, after more rows than a reader returns at once.
     let mut events = "BlktapTS,Size\n".to_owned();
     for number in 0..10_000_u64 {
         let late = if number == 4999 { 10_000_000_000 } else { 0 };
@@ -276,26 +276,30 @@ fn a_replay_loses_nothing_of_a_file_and_says_what_it_loses_of_a_pipe() {
         writeln!(events, "{time},8").unwrap();
     }
     let count = "select count(*) as n from IOstream";
-    let (status, printed, said) = replayed(count, &events, &[], false);
-    assert_eq!((status, &printed[..], &said[..]), (0, "n\n10000\n", ""));
-    let (status, printed, said) = replayed(count, &events, &[], true);
-    assert_eq!((status, &printed[..]), (1, "n\n9999\n"), "{said}");
-    assert!(said.contains("1 event came too late"), "{said}");
-    assert!(said.contains("--limit-lateness 9999ms") && said.contains("give a file"), "{said}");
+    let (status, printed, stderr) = replayed(count, &events, &[], false);
+    assert_eq!((status, &printed[..], &stderr[..]), (0, "n\n10000\n", ""));
+    let (status, printed, stderr) = replayed(count, &events, &[], true);
+    assert_eq!((status, &printed[..]), (1, "n\n9999\n"), "{stderr}");
+    assert!(stderr.contains("1 event arrived too late"), "{stderr}");
+    assert!(
+        stderr.contains("--limit-lateness 9999ms") && stderr.contains("use a file"),
+        "{stderr}"
+    );
     for limit in ["1h", "11s", "0.5 hours"] {
-        let (status, printed, said) = replayed(count, &events, &["--limit-lateness", limit], true);
-        assert_eq!((status, &printed[..], &said[..]), (0, "n\n10000\n", ""), "{limit}");
+        let (status, printed, stderr) =
+            replayed(count, &events, &["--limit-lateness", limit], true);
+        assert_eq!((status, &printed[..], &stderr[..]), (0, "n\n10000\n", ""), "{limit}");
     }
-    // What was asked for is no failure, but it is reported.
-    let (status, printed, said) = replayed(count, &events, &["--limit-lateness", "0"], false);
-    assert_eq!((status, &printed[..]), (0, "n\n9999\n"), "{said}");
-    assert!(said.contains("1 event came too late"), "{said}");
+    // With a given lateness the loss is no failure, but it is reported.
+    let (status, printed, stderr) = replayed(count, &events, &["--limit-lateness", "0"], false);
+    assert_eq!((status, &printed[..]), (0, "n\n9999\n"), "{stderr}");
+    assert!(stderr.contains("1 event arrived too late"), "{stderr}");
 }
 
 #[test]
-fn a_query_that_cannot_be_meant_is_carried_out_with_a_warning() {
+fn a_probable_mistake_is_a_warning_and_the_query_runs() {
     let odd = "select Size from IOstream where Type = 'X'";
-    let (status, printed, said) = replayed(odd, "BlktapTS,Type,Size\n1,Q,8\n", &[], false);
-    assert_eq!((status, &printed[..]), (0, "Size\n"), "{said}");
-    assert!(said.starts_with("warning: ") && said.contains("`Type` is never 'X'"), "{said}");
+    let (status, printed, stderr) = replayed(odd, "BlktapTS,Type,Size\n1,Q,8\n", &[], false);
+    assert_eq!((status, &printed[..]), (0, "Size\n"), "{stderr}");
+    assert!(stderr.starts_with("warning: ") && stderr.contains("`Type` is never 'X'"), "{stderr}");
 }

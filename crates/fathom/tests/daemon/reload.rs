@@ -1,4 +1,4 @@
-//! The configuration read again.
+//! Reloads of the configuration.
 
 use fathom_control::{Bytes, DiskDefinition};
 
@@ -35,7 +35,7 @@ address = "unix:second.sock"
 "#;
 
 #[test]
-fn the_differences_are_applied_and_the_rest_is_named() {
+fn differences_are_applied_or_reported() {
     let daemon = Daemon::start(BEFORE);
     let client = daemon.client();
     let by_request = DiskDefinition {
@@ -72,7 +72,7 @@ fn the_differences_are_applied_and_the_rest_is_named() {
     let names: Vec<String> =
         client.disks().unwrap().disks.into_iter().map(|disk| disk.name).collect();
     assert_eq!(names, ["a", "c", "x"]);
-    assert_eq!(nbd.read(0, 512), [5; 512], "a client of a changed disk stays");
+    assert_eq!(nbd.read(0, 512), [5; 512], "a client of a changed disk stays connected");
     Nbd::connect(&daemon.path("second.sock"), "x");
     Nbd::connect(&daemon.path("nbd.sock"), "c");
 

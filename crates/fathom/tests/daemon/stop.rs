@@ -1,4 +1,4 @@
-//! The end, under load and at leisure.
+//! The end of the daemon, under load and idle.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
@@ -9,7 +9,7 @@ use fathom_control::DaemonState;
 use crate::nbd::Nbd;
 use crate::process::{Daemon, command, image};
 
-/// What the block at `index` holds after its write number `round`.
+/// The content of the block at `index` after its write number `round`.
 fn block(index: u64, round: u64) -> [u8; 4096] {
     let mut block = [0; 4096];
     for (word, place) in block.chunks_exact_mut(8).enumerate() {
@@ -32,7 +32,7 @@ fn sigterm_under_load_loses_nothing() {
     let socket = daemon.path("nbd.sock");
     let writer = std::thread::spawn(move || {
         let mut nbd = Nbd::connect(&socket, "a");
-        // The last round of each block that was acknowledged, and the one sent after it.
+        // The last acknowledged round of each block, and the last round sent.
         let mut acknowledged: HashMap<u64, u64> = HashMap::new();
         let mut sent: HashMap<u64, u64> = HashMap::new();
         let mut next = 0;
@@ -52,7 +52,8 @@ fn sigterm_under_load_loses_nothing() {
                     acknowledged.insert(cookie % BLOCKS, cookie / BLOCKS + 1);
                     in_flight -= 1;
                 }
-                // Refused because the daemon ends: not written, and said so.
+                // Refused because the daemon ends: the write is not carried out, and its error
+                // reports that.
                 Some((_, error)) => {
                     assert_eq!(error, 108, "ESHUTDOWN is the only error");
                     in_flight -= 1;
@@ -74,12 +75,12 @@ fn sigterm_under_load_loses_nothing() {
         file.read_exact_at(&mut found, index * 4096).unwrap();
         let later = sent[index];
         let whole = (*round..=later).any(|round| found == block(*index, round));
-        assert!(whole, "block {index} lost round {round}");
+        assert!(whole, "round {round} of block {index} is lost");
     }
 }
 
 #[test]
-fn the_end_is_asked_for_over_the_control_socket() {
+fn a_client_can_end_the_daemon_over_the_control_socket() {
     let text = "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nvhost_user.socket = \"a.sock\"\n";
     let daemon = Daemon::start(text);
     let info = daemon.client().daemon().unwrap();
@@ -111,14 +112,14 @@ fn a_slow_disk_ends_within_the_bound() {
 }
 
 #[test]
-fn the_check_starts_nothing_and_says_what_is_wrong() {
+fn the_check_starts_nothing_and_reports_errors() {
     let folder = tempfile::tempdir().unwrap();
     let check = |text: &str| {
         std::fs::write(folder.path().join("f.toml"), text).unwrap();
         let arguments = ["serve", "--config", "f.toml", "--check", "--control", "c.sock"];
         let output = command(folder.path()).args(arguments).output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.code().unwrap(), String::from_utf8(said).unwrap())
+        let output_text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(output_text).unwrap())
     };
     let sound = check("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
     assert_eq!(sound, (0, "sound: 1 disk, 0 NBD listeners\n".into()));

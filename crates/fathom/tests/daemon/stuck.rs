@@ -1,4 +1,4 @@
-//! Storage that hangs: an image on a FUSE file system whose server is stopped.
+//! Hung storage: an image on a FUSE file system whose server is stopped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::process::kill;
 
-/// A file system with one file, `nbd`, of this size in bytes.
+/// The size of the file system's only file, `nbd`, in bytes.
 const SIZE: u64 = 16 << 20;
-/// How long the file system may take to appear.
+/// The time limit for the mount.
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// A mounted file system that can be made to hang.
@@ -20,7 +20,7 @@ pub struct Stuck {
 }
 
 impl Stuck {
-    /// Mounts it; `None`, with a word about it, where this host cannot.
+    /// Mounts it; `None`, with a message, if this host cannot.
     pub fn mount() -> Option<Self> {
         let found = |name: &str| {
             Command::new("which")
@@ -58,18 +58,18 @@ impl Stuck {
         Some(stuck)
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn image(&self) -> PathBuf {
         self.point.join("nbd")
     }
 
-    /// From here on, nothing that is asked of the file system is answered.
+    /// Makes the file system hang: it answers no request from here on.
     pub fn hang(&self) {
         self.signal(libc::SIGSTOP);
     }
 
-    /// From here on, everything is answered.
-    pub fn go_on(&self) {
+    /// Ends the hang: the file system answers all requests.
+    pub fn resume(&self) {
         self.signal(libc::SIGCONT);
     }
 
@@ -80,7 +80,7 @@ impl Stuck {
 
 impl Drop for Stuck {
     fn drop(&mut self) {
-        // Without its server, the file system fails whatever waits for it.
+        // Without its server, the file system fails all waiting requests.
         let _ = self.server.kill();
         let _ = self.server.wait();
         let _ = Command::new("fusermount3").arg("-uz").arg(&self.point).status();

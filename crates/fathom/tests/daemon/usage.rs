@@ -1,4 +1,4 @@
-//! Who causes how much, as far as a client without a guest goes.
+//! Accounts by the source of the I/O, for a client that is no guest.
 
 use fathom_control::{ClientError, DiskChange, ErrorCode, InsightState};
 
@@ -6,7 +6,7 @@ use crate::nbd::Nbd;
 use crate::process::Daemon;
 
 #[test]
-fn what_no_guest_asks_for_is_counted_and_unknown() {
+fn requests_without_a_guest_are_counted_as_unknown() {
     let daemon = Daemon::start(
         "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
          [[disk]]\nname = \"a\"\nvm = \"web\"\nmemory = \"1M\"\n\
@@ -40,8 +40,8 @@ fn what_no_guest_asks_for_is_counted_and_unknown() {
     assert_eq!((slowest.facts.kind.as_str(), slowest.error.as_str()), ("unknown", ""));
     let parts = [slowest.layers_down_ns, slowest.backend_ns, slowest.layers_up_ns];
     assert_eq!(parts.into_iter().flatten().sum::<u64>(), slowest.latency_ns);
-    for asked in [client.slow(Some("c"), 1).err(), client.usage(Some("c"), None).err()] {
-        let Some(ClientError::Refused(body)) = asked else { panic!("{asked:?}") };
+    for result in [client.slow(Some("c"), 1).err(), client.usage(Some("c"), None).err()] {
+        let Some(ClientError::Refused(body)) = result else { panic!("{result:?}") };
         assert_eq!(body.code, ErrorCode::NotFound);
     }
     assert!(client.guests().unwrap().guests.is_empty());
@@ -59,7 +59,7 @@ fn what_no_guest_asks_for_is_counted_and_unknown() {
     assert_eq!(lines.lines().filter(|line| line.contains(" write ")).count(), 4, "{lines}");
     assert!(lines.starts_with("a #"), "{lines}");
 
-    // Counting that ends and begins again is another instance.
+    // Counters that stop and start again belong to a new instance.
     let change = |classify| DiskChange { classify: Some(classify), ..DiskChange::default() };
     client.change_disk("a", &change(false)).unwrap();
     assert_eq!(client.disk("a").unwrap().insight.state, InsightState::Off);

@@ -1,4 +1,4 @@
-//! The layer `wal` over real files: killed at any time, what was acknowledged is there.
+//! The layer `wal` on real files: after a kill at any time, acknowledged writes exist.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -26,7 +26,7 @@ fn configuration(age: &str) -> String {
     )
 }
 
-/// The log of the disk "a", of another age than in the configuration.
+/// The log of the disk "a", with another age than in the configuration.
 fn wal(daemon: &Daemon, log: &str) -> LayerDefinition {
     let options = json!({ "log": daemon.path(log), "size": "1M", "age": "1ms" });
     LayerDefinition::new("wal", options)
@@ -55,14 +55,15 @@ fn read(nbd: &mut Nbd, block: u64) -> u8 {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_a_kill() {
+fn acknowledged_writes_survive_a_kill() {
     let mut folder = tempfile::tempdir().unwrap();
     for image in ["a.img", "b.img"] {
         File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
     }
     let mut expected = [[0; 64], [0; 64]];
     for life in 0..6_u8 {
-        // In some lives all stays in the log, in others most goes home: the log has a megabyte.
+        // In some lives all changes stay in the log, in others most are written home: the log has 1
+        // MiB.
         let daemon = Daemon::start_in(folder, &configuration(["60s", "1ms"][life as usize % 2]));
         for (disk, name) in ["a", "b"].into_iter().enumerate() {
             let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), name);
@@ -88,7 +89,7 @@ fn what_was_acknowledged_is_there_after_a_kill() {
                             assert_eq!(write(&mut nbd, first + at, content), Some(0));
                             written[at as usize] = content;
                         }
-                        // One is on its way when the daemon is killed.
+                        // One write is in flight when the daemon is killed.
                         nbd.send(WRITE, 0, (200 + first) * BLOCK, 4096, &[9; BLOCK as usize]);
                         (name, first, written)
                     })
@@ -106,7 +107,8 @@ fn what_was_acknowledged_is_there_after_a_kill() {
         daemon.signal(libc::SIGKILL);
         folder = daemon.wait().1;
     }
-    // With the last life's changes in the log only, the image alone is out of date; a stop writes all changes back.
+    // The changes of the last life are only in the log, and the image is out of date; an orderly
+    // stop writes all changes back.
     let daemon = Daemon::start_in(folder, &configuration("60s"));
     folder = daemon.end();
     for (disk, image) in ["a.img", "b.img"].into_iter().enumerate() {
@@ -120,7 +122,7 @@ fn what_was_acknowledged_is_there_after_a_kill() {
 }
 
 #[test]
-fn a_log_that_is_not_this_disks_is_refused_with_what_to_do() {
+fn a_log_of_another_disk_is_refused_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     for image in ["a.img", "b.img", "c.img"] {
         File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
@@ -128,7 +130,7 @@ fn a_log_that_is_not_this_disks_is_refused_with_what_to_do() {
     let daemon = Daemon::start_in(folder, &configuration("60s"));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!(write(&mut nbd, 3, 7), Some(0));
-    // A disk that is served does not change from one log to another, and is not made smaller.
+    // A served disk cannot change from one log to another, and cannot shrink.
     let client = daemon.client();
     let refused = client.change_disk("a", &layers(vec![wal(&daemon, "other")])).unwrap_err();
     assert!(refused.to_string().contains("from one log to another"), "{refused}");
@@ -146,7 +148,7 @@ fn a_log_that_is_not_this_disks_is_refused_with_what_to_do() {
         command.args(["serve", "--config", "g.toml", "--control", "c.sock"]);
         let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
         let begun = Instant::now();
-        // A daemon goes on with the disks that it can serve.
+        // A daemon keeps running with the disks that it can serve.
         while begun.elapsed() < Duration::from_secs(2) && child.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -155,45 +157,49 @@ fn a_log_that_is_not_this_disks_is_refused_with_what_to_do() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let renamed = configuration("60s").replace("name = \"a\"", "name = \"other\"");
-    let said = refusal(&renamed);
+    let stderr = refusal(&renamed);
     assert!(
-        said.contains("belongs to the disk \"a\"") && said.contains("8 KiB with zeroes"),
-        "{said}"
+        stderr.contains("belongs to the disk \"a\"") && stderr.contains("8 KiB with zeroes"),
+        "{stderr}"
     );
     let moved = configuration("60s").replace("a.img", "c.img");
-    let said = refusal(&moved);
-    assert!(said.contains("holds changes of this disk for") && said.contains("a.img"), "{said}");
-    // The image alone lacks what was acknowledged: it is not served without its log, nor with another.
-    let behind = |said: &str| {
+    let stderr = refusal(&moved);
+    assert!(
+        stderr.contains("holds changes of this disk for") && stderr.contains("a.img"),
+        "{stderr}"
+    );
+    // The image alone lacks acknowledged writes: it is served neither without its log nor with
+    // another.
+    let behind = |stderr: &str| {
         let log = folder.path().join("logs").display().to_string();
-        said.contains("a.img alone is out of date") && said.contains(&log)
+        stderr.contains("a.img alone is out of date") && stderr.contains(&log)
     };
     let alone = configuration("60s").replacen("layers", "# layers", 1);
-    let said = refusal(&alone);
-    assert!(behind(&said) && said.contains("if those changes may be lost"), "{said}");
+    let stderr = refusal(&alone);
+    assert!(behind(&stderr) && stderr.contains("if those changes may be lost"), "{stderr}");
     let elsewhere = configuration("60s").replacen("\"logs\"", "\"other\"", 1);
-    let said = refusal(&elsewhere);
-    assert!(behind(&said) && !folder.path().join("other").exists(), "{said}");
+    let stderr = refusal(&elsewhere);
+    assert!(behind(&stderr) && !folder.path().join("other").exists(), "{stderr}");
     let place = configuration("60s").replacen("size = \"1M\"", "offset = \"2M\", size = \"1M\"", 1);
-    let said = refusal(&place);
-    assert!(behind(&said), "{said}");
-    // Neither is another disk's image taken for a log.
+    let stderr = refusal(&place);
+    assert!(behind(&stderr), "{stderr}");
+    // Another disk's image is not used as a log.
     let image = OpenOptions::new().write(true).open(folder.path().join("c.img")).unwrap();
     image.write_all_at(b"an image", 0).unwrap();
     let image = configuration("60s").replace("\"logs\"", "\"c.img\"").replace("\"1M\"", "\"16M\"");
-    let said = refusal(&image);
-    assert!(said.contains("it holds other data"), "{said}");
+    let stderr = refusal(&image);
+    assert!(stderr.contains("it holds other data"), "{stderr}");
     assert_eq!(std::fs::metadata(folder.path().join("c.img")).unwrap().len(), SIZE);
     // Both superblocks damaged.
     let log = OpenOptions::new().write(true).open(folder.path().join("logs")).unwrap();
     log.write_all_at(&[0xff; 64], 64).unwrap();
     log.write_all_at(&[0xff; 64], 4096 + 64).unwrap();
-    let said = refusal(&configuration("60s"));
-    assert!(said.contains("both superblocks of the log are damaged"), "{said}");
+    let stderr = refusal(&configuration("60s"));
+    assert!(stderr.contains("both superblocks of the log are damaged"), "{stderr}");
 }
 
-/// A daemon before has noted that the log volume lost writes: what counts of the log is written once
-/// more, and the disk is served.
+/// An earlier daemon has recorded that the log volume lost writes. The valid part of the log is
+/// written again, and the disk is served.
 #[test]
 fn a_log_volume_that_failed_once_is_used_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -214,14 +220,14 @@ fn a_log_volume_that_failed_once_is_used_again() {
     assert_eq!(write(&mut nbd, 4, 8), Some(0));
     drop(nbd);
     let folder = daemon.end();
-    // All is at home: the image is served alone.
+    // All changes have been written home: the image is served without the layer.
     let alone = configuration("60s").replace("layers", "# layers");
     let daemon = Daemon::start_in(folder, &alone);
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!((read(&mut nbd, 3), read(&mut nbd, 4)), (7, 8));
 }
 
-/// A disk is removed and added again at once: its log is free.
+/// A disk that is removed can be added again immediately: its log is free.
 #[test]
 fn a_disk_that_was_removed_is_added_again_with_its_log() {
     let folder = tempfile::tempdir().unwrap();
@@ -234,7 +240,7 @@ fn a_disk_that_was_removed_is_added_again_with_its_log() {
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
         assert_eq!(write(&mut nbd, 1, round + 1), Some(0));
         drop(nbd);
-        daemon.until("the client is gone", || client.remove_disk("b", false).is_ok());
+        daemon.until("the client to disconnect", || client.remove_disk("b", false).is_ok());
         let report = client.reload().unwrap();
         assert!(report.refused.iter().all(|line| !line.contains("\"b\"")), "{report:?}");
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
@@ -242,10 +248,10 @@ fn a_disk_that_was_removed_is_added_again_with_its_log() {
     }
 }
 
-/// The layer comes and goes under load: over NBD, and over two queues of a VMM. What was written
-/// before is read afterwards; what does not get home keeps the layer.
+/// The layer is added and removed under load: over NBD, and over two queues of a VMM. Earlier
+/// writes are read afterwards. The layer stays if changes cannot be written home.
 #[test]
-fn the_log_comes_and_goes_while_the_disk_is_in_use() {
+fn the_log_is_added_and_removed_while_the_disk_is_in_use() {
     let folder = tempfile::tempdir().unwrap();
     for image in ["a.img", "b.img"] {
         File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
@@ -260,7 +266,7 @@ fn the_log_comes_and_goes_while_the_disk_is_in_use() {
     let log = || wal(&daemon, "logs");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // A VMM's driver that compares what it reads with what it wrote.
+        // A VMM's driver that compares the data read with the data written.
         let mut bench = command(daemon.path("").as_path());
         bench.args(["bench", "a", "--write", "--verify", "--queues", "2", "--depth", "4"]);
         bench.args(["--range", "4M", "--duration", "2s", "--control", "control.sock"]);
@@ -296,8 +302,8 @@ fn the_log_comes_and_goes_while_the_disk_is_in_use() {
             assert!(rounds(&status).is_some(), "round {round}");
         }
         let output = bench.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
         // Write-back fails: the layer stays, and the disk continues to use its log.
         let failing = vec![log(), fails];
         let before = client.change_disk("a", &layers(failing)).unwrap();
@@ -339,7 +345,7 @@ fn the_log_comes_and_goes_while_the_disk_is_in_use() {
             }
         }
     });
-    // The image has it all.
+    // The image has all changes.
     let mut bytes = [0; 1];
     let image = File::open(daemon.path("a.img")).unwrap();
     image.read_exact_at(&mut bytes, 2000 * BLOCK).unwrap();

@@ -1,5 +1,5 @@
-//! What commands that answer queries as events come have in common: how queries are prepared, and
-//! how their results are printed.
+//! Common parts of the commands that run queries: the preparation of the queries, and the output of
+//! their results.
 
 use std::io::{self, BufWriter, StdoutLock, Write};
 
@@ -11,13 +11,13 @@ use fathom_monitor::{
     write::{Form, Printer, PrinterOptions},
 };
 
-use super::{failure, place};
+use super::{diagnostics, failure};
 use crate::failure::Outcome;
 
-/// How results are printed.
+/// The format of results.
 #[derive(Debug, Args)]
 pub struct Printing {
-    /// Print an object of JSON a row
+    /// Print each row as a JSON object
     #[arg(long, conflicts_with = "csv")]
     pub json: bool,
     /// Print CSV
@@ -37,12 +37,12 @@ impl Printing {
         }
     }
 
-    /// Prints to standard output; of a relation what it holds at the end.
+    /// Prints to standard output; of a relation, its rows at the end.
     pub fn printer(&self) -> Printer<BufWriter<StdoutLock<'static>>> {
         self.printer_of(self.deltas)
     }
 
-    /// The same for events that have no end: a relation's changes are printed.
+    /// A printer for events without an end: it prints a relation's changes.
     pub fn live_printer(&self, script: &Script) -> Printer<BufWriter<StdoutLock<'static>>> {
         let mut queries = script.queries().iter();
         let relation = queries.any(|query| matches!(query.plan.output, Output::Relation(_)));
@@ -61,23 +61,23 @@ pub fn prepare(text: &str, parameters: &[(String, Value)], stream_compat: bool) 
     Script::prepare(text, parameters, parse).map_err(|error| failure(text, error))
 }
 
-/// Says on standard error what is odd in the queries.
-pub fn warn_odd(text: &str, script: &Script) {
+/// Reports probable mistakes in the queries on standard error.
+pub fn warn_of_mistakes(text: &str, script: &Script) {
     for remark in script.queries().iter().flat_map(|query| &query.warnings) {
-        eprintln!("warning: {}", place::remark(text, remark));
+        eprintln!("warning: {}", diagnostics::remark(text, remark));
     }
 }
 
-/// Says on standard error what is odd in the queries, and what grows without bound while they stand.
+/// Reports on standard error probable mistakes in the queries, and state that grows without bound.
 pub fn warn(text: &str, script: &Script) {
-    warn_odd(text, script);
+    warn_of_mistakes(text, script);
     for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
-        eprintln!("{}", place::remark(text, remark));
+        eprintln!("{}", diagnostics::remark(text, remark));
     }
 }
 
-/// Prints what is left, also where an error ended the queries. Gives what came of them; nothing
-/// where they ended before their end, which is no failure.
+/// Prints the remaining results, also after an error of the queries. Returns the result of the run;
+/// `None` if the run ended early without a failure.
 pub fn finish<W: Write, T>(
     printer: Printer<W>,
     text: &str,
@@ -86,9 +86,9 @@ pub fn finish<W: Write, T>(
     let finished = printer.finish().map(drop).map_err(QueryError::Write);
     match ran.and_then(|result| finished.map(|()| result)) {
         Ok(result) => Ok(Some(result)),
-        // A reader who has left is no failure.
+        // A broken pipe is no failure.
         Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
-        // Nor is one of several processes that ends.
+        // The orderly end of one of several processes is no failure.
         Err(QueryError::Lost(loss)) if loss.reason.is_none() => {
             eprintln!("{loss}");
             Ok(None)

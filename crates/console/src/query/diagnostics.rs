@@ -1,9 +1,9 @@
-//! What is wrong or odd in queries, as it is shown.
+//! The display of errors and warnings about queries.
 use fathom_cql::Diagnostic;
 
 use crate::failure::Failure;
 
-/// All that is wrong with a script.
+/// A failure with all errors of a script.
 pub fn failure(script: &str, diagnostics: &[Diagnostic]) -> Failure {
     let texts: Vec<String> =
         diagnostics.iter().map(|diagnostic| diagnostic.render(script)).collect();
@@ -14,7 +14,7 @@ pub fn failure(script: &str, diagnostics: &[Diagnostic]) -> Failure {
     }
 }
 
-/// What is odd, where, and what to do about it.
+/// A warning with its place and its remedy.
 pub fn remark(script: &str, diagnostic: &Diagnostic) -> String {
     let text = diagnostic.render(script);
     match diagnostic.render_help() {
