@@ -151,7 +151,7 @@ impl Column {
     /// A value.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// If there is no such row.
     #[inline]
     pub fn value(&self, row: usize) -> Value {
         match self {
@@ -226,8 +226,8 @@ impl Column {
         }
     }
 
-    /// For each value, its rank: the number of distinct smaller values. And the number of distinct
-    /// values.
+    /// The rank of each value, which is the number of distinct smaller values; and the number of
+    /// distinct values.
     pub(crate) fn ranks(&self) -> (Vec<u64>, u64) {
         let mut sorted: Vec<usize> = (0..self.len()).collect();
         sorted.sort_unstable_by(|&one, &other| self.compare(one, self, other));

@@ -21,7 +21,7 @@ const TEXT_BYTES: usize = 512;
 
 /// The longest interval between measurements while events arrive.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The first measurement comes after this part of the limit, as a number of events.
+/// The part of the limit that gives the number of events before the first measurement.
 const FIRST_PART: u64 = 1024;
 /// The part of the remaining room that may be filled between two measurements.
 const ROOM_PART: u64 = 8;
@@ -123,7 +123,7 @@ fn long_texts(engine: &Engine) -> usize {
     engine.text_bytes() / TEXT_BYTES
 }
 
-/// The place that holds most.
+/// The name of the operator, or other place, that holds most.
 fn place(engine: &Engine, beside: &[(&str, usize)]) -> String {
     let operators =
         engine.state().map(|state| (format!("the operator `{}`", state.operator), state.rows));

@@ -25,7 +25,7 @@ const COUNT_BYTES: u64 = 1;
 pub struct Sent {
     /// The rows of a stream; for a relation, the inserted and the deleted rows.
     pub rows: u64,
-    /// Their bytes before compression.
+    /// The bytes of these rows before compression.
     pub bytes: u64,
 }
 

@@ -40,7 +40,7 @@ const STEP_BATCHES: u64 = 2;
 pub struct ReplayRequest {
     /// The queries.
     pub script: String,
-    /// The values of `$name`.
+    /// The values of the parameters (`$name`), by name.
     pub parameters: Vec<(String, Value)>,
     /// Whether to interpret the script as STREAM did: a `second` of a window is one unit of the
     /// input's time.

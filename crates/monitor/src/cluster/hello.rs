@@ -45,7 +45,7 @@ impl Hello {
         bytes
     }
 
-    /// Sends the own hello before `end`.
+    /// Sends this process's hello before `end`.
     pub fn send(&self, channel: &mut Channel, end: Instant) -> io::Result<()> {
         let own = self.to_bytes();
         let mut sent = 0;

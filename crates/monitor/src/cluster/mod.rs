@@ -265,8 +265,8 @@ impl Rendezvous<'_> {
         Ok((channel, process))
     }
 
-    /// Accepts a process's connection. Its certificate must be for its host. The own hello follows
-    /// only after that.
+    /// Accepts a process's connection. Its certificate must be for its host. This process sends its
+    /// hello only after this check.
     fn answer(&self, stream: TcpStream) -> io::Result<(Channel, usize)> {
         let stream = prepare(stream)?;
         let end = Instant::now() + CONNECT_TIME_MAX;
@@ -278,7 +278,8 @@ impl Rendezvous<'_> {
             }
         };
         let process = self.hello.receive(&mut channel, end).inspect_err(|error| {
-            // A process with a wrong hello gets this one, so that it can report the difference.
+            // A process with a different hello receives this process's hello, so that it can report
+            // the difference.
             if error.kind() == io::ErrorKind::InvalidData {
                 let _ = self.hello.send(&mut channel, end);
             }

@@ -15,14 +15,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::link::{Channel, is_wait};
 
-/// The length of a message's header, and the position of the content's length in it; in bytes.
+/// The length of a message's header, in bytes.
 const HEADER: usize = 48;
+/// The position of the content's length in a message's header, in bytes.
 const LENGTH: usize = 32;
 /// The longest accepted message, in bytes.
 const MESSAGE_MAX: usize = 1 << 30;
-/// The most bytes of one read; and the number of waiting bytes in a direction above which no more
-/// are read.
+/// The most bytes of one read.
 const READ: usize = 256 << 10;
+/// The number of waiting bytes in a direction from which on no more are read.
 const WAITING_MAX: usize = 4 << 20;
 /// The longest time for the other side to read the last messages before the connection is closed.
 const LINGER_MAX: Duration = Duration::from_secs(2);

@@ -216,7 +216,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
                 let sign = if *manner == ToStream::Insertions { 1 } else { -1 };
                 let input = self.at(input, &Place::Row);
                 unary(&input, "stream", move |epoch| {
-                    // Within an instant rows arrive in their order.
+                    // Within an instant, rows are in the order of their values.
                     instants.net(&[&epoch.runs], |rows, results| {
                         let signed = rows.iter().map(|(_, row, count)| (row, count * sign));
                         let inserted = signed.filter(|&(_, count)| count > 0);
@@ -277,7 +277,7 @@ fn selected<G: Scope<Timestamp = u64>>(input: &Epochs<G>, selection: &Selection)
     })
 }
 
-/// An operator that computes an epoch from an epoch.
+/// An operator that computes an output epoch from each input epoch.
 fn unary<G, L>(input: &Epochs<G>, name: &str, mut logic: L) -> Epochs<G>
 where
     G: Scope<Timestamp = u64>,
@@ -295,7 +295,7 @@ where
     })
 }
 
-/// An operator that computes an epoch from two epochs of the same interval.
+/// An operator that computes an output epoch from two input epochs of the same interval.
 fn binary<G, L>(left: &Epochs<G>, right: &Epochs<G>, name: &str, mut logic: L) -> Epochs<G>
 where
     G: Scope<Timestamp = u64>,

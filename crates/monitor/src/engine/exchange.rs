@@ -158,7 +158,7 @@ impl PackedColumn {
         }
     }
 
-    /// Values are mostly texts, of which few distinct ones occur often.
+    /// Stores the distinct values and an index for each row, unless most values are distinct.
     fn of_values(values: &[Value]) -> Self {
         let mut known: HashMap<&Value, u32> = HashMap::new();
         let mut different = Vec::new();
@@ -192,7 +192,7 @@ impl PackedColumn {
     }
 }
 
-/// Received parts of epochs, each with the capability that holds back its time.
+/// This process's parts of epochs, each with the capability that holds back its time.
 type Held = VecDeque<(Capability<u64>, Rc<Epoch>)>;
 
 /// Sends the rows of a node to their places. Calls `wrong` with the number of a process that sends

@@ -159,7 +159,7 @@ impl Groups {
         result.into_iter().collect()
     }
 
-    /// Finds the groups of rows that leave the window among the kept ones. Returns whether they
+    /// Finds the groups of rows that leave the window among the kept groups. Returns whether they
     /// were found.
     fn reuse(&mut self, run: &Run, places: &mut Vec<u32>) -> bool {
         let rows = run.rows();

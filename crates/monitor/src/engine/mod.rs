@@ -1,4 +1,5 @@
-//! The engine: runs plans as dataflows, on one thread of one process or of each of several.
+//! The engine: runs plans as dataflows, on one thread of a process, or of each process of a
+//! cluster.
 //!
 //! A plan becomes [nodes](node), and each node an operator of timely dataflow. Operators exchange
 //! [epochs](run::Epoch): all changes within an interval of event time, by column, as inserted and
@@ -125,7 +126,7 @@ pub struct Engine {
     /// All events before this instant have been put into the dataflows.
     ended_ns: u64,
     statistics: EngineStatistics,
-    /// The epochs' ends in a cluster; otherwise `None`.
+    /// The agreement on the ends of epochs; `None` outside of a cluster.
     barrier: Option<EpochBarrier>,
     members: Option<Members>,
     /// Dropped last, after all fields that send to other processes.

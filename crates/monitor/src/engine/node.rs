@@ -234,7 +234,7 @@ fn selected_stream(stream: &Stream, selection: Selection) -> Rc<Node> {
     }
 }
 
-/// A node, followed by a selection if the selection does anything.
+/// A node, followed by a selection unless the selection is empty.
 fn on(node: Rc<Node>, selection: Selection) -> Rc<Node> {
     if selection.predicate.is_none() && selection.outputs.is_none() {
         node

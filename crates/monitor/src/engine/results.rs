@@ -39,8 +39,8 @@ impl Results {
     }
 }
 
-/// The ranks of a run's rows by the first columns, as far as these have few distinct values. So
-/// these values are compared once for each distinct value instead of for each pair of rows.
+/// The ranks of a run's rows by its first columns, as long as these have few distinct values. With
+/// ranks, distinct values are compared once, instead of in each comparison of two rows.
 #[derive(Debug, Default)]
 struct Ranks {
     /// The first row of the run.

@@ -68,7 +68,7 @@ impl Run {
         &self.columns
     }
 
-    /// A column; `None` for a column of nulls.
+    /// A column; `None` if the run does not have it, which means that all its values are null.
     pub(super) fn column(&self, column: usize) -> Option<&Rc<Column>> {
         self.columns.get(column)
     }

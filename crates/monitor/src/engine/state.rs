@@ -18,11 +18,11 @@ use super::tallies::{Histogram, Ranking, Registers};
 pub(super) enum State {
     /// The number of values.
     Count(i64),
-    /// The sums of sums, averages and variances.
+    /// The sums from which sum, average and variance are computed.
     Sums(Sums),
     /// The count of each value, for minimum and maximum.
     Values(BTreeMap<Value, i64>),
-    /// The values of a percentile.
+    /// The ordered values of a percentile.
     Percentile(Percentile),
     /// The state of an aggregate over distinct values.
     Distinct(Box<Distinct>),

@@ -73,7 +73,7 @@ impl Channel {
 }
 
 impl Channel {
-    /// Ends the own direction; bytes of the other side can still be read. Errors are ignored.
+    /// Ends the outgoing direction; bytes can still be received. Errors are ignored.
     pub(crate) fn close_write(&mut self) {
         if let Self::Secure(stream) = self {
             // A TLS alert distinguishes the end from a cut connection.

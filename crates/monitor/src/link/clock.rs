@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The number of pings of which the quickest one is used.
+/// The number of recent pings, of which the quickest is used.
 const SAMPLES: usize = 16;
 /// The smallest error of a clock that is corrected, in nanoseconds.
 const CHANGE_MIN_NS: i64 = 200_000;
@@ -23,8 +23,8 @@ pub struct SteadyClock {
 
 impl SteadyClock {
     pub fn new() -> Self {
-        // Both clocks are read in immediate succession. If the thread is interrupted meanwhile,
-        // another attempt is better.
+        // The thread may be interrupted between reading the two clocks. Of several attempts, the
+        // one with the shortest time between the reads is used.
         let read = |_| {
             let before = Instant::now();
             let begun_ns = unix_time_ns();

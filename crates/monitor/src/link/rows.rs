@@ -12,17 +12,19 @@ use super::plans::is_stream;
 use crate::read::Batch;
 use crate::recording::{BlockBuilder, BlockReader, Cell, Clock, Header, Item, Wrong};
 
-/// The limits at which a block is closed: rows, and bytes before compression.
+/// The number of rows at which a block is closed.
 const BLOCK_ROWS: usize = 8192;
+/// The number of bytes before compression at which a block is closed.
 const BLOCK_BYTES: usize = 512 << 10;
-/// The most bytes of a block after decompression. The limits above are lower, so that one more row
-/// never makes a block too long.
+/// The most bytes of a block after decompression. Blocks are closed below this limit, so that one
+/// more row never makes a block too long.
 const PLAIN_MAX: usize = ROWS_MAX - (64 << 10);
 
 /// The most rows of a received block.
 const BLOCK_ROWS_MAX: usize = 2 * BLOCK_ROWS;
-/// The limits of a stream's counts: the sum of a block, and the count of a single row.
+/// The largest sum of the counts of a stream's block.
 const COUNTS_MAX: i64 = 1 << 16;
+/// The largest count of a single row of a stream.
 const COUNT_MAX: i64 = COUNTS_MAX / 2;
 
 /// A row that can be sent between threads.

@@ -228,8 +228,7 @@ impl Layout {
         Some((time, instant(time, self.unit)?))
     }
 
-    /// Adds a record's row to a batch, unless it is not wanted. Returns what is wrong with an
-    /// invalid record.
+    /// Adds a record's row to a batch if it is wanted. Returns the reason if the record is invalid.
     fn row(
         &self,
         record: Record<'_>,

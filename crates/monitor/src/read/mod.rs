@@ -83,7 +83,7 @@ impl Batch {
     /// Returns a row.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// If there is no such row.
     pub fn row(&self, row: usize) -> Row {
         self.columns.iter().map(|column| column.value(row)).collect()
     }
@@ -138,6 +138,7 @@ pub trait Reader: Send {
     /// Replaces the content of `batch` by the next rows. Unless the input has ended, there is at
     /// least one row or one filtered row. Returns `false` at the end. It waits for the input only
     /// while it has no row to return.
+    ///
     /// # Errors
     /// If the input cannot be read, or too much of it is invalid. All rows before the error have
     /// been returned.

@@ -6,7 +6,7 @@ use super::{BATCH_ROWS, Batch, ReadError, ReadReport, Reader, Tally};
 
 /// A format of independent lines.
 pub trait LineFormat: Send {
-    /// Adds the events of a line to a batch. Returns what is wrong with an invalid line.
+    /// Adds the events of a line to a batch. Returns the reason if the line is invalid.
     fn line(&mut self, line: &[u8], texts: &mut Texts, batch: &mut Batch) -> Result<(), String>;
 }
 

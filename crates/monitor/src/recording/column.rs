@@ -68,7 +68,8 @@ const RECENT: usize = 32;
 pub struct Texts {
     entries: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, u32>,
-    /// A cache by address: 1 + the number of the last text with the address; 0 if there is none.
+    /// A cache by a hash of the address: 1 + the number of the last text with this hash; 0 if there
+    /// is none.
     recent: [u32; RECENT],
 }
 

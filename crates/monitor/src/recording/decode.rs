@@ -79,7 +79,7 @@ struct Column {
 }
 
 impl Rows {
-    /// Starts reading the rows of a block from its unpacked bytes.
+    /// Starts reading the rows of a block from its decompressed bytes.
     pub fn new(
         payload: Vec<u8>,
         rows: usize,

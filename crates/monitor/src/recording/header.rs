@@ -83,7 +83,7 @@ impl Header {
     /// The header's bytes.
     ///
     /// # Errors
-    /// When there are too many columns, or their names are too long.
+    /// If there are too many columns, or their names are too long.
     pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
         let invalid =
             |message: &str| io::Error::new(io::ErrorKind::InvalidInput, message.to_owned());

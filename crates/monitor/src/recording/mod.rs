@@ -33,7 +33,7 @@ pub use write::{BlockLimits, RecordingSummary, Writer, dropped_block, end_block,
 pub const MAGIC: [u8; 8] = *b"\x8eFATHOM\n";
 /// The version that this program writes and reads.
 pub const VERSION: u16 = 1;
-/// The most bytes of a block once it is unpacked.
+/// The most bytes of a block after decompression.
 pub const BLOCK_MAX: usize = 16 << 20;
 /// The most rows of a block.
 pub const BLOCK_ROWS_MAX: usize = 1 << 16;

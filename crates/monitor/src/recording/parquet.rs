@@ -38,9 +38,9 @@ const GROUPS_MAX: usize = i16::MAX as usize;
 /// The number of row groups that remain when [`ParquetWriter::is_full`] begins to be true: enough
 /// for the rows of a block.
 const GROUPS_SPARE: usize = 2 * BLOCK_ROWS_MAX / CHECK_ROWS;
-/// The most bytes of the file's end for each column of a row group, without the column's name; and
-/// the most bytes of the rest of the end.
+/// The most bytes of the file's end for each column of a row group, without the column's name.
 const COLUMN_END: usize = 256;
+/// The most bytes of the rest of the file's end.
 const END: usize = 4096;
 /// The size limit of a dictionary of integers, in bytes. Row groups with more distinct integers
 /// store differences instead.

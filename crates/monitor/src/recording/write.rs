@@ -106,7 +106,7 @@ impl<W: Write> Writer<W> {
     /// Closes the block if it has reached a limit of size or age.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn flush_if_due(&mut self) -> io::Result<()> {
         let old = self.begun.is_some_and(|begun| begun.elapsed() >= self.limits.age);
         let large = self.builder.size() >= self.limits.bytes || self.builder.is_full();
@@ -116,7 +116,7 @@ impl<W: Write> Writer<W> {
     /// Closes the block, and flushes the output.
     ///
     /// # Errors
-    /// When they cannot be written.
+    /// If they cannot be written.
     pub fn flush(&mut self) -> io::Result<()> {
         self.begun = None;
         let rows = self.builder.len() as u64;
@@ -130,7 +130,7 @@ impl<W: Write> Writer<W> {
     /// Adds a block of rows that was read from a recording with the same header.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn copy(&mut self, block: &super::Block) -> io::Result<()> {
         self.flush()?;
         self.put(block.bytes())?;
@@ -141,7 +141,7 @@ impl<W: Write> Writer<W> {
     /// Notes that events are missing at this position. If `disk` is empty, they may be of any disk.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn note_dropped(&mut self, count: u64, place: DropPlace, disk: &str) -> io::Result<()> {
         self.flush()?;
         self.summary.dropped = self.summary.dropped.saturating_add(count);
@@ -161,7 +161,7 @@ impl<W: Write> Writer<W> {
     /// Writes the end.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn finish(mut self) -> io::Result<(W, RecordingSummary)> {
         self.flush()?;
         let end = end_block(self.summary.events, self.summary.dropped);

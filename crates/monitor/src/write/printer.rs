@@ -16,7 +16,7 @@ use crate::replay::ResultSink;
 /// The options of a [`Printer`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrinterOptions {
-    /// The form.
+    /// The format.
     pub form: Form,
     /// Whether to write each change with its instant and its sign. Otherwise the rows of a stream
     /// are written as they arrive, and the content of a relation at the end.

@@ -70,7 +70,7 @@ struct Held {
 /// See the module.
 pub struct Merge {
     patience_ns: i64,
-    /// Whether time advances if the centre waits for no host.
+    /// Whether time advances while there is no host to wait for.
     advances_alone: bool,
     watermark_ns: i64,
     is_stream: Vec<bool>,
@@ -84,8 +84,8 @@ impl Merge {
         Self { patience_ns, advances_alone: false, watermark_ns: 0, is_stream, members }
     }
 
-    /// For one process of several: without hosts its watermark follows the clock by the patience,
-    /// so that the other processes can continue.
+    /// Makes it a merge for one process of a cluster: without hosts, its watermark stays behind the
+    /// clock by the patience, so that the other processes can continue.
     pub fn in_cluster(self) -> Self {
         Self { advances_alone: true, ..self }
     }
@@ -483,7 +483,7 @@ mod tests {
         let mut case = Case::new();
         let now = 100 * SECOND;
         case.join("a", 1, false, now);
-        // Instants that decrease are raised.
+        // A decreasing instant is raised to the previous one.
         case.send(("a", 1), 1, &[(now + 9, 7, 2), (now + 5, 7, -1), (now + 7, 8, 1)], now).unwrap();
         assert_eq!(case.taken(), [(1, now + 9, 7, 2), (1, now + 9, 7, -1), (1, now + 9, 8, 1)]);
         let problem = case.send(("a", 1), 1, &[(now + 9, 7, -1), (now + 9, 7, -1)], now);

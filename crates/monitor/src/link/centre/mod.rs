@@ -37,10 +37,12 @@ use merge::{Merge, RowsReport};
 
 pub use status::{CentreStatus, HostState, HostStatus, Refusal};
 
-/// The most connections, and the most hosts that the centre remembers.
+/// The most connections.
 const CONNECTIONS_MAX: usize = 512;
+/// The most hosts that the centre remembers.
 const HOSTS_MAX: usize = 1024;
-/// The most messages that wait for the engine, and that it processes before it advances time.
+/// The most messages that wait for the engine, and the most that it processes before it advances
+/// time.
 const MESSAGES_MAX: usize = 1024;
 /// The longest wait of the engine for messages.
 const MESSAGE_WAIT: Duration = Duration::from_millis(10);
@@ -234,7 +236,7 @@ impl Centre {
     /// and returns whether to continue.
     ///
     /// # Errors
-    /// If the address is not available, the queries cannot be sent, or the other processes are not
+    /// If the address is not available, the queries cannot be sent, or another process is not
     /// reached.
     pub fn listen(
         options: CentreOptions,

@@ -20,8 +20,7 @@ use super::{Current, Eject, HOSTS_MAX, HostState, Message, MessageKind, Record, 
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
 /// The time limit for a former connection of the same host to end.
 const YIELD_TIME_MAX: Duration = Duration::from_secs(5);
-/// The longest time without received frames, and without the host reading, before it is
-/// disconnected.
+/// The longest time in which a host may send nothing, or read nothing, before it is disconnected.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// The timeout of reads and writes.
 const READ_WAIT: Duration = Duration::from_millis(10);

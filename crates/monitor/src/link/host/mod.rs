@@ -32,9 +32,9 @@ use session::{Request, Session};
 const PAUSE: Duration = Duration::from_millis(10);
 /// The most items of events that are taken between two reads of the connection.
 const PARTS: usize = 256;
-/// The number of rounds in which the last events are taken.
+/// The number of rounds that take the last events before the thread ends.
 const LAST_ROUNDS: usize = 16;
-/// The longest time without a connection after which the fragments still run.
+/// The longest time without a connection before the fragments end.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 
 /// An item of a host's events.
@@ -63,14 +63,14 @@ pub trait EventSource: Send {
     /// Begins to collect events with the wanted columns of the stream.
     ///
     /// # Errors
-    /// If there are no events, the reason.
+    /// The reason why events are not available.
     fn begin(&mut self, wanted: &[bool]) -> Result<(), String>;
 
     /// The next item, without waiting; `None` if there is none now. Rows replace the content of
     /// `batch`.
     ///
     /// # Errors
-    /// If no more events follow, the reason.
+    /// The reason why no more events follow.
     fn next(&mut self, batch: &mut Batch) -> Result<Option<EventItem>, String>;
 
     /// Stops collecting events.

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::super::frame::FromHost;
 
-/// The kind of a frame, as far as it matters here.
+/// The kinds of frames that the queue distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Rows of a stream.
@@ -35,8 +35,9 @@ pub struct Outbox {
     queue: VecDeque<Queued>,
     /// The number of frames of the queue that are in flight.
     sent: usize,
-    /// The bytes of the frames in flight, and of all frames.
+    /// The bytes of the frames in flight.
     sent_bytes: usize,
+    /// The bytes of all frames.
     bytes: usize,
     bytes_max: usize,
     number: u64,

@@ -12,7 +12,7 @@ use crate::read::{Batch, LAST_TIME_NS};
 use crate::recording::{Clock, Header};
 use crate::{Column, Delta, Engine, HeldLimit};
 
-/// The advice to the centre if the fragments hold too much.
+/// The advice to the centre if the fragments exceed their limit.
 const REMEDY: &str =
     "ask for shorter windows or fewer groups, or raise `held_max` of [monitor] there";
 
@@ -147,7 +147,7 @@ impl Runner {
     /// Processes a batch of events.
     ///
     /// # Errors
-    /// If the fragments hold too much.
+    /// If the fragments exceed their limit.
     pub fn rows(&mut self, batch: &mut Batch) -> Result<(), String> {
         let (mut times_ns, mut columns) = batch.take();
         for time_ns in &mut times_ns {
@@ -178,7 +178,7 @@ impl Runner {
     /// Ends all instants before `time_ns`, and passes the results to the outbox.
     ///
     /// # Errors
-    /// If the relations have become too large, or the fragments hold too much.
+    /// If the relations are too large, or the fragments exceed their limit.
     pub fn advance(&mut self, time_ns: i64, outbox: &mut Outbox) -> Result<(), String> {
         let time_ns = self.corrected(time_ns).clamp(0, LAST_TIME_NS);
         if time_ns <= self.watermark_ns {

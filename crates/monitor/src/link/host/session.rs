@@ -13,7 +13,7 @@ use super::{HostOptions, Outbox};
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// The longest silence of the centre before the connection is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// The longest wait for frames of the centre, which is the interval at which events are taken.
+/// The timeout of reads. While the centre sends nothing, events are taken at this interval.
 const READ_WAIT: Duration = Duration::from_millis(3);
 const WRITE_WAIT: Duration = Duration::from_millis(1);
 /// The number of bytes that are passed to the connection at a time.
