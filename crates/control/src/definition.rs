@@ -8,7 +8,7 @@ use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use fathom_options::{Bytes, Nanoseconds};
+use fathom_options::{Bytes, Key, Nanoseconds, Section};
 
 /// A disk to be served.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,6 +87,80 @@ impl Default for DiskDefinition {
             vhost_user: None,
         }
     }
+}
+
+impl Section for DiskDefinition {
+    const KEYS: &'static [Key] = &[
+        Key::new("name", "", "required: unique; also the name of its NBD export"),
+        Key::new("vm", "\"\"", "the virtual machine of the disk, for metrics and events"),
+        Key::new(
+            "serial",
+            "",
+            "the serial that the guest sees, at most 20 bytes; by default the name",
+        ),
+        Key::new(
+            "image",
+            "",
+            "a raw image or block device; `fathom disk create` creates images. The image is locked \
+             while the disk is served",
+        ),
+        Key::new(
+            "format",
+            "",
+            "`\"raw\"`: the image is raw, even if its content looks like another format. Without \
+             it, an image that looks like qcow2, VMDK, VHD, VHDX, VDI, QED, Parallels or DMG is \
+             not served (see below)",
+        ),
+        Key::new(
+            "memory",
+            "",
+            "instead of `image`: a disk in memory of this size. It is empty at the start, and its \
+             data is lost at the end",
+        ),
+        Key::new(
+            "null",
+            "",
+            "instead of `image`: a disk of this size that reads as zeroes and discards writes, for \
+             measurements",
+        ),
+        Key::new("direct", "false", "bypass the host's page cache"),
+        Key::new("read_only", "false", "refuse writes. Several read-only disks can share an image"),
+        Key::new(
+            "when_full",
+            "\"fail\"",
+            "the treatment of writes while the image's file system is full: `\"fail\"` gives the \
+             guest an error, `\"wait\"` keeps them until there is room, like `werror=enospc`. \
+             Reads continue",
+        ),
+        Key::new(
+            "block_size",
+            "",
+            "the logical block size that guests see, `512` or `\"4K\"`; by default the smallest \
+             possible",
+        ),
+        Key::new(
+            "tap",
+            "true",
+            "count and measure requests, above all layers but `classify`. Without it `fathom top` \
+             and the metrics show nothing",
+        ),
+        Key::new(
+            "classify",
+            "true",
+            "find the meaning of requests in the guest's memory, and count them by file, control \
+             group and process. Without it Fathom reads only the requests in the guest's memory",
+        ),
+        Key::new(
+            "class_bounds",
+            "",
+            "the file sizes at which the I/O class changes, descending. Files below the first are \
+             of class 0, below the second of class 1, and so on. Metadata has a class above them \
+             all. By default `[\"14M\", \"10M\", \"5M\", \"2M\", \"1M\"]`",
+        ),
+        Key::new("layers", "[]", "further layers, from the guest down to the image"),
+        Key::new("model", "", "the disk model whose timing the disk imitates"),
+        Key::new("vhost_user", "", "the socket for a guest"),
+    ];
 }
 
 /// The format of an image.
@@ -251,6 +325,29 @@ pub struct ModelDefinition {
     pub power_loss_protected: bool,
 }
 
+impl Section for ModelDefinition {
+    const KEYS: &'static [Key] = &[
+        Key::new("kind", "", "required: `hdd`, `ssd` (NVMe) or `sata-ssd`"),
+        Key::new("seed", "0", "the seed of the random times"),
+        Key::new(
+            "spanning",
+            "false",
+            "for `hdd`: the image uses all tracks, so that seeks are as long as on a full disk",
+        ),
+        Key::new(
+            "write_cache",
+            "",
+            "for `hdd`: the size of the disk's cache for writes; no cache by default",
+        ),
+        Key::new(
+            "power_loss_protected",
+            "false",
+            "for `ssd` and `sata-ssd`: the disk's buffer survives a power failure, so that flushes \
+             take no time",
+        ),
+    ];
+}
+
 /// The kinds of simulated disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -293,6 +390,40 @@ impl Default for VhostUserDefinition {
     }
 }
 
+impl Section for VhostUserDefinition {
+    const KEYS: &'static [Key] = &[
+        Key::new(
+            "socket",
+            "",
+            "required: the socket to which the VMM connects. A socket file without a listener is \
+             replaced",
+        ),
+        Key::new(
+            "queues",
+            "4",
+            "the most queues that the guest can use, up to 256. The VMM chooses their length",
+        ),
+        Key::new(
+            "threads",
+            "",
+            "the number of threads that serve the queues, each queue by one thread; at most the \
+             number of queues. A disk that hangs does not delay the other queues of its thread; by \
+             default one for each processor that the daemon may use",
+        ),
+        Key::new(
+            "spin",
+            "",
+            "the longest time for which a thread polls its rings before it sleeps, at most \
+             `\"1ms\"`; `0` disables polling; by default the daemon's choice",
+        ),
+        Key::new(
+            "group",
+            "",
+            "a group whose members may connect too. The socket's mode is then 0660, otherwise 0600",
+        ),
+    ];
+}
+
 /// One NBD listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -310,6 +441,25 @@ pub struct ListenerDefinition {
     /// daemon's user may connect (mode 0600).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+}
+
+impl Section for ListenerDefinition {
+    const KEYS: &'static [Key] = &[
+        Key::new("address", "", "required: `\"unix:/path\"`, or `\"host:port\"` for TCP"),
+        Key::new(
+            "exports",
+            "\"all\"",
+            "a list of disks, or `\"all\"`, which includes disks that are added later. If there is \
+             only one export, clients can also select it with the empty name",
+        ),
+        Key::new("tls", "", "the encryption of connections"),
+        Key::new(
+            "plain_allowed",
+            "false",
+            "accept clients without TLS: over TCP without `[nbd.tls]`, and beside clients with TLS",
+        ),
+        Key::new("group", "", "a group whose members may connect to the Unix socket too"),
+    ];
 }
 
 /// The disks that an NBD listener offers.
@@ -382,6 +532,25 @@ pub struct TlsDefinition {
     /// A file of `name:key` lines, in place of certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub psk: Option<PathBuf>,
+}
+
+impl Section for TlsDefinition {
+    const KEYS: &'static [Key] = &[
+        Key::new("certificate", "", "the server's certificate (PEM)"),
+        Key::new("key", "", "its private key (PEM)"),
+        Key::new(
+            "client_ca",
+            "",
+            "the authority that must have signed the clients' certificates (PEM); by default any \
+             client is accepted",
+        ),
+        Key::new(
+            "psk",
+            "",
+            "instead of certificates: a file of `user:key` lines in the format of GnuTLS' \
+             `psktool`",
+        ),
+    ];
 }
 
 #[cfg(test)]

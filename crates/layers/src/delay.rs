@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fathom_block::{
     Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
-use fathom_options::Nanoseconds;
+use fathom_options::{Key, Nanoseconds};
 use serde::{Deserialize, Serialize};
 
 use crate::generator;
-use crate::kind::{Key, LayerContext, LayerOptions, Operations};
+use crate::kind::{LayerContext, LayerOptions, Operations};
 
 /// The configuration of a layer that delays requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

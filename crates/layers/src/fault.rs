@@ -18,11 +18,11 @@ use fathom_block::{
     Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, OpenContext, Operation,
     Outcome, Request, SECTOR_SIZE,
 };
-use fathom_options::{Bytes, Check};
+use fathom_options::{Bytes, Check, Key};
 use serde::{Deserialize, Serialize};
 
 use crate::generator;
-use crate::kind::{Key, LayerContext, LayerOptions, Operations};
+use crate::kind::{LayerContext, LayerOptions, Operations};
 
 /// The configuration of a layer that makes requests fail, by one rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use fathom_block::{Layer, Operation};
 use fathom_insight::Names;
-use fathom_options::{Check, Problems, Written, read};
+use fathom_options::{Check, Key, Problems, Written, read};
 use serde::de::{DeserializeOwned, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -25,24 +25,6 @@ pub const KINDS: [LayerKind; 5] = [
     LayerKind::of::<crate::fault::FaultOptions>(),
     LayerKind::of::<crate::log::LogOptions>(),
 ];
-
-/// The documentation of a key of a layer's options.
-#[derive(Clone, Copy, Debug)]
-pub struct Key {
-    /// The key's name.
-    pub name: &'static str,
-    /// The default in TOML syntax; empty for none.
-    pub default: &'static str,
-    /// The meaning of the key.
-    pub meaning: &'static str,
-}
-
-impl Key {
-    /// A key with a default; an empty text for none.
-    pub const fn new(name: &'static str, default: &'static str, meaning: &'static str) -> Self {
-        Self { name, default, meaning }
-    }
-}
 
 /// The configuration of a kind of layer.
 pub trait LayerOptions: Default + Serialize + DeserializeOwned + 'static {

@@ -29,7 +29,7 @@ pub mod wal;
 pub use classify::{Classify, GuestSlot};
 pub use delay::{Delay, DelayOptions, DelayTime};
 pub use fault::{Fault, FaultEffect, FaultOptions, FaultRule};
-pub use kind::{KINDS, Key, LayerContext, LayerKind, LayerOptions, Operations, Prepared};
+pub use kind::{KINDS, LayerContext, LayerKind, LayerOptions, Operations, Prepared};
 pub use log::{Log, LogOptions, LogSink};
 pub use passthrough::Passthrough;
 pub use room::WaitForRoom;

@@ -11,10 +11,10 @@ use fathom_block::{
     Capabilities, Facts, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
 };
 use fathom_insight::Names;
-use fathom_options::Check;
+use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
 
-use crate::kind::{Key, LayerContext, LayerOptions};
+use crate::kind::{LayerContext, LayerOptions};
 
 /// The highest limit of lines per second that can be configured.
 const LINES_PER_SECOND_LIMIT: u64 = 1_000_000;

@@ -27,6 +27,15 @@ impl<'a> Check<'a> {
         }
     }
 
+    /// Whether `key` was written, even if its value is invalid.
+    pub fn has(&self, key: &str) -> bool {
+        if self.path.is_empty() {
+            self.places.get(key).is_some()
+        } else {
+            self.places.get(&format!("{}.{key}", self.path)).is_some()
+        }
+    }
+
     /// Reports a problem with the value of `key`.
     pub fn problem(&mut self, key: &str, message: impl Into<String>, remedy: impl Into<String>) {
         let place = self.place(key);

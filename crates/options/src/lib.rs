@@ -3,6 +3,7 @@
 //! - [`read`]: reads a type with serde from a value that may come from TOML, from JSON or from
 //!   flags. Reports all mistakes in one pass, each with its place.
 //! - [`Problems`]: the problems of a configuration, each with its [`Place`] and a remedy.
+//! - [`Section`]: a table of a configuration, which serde reads, with the keys of its documentation.
 //! - [`Check`]: reports problems with values that could be read.
 //! - [`Bytes`], [`Nanoseconds`]: sizes and times in human notation.
 
@@ -13,12 +14,14 @@ mod check;
 mod fields;
 mod problem;
 mod read;
+mod section;
 mod units;
 
 pub use check::Check;
 pub use fields::fields;
 pub use problem::{Place, Places, Problem, Problems};
 pub use read::{Title, Written, read};
+pub use section::{Key, Section};
 pub use units::{Bytes, Nanoseconds, UnitError, count, parse_bytes, parse_nanoseconds};
 
 /// A remedy for the unknown name `written`: the most similar name of `known`, or all of them.

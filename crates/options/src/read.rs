@@ -25,6 +25,8 @@ use crate::suggestion;
 const MISTAKES_MAX: usize = 64;
 /// The name that serde gives the text of a path. Only this distinguishes a path from other texts.
 const PATH: &str = "path string";
+/// The name that serde gives a `NonZeroU64`.
+const NONZERO: &str = "a nonzero u64";
 
 /// The name of a value in messages.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +43,8 @@ pub enum Title<'a> {
 }
 
 impl Title<'_> {
-    /// The title of the value at a path within this one.
-    fn of(&self, path: &str) -> String {
+    /// The title of the value at a path within this one; an empty path is this one.
+    pub fn of(&self, path: &str) -> String {
         let is_name = |part: &&str| part.parse::<usize>().is_err();
         let path: Vec<&str> = path.split('.').filter(|part| !part.is_empty()).collect();
         let path: Vec<&str> = path.into_iter().filter(is_name).collect();
@@ -209,7 +211,7 @@ fn expected_in_words(expected: &str) -> (&str, &str) {
         "a time" => ("a time", "\"5ms\""),
         "f32" | "f64" => ("a number", "0.01"),
         "a sequence" => ("a list", "[…]"),
-        "u8" | "u16" | "u32" | "u64" | "usize" => ("a whole number", "1"),
+        "u8" | "u16" | "u32" | "u64" | "usize" | NONZERO => ("a whole number", "1"),
         _ if expected.starts_with("struct") || expected.ends_with("map") => ("a table", "{ … }"),
         other => (other, "…"),
     }
@@ -247,6 +249,7 @@ impl MistakeKind {
                     "u16" => format!("choose a number from 0 to {}", u16::MAX),
                     "u32" => format!("choose a number from 0 to {}", u32::MAX),
                     "u64" | "usize" => "choose a number from 0 up".to_owned(),
+                    NONZERO => "choose a number from 1 up".to_owned(),
                     other => format!("write it like `{key} = {}`", expected_in_words(other).1),
                 };
                 (format!("{subject} is out of range"), remedy)

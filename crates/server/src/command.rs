@@ -254,13 +254,13 @@ impl Serve {
             return Err(problems);
         }
         let mut configuration = Configuration::default();
-        let daemon = &mut configuration.daemon;
+        let Placed { definition: daemon, places: written } = &mut configuration.daemon;
         if let Some(control) = self.control() {
             daemon.control = control;
         }
         daemon.metrics = self.metrics;
         daemon.log = self.log.unwrap_or_default();
-        daemon.places = places(&[("control", "--control")]);
+        *written = places(&[("control", "--control")]);
         let mut definition = flags.disk();
         let places_of_disk = places(&[
             ("name", "--name"),

@@ -39,7 +39,7 @@ pub(crate) fn run(
     file: Option<ConfigurationFile>,
     begun: Instant,
 ) -> ExitCode {
-    let journal = Journal::new(configuration.daemon.log, false);
+    let journal = Journal::new(configuration.daemon.definition.log, false);
     journal.install();
     log_panics();
     raise_descriptor_limit();
@@ -90,7 +90,7 @@ async fn serve(
     let one = |refused: ErrorBody| vec![refused];
     let mut signals =
         Signals::new().map_err(|error| one(failed("signals cannot be received", &error)))?;
-    let options = &configuration.daemon;
+    let options = &configuration.daemon.definition;
     make_default_folder(&options.control).map_err(one)?;
     // First, because a second daemon with the same configuration is detected here.
     probe(&options.control).map_err(one)?;

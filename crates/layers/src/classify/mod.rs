@@ -25,6 +25,7 @@ use fathom_block::{
 };
 use fathom_insight::{ClassTable, Names};
 use fathom_introspect::{RequestView, Resolver};
+use fathom_options::Key;
 use serde::{Deserialize, Serialize};
 
 pub use cells::{
@@ -36,7 +37,7 @@ pub use slow::SlowRequest;
 pub use table::{Subject, UsageRow};
 pub use usage::{UsageOptions, UsageSnapshot};
 
-use crate::kind::{Key, LayerContext, LayerOptions};
+use crate::kind::{LayerContext, LayerOptions};
 use usage::{Usage, UsageQueue};
 
 /// The configuration of the layer `classify`. Only its position among the layers can be chosen.

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use fathom_block::{
     Capabilities, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
 };
+use fathom_options::Key;
 use serde::{Deserialize, Serialize};
 
 pub use counters::{SIZE_CLASSES, size_class, size_class_length_max};
@@ -29,7 +30,7 @@ pub use event::{EventType, operation_letter};
 pub use fathom_insight::event::{Event, Labels};
 pub use snapshot::{OperationSnapshot, SizeSnapshot, TapSnapshot};
 
-use crate::kind::{Key, LayerContext, LayerOptions};
+use crate::kind::{LayerContext, LayerOptions};
 use counters::Counters;
 use ring::Ring;
 

@@ -61,7 +61,7 @@ impl Configuration {
         self.check_images(&mut problems);
         check_queries(&self.queries, &mut problems);
         if let Some(Placed { definition, places }) = &self.monitor {
-            super::monitor::check(definition, places, &mut problems);
+            super::monitor::check_files(definition, places, &mut problems);
         }
         problems.none_or()
     }
@@ -108,7 +108,8 @@ impl Configuration {
     }
 
     fn check_sockets(&self, problems: &mut Problems) {
-        let control = (self.daemon.control.clone(), self.daemon.places.of("control"), "control");
+        let Placed { definition: daemon, places } = &self.daemon;
+        let control = (daemon.control.clone(), places.of("control"), "control");
         let mut sockets = vec![control];
         for Placed { definition, places } in &self.disks {
             if let Some(vhost_user) = &definition.vhost_user {

@@ -3,8 +3,8 @@
 use fathom_control::{DiskDefinition, ListenerDefinition, ModelDefinition, ModelKind};
 use fathom_options::{Check, Places, Problems};
 
-use super::layers;
-use super::table::Table;
+use super::table::{Reading, Table};
+use super::{Placed, layers};
 
 /// The most queues of a disk: one for each CPU of a large guest.
 const QUEUES_MAX: u16 = 256;
@@ -12,23 +12,22 @@ const QUEUES_MAX: u16 = 256;
 const SPIN_NS_MAX: u64 = 1_000_000;
 
 /// `[[disk]]`.
-pub(super) fn disk(table: Table<'_>) -> (DiskDefinition, Places) {
-    let (folder, reading) = (table.resolve(""), table.reading());
-    let (mut disk, places) = table.read::<DiskDefinition>("disk");
-    let mut problems = Problems::default();
-    layers::complete(&mut disk.layers, &places, Some(&folder), &mut problems);
-    reading.problems.borrow_mut().extend(problems.0);
-    (disk, places)
+pub(super) fn disk(table: Table<'_>, reading: &Reading<'_>) -> Placed<DiskDefinition> {
+    let mut disk: Placed<DiskDefinition> = table.read();
+    let (folder, mut problems) = (Some(reading.folder()), Problems::default());
+    layers::complete(&mut disk.definition.layers, &disk.places, folder, &mut problems);
+    reading.extend(problems);
+    disk
 }
 
 /// `[[nbd]]`.
-pub(super) fn listener(table: Table<'_>) -> (ListenerDefinition, Places) {
-    let folder = table.resolve("");
-    let (mut listener, places) = table.read::<ListenerDefinition>("nbd");
-    if let Some(path) = listener.address.strip_prefix("unix:") {
-        listener.address = format!("unix:{}", folder.join(path).display());
+pub(super) fn listener(table: Table<'_>, reading: &Reading<'_>) -> Placed<ListenerDefinition> {
+    let mut listener: Placed<ListenerDefinition> = table.read();
+    let address = &mut listener.definition.address;
+    if let Some(path) = address.strip_prefix("unix:") {
+        *address = format!("unix:{}", reading.folder().join(path).display());
     }
-    (listener, places)
+    listener
 }
 
 /// Checks the parts of a disk that are tables of their own.

@@ -1,14 +1,18 @@
 //! The configuration: read from a TOML file or from flags, and checked before anything starts.
 //!
 //! - `source`: the text of a file, and the places in it.
-//! - `table`: a TOML table read key by key, or by serde; what is wrong is noted by line.
+//! - `table`: TOML tables, each read by serde as a whole; what is wrong is noted by line.
+//! - `daemon`: the daemon itself.
 //! - `disk`: the tables that describe disks and NBD listeners.
 //! - `query`: the queries that the daemon keeps.
-//! - `monitor`: the table of the centre.
+//! - `monitor`: the centre that this host answers queries of.
 //! - `layers`: all kinds of layers, and what the options of a disk's layers say.
-//! - `check`: what a reader of one table cannot see: files, sockets, and what excludes what.
+//! - `check`: what one table does not show: files, sockets, and what excludes what.
+//!
+//! Each table is one type ([`fathom_options::Section`]), which has the keys of its documentation.
 
 mod check;
+mod daemon;
 mod disk;
 pub(crate) mod layers;
 mod monitor;
@@ -18,36 +22,38 @@ mod table;
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use fathom_control::{Bytes, DiskDefinition, ListenerDefinition, SOCKET_DEFAULT};
-use fathom_frontend::nbd::BUDGET_MIN;
+use fathom_control::{DiskDefinition, ListenerDefinition};
 use toml::de::DeTable;
 
 pub use check::{Address, check_disk, parse_address};
 pub(crate) use check::{image_identity, normal as normal_path};
+pub use daemon::{DaemonOptions, LogLevel, parse_metrics};
 pub(crate) use disk::check_model;
 pub use fathom_options::{Place, Places, Problem, Problems};
 pub use monitor::MonitorOptions;
 
 pub use query::{
-    ActionDefinition, ActionKind, CommandDefinition, MetricDefinition, MetricKind, On, Period,
+    ActionDefinition, CommandDefinition, LogDefinition, MetricDefinition, MetricKind, On, Period,
     QUERIES_MAX, QUERY_LENGTH_MAX, QueryDefinition, RateLimit, WebhookDefinition,
 };
 pub(crate) use query::{Command, PreparedQuery, json};
 
 use source::Source;
-use table::{Reading, Table};
+use table::{Document, Reading};
 
 /// The longest configuration file that is read, in bytes.
 const LENGTH_MAX: u64 = 16 << 20;
+/// How many rows, groups and values queries may hold by default.
+const HELD_MAX: NonZeroU64 = NonZeroU64::new(fathom_monitor::HELD_MAX).unwrap();
 
 /// What the daemon is to do.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Configuration {
     /// The daemon itself.
-    pub daemon: DaemonOptions,
+    pub daemon: Placed<DaemonOptions>,
     /// The disks, in the order of the file.
     pub disks: Vec<Placed<DiskDefinition>>,
     /// The NBD listeners, in the order of the file.
@@ -65,73 +71,6 @@ pub struct Placed<T> {
     pub definition: T,
     /// Where it and its keys are.
     pub places: Places,
-}
-
-/// The daemon itself: `[daemon]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DaemonOptions {
-    /// The control socket.
-    pub control: PathBuf,
-    /// Where `/metrics` is had over TCP, if anywhere.
-    pub metrics: Option<SocketAddr>,
-    /// How many control groups of a disk metrics tell apart.
-    pub metrics_cgroups_max: usize,
-    /// What is logged.
-    pub log: LogLevel,
-    /// The memory that the requests of all NBD clients may take, in bytes.
-    pub nbd_memory: u64,
-    /// The same of one NBD connection.
-    pub nbd_client_memory: u64,
-    /// How long a shutdown waits for requests in flight.
-    pub shutdown_time_max: Duration,
-    /// Where the control socket and the metrics address were written.
-    pub places: Places,
-}
-
-/// The memory of all NBD clients' requests by default, in bytes.
-const NBD_MEMORY: u64 = 256 << 20;
-/// The same of one connection.
-const NBD_CLIENT_MEMORY: u64 = 64 << 20;
-
-impl Default for DaemonOptions {
-    fn default() -> Self {
-        Self {
-            control: SOCKET_DEFAULT.into(),
-            metrics: None,
-            metrics_cgroups_max: 100,
-            log: LogLevel::Info,
-            nbd_memory: NBD_MEMORY,
-            nbd_client_memory: NBD_CLIENT_MEMORY,
-            shutdown_time_max: Duration::from_secs(15),
-            places: Places::default(),
-        }
-    }
-}
-
-/// How much is logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogLevel {
-    /// What does not work.
-    Error,
-    /// And what was refused or is degraded.
-    Warning,
-    /// And what happens in the course of things.
-    #[default]
-    Info,
-    /// And what helps developers.
-    Debug,
-}
-
-impl LogLevel {
-    /// The word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-            Self::Info => "info",
-            Self::Debug => "debug",
-        }
-    }
 }
 
 /// A configuration file, and what flags say instead of it.
@@ -154,10 +93,10 @@ impl ConfigurationFile {
     /// Everything that is wrong.
     pub fn load(&self) -> Result<Configuration, Problems> {
         let (mut configuration, mut problems) = read_and_parse(&self.path)?;
-        let daemon = &mut configuration.daemon;
+        let Placed { definition: daemon, places } = &mut configuration.daemon;
         if let Some(control) = &self.control {
             daemon.control.clone_from(control);
-            daemon.places.note("control", Place::Flag("--control or $FATHOM_CONTROL"));
+            places.note("control", Place::Flag("--control or $FATHOM_CONTROL"));
         }
         daemon.metrics = self.metrics.or(daemon.metrics);
         daemon.log = self.log.unwrap_or(daemon.log);
@@ -230,95 +169,35 @@ fn parse_all(text: &str, path: &Path) -> Result<(Configuration, Problems), Probl
         Problems(vec![Problem::new(place, message, remedy)])
     })?;
     let reading = Reading { source, problems: RefCell::default() };
-    let configuration = document_of(&reading, document.get_ref(), document.span());
+    let configuration = document_of(&reading, document.get_ref());
     let mut problems = reading.problems.into_inner();
-    problems.sort_by_key(|problem| problem.place.position());
-    Ok((configuration, Problems(problems)))
+    problems.0.sort_by_key(|problem| problem.place.position());
+    Ok((configuration, problems))
 }
 
-fn document_of(
-    reading: &Reading<'_>,
-    document: &DeTable<'_>,
-    span: std::ops::Range<usize>,
-) -> Configuration {
-    let mut root = Table::new(reading, "the configuration", "", document, &span);
+fn document_of(reading: &Reading<'_>, document: &DeTable<'_>) -> Configuration {
+    let mut document = Document::new(reading, document);
     let mut configuration = Configuration::default();
-    if let Some(table) = root.table("daemon", "[daemon]") {
-        configuration.daemon = daemon(table);
+    if let Some(table) = document.table("daemon") {
+        configuration.daemon = table.read();
     }
-    for table in root.tables("disk", "[[disk]]") {
-        let (definition, places) = disk::disk(table.without_prefix());
-        configuration.disks.push(Placed { definition, places });
+    for table in document.tables("disk") {
+        configuration.disks.push(disk::disk(table, reading));
     }
-    for table in root.tables("nbd", "[[nbd]]") {
-        let (definition, places) = disk::listener(table.without_prefix());
-        configuration.listeners.push(Placed { definition, places });
+    for table in document.tables("nbd") {
+        configuration.listeners.push(disk::listener(table, reading));
     }
-    for table in root.tables("query", "[[query]]") {
-        let (definition, places) = query::query(table.without_prefix());
-        configuration.queries.push(Placed { definition, places });
+    for table in document.tables("query") {
+        configuration.queries.push(query::query(table, reading));
     }
-    if let Some(table) = root.table("monitor", "[monitor]") {
-        let (definition, places) = monitor::monitor(table);
-        configuration.monitor = Some(Placed { definition, places });
+    if let Some(table) = document.table("monitor") {
+        configuration.monitor = Some(table.read());
     }
-    root.finish();
+    document.finish();
     configuration
 }
 
-fn daemon(table: Table<'_>) -> DaemonOptions {
-    let mut table = table.without_prefix();
-    let mut options = DaemonOptions::default();
-    if let Some(control) = table.path("control") {
-        options.control = control;
-    }
-    if let Some(text) = table.string("metrics") {
-        match parse_metrics(&text) {
-            Some(address) => options.metrics = Some(address),
-            None => table.problem(
-                table.place_of("metrics"),
-                format!("{text:?} is no address for metrics"),
-                "write it like `metrics = \"127.0.0.1:9560\"`, or only the port for this host",
-            ),
-        }
-    }
-    if let Some(count) = table.integer("metrics_cgroups_max", 0..10_001) {
-        options.metrics_cgroups_max = count as usize;
-    }
-    let levels = [
-        ("error", LogLevel::Error),
-        ("warning", LogLevel::Warning),
-        ("info", LogLevel::Info),
-        ("debug", LogLevel::Debug),
-    ];
-    options.log = table.word("log", &levels).unwrap_or_default();
-    if let Some(size) = table.bytes("nbd_memory") {
-        options.nbd_memory = size;
-        if size < BUDGET_MIN {
-            table.problem(
-                table.place_of("nbd_memory"),
-                format!("{} are too little for the longest requests of NBD", Bytes(size)),
-                &format!("choose {} or more", Bytes(BUDGET_MIN)),
-            );
-        }
-    }
-    if let Some(size) = table.bytes("nbd_client_memory") {
-        options.nbd_client_memory = size;
-    }
-    if let Some(time) = table.nanoseconds("shutdown_time_max") {
-        options.shutdown_time_max = Duration::from_nanos(time);
-    }
-    options.places = table.finish();
-    options
-}
-
-/// An address for metrics: `127.0.0.1:9560`, `[::1]:9560`, or a port of the loopback.
-pub fn parse_metrics(text: &str) -> Option<SocketAddr> {
-    if let Ok(port) = text.trim_start_matches(':').parse::<u16>() {
-        return Some(SocketAddr::from(([127, 0, 0, 1], port)));
-    }
-    text.replacen("localhost:", "127.0.0.1:", 1).parse().ok()
-}
-
+#[cfg(test)]
+mod page;
 #[cfg(test)]
 mod tests;

@@ -1,14 +1,16 @@
 //! `[monitor]`: the centre that this host answers queries of.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
-use fathom_monitor::HELD_MAX;
+use fathom_control::Bytes;
 use fathom_monitor::link::BUFFER_MAX;
+use fathom_options::{Check, Key, Places, Problems, Section};
 use fathom_tls::Certificates;
+use serde::Deserialize;
 
+use super::HELD_MAX;
 use super::check::{Address, parse_address, plain};
-use super::table::{HELD_RANGE, Table};
-use fathom_options::{Places, Problems};
 
 /// The least and the most bytes that may wait for the centre.
 const BUFFER_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 30;
@@ -16,7 +18,8 @@ const BUFFER_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 30;
 const NAME_MAX: usize = 253;
 
 /// Where the centre is, and who this host is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct MonitorOptions {
     /// Where the centre listens, `host:port`.
     pub address: String,
@@ -33,9 +36,105 @@ pub struct MonitorOptions {
     /// Whether the connection may be in plain text.
     pub plain_allowed: bool,
     /// The most bytes that wait for the centre.
-    pub buffer_bytes: u64,
+    pub buffer: Bytes,
     /// The most rows, groups and values that the centre's queries may hold here.
-    pub held_max: u64,
+    pub held_max: NonZeroU64,
+}
+
+impl Default for MonitorOptions {
+    /// No centre.
+    fn default() -> Self {
+        Self {
+            address: String::new(),
+            centre_name: None,
+            name: None,
+            certificate: None,
+            key: None,
+            authority: None,
+            plain_allowed: false,
+            buffer: Bytes(BUFFER_MAX as u64),
+            held_max: HELD_MAX,
+        }
+    }
+}
+
+impl Section for MonitorOptions {
+    const KEYS: &'static [Key] = &[
+        Key::new("address", "", "required: the address at which the centre listens, `host:port`"),
+        Key::new(
+            "centre_name",
+            "",
+            "the name that the centre's certificate has to have; by default the host of `address`",
+        ),
+        Key::new(
+            "name",
+            "",
+            "this host's name at the centre; by default that of its certificate, or without \
+             certificates the host name",
+        ),
+        Key::new(
+            "certificate",
+            "",
+            "required, unless `plain_allowed`: this host's certificate (PEM)",
+        ),
+        Key::new("key", "", "required, unless `plain_allowed`: its private key (PEM)"),
+        Key::new(
+            "authority",
+            "",
+            "required, unless `plain_allowed`: the authority that has signed the centre's \
+             certificate (PEM)",
+        ),
+        Key::new(
+            "plain_allowed",
+            "false",
+            "work without certificates: events are sent in plain text, to any program at the \
+             address",
+        ),
+        Key::new(
+            "buffer",
+            "\"8M\"",
+            "the most data that waits for the centre; beyond it the oldest rows are dropped, and \
+             counted",
+        ),
+        Key::new(
+            "held_max",
+            "10000000",
+            "the most rows, groups and values that all of the centre's queries may hold in this \
+             daemon. Beyond it the daemon ends them and refuses them, and the centre shows the \
+             reason",
+        ),
+    ];
+
+    fn check(&self, check: &mut Check<'_>) {
+        let is_centre = matches!(parse_address(&self.address), Some(Address::Tcp(_)));
+        if !self.address.is_empty() && !is_centre {
+            check.problem(
+                "address",
+                format!("{:?} is no address of a centre", self.address),
+                "write it like `address = \"monitor.example:10810\"`",
+            );
+        }
+        for (key, name) in [("name", &self.name), ("centre_name", &self.centre_name)] {
+            let wrong = |name: &&String| {
+                let odd = |c: char| c.is_control() || c.is_whitespace();
+                name.is_empty() || name.len() > NAME_MAX || name.contains(odd)
+            };
+            if let Some(name) = name.as_ref().filter(wrong) {
+                check.problem(
+                    key,
+                    format!("{name:?} is no name of a host"),
+                    format!("choose one of at most {NAME_MAX} bytes, without spaces"),
+                );
+            }
+        }
+        if !BUFFER_RANGE.contains(&self.buffer.0) {
+            check.problem(
+                "buffer",
+                "the buffer of [monitor] cannot have this size",
+                "choose a size from 64K to 1G",
+            );
+        }
+    }
 }
 
 impl MonitorOptions {
@@ -46,61 +145,15 @@ impl MonitorOptions {
     }
 }
 
-pub(super) fn monitor(table: Table<'_>) -> (MonitorOptions, Places) {
-    let mut table = table.without_prefix();
-    let options = MonitorOptions {
-        address: table.string("address").unwrap_or_default(),
-        centre_name: table.string("centre_name"),
-        name: table.string("name"),
-        certificate: table.path("certificate"),
-        key: table.path("key"),
-        authority: table.path("authority"),
-        plain_allowed: table.boolean("plain_allowed").unwrap_or(false),
-        buffer_bytes: table.bytes("buffer").unwrap_or(BUFFER_MAX as u64),
-        held_max: table.integer("held_max", HELD_RANGE).unwrap_or(HELD_MAX),
-    };
-    (options, table.finish())
-}
-
-/// Checks what the reader of the table cannot see.
-pub(super) fn check(options: &MonitorOptions, places: &Places, problems: &mut Problems) {
+/// Checks what is missing, and the files.
+pub(super) fn check_files(options: &MonitorOptions, places: &Places, problems: &mut Problems) {
     if options.address.is_empty() {
         problems.add(
             places.of("address"),
             "[monitor] does not say where the centre is",
             "add a line like `address = \"monitor.example:10810\"`",
         );
-    } else if !matches!(parse_address(&options.address), Some(Address::Tcp(_))) {
-        problems.add(
-            places.of("address"),
-            format!("{:?} is no address of a centre", options.address),
-            "write it like `address = \"monitor.example:10810\"`",
-        );
     }
-    for (key, name) in [("name", &options.name), ("centre_name", &options.centre_name)] {
-        let wrong = |name: &&String| {
-            let odd = |c: char| c.is_control() || c.is_whitespace();
-            name.is_empty() || name.len() > NAME_MAX || name.contains(odd)
-        };
-        if let Some(name) = name.as_ref().filter(wrong) {
-            problems.add(
-                places.of(key),
-                format!("{name:?} is no name of a host"),
-                format!("choose one of at most {NAME_MAX} bytes, without spaces"),
-            );
-        }
-    }
-    if !BUFFER_RANGE.contains(&options.buffer_bytes) {
-        problems.add(
-            places.of("buffer"),
-            "the buffer of [monitor] cannot have this size",
-            "choose a size from 64K to 1G",
-        );
-    }
-    check_files(options, places, problems);
-}
-
-fn check_files(options: &MonitorOptions, places: &Places, problems: &mut Problems) {
     let files = [
         ("certificate", &options.certificate),
         ("key", &options.key),

@@ -39,9 +39,4 @@ impl<'a> Source<'a> {
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
-
-    /// `path`, taken from the folder that the configuration is in.
-    pub(super) fn resolve(&self, path: &str) -> PathBuf {
-        self.folder.join(path)
-    }
 }

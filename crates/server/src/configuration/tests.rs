@@ -1,7 +1,7 @@
 use super::*;
 use std::fs;
 
-use fathom_control::{Bytes, LayerDefinition};
+use fathom_control::{Bytes, LayerDefinition, Nanoseconds};
 use serde_json::json;
 
 /// A folder with `disk.img` (1 MiB), `other.img` and `empty.img`.
@@ -82,11 +82,11 @@ plain_allowed = true
 "#,
     )
     .unwrap();
-    let daemon = &configuration.daemon;
+    let daemon = &configuration.daemon.definition;
     assert_eq!(daemon.control, folder.path().join("run.sock"));
     assert_eq!(daemon.metrics, Some(SocketAddr::from(([127, 0, 0, 1], 9560))));
     assert_eq!((daemon.log, daemon.metrics_cgroups_max), (LogLevel::Warning, 7));
-    assert_eq!(daemon.shutdown_time_max, Duration::from_millis(2500));
+    assert_eq!(daemon.shutdown_time_max, Nanoseconds(2_500_000_000));
     let root = &configuration.disks[0].definition;
     assert_eq!(root.image, Some(folder.path().join("disk.img")));
     assert_eq!(root.block_size.unwrap().0, 4096);
@@ -161,6 +161,48 @@ f.toml:3:10: `memory` of [[disk]]: \"10GB\" is not a size
   → write it like 512, 64K, 1.5G or 2TiB
 f.toml:4:36: `time` of the layer `delay` has to be a time, and is a number
   → write it like `time = \"5ms\"`",
+    );
+}
+
+#[test]
+fn all_mistakes_of_the_daemon_and_of_the_monitor_have_their_places() {
+    expect(
+        "daemon = 7\nmonitor = []\n",
+        "\
+f.toml:1:10: `daemon` of the configuration has to be a table, and is a whole number
+  → write it like `daemon = { … }`
+f.toml:2:11: `monitor` of the configuration has to be a table, and is a list
+  → write it like `monitor = { … }`",
+    );
+    expect(
+        "[daemon]\ncontrol = \"\"\nmetrics = \"here\"\nmetrics_cgroups_max = 10001\nlog = \"warn\"\n\
+         nbd_memory = \"1M\"\nnbd_client_memory = inf\nshutdown_time_max = -1\n\
+         [monitor]\naddress = 5\nplain_allowed = \"yes\"\nheld_max = 0\nbuffer = \"1T\"\nname = \"\"\n",
+        "\
+f.toml:2:11: `control` of [daemon] is not a path
+  → name a file, or leave the line out
+f.toml:3:11: `metrics` of [daemon]: \"here\" is no address for metrics
+  → write it like `metrics = \"127.0.0.1:9560\"`, or only the port for this host
+f.toml:4:23: `metrics_cgroups_max` of [daemon] is out of range
+  → choose a number from 0 to 10000
+f.toml:5:7: `log` of [daemon] cannot be \"warn\"
+  → did you mean `warning`?
+f.toml:6:14: 1 MiB are too little for the longest requests of NBD
+  → choose 64 MiB or more
+f.toml:7:21: `nbd_client_memory` of [daemon] has to be a number with an end
+  → correct it, or leave the line out
+f.toml:8:21: `shutdown_time_max` of [daemon] is out of range
+  → write it like `shutdown_time_max = \"5ms\"`
+f.toml:10:11: `address` of [monitor] has to be a text, and is a whole number
+  → write it like `address = \"…\"`
+f.toml:11:17: `plain_allowed` of [monitor] has to be true or false, and is a text
+  → write it like `plain_allowed = true`
+f.toml:12:12: `held_max` of [monitor] is out of range
+  → choose a number from 1 up
+f.toml:13:10: the buffer of [monitor] cannot have this size
+  → choose a size from 64K to 1G
+f.toml:14:8: \"\" is no name of a host
+  → choose one of at most 253 bytes, without spaces",
     );
 }
 
@@ -426,13 +468,13 @@ fn the_monitor_is_read_and_checked() {
                 key = \"disk.img\"\nauthority = \"other.img\"\ncentre_name = \"c\"\nbuffer = \"1M\"\n\
                 held_max = 7\n";
     let monitor = load(folder.path(), text).unwrap().monitor.unwrap().definition;
-    assert_eq!((monitor.address.as_str(), monitor.buffer_bytes), ("centre:10810", 1 << 20));
-    assert_eq!(monitor.held_max, 7);
+    assert_eq!((monitor.address.as_str(), monitor.buffer.0), ("centre:10810", 1 << 20));
+    assert_eq!(monitor.held_max.get(), 7);
     assert_eq!(monitor.files().unwrap().authority, Some(folder.path().join("other.img")));
     let text = "[monitor]\naddress = \"centre:10810\"\nplain_allowed = true\n";
     let monitor = load(folder.path(), text).unwrap().monitor.unwrap().definition;
-    assert_eq!((monitor.files(), monitor.buffer_bytes), (None, 8 << 20));
-    assert_eq!(monitor.held_max, 10_000_000);
+    assert_eq!((monitor.files(), monitor.buffer.0), (None, 8 << 20));
+    assert_eq!(monitor.held_max.get(), 10_000_000);
     assert_eq!(load(folder.path(), "").unwrap().monitor, None);
 
     expect(

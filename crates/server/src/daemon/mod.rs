@@ -158,7 +158,7 @@ impl Daemon {
         begun: Instant,
     ) -> Result<Arc<Self>, Vec<ErrorBody>> {
         let daemon = Arc::new(Self {
-            options: configuration.daemon.clone(),
+            options: configuration.daemon.definition.clone(),
             file,
             journal,
             logs: LogVolumes::default(),
@@ -169,13 +169,13 @@ impl Daemon {
             stopping: AtomicBool::new(false),
             changes: Changes::default(),
             state: RwLock::default(),
-            introspection: Introspection::new(configuration.daemon.metrics_cgroups_max),
+            introspection: Introspection::new(configuration.daemon.definition.metrics_cgroups_max),
             events: Events::default(),
             queries: Queries::default(),
             monitor: OnceLock::new(),
             nbd_budget: Arc::new(nbd::Budget::new(
-                configuration.daemon.nbd_memory,
-                configuration.daemon.nbd_client_memory,
+                configuration.daemon.definition.nbd_memory.0,
+                configuration.daemon.definition.nbd_client_memory.0,
             )),
             problems: Problems::default(),
             instances: AtomicU64::new(1),

@@ -42,8 +42,8 @@ impl Daemon {
         let mut host = HostOptions::new(&name, &options.address);
         host.centre_name.clone_from(&options.centre_name);
         host.tls = tls;
-        host.buffer_max = options.buffer_bytes as usize;
-        host.held_max = options.held_max;
+        host.buffer_max = usize::try_from(options.buffer.0).unwrap_or(usize::MAX);
+        host.held_max = options.held_max.get();
         if host.tls.is_none() {
             tracing::warn!("events are sent to {} in plain text", options.address);
         }

@@ -53,29 +53,23 @@ impl Daemon {
         let refuse = |key: &str| {
             format!("`{key}` of [daemon] cannot change while the daemon runs: restart it")
         };
-        if new.daemon.control != self.options.control {
-            report.refused.push(refuse("control"));
-        }
-        if new.daemon.metrics != self.options.metrics {
-            report.refused.push(refuse("metrics"));
-        }
-        if new.daemon.metrics_cgroups_max != self.options.metrics_cgroups_max {
-            report.refused.push(refuse("metrics_cgroups_max"));
-        }
-        if new.daemon.nbd_memory != self.options.nbd_memory {
-            report.refused.push(refuse("nbd_memory"));
-        }
-        if new.daemon.nbd_client_memory != self.options.nbd_client_memory {
-            report.refused.push(refuse("nbd_client_memory"));
-        }
-        if new.daemon.shutdown_time_max != self.options.shutdown_time_max {
-            report.refused.push(refuse("shutdown_time_max"));
+        let (wanted, options) = (&new.daemon.definition, &self.options);
+        let fixed = [
+            ("control", wanted.control != options.control),
+            ("metrics", wanted.metrics != options.metrics),
+            ("metrics_cgroups_max", wanted.metrics_cgroups_max != options.metrics_cgroups_max),
+            ("nbd_memory", wanted.nbd_memory != options.nbd_memory),
+            ("nbd_client_memory", wanted.nbd_client_memory != options.nbd_client_memory),
+            ("shutdown_time_max", wanted.shutdown_time_max != options.shutdown_time_max),
+        ];
+        for (key, _) in fixed.iter().filter(|(_, differs)| *differs) {
+            report.refused.push(refuse(key));
         }
         if new.monitor.as_ref().map(|placed| &placed.definition) != self.monitor_options() {
             let what = "[monitor] cannot change while the daemon runs: restart it";
             report.refused.push(what.to_owned());
         }
-        if self.journal.set_level(new.daemon.log) {
+        if self.journal.set_level(wanted.log) {
             report.changed.push("another level of the log".into());
         }
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use fathom_block::Layer;
 use fathom_control::{Bytes, ModelDefinition, Nanoseconds};
-use fathom_layers::{Key, LayerContext, LayerOptions};
-use fathom_options::Check;
+use fathom_layers::{LayerContext, LayerOptions};
+use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
 
 use crate::configuration::check_model;

@@ -8,7 +8,7 @@ use fathom_cql::Value;
 use fathom_monitor::EngineStatistics;
 
 use super::action::Action;
-use crate::configuration::{ActionKind, PreparedQuery, QueryDefinition};
+use crate::configuration::{ActionDefinition, PreparedQuery, QueryDefinition};
 use crate::daemon::unix_time_ns;
 
 /// The longest kept text of an error, in bytes.
@@ -149,8 +149,8 @@ impl Kept {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let last = counts.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (last_error, last_error_unix_time_ns) = last.unzip();
-        let (action, target) = describe(&definition.action.kind);
-        let limit = definition.action.limit;
+        let (action, target) = describe(&definition.action);
+        let limit = definition.action.limit();
         let (series, series_left_out) = self.action.series_counts();
         QueryStatus {
             name: definition.name.clone(),
@@ -159,7 +159,7 @@ impl Kept {
             columns: self.prepared.columns.iter().map(|column| column.name.clone()).collect(),
             action: action.into(),
             target,
-            on: definition.action.on.name().into(),
+            on: definition.action.on().name().into(),
             limit: limit.map(|limit| limit.to_string()).unwrap_or_default(),
             state: counts.state(),
             operators: of(&counts.operators),
@@ -182,11 +182,11 @@ impl Kept {
 }
 
 /// The type and the target of an action.
-fn describe(kind: &ActionKind) -> (&'static str, String) {
-    match kind {
-        ActionKind::Log(level) => ("log", level.name().into()),
-        ActionKind::Metric(metric) => ("metric", metric.name.clone()),
-        ActionKind::Webhook(webhook) => ("webhook", webhook.url.clone()),
-        ActionKind::Command(command) => ("command", command.request.clone()),
+fn describe(action: &ActionDefinition) -> (&'static str, String) {
+    match action {
+        ActionDefinition::Log(log) => ("log", log.level.name().into()),
+        ActionDefinition::Metric(metric) => ("metric", metric.name.clone()),
+        ActionDefinition::Webhook(webhook) => ("webhook", webhook.url.clone()),
+        ActionDefinition::Command(command) => ("command", command.request.clone()),
     }
 }

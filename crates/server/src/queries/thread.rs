@@ -166,7 +166,7 @@ impl Running {
         };
         kept.note(engine.statistics());
         kept.counts.set_state(QueryState::Running);
-        let limit = HeldLimit::new(Some(kept.definition.held_max));
+        let limit = HeldLimit::new(Some(kept.definition.held_max.get()));
         let (kept, engine) = (Arc::clone(kept), Some(engine));
         Some(Self { kept, engine, source, places: Vec::new(), changes: Vec::new(), limit })
     }

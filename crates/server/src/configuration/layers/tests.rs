@@ -2,10 +2,6 @@ use std::fmt::Write as _;
 
 use super::*;
 
-/// Where the page has what is made of the kinds.
-const BEGIN: &str = "<!-- the kinds of layers, made by the test `the_page_has_all_kinds` -->\n";
-const END: &str = "<!-- end of the kinds -->\n";
-
 #[test]
 fn every_option_is_documented_with_its_default() {
     for kind in kinds() {
@@ -24,34 +20,6 @@ fn every_option_is_documented_with_its_default() {
         let complete = kind.complete(&options.written(), &mut problems).unwrap();
         assert_eq!(problems.0, [], "the defaults of `{name}`");
         assert_eq!(complete, kind.complete_default(), "the defaults of `{name}`");
-    }
-}
-
-#[test]
-fn the_page_has_all_kinds() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
-    let page = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = page.split_once(BEGIN).expect("the page has a beginning of the kinds");
-    let (written, after) = rest.split_once(END).expect("the page has an end of the kinds");
-    let mut made = String::new();
-    for kind in kinds() {
-        writeln!(made, "- `{}` {}.", kind.name, kind.meaning).unwrap();
-    }
-    made.push_str("\n| kind | key | default | meaning |\n|---|---|---|---|\n");
-    for kind in kinds() {
-        for key in kind.keys {
-            let default = match key.default {
-                "" => String::new(),
-                default => format!("`{default}`"),
-            };
-            let (name, meaning) = (key.name, key.meaning);
-            writeln!(made, "| `{}` | `{name}` | {default} | {meaning} |", kind.name).unwrap();
-        }
-    }
-    if std::env::var_os("FATHOM_WRITE_DOCS").is_some() {
-        std::fs::write(&path, format!("{before}{BEGIN}{made}{END}{after}")).unwrap();
-    } else {
-        assert_eq!(written, made, "FATHOM_WRITE_DOCS=1 writes the page");
     }
 }
 

@@ -8,8 +8,8 @@ use fathom_cql::{Diagnostic, Type};
 
 use super::command::{Command, Wrong};
 use super::{
-    ActionKind, MetricDefinition, MetricKind, On, PreparedQuery, QUERIES_MAX, QUERY_LENGTH_MAX,
-    QueryDefinition, Unfit,
+    ActionDefinition, MetricDefinition, MetricKind, On, PreparedQuery, QUERIES_MAX,
+    QUERY_LENGTH_MAX, QueryDefinition, Unfit,
 };
 use crate::configuration::Placed;
 use crate::configuration::check::{NAME_MAX, plain, the_other};
@@ -77,7 +77,7 @@ fn check_all(queries: &[Placed<QueryDefinition>], problems: &mut Problems) {
                 format!("give each a name of its own{}", the_other(&first.of("name"))),
             );
         }
-        if let ActionKind::Metric(metric) = &definition.action.kind {
+        if let ActionDefinition::Metric(metric) = &definition.action {
             let name = metric.name.as_str();
             if let Some(first) = metrics.insert(name, places) {
                 problems.add(
@@ -160,21 +160,21 @@ fn check_action(
 ) {
     let action = &definition.action;
     let is_gauge =
-        matches!(&action.kind, ActionKind::Metric(metric) if metric.kind == MetricKind::Gauge);
-    if prepared.is_stream && action.on != On::Insert && !is_gauge {
+        matches!(action, ActionDefinition::Metric(metric) if metric.kind == MetricKind::Gauge);
+    if prepared.is_stream && action.on() != On::Insert && !is_gauge {
         problems.add(
             places.of("action.on"),
             format!("the rows of the query {:?} never go: it is a stream", definition.name),
             "leave `on` out, or ask about a relation",
         );
     }
-    match &action.kind {
-        ActionKind::Log(_) => {}
-        ActionKind::Metric(metric) => check_metric(metric, prepared, places, problems),
-        ActionKind::Webhook(webhook) => {
+    match action {
+        ActionDefinition::Log(_) => {}
+        ActionDefinition::Metric(metric) => check_metric(metric, prepared, places, problems),
+        ActionDefinition::Webhook(webhook) => {
             check_url(&webhook.url, &places.of("action.webhook"), problems);
         }
-        ActionKind::Command(command) => {
+        ActionDefinition::Command(command) => {
             if let Err(Wrong(key, message, remedy)) = Command::new(command, &prepared.columns) {
                 problems.add(places.of(&format!("action.{key}")), message, remedy);
             }

@@ -1,27 +1,34 @@
 //! The queries that the daemon keeps: `[[query]]`.
 //!
-//! - `read`: the tables.
+//! - `read`: the table, and which kind of action it names.
+//! - `action`: the kinds of action.
 //! - `command`: requests to the control interface in which values of a row stand.
 //! - `check`: what a reader of one table cannot see: whether the query can be run, and whether the
 //!   action fits its result.
 
+mod action;
 mod check;
 mod command;
 mod read;
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use fathom_cql::catalog::Column;
 use fathom_cql::plan::Output;
 use fathom_cql::{Diagnostic, ParseOptions};
 use fathom_monitor::replay::Script;
-use fathom_monitor::{HELD_MAX, QueryError, io_stream};
-use serde_json::Value;
+use fathom_monitor::{QueryError, io_stream};
+use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use super::LogLevel;
+use super::HELD_MAX;
 
+pub use action::{
+    ActionDefinition, CommandDefinition, LogDefinition, MetricDefinition, MetricKind, On, Period,
+    RateLimit, WebhookDefinition,
+};
 pub(super) use check::{check_queries, load_files};
 pub(crate) use command::{Command, json};
 pub(super) use read::query;
@@ -34,19 +41,25 @@ pub const QUERY_LENGTH_MAX: usize = 64 << 10;
 const STREAM: &str = "IOstream";
 
 /// A query that the daemon keeps, and what is done with its results.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct QueryDefinition {
     /// The name: unique within the daemon.
     pub name: String,
     /// The query in CQL.
+    #[serde(rename = "cql")]
     pub text: String,
     /// The file that the text is from, where it is from one.
     pub file: Option<PathBuf>,
     /// Whether the query may keep more and more.
     pub unbounded_allowed: bool,
     /// The most rows, groups and values that it may hold.
-    pub held_max: u64,
+    pub held_max: NonZeroU64,
+    /// What is done, as it was written, until `action` is made of it.
+    #[serde(rename = "action")]
+    pub(crate) written: Option<Map<String, Value>>,
     /// What is done.
+    #[serde(skip)]
     pub action: ActionDefinition,
 }
 
@@ -58,157 +71,9 @@ impl Default for QueryDefinition {
             file: None,
             unbounded_allowed: false,
             held_max: HELD_MAX,
+            written: None,
             action: ActionDefinition::default(),
         }
-    }
-}
-
-/// What is done with the changes of a query's result.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ActionDefinition {
-    /// What it is.
-    pub kind: ActionKind,
-    /// For which changes.
-    pub on: On,
-    /// How often at most.
-    pub limit: Option<RateLimit>,
-}
-
-impl Default for ActionDefinition {
-    fn default() -> Self {
-        Self { kind: ActionKind::Log(LogLevel::Info), on: On::Insert, limit: None }
-    }
-}
-
-/// The kinds of action.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ActionKind {
-    /// A line in the daemon's log, at this level.
-    Log(LogLevel),
-    /// Series of a metric.
-    Metric(MetricDefinition),
-    /// Rows sent to an HTTP server.
-    Webhook(WebhookDefinition),
-    /// A request to the control interface.
-    Command(CommandDefinition),
-}
-
-/// A metric of a query's result.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MetricDefinition {
-    /// The metric's name.
-    pub name: String,
-    /// The type.
-    pub kind: MetricKind,
-    /// The column that has the value; without one rows are counted.
-    pub value: Option<String>,
-    /// The columns that become labels; all but that of the value where it says nothing.
-    pub labels: Option<Vec<String>>,
-    /// What it is about, in words.
-    pub help: String,
-    /// The most series.
-    pub series_max: usize,
-}
-
-/// The types of a metric.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MetricKind {
-    /// What the relation holds now.
-    #[default]
-    Gauge,
-    /// What has come, added up.
-    Counter,
-}
-
-/// An HTTP server that is told of changes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WebhookDefinition {
-    /// Where.
-    pub url: String,
-    /// How long one attempt may take.
-    pub timeout: Duration,
-}
-
-/// A request to the control interface, in which values of a row are put in.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct CommandDefinition {
-    /// The method and the path: `PATCH /v1/disks/{VDisk}`.
-    pub request: String,
-    /// The body.
-    pub body: Option<Value>,
-}
-
-/// The changes that an action is for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum On {
-    /// Rows that come.
-    #[default]
-    Insert,
-    /// Rows that go.
-    Delete,
-    /// Both.
-    Both,
-}
-
-impl On {
-    /// The word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Insert => "insert",
-            Self::Delete => "delete",
-            Self::Both => "both",
-        }
-    }
-}
-
-/// How often something may happen: `10/minute`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RateLimit {
-    /// So many times.
-    pub count: u32,
-    /// In this time.
-    pub period: Period,
-}
-
-/// A time that limits are about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Period {
-    /// A second.
-    Second,
-    /// A minute.
-    Minute,
-    /// An hour.
-    Hour,
-}
-
-impl Period {
-    const ALL: [(&'static str, Self); 3] =
-        [("second", Self::Second), ("minute", Self::Minute), ("hour", Self::Hour)];
-
-    /// Its length.
-    pub fn nanoseconds(self) -> u64 {
-        match self {
-            Self::Second => 1_000_000_000,
-            Self::Minute => 60_000_000_000,
-            Self::Hour => 3_600_000_000_000,
-        }
-    }
-}
-
-impl RateLimit {
-    /// Reads `10/minute`.
-    pub fn parse(text: &str) -> Option<Self> {
-        let (count, period) = text.split_once('/')?;
-        let count = count.trim().parse().ok().filter(|count| (1..=1_000_000).contains(count))?;
-        let (_, period) = Period::ALL.into_iter().find(|(word, _)| *word == period.trim())?;
-        Some(Self { count, period })
-    }
-}
-
-impl fmt::Display for RateLimit {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = Period::ALL.into_iter().find(|(_, period)| *period == self.period);
-        write!(formatter, "{}/{}", self.count, word.map_or("", |(word, _)| word))
     }
 }
 

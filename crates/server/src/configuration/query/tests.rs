@@ -4,7 +4,10 @@ use fathom_cql::Value;
 use serde_json::json;
 
 use super::command::{Command, Request};
+use fathom_control::Nanoseconds;
+
 use super::*;
+use crate::configuration::LogLevel;
 use crate::configuration::{Configuration, ConfigurationFile, parse};
 
 fn read(text: &str) -> Result<Configuration, crate::configuration::Problems> {
@@ -38,8 +41,9 @@ const RELATION: &str = "select VDisk, sum(Size) as sectors from IOstream [now] g
 #[test]
 fn actions_are_read() {
     let log = action(STREAM, "{ log = \"warning\" }");
-    assert_eq!((log.kind, log.on), (ActionKind::Log(LogLevel::Warning), On::Insert));
-    assert_eq!(log.limit.unwrap().to_string(), "10/second");
+    assert_eq!((log.on(), log.limit().unwrap().to_string()), (On::Insert, "10/second".into()));
+    let definition = LogDefinition { level: LogLevel::Warning, ..LogDefinition::default() };
+    assert_eq!(log, ActionDefinition::Log(definition));
     let metric = action(
         RELATION,
         "{ metric = \"m\", value = \"SECTORS\", labels = \"vdisk\", help = \"h\", series_max = 7 }",
@@ -51,13 +55,21 @@ fn actions_are_read() {
         labels: Some(vec!["vdisk".into()]),
         help: "h".into(),
         series_max: 7,
+        on: On::Insert,
     };
-    assert_eq!((metric.kind, metric.on), (ActionKind::Metric(definition), On::Both));
+    assert_eq!((metric.on(), metric.limit()), (On::Both, None));
+    assert_eq!(metric, ActionDefinition::Metric(definition));
+    let counter = action(RELATION, "{ metric = \"m\", type = \"counter\", on = \"delete\" }");
+    assert_eq!((counter.on(), counter.limit()), (On::Delete, None));
     let webhook =
         action(RELATION, "{ webhook = \"https://[::1]:8/x\", timeout = \"1s\", on = \"both\" }");
-    let definition =
-        WebhookDefinition { url: "https://[::1]:8/x".into(), timeout: Duration::from_secs(1) };
-    assert_eq!((webhook.kind, webhook.limit), (ActionKind::Webhook(definition), None));
+    let definition = WebhookDefinition {
+        url: "https://[::1]:8/x".into(),
+        timeout: Nanoseconds(1_000_000_000),
+        on: On::Both,
+        limit: None,
+    };
+    assert_eq!(webhook, ActionDefinition::Webhook(definition));
     let command = action(
         STREAM,
         "{ command = \"PATCH /v1/disks/{VDisk}\", body = { capacity = \"{Size}\" }, \
@@ -66,9 +78,10 @@ fn actions_are_read() {
     let definition = CommandDefinition {
         request: "PATCH /v1/disks/{VDisk}".into(),
         body: Some(json!({ "capacity": "{Size}" })),
+        on: On::Insert,
+        limit: RateLimit { count: 1, period: Period::Hour },
     };
-    assert_eq!(command.kind, ActionKind::Command(definition));
-    assert_eq!(command.limit, Some(RateLimit { count: 1, period: Period::Hour }));
+    assert_eq!(command, ActionDefinition::Command(definition));
 }
 
 #[test]
@@ -84,7 +97,7 @@ fn mistakes_of_tables_are_named() {
         "[[query]]\naction = { log = \"warn\", limits = 3 }\n",
         "f.toml:1:1: a query has no text\n  \
          → add a line like `cql = \"select …\"` or `file = \"a.cql\"`\n\
-         f.toml:2:18: \"warn\" is no `log` of `action`\n  → did you mean `warning`?\n\
+         f.toml:2:18: `log` of `action` cannot be \"warn\"\n  → did you mean `warning`?\n\
          f.toml:2:26: there is no key `limits` in `action`\n  → did you mean `limit`?",
     );
     expect_action(
@@ -102,14 +115,43 @@ fn mistakes_of_tables_are_named() {
     expect_action(
         STREAM,
         "{ log = \"info\", limit = \"ten/hour\" }",
-        "f.toml:4:34: \"ten/hour\" is no limit\n  \
+        "f.toml:4:34: `limit` of `action`: \"ten/hour\" is no limit\n  \
          → write it like `limit = \"10/minute\"`: so many a second, minute or hour",
     );
     expect_action(
         RELATION,
         "{ metric = \"m\", limit = \"1/hour\" }",
         "f.toml:4:26: there is no key `limit` in `action`\n  → known here: `metric`, `type`, \
-         `value`, `labels`, `help`, `series_max`",
+         `value`, `labels`, `help`, `series_max`, `on`",
+    );
+    expect_action(
+        RELATION,
+        "{ metric = \"m\", on = \"insert\", series_max = 0, labels = [1], type = \"gauche\" }",
+        "f.toml:4:31: a gauge has no `on`: it shows what comes and what goes\n  \
+         → leave it out, or add `type = \"counter\"`\n\
+         f.toml:4:54: `series_max` of `action` is out of range\n  → choose a number from 1 to 10000\n\
+         f.toml:4:66: `labels` of `action` has to be a text, and is a whole number\n  \
+         → write it like `labels = \"…\"`\n\
+         f.toml:4:78: `type` of `action` cannot be \"gauche\"\n  → did you mean `gauge`?",
+    );
+    expect_action(
+        RELATION,
+        "{ webhook = \"http://a/\", timeout = \"1h\", body = 1 }",
+        "f.toml:4:45: an attempt cannot have that time\n  → choose a time from 1ms to 60s\n\
+         f.toml:4:51: there is no key `body` in `action`\n  \
+         → known here: `webhook`, `timeout`, `on`, `limit`",
+    );
+    expect_action(
+        RELATION,
+        "{ command = \"PATCH /v1/disks/a\", body = { layers = [1979-05-27] } }",
+        "f.toml:4:61: `layers` of [query.action.body] cannot be a date\n  \
+         → correct it, or leave the line out",
+    );
+    expect_action(
+        RELATION,
+        "7",
+        "f.toml:4:10: `action` of [[query]] has to be a table, and is a whole number\n  \
+         → write it like `action = { … }`",
     );
     let two = "[[query]]\nname = \"q\"\ncql = \"select VDisk from IOstream\"\n\
                action = { metric = \"m\", type = \"counter\" }\n";
@@ -159,7 +201,7 @@ fn mistakes_of_queries_are_named_with_their_places() {
     read(&format!("{growing}unbounded_allowed = true\n")).unwrap();
     let held = |key: &str| read(&format!("{}{key}", table("\"select VDisk from IOstream\"")));
     let of = |key: &str| held(key).unwrap().queries[0].definition.held_max;
-    assert_eq!((of(""), of("held_max = 1\n")), (10_000_000, 1));
+    assert_eq!((of("").get(), of("held_max = 1\n").get()), (10_000_000, 1));
     let problems = held("held_max = 0\n").unwrap_err().to_string();
     assert_eq!(
         problems,
@@ -247,7 +289,8 @@ fn command(request: &str, body: Option<serde_json::Value>) -> Result<Command, St
         ..QueryDefinition::default()
     };
     let prepared = PreparedQuery::new(&query).unwrap();
-    let definition = CommandDefinition { request: request.into(), body };
+    let definition =
+        CommandDefinition { request: request.into(), body, ..CommandDefinition::default() };
     Command::new(&definition, &prepared.columns).map_err(|wrong| wrong.to_string())
 }
 

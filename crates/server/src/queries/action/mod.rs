@@ -15,7 +15,7 @@ use fathom_control::Client;
 pub(crate) use metric::MetricSeries;
 
 use super::kept::{Change, Counts, add};
-use crate::configuration::{ActionKind, On, PreparedQuery, QueryDefinition};
+use crate::configuration::{ActionDefinition, On, PreparedQuery, QueryDefinition};
 use limiter::Limiter;
 use log::LogLines;
 use metric::Metric;
@@ -48,18 +48,22 @@ impl Action {
         counts: &Arc<Counts>,
         client: &Client,
     ) -> Result<Self, String> {
-        let target = match &definition.action.kind {
-            ActionKind::Log(level) => Target::Log(LogLines::new(definition, *level, prepared)),
-            ActionKind::Metric(metric) => Target::Metric(Mutex::new(Metric::new(metric, prepared))),
-            ActionKind::Webhook(webhook) => {
+        let target = match &definition.action {
+            ActionDefinition::Log(log) => {
+                Target::Log(LogLines::new(definition, log.level, prepared))
+            }
+            ActionDefinition::Metric(metric) => {
+                Target::Metric(Mutex::new(Metric::new(metric, prepared)))
+            }
+            ActionDefinition::Webhook(webhook) => {
                 Target::Thread(webhook::start(&definition.name, webhook, prepared, counts)?)
             }
-            ActionKind::Command(command) => {
+            ActionDefinition::Command(command) => {
                 Target::Thread(command::start(&definition.name, command, prepared, counts, client)?)
             }
         };
-        let limited = Mutex::new((Limiter::new(definition.action.limit), 0));
-        Ok(Self { on: definition.action.on, limited, counts: Arc::clone(counts), target })
+        let limited = Mutex::new((Limiter::new(definition.action.limit()), 0));
+        Ok(Self { on: definition.action.on(), limited, counts: Arc::clone(counts), target })
     }
 
     /// Applies the action to those changes for which it is configured, up to its limit.

@@ -34,7 +34,7 @@ pub(super) fn start(
         .build();
     let agent = ureq::Agent::config_builder()
         .tls_config(tls)
-        .timeout_global(Some(definition.timeout))
+        .timeout_global(Some(Duration::from_nanos(definition.timeout.0)))
         .http_status_as_error(false)
         .max_redirects(0)
         .max_response_header_size(HEAD_MAX)

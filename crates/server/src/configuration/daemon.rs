@@ -1,0 +1,153 @@
+//! `[daemon]`: the daemon itself.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use fathom_control::{Bytes, Nanoseconds, SOCKET_DEFAULT};
+use fathom_frontend::nbd::BUDGET_MIN;
+use fathom_options::{Check, Key, Section};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+/// The most control groups of a disk that metrics can tell apart.
+const CGROUPS_MAX: usize = 10_000;
+
+/// The daemon itself.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DaemonOptions {
+    /// The control socket.
+    pub control: PathBuf,
+    /// Where `/metrics` is had over TCP, if anywhere.
+    #[serde(deserialize_with = "metrics_address")]
+    pub metrics: Option<SocketAddr>,
+    /// How many control groups of a disk metrics tell apart.
+    pub metrics_cgroups_max: usize,
+    /// What is logged.
+    pub log: LogLevel,
+    /// The memory that the requests of all NBD clients may take.
+    pub nbd_memory: Bytes,
+    /// The same of one NBD connection.
+    pub nbd_client_memory: Bytes,
+    /// How long a shutdown waits for requests in flight.
+    pub shutdown_time_max: Nanoseconds,
+}
+
+impl Default for DaemonOptions {
+    fn default() -> Self {
+        Self {
+            control: SOCKET_DEFAULT.into(),
+            metrics: None,
+            metrics_cgroups_max: 100,
+            log: LogLevel::Info,
+            nbd_memory: Bytes(256 << 20),
+            nbd_client_memory: Bytes(64 << 20),
+            shutdown_time_max: Nanoseconds(15_000_000_000),
+        }
+    }
+}
+
+impl Section for DaemonOptions {
+    const KEYS: &'static [Key] = &[
+        Key::new(
+            "control",
+            "\"/run/fathom/control.sock\"",
+            "the control socket, mode 0600. `--control` and the variable `FATHOM_CONTROL` take \
+             precedence. The daemon creates `/run/fathom` if it is missing",
+        ),
+        Key::new(
+            "metrics",
+            "",
+            "a TCP address for `/metrics`: `\"127.0.0.1:9560\"`, or only a port for the loopback. \
+             Any client that can connect to it can read the metrics",
+        ),
+        Key::new(
+            "metrics_cgroups_max",
+            "100",
+            "the most control groups of a disk's guest with their own metrics, up to 10,000",
+        ),
+        Key::new("log", "\"info\"", "`\"error\"`, `\"warning\"`, `\"info\"` or `\"debug\"`"),
+        Key::new(
+            "nbd_memory",
+            "\"256M\"",
+            "the most memory for the requests of all NBD clients, at least `\"64M\"`. One export \
+             can use half of it. See [nbd.md](nbd.md#memory)",
+        ),
+        Key::new(
+            "nbd_client_memory",
+            "\"64M\"",
+            "the most memory for the requests of one connection. A single request may always have \
+             the greatest length of the protocol",
+        ),
+        Key::new(
+            "shutdown_time_max",
+            "\"15s\"",
+            "how long a shutdown waits for requests in flight. The daemon then ends without the \
+             disks whose requests have not completed. The log names them, and the exit status is 1",
+        ),
+    ];
+
+    fn check(&self, check: &mut Check<'_>) {
+        if self.metrics_cgroups_max > CGROUPS_MAX {
+            check.problem(
+                "metrics_cgroups_max",
+                "`metrics_cgroups_max` of [daemon] is out of range",
+                format!("choose a number from 0 to {CGROUPS_MAX}"),
+            );
+        }
+        if self.nbd_memory.0 < BUDGET_MIN {
+            check.problem(
+                "nbd_memory",
+                format!("{} are too little for the longest requests of NBD", self.nbd_memory),
+                format!("choose {} or more", Bytes(BUDGET_MIN)),
+            );
+        }
+    }
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogLevel {
+    /// What does not work.
+    Error,
+    /// And what was refused or is degraded.
+    Warning,
+    /// And what happens in the course of things.
+    #[default]
+    Info,
+    /// And what helps developers.
+    Debug,
+}
+
+impl LogLevel {
+    /// The word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Info => "info",
+            Self::Debug => "debug",
+        }
+    }
+}
+
+/// An address for metrics: `127.0.0.1:9560`, `[::1]:9560`, or a port of the loopback.
+pub fn parse_metrics(text: &str) -> Option<SocketAddr> {
+    if let Ok(port) = text.trim_start_matches(':').parse::<u16>() {
+        return Some(SocketAddr::from(([127, 0, 0, 1], port)));
+    }
+    text.replacen("localhost:", "127.0.0.1:", 1).parse().ok()
+}
+
+fn metrics_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = String::deserialize(from)?;
+    let address = parse_metrics(&text).ok_or_else(|| {
+        let shown: String = text.chars().take(60).collect();
+        D::Error::custom(format!(
+            "{shown:?} is no address for metrics: write it like `metrics = \"127.0.0.1:9560\"`, or \
+             only the port for this host"
+        ))
+    })?;
+    Ok(Some(address))
+}
