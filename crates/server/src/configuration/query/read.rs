@@ -35,7 +35,7 @@ impl Section for QueryDefinition {
     fn check(&self, check: &mut Check<'_>) {
         match (check.has("cql"), check.has("file")) {
             (true, true) => {
-                check.problem("file", "a query has `cql` and `file`", "keep one of them")
+                check.problem("file", "a query has `cql` and `file`", "keep one of them");
             }
             (false, false) => {
                 let remedy = "add a line like `cql = \"select …\"` or `file = \"a.cql\"`";
