@@ -15,7 +15,7 @@ use crate::failure::{Failure, Outcome};
 /// The format of results.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Format {
-    /// Print JSON in place of text
+    /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
 }

@@ -77,7 +77,7 @@ fn complete(mut disk: DiskUsage, ever: &DiskUsage) -> DiskUsage {
     let idle: Vec<String> = groups(ever).difference(&groups(&disk)).cloned().collect();
     disk.rows.extend(idle.into_iter().map(|cgroup| UsageRow { cgroup, ..UsageRow::default() }));
     if disk.rows.is_empty() {
-        // A row keeps the machine visible.
+        // An empty row, so that the machine is listed.
         disk.rows.push(UsageRow { kind: "unknown".into(), ..UsageRow::default() });
     }
     disk

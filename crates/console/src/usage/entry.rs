@@ -199,8 +199,8 @@ fn step_end(latency_ns: u64) -> u64 {
     }
 }
 
-/// The longest latency, in nanoseconds; an upper bound. The report has the middle of a bucket if an
-/// interval's maximum is known only to its bucket; then this is the bucket's end.
+/// The longest latency, in nanoseconds; an upper bound. If the maximum of an interval is known only
+/// to its bucket, the report has the bucket's middle, and this is the bucket's end.
 pub fn longest(count: &UsageCount) -> u64 {
     match count.latency_max_ns {
         max if max == count.latency.max() => step_end(max),

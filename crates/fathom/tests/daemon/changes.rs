@@ -254,7 +254,8 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
             .unwrap();
         assert_eq!(second.status.code(), Some(1));
         let stderr = String::from_utf8(second.stderr).unwrap();
-        let expected = if control == "control.sock" { "running already" } else { "somebody else" };
+        let expected =
+            if control == "control.sock" { "running already" } else { "another process" };
         assert!(stderr.contains(expected), "{stderr}");
     }
     // The sockets of the first daemon still exist.

@@ -79,8 +79,8 @@ fn lost_writes_are_errors_until_the_operator_recovers_the_disk() {
     let (status, folder) = daemon.wait();
     assert_eq!(status.code(), Some(1), "the end was not clean");
     // The record is shown also for an image that is not served.
-    let text = info(&image, &[]);
-    assert!(text.contains("writes-lost") && text.contains("No space left on device"), "{text}");
+    let shown = info(&image, &[]);
+    assert!(shown.contains("writes-lost") && shown.contains("No space left on device"), "{shown}");
     let json: serde_json::Value = serde_json::from_str(&info(&image, &["--json"])).unwrap();
     assert_eq!(json["writes_lost"]["errno"], libc::ENOSPC, "{json}");
     let daemon = Daemon::start_in(folder, &text);

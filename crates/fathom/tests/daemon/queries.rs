@@ -338,7 +338,7 @@ fn commands_change_disks_and_failures_are_reported() {
     spaced.write(3 * 512, &[1; 512]);
     daemon.until("a disk is removed", || capacity("a name").is_none());
     daemon.until("it is counted", || status(&daemon, "remove").acted == 1);
-    assert!(daemon.log().contains("query remove: did DELETE /v1/disks/a%20name?force=true\n"));
+    assert!(daemon.log().contains("query remove: executed DELETE /v1/disks/a%20name?force=true\n"));
     assert_eq!(client.disks().unwrap().disks.len(), 3);
     daemon.end();
 }
