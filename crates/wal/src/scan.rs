@@ -26,7 +26,7 @@ pub struct ScanEnd {
     pub position: u64,
     /// The sequence of the next record to be written.
     pub sequence: u64,
-    /// What the scan found instead of a record.
+    /// Why there is no record at this position.
     pub reason: RecordError,
 }
 
@@ -40,7 +40,7 @@ pub struct Scanner {
     epoch: u64,
     /// The header of the record whose data are read next.
     header: Option<Record>,
-    /// What was found at the end of a lap, while the start of the next lap is checked.
+    /// Why there was no record at the end of a lap, while the start of the next lap is checked.
     lap_end: Option<RecordError>,
     end: Option<ScanEnd>,
 }

@@ -1,4 +1,4 @@
-//! The slot with the guest whose memory has a disk's requests.
+//! The slot with the guest of a disk, in whose memory the disk's requests are.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
