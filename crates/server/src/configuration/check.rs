@@ -1,4 +1,4 @@
-//! What the reader of one table cannot see: files, sockets, and what excludes what.
+//! Checks that concern more than one table: files, sockets, names, and combinations of keys.
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -18,12 +18,12 @@ use super::{Configuration, Placed};
 use fathom_options::suggestion;
 use fathom_options::{Place, Places, Problems};
 
-/// The longest path of a Unix socket, in bytes: `sun_path` less its terminator.
+/// The longest path of a Unix socket, in bytes: `sun_path` without its terminator.
 const SOCKET_PATH_MAX: usize = 107;
 /// The longest name of a disk, in bytes.
 pub(super) const NAME_MAX: usize = 128;
 
-/// Where an NBD listener listens.
+/// The address of an NBD listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket.
@@ -46,10 +46,10 @@ pub fn parse_address(text: &str) -> Option<Address> {
 }
 
 impl Configuration {
-    /// Checks everything that can be checked without starting anything.
+    /// Checks the configuration as far as that is possible without starting anything.
     ///
     /// # Errors
-    /// Everything that is wrong.
+    /// All problems that were found.
     pub fn check(&self) -> Result<(), Problems> {
         let mut problems = Problems::default();
         for disk in &self.disks {
@@ -66,10 +66,10 @@ impl Configuration {
         problems.none_or()
     }
 
-    /// Checks the queries that are to be kept, which needs nothing but their texts.
+    /// Checks the kept queries, which requires only their texts.
     ///
     /// # Errors
-    /// Everything that is wrong with them.
+    /// All problems that were found.
     pub fn check_queries(&self) -> Result<(), Problems> {
         let mut problems = Problems::default();
         check_queries(&self.queries, &mut problems);
@@ -86,7 +86,7 @@ impl Configuration {
                 problems.add(
                     places.of("name"),
                     format!("there are two disks called {:?}", definition.name),
-                    format!("give each a name of its own{}", the_other(&first.of("name"))),
+                    format!("give each a different name{}", the_other(&first.of("name"))),
                 );
             } else {
                 names.insert(&definition.name, places);
@@ -132,7 +132,7 @@ impl Configuration {
                 problems.add(
                     place.clone(),
                     format!("the socket {} is used twice", path.display()),
-                    format!("give each a socket of its own{}", the_other(first)),
+                    format!("give each a different socket{}", the_other(first)),
                 );
             } else {
                 seen.insert(normal(path), place.clone());
@@ -146,7 +146,7 @@ impl Configuration {
                     problems.add(
                         place,
                         format!("the address {address} is used twice"),
-                        format!("give each listener an address of its own{}", the_other(first)),
+                        format!("give each listener a different address{}", the_other(first)),
                     );
                 } else {
                     addresses.insert(&definition.address, place);
@@ -165,13 +165,13 @@ impl Configuration {
                 Some((first, other_writes)) if writes || *other_writes => problems.add(
                     disk.places.of("image"),
                     format!(
-                        "the image {} is also that of the disk {:?}, and a writer shares with \
-                         nobody",
+                        "the image {} is also that of the disk {:?}, and a writer cannot share \
+                         it",
                         image.display(),
                         first.definition.name
                     ),
                     format!(
-                        "give each disk an image of its own, or make both `read_only = true`{}",
+                        "give each disk a different image, or make both `read_only = true`{}",
                         the_other(&first.places.of("image"))
                     ),
                 ),
@@ -183,9 +183,9 @@ impl Configuration {
         }
     }
 
-    /// Finds the images whose content looks like another format than raw. Not a part of
-    /// [`check`](Self::check): a guest can write such content, and must not keep a daemon from
-    /// starting with the other disks.
+    /// Finds the images whose content looks like another format than raw. [`check`](Self::check)
+    /// does not do that, because a guest can write such content, which must not prevent the daemon
+    /// from starting with the other disks.
     ///
     /// # Errors
     /// A problem for each such image.
@@ -199,8 +199,8 @@ impl Configuration {
                     places.of("image"),
                     format!("{shown} looks like a {format} image, not a raw one"),
                     format!(
-                        "convert it with `fathom disk import {shown} NEW.img`, or say \
-                         {} if a guest is to see these bytes as they are",
+                        "convert it with `fathom disk import {shown} NEW.img`, or add \
+                         {} if the guest has to see these bytes unchanged",
                         match places.whole() {
                             Place::Flag(_) => "--format raw",
                             Place::File { .. } | Place::Request => "`format = \"raw\"`",
@@ -218,7 +218,7 @@ impl Configuration {
             if address.is_none() {
                 problems.add(
                     places.of("address"),
-                    format!("{:?} is no address of an NBD listener", definition.address),
+                    format!("{:?} is not an address of an NBD listener", definition.address),
                     "write it like `address = \"unix:/run/fathom/nbd.sock\"` or \
                      `address = \"127.0.0.1:10809\"`",
                 );
@@ -236,7 +236,7 @@ impl Configuration {
                 } else if tls.psk.is_none() && (tls.certificate.is_none() || tls.key.is_none()) {
                     problems.add(
                         place,
-                        "[nbd.tls] names no certificate and key",
+                        "[nbd.tls] has no certificate and key",
                         "add `certificate = \"…\"` and `key = \"…\"`, or `psk = \"…\"`",
                     );
                 }
@@ -263,17 +263,17 @@ impl Configuration {
                         "the listener at {} would serve disks over TCP in plain text",
                         definition.address
                     ),
-                    "add [nbd.tls], or `plain_allowed = true` where the network is trusted",
+                    "add [nbd.tls], or `plain_allowed = true` if the network is trusted",
                 );
             }
         }
     }
 }
 
-/// Checks one disk by itself.
+/// Checks one disk without the others.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All problems that were found.
 pub fn check_disk(disk: &DiskDefinition, places: &Places) -> Result<(), Problems> {
     let mut problems = Problems::default();
     check_disk_into(disk, places, &mut problems);
@@ -291,7 +291,7 @@ fn check_disk_into(disk: &DiskDefinition, places: &Places, problems: &mut Proble
         problems.add(
             places.of("serial"),
             format!("the serial {:?} is longer than {SERIAL_LENGTH} bytes", disk.serial),
-            "shorten it: a virtio disk has room for no more",
+            "shorten it: a virtio disk has no space for more",
         );
     }
     check_backend(disk, places, problems);
@@ -316,7 +316,7 @@ fn check_name(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
     if disk.vm.len() > NAME_MAX || disk.vm.contains(char::is_control) {
         problems.add(
             places.of("vm"),
-            "this is no name of a virtual machine",
+            "this is not a valid name of a virtual machine",
             format!("choose a name of at most {NAME_MAX} bytes"),
         );
     }
@@ -336,13 +336,13 @@ fn check_backend(disk: &DiskDefinition, places: &Places, problems: &mut Problems
         problems.add(
             places.of(chosen[1]),
             format!("{title} has `{}` and `{}`", chosen[0], chosen[1]),
-            "keep one of them: a disk's bytes are in one place",
+            "keep one of them: a disk has only one store",
         );
     }
     match disk.backend() {
         None if chosen.is_empty() => problems.add(
             places.whole(),
-            format!("{title} has nothing that keeps its bytes"),
+            format!("{title} has no store"),
             "add `image = \"disk.img\"`, or `memory = \"1G\"` for a disk in memory",
         ),
         None => {}
@@ -376,7 +376,7 @@ fn check_backend(disk: &DiskDefinition, places: &Places, problems: &mut Problems
         problems.add(
             places.of("direct"),
             "`direct` is for images only",
-            "leave it out: nothing here goes through the page cache",
+            "leave it out: this disk does not use the page cache",
         );
     }
 }
@@ -400,8 +400,8 @@ fn check_size(
 fn check_image(image: &Path, disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
     let place = places.of("image");
     if !image.is_absolute() && place == Place::Request {
-        let message = format!("the image {} is no absolute path", image.display());
-        problems.add(place, message, "begin it with a slash: the daemon has a folder of its own");
+        let message = format!("the image {} is not an absolute path", image.display());
+        problems.add(place, message, "begin it with a slash: the daemon runs in another folder");
         return;
     }
     let shown = image.display();
@@ -413,7 +413,7 @@ fn check_image(image: &Path, disk: &DiskDefinition, places: &Places, problems: &
         ),
         Err(error) => problems.add(
             place,
-            format!("the image {shown} cannot be looked at: {}", plain(&error)),
+            format!("the image {shown} cannot be examined: {}", plain(&error)),
             "give the daemon's user access to it and to the folders above",
         ),
         Ok(metadata) => check_image_file(image, &metadata, disk, place, problems),
@@ -445,8 +445,8 @@ fn check_image_file(
         problems.add(
             place,
             format!(
-                "the image {shown} may not be {} here",
-                if disk.read_only { "read" } else { "written" }
+                "the daemon may not {} the image {shown}",
+                if disk.read_only { "read" } else { "write" }
             ),
             if disk.read_only {
                 "give the daemon's user access to it"
@@ -457,14 +457,16 @@ fn check_image_file(
     }
 }
 
-/// What a regular file's content looks like. Devices are left to whoever opens them to serve.
+/// The format that a regular file's content looks like. Devices are examined only when they are
+/// opened.
 fn foreign_format(image: &Path) -> Option<ForeignFormat> {
     let metadata = std::fs::metadata(image).ok().filter(Metadata::is_file)?;
     let file = std::fs::File::open(image).ok()?;
     ForeignFormat::of(&file, metadata.len()).ok()?
 }
 
-/// Whether the file may be opened so. Opens nothing: a device may act on an open.
+/// Whether the file may be opened for reading, or for writing too. Does not open it, because some
+/// devices act on an open.
 fn accessible(path: &Path, write: bool) -> bool {
     let mode = if write { Access::READ_OK | Access::WRITE_OK } else { Access::READ_OK };
     accessat(CWD, path, mode, AtFlags::EACCESS).is_ok()
@@ -475,8 +477,8 @@ fn check_socket(path: &Path, place: &Place, problems: &mut Problems) {
     if !path.is_absolute() && *place == Place::Request {
         problems.add(
             place.clone(),
-            format!("the socket {shown} is no absolute path"),
-            "begin it with a slash: the daemon has a folder of its own",
+            format!("the socket {shown} is not an absolute path"),
+            "begin it with a slash: the daemon runs in another folder",
         );
         return;
     }
@@ -497,7 +499,7 @@ fn check_socket(path: &Path, place: &Place, problems: &mut Problems) {
         Err(_) if path == Path::new(fathom_control::SOCKET_DEFAULT) => {}
         Ok(_) => problems.add(
             place.clone(),
-            format!("{} is no folder, so no socket can be in it", folder.display()),
+            format!("{} is not a folder, so a socket cannot be in it", folder.display()),
             "choose another path",
         ),
         Err(error) => problems.add(
@@ -510,8 +512,8 @@ fn check_socket(path: &Path, place: &Place, problems: &mut Problems) {
         if !metadata.file_type().is_socket() {
             problems.add(
                 place.clone(),
-                format!("{shown} exists and is no socket"),
-                "choose another path, or remove it if it is of no use",
+                format!("{shown} exists and is not a socket"),
+                "choose another path, or remove it if it is not needed",
             );
         }
     }
@@ -528,7 +530,7 @@ fn check_group(name: Option<&str>, place: impl Fn() -> Place, problems: &mut Pro
     }
 }
 
-/// What makes two paths one image: the file's identity, or the device's.
+/// The identity of an image: that of the file, or of the device.
 pub(crate) fn image_identity(path: &Path) -> Option<(u64, u64)> {
     let metadata = std::fs::metadata(path).ok()?;
     if metadata.file_type().is_block_device() {
@@ -537,7 +539,7 @@ pub(crate) fn image_identity(path: &Path) -> Option<(u64, u64)> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// The same for two ways to write one path, as far as folders exist.
+/// Normalises a path as far as its folders exist, so that two spellings of it are equal.
 pub(crate) fn normal(path: &Path) -> PathBuf {
     match (path.parent(), path.file_name()) {
         (Some(folder), Some(name)) => {
@@ -548,7 +550,7 @@ pub(crate) fn normal(path: &Path) -> PathBuf {
     }
 }
 
-/// An error of the operating system without its number.
+/// The text of an error of the operating system, without its number.
 pub(super) fn plain(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "no such file or folder".into(),

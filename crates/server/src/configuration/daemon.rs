@@ -1,4 +1,4 @@
-//! `[daemon]`: the daemon itself.
+//! `[daemon]`: the settings of the daemon itself.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,25 +9,25 @@ use fathom_options::{Check, Key, Section};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-/// The most control groups of a disk that metrics can tell apart.
+/// The highest value of `metrics_cgroups_max`.
 const CGROUPS_MAX: usize = 10_000;
 
-/// The daemon itself.
+/// The settings of the daemon itself.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DaemonOptions {
     /// The control socket.
     pub control: PathBuf,
-    /// Where `/metrics` is had over TCP, if anywhere.
+    /// The TCP address of `/metrics`, if there is one.
     #[serde(deserialize_with = "metrics_address")]
     pub metrics: Option<SocketAddr>,
-    /// How many control groups of a disk metrics tell apart.
+    /// The most control groups of a disk with separate metrics.
     pub metrics_cgroups_max: usize,
-    /// What is logged.
+    /// The log level.
     pub log: LogLevel,
-    /// The memory that the requests of all NBD clients may take.
+    /// The most memory for the requests of all NBD clients.
     pub nbd_memory: Bytes,
-    /// The same of one NBD connection.
+    /// The most memory for the requests of one NBD connection.
     pub nbd_client_memory: Bytes,
     /// How long a shutdown waits for requests in flight.
     pub shutdown_time_max: Nanoseconds,
@@ -98,30 +98,30 @@ impl Section for DaemonOptions {
         if self.nbd_memory.0 < BUDGET_MIN {
             check.problem(
                 "nbd_memory",
-                format!("{} are too little for the longest requests of NBD", self.nbd_memory),
+                format!("{} are not enough for the longest NBD request", self.nbd_memory),
                 format!("choose {} or more", Bytes(BUDGET_MIN)),
             );
         }
     }
 }
 
-/// How much is logged.
+/// The level of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogLevel {
-    /// What does not work.
+    /// Failures.
     Error,
-    /// And what was refused or is degraded.
+    /// Also rejected requests and degraded service.
     Warning,
-    /// And what happens in the course of things.
+    /// Also normal events.
     #[default]
     Info,
-    /// And what helps developers.
+    /// Also details for developers.
     Debug,
 }
 
 impl LogLevel {
-    /// The word.
+    /// The name of the level.
     pub fn name(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -132,7 +132,8 @@ impl LogLevel {
     }
 }
 
-/// An address for metrics: `127.0.0.1:9560`, `[::1]:9560`, or a port of the loopback.
+/// Reads an address for metrics: `127.0.0.1:9560`, `[::1]:9560`, or a port of the loopback
+/// interface.
 pub fn parse_metrics(text: &str) -> Option<SocketAddr> {
     if let Ok(port) = text.trim_start_matches(':').parse::<u16>() {
         return Some(SocketAddr::from(([127, 0, 0, 1], port)));
@@ -145,7 +146,7 @@ fn metrics_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAd
     let address = parse_metrics(&text).ok_or_else(|| {
         let shown: String = text.chars().take(60).collect();
         D::Error::custom(format!(
-            "{shown:?} is no address for metrics: write it like `metrics = \"127.0.0.1:9560\"`, or \
+            "{shown:?} is not an address for metrics: write it like `metrics = \"127.0.0.1:9560\"`, or \
              only the port for this host"
         ))
     })?;

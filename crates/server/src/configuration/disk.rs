@@ -8,10 +8,10 @@ use super::{Placed, layers};
 
 /// The most queues of a disk: one for each CPU of a large guest.
 const QUEUES_MAX: u16 = 256;
-/// The longest that a ring may be watched, in nanoseconds.
+/// The longest time that a ring may be polled, in nanoseconds.
 const SPIN_NS_MAX: u64 = 1_000_000;
 
-/// `[[disk]]`.
+/// Reads a `[[disk]]` table.
 pub(super) fn disk(table: Table<'_>, reading: &Reading<'_>) -> Placed<DiskDefinition> {
     let mut disk: Placed<DiskDefinition> = table.read();
     let (folder, mut problems) = (Some(reading.folder()), Problems::default());
@@ -20,7 +20,7 @@ pub(super) fn disk(table: Table<'_>, reading: &Reading<'_>) -> Placed<DiskDefini
     disk
 }
 
-/// `[[nbd]]`.
+/// Reads a `[[nbd]]` table.
 pub(super) fn listener(table: Table<'_>, reading: &Reading<'_>) -> Placed<ListenerDefinition> {
     let mut listener: Placed<ListenerDefinition> = table.read();
     let address = &mut listener.definition.address;
@@ -30,7 +30,7 @@ pub(super) fn listener(table: Table<'_>, reading: &Reading<'_>) -> Placed<Listen
     listener
 }
 
-/// Checks the parts of a disk that are tables of their own.
+/// Checks the sub-tables of a disk.
 pub(super) fn check_parts(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
     if let Some(model) = &disk.model {
         check_model(model, &mut Check::new(places, "", problems));
@@ -39,7 +39,7 @@ pub(super) fn check_parts(disk: &DiskDefinition, places: &Places, problems: &mut
     if vhost_user.socket.as_os_str().is_empty() {
         problems.add(
             places.of("vhost_user"),
-            "[disk.vhost_user] names no socket",
+            "[disk.vhost_user] has no socket",
             "add a line like `socket = \"/run/fathom/disk.sock\"`",
         );
     }
@@ -53,20 +53,20 @@ pub(super) fn check_parts(disk: &DiskDefinition, places: &Places, problems: &mut
     if vhost_user.threads.is_some_and(|threads| threads == 0 || threads > QUEUES_MAX) {
         problems.add(
             places.of("vhost_user.threads"),
-            "a disk's queues cannot be served by so many threads",
+            "a disk's queues cannot be served by this number of threads",
             format!("choose a number from 1 to {QUEUES_MAX}, or leave it out"),
         );
     }
     if vhost_user.spin.is_some_and(|spin| spin.0 > SPIN_NS_MAX) {
         problems.add(
             places.of("vhost_user.spin"),
-            "a ring cannot be watched for that long",
-            "choose at most 1ms: a longer wait is better slept",
+            "a ring cannot be polled for that long",
+            "choose at most 1ms: the thread should sleep during longer waits",
         );
     }
 }
 
-/// Finds options that another model has.
+/// Finds options that belong to another kind of model.
 pub(crate) fn check_model(model: &ModelDefinition, check: &mut Check<'_>) {
     let is_hdd = model.kind == ModelKind::Hdd;
     let keys = [

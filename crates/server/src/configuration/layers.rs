@@ -1,4 +1,4 @@
-//! The layers of a disk: all kinds that there are, and what the options of each say.
+//! The kinds of layers, and the options of a disk's layers.
 
 use std::path::Path;
 
@@ -11,12 +11,12 @@ use serde_json::Value;
 
 use crate::logs::WalDefinition;
 
-/// All kinds: those of the crate of layers, and those that need more of the daemon.
+/// All kinds: those of the crate `layers`, and those that need resources of the daemon.
 pub(crate) fn kinds() -> impl Iterator<Item = LayerKind> {
     fathom_layers::KINDS.into_iter().chain([LayerKind::of::<WalDefinition>()])
 }
 
-/// The options of a layer, as they were written.
+/// The options of a layer as in the configuration.
 struct Options<'a> {
     value: Value,
     title: String,
@@ -44,7 +44,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// The kind of a layer. Where there is no such kind, that is a problem.
+/// The kind of a layer. Adds a problem if there is no such kind.
 fn kind_of(
     layer: &LayerDefinition,
     index: usize,
@@ -56,7 +56,7 @@ fn kind_of(
         let names: Vec<&str> = kinds().map(|kind| kind.name).collect();
         if layer.kind.is_empty() {
             let place = places.of(&format!("layers.{index}"));
-            problems.add(place, "no `kind` is named here", "add `kind = \"delay\"`");
+            problems.add(place, "a layer has no `kind`", "add `kind = \"delay\"`");
         } else {
             let shown: String = layer.kind.chars().take(60).collect();
             let place = places.of(&format!("layers.{index}.kind"));
@@ -67,8 +67,8 @@ fn kind_of(
     kind
 }
 
-/// Puts all options of each layer, those left out by their defaults, in place of what was written.
-/// Nothing but the options is looked at.
+/// Replaces the options of each layer with all options, defaults included. Checks only the syntax
+/// of the options.
 pub(crate) fn complete(
     layers: &mut [LayerDefinition],
     places: &Places,
@@ -84,10 +84,10 @@ pub(crate) fn complete(
     }
 }
 
-/// The options of a layer that has been checked before.
+/// Prepares a layer that has been checked before.
 ///
 /// # Errors
-/// When it has not, and is wrong.
+/// If it was not checked and is invalid.
 pub(crate) fn prepare(layer: &LayerDefinition) -> Result<Box<dyn Prepared>, Problems> {
     let (places, mut problems) = (Places::default(), Problems::default());
     let kind = kind_of(layer, 0, &places, &mut problems);
@@ -97,7 +97,7 @@ pub(crate) fn prepare(layer: &LayerDefinition) -> Result<Box<dyn Prepared>, Prob
     prepared.ok_or_else(Problems::default)
 }
 
-/// The log that a disk's changes are durable in first, if it has one.
+/// The definition of a disk's write-ahead log, if it has one.
 pub(crate) fn wal(disk: &DiskDefinition) -> Option<WalDefinition> {
     let layer = disk.layers.iter().find(|layer| layer.kind == WalDefinition::KIND)?;
     serde_json::from_value(Value::Object(layer.options.clone())).ok()
@@ -108,7 +108,7 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
         if let Err(error) = ClassTable::new(bounds.iter().map(|bound| bound.0).collect()) {
             problems.add(
                 places.of("class_bounds"),
-                format!("these are no bounds of classes: {error}"),
+                format!("these are not valid bounds of classes: {error}"),
                 "write them like `class_bounds = [\"14M\", \"10M\", \"5M\", \"2M\", \"1M\"]`",
             );
         }
@@ -120,7 +120,7 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
         problems.add(
             places.of("layers"),
             format!("the disk {:?} has {count} layers", disk.name),
-            format!("keep {LAYERS_MAX} at most, `tap` and `classify` among them"),
+            format!("keep at most {LAYERS_MAX}, including `tap` and `classify`"),
         );
     }
     for kind in kinds() {
@@ -131,17 +131,15 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
         }
         if kind.needs_image && count > 0 && (disk.image.is_none() || disk.read_only) {
             let name = kind.name;
-            let message = format!(
-                "the disk {:?} has a layer `{name}`, but no image that is written",
-                disk.name
-            );
-            problems.add(places.of("layers"), message, "leave the layer out, or name an `image`");
+            let message =
+                format!("the disk {:?} has a layer `{name}`, but no writable image", disk.name);
+            problems.add(places.of("layers"), message, "leave the layer out, or add an `image`");
         }
     }
     for (index, layer) in disk.layers.iter().enumerate() {
         if let Some(kind) = kind_of(layer, index, places, problems) {
             let options = Options::new(layer, index, places, None);
-            // What was read is made into layers later.
+            // The layers are made later.
             let _ = kind.prepare(&options.written(), problems);
         }
     }

@@ -1,13 +1,13 @@
 //! The configuration: read from a TOML file or from flags, and checked before anything starts.
 //!
 //! - `source`: the text of a file, and the places in it.
-//! - `table`: TOML tables, each read by serde as a whole; what is wrong is noted by line.
-//! - `daemon`: the daemon itself.
+//! - `table`: TOML tables, each read by serde as a whole; problems have their lines.
+//! - `daemon`: the settings of the daemon itself.
 //! - `disk`: the tables that describe disks and NBD listeners.
-//! - `query`: the queries that the daemon keeps.
-//! - `monitor`: the centre that this host answers queries of.
-//! - `layers`: all kinds of layers, and what the options of a disk's layers say.
-//! - `check`: what one table does not show: files, sockets, and what excludes what.
+//! - `query`: the kept queries.
+//! - `monitor`: the centre whose queries this host helps to answer.
+//! - `layers`: the kinds of layers, and the options of a disk's layers.
+//! - `check`: checks that concern more than one table: files, sockets, names, combinations of keys.
 //!
 //! Each table is one type ([`fathom_options::Section`]), which has the keys of its documentation.
 
@@ -46,34 +46,34 @@ use table::{Document, Reading};
 
 /// The longest configuration file that is read, in bytes.
 const LENGTH_MAX: u64 = 16 << 20;
-/// How many rows, groups and values queries may hold by default.
+/// The default limit of the rows, groups and values that queries may hold.
 const HELD_MAX: NonZeroU64 = NonZeroU64::new(fathom_monitor::HELD_MAX).unwrap();
 
-/// What the daemon is to do.
+/// The configuration of the daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Configuration {
-    /// The daemon itself.
+    /// The settings of the daemon itself.
     pub daemon: Placed<DaemonOptions>,
     /// The disks, in the order of the file.
     pub disks: Vec<Placed<DiskDefinition>>,
     /// The NBD listeners, in the order of the file.
     pub listeners: Vec<Placed<ListenerDefinition>>,
-    /// The queries that are kept, in the order of the file.
+    /// The kept queries, in the order of the file.
     pub queries: Vec<Placed<QueryDefinition>>,
-    /// The centre that this host answers queries of, if any.
+    /// The centre whose queries this host helps to answer, if there is one.
     pub monitor: Option<Placed<MonitorOptions>>,
 }
 
-/// A definition, and where it was written.
+/// A definition, and its places in the configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placed<T> {
     /// The definition.
     pub definition: T,
-    /// Where it and its keys are.
+    /// The places of the definition and its keys.
     pub places: Places,
 }
 
-/// A configuration file, and what flags say instead of it.
+/// A configuration file, and the flags that override it.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigurationFile {
     /// The file.
@@ -82,15 +82,15 @@ pub struct ConfigurationFile {
     pub control: Option<PathBuf>,
     /// The address of `/metrics`.
     pub metrics: Option<SocketAddr>,
-    /// What is logged.
+    /// The log level.
     pub log: Option<LogLevel>,
 }
 
 impl ConfigurationFile {
-    /// Reads and checks it.
+    /// Reads and checks the configuration.
     ///
     /// # Errors
-    /// Everything that is wrong.
+    /// All problems that were found.
     pub fn load(&self) -> Result<Configuration, Problems> {
         let (mut configuration, mut problems) = read_and_parse(&self.path)?;
         let Placed { definition: daemon, places } = &mut configuration.daemon;
@@ -100,7 +100,7 @@ impl ConfigurationFile {
         }
         daemon.metrics = self.metrics.or(daemon.metrics);
         daemon.log = self.log.unwrap_or(daemon.log);
-        // All at once, so that nobody mends one mistake to be shown the next.
+        // Reports all problems together, so that one run shows them all.
         let tables = configuration.tables();
         let loaded = query::load_files(&mut configuration.queries);
         problems.extend_with(loaded.err().unwrap_or_default(), &tables);
@@ -111,7 +111,7 @@ impl ConfigurationFile {
 }
 
 impl Configuration {
-    /// Where its tables begin.
+    /// The places where its tables begin.
     fn tables(&self) -> Vec<Place> {
         let mut tables = vec![self.daemon.places.whole()];
         tables.extend(self.disks.iter().map(|placed| placed.places.whole()));
@@ -127,12 +127,10 @@ fn read_and_parse(path: &Path) -> Result<(Configuration, Problems), Problems> {
         let (message, remedy) = match error.kind() {
             std::io::ErrorKind::NotFound => (
                 format!("{}: no such file", path.display()),
-                "name the configuration with --config; `fathom serve --help` shows how to do \
-                 without one",
+                "name the configuration with --config; `fathom serve --help` shows flags that \
+                 replace it",
             ),
-            std::io::ErrorKind::InvalidData => {
-                (format!("{}: not a text in UTF-8", path.display()), "")
-            }
+            std::io::ErrorKind::InvalidData => (format!("{}: not UTF-8 text", path.display()), ""),
             _ => (format!("{}: {error}", path.display()), ""),
         };
         Problems(vec![Problem::new(Place::Request, message, remedy)])
@@ -143,29 +141,30 @@ fn read_and_parse(path: &Path) -> Result<(Configuration, Problems), Problems> {
 fn read(path: &Path) -> std::io::Result<String> {
     let length = std::fs::metadata(path)?.len();
     if length > LENGTH_MAX {
-        return Err(std::io::Error::other("this is too large to be a configuration"));
+        return Err(std::io::Error::other("the file is too large for a configuration"));
     }
     std::fs::read_to_string(path)
 }
 
-/// Reads the text of a configuration, without a look at anything beyond it. `path` is for messages
-/// and for relative paths, which are taken from its folder.
+/// Reads the text of a configuration, and no other file. `path` is for messages, and its folder is
+/// the one to which relative paths refer.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All problems that were found.
 pub fn parse(text: &str, path: &Path) -> Result<Configuration, Problems> {
     let (configuration, problems) = parse_all(text, path)?;
     problems.none_or()?;
     Ok(configuration)
 }
 
-/// The same; where single keys are wrong, with what is right besides.
+/// Reads the text of a configuration. If single keys are invalid, returns the problems with the
+/// rest of the configuration.
 fn parse_all(text: &str, path: &Path) -> Result<(Configuration, Problems), Problems> {
     let source = Source::new(text, path);
     let document = DeTable::parse(text).map_err(|error| {
         let place = source.place(error.span().map_or(0, |span| span.start));
         let message = error.message().replace('\n', ", ");
-        let remedy = "a configuration is TOML: https://toml.io shows how it is written";
+        let remedy = "a configuration has the syntax of TOML: see https://toml.io";
         Problems(vec![Problem::new(place, message, remedy)])
     })?;
     let reading = Reading { source, problems: RefCell::default() };

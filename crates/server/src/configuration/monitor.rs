@@ -1,4 +1,4 @@
-//! `[monitor]`: the centre that this host answers queries of.
+//! `[monitor]`: the centre whose queries this host helps to answer.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -17,27 +17,27 @@ const BUFFER_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 30;
 /// The longest name of a host, in bytes.
 const NAME_MAX: usize = 253;
 
-/// Where the centre is, and who this host is.
+/// The address of the centre, and the name of this host.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MonitorOptions {
-    /// Where the centre listens, `host:port`.
+    /// The centre's address, `host:port`.
     pub address: String,
-    /// The name that the centre's certificate has to have; the host of the address by default.
+    /// The name in the centre's certificate; by default the host of the address.
     pub centre_name: Option<String>,
-    /// This host's name; by default that of its certificate, or the host's own in plain text.
+    /// This host's name; by default that of its certificate, or, in plain text, the host name.
     pub name: Option<String>,
-    /// The host's certificate, as a PEM file.
+    /// The file with the host's certificate (PEM).
     pub certificate: Option<PathBuf>,
-    /// Its private key.
+    /// The file with the certificate's private key (PEM).
     pub key: Option<PathBuf>,
-    /// The authority that the centre's certificate must be signed by.
+    /// The file with the authority that has signed the centre's certificate (PEM).
     pub authority: Option<PathBuf>,
     /// Whether the connection may be in plain text.
     pub plain_allowed: bool,
     /// The most bytes that wait for the centre.
     pub buffer: Bytes,
-    /// The most rows, groups and values that the centre's queries may hold here.
+    /// The most rows, groups and values that the centre's queries may hold on this host.
     pub held_max: NonZeroU64,
 }
 
@@ -110,7 +110,7 @@ impl Section for MonitorOptions {
         if !self.address.is_empty() && !is_centre {
             check.problem(
                 "address",
-                format!("{:?} is no address of a centre", self.address),
+                format!("{:?} is not an address of a centre", self.address),
                 "write it like `address = \"monitor.example:10810\"`",
             );
         }
@@ -122,7 +122,7 @@ impl Section for MonitorOptions {
             if let Some(name) = name.as_ref().filter(wrong) {
                 check.problem(
                     key,
-                    format!("{name:?} is no name of a host"),
+                    format!("{name:?} is not a valid name of a host"),
                     format!("choose one of at most {NAME_MAX} bytes, without spaces"),
                 );
             }
@@ -145,12 +145,12 @@ impl MonitorOptions {
     }
 }
 
-/// Checks what is missing, and the files.
+/// Finds missing keys, and checks the files.
 pub(super) fn check_files(options: &MonitorOptions, places: &Places, problems: &mut Problems) {
     if options.address.is_empty() {
         problems.add(
             places.of("address"),
-            "[monitor] does not say where the centre is",
+            "[monitor] has no address of the centre",
             "add a line like `address = \"monitor.example:10810\"`",
         );
     }
@@ -166,7 +166,7 @@ pub(super) fn check_files(options: &MonitorOptions, places: &Places, problems: &
             problems.add(
                 places.whole(),
                 "[monitor] would send events in plain text",
-                "add `certificate`, `key` and `authority`, or `plain_allowed = true` where the \
+                "add `certificate`, `key` and `authority`, or `plain_allowed = true` if the \
                  network is trusted",
             );
         }

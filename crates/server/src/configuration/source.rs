@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use fathom_options::Place;
 
-/// A configuration's text, and where it is from.
+/// A configuration's text, and its path.
 pub(super) struct Source<'a> {
     pub(super) text: &'a str,
     pub(super) path: Arc<Path>,
-    /// What relative paths are taken from.
+    /// The folder to which relative paths refer.
     folder: PathBuf,
 }
 
@@ -35,7 +35,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The folder that the configuration is in.
+    /// The configuration's folder.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }

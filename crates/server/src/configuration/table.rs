@@ -1,4 +1,4 @@
-//! TOML tables: each is read by serde as a whole, and what is wrong is noted by line.
+//! TOML tables. serde reads each table as a whole, and problems have their lines.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use super::Placed;
 use super::source::Source;
 
-/// What the tables of one file share.
+/// The state that the tables of one file share.
 pub(super) struct Reading<'a> {
     pub(super) source: Source<'a>,
     pub(super) problems: RefCell<Problems>,
@@ -23,18 +23,18 @@ impl Reading<'_> {
         self.problems.borrow_mut().0.push(Problem::new(place, message, remedy));
     }
 
-    /// Adds what is wrong with a table.
+    /// Adds the problems of a table.
     pub(super) fn extend(&self, problems: Problems) {
         self.problems.borrow_mut().0.extend(problems.0);
     }
 
-    /// The folder that paths are taken from.
+    /// The folder to which relative paths refer.
     pub(super) fn folder(&self) -> &Path {
         self.source.folder()
     }
 }
 
-/// The whole of a file, whose tables are asked for by name; what was never asked for is unknown.
+/// A whole file. Its tables are taken by name; keys that were not taken are unknown.
 pub(super) struct Document<'a> {
     reading: &'a Reading<'a>,
     entries: &'a DeTable<'a>,
@@ -91,7 +91,7 @@ impl<'a> Document<'a> {
         tables
     }
 
-    /// Notes the keys that nobody asked for.
+    /// Adds a problem for each key that was not taken.
     pub(super) fn finish(self) {
         for (name, _) in self.entries {
             let key = name.get_ref().as_ref();
@@ -114,8 +114,8 @@ pub(super) struct Table<'a> {
 }
 
 impl Table<'_> {
-    /// Notes where the text of `key` begins as `key:text`, so that places within it can be told. A
-    /// text that is written with escapes is not found.
+    /// Notes the place where the text of `key` begins, as `key:text`, so that problems in the text
+    /// have their places. A text with escapes has no such place.
     pub(super) fn note_text(&mut self, key: &str) {
         let entry = self.entries.iter().find(|(name, _)| name.get_ref() == key);
         let Some((_, value)) = entry else { return };
@@ -127,7 +127,7 @@ impl Table<'_> {
         }
     }
 
-    /// The whole as a `T`, with its defaults where something is wrong, and where its keys are.
+    /// Reads the table as a `T`, with defaults for invalid values, and the places of its keys.
     pub(super) fn read<T: Section>(mut self) -> Placed<T> {
         let value = Value::Object(self.object(self.entries, ""));
         let mut problems = Problems::default();
@@ -139,7 +139,7 @@ impl Table<'_> {
         Placed { definition, places: self.places }
     }
 
-    /// A table as JSON. The places of its keys and values are noted.
+    /// Converts a table to JSON, and notes the places of its keys and values.
     fn object(&mut self, table: &DeTable<'_>, table_path: &str) -> Map<String, Value> {
         let mut object = Map::new();
         for (name, value) in table {
@@ -156,8 +156,8 @@ impl Table<'_> {
         object
     }
 
-    /// A value as JSON; `None` for one that JSON does not have. `entry` is the innermost entry of a
-    /// table that it is in: the table's path and the key.
+    /// Converts a value to JSON; `None` for a value without a JSON form. `entry` is the innermost
+    /// entry of a table that contains the value: the table's path and the key.
     fn written(&mut self, value: &DeValue<'_>, entry: (&str, &str), path: &str) -> Option<Value> {
         let wrong = match value {
             DeValue::String(text) => return Some(Value::String(text.to_string())),
@@ -172,7 +172,7 @@ impl Table<'_> {
                 let float = float.as_str().parse().ok().and_then(serde_json::Number::from_f64);
                 match float {
                     Some(number) => return Some(Value::Number(number)),
-                    None => "has to be a number with an end",
+                    None => "has to be a finite number",
                 }
             }
             DeValue::Datetime(_) => "cannot be a date",
@@ -197,8 +197,8 @@ impl Table<'_> {
     }
 }
 
-/// Reads and checks a table. What is wrong is added to `problems`; nothing is said twice about a
-/// value that could not be read. `None` where nothing can be made of the rest.
+/// Reads and checks a table. Adds its problems to `problems`, at most one for each value that
+/// cannot be read. `None` if the rest cannot be read either.
 pub(super) fn checked<T: Section>(written: &Written<'_>, problems: &mut Problems) -> Option<T> {
     let mut found = Problems::default();
     let section: Option<T> = fathom_options::read(written, &mut found);
@@ -211,7 +211,7 @@ pub(super) fn checked<T: Section>(written: &Written<'_>, problems: &mut Problems
     section
 }
 
-/// What a value is, in words.
+/// The name of a value's type.
 fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a text",

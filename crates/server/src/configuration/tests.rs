@@ -21,7 +21,7 @@ fn load(folder: &Path, text: &str) -> Result<Configuration, Problems> {
     ConfigurationFile { path, control, ..ConfigurationFile::default() }.load()
 }
 
-/// What is wrong with `text`, the folder's name left out.
+/// The problems of `text`, without the folder's name.
 fn problems(text: &str) -> String {
     let folder = folder();
     let problems = load(folder.path(), text).expect_err("this configuration is wrong");
@@ -121,7 +121,7 @@ f.toml:5:2: there is no key `deamon` in the configuration
     expect(
         "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nvhost_user = { scoket = \"a.sock\" }\n",
         "\
-f.toml:4:14: [disk.vhost_user] names no socket
+f.toml:4:14: [disk.vhost_user] has no socket
   → add a line like `socket = \"/run/fathom/disk.sock\"`
 f.toml:4:16: there is no key `scoket` in [disk.vhost_user]
   → did you mean `socket`?",
@@ -181,15 +181,15 @@ f.toml:2:11: `monitor` of the configuration has to be a table, and is a list
         "\
 f.toml:2:11: `control` of [daemon] is not a path
   → name a file, or leave the line out
-f.toml:3:11: `metrics` of [daemon]: \"here\" is no address for metrics
+f.toml:3:11: `metrics` of [daemon]: \"here\" is not an address for metrics
   → write it like `metrics = \"127.0.0.1:9560\"`, or only the port for this host
 f.toml:4:23: `metrics_cgroups_max` of [daemon] is out of range
   → choose a number from 0 to 10000
 f.toml:5:7: `log` of [daemon] cannot be \"warn\"
   → did you mean `warning`?
-f.toml:6:14: 1 MiB are too little for the longest requests of NBD
+f.toml:6:14: 1 MiB are not enough for the longest NBD request
   → choose 64 MiB or more
-f.toml:7:21: `nbd_client_memory` of [daemon] has to be a number with an end
+f.toml:7:21: `nbd_client_memory` of [daemon] has to be a finite number
   → correct it, or leave the line out
 f.toml:8:21: `shutdown_time_max` of [daemon] is out of range
   → write it like `shutdown_time_max = \"5ms\"`
@@ -201,18 +201,18 @@ f.toml:12:12: `held_max` of [monitor] is out of range
   → choose a number from 1 up
 f.toml:13:10: the buffer of [monitor] cannot have this size
   → choose a size from 64K to 1G
-f.toml:14:8: \"\" is no name of a host
+f.toml:14:8: \"\" is not a valid name of a host
   → choose one of at most 253 bytes, without spaces",
     );
 }
 
 #[test]
-fn what_is_no_toml_is_placed() {
+fn invalid_toml_has_its_place() {
     expect(
         "[daemon]\nlog = \n",
         "\
 f.toml:2:7: string values must be quoted, expected literal string
-  → a configuration is TOML: https://toml.io shows how it is written",
+  → a configuration has the syntax of TOML: see https://toml.io",
     );
 }
 
@@ -235,15 +235,15 @@ f.toml:6:9: . is neither a file nor a block device
 }
 
 #[test]
-fn a_disk_has_a_name_and_one_place_for_its_bytes() {
+fn a_disk_has_a_name_and_one_store() {
     expect(
         "[[disk]]\nimage = \"disk.img\"\nmemory = \"1M\"\n\n[[disk]]\nname = \"a/b\"\n",
         "\
 f.toml:1:1: a disk has no name
   → add `name = \"…\"`
 f.toml:3:10: a disk has `image` and `memory`
-  → keep one of them: a disk's bytes are in one place
-f.toml:5:1: the disk \"a/b\" has nothing that keeps its bytes
+  → keep one of them: a disk has only one store
+f.toml:5:1: the disk \"a/b\" has no store
   → add `image = \"disk.img\"`, or `memory = \"1G\"` for a disk in memory
 f.toml:6:8: a disk cannot be called \"a/b\"
   → choose a name of at most 128 bytes, without slashes",
@@ -256,9 +256,9 @@ f.toml:3:10: the disk \"a\" cannot have a size of 1000 bytes
 f.toml:4:14: `block_size` is for images only
   → leave it out: this disk has blocks of 512 bytes
 f.toml:5:10: `direct` is for images only
-  → leave it out: nothing here goes through the page cache
+  → leave it out: this disk does not use the page cache
 f.toml:6:10: the serial \"123456789012345678901\" is longer than 20 bytes
-  → shorten it: a virtio disk has room for no more",
+  → shorten it: a virtio disk has no space for more",
     );
 }
 
@@ -280,18 +280,18 @@ vhost_user = { socket = "control.sock" }
 "#,
         "\
 f.toml:6:8: there are two disks called \"a\"
-  → give each a name of its own (the other is in line 2)
-f.toml:7:9: the image ./disk.img is also that of the disk \"a\", and a writer shares with nobody
-  → give each disk an image of its own, or make both `read_only = true` (the other is in line 3)
+  → give each a different name (the other is in line 2)
+f.toml:7:9: the image ./disk.img is also that of the disk \"a\", and a writer cannot share it
+  → give each disk a different image, or make both `read_only = true` (the other is in line 3)
 f.toml:8:25: the socket ./a.sock is used twice
-  → give each a socket of its own (the other is in line 4)
+  → give each a different socket (the other is in line 4)
 f.toml:12:25: the socket control.sock is used twice
-  → give each a socket of its own",
+  → give each a different socket",
     );
 }
 
 #[test]
-fn two_readers_share_an_image_but_a_link_is_no_other_image() {
+fn two_readers_may_share_an_image_and_a_link_is_the_same_image() {
     let folder = folder();
     let text = |read_only: bool| {
         format!(
@@ -306,15 +306,15 @@ fn two_readers_share_an_image_but_a_link_is_no_other_image() {
 }
 
 #[test]
-fn sockets_need_a_folder_and_room_in_their_name() {
+fn sockets_need_a_folder_and_a_short_path() {
     expect(
         "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nvhost_user = { socket = \"none/a.sock\" }\n\
          [[disk]]\nname = \"b\"\nmemory = \"1M\"\nvhost_user = { socket = \"disk.img\" }\n",
         "\
 f.toml:4:25: the socket none/a.sock cannot be made: none: no such file or folder
   → make the folder with `mkdir -p none`, or choose another
-f.toml:8:25: disk.img exists and is no socket
-  → choose another path, or remove it if it is of no use",
+f.toml:8:25: disk.img exists and is not a socket
+  → choose another path, or remove it if it is not needed",
     );
     let long = format!("/tmp/{}", "x".repeat(120));
     let text = problems(&format!("[daemon]\ncontrol = \"{long}\"\n"));
@@ -322,7 +322,7 @@ f.toml:8:25: disk.img exists and is no socket
 }
 
 #[test]
-fn layers_and_queues_are_within_reason() {
+fn layers_and_queues_are_checked() {
     expect(
         r#"[[disk]]
 name = "a"
@@ -337,7 +337,7 @@ socket = "a.sock"
 queues = 300
 "#,
         "\
-f.toml:5:3: no `kind` is named here
+f.toml:5:3: a layer has no `kind`
   → add `kind = \"delay\"`
 f.toml:6:12: there is no kind of layer \"dealy\"
   → did you mean `delay`?
@@ -358,12 +358,12 @@ f.toml:4:72: a rate of 2 is not between 0 and 1
 }
 
 #[test]
-fn classes_and_log_files_make_sense() {
+fn classes_and_log_files_are_checked() {
     expect(
         "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nclass_bounds = [\"1M\", \"2M\"]\n\
          layers = [{ kind = \"classify\" }, { kind = \"classify\" }]\n",
         "\
-f.toml:4:16: these are no bounds of classes: each bound of a file size must be smaller than the \
+f.toml:4:16: these are not valid bounds of classes: each bound of a file size must be smaller than the \
          one before it
   → write them like `class_bounds = [\"14M\", \"10M\", \"5M\", \"2M\", \"1M\"]`
 f.toml:5:10: the disk \"a\" has 2 layers `classify`
@@ -387,18 +387,18 @@ f.toml:4:16: `class_bounds` of [[disk]] has to be a list, and is a text
 }
 
 #[test]
-fn nbd_is_not_served_in_plain_over_tcp_unless_that_is_said() {
+fn plain_nbd_over_tcp_must_be_allowed_explicitly() {
     expect(
         "[[nbd]]\naddress = \"0.0.0.0:10809\"\n[[nbd]]\naddress = \"here\"\nexports = [\"a\"]\n\
          [[nbd]]\naddress = \"[::1]:10809\"\ntls = { certificate = \"c.pem\" }\n",
         "\
 f.toml:2:11: the listener at 0.0.0.0:10809 would serve disks over TCP in plain text
-  → add [nbd.tls], or `plain_allowed = true` where the network is trusted
-f.toml:4:11: \"here\" is no address of an NBD listener
+  → add [nbd.tls], or `plain_allowed = true` if the network is trusted
+f.toml:4:11: \"here\" is not an address of an NBD listener
   → write it like `address = \"unix:/run/fathom/nbd.sock\"` or `address = \"127.0.0.1:10809\"`
 f.toml:5:11: there is no disk \"a\" to export
   → this configuration has none
-f.toml:8:7: [nbd.tls] names no certificate and key
+f.toml:8:7: [nbd.tls] has no certificate and key
   → add `certificate = \"…\"` and `key = \"…\"`, or `psk = \"…\"`
 f.toml:8:23: c.pem: no such file or folder
   → name a file that the daemon may read",
@@ -406,13 +406,13 @@ f.toml:8:23: c.pem: no such file or folder
 }
 
 #[test]
-fn a_missing_file_is_said() {
+fn a_missing_file_is_reported() {
     let file = ConfigurationFile { path: "/none/f.toml".into(), ..ConfigurationFile::default() };
     let problems = file.load().unwrap_err().to_string();
     assert!(problems.starts_with("/none/f.toml: no such file\n  → name the"), "{problems}");
 }
 
-/// Pieces of configurations, to be put together at random.
+/// Pieces of configurations, which a test combines at random.
 const PIECES: [&str; 28] = [
     "[daemon]\n",
     "[[disk]]\n",
@@ -452,7 +452,7 @@ proptest::proptest! {
     })]
 
     #[test]
-    fn whatever_is_written_gets_an_answer(
+    fn any_text_gives_a_configuration_or_problems(
         choice in proptest::collection::vec(0..PIECES.len(), 0..24),
         cut in 0_usize..300,
     ) {
@@ -480,12 +480,12 @@ fn the_monitor_is_read_and_checked() {
     expect(
         "[monitor]\naddress = \"centre:10810\"\n",
         "f.toml:1:1: [monitor] would send events in plain text\n  → add `certificate`, `key` and \
-         `authority`, or `plain_allowed = true` where the network is trusted",
+         `authority`, or `plain_allowed = true` if the network is trusted",
     );
     expect(
         "[monitor]\nplain_allowed = true\naddress = \"unix:/x\"\nname = \"a b\"\nbuffer = 1\n",
-        "f.toml:3:11: \"unix:/x\" is no address of a centre\n  → write it like `address = \
-         \"monitor.example:10810\"`\nf.toml:4:8: \"a b\" is no name of a host\n  → choose one of \
+        "f.toml:3:11: \"unix:/x\" is not an address of a centre\n  → write it like `address = \
+         \"monitor.example:10810\"`\nf.toml:4:8: \"a b\" is not a valid name of a host\n  → choose one of \
          at most 253 bytes, without spaces\nf.toml:5:10: the buffer of [monitor] cannot have this \
          size\n  → choose a size from 64K to 1G",
     );
@@ -505,7 +505,7 @@ fn the_monitor_is_read_and_checked() {
 }
 
 #[test]
-fn mistakes_of_all_kinds_come_at_once_and_without_their_echoes() {
+fn mistakes_of_all_kinds_are_reported_together_without_consequences() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("f.toml");
     let text = "[daemon]\nnbd_memory = \"1M\"\n\
@@ -521,11 +521,11 @@ fn mistakes_of_all_kinds_come_at_once_and_without_their_echoes() {
         .filter_map(|line| line.split_once("f.toml:").map(|(_, rest)| rest))
         .collect();
     let starts = [
-        "2:14: 1 MiB are too little",
+        "2:14: 1 MiB are not enough",
         "4:8: `name` of [[disk]] has to be a text",
         "8:10: `memory` of [[disk]]",
-        "9:1: the disk \"c\" has nothing that keeps its bytes",
-        "12:11: \"nowhere\" is no address",
+        "9:1: the disk \"c\" has no store",
+        "12:11: \"nowhere\" is not an address",
         "13:11: there is no disk \"zzz\"",
     ];
     assert_eq!(lines.len(), starts.len(), "{problems}");

@@ -24,7 +24,7 @@ fn every_option_is_documented_with_its_default() {
 }
 
 #[test]
-fn a_layer_comes_the_same_way_from_toml_json_and_flags() {
+fn a_layer_is_the_same_from_toml_json_and_flags() {
     let kinds: Vec<&str> = kinds().map(|kind| kind.name).collect();
     assert_eq!(kinds, ["tap", "classify", "delay", "fault", "log", "wal"]);
     let json = serde_json::json!({ "kind": "delay", "time": "5ms", "operations": "read" });

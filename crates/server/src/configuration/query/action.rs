@@ -1,4 +1,4 @@
-//! What is done with the changes of a query's result: each kind of action is a table of its own.
+//! Actions on the changes of a query's result. Each kind of action has its own table.
 
 use std::fmt;
 
@@ -11,24 +11,24 @@ use serde_json::Value;
 use crate::configuration::LogLevel;
 use crate::configuration::table::checked;
 
-/// How long an attempt of a webhook may take, in nanoseconds.
+/// The permitted time limits of an attempt of a webhook, in nanoseconds.
 const TIMEOUT_RANGE_NS: std::ops::RangeInclusive<u64> = 1_000_000..=60_000_000_000;
 /// The most series of a metric.
 const SERIES_MAX: usize = 10_000;
 
-/// The limits of actions that have none of their own: a guest must not fill the log, or have the
-/// daemon do nothing else.
+/// The default limits of actions. A guest must not be able to fill the log, or to occupy the daemon
+/// with commands.
 const LOG_LIMIT: RateLimit = RateLimit { count: 10, period: Period::Second };
 const COMMAND_LIMIT: RateLimit = RateLimit { count: 10, period: Period::Minute };
 
-/// What is done with the changes of a query's result.
+/// An action on the changes of a query's result.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ActionDefinition {
     /// A line in the daemon's log.
     Log(LogDefinition),
     /// Series of a metric.
     Metric(MetricDefinition),
-    /// Rows sent to an HTTP server.
+    /// Sends rows to an HTTP server.
     Webhook(WebhookDefinition),
     /// A request to the control interface.
     Command(CommandDefinition),
@@ -41,10 +41,10 @@ impl Default for ActionDefinition {
 }
 
 impl ActionDefinition {
-    /// The keys that say which kind of action it is.
+    /// The keys that determine the kind of an action.
     pub(super) const KINDS: [&'static str; 4] = ["log", "metric", "webhook", "command"];
 
-    /// Reads the action that the key `kind` says. `None` where nothing can be made of it.
+    /// Reads an action of the kind `kind`; `None` if it cannot be read.
     pub(super) fn read(kind: &str, written: &Written<'_>, problems: &mut Problems) -> Option<Self> {
         match kind {
             "log" => checked(written, problems).map(Self::Log),
@@ -54,14 +54,14 @@ impl ActionDefinition {
         }
     }
 
-    /// How messages call it.
+    /// The title of an action in messages.
     pub(super) const TITLE: Title<'static> = Title::Words("`action`");
 
-    /// For which changes it is.
+    /// The changes to which the action applies.
     pub fn on(&self) -> On {
         match self {
             Self::Log(log) => log.on,
-            // It shows what comes and what goes.
+            // A gauge follows inserted and deleted rows.
             Self::Metric(metric) if metric.kind == MetricKind::Gauge => On::Both,
             Self::Metric(metric) => metric.on,
             Self::Webhook(webhook) => webhook.on,
@@ -69,7 +69,7 @@ impl ActionDefinition {
         }
     }
 
-    /// How often it is done at most.
+    /// The rate limit of the action.
     pub fn limit(&self) -> Option<RateLimit> {
         match self {
             Self::Log(log) => Some(log.limit),
@@ -92,9 +92,9 @@ pub struct LogDefinition {
     /// The level.
     #[serde(rename = "log")]
     pub level: LogLevel,
-    /// For which changes.
+    /// The changes to which the action applies.
     pub on: On,
-    /// How often at most.
+    /// The rate limit.
     pub limit: RateLimit,
 }
 
@@ -127,16 +127,16 @@ pub struct MetricDefinition {
     /// The type.
     #[serde(rename = "type")]
     pub kind: MetricKind,
-    /// The column that has the value; without one rows are counted.
+    /// The column of the value; by default the number of rows is the value.
     pub value: Option<String>,
-    /// The columns that become labels; all but that of the value where it says nothing.
+    /// The columns that become labels; by default all except that of the value.
     #[serde(deserialize_with = "names")]
     pub labels: Option<Vec<String>>,
-    /// What it is about, in words.
+    /// The help text of the metric.
     pub help: String,
     /// The most series.
     pub series_max: usize,
-    /// For which changes, where it is a counter.
+    /// The changes that a counter counts.
     pub on: On,
 }
 
@@ -189,7 +189,7 @@ impl Section for MetricDefinition {
         if self.kind == MetricKind::Gauge && check.has("on") {
             check.problem(
                 "on",
-                "a gauge has no `on`: it shows what comes and what goes",
+                "a gauge has no `on`: it follows inserted and deleted rows",
                 "leave it out, or add `type = \"counter\"`",
             );
         }
@@ -200,25 +200,25 @@ impl Section for MetricDefinition {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MetricKind {
-    /// What the relation holds now.
+    /// The current rows of the relation.
     #[default]
     Gauge,
-    /// What has come, added up.
+    /// The sum of all rows so far.
     Counter,
 }
 
-/// An HTTP server that is told of changes.
+/// An HTTP server to which changes are sent.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WebhookDefinition {
-    /// Where.
+    /// The server's address.
     #[serde(rename = "webhook")]
     pub url: String,
-    /// How long one attempt may take.
+    /// The time limit of one attempt.
     pub timeout: Nanoseconds,
-    /// For which changes.
+    /// The changes to which the action applies.
     pub on: On,
-    /// How often at most.
+    /// The rate limit.
     pub limit: Option<RateLimit>,
 }
 
@@ -245,14 +245,14 @@ impl Section for WebhookDefinition {
         if !TIMEOUT_RANGE_NS.contains(&self.timeout.0) {
             check.problem(
                 "timeout",
-                "an attempt cannot have that time",
+                "the time limit of an attempt is out of range",
                 "choose a time from 1ms to 60s",
             );
         }
     }
 }
 
-/// A request to the control interface, in which values of a row are put in.
+/// A request to the control interface that contains values of a row.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CommandDefinition {
@@ -261,9 +261,9 @@ pub struct CommandDefinition {
     pub request: String,
     /// The body.
     pub body: Option<Value>,
-    /// For which changes.
+    /// The changes to which the action applies.
     pub on: On,
-    /// How often at most.
+    /// The rate limit.
     pub limit: RateLimit,
 }
 
@@ -286,21 +286,21 @@ impl Section for CommandDefinition {
     ];
 }
 
-/// The changes that an action is for.
+/// The changes to which an action applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum On {
-    /// Rows that come.
+    /// Inserted rows.
     #[default]
     Insert,
-    /// Rows that go.
+    /// Deleted rows.
     Delete,
     /// Both.
     Both,
 }
 
 impl On {
-    /// The word.
+    /// The name of the choice.
     pub fn name(self) -> &'static str {
         match self {
             Self::Insert => "insert",
@@ -310,16 +310,16 @@ impl On {
     }
 }
 
-/// How often something may happen: `10/minute`.
+/// A rate limit, such as `10/minute`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
-    /// So many times.
+    /// The number of times.
     pub count: u32,
-    /// In this time.
+    /// The period in which they are counted.
     pub period: Period,
 }
 
-/// A time that limits are about.
+/// The period of a rate limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Period {
     /// A second.
@@ -334,7 +334,7 @@ impl Period {
     const ALL: [(&'static str, Self); 3] =
         [("second", Self::Second), ("minute", Self::Minute), ("hour", Self::Hour)];
 
-    /// Its length.
+    /// The length of the period, in nanoseconds.
     pub fn nanoseconds(self) -> u64 {
         match self {
             Self::Second => 1_000_000_000,
@@ -367,7 +367,7 @@ impl<'de> Deserialize<'de> for RateLimit {
         Self::parse(&text).ok_or_else(|| {
             let shown: String = text.chars().take(60).collect();
             D::Error::custom(format!(
-                "{shown:?} is no limit: write it like `limit = \"10/minute\"`: so many a second, \
+                "{shown:?} is not a limit: write it like `limit = \"10/minute\"`: a number each second, \
                  minute or hour"
             ))
         })

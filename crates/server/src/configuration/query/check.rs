@@ -1,4 +1,4 @@
-//! Whether kept queries can be run, and whether their actions fit their results.
+//! Checks that kept queries can be run, and that their actions fit their results.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -15,10 +15,10 @@ use crate::configuration::Placed;
 use crate::configuration::check::{NAME_MAX, plain, the_other};
 use fathom_options::{Place, Places, Problems, suggestion};
 
-/// How the names of Fathom's own metrics begin.
+/// The prefixes of the names of Fathom's own metrics.
 const RESERVED: [&str; 2] = ["fathom_", "process_"];
 
-/// Reads the texts that are in files of their own.
+/// Reads the texts of queries from their files.
 pub(in crate::configuration) fn load_files(
     queries: &mut [Placed<QueryDefinition>],
 ) -> Result<(), Problems> {
@@ -38,14 +38,14 @@ pub(in crate::configuration) fn load_files(
             Err(error) => problems.add(
                 places.of("file"),
                 format!("the query's file {} cannot be read: {}", path.display(), plain(&error)),
-                "name a text in UTF-8 that the daemon may read",
+                "name a file with UTF-8 text that the daemon may read",
             ),
         }
     }
     problems.none_or()
 }
 
-/// Adds what is wrong with kept queries.
+/// Adds the problems of kept queries.
 pub(in crate::configuration) fn check_queries(
     queries: &[Placed<QueryDefinition>],
     problems: &mut Problems,
@@ -53,7 +53,7 @@ pub(in crate::configuration) fn check_queries(
     let mut found = Problems::default();
     check_all(queries, &mut found);
     for mut problem in found.0 {
-        // Names may have any characters, and a message is one line.
+        // Names may contain any characters, but a message has to be one line.
         for text in [&mut problem.message, &mut problem.remedy] {
             *text = text.replace(char::is_control, " ");
         }
@@ -64,7 +64,7 @@ pub(in crate::configuration) fn check_queries(
 fn check_all(queries: &[Placed<QueryDefinition>], problems: &mut Problems) {
     if let Some(first_too_many) = queries.get(QUERIES_MAX) {
         let message = format!("there are {} queries", queries.len());
-        problems.add(first_too_many.places.whole(), message, format!("keep {QUERIES_MAX} at most"));
+        problems.add(first_too_many.places.whole(), message, format!("keep at most {QUERIES_MAX}"));
         return;
     }
     let (mut names, mut metrics) = (BTreeMap::new(), BTreeMap::new());
@@ -74,7 +74,7 @@ fn check_all(queries: &[Placed<QueryDefinition>], problems: &mut Problems) {
             problems.add(
                 places.of("name"),
                 format!("there are two queries called {:?}", definition.name),
-                format!("give each a name of its own{}", the_other(&first.of("name"))),
+                format!("give each a different name{}", the_other(&first.of("name"))),
             );
         }
         if let ActionDefinition::Metric(metric) = &definition.action {
@@ -83,7 +83,7 @@ fn check_all(queries: &[Placed<QueryDefinition>], problems: &mut Problems) {
                 problems.add(
                     places.of("action.metric"),
                     format!("there are two metrics called {name:?}"),
-                    format!("give each a name of its own{}", the_other(&first.of("action.metric"))),
+                    format!("give each a different name{}", the_other(&first.of("action.metric"))),
                 );
             }
         }
@@ -108,7 +108,7 @@ fn check_name(definition: &QueryDefinition, places: &Places, problems: &mut Prob
 fn check_query(definition: &QueryDefinition, places: &Places, problems: &mut Problems) {
     let key = if definition.file.is_some() { "file" } else { "cql" };
     if definition.text.is_empty() && definition.file.is_some() {
-        // It has not been read: nobody but the daemon looks at files.
+        // The file has not been read: only the daemon reads files.
         return;
     }
     if definition.text.len() > QUERY_LENGTH_MAX {
@@ -126,7 +126,8 @@ fn check_query(definition: &QueryDefinition, places: &Places, problems: &mut Pro
     }
 }
 
-/// Tells of a place in the query's text: where that is, and where it is in the configuration.
+/// Adds a problem at a place in the query's text: the message has the place in the text, and the
+/// problem the place in the configuration.
 fn at_place(
     definition: &QueryDefinition,
     diagnostic: &Diagnostic,
@@ -164,8 +165,8 @@ fn check_action(
     if prepared.is_stream && action.on() != On::Insert && !is_gauge {
         problems.add(
             places.of("action.on"),
-            format!("the rows of the query {:?} never go: it is a stream", definition.name),
-            "leave `on` out, or ask about a relation",
+            format!("the query {:?} never deletes rows: it is a stream", definition.name),
+            "leave `on` out, or make the query a relation",
         );
     }
     match action {
@@ -191,7 +192,7 @@ fn check_url(url: &str, place: &Place, problems: &mut Problems) {
     if !sound {
         problems.add(
             place.clone(),
-            format!("{url:?} is no address of an HTTP server"),
+            format!("{url:?} is not an address of an HTTP server"),
             "write it like `webhook = \"http://127.0.0.1:8080/path\"`",
         );
     }
@@ -209,13 +210,13 @@ fn check_metric(
         let key = if places.get("action.type").is_some() { "type" } else { "metric" };
         problems.add(
             place(key),
-            "a gauge shows what a relation holds, and this query gives a stream",
-            "add `type = \"counter\"`, or ask about a window",
+            "a gauge shows the rows of a relation, but this query is a stream",
+            "add `type = \"counter\"`, or use a window",
         );
     }
     let names: Vec<&str> = prepared.columns.iter().map(|column| column.name.as_str()).collect();
     let missing =
-        |name: &str| (format!("the query gives no column `{name}`"), suggestion(name, &names));
+        |name: &str| (format!("the query has no column `{name}`"), suggestion(name, &names));
     let value = metric.value.as_deref().map(|name| (name, prepared.column(name)));
     match value {
         Some((name, None)) => {
@@ -225,8 +226,12 @@ fn check_metric(
         Some((name, Some(at)))
             if !matches!(prepared.columns[at].kind, Type::Integer | Type::Float) =>
         {
-            let message = format!("the column `{name}` holds no numbers");
-            problems.add(place("value"), message, "choose one that does, or leave `value` out");
+            let message = format!("the column `{name}` has no numbers");
+            problems.add(
+                place("value"),
+                message,
+                "choose a column with numbers, or leave `value` out",
+            );
         }
         _ => {}
     }
@@ -243,7 +248,7 @@ fn check_metric(
         if twice || !is_label(name) {
             let message = format!(
                 "the column `{name}` {}",
-                if twice { "is there twice" } else { "cannot be the name of a label" }
+                if twice { "occurs twice" } else { "cannot be the name of a label" }
             );
             let remedy = "give it another name with `as`: letters, digits and underscores";
             problems.add(place("metric"), message, remedy);
@@ -261,19 +266,19 @@ fn check_metric_name(name: &str, place: &Place, problems: &mut Problems) {
         let shown: String = name.chars().take(40).collect();
         problems.add(
             place.clone(),
-            format!("{shown:?} is no name of a metric"),
+            format!("{shown:?} is not a valid name of a metric"),
             "choose letters, digits and underscores, as in `disk_slow_requests`",
         );
     } else if RESERVED.iter().any(|reserved| name.starts_with(reserved)) {
         problems.add(
             place.clone(),
-            format!("the name {name} may be that of another metric of the daemon"),
-            "choose one that begins otherwise",
+            format!("the name {name} is reserved for metrics of the daemon"),
+            "choose a name with another prefix",
         );
     }
 }
 
-/// Whether Prometheus takes this as the name of a label.
+/// Whether Prometheus accepts this as the name of a label.
 fn is_label(name: &str) -> bool {
     let begins = |c: char| c.is_ascii_alphabetic() || c == '_';
     name.starts_with(begins)

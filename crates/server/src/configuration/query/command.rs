@@ -1,7 +1,7 @@
-//! Requests to the control interface in which values of a row stand.
+//! Requests to the control interface that contain values of a row.
 //!
-//! `{column}` may stand for a whole part of the path or a whole value of the body, so that no value
-//! can become more than that: what a guest has chosen cannot add parts to a path or keys to a body.
+//! `{column}` replaces a whole part of the path or a whole value of the body. So a value that a
+//! guest has chosen cannot add parts to the path or keys to the body.
 
 use fathom_control::{DiskChange, DiskDefinition, LayerDefinition, escape};
 use fathom_cql::Value;
@@ -13,33 +13,33 @@ use serde_json::Value as Json;
 use super::CommandDefinition;
 use crate::configuration::layers;
 
-/// How deep lists and tables of a body may be in each other.
+/// The most nested lists and tables of a body.
 const DEPTH_MAX: usize = 16;
-/// Floats up to here have all whole numbers.
+/// Floats represent all integers up to this one exactly.
 const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// A command that is ready to be filled with the values of rows.
+/// A prepared command, which is filled with the values of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Command {
     method: &'static str,
     path: Vec<Part>,
-    /// Whether a disk is removed that is in use.
+    /// Whether a disk is removed even if it is in use.
     force: bool,
     body: Option<Shape>,
 }
 
-/// A command with a row's values.
+/// A command filled with a row's values.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Request {
     /// The method.
     pub method: &'static str,
-    /// The path, encoded.
+    /// The path, percent-encoded.
     pub path: String,
     /// The body.
     pub body: Option<Json>,
 }
 
-/// What is wrong with a command: the key, the message, the remedy.
+/// A problem of a command: the key, the message, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong(pub &'static str, pub String, pub String);
 
@@ -65,10 +65,10 @@ enum Shape {
     Object(Vec<(String, Shape)>),
 }
 
-/// What is wrong with a body.
+/// Finds the problems of a body.
 type CheckBody = fn(&Json) -> Problems;
 
-/// What commands may do. The end of the daemon is not among it.
+/// The permitted commands. The shutdown of the daemon is not one of them.
 const KNOWN: [(&str, &[&str], Option<CheckBody>); 4] = [
     (
         "POST",
@@ -85,7 +85,7 @@ const KNOWN: [(&str, &[&str], Option<CheckBody>); 4] = [
     ("DELETE", &["v1", "disks", "{}"], None),
     ("POST", &["v1", "reload"], None),
 ];
-/// Has a disk removed that is in use.
+/// The parameter that removes a disk even if it is in use.
 const FORCE: &str = "?force=true";
 const KNOWN_SHOWN: &str = "commands are `POST /v1/disks`, `PATCH /v1/disks/{name}`, \
                            `DELETE /v1/disks/{name}` and `POST /v1/reload`";
@@ -103,7 +103,7 @@ fn reads_as<T: DeserializeOwned>(
     problems
 }
 
-/// The column that a text stands for, if it has braces.
+/// The column that a text in braces stands for; `None` for other texts.
 fn find(key: &'static str, text: &str, columns: &[Column]) -> Result<Option<usize>, Wrong> {
     let braces = ['{', '}'];
     if !text.contains(braces) {
@@ -112,27 +112,23 @@ fn find(key: &'static str, text: &str, columns: &[Column]) -> Result<Option<usiz
     let name = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
     let name = name.filter(|name| !name.is_empty() && !name.contains(braces)).ok_or_else(|| {
         let message = format!("{text:?} is more than one column");
-        Wrong(
-            key,
-            message,
-            "let `{column}` stand alone, and put texts together in the query".into(),
-        )
+        Wrong(key, message, "use `{column}` alone, and concatenate texts in the query".into())
     })?;
     let found = columns.iter().position(|column| column.name.eq_ignore_ascii_case(name));
     found.map(Some).ok_or_else(|| {
         let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
-        let message = format!("the query gives no column `{name}`");
+        let message = format!("the query has no column `{name}`");
         Wrong(key, message, suggestion(name, &names))
     })
 }
 
 impl Command {
-    /// Prepares a command for rows of these columns.
+    /// Prepares a command for rows with these columns.
     pub fn new(definition: &CommandDefinition, columns: &[Column]) -> Result<Self, Wrong> {
         let wrong = |message: String| Wrong("command", message, KNOWN_SHOWN.into());
         let request = definition.request.trim();
         let Some((method, path)) = request.split_once(' ') else {
-            return Err(wrong(format!("{request:?} is no method and path")));
+            return Err(wrong(format!("{request:?} is not a method and a path")));
         };
         let (path, force) = match path.trim().strip_suffix(FORCE) {
             Some(path) if method == "DELETE" => (path, true),
@@ -145,20 +141,22 @@ impl Command {
         };
         let known = KNOWN.iter().find(|(known, path, _)| *known == method && fits(path));
         let Some((method, _, check)) = known else {
-            return Err(wrong(format!("{request:?} is no command")));
+            return Err(wrong(format!("{request:?} is not a permitted command")));
         };
         let mut path = Vec::new();
         for part in parts {
             path.push(match find("command", part, columns)? {
                 Some(column) => Part::Column(column, columns[column].name.clone()),
-                None if !is_name(part) => return Err(wrong(format!("{part:?} is no disk"))),
+                None if !is_name(part) => {
+                    return Err(wrong(format!("{part:?} is not the name of a disk")));
+                }
                 None => Part::Fixed(escape(part)),
             });
         }
         let body = match (&definition.body, check) {
             (None, None) => None,
             (Some(body), Some(_)) if !body.is_object() => {
-                let message = "the command's body is no table".into();
+                let message = "the command's body is not a table".into();
                 return Err(Wrong("body", message, "write it like `body = { tap = true }`".into()));
             }
             (Some(body), Some(check)) => {
@@ -171,14 +169,14 @@ impl Command {
                 return Err(Wrong("command", "the command has no body".into(), remedy.into()));
             }
             (Some(_), None) => {
-                let message = "this command has no use for a body".into();
+                let message = "this command takes no body".into();
                 return Err(Wrong("body", message, "leave it out".into()));
             }
         };
         Ok(Self { method, path, force, body })
     }
 
-    /// The request with the values of a row, or what is wrong with them.
+    /// The request with the values of a row, or an error if they do not fit.
     pub fn fill(&self, row: &[Value]) -> Result<Request, String> {
         let mut path = String::new();
         for part in &self.path {
@@ -191,7 +189,9 @@ impl Command {
                         Some(value) => value.to_string(),
                     };
                     if !is_name(&text) {
-                        return Err(format!("{name} is {text:?}, which is no part of a path"));
+                        return Err(format!(
+                            "{name} is {text:?}, which cannot be a part of a path"
+                        ));
                     }
                     path.push_str(&escape(&text));
                 }
@@ -205,7 +205,7 @@ impl Command {
     }
 }
 
-/// Whether this is one part of a path, wherever paths are made normal.
+/// Whether this is one part of a path, even after the path is normalised.
 fn is_name(text: &str) -> bool {
     !matches!(text, "" | "." | "..") && text.len() <= 1024
 }
@@ -214,7 +214,7 @@ impl Shape {
     fn new(body: &Json, columns: &[Column], depth: usize) -> Result<Self, Wrong> {
         let deeper = |value: &Json| {
             let too_deep =
-                || Wrong("body", "the body is too deep".into(), "make it flatter".into());
+                || Wrong("body", "the body is nested too deeply".into(), "use fewer levels".into());
             Self::new(value, columns, depth.checked_sub(1).ok_or_else(too_deep)?)
         };
         Ok(match body {
@@ -252,7 +252,7 @@ impl Shape {
     }
 }
 
-/// A value as JSON. Whole numbers are written as such: sizes are whole.
+/// A value as JSON. Floats without a fraction become integers, because sizes are integers.
 pub(crate) fn json(value: &Value) -> Json {
     match value {
         Value::Null => Json::Null,
@@ -266,10 +266,10 @@ pub(crate) fn json(value: &Value) -> Json {
     }
 }
 
-/// Holds the body against what the command takes, as far as that is known before there is a row.
+/// Checks the body against the command, as far as that is possible before there is a row.
 fn check_body(shape: &Shape, columns: &[Column], check: CheckBody) -> Result<(), Wrong> {
     let nothing = vec![Value::Null; columns.len()];
-    // What a column will hold is not known; keys are.
+    // The values of columns are not known yet, but the keys are.
     let is_known =
         |problem: &Problem| !shape.has_columns() || problem.message.starts_with("there is no ");
     let found = check(&shape.fill(&nothing)).0.into_iter().find(is_known);

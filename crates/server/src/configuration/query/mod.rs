@@ -1,10 +1,9 @@
-//! The queries that the daemon keeps: `[[query]]`.
+//! The kept queries: `[[query]]`.
 //!
-//! - `read`: the table, and which kind of action it names.
+//! - `read`: the table, and the kind of its action.
 //! - `action`: the kinds of action.
-//! - `command`: requests to the control interface in which values of a row stand.
-//! - `check`: what a reader of one table cannot see: whether the query can be run, and whether the
-//!   action fits its result.
+//! - `command`: requests to the control interface that contain values of a row.
+//! - `check`: checks that the query can be run, and that the action fits its result.
 
 mod action;
 mod check;
@@ -33,14 +32,14 @@ pub(super) use check::{check_queries, load_files};
 pub(crate) use command::{Command, json};
 pub(super) use read::query;
 
-/// The most queries that are kept.
+/// The most kept queries.
 pub const QUERIES_MAX: usize = 64;
 /// The longest text of a query, in bytes.
 pub const QUERY_LENGTH_MAX: usize = 64 << 10;
-/// The stream that kept queries are about.
+/// The stream that kept queries read.
 const STREAM: &str = "IOstream";
 
-/// A query that the daemon keeps, and what is done with its results.
+/// A kept query, and the action on its results.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QueryDefinition {
@@ -49,16 +48,16 @@ pub struct QueryDefinition {
     /// The query in CQL.
     #[serde(rename = "cql")]
     pub text: String,
-    /// The file that the text is from, where it is from one.
+    /// The file of the text, if it is in a file.
     pub file: Option<PathBuf>,
-    /// Whether the query may keep more and more.
+    /// Whether the query's state may grow without a limit.
     pub unbounded_allowed: bool,
     /// The most rows, groups and values that it may hold.
     pub held_max: NonZeroU64,
-    /// What is done, as it was written, until `action` is made of it.
+    /// The table of the action, until `action` is made from it.
     #[serde(rename = "action")]
     pub(crate) written: Option<Map<String, Value>>,
-    /// What is done.
+    /// The action.
     #[serde(skip)]
     pub action: ActionDefinition,
 }
@@ -77,23 +76,23 @@ impl Default for QueryDefinition {
     }
 }
 
-/// A query that can be run.
+/// A query that is ready to run.
 #[derive(Clone, Debug)]
 pub(crate) struct PreparedQuery {
     /// The query.
     pub script: Script,
     /// The columns of its result.
     pub columns: Vec<Column>,
-    /// Whether its rows never go.
+    /// Whether its result is a stream, whose rows are never deleted.
     pub is_stream: bool,
 }
 
 /// Why a query cannot be kept.
 #[derive(Debug)]
 pub(crate) enum Unfit {
-    /// Something about a place in its text.
+    /// A problem at a place in its text.
     At(Diagnostic),
-    /// Something about all of it, and the remedy.
+    /// A problem of the whole query, and the remedy.
     Whole(String, &'static str),
 }
 
@@ -121,24 +120,24 @@ impl PreparedQuery {
                 }
             })?;
         if !script.schema().name.eq_ignore_ascii_case(STREAM) {
-            let message = format!("it is about the stream `{}`", script.schema().name);
-            return Err(Unfit::Whole(message, "ask about IOstream: the disks give no other"));
+            let message = format!("it reads the stream `{}`", script.schema().name);
+            return Err(Unfit::Whole(message, "use IOstream: there is no other stream"));
         }
         if script.schema().columns != io_stream().columns {
             let message = "it declares the columns of IOstream again".to_owned();
             return Err(Unfit::Whole(
                 message,
-                "leave out the declaration: the disks' events have all",
+                "remove the declaration: IOstream is declared already",
             ));
         }
         let [query] = script.queries() else {
             let message = format!("the script has {} queries", script.queries().len());
-            let remedy = "keep one, and give each of the others a [[query]] of its own";
+            let remedy = "keep one, and put each of the others in a separate [[query]]";
             return Err(Unfit::Whole(message, remedy));
         };
         if let (Some(growing), false) = (query.unbounded.first(), definition.unbounded_allowed) {
             let mut growing = growing.clone();
-            let other = "add `unbounded_allowed = true` where that is wanted";
+            let other = "add `unbounded_allowed = true` if that is intended";
             growing.help = Some(match growing.help {
                 Some(help) => format!("{help}, or {other}"),
                 None => other.to_owned(),
@@ -150,7 +149,7 @@ impl PreparedQuery {
         Ok(Self { script, columns, is_stream })
     }
 
-    /// The place of a column; names do not depend on case.
+    /// The index of a column. The case of the name does not matter.
     pub fn column(&self, name: &str) -> Option<usize> {
         self.columns.iter().position(|column| column.name.eq_ignore_ascii_case(name))
     }

@@ -51,7 +51,7 @@ impl Section for QueryDefinition {
     }
 }
 
-/// `[[query]]`.
+/// Reads a `[[query]]` table.
 pub(in crate::configuration) fn query(
     mut table: Table<'_>,
     reading: &Reading<'_>,
@@ -66,7 +66,7 @@ pub(in crate::configuration) fn query(
     query
 }
 
-/// The action that was written. Which kind it is, one of its keys says.
+/// Reads the action. One of its keys determines its kind.
 fn action(
     query: &Placed<QueryDefinition>,
     written: serde_json::Map<String, Value>,
@@ -78,12 +78,12 @@ fn action(
     let mut chosen =
         kinds.into_iter().filter(|kind| places.get(&format!("action.{kind}")).is_some());
     let Some(kind) = chosen.next() else {
-        let message = "the action says nothing of what is to be done";
+        let message = "the action has no kind";
         problems.add(places.of("action"), message, suggestion("", &kinds));
         return ActionDefinition::default();
     };
     if let Some(second) = chosen.next() {
-        let remedy = "keep one, and give the other a [[query]] of its own";
+        let remedy = "keep one, and put the other in a separate [[query]]";
         let message = format!("the action has `{kind}` and `{second}`");
         problems.add(places.of("action"), message, remedy);
         return ActionDefinition::default();

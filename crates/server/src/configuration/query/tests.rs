@@ -22,7 +22,7 @@ fn expect(text: &str, expected: &str) {
     assert_eq!(problems.to_string(), expected);
 }
 
-/// The definition of a query that is sound but for its action.
+/// The action in the definition of a query. Panics if the definition is invalid.
 #[track_caller]
 fn action(cql: &str, action: &str) -> ActionDefinition {
     let text = format!("[[query]]\nname = \"q\"\ncql = \"{cql}\"\naction = {action}\n");
@@ -85,7 +85,7 @@ fn actions_are_read() {
 }
 
 #[test]
-fn mistakes_of_tables_are_named() {
+fn mistakes_of_tables_are_reported() {
     expect(
         "[[query]]\nname = \"q\"\ncql = \"select * from IOstream\"\nfile = \"a\"\nactoin = {}\n",
         "f.toml:1:1: the query \"q\" has no action\n  \
@@ -103,20 +103,20 @@ fn mistakes_of_tables_are_named() {
     expect_action(
         STREAM,
         "{ limit = \"1/hour\" }",
-        "f.toml:4:10: the action says nothing of what is to be done\n  \
+        "f.toml:4:10: the action has no kind\n  \
          → known here: `log`, `metric`, `webhook`, `command`",
     );
     expect_action(
         STREAM,
         "{ log = \"info\", webhook = \"http://a/\" }",
         "f.toml:4:10: the action has `log` and `webhook`\n  \
-         → keep one, and give the other a [[query]] of its own",
+         → keep one, and put the other in a separate [[query]]",
     );
     expect_action(
         STREAM,
         "{ log = \"info\", limit = \"ten/hour\" }",
-        "f.toml:4:34: `limit` of `action`: \"ten/hour\" is no limit\n  \
-         → write it like `limit = \"10/minute\"`: so many a second, minute or hour",
+        "f.toml:4:34: `limit` of `action`: \"ten/hour\" is not a limit\n  \
+         → write it like `limit = \"10/minute\"`: a number each second, minute or hour",
     );
     expect_action(
         RELATION,
@@ -127,7 +127,7 @@ fn mistakes_of_tables_are_named() {
     expect_action(
         RELATION,
         "{ metric = \"m\", on = \"insert\", series_max = 0, labels = [1], type = \"gauche\" }",
-        "f.toml:4:31: a gauge has no `on`: it shows what comes and what goes\n  \
+        "f.toml:4:31: a gauge has no `on`: it follows inserted and deleted rows\n  \
          → leave it out, or add `type = \"counter\"`\n\
          f.toml:4:54: `series_max` of `action` is out of range\n  → choose a number from 1 to 10000\n\
          f.toml:4:66: `labels` of `action` has to be a text, and is a whole number\n  \
@@ -137,7 +137,7 @@ fn mistakes_of_tables_are_named() {
     expect_action(
         RELATION,
         "{ webhook = \"http://a/\", timeout = \"1h\", body = 1 }",
-        "f.toml:4:45: an attempt cannot have that time\n  → choose a time from 1ms to 60s\n\
+        "f.toml:4:45: the time limit of an attempt is out of range\n  → choose a time from 1ms to 60s\n\
          f.toml:4:51: there is no key `body` in `action`\n  \
          → known here: `webhook`, `timeout`, `on`, `limit`",
     );
@@ -158,14 +158,14 @@ fn mistakes_of_tables_are_named() {
     expect(
         &two.repeat(2),
         "f.toml:6:8: there are two queries called \"q\"\n  \
-         → give each a name of its own (the other is in line 2)\n\
+         → give each a different name (the other is in line 2)\n\
          f.toml:8:21: there are two metrics called \"m\"\n  \
-         → give each a name of its own (the other is in line 4)",
+         → give each a different name (the other is in line 4)",
     );
 }
 
 #[test]
-fn mistakes_of_queries_are_named_with_their_places() {
+fn mistakes_of_queries_are_reported_with_their_places() {
     let table = |cql: &str| {
         format!("[[query]]\nname = \"q\"\ncql = {cql}\naction = {{ log = \"info\" }}\n")
     };
@@ -179,7 +179,7 @@ fn mistakes_of_queries_are_named_with_their_places() {
         "f.toml:3:17: line 1, column 8 of the query: there is no column `Sise`\n  \
          → did you mean `Size`?",
     );
-    // What is escaped in the file is elsewhere in the text.
+    // A text with escapes has other places in the file.
     expect(
         &table("\"select '\\u00e9',\\n Sise from IOstream\""),
         "f.toml:3:7: line 2, column 2 of the query: there is no column `Sise`\n  \
@@ -188,16 +188,16 @@ fn mistakes_of_queries_are_named_with_their_places() {
     expect(
         &table("\"select 1 from IOstream; select 2 from IOstream\""),
         "f.toml:3:7: the query \"q\" cannot be kept: the script has 2 queries\n  \
-         → keep one, and give each of the others a [[query]] of its own",
+         → keep one, and put each of the others in a separate [[query]]",
     );
     expect(
         &table("\"create stream S (a integer); select a from S\""),
-        "f.toml:3:7: the query \"q\" cannot be kept: it is about the stream `S`\n  \
-         → ask about IOstream: the disks give no other",
+        "f.toml:3:7: the query \"q\" cannot be kept: it reads the stream `S`\n  \
+         → use IOstream: there is no other stream",
     );
     let growing = table("\"select distinct ReqId from IOstream\"");
     let problems = read(&growing).unwrap_err().to_string();
-    assert!(problems.contains("`unbounded_allowed = true` where that is wanted"), "{problems}");
+    assert!(problems.contains("`unbounded_allowed = true` if that is intended"), "{problems}");
     read(&format!("{growing}unbounded_allowed = true\n")).unwrap();
     let held = |key: &str| read(&format!("{}{key}", table("\"select VDisk from IOstream\"")));
     let of = |key: &str| held(key).unwrap().queries[0].definition.held_max;
@@ -213,34 +213,34 @@ fn mistakes_of_queries_are_named_with_their_places() {
 }
 
 #[test]
-fn actions_are_held_against_their_queries() {
+fn actions_are_checked_against_their_queries() {
     expect_action(
         STREAM,
         "{ log = \"info\", on = \"delete\" }",
-        "f.toml:4:31: the rows of the query \"q\" never go: it is a stream\n  \
-         → leave `on` out, or ask about a relation",
+        "f.toml:4:31: the query \"q\" never deletes rows: it is a stream\n  \
+         → leave `on` out, or make the query a relation",
     );
     expect_action(
         STREAM,
         "{ metric = \"fathom_x\", value = \"path\", labels = [\"Seize\", \"path\"] }",
-        "f.toml:4:21: the name fathom_x may be that of another metric of the daemon\n  \
-         → choose one that begins otherwise\n\
-         f.toml:4:21: a gauge shows what a relation holds, and this query gives a stream\n  \
-         → add `type = \"counter\"`, or ask about a window\n\
-         f.toml:4:41: the column `path` holds no numbers\n  \
-         → choose one that does, or leave `value` out\n\
-         f.toml:4:58: the query gives no column `Seize`\n  → did you mean `Size`?",
+        "f.toml:4:21: the name fathom_x is reserved for metrics of the daemon\n  \
+         → choose a name with another prefix\n\
+         f.toml:4:21: a gauge shows the rows of a relation, but this query is a stream\n  \
+         → add `type = \"counter\"`, or use a window\n\
+         f.toml:4:41: the column `path` has no numbers\n  \
+         → choose a column with numbers, or leave `value` out\n\
+         f.toml:4:58: the query has no column `Seize`\n  → did you mean `Size`?",
     );
     expect_action(
         "select VDisk as `a b`, VDisk as `__c`, VDisk as d, Path as d from IOstream [now]",
         "{ metric = \"1\" }",
-        "f.toml:4:21: \"1\" is no name of a metric\n  \
+        "f.toml:4:21: \"1\" is not a valid name of a metric\n  \
          → choose letters, digits and underscores, as in `disk_slow_requests`\n\
          f.toml:4:21: the column `a b` cannot be the name of a label\n  \
          → give it another name with `as`: letters, digits and underscores\n\
          f.toml:4:21: the column `__c` cannot be the name of a label\n  \
          → give it another name with `as`: letters, digits and underscores\n\
-         f.toml:4:21: the column `d` is there twice\n  \
+         f.toml:4:21: the column `d` occurs twice\n  \
          → give it another name with `as`: letters, digits and underscores",
     );
     for url in ["ftp://a/", "/path", "http://", "http//a", "\\u0000"] {
@@ -249,7 +249,7 @@ fn actions_are_held_against_their_queries() {
         ));
         let message = message.unwrap_err().to_string();
         assert!(message.contains("f.toml:4:22: "), "{message}");
-        assert!(message.contains("is no address of an HTTP server"), "{message}");
+        assert!(message.contains("is not an address of an HTTP server"), "{message}");
     }
 }
 
@@ -267,7 +267,7 @@ fn a_query_may_be_in_a_file() {
     assert_eq!(
         shown(file.load().unwrap_err()),
         "f.toml:3:8: the query's file q.cql cannot be read: no such file or folder\n  \
-         → name a text in UTF-8 that the daemon may read"
+         → name a file with UTF-8 text that the daemon may read"
     );
     let query = folder.path().join("q.cql");
     std::fs::write(&query, "select\n Sise from IOstream").unwrap();
@@ -323,7 +323,7 @@ fn values_stay_values() {
 }
 
 #[test]
-fn only_what_is_known_is_a_command() {
+fn only_permitted_commands_are_accepted() {
     for request in [
         "",
         "DELETE",
