@@ -138,6 +138,7 @@ pub struct Crossing<'a> {
     pub(crate) pool: &'a mut Pool,
     pub(crate) aside: &'a mut Aside,
     pub(crate) moment: Moment<'a>,
+    pub(crate) is_draining: bool,
 }
 
 impl Crossing<'_> {
@@ -223,6 +224,11 @@ impl Crossing<'_> {
     /// up.
     pub fn word<'r>(&self, request: &'r mut Request) -> &'r mut u64 {
         &mut request.words[self.level]
+    }
+
+    /// Whether the front end waits for all requests in flight; see [`drain`](LayerQueue::drain).
+    pub fn is_draining(&self) -> bool {
+        self.is_draining
     }
 
     /// The time, in nanoseconds of the stack's clock.

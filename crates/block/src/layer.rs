@@ -1,5 +1,6 @@
 //! The contract of a layer.
 
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +44,12 @@ pub trait Layer: Send + Sync {
     /// The layer's own figures and its current problems. Never blocks.
     fn status(&self) -> LayerReport {
         LayerReport::default()
+    }
+
+    /// The layer's own type, for the component that makes such layers; `None` if it does not need the
+    /// type.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
     }
 
     /// The further stores that the layer uses. The daemon monitors them as it monitors the disk's
@@ -149,6 +156,13 @@ pub trait LayerQueue {
     /// one of the layer's [`Waker`](crate::Waker)s was used. It may also be called without a
     /// reason.
     fn advance(&mut self, next: &mut Crossing<'_>) {
+        let _ = next;
+    }
+
+    /// Called when the front end waits for all requests in flight, because its ring is stopped, its
+    /// client has disconnected or the disk gets other layers. The layer passes on the requests that it
+    /// holds back by its own rule, and holds no request back while [`Crossing::is_draining`].
+    fn drain(&mut self, next: &mut Crossing<'_>) {
         let _ = next;
     }
 

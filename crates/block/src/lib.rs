@@ -54,8 +54,8 @@ pub use open::{Offer, OpenContext};
 pub use problem::BackendProblem;
 pub use report::{Figure, FigureKind, LayerProblem, LayerReport};
 pub use request::{
-    Allocation, CacheHit, Course, ErrorKind, Extent, Flags, Operation, Outcome, REQUEST_LENGTH_MAX,
-    Request, SERIAL_LENGTH,
+    Allocation, CacheHit, Course, ErrorKind, Extent, Flags, HeldBy, Operation, Outcome,
+    REQUEST_LENGTH_MAX, Request, SERIAL_LENGTH,
 };
 pub use shared::Shared;
 pub use split::Split;

@@ -231,6 +231,30 @@ pub enum CacheHit {
     Part = 3,
 }
 
+/// The kind of a layer that has held a request back by its own rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum HeldBy {
+    /// No layer.
+    #[default]
+    None = 0,
+    /// A limit on requests or bytes per second.
+    Limit = 1,
+}
+
+impl HeldBy {
+    /// Every value, in the order of its number.
+    pub const ALL: [Self; 2] = [Self::None, Self::Limit];
+
+    /// The name used in events, logs and the control interface; empty for none.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Limit => "limit",
+        }
+    }
+}
+
 /// A record of a request's path and times. Times are those of the stack's clock in nanoseconds,
 /// with the resolution of one round of its thread; 0 if the clock was not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -242,11 +266,24 @@ pub struct Course {
     /// 1 + the position of the layer that holds or has answered the request, counted from the front
     /// end; 0 for the back end.
     pub layer: u8,
+    /// The kind of the last layer that has held the request back by its own rule.
+    pub held_by: HeldBy,
+    /// The time for which layers have held the request back by their own rules, in nanoseconds. This
+    /// part of the latency is not caused by the storage.
+    pub held_ns: u64,
     /// The time at which the back end got the request.
     pub sent_ns: u64,
     /// The time at which the back end completed the request; also 0 if no layer that takes requests
     /// lies above the back end.
     pub returned_ns: u64,
+}
+
+impl Course {
+    /// Records that a layer has held the request back for `held_ns` nanoseconds.
+    pub fn hold(&mut self, by: HeldBy, held_ns: u64) {
+        self.held_by = by;
+        self.held_ns = self.held_ns.saturating_add(held_ns);
+    }
 }
 
 /// A request on its way through a stack.

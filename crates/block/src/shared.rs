@@ -45,6 +45,8 @@ impl<T> Shared<T> {
         let mut inner = self.lock();
         let result = attempt(&mut inner.state);
         if result.is_none() && !inner.parked.iter().any(|parked| parked.is_same(waker)) {
+            // Removes the wakers of closed queues.
+            inner.parked.retain(|parked| !parked.is_orphan());
             inner.parked.push(waker.clone());
         }
         result

@@ -78,6 +78,8 @@ pub struct Stack {
     /// Whether the layers have been closed, and whether the owner has closed the queue.
     is_closed: bool,
     is_leaving: bool,
+    /// The front end waits for all requests in flight.
+    is_draining: bool,
     /// When to retry to open layers that could not be opened, by the stack's clock.
     retry_ns: u64,
     completed: VecDeque<(Box<Request>, Outcome)>,
@@ -169,6 +171,7 @@ impl Stack {
             reported: 0,
             is_closed: false,
             is_leaving: false,
+            is_draining: false,
             retry_ns: u64::MAX,
             completed: VecDeque::new(),
             events: Vec::new(),
@@ -210,6 +213,7 @@ impl Stack {
     pub fn begin(&mut self, mut request: Box<Request>, reactor: &Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
         debug_assert!(!self.is_closed, "a queue that closes takes no requests");
+        self.is_draining = false;
         request.course.ahead = u32::try_from(self.in_flight).unwrap_or(u32::MAX);
         self.in_flight += 1;
         self.update_round(reactor);
@@ -369,6 +373,7 @@ impl Stack {
             pool: &mut self.pool,
             aside: &mut self.aside,
             moment: Moment { clock: &self.clock, round_ns: &self.round_ns },
+            is_draining: self.is_draining,
         };
         match &mut self.layers[level] {
             LayerPart::Queue(queue) => Some((&mut **queue, crossing)),

@@ -34,6 +34,11 @@ impl Waker {
         self.level == other.level && Arc::ptr_eq(&self.shared, &other.shared)
     }
 
+    /// Whether the queue is closed and this is its last waker.
+    pub(crate) fn is_orphan(&self) -> bool {
+        Arc::strong_count(&self.shared) == 1
+    }
+
     /// Wakes the layer's part. Never blocks.
     pub fn wake(&self) {
         // Only the first use has to wake the thread.

@@ -77,7 +77,7 @@ macro_rules! record {
 }
 
 record! {
-    /// One record of 96 bytes, described in `docs/events.md`. The names are those of Table 3.1 of
+    /// One record of 104 bytes, described in `docs/events.md`. The names are those of Table 3.1 of
     /// the monitoring paper. The meaning is that of most of the request's bytes. Texts are numbers
     /// of [`Names`](crate::Names); 0 is none.
     ///
@@ -142,6 +142,15 @@ record! {
         confidence: u8,
         /// The lifetime that the application expects of the written data; 0 is not set.
         write_hint: u8,
+        /// `HeldTime` of a response: the time for which layers have held the request back by their own
+        /// rules, in microseconds, saturating.
+        held_us: u32,
+        /// `HeldBy` of a response: the number of the kind of the last such layer; 0 for none.
+        held_by: u8,
+        /// 0, for later use.
+        spare_byte: u8,
+        /// 0, for later use.
+        spare: u16,
     }
 }
 
@@ -179,6 +188,10 @@ mod tests {
             parts: 0x1718,
             confidence: 25,
             write_hint: 26,
+            held_us: 0x1b1c_1d1e,
+            held_by: 31,
+            spare_byte: 32,
+            spare: 0x2122,
         };
         assert_eq!(Event::from_words(event.to_words()), event);
     }

@@ -15,14 +15,15 @@ use serde::de::{DeserializeOwned, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::LogSink;
+use crate::{LimitGroups, LogSink};
 
 /// The kinds that need only this crate.
-pub const KINDS: [LayerKind; 5] = [
+pub const KINDS: [LayerKind; 6] = [
     LayerKind::of::<crate::tap::TapOptions>(),
     LayerKind::of::<crate::classify::ClassifyOptions>(),
     LayerKind::of::<crate::delay::DelayOptions>(),
     LayerKind::of::<crate::fault::FaultOptions>(),
+    LayerKind::of::<crate::limit::LimitOptions>(),
     LayerKind::of::<crate::log::LogOptions>(),
 ];
 
@@ -47,6 +48,18 @@ pub trait LayerOptions: Default + Serialize + DeserializeOwned + 'static {
     /// # Errors
     /// If a resource that the layer needs is not available.
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>>;
+
+    /// Whether `layer`, which was made with other options, can change to these options in place and
+    /// keep its state. Otherwise a new layer replaces it.
+    fn fits(&self, layer: &dyn Layer) -> bool {
+        let _ = layer;
+        false
+    }
+
+    /// Changes `layer`, which [fits](Self::fits), to these options.
+    fn apply(&self, layer: &dyn Layer) {
+        let _ = layer;
+    }
 }
 
 /// The disk's resources from which layers are made.
@@ -57,6 +70,8 @@ pub struct LayerContext<'a> {
     pub names: &'a Arc<Names>,
     /// Makes a sink for lines in the daemon's log.
     pub log: &'a dyn Fn() -> LogSink,
+    /// The limits shared by several disks.
+    pub limits: &'a LimitGroups,
     /// The layers of the disk that other components use as well, which exist already.
     pub shared: &'a [Arc<dyn Layer>],
 }
@@ -77,6 +92,10 @@ pub trait Prepared {
     /// # Errors
     /// If a resource that the layer needs is not available.
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>>;
+    /// See [`LayerOptions::fits`].
+    fn fits(&self, layer: &dyn Layer) -> bool;
+    /// See [`LayerOptions::apply`].
+    fn apply(&self, layer: &dyn Layer);
 }
 
 impl<O: LayerOptions> Prepared for O {
@@ -86,6 +105,14 @@ impl<O: LayerOptions> Prepared for O {
 
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
         LayerOptions::make(self, context)
+    }
+
+    fn fits(&self, layer: &dyn Layer) -> bool {
+        LayerOptions::fits(self, layer)
+    }
+
+    fn apply(&self, layer: &dyn Layer) {
+        LayerOptions::apply(self, layer);
     }
 }
 

@@ -9,6 +9,7 @@
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
 //! | [`WaitForRoom`] | holds writes while the storage is full, and tries them again |
 //! | [`Wal`] | makes changes durable in a log first, and writes them back home later |
+//! | [`Limit`] | limits requests and bytes per second, of disks, groups, containers and kinds |
 //! | [`Log`] | writes a line for each request and each response |
 //!
 //! A layer depends neither on its neighbours nor on the source of requests. It spawns no threads,
@@ -20,6 +21,7 @@ pub mod classify;
 mod delay;
 mod fault;
 mod kind;
+mod limit;
 mod log;
 mod passthrough;
 mod room;
@@ -30,6 +32,7 @@ pub use classify::{Classify, GuestSlot};
 pub use delay::{Delay, DelayOptions, DelayTime};
 pub use fault::{Fault, FaultEffect, FaultOptions, FaultRule};
 pub use kind::{KINDS, LayerContext, LayerKind, LayerOptions, Operations, Prepared};
+pub use limit::{Limit, LimitGroups, LimitOptions};
 pub use log::{Log, LogOptions, LogSink};
 pub use passthrough::Passthrough;
 pub use room::WaitForRoom;

@@ -18,7 +18,9 @@ use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
 use fathom_insight::ClassTable;
 use fathom_layers::classify::UsageOptions;
-use fathom_layers::{Classify, LayerContext, LayerOptions, LogSink, Tap, WaitForRoom, tap};
+use fathom_layers::{
+    Classify, LayerContext, LayerOptions, LimitGroups, LogSink, Prepared, Tap, WaitForRoom, tap,
+};
 use fathom_options::Problems;
 use fathom_reactor::Reactor;
 use fathom_tls::{Certificates, Tls};
@@ -73,14 +75,15 @@ impl Watchers {
 }
 
 /// Opens the back end of `definition`, with its layers above it. `number` is the disk's number in
-/// events, `records` the folder for records that outlive the daemon, and `logs` the open log
-/// volumes.
+/// events, `records` the folder for records that outlive the daemon, `logs` the open log volumes,
+/// and `limits` the limits of groups of disks.
 pub(crate) fn open_disk(
     definition: &DiskDefinition,
     number: u32,
     guest: &DiskGuest,
     records: &Path,
     logs: &LogVolumes,
+    limits: &LimitGroups,
 ) -> Result<(Arc<Disk>, Watchers), ErrorBody> {
     let backend = open_backend(definition, records)?;
     let mut watchers = Watchers {
@@ -90,7 +93,7 @@ pub(crate) fn open_disk(
         log: logs.open(definition, backend.capacity(), records)?,
         layers: Vec::new(),
     };
-    let disk = stack(definition, &mut watchers, guest, backend).inspect_err(|_| {
+    let disk = stack(definition, &mut watchers, guest, limits, backend).inspect_err(|_| {
         if let Some(log) = &watchers.log {
             log.abandon();
         }
@@ -111,10 +114,12 @@ fn stack(
     definition: &DiskDefinition,
     watchers: &mut Watchers,
     guest: &DiskGuest,
+    limits: &LimitGroups,
     backend: Arc<dyn Backend>,
 ) -> Result<Arc<Disk>, ErrorBody> {
-    watchers.layers = make_layers(definition, watchers, &[], guest, backend.capacity())?;
-    let layers = watchers.layers.iter().map(|(_, layer)| Arc::clone(layer)).collect();
+    let made = make_layers(definition, watchers, &[], guest, limits, backend.capacity())?;
+    let layers = made.list();
+    watchers.layers = made.layers;
     let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
     let options = DiskOptions {
         name: definition.name.clone(),
@@ -257,6 +262,29 @@ impl LayerKey {
 /// A layer, and its identity.
 pub(crate) type KeyedLayer = (LayerKey, Arc<dyn Layer>);
 
+/// The new layers of a disk.
+#[derive(Default)]
+pub(crate) struct NewLayers {
+    /// All layers, the uppermost first.
+    pub layers: Vec<KeyedLayer>,
+    /// The layers that stay and get other options.
+    adoptions: Vec<(Box<dyn Prepared>, Arc<dyn Layer>)>,
+}
+
+impl NewLayers {
+    /// The layers without their keys.
+    pub(crate) fn list(&self) -> Vec<Arc<dyn Layer>> {
+        self.layers.iter().map(|(_, layer)| Arc::clone(layer)).collect()
+    }
+
+    /// Gives the layers that stay their new options. Called after the change of the disk's layers.
+    pub(crate) fn apply(&self) {
+        for (options, layer) in &self.adoptions {
+            options.apply(&**layer);
+        }
+    }
+}
+
 /// The layers of a disk, the uppermost first. The watchers of the definition are uppermost, unless
 /// it lists them elsewhere. Layers in `kept` with the same definition are reused with their state.
 /// `capacity` is the disk's.
@@ -265,18 +293,11 @@ pub(crate) fn make_layers(
     watchers: &Watchers,
     kept: &[KeyedLayer],
     guest: &DiskGuest,
+    limits: &LimitGroups,
     capacity: u64,
-) -> Result<Vec<KeyedLayer>, ErrorBody> {
+) -> Result<NewLayers, ErrorBody> {
     let mut kept = kept.to_vec();
-    let mut layers: Vec<KeyedLayer> = Vec::new();
-    let mut add = |key: LayerKey, make: &dyn Fn() -> Result<Option<Arc<dyn Layer>>, ErrorBody>| {
-        let layer = match kept.iter().position(|(other, _)| *other == key) {
-            Some(index) => Some(kept.remove(index).1),
-            None => make()?,
-        };
-        layers.extend(layer.map(|layer| (key, layer)));
-        Ok(())
-    };
+    let mut made = NewLayers::default();
     // The layer `classify` is above all others, so that they have its insights.
     let implied = [("classify", watchers.classify.is_some()), ("tap", watchers.tap.is_some())];
     let implied = implied
@@ -291,30 +312,57 @@ pub(crate) fn make_layers(
             tracing::info!(target: REQUESTS, disk = disk.as_str(), "{}", line.trim_start());
         })
     };
-    let context =
-        LayerContext { disk: &definition.name, names: guest.names(), log: &log, shared: &shared };
-    for layer in implied.chain(definition.layers.iter().cloned()) {
-        add(LayerKey::listed(&layer), &|| {
-            let prepared = configuration::layers::prepare(&layer)
-                .map_err(|problems| refusal(ErrorCode::Invalid, problems.to_string(), ""))?;
-            prepared.make(&context).map_err(|error| {
-                // The remedy follows the first semicolon.
-                let text = error.to_string();
-                let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-                refusal(ErrorCode::Failed, message, remedy)
-            })
+    let context = LayerContext {
+        disk: &definition.name,
+        names: guest.names(),
+        log: &log,
+        limits,
+        shared: &shared,
+    };
+    let listed: Vec<LayerDefinition> = implied.chain(definition.layers.iter().cloned()).collect();
+    let keys: Vec<LayerKey> = listed.iter().map(LayerKey::listed).collect();
+    for (layer, key) in listed.iter().zip(&keys) {
+        if let Some(index) = kept.iter().position(|(other, _)| other == key) {
+            made.layers.push((key.clone(), kept.remove(index).1));
+            continue;
+        }
+        let prepared = configuration::layers::prepare(layer)
+            .map_err(|problems| refusal(ErrorCode::Invalid, problems.to_string(), ""))?;
+        // A layer that stays and takes over other options.
+        let fits = |(other, old): &KeyedLayer| {
+            !keys.contains(other) && old.name() == layer.kind && prepared.fits(&**old)
+        };
+        if let Some(index) = kept.iter().position(fits) {
+            let old = kept.remove(index).1;
+            made.layers.push((key.clone(), Arc::clone(&old)));
+            made.adoptions.push((prepared, old));
+            continue;
+        }
+        let new = prepared.make(&context).map_err(|error| {
+            // The remedy follows the first semicolon.
+            let text = error.to_string();
+            let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            refusal(ErrorCode::Failed, message, remedy)
         })?;
+        made.layers.extend(new.map(|new| (key.clone(), new)));
     }
+    let mut add = |key: LayerKey, make: &dyn Fn() -> Arc<dyn Layer>| {
+        let layer = match kept.iter().position(|(other, _)| *other == key) {
+            Some(index) => kept.remove(index).1,
+            None => make(),
+        };
+        made.layers.push((key, layer));
+    };
     if let Some(model) = &definition.model {
-        add(LayerKey::Model(model.clone()), &|| Ok(Some(Arc::new(make_model(model, capacity)))))?;
+        add(LayerKey::Model(model.clone()), &|| Arc::new(make_model(model, capacity)));
     }
     if let Some(room) = &watchers.room {
-        add(LayerKey::Room, &|| Ok(Some(Arc::new(room.clone()))))?;
+        add(LayerKey::Room, &|| Arc::new(room.clone()));
     }
-    if layers.len() > fathom_block::LAYERS_MAX {
+    if made.layers.len() > fathom_block::LAYERS_MAX {
         return Err(too_many_layers(ErrorKind::TooLong));
     }
-    Ok(layers)
+    Ok(made)
 }
 
 pub(crate) fn make_model(model: &ModelDefinition, capacity: u64) -> Model {

@@ -20,7 +20,7 @@ impl Stack {
     #[cold]
     pub(super) fn take_part(&mut self, reactor: &mut Reactor) {
         if self.in_flight > 0 {
-            return;
+            return self.drain(reactor);
         }
         let value = self.disk.life().value();
         if self.is_leaving {
@@ -45,6 +45,20 @@ impl Stack {
             }
             _ => self.finish_change(value, reactor),
         }
+    }
+
+    /// Has the layers pass on the requests that they hold back by their own rules, because the front end
+    /// waits for all requests in flight. Ends with the next request. May be called repeatedly.
+    pub fn drain(&mut self, reactor: &mut Reactor) {
+        if self.in_flight == 0 || std::mem::replace(&mut self.is_draining, true) {
+            return;
+        }
+        for level in 0..self.layers.len() {
+            if let Some((layer, mut crossing)) = self.layer(level) {
+                layer.drain(&mut crossing);
+            }
+        }
+        self.run(reactor);
     }
 
     /// Opens the new layers, if they are not open yet.

@@ -260,8 +260,12 @@ fn sheet(request: &SlowRequest, now_ns: u64) -> Sheet {
 
 /// How long the request took, and where.
 fn times(request: &SlowRequest) -> String {
+    let held = (request.held_ns > 0).then_some(request.held_ns);
+    let held_back = format!("held back by the layer `{}`", request.held_by);
+    let down = request.layers_down_ns.map(|down| down.saturating_sub(request.held_ns));
     let places = [
-        ("in layers on the way down", request.layers_down_ns),
+        ("in layers on the way down", down),
+        (&held_back, held),
         ("in the back end", request.backend_ns),
         ("on the way back", request.layers_up_ns),
     ];

@@ -65,14 +65,17 @@ fn action(request: &SlowRequest) -> String {
 /// The place where a request spent most of its time; empty if it is not known.
 fn slowest_place(request: &SlowRequest) -> String {
     let Some(backend) = request.backend_ns else { return String::new() };
-    let down = request.layers_down_ns.unwrap_or(0);
+    let held = request.held_ns;
+    let down = request.layers_down_ns.unwrap_or(0).saturating_sub(held);
     let up = request.layers_up_ns.unwrap_or(0);
+    let held_back = format!("held back by the layer `{}`", request.held_by);
     let places = [
         (down, "in Fathom's layers on the way down"),
+        (held, &held_back),
         (backend, "in the back end (the image, or the device beneath it)"),
         (up, "on the way back to the guest"),
     ];
-    let all = (down + backend + up).max(1) as f64;
+    let all = (down + held + backend + up).max(1) as f64;
     let (most, place) = places.into_iter().max_by_key(|place| place.0).unwrap_or_default();
     match most as f64 / all {
         _ if most == 0 => String::new(),

@@ -4,6 +4,7 @@ mod bounds;
 mod changes;
 mod events;
 mod giants;
+mod limit;
 mod lost_writes;
 mod monitor;
 mod nbd;

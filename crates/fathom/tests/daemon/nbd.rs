@@ -92,6 +92,12 @@ impl Nbd {
         Some((u64::from_be_bytes(reply[8..].try_into().unwrap()), error))
     }
 
+    /// Takes the reply to a read of `length` bytes.
+    pub fn read_reply(&mut self, length: u32) {
+        assert_eq!(self.reply().map(|(_, error)| error), Some(0));
+        self.stream.read_exact(&mut vec![0; length as usize]).unwrap();
+    }
+
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         assert!(self.send(1, 1, offset, data.len() as u32, data));
         assert_eq!(self.reply(), Some((1, 0)));

@@ -379,6 +379,9 @@ impl Source for Transmission {
     }
 
     fn give(&mut self, reactor: &mut Reactor) -> bool {
+        if self.phase != Phase::Open {
+            self.stack.drain(reactor);
+        }
         let mut busy = self.reap(reactor);
         if busy {
             // Completed writes may have queued flushes.

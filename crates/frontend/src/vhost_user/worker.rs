@@ -426,10 +426,13 @@ impl Source for Worker {
         true
     }
 
-    fn give(&mut self, _: &mut Reactor) -> bool {
+    fn give(&mut self, reactor: &mut Reactor) -> bool {
         let mut busy = self.give_back();
         if self.mailbox.is_pending() {
             busy |= self.take_commands();
+            if self.draining {
+                self.stack.drain(reactor);
+            }
         }
         busy
     }

@@ -64,6 +64,7 @@ const TYPES: &[&str] = &["Q", "R", "E", "N"];
 const OPERATIONS: &[&str] = &["r", "w", "f", "d", "z", "i", "x"];
 const KINDS: &[&str] = &["data", "metadata", "journal", "swap", "direct", "directory", "device"];
 const HITS: &[&str] = &["miss", "hit", "part"];
+const HOLDERS: &[&str] = &["limit"];
 const SOURCES: &[&str] = &["flags", "page", "bio", "calls", "application"];
 const CONFIDENCES: &[&str] = &["likely", "sure"];
 const ERRORS: &[&str] = &[
@@ -92,7 +93,7 @@ fn less_one(number: u8) -> Option<u64> {
 /// All columns, in order (`docs/events.md`): first those of the monitoring paper's Table 3.1 with
 /// its names, in 64 bits where the paper has 32, then the meaning of a request.
 #[rustfmt::skip]
-pub const COLUMNS: [EventColumn; 31] = [
+pub const COLUMNS: [EventColumn; 33] = [
     column("BlktapTS", Get::Time(|event| event.blktap_ts)),
     column("Type", Get::Letter(TYPES, |event| event.record_type)),
     column("IOOp", Get::Letter(OPERATIONS, |event| event.io_op)),
@@ -124,6 +125,8 @@ pub const COLUMNS: [EventColumn; 31] = [
     column("Confidence", Get::Word(CONFIDENCES, |event| event.confidence)),
     column("Queue", Get::Number(|event| Some(event.queue.into()))),
     column("WriteHint", Get::Number(|event| some(event.write_hint.into()))),
+    column("HeldBy", Get::Word(HOLDERS, |event| event.held_by)),
+    column("HeldTime", Get::Number(|event| some(u64::from(event.held_us) * 1000))),
 ];
 
 #[cfg(test)]

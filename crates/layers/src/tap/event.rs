@@ -99,11 +99,16 @@ pub(super) fn record(
         write_hint: facts.write_hint,
         cache_hit: outcome.map_or(0, |_| request.course.cache_hit as u8),
         layer: outcome.map_or(0, |_| request.course.layer),
+        held_us: outcome
+            .map_or(0, |_| u32::try_from(request.course.held_ns / 1000).unwrap_or(u32::MAX)),
+        held_by: outcome.map_or(0, |_| request.course.held_by as u8),
+        ..Event::default()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use fathom_block::HeldBy;
     use fathom_insight::event::COLUMNS;
 
     use super::*;
@@ -149,5 +154,6 @@ mod tests {
         assert_eq!(values("Type")[0], letter(EventType::Request as u8));
         assert_eq!(values("Type")[1..], responses);
         assert_eq!(values("Error"), ErrorKind::ALL.map(ErrorKind::name));
+        assert_eq!(values("HeldBy"), &HeldBy::ALL.map(HeldBy::name)[1..]);
     }
 }

@@ -67,6 +67,7 @@ impl Daemon {
             &guest,
             &self.records_folder(),
             &self.logs,
+            &self.limits,
         )?;
         let server = match &definition.vhost_user {
             Some(vhost_user) => Some(wiring::start_vhost_user(vhost_user, &disk, &guest)?),
@@ -229,7 +230,7 @@ impl Daemon {
             }
             _ => usage_instance = number,
         }
-        let changed = restack(served, &definition, &mut watchers, &kept.layers);
+        let changed = self.exchange(served, &definition, &mut watchers, &kept.layers);
         // A log that was removed, or that was not added because of the error, is empty.
         let ended = match &changed {
             Ok(()) => kept.log.filter(|_| watchers.log.is_none()),
@@ -257,6 +258,34 @@ impl Daemon {
         Ok(())
     }
 
+    /// Gives a disk's queues the layers of `definition`, and keeps those of `kept` that it still has.
+    fn exchange(
+        &self,
+        served: &Served,
+        definition: &DiskDefinition,
+        watchers: &mut Watchers,
+        kept: &[KeyedLayer],
+    ) -> Result<(), ErrorBody> {
+        let (guest, capacity) = (&served.guest, served.disk.capacity());
+        let made = wiring::make_layers(definition, watchers, kept, guest, &self.limits, capacity)?;
+        served.disk.restack(made.list(), CHANGE_TIME_MAX).map_err(|error| {
+            let remedy = match &error {
+                RestackError::Leave(..) => {
+                    "repair the store beneath, then try again; the disk is served as before"
+                }
+                RestackError::Hangs => {
+                    "find out which storage beneath it hangs; the disk is served as before"
+                }
+                _ => "the disk is served as before",
+            };
+            let message = format!("the disk {:?} keeps its layers: {error}", served.disk.name());
+            refusal(ErrorCode::Failed, message, remedy)
+        })?;
+        made.apply();
+        watchers.layers = made.layers;
+        Ok(())
+    }
+
     /// Withdraws a disk. Clients are disconnected once their requests in flight have completed, and
     /// the back end is flushed. Waits for that up to a limit; the removal continues beyond it. A
     /// disk with a connected VMM or NBD client is removed only with `force`.
@@ -276,31 +305,6 @@ impl Daemon {
         removed(name, &withdrawal, Instant::now() + REMOVAL_TIME_MAX)?;
         Ok(Done { message: format!("the disk {name:?} is no longer served") })
     }
-}
-
-/// Gives a disk's queues the layers of `definition`, and keeps those of `kept` that it still has.
-fn restack(
-    served: &Served,
-    definition: &DiskDefinition,
-    watchers: &mut Watchers,
-    kept: &[KeyedLayer],
-) -> Result<(), ErrorBody> {
-    let capacity = served.disk.capacity();
-    watchers.layers = wiring::make_layers(definition, watchers, kept, &served.guest, capacity)?;
-    let layers = watchers.layers.iter().map(|(_, layer)| Arc::clone(layer)).collect();
-    served.disk.restack(layers, CHANGE_TIME_MAX).map_err(|error| {
-        let remedy = match &error {
-            RestackError::Leave(..) => {
-                "repair the store beneath, then try again; the disk is served as before"
-            }
-            RestackError::Hangs => {
-                "find out which storage beneath it hangs; the disk is served as before"
-            }
-            _ => "the disk is served as before",
-        };
-        let message = format!("the disk {:?} keeps its layers: {error}", served.disk.name());
-        refusal(ErrorCode::Failed, message, remedy)
-    })
 }
 
 /// A name in the list of disks that are being opened; removed from the list when dropped.

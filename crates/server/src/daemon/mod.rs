@@ -26,6 +26,7 @@ use std::time::{Instant, SystemTime};
 use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
 use fathom_frontend::{nbd, vhost_user};
+use fathom_layers::LimitGroups;
 
 pub(crate) use status::unix_time_ns;
 pub(crate) use usage::DiskGroups;
@@ -52,6 +53,7 @@ pub(crate) struct Daemon {
     pub(crate) journal: Arc<Journal>,
     /// The log volumes of the disks.
     pub(crate) logs: LogVolumes,
+    pub(crate) limits: LimitGroups,
     begun: Instant,
     begun_unix: SystemTime,
     ready_us: OnceLock<u64>,
@@ -162,6 +164,7 @@ impl Daemon {
             file,
             journal,
             logs: LogVolumes::default(),
+            limits: LimitGroups::default(),
             begun,
             begun_unix: SystemTime::now(),
             ready_us: OnceLock::new(),

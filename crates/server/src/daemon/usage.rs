@@ -236,6 +236,8 @@ fn slow_request(
         layers_down_ns: between(slow.start_ns, course.sent_ns),
         backend_ns: between(course.sent_ns, returned_ns),
         layers_up_ns: between(returned_ns, end_ns),
+        held_ns: course.held_ns,
+        held_by: course.held_by.name().into(),
         ahead: course.ahead.into(),
         error: slow.error.map_or("", |error| error.name()).into(),
         class: insight.class.map(|class| class.0),

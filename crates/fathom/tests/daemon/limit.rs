@@ -1,0 +1,147 @@
+//! The layer `limit` of disks that are served.
+
+use std::time::{Duration, Instant};
+
+use fathom_control::{DiskChange, LayerDefinition};
+use serde_json::{Value, json};
+
+use crate::nbd::Nbd;
+use crate::process::Daemon;
+
+const READ: u16 = 0;
+const DISCONNECT: u16 = 2;
+const FLUSH: u16 = 3;
+
+fn change(options: Value) -> DiskChange {
+    let layers = vec![LayerDefinition::new("limit", options)];
+    DiskChange { layers: Some(layers), ..DiskChange::default() }
+}
+
+/// Sends `count` reads.
+fn send_reads(nbd: &mut Nbd, count: u64) {
+    for cookie in 0..count {
+        nbd.send(READ, cookie, 0, 4096, &[]);
+    }
+}
+
+/// Reads 4 KiB at a time, with 16 requests in flight, for `time`. The limit of `rate` requests per
+/// second admits a tenth of a second's requests at once, and one more.
+fn check_rate(nbd: &mut Nbd, rate: f64, time: Duration) {
+    let begun = Instant::now();
+    send_reads(nbd, 16);
+    let mut count = 0;
+    while begun.elapsed() < time {
+        nbd.read_reply(4096);
+        nbd.send(READ, 0, 0, 4096, &[]);
+        count += 1;
+    }
+    let most = rate * (0.1 + begun.elapsed().as_secs_f64()) + 1.0;
+    assert!(f64::from(count) <= most, "{count} reads, at most {most}");
+    (0..16).for_each(|_| nbd.read_reply(4096));
+}
+
+#[test]
+fn a_limit_holds_changes_and_is_reported() {
+    let daemon = Daemon::start(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+         [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
+         layers = [{ kind = \"limit\", iops-total = 500, iops-size = \"64K\" }]\n",
+    );
+    let client = daemon.client();
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    check_rate(&mut nbd, 500.0, Duration::from_secs(2));
+    let held = client.disk("a").unwrap().figure("limit", "held_total").unwrap();
+    assert!(held > 0);
+    // A slow request is known to have waited for the limit.
+    let slow = client.slow(Some("a"), 1).unwrap();
+    let slowest = &slow.disks[0].requests[0];
+    assert_eq!(slowest.held_by, "limit");
+    let down_ns = slowest.layers_down_ns.unwrap();
+    assert!(slowest.held_ns > 0 && slowest.held_ns <= down_ns, "{slowest:?}");
+    let metrics = client.metrics().unwrap();
+    assert!(metrics.contains("fathom_layer_limit_held_total{disk=\"a\""), "{metrics}");
+
+    // Requests that wait for much longer than the test feel the new rate at once, and the layer
+    // is the same: its counts go on.
+    client.change_disk("a", &change(json!({ "total_iops_sec": 1 }))).unwrap();
+    send_reads(&mut nbd, 300);
+    daemon.until("requests to wait", || {
+        client.disk("a").unwrap().figure("limit", "waiting") >= Some(250)
+    });
+    client.change_disk("a", &change(json!({ "total-iops-sec": 2000 }))).unwrap();
+    let begun = Instant::now();
+    (0..300).for_each(|_| nbd.read_reply(4096));
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert!(client.disk("a").unwrap().figure("limit", "held_total") >= Some(held + 250));
+    check_rate(&mut nbd, 2000.0, Duration::from_secs(1));
+}
+
+#[test]
+fn nothing_waits_for_a_limit_but_data() {
+    let daemon = Daemon::start(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+         [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
+         layers = [{ kind = \"limit\", total_bytes_sec = 1 }]\n",
+    );
+    let client = daemon.client();
+    let waiting = || client.disk("a").unwrap().figure("limit", "waiting").unwrap();
+    let mut first = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    send_reads(&mut first, 50);
+    daemon.until("requests to wait", || waiting() == 49);
+    first.read_reply(4096);
+    // A flush of another client.
+    let mut second = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert!(second.send(FLUSH, 7, 0, 0, &[]));
+    assert_eq!(second.reply(), Some((7, 0)));
+    // Another set of layers: those that wait go on.
+    let delay = LayerDefinition::new("delay", json!({ "time": "1us" }));
+    let limit = LayerDefinition::new("limit", json!({ "total_bytes_sec": 1 }));
+    let layers = |layers| DiskChange { layers: Some(layers), ..DiskChange::default() };
+    let begun = Instant::now();
+    client.change_disk("a", &layers(vec![limit.clone(), delay])).unwrap();
+    (0..49).for_each(|_| first.read_reply(4096));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(waiting(), 0);
+    // A client that leaves, and one that says so: neither leaves anything behind.
+    send_reads(&mut first, 50);
+    daemon.until("requests to wait", || waiting() >= 49);
+    drop(first);
+    daemon.until("the client's requests to end", || waiting() == 0);
+    send_reads(&mut second, 50);
+    daemon.until("requests to wait", || waiting() >= 49);
+    second.send(DISCONNECT, 0, 0, 0, &[]);
+    (0..50).for_each(|_| second.read_reply(4096));
+    // The end of the daemon does not wait for a limit either.
+    let mut third = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    send_reads(&mut third, 50);
+    daemon.until("requests to wait", || waiting() >= 49);
+    let begun = Instant::now();
+    daemon.signal(libc::SIGTERM);
+    assert!(daemon.wait().0.success());
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_limit_that_contradicts_itself_is_refused_with_what_to_do() {
+    let daemon = Daemon::start(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n",
+    );
+    let client = daemon.client();
+    for (options, expected) in [
+        (json!({ "total_iops_sec": 5, "read_iops_sec": 5 }), "exclude each other"),
+        (json!({ "total_iops_sec_max": 5 }), "needs `total_iops_sec`"),
+        (json!({ "bps-read": "1M", "bps-read-max": "1K" }), "is less than `read_bytes_sec`"),
+        (json!({ "iops_read": 5, "iops_read_max_length": 5 }), "needs `read_iops_sec_max`"),
+        (json!({ "iops_read": 5, "iops_read_max_length": 0 }), "at least 1 second"),
+        (json!({ "iops_size": 4096 }), "needs a limit of requests"),
+        (json!({ "total_iops_sec": u64::MAX / 4 }), "at most the value"),
+        (json!({ "total_iops_sec": 5, "each": true }), "needs `containers`"),
+        (json!({ "total_iops_sec": 5, "kinds": ["jornal"] }), "did you mean `journal`"),
+        (json!({ "total_iop_sec": 5 }), "did you mean `total_iops_sec`"),
+    ] {
+        let refused = client.change_disk("a", &change(options.clone())).unwrap_err();
+        let refused = format!("{refused:?}").replace("\\\"", "\"");
+        assert!(refused.contains(expected), "{options}: {refused}");
+    }
+    assert!(client.disk("a").unwrap().figure("limit", "waiting").is_none());
+}

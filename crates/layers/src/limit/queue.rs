@@ -1,0 +1,208 @@
+//! The limit's part in one queue.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fathom_block::{Crossing, HeldBy, LayerQueue, Outcome, Request, Waker};
+use fathom_insight::Name;
+
+use super::group::Place;
+use super::rates::{Cost, Direction};
+use super::{Inner, Selection};
+
+/// A waiting request.
+struct Waiting {
+    request: Box<Request>,
+    cost: Cost,
+    since_ns: u64,
+}
+
+/// The requests of one queue under one limit.
+struct Lane {
+    place: Arc<Place>,
+    /// The waiting requests by direction, in the order of arrival.
+    waiting: [VecDeque<Waiting>; 2],
+}
+
+impl Lane {
+    fn new(place: Arc<Place>) -> Self {
+        Self { place, waiting: Default::default() }
+    }
+
+    /// The direction with the oldest waiting request, of those in `open`.
+    fn oldest(&self, open: [bool; 2]) -> Option<Direction> {
+        let candidates = Direction::ALL.into_iter().filter(|direction| open[*direction as usize]);
+        let first = |direction: Direction| self.waiting[direction as usize].front();
+        let waiting = candidates.filter_map(|it| Some((first(it)?.since_ns, it)));
+        waiting.min_by_key(|(since_ns, _)| *since_ns).map(|(_, direction)| direction)
+    }
+}
+
+pub(super) struct LimitQueue {
+    inner: Arc<Inner>,
+    waker: Waker,
+    /// The selection of requests; `None` for all requests.
+    selection: Option<Selection>,
+    lane: Lane,
+    /// The lanes of control groups with a limit of their own.
+    lanes: HashMap<Name, Lane>,
+    /// The admitted requests that are to be passed on.
+    released: Vec<Waiting>,
+}
+
+impl LimitQueue {
+    pub(super) fn new(inner: Arc<Inner>, waker: Waker) -> Self {
+        let selection = Selection::of(&inner);
+        let lane = Lane::new(inner.place());
+        let (lanes, released) = (HashMap::new(), Vec::new());
+        Self { inner, waker, selection, lane, lanes, released }
+    }
+
+    /// Passes on the admitted requests of one lane, and sets the time of the next attempt.
+    fn release(&mut self, group: Option<Name>, next: &mut Crossing<'_>) {
+        let lane = match group {
+            None => &mut self.lane,
+            Some(name) => {
+                let Some(lane) = self.lanes.get_mut(&name) else { return };
+                lane
+            }
+        };
+        if lane.waiting.iter().all(VecDeque::is_empty) {
+            return;
+        }
+        let (now_ns, released) = (next.round_ns(), &mut self.released);
+        let place = Arc::clone(&lane.place);
+        let wait_ns = place.admit(now_ns, &self.waker, |gate| {
+            let (mut open, mut wait_ns) = ([true; 2], None::<u64>);
+            while let Some(direction) = lane.oldest(open) {
+                let waiting = &mut lane.waiting[direction as usize];
+                let Some(first) = waiting.front() else { break };
+                match gate.admit(first.cost) {
+                    Ok(()) => released.extend(waiting.pop_front()),
+                    Err(needed_ns) => {
+                        open[direction as usize] = false;
+                        wait_ns = Some(wait_ns.map_or(needed_ns, |wait_ns| wait_ns.min(needed_ns)));
+                    }
+                }
+            }
+            for direction in Direction::ALL {
+                if open[direction as usize] {
+                    gate.settle(direction);
+                }
+            }
+            wait_ns
+        });
+        self.send(now_ns, next);
+        if let Some(wait_ns) = wait_ns {
+            next.wake_at(now_ns.saturating_add(wait_ns));
+        }
+    }
+
+    /// Passes on the admitted requests.
+    fn send(&mut self, now_ns: u64, next: &mut Crossing<'_>) {
+        if self.released.is_empty() {
+            return;
+        }
+        let mut held_ns = 0;
+        self.inner.waiting.fetch_sub(self.released.len() as u64, Ordering::Relaxed);
+        for Waiting { mut request, since_ns, .. } in self.released.drain(..) {
+            let waited_ns = now_ns.saturating_sub(since_ns);
+            held_ns += waited_ns;
+            request.course.hold(HeldBy::Limit, waited_ns);
+            next.submit(request);
+        }
+        self.inner.held_ns.fetch_add(held_ns, Ordering::Relaxed);
+    }
+
+    /// The key of the lane of a control group; makes the lane.
+    fn lane_of(&mut self, group: Name) -> Name {
+        if !self.lanes.contains_key(&group) {
+            let (name, place) = self.inner.place_of(group);
+            self.lanes.entry(name).or_insert_with(|| Lane::new(place));
+            return name;
+        }
+        group
+    }
+
+    fn names(&self) -> Vec<Name> {
+        self.lanes.keys().copied().collect()
+    }
+}
+
+impl Drop for LimitQueue {
+    /// The waiting requests are dropped with the queue.
+    fn drop(&mut self) {
+        for lane in std::iter::once(&self.lane).chain(self.lanes.values()) {
+            let count: usize = lane.waiting.iter().map(VecDeque::len).sum();
+            self.inner.waiting.fetch_sub(count as u64, Ordering::Relaxed);
+            lane.place.settle();
+        }
+    }
+}
+
+impl LayerQueue for LimitQueue {
+    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        let Some(cost) = Cost::of(&request) else { return next.submit(request) };
+        let mut group = None;
+        if let Some(selection) = &mut self.selection {
+            if !selection.includes(&request) {
+                return next.submit(request);
+            }
+            if self.inner.each() {
+                group = Some(self.lane_of(request.insight.facts.cgroup));
+            }
+        }
+        let lane = match group {
+            None => &mut self.lane,
+            Some(name) => match self.lanes.get_mut(&name) {
+                Some(lane) => lane,
+                None => &mut self.lane,
+            },
+        };
+        if next.is_draining() {
+            lane.place.charge(cost);
+            return next.submit(request);
+        }
+        let now_ns = next.round_ns();
+        let others_wait = !lane.waiting[1 - cost.direction as usize].is_empty();
+        let waiting = &mut lane.waiting[cost.direction as usize];
+        if waiting.is_empty() {
+            let wait_ns = lane.place.admit(now_ns, &self.waker, |gate| {
+                // The waiting requests of the other direction are older.
+                let admitted = if others_wait { gate.admit_behind(cost) } else { gate.admit(cost) };
+                admitted.err()
+            });
+            let Some(wait_ns) = wait_ns else { return next.submit(request) };
+            next.wake_at(now_ns.saturating_add(wait_ns));
+        }
+        self.inner.held.fetch_add(1, Ordering::Relaxed);
+        self.inner.waiting.fetch_add(1, Ordering::Relaxed);
+        waiting.push_back(Waiting { request, cost, since_ns: now_ns });
+    }
+
+    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        next.complete(request, outcome);
+    }
+
+    fn advance(&mut self, next: &mut Crossing<'_>) {
+        self.release(None, next);
+        if !self.lanes.is_empty() {
+            for name in self.names() {
+                self.release(Some(name), next);
+            }
+        }
+    }
+
+    fn drain(&mut self, next: &mut Crossing<'_>) {
+        let now_ns = next.round_ns();
+        for lane in std::iter::once(&mut self.lane).chain(self.lanes.values_mut()) {
+            for waiting in lane.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)) {
+                lane.place.charge(waiting.cost);
+                self.released.push(waiting);
+            }
+            lane.place.settle();
+        }
+        self.send(now_ns, next);
+    }
+}

@@ -1,0 +1,436 @@
+//! Limits on requests and bytes, under simulated time.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use fathom_backend::{Memory, Null};
+use fathom_block::{Clock, Disk, DiskOptions, HeldBy, Kind, Layer, Operation, Stack};
+use fathom_insight::Names;
+use fathom_layers::{Limit, LimitGroups, LimitOptions};
+use fathom_options::Bytes;
+use fathom_reactor::Reactor;
+use fathom_sim::{Harness, HarnessOptions, Workload, WorkloadOptions};
+
+const SECOND: u64 = 1_000_000_000;
+const CAPACITY: u64 = 1 << 30;
+
+type Time = Rc<Cell<u64>>;
+
+/// A client that always has `depth` requests in flight on one queue.
+struct Client {
+    stack: Stack,
+    reactor: Reactor,
+    depth: usize,
+    operation: Operation,
+    length: u64,
+    group: u32,
+    kind: Kind,
+    /// When its requests have completed.
+    completed_ns: Vec<u64>,
+    next: u64,
+    order: Vec<u64>,
+    is_stopped: bool,
+    held: u64,
+}
+
+impl Client {
+    fn new(disk: &Arc<Disk>, time: &Time, depth: usize) -> Self {
+        let mut reactor = Reactor::new(8).unwrap();
+        let stack = disk.open_queue(&mut reactor, Clock::Simulated(Rc::clone(time))).unwrap();
+        Self {
+            stack,
+            reactor,
+            depth,
+            operation: Operation::Read,
+            length: 4096,
+            group: 0,
+            kind: Kind::Unknown,
+            completed_ns: Vec::new(),
+            next: 0,
+            order: Vec::new(),
+            is_stopped: false,
+            held: 0,
+        }
+    }
+
+    fn submit(&mut self) {
+        let mut request = self.stack.request();
+        (request.operation, request.length) = (self.operation, self.length);
+        if self.operation.carries_data() {
+            request.buffers.allocate(self.length as usize);
+        } else if self.operation == Operation::Flush {
+            request.length = 0;
+        }
+        request.insight.facts.cgroup.0 = self.group;
+        request.insight.facts.kind = self.kind;
+        request.token = self.next;
+        self.next += 1;
+        self.stack.submit(request, &mut self.reactor);
+    }
+
+    /// Returns whether anything has completed.
+    fn round(&mut self, now_ns: u64) -> bool {
+        let mut events = Vec::new();
+        self.reactor.submit().unwrap();
+        self.reactor.collect(&mut events).unwrap();
+        for event in &events {
+            self.stack.event(event, &mut self.reactor);
+        }
+        self.stack.advance(&mut self.reactor);
+        while !self.is_stopped && self.stack.in_flight() < self.depth {
+            self.submit();
+        }
+        let before = self.completed_ns.len();
+        while let Some((request, outcome)) = self.stack.completed() {
+            assert_eq!(outcome, Ok(()));
+            self.completed_ns.push(now_ns);
+            self.order.push(request.token);
+            self.held += u64::from(request.course.held_by == HeldBy::Limit);
+            self.stack.recycle(request);
+        }
+        self.completed_ns.len() > before || !events.is_empty()
+    }
+
+    fn completed_within(&self, from_ns: u64, to_ns: u64) -> usize {
+        self.completed_ns.iter().filter(|time| (from_ns..to_ns).contains(*time)).count()
+    }
+}
+
+/// Has all clients do what they can until `end_ns`.
+fn run(clients: &mut [&mut Client], time: &Time, end_ns: u64) {
+    loop {
+        let mut is_busy = false;
+        for client in clients.iter_mut() {
+            is_busy |= client.round(time.get());
+        }
+        if is_busy {
+            continue;
+        }
+        let deadlines = clients.iter().filter_map(|client| client.stack.deadline_ns());
+        let next_ns = deadlines.min().unwrap_or(u64::MAX).max(time.get() + 1);
+        if next_ns >= end_ns {
+            time.set(end_ns);
+            return;
+        }
+        time.set(next_ns);
+    }
+}
+
+fn limit(options: &LimitOptions, names: &Arc<Names>, groups: &LimitGroups) -> Arc<Limit> {
+    Arc::new(Limit::new(options, names, groups))
+}
+
+fn disk(layer: Arc<Limit>) -> Arc<Disk> {
+    let layers: Vec<Arc<dyn Layer>> = vec![layer];
+    Disk::new(DiskOptions::default(), layers, Arc::new(Null::new(CAPACITY))).unwrap()
+}
+
+/// One client of one disk with one limit.
+fn one(options: &LimitOptions, depth: usize) -> (Client, Arc<Limit>, Time) {
+    let layer = limit(options, &Arc::default(), &LimitGroups::default());
+    let time = Rc::new(Cell::new(SECOND));
+    let client = Client::new(&disk(Arc::clone(&layer)), &time, depth);
+    (client, layer, time)
+}
+
+fn figure(layer: &Limit, name: &str) -> u64 {
+    layer.status().figures.iter().find(|figure| figure.name == name).unwrap().value
+}
+
+#[test]
+fn the_rate_of_requests_holds_within_a_percent_of_a_second() {
+    for rate in [1000, 10_000, 100_000] {
+        for depth in [1, 32, 128] {
+            let options = LimitOptions { total_iops_sec: rate, ..LimitOptions::default() };
+            let (mut client, layer, time) = one(&options, depth);
+            run(&mut [&mut client], &time, 4 * SECOND);
+            for second in 2..4 {
+                let count = client.completed_within(second * SECOND, (second + 1) * SECOND);
+                let error = (count as f64 - rate as f64).abs() / rate as f64;
+                assert!(error <= 0.01, "{count} of {rate} at depth {depth}");
+            }
+            assert!(client.order.is_sorted(), "requests overtake each other");
+            assert_eq!(figure(&layer, "held_total"), client.held + figure(&layer, "waiting"));
+        }
+    }
+}
+
+#[test]
+fn the_rate_of_bytes_holds_and_directions_are_apart() {
+    let options = LimitOptions {
+        write_bytes_sec: Bytes(10 << 20),
+        read_iops_sec: 500,
+        ..LimitOptions::default()
+    };
+    let layer = limit(&options, &Arc::default(), &LimitGroups::default());
+    let (disk, time) = (disk(layer), Rc::new(Cell::new(SECOND)));
+    let mut writer = Client::new(&disk, &time, 16);
+    (writer.operation, writer.length) = (Operation::Write, 64 << 10);
+    let mut discarder = Client::new(&disk, &time, 4);
+    (discarder.operation, discarder.length) = (Operation::Discard, 64 << 10);
+    let mut reader = Client::new(&disk, &time, 16);
+    run(&mut [&mut writer, &mut discarder, &mut reader], &time, 4 * SECOND);
+    let changes = writer.completed_within(2 * SECOND, 4 * SECOND)
+        + discarder.completed_within(2 * SECOND, 4 * SECOND);
+    assert!((318..=322).contains(&changes), "{changes} of 320 changes of 64 KiB in 2 s");
+    let reads = reader.completed_within(2 * SECOND, 4 * SECOND);
+    assert!((995..=1005).contains(&reads), "{reads} of 1000 reads in 2 s");
+}
+
+#[test]
+fn a_burst_is_exact() {
+    let options = LimitOptions {
+        total_iops_sec: 100,
+        total_iops_sec_max: 1000,
+        total_iops_sec_max_length: 3,
+        ..LimitOptions::default()
+    };
+    let (mut client, _, time) = one(&options, 64);
+    run(&mut [&mut client], &time, 8 * SECOND);
+    // 3,000 at 1,000 per second, longer by what 100 per second drain meanwhile; at most a tenth of
+    // a second of the burst's rate comes at once.
+    let counts: Vec<usize> = (1..8)
+        .map(|second| client.completed_within(second * SECOND, (second + 1) * SECOND))
+        .collect();
+    for (count, expected) in counts.iter().zip([1100_usize, 1000, 1000, 300, 100, 100, 100]) {
+        assert!(count.abs_diff(expected) <= 1, "{counts:?}");
+    }
+    assert!(counts.iter().sum::<usize>().abs_diff(3700) <= 1, "{counts:?}");
+}
+
+#[test]
+fn long_requests_count_as_several() {
+    let options = LimitOptions {
+        total_iops_sec: 1000,
+        iops_size: Bytes(16 << 10),
+        ..LimitOptions::default()
+    };
+    let (mut client, _, time) = one(&options, 8);
+    client.length = 64 << 10;
+    run(&mut [&mut client], &time, 4 * SECOND);
+    let count = client.completed_within(2 * SECOND, 4 * SECOND);
+    assert!((495..=505).contains(&count), "{count} of 500");
+}
+
+#[test]
+fn disks_of_a_group_share_equally_whatever_their_depth() {
+    let groups = LimitGroups::default();
+    let options = |rate| LimitOptions {
+        total_iops_sec: rate,
+        group: "gold".into(),
+        ..LimitOptions::default()
+    };
+    for rate in [20, 1000, 50_000] {
+        let time = Rc::new(Cell::new(SECOND));
+        let mut clients: Vec<Client> = [1, 2, 128]
+            .into_iter()
+            .map(|depth| {
+                let layer = limit(&options(rate), &Arc::default(), &groups);
+                Client::new(&disk(layer), &time, depth)
+            })
+            .collect();
+        run(&mut clients.iter_mut().collect::<Vec<_>>(), &time, 11 * SECOND);
+        let counts: Vec<usize> =
+            clients.iter().map(|client| client.completed_within(2 * SECOND, 11 * SECOND)).collect();
+        let sum: usize = counts.iter().sum();
+        let expected = (9 * rate) as f64;
+        assert!((sum as f64 - expected).abs() <= expected * 0.02 + 2.0, "{sum} of {expected}");
+        for count in &counts {
+            let share = *count as f64 / (expected / 3.0);
+            assert!((0.93..=1.07).contains(&share), "{counts:?} at {rate}");
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_wants_little_gets_it_and_the_rest_is_used() {
+    let groups = LimitGroups::default();
+    let options =
+        LimitOptions { total_iops_sec: 10_000, group: "gold".into(), ..LimitOptions::default() };
+    let make = || disk(limit(&options, &Arc::default(), &groups));
+    let time = Rc::new(Cell::new(SECOND));
+    let mut greedy = Client::new(&make(), &time, 128);
+    let mut modest = Client::new(&make(), &time, 1);
+    run(&mut [&mut greedy], &time, 3 * SECOND);
+    // The modest disk asks once in 10 ms, after the other one has been alone for 2 s.
+    modest.is_stopped = true;
+    let mut longest_ns = 0;
+    for _ in 0..100 {
+        modest.submit();
+        let (begun, count) = (time.get(), modest.order.len());
+        while modest.order.len() == count {
+            run(&mut [&mut greedy, &mut modest], &time, time.get() + 100_000);
+        }
+        longest_ns = longest_ns.max(time.get() - begun);
+        run(&mut [&mut greedy, &mut modest], &time, begun + 10_000_000);
+    }
+    assert!(longest_ns <= 1_000_000, "a request of the modest disk took {longest_ns} ns");
+    let count = greedy.completed_within(3 * SECOND, 4 * SECOND);
+    assert!((9800..=10_000).contains(&count), "the other disk got {count} of 9,900");
+}
+
+#[test]
+fn flushes_and_what_the_limit_is_not_for_never_wait() {
+    let names = Arc::<Names>::default();
+    let options = LimitOptions {
+        total_iops_sec: 10,
+        containers: vec!["/docker/*".into()],
+        kinds: vec!["data".into()],
+        ..LimitOptions::default()
+    };
+    let layer = limit(&options, &names, &LimitGroups::default());
+    let (disk, time) = (disk(Arc::clone(&layer)), Rc::new(Cell::new(SECOND)));
+    let mut container = Client::new(&disk, &time, 8);
+    (container.group, container.kind) = (names.number("/docker/web").0, Kind::Data);
+    run(&mut [&mut container], &time, 2 * SECOND);
+    assert_eq!(figure(&layer, "waiting"), 8);
+    for (group, kind, operation) in [
+        ("/docker/web", Kind::Data, Operation::Flush),
+        ("/docker/web", Kind::Journal, Operation::Write),
+        ("/system.slice", Kind::Data, Operation::Write),
+    ] {
+        let mut other = Client::new(&disk, &time, 1);
+        (other.group, other.kind) = (names.number(group).0, kind);
+        (other.operation, other.is_stopped) = (operation, true);
+        for _ in 0..1000 {
+            other.submit();
+        }
+        other.round(time.get());
+        assert_eq!((other.order.len(), other.held), (1000, 0), "{group} {kind:?} {operation}");
+    }
+    let mut unknown = Client::new(&disk, &time, 1);
+    unknown.is_stopped = true;
+    (0..100).for_each(|_| unknown.submit());
+    unknown.round(time.get());
+    assert_eq!(unknown.order.len(), 100);
+}
+
+#[test]
+fn each_container_may_have_the_limit_for_itself() {
+    let names = Arc::<Names>::default();
+    let options = LimitOptions {
+        total_iops_sec: 100,
+        containers: vec!["/docker/*".into()],
+        each: true,
+        ..LimitOptions::default()
+    };
+    let layer = limit(&options, &names, &LimitGroups::default());
+    let (disk, time) = (disk(layer), Rc::new(Cell::new(SECOND)));
+    let mut clients: Vec<Client> = (0..3)
+        .map(|number| {
+            let mut client = Client::new(&disk, &time, 1 + 30 * number);
+            client.group = names.number(&format!("/docker/{number}")).0;
+            client
+        })
+        .collect();
+    run(&mut clients.iter_mut().collect::<Vec<_>>(), &time, 4 * SECOND);
+    for client in &clients {
+        let count = client.completed_within(2 * SECOND, 4 * SECOND);
+        assert!((198..=202).contains(&count), "{count} of 200");
+    }
+    // More control groups than have a limit each for itself: the rest share one, and are limited.
+    let mut flood = Client::new(&disk, &time, 1);
+    flood.is_stopped = true;
+    for number in 0..2000 {
+        flood.group = names.number(&format!("/docker/flood-{number}")).0;
+        flood.submit();
+    }
+    let begun = time.get();
+    run(&mut [&mut flood], &time, begun + SECOND);
+    let passed = flood.completed_ns.len();
+    assert!((300..=500).contains(&passed), "{passed} of 2,000 requests passed in a second");
+}
+
+#[test]
+fn a_drain_releases_all_and_their_cost_stays() {
+    let options = LimitOptions { total_iops_sec: 10, ..LimitOptions::default() };
+    let (mut client, layer, time) = one(&options, 100);
+    run(&mut [&mut client], &time, SECOND + 1_000_000);
+    assert_eq!((client.stack.in_flight(), figure(&layer, "waiting")), (100, 100));
+    client.is_stopped = true;
+    client.stack.drain(&mut client.reactor);
+    client.round(time.get());
+    assert_eq!((client.stack.in_flight(), figure(&layer, "waiting")), (0, 0));
+    assert!(client.order.is_sorted());
+    // The 100 that went on together are paid for by those that follow: 10 s.
+    client.is_stopped = false;
+    client.depth = 1;
+    let count = client.order.len();
+    run(&mut [&mut client], &time, 10 * SECOND);
+    assert_eq!(client.order.len(), count);
+    run(&mut [&mut client], &time, 12 * SECOND);
+    assert!(client.order.len() > count);
+}
+
+#[test]
+fn rates_change_while_requests_wait() {
+    let options = LimitOptions { total_iops_sec: 10, ..LimitOptions::default() };
+    let (mut client, layer, time) = one(&options, 50);
+    run(&mut [&mut client], &time, 2 * SECOND);
+    let count = client.order.len();
+    assert_eq!(count, 2 + 9, "a tenth of a second, one more, and those of a second");
+    // The change wakes what waits for much longer.
+    layer.set_rates(&LimitOptions { total_iops_sec: 1000, ..LimitOptions::default() });
+    client.reactor.wait(Some(std::time::Duration::from_millis(100))).unwrap();
+    run(&mut [&mut client], &time, 3 * SECOND);
+    let count = client.order.len() - count;
+    assert!((1090..=1105).contains(&count), "{count} of 1,000, and the slack of 100");
+    // No limit: nothing waits.
+    layer.set_rates(&LimitOptions::default());
+    client.is_stopped = true;
+    client.reactor.wait(Some(std::time::Duration::from_millis(100))).unwrap();
+    client.round(time.get());
+    assert_eq!(client.stack.in_flight(), 0);
+    // Another limit again begins with an empty bucket.
+    layer.set_rates(&LimitOptions { total_iops_sec: 100, ..LimitOptions::default() });
+    let held = client.held;
+    (0..11).for_each(|_| client.submit());
+    client.round(time.get());
+    assert_eq!((client.stack.in_flight(), client.held), (0, held));
+}
+
+#[test]
+fn a_queue_that_is_gone_keeps_no_other_waiting() {
+    let groups = LimitGroups::default();
+    let options =
+        LimitOptions { total_iops_sec: 1000, group: "gold".into(), ..LimitOptions::default() };
+    let make = || disk(limit(&options, &Arc::default(), &groups));
+    let time = Rc::new(Cell::new(SECOND));
+    let mut client = Client::new(&make(), &time, 8);
+    // It waits, and its thread never runs again.
+    let mut stuck = Client::new(&make(), &time, 8);
+    run(&mut [&mut client, &mut stuck], &time, 2 * SECOND);
+    let count = client.order.len();
+    run(&mut [&mut client], &time, 4 * SECOND);
+    let count = client.order.len() - count;
+    assert!((1900..=2100).contains(&count), "{count} of 2,000 beside a queue that is stuck");
+    drop(stuck);
+    run(&mut [&mut client], &time, 5 * SECOND);
+    assert!(client.completed_within(4 * SECOND, 5 * SECOND) >= 990);
+}
+
+#[test]
+fn random_requests_obey_the_model_and_none_is_lost() {
+    for seed in 0..40 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut draw = |most: u64| if random.bool() { random.u64(1..=most) } else { 0 };
+        let options = LimitOptions {
+            read_iops_sec: draw(5000),
+            write_iops_sec: draw(5000),
+            total_bytes_sec: Bytes(draw(64 << 20)),
+            iops_size: Bytes(draw(64 << 10)),
+            ..LimitOptions::default()
+        };
+        let layer = limit(&options, &Arc::default(), &LimitGroups::default());
+        let layers: Vec<Arc<dyn Layer>> = vec![layer];
+        let backend = Arc::new(Memory::new(1 << 20));
+        let disk = Disk::new(DiskOptions::default(), layers, backend).unwrap();
+        let harness_options = HarnessOptions { queues: 3, ..HarnessOptions::default() };
+        let mut harness = Harness::new(&disk, &harness_options, seed);
+        let mut workload = Workload::new(WorkloadOptions::new(1 << 20), seed);
+        harness.run(&mut workload, 500, |_| {});
+        harness.drain(|_| {});
+        harness.verify(1 << 20);
+    }
+}
