@@ -47,8 +47,8 @@ pub struct DiskDefinition {
     pub block_size: Option<Bytes>,
     /// Whether the disk has a tap as its first layer.
     pub tap: bool,
-    /// Whether the disk has the layer `classify`, which determines the meaning of a guest's requests.
-    /// They are then counted by file, control group and process.
+    /// Whether the disk has the layer `classify`, which determines the meaning of a guest's
+    /// requests. They are then counted by file, control group and process.
     pub classify: bool,
     /// The file sizes at which the I/O class changes, descending; the daemon's default if absent.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -107,7 +107,7 @@ impl Doubt {
     /// Whether the bio can transfer a page of this inode for the page cache itself.
     fn is_of(self, kernel: &Kernel, inode: &Inode, transfer: Transfer) -> bool {
         let is_moved = match inode.nature {
-            // Buffers of devices are written under their own locks, without these flags of the page.
+            // Buffers of devices are written under their own locks, without these flags.
             Nature::Device | Nature::Mounted(_) => true,
             Nature::File | Nature::Directory | Nature::Internal => {
                 if self.is_write {
