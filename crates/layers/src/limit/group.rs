@@ -70,12 +70,12 @@ impl Group {
 
     /// The current rates.
     pub fn rates(&self) -> Rates {
-        self.state.look(|state| state.rates)
+        self.state.access(|state| state.rates)
     }
 
     /// Sets other rates. The buckets keep their levels. The new rates also apply to waiting requests.
     pub fn set_rates(&self, rates: Rates) {
-        self.state.look(|state| {
+        self.state.access(|state| {
             let old = std::mem::replace(&mut state.rates, rates);
             state.buckets.change(&old, &rates);
         });
@@ -84,7 +84,7 @@ impl Group {
 
     /// Adds a disk.
     pub fn join(self: &Arc<Self>) -> Arc<Place> {
-        let index = self.state.look(|state| {
+        let index = self.state.access(|state| {
             let free = state.members.iter().position(|member| !member.is_used);
             let index = free.unwrap_or_else(|| {
                 state.members.push(Member::default());
@@ -107,7 +107,7 @@ pub struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.settle();
-        self.group.state.look(|state| state.members[self.index].is_used = false);
+        self.group.state.access(|state| state.members[self.index].is_used = false);
     }
 }
 
@@ -137,7 +137,7 @@ impl Place {
 
     /// Marks the disk as not waiting.
     pub fn settle(&self) {
-        self.group.state.look(|state| {
+        self.group.state.access(|state| {
             for direction in Direction::ALL {
                 state.set_due(self.index, direction, None);
             }
@@ -146,7 +146,7 @@ impl Place {
 
     /// Charges the cost of a request that is passed on without admission.
     pub fn charge(&self, cost: Cost) {
-        self.group.state.look(|state| {
+        self.group.state.access(|state| {
             let rates = state.rates;
             state.buckets.charge(&rates, cost);
         });
