@@ -9,13 +9,13 @@ use std::io;
 use std::sync::Arc;
 
 use fathom_block::{Kind, Layer};
-use fathom_options::{Bytes, Check};
+use fathom_options::{Bytes, Check, Key};
 use serde::{Deserialize, Serialize};
 
 use super::bucket::Rate;
 use super::rates::Rates;
 use super::{Limit, Scope};
-use crate::kind::{Key, LayerContext, LayerOptions};
+use crate::kind::{LayerContext, LayerOptions};
 
 /// The largest rate, and the largest product of a burst's rate and its length.
 const RATE_MAX: u64 = 1_000_000_000_000_000;
