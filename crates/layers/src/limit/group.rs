@@ -238,9 +238,10 @@ impl State {
         }
         let shared = self.rates.has_total();
         let can_go_on = |member: &Member| {
-            let due_ns = match shared {
-                true => member.due_ns[0].into_iter().chain(member.due_ns[1]).min(),
-                false => member.due_ns[account],
+            let due_ns = if shared {
+                member.due_ns[0].into_iter().chain(member.due_ns[1]).min()
+            } else {
+                member.due_ns[account]
             };
             due_ns.is_some_and(|due_ns| {
                 due_ns <= now_ns.saturating_add(WAIT_NS_MIN)
