@@ -90,6 +90,31 @@ pub struct LayerStatus {
     pub figures: Vec<LayerFigure>,
 }
 
+/// The figures of a layer that has any.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerFigures {
+    /// The layer's name.
+    pub layer: String,
+    /// The figures, in the layer's order.
+    pub figures: Vec<LayerFigure>,
+}
+
+impl LayerFigures {
+    /// The same figures with counters since the sample `before`. A counter without an earlier value
+    /// counts from now on.
+    #[must_use]
+    pub fn since(&self, before: &[Self]) -> Self {
+        let before = before.iter().find(|before| before.layer == self.layer);
+        let mut difference = self.clone();
+        for figure in difference.figures.iter_mut().filter(|figure| figure.is_counter()) {
+            let earlier = before.iter().flat_map(|layer| &layer.figures);
+            let earlier = earlier.filter(|one| one.name == figure.name).map(|one| one.value).next();
+            figure.value = figure.value.saturating_sub(earlier.unwrap_or(figure.value));
+        }
+        difference
+    }
+}
+
 /// A figure of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerFigure {
@@ -100,6 +125,13 @@ pub struct LayerFigure {
     pub meaning: String,
     /// The current value.
     pub value: u64,
+}
+
+impl LayerFigure {
+    /// Whether the figure only grows.
+    pub fn is_counter(&self) -> bool {
+        self.name.ends_with("_total")
+    }
 }
 
 impl DiskStatus {

@@ -52,7 +52,7 @@ pub use definition::{
 };
 pub use disk::{
     BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,
-    LayerFigure, LayerStatus, NbdStatus, VhostUserStatus,
+    LayerFigure, LayerFigures, LayerStatus, NbdStatus, VhostUserStatus,
 };
 pub use error::{ErrorBody, ErrorCode, ErrorReply};
 pub use fathom_histogram::Histogram;

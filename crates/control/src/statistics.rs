@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::Histogram;
+use crate::disk::LayerFigures;
 use crate::problem::Problem;
 
 /// A sample of all disks, taken at one time.
@@ -52,6 +53,9 @@ pub struct DiskStatistics {
     pub depth_ns: u64,
     /// The operations that occurred, in the order of `fathom_block::Operation`.
     pub operations: Vec<OperationStatistics>,
+    /// The figures of the disk's layers, from the front end down; layers without figures are omitted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerFigures>,
 }
 
 /// The statistics of one operation on one disk.
@@ -115,6 +119,7 @@ impl DiskStatistics {
         difference.refused = self.refused.saturating_sub(before.refused);
         difference.busy_ns = self.busy_ns.saturating_sub(before.busy_ns);
         difference.depth_ns = self.depth_ns.saturating_sub(before.depth_ns);
+        difference.layers = self.layers.iter().map(|layer| layer.since(&before.layers)).collect();
         for operation in &mut difference.operations {
             if let Some(earlier) = before.operation(&operation.operation) {
                 *operation = operation.since(earlier);

@@ -257,6 +257,15 @@ impl LayerKey {
         let options = if is_log { Map::new() } else { definition.options.clone() };
         Self::Listed(LayerDefinition { kind: definition.kind.clone(), options })
     }
+
+    /// The layer's name in the status.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Listed(definition) => definition.name(),
+            Self::Model(_) => "model",
+            Self::Room => "wait-for-room",
+        }
+    }
 }
 
 /// A layer, and its identity.

@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fathom_control::{Bytes, DiskStatus, FrontendStatus, LayerFigure, count};
+use fathom_control::{Bytes, DiskStatus, FrontendStatus, count};
 use fathom_image::{ForeignFormat, LossRecord};
 use serde::Serialize;
 
@@ -255,7 +255,8 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
     let layers: Vec<&str> = status.layers.iter().map(|layer| layer.name.as_str()).collect();
     sheet.fact_if_any("layers", layers.join(" → "));
     for layer in &status.layers {
-        let figures: Vec<String> = layer.figures.iter().map(figure).collect();
+        let figures: Vec<String> =
+            layer.figures.iter().map(|one| output::figure(&one.name, one.value)).collect();
         sheet.fact_if_any(&layer.name, figures.join(", "));
     }
     let backend = &status.backend;
@@ -319,14 +320,5 @@ fn frontend_text(frontend: &FrontendStatus) -> (&'static str, String) {
                 count(status.connections, "connection")
             ),
         ),
-    }
-}
-
-/// A layer's figure as text. The unit is the last word of its name.
-fn figure(figure: &LayerFigure) -> String {
-    let words = figure.name.strip_suffix("_total").unwrap_or(&figure.name);
-    match words.strip_suffix("_bytes") {
-        Some(what) => format!("{} {}", Bytes(figure.value), what.replace('_', " ")),
-        None => format!("{} {}", figure.value, words.replace('_', " ")),
     }
 }

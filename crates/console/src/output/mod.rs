@@ -82,6 +82,19 @@ pub fn short_bytes(bytes: f64) -> String {
     format!("{value:.digits$}{}", UNITS[unit])
 }
 
+/// A layer's figure. Its name ends with its unit.
+pub fn figure(name: &str, value: u64) -> String {
+    let words = name.strip_suffix("_total").unwrap_or(name);
+    let (value, words) = if let Some(words) = words.strip_suffix("_bytes") {
+        (fathom_control::Bytes(value).to_string(), words)
+    } else if let Some(words) = words.strip_suffix("_seconds") {
+        (format!("{value} s"), words)
+    } else {
+        (value.to_string(), words)
+    };
+    format!("{value} {}", words.replace('_', " "))
+}
+
 /// A latency with at most three digits: `850 ns`, `12.3 µs`, `4.5 ms`; `–` for 0.
 pub fn latency(nanoseconds: u64) -> String {
     if nanoseconds == 0 {

@@ -2,9 +2,12 @@
 use std::cmp::Ordering;
 
 use clap::ValueEnum;
-use fathom_control::{DiskStatistics, Histogram, OperationStatistics, Problem, Statistics};
+use fathom_control::{
+    DiskStatistics, Histogram, LayerFigure, LayerFigures, OperationStatistics, Problem, Statistics,
+};
 use serde::Serialize;
 
+use crate::output::{figure, short_bytes, short_number};
 use crate::usage::Order;
 
 /// An order of the disks, or of the lines of the usage page.
@@ -112,6 +115,70 @@ pub struct Disk {
     pub activity: Activity,
     /// Its activity by operation.
     pub operations: Vec<Operation>,
+    /// The figures of its layers, from the front end down; layers without figures are omitted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<Layer>,
+}
+
+/// The figures of a layer in one interval.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Layer {
+    /// Its name.
+    pub layer: String,
+    /// Its figures.
+    pub figures: Vec<Figure>,
+}
+
+/// A figure of a layer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// Its name, with the unit at the end.
+    pub name: String,
+    /// Its value at the end of the interval, unless it is a counter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<u64>,
+    /// Its growth in a second, if it is a counter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_second: Option<f64>,
+}
+
+impl Layer {
+    fn new(layer: &LayerFigures, seconds: f64) -> Self {
+        let figure = |figure: &LayerFigure| Figure {
+            name: figure.name.clone(),
+            value: (!figure.is_counter()).then_some(figure.value),
+            per_second: figure.is_counter().then(|| figure.value as f64 / seconds),
+        };
+        Self { layer: layer.layer.clone(), figures: layer.figures.iter().map(figure).collect() }
+    }
+
+    /// The name and the figures as one text; `None` if all figures are 0.
+    pub fn text(&self) -> Option<String> {
+        let is_zero = |figure: &Figure| {
+            figure.value.unwrap_or(0) == 0 && figure.per_second.is_none_or(|rate| rate <= 0.0)
+        };
+        if self.figures.iter().all(is_zero) {
+            return None;
+        }
+        let figures: Vec<String> = self.figures.iter().map(Figure::text).collect();
+        Some(format!("{}: {}", self.layer, figures.join(", ")))
+    }
+}
+
+impl Figure {
+    fn text(&self) -> String {
+        match (self.value, self.per_second) {
+            (Some(value), _) => figure(&self.name, value),
+            (None, rate) => {
+                let words = self.name.strip_suffix("_total").unwrap_or(&self.name);
+                let rate = rate.unwrap_or(0.0);
+                match words.strip_suffix("_bytes") {
+                    Some(words) => format!("{}/s {}", short_bytes(rate), words.replace('_', " ")),
+                    None => format!("{} {}/s", short_number(rate), words.replace('_', " ")),
+                }
+            }
+        }
+    }
 }
 
 impl Disk {
@@ -280,6 +347,7 @@ impl Disk {
             problems: change.problems.clone(),
             activity,
             operations,
+            layers: change.layers.iter().map(|layer| Layer::new(layer, seconds)).collect(),
         }
     }
 }
@@ -323,6 +391,17 @@ impl Activity {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+
+    /// The sample with a log in its first disk: so many rounds, and a megabyte in use.
+    pub fn with_log(mut sample: Statistics, rounds: u64) -> Statistics {
+        let figure =
+            |name: &str, value| LayerFigure { name: name.into(), meaning: String::new(), value };
+        let figures = vec![figure("used_bytes", 1 << 20), figure("rounds_total", rounds)];
+        let idle =
+            LayerFigures { layer: "idle".into(), figures: vec![figure("queued_requests", 0)] };
+        sample.disks[0].layers = vec![LayerFigures { layer: "wal".into(), figures }, idle];
+        sample
+    }
 
     /// A sample of disks with a number of reads each and twice as many writes.
     pub fn sample(time_ns: u64, disks: &[(&str, u64)]) -> Statistics {

@@ -8,7 +8,7 @@ use fathom_control::Problem;
 
 use crate::output::{latency, rate, short_number, text::shorten};
 
-use super::model::{Activity, Interval};
+use super::model::{Activity, Interval, Layer};
 
 /// The number of lines after which the heading is repeated.
 const HEADING_EVERY: usize = 24;
@@ -20,6 +20,8 @@ pub struct Printer {
     name_width: usize,
     /// The problems printed for each disk; they are printed again only after a change.
     problems: BTreeMap<String, Vec<Problem>>,
+    /// The printed figures of each disk's layers, which are printed again only if they change.
+    figures: BTreeMap<String, Vec<String>>,
 }
 
 impl Printer {
@@ -49,6 +51,13 @@ impl Printer {
                     lines.push(format!("{time}  {name:<name_width$}  ! {kind}: {message}"));
                 }
                 self.problems.insert(disk.name.clone(), disk.problems.clone());
+            }
+            let figures: Vec<String> = disk.layers.iter().filter_map(Layer::text).collect();
+            if self.figures.get(&disk.name) != Some(&figures) {
+                for text in &figures {
+                    lines.push(format!("{time}  {name:<name_width$}  {text}"));
+                }
+                self.figures.insert(disk.name.clone(), figures);
             }
         }
         if interval.disks.is_empty() {
@@ -108,7 +117,7 @@ pub fn clock(unix_time_ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::tests::sample;
+    use super::super::model::tests::{sample, with_log};
     use super::*;
 
     #[test]
@@ -124,5 +133,19 @@ mod tests {
         assert!(lines[1].contains("24.0k") && lines[1].contains("48.0k"), "{text}");
         assert!(lines[2].contains('–'), "{text}");
         assert_eq!(printer.lines(&interval, Some(40)).lines().count(), 2);
+    }
+
+    #[test]
+    fn figures_of_layers_are_printed_when_they_change() {
+        let at = |seconds: u64, rounds| {
+            with_log(sample(seconds * 1_000_000_000, &[("root", 1000)]), rounds)
+        };
+        let mut printer = Printer::default();
+        let mut lines =
+            |before: &_, after: &_| printer.lines(&Interval::between(before, after), None);
+        let text = lines(&at(1, 5), &at(2, 7));
+        assert!(text.ends_with("  root   wal: 1 MiB used, 2 rounds/s"), "{text}");
+        assert_eq!(lines(&at(2, 7), &at(3, 9)).lines().count(), 1);
+        assert_eq!(lines(&at(3, 9), &at(4, 9)).lines().count(), 2);
     }
 }

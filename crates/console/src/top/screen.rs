@@ -11,12 +11,14 @@ use unicode_width::UnicodeWidthStr;
 use super::{
     app::{App, Page},
     histogram::{PARTS, bars, horizontal, sparkline},
-    model::{Activity, Disk, Interval, Operation, SortKey},
+    model::{Activity, Disk, Interval, Layer, Operation, SortKey},
     plain::clock,
     usage_screen,
 };
 use crate::output::{
-    latency, short_bytes, short_number,
+    latency,
+    sheet::wrap,
+    short_bytes, short_number,
     text::{shorten, shorten_front},
 };
 
@@ -400,6 +402,10 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: T
     if !disk.counted {
         lines.push(Line::from("The disk has no tap, so it is not measured."));
     }
+    // On a small screen the operations come first.
+    let spare = usize::from(area.height).saturating_sub(lines.len() + disk.operations.len() + 2);
+    let figures = disk.layers.iter().filter_map(Layer::text).flat_map(|text| wrap(&text, room));
+    lines.extend(figures.map(|text| Line::from(shorten(&text, room))).take(spare));
     let used: Vec<&Operation> =
         disk.operations.iter().filter(|operation| operation.per_second > 0.0).collect();
     lines.extend(operation_table(&used, room, theme));
@@ -524,6 +530,7 @@ pub(super) mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::super::app::tests::app;
+    use super::super::model::tests::{sample, with_log};
     use super::*;
 
     pub fn screen(app: &App, width: u16, height: u16) -> String {
@@ -561,6 +568,24 @@ pub(super) mod tests {
         }
         app.page = Page::Disk("gone".into());
         assert!(screen(&app, 80, 24).contains("does not serve gone any more"));
+    }
+
+    #[test]
+    fn a_disk_is_shown_with_the_figures_of_its_layers() {
+        let mut app = app();
+        app.page = Page::Disk("root".into());
+        let height = |text: &str| text.lines().take_while(|l| !l.contains("OPERATION")).count();
+        let without = height(&screen(&app, 80, 24));
+        app.sample(with_log(sample(10_000_000_000, &[("root", 100_000)]), 5));
+        app.sample(with_log(sample(12_000_000_000, &[("root", 200_000)]), 11));
+        let text = screen(&app, 80, 24);
+        assert!(text.contains("\nwal: 1 MiB used, 3 rounds/s\n"), "{text}");
+        // The layer whose figures are 0 takes no line.
+        assert_eq!(height(&text), without + 1, "{text}");
+        let text = screen(&app, 20, 24);
+        assert!(text.contains("\nwal: 1 MiB used, 3\nrounds/s\n"), "{text}");
+        let text = screen(&app, 80, 8);
+        assert!(text.contains("OPERATION") && !text.contains("wal"), "{text}");
     }
 
     #[test]

@@ -2,9 +2,10 @@
 use fathom_control::{OperationStatistics, Statistics};
 
 use crate::output::{
-    latency, short_bytes,
+    figure, latency, short_bytes,
     style::Style,
     table::{Column, Table},
+    text::shorten,
 };
 
 /// A line for each disk and operation. Only disks whose name or machine contains `filter` are
@@ -20,6 +21,7 @@ pub fn table(statistics: &Statistics, filter: &str, width: Option<usize>) -> Str
         Column::number("MAX").importance(1),
         Column::number("ERRORS").importance(2),
     ]);
+    let mut figures = Vec::new();
     let filter = filter.to_lowercase();
     let matches = |text: &str| text.to_lowercase().contains(&filter);
     for disk in statistics.disks.iter().filter(|disk| matches(&disk.name) || matches(&disk.vm)) {
@@ -31,8 +33,16 @@ pub fn table(statistics: &Statistics, filter: &str, width: Option<usize>) -> Str
             cells.resize(8, "–".to_owned());
             table.row(cells);
         }
+        for layer in disk.layers.iter().filter(|layer| layer.figures.iter().any(|f| f.value > 0)) {
+            let texts: Vec<String> =
+                layer.figures.iter().map(|one| figure(&one.name, one.value)).collect();
+            let text = format!("{}  {}: {}", disk.name, layer.layer, texts.join(", "));
+            figures.push(width.map_or_else(|| text.clone(), |width| shorten(&text, width)));
+        }
     }
-    table.render(width, Style::stdout())
+    let table = table.render(width, Style::stdout());
+    let lines = std::iter::once(table.trim_end().to_owned()).chain(figures);
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn row(disk: &str, operation: &OperationStatistics) -> Vec<String> {
@@ -52,7 +62,7 @@ fn row(disk: &str, operation: &OperationStatistics) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::tests::sample;
+    use super::super::model::tests::{sample, with_log};
     use super::*;
 
     #[test]
@@ -62,5 +72,9 @@ mod tests {
         let text = table(&statistics, "", None);
         assert!(text.lines().count() >= 3 && text.contains("1000") && text.contains('–'), "{text}");
         assert!(!table(&statistics, "IDLE", None).contains("root"));
+        let statistics = with_log(statistics, 7);
+        let text = table(&statistics, "", None);
+        assert!(text.ends_with("\nroot  wal: 1 MiB used, 7 rounds"), "{text}");
+        assert!(!table(&statistics, "IDLE", None).contains("wal"));
     }
 }

@@ -30,9 +30,9 @@ impl Daemon {
 
 fn of_disk(served: &Served, time_ns: u64) -> DiskStatistics {
     let disk = &served.disk;
-    let (tap, instance) = {
+    let (tap, instance, layers) = {
         let live = served.live();
-        (live.watchers.tap.clone(), live.instance)
+        (live.watchers.tap.clone(), live.instance, live.watchers.layers.clone())
     };
     let mut statistics = DiskStatistics {
         name: disk.name().into(),
@@ -41,6 +41,7 @@ fn of_disk(served: &Served, time_ns: u64) -> DiskStatistics {
         instance,
         counted: tap.is_some(),
         refused: disk.counters().refused.load(Ordering::Relaxed),
+        layers: super::status::figures(&layers),
         ..DiskStatistics::default()
     };
     let Some(tap) = tap else { return statistics };

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use fathom_block::{Figure, Layer};
 use fathom_control::{
     BackendDefinition, BackendStatus, CapabilitiesStatus, DaemonInfo, DaemonState, DiskList,
     DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, LayerDefinition, LayerFigure,
-    LayerStatus, ListenerStatus, NbdStatus, Problem, TlsDefinition, VERSION, VhostUserDefinition,
-    VhostUserStatus, count,
+    LayerFigures, LayerStatus, ListenerStatus, NbdStatus, Problem, TlsDefinition, VERSION,
+    VhostUserDefinition, VhostUserStatus, count,
 };
 use fathom_frontend::{nbd, vhost_user};
 
@@ -181,13 +182,8 @@ fn layers(definition: &fathom_control::DiskDefinition, made: &[KeyedLayer]) -> V
     let mut status = |definition: LayerDefinition| {
         let key = LayerKey::listed(&definition);
         let index = made.iter().position(|(other, _)| *other == key);
-        let report = index.map(|index| made.remove(index).1.status()).unwrap_or_default();
-        let figures = report.figures.iter().map(|figure| LayerFigure {
-            name: figure.name.into(),
-            meaning: figure.meaning.into(),
-            value: figure.value,
-        });
-        LayerStatus { name: definition.name().into(), figures: figures.collect(), definition }
+        let figures = index.map(|index| figures_of(&*made.remove(index).1)).unwrap_or_default();
+        LayerStatus { name: definition.name().into(), figures, definition }
     };
     let implied = [(definition.classify, "classify"), (definition.tap, "tap")];
     let implied = implied
@@ -195,6 +191,26 @@ fn layers(definition: &fathom_control::DiskDefinition, made: &[KeyedLayer]) -> V
         .filter(|(wanted, name)| *wanted && !wiring::names_layer(definition, name))
         .map(|(_, name)| LayerDefinition::new(name, serde_json::Value::Null));
     implied.chain(definition.layers.iter().cloned()).map(&mut status).collect()
+}
+
+fn figures_of(layer: &dyn Layer) -> Vec<LayerFigure> {
+    let figure = |figure: &Figure| LayerFigure {
+        name: figure.name.into(),
+        meaning: figure.meaning.into(),
+        value: figure.value,
+    };
+    layer.status().figures.iter().map(figure).collect()
+}
+
+/// The figures of layers, without the layers that have none.
+pub(super) fn figures(made: &[KeyedLayer]) -> Vec<LayerFigures> {
+    made.iter()
+        .map(|(key, layer)| LayerFigures {
+            layer: key.name().into(),
+            figures: figures_of(&**layer),
+        })
+        .filter(|layer| !layer.figures.is_empty())
+        .collect()
 }
 
 fn serial(bytes: &[u8]) -> String {
