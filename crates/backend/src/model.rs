@@ -5,7 +5,7 @@
 //! that of a hard disk or a solid-state disk, unless the back end itself is slower. The same
 //! parameters, seed and times of arrival always result in the same timing.
 //!
-//! All queues of a disk share one mechanism, behind a lock that is held for some hundred
+//! All queues of a disk, and all disks on a modelled device, share one mechanism, behind a lock that is held for some hundred
 //! nanoseconds. `docs/model.md` has the formulas and the sources of the parameters.
 
 mod hdd;
@@ -94,11 +94,16 @@ impl State {
 }
 
 /// A layer that gives a disk the timing of another kind of disk.
+///
+/// Several disks can share one modelled device ([`at`](Self::at)). Their requests then wait for each
+/// other, and a flush of one disk waits for the device's cached writes of all.
 #[derive(Clone)]
 pub struct Model {
     state: Arc<Mutex<State>>,
     name: &'static str,
     rotational: bool,
+    /// The offset of the disk on the modelled device, in bytes.
+    offset: u64,
 }
 
 impl Model {
@@ -114,7 +119,23 @@ impl Model {
 
     fn new(name: &'static str, rotational: bool, mechanism: Mechanism) -> Self {
         let state = State { mechanism, arrivals: 0, done_ns: HashMap::new() };
-        Self { state: Arc::new(Mutex::new(state)), name, rotational }
+        Self { state: Arc::new(Mutex::new(state)), name, rotational, offset: 0 }
+    }
+
+    /// A disk that lies at `offset` on the same modelled device, in bytes.
+    #[must_use]
+    pub fn at(&self, offset: u64) -> Self {
+        Self { offset, ..self.clone() }
+    }
+
+    /// Whether `other` is on the same modelled device.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+
+    /// Whether another disk, or a queue of a disk, uses the same modelled device.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.state) > 1
     }
 }
 
@@ -128,12 +149,14 @@ impl Layer for Model {
     }
 
     fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        Ok(LayerPart::queue(ModelQueue { state: Arc::clone(&self.state) }))
+        let state = Arc::clone(&self.state);
+        Ok(LayerPart::queue(ModelQueue { state, offset: self.offset }))
     }
 }
 
 struct ModelQueue {
     state: Arc<Mutex<State>>,
+    offset: u64,
 }
 
 impl ModelQueue {
@@ -166,7 +189,8 @@ impl LayerQueue for ModelQueue {
     fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
         if let Some(task) = task(&request) {
             let now_ns = next.now_ns();
-            let number = self.state().arrive(task, request.offset, request.length, now_ns);
+            let offset = self.offset.saturating_add(request.offset);
+            let number = self.state().arrive(task, offset, request.length, now_ns);
             *next.word(&mut request) = number;
         }
         next.submit(request);

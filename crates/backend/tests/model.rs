@@ -310,3 +310,55 @@ fn time_passes_on_the_hosts_clock_too() {
     // There is no upper limit, because a busy host may take longer.
     assert!(start.elapsed().as_millis() > 20, "{:?}", start.elapsed());
 }
+
+/// Reads 64 KiB sequentially on each model with one request in flight, for a simulated second.
+/// Returns the bytes per second of each.
+fn sequential_together(models: &[Model], capacity: u64) -> Vec<f64> {
+    const LENGTH: u64 = 64 << 10;
+    let time_ns = Rc::new(Cell::new(1_000_000_000));
+    let mut queues: Vec<_> = models
+        .iter()
+        .map(|model| {
+            let disk = support::disk(vec![Arc::new(model.clone())], Arc::new(Null::new(capacity)));
+            let mut reactor = Reactor::new(8).unwrap();
+            let clock = Clock::Simulated(Rc::clone(&time_ns));
+            (disk.open_queue(&mut reactor, clock).unwrap(), reactor, 0)
+        })
+        .collect();
+    while time_ns.get() < 2_000_000_000 {
+        for (stack, reactor, done) in &mut queues {
+            stack.advance(reactor);
+            while let Some((request, outcome)) = stack.completed() {
+                assert_eq!(outcome, Ok(()));
+                stack.recycle(request);
+                *done += LENGTH;
+            }
+            if stack.in_flight() == 0 {
+                let mut request = stack.request();
+                (request.operation, request.offset) = (Operation::Read, *done);
+                request.length = LENGTH;
+                request.buffers.allocate(LENGTH as usize);
+                stack.submit(request, reactor);
+            }
+        }
+        let deadlines = queues.iter().filter_map(|(stack, ..)| stack.deadline_ns());
+        time_ns.set(deadlines.min().expect("requests are held").max(time_ns.get()));
+    }
+    queues.iter().map(|(_, _, done)| *done as f64).collect()
+}
+
+#[test]
+fn disks_on_one_device_wait_for_each_other() {
+    let capacity = 1 << 30;
+    let device = || Model::hdd(HddParameters::default(), 1);
+    let alone = sequential_together(&[device()], capacity)[0];
+    within("one disk alone, MB/s", alone / 1e6, 150.0, 215.0);
+    let apart = sequential_together(&[device(), device()], capacity);
+    assert!(apart.iter().all(|rate| (rate - alone).abs() < alone * 0.01), "{apart:?}");
+    // Each read of the one disk moves the arm away from the other disk.
+    let shared = device();
+    let together = sequential_together(&[shared.at(0), shared.at(500_000_000_000)], capacity);
+    let sum: f64 = together.iter().sum();
+    within("two disks on one device, MB/s", sum / 1e6, 2.0, alone / 1e6 * 0.2);
+    assert!((together[0] - together[1]).abs() < sum * 0.1, "{together:?}");
+}

@@ -323,6 +323,16 @@ pub struct ModelDefinition {
     /// Whether a solid-state disk's buffer survives a power failure, so that flushes take no time.
     #[serde(default)]
     pub power_loss_protected: bool,
+    /// The name of the modelled device on which the disk lies, and which it shares with other disks;
+    /// empty for a device of its own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub device: String,
+    /// The offset of the disk on that device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<Bytes>,
+    /// The size of the modelled device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Bytes>,
 }
 
 impl Section for ModelDefinition {
@@ -344,6 +354,25 @@ impl Section for ModelDefinition {
             "false",
             "for `ssd` and `sata-ssd`: the disk's buffer survives a power failure, so that flushes \
              take no time",
+        ),
+        Key::new(
+            "device",
+            "",
+            "the name of a modelled device that several disks share: their requests wait for each \
+             other. All disks of a device have the same `model`; only `offset` may differ. By \
+             default the disk has a device of its own",
+        ),
+        Key::new(
+            "offset",
+            "",
+            "the offset of the disk on the shared device; by default the end of the disks that the \
+             device already has",
+        ),
+        Key::new(
+            "size",
+            "",
+            "the size of the modelled device; by default 1 TB for `hdd`, or with `spanning` the size \
+             of the image",
         ),
     ];
 }

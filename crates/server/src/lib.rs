@@ -23,6 +23,7 @@ mod introspection;
 mod log;
 mod logs;
 mod metrics;
+mod models;
 mod notify;
 mod queries;
 mod routes;

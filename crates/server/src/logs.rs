@@ -22,7 +22,8 @@ use fathom_layers::wal::{LogVolume, WalError, WalOptions};
 pub(crate) use definition::WalDefinition;
 
 use crate::configuration::layers;
-use crate::wiring::{make_model, refusal};
+use crate::models::ModelDevices;
+use crate::wiring::refusal;
 
 /// The open log volumes, by path.
 #[derive(Default)]
@@ -82,6 +83,7 @@ impl LogVolumes {
         definition: &DiskDefinition,
         home_capacity: u64,
         records: &Path,
+        models: &ModelDevices,
     ) -> Result<Option<DiskLog>, ErrorBody> {
         let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(None) };
         let disk = &definition.name;
@@ -119,7 +121,8 @@ impl LogVolumes {
                 return Err(elsewhere(marked));
             }
         }
-        let volume = self.volume(&wal, disk, records).map_err(|error| failed(error.to_string()))?;
+        let volume =
+            self.volume(&wal, disk, records, models).map_err(|error| failed(error.to_string()))?;
         let home = image.canonicalize().unwrap_or_else(|_| image.clone());
         let options = WalOptions {
             name: disk.clone(),
@@ -167,6 +170,7 @@ impl LogVolumes {
         wal: &WalDefinition,
         disk: &str,
         records: &Path,
+        models: &ModelDevices,
     ) -> io::Result<Arc<LogVolume>> {
         make(wal)?;
         let path = wal.log.canonicalize()?;
@@ -205,7 +209,13 @@ impl LogVolumes {
         reserve(wal, &*backend)?;
         if let Some(model) = &wal.model {
             let capacity = backend.capacity();
-            backend = Arc::new(Modelled::new(backend, make_model(model, capacity)));
+            backend = {
+                let model = models.make(model, capacity);
+                let model = model.map_err(|error| {
+                    io::Error::other(format!("{}; {}", error.message, error.remedy))
+                })?;
+                Arc::new(Modelled::new(backend, model))
+            };
         }
         let volume = Arc::new(LogVolume::new(backend));
         *place = Place { volume: Arc::downgrade(&volume), model: wal.model.clone() };

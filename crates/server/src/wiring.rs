@@ -7,12 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fathom_backend::model::{HddParameters, Model, SsdParameters};
 use fathom_backend::{FileBackend, FileOptions, Memory, Null, OpenError};
 use fathom_block::{Backend, Clock, Disk, DiskOptions, ErrorKind, Layer, Operation};
 use fathom_control::{
     BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ImageFormat, LayerDefinition,
-    ListenerDefinition, ModelDefinition, ModelKind, TlsDefinition, VhostUserDefinition, WhenFull,
+    ListenerDefinition, ModelDefinition, TlsDefinition, VhostUserDefinition, WhenFull,
 };
 use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
@@ -31,6 +30,7 @@ use crate::group::admit;
 use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
 use crate::logs::{DiskLog, LogVolumes, WalDefinition};
+use crate::models::ModelDevices;
 
 /// An error of the control interface.
 pub(crate) fn refusal(
@@ -74,26 +74,36 @@ impl Watchers {
     }
 }
 
+/// The parts that disks share.
+#[derive(Default)]
+pub(crate) struct Common {
+    /// The open log volumes.
+    pub logs: LogVolumes,
+    /// The limits of groups of disks.
+    pub limits: LimitGroups,
+    /// The modelled devices.
+    pub models: ModelDevices,
+}
+
 /// Opens the back end of `definition`, with its layers above it. `number` is the disk's number in
-/// events, `records` the folder for records that outlive the daemon, `logs` the open log volumes,
-/// and `limits` the limits of groups of disks.
+/// events, `records` the folder for records that outlive the daemon, and
+/// `common` the parts that disks share.
 pub(crate) fn open_disk(
     definition: &DiskDefinition,
     number: u32,
     guest: &DiskGuest,
     records: &Path,
-    logs: &LogVolumes,
-    limits: &LimitGroups,
+    common: &Common,
 ) -> Result<(Arc<Disk>, Watchers), ErrorBody> {
     let backend = open_backend(definition, records)?;
     let mut watchers = Watchers {
         tap: make_tap(definition, number),
         classify: make_classify(definition, guest)?,
         room: (definition.when_full == WhenFull::Wait).then(WaitForRoom::new),
-        log: logs.open(definition, backend.capacity(), records)?,
+        log: common.logs.open(definition, backend.capacity(), records, &common.models)?,
         layers: Vec::new(),
     };
-    let disk = stack(definition, &mut watchers, guest, limits, backend).inspect_err(|_| {
+    let disk = stack(definition, &mut watchers, guest, common, backend).inspect_err(|_| {
         if let Some(log) = &watchers.log {
             log.abandon();
         }
@@ -114,10 +124,10 @@ fn stack(
     definition: &DiskDefinition,
     watchers: &mut Watchers,
     guest: &DiskGuest,
-    limits: &LimitGroups,
+    common: &Common,
     backend: Arc<dyn Backend>,
 ) -> Result<Arc<Disk>, ErrorBody> {
-    let made = make_layers(definition, watchers, &[], guest, limits, backend.capacity())?;
+    let made = make_layers(definition, watchers, &[], guest, common, backend.capacity())?;
     let layers = made.list();
     watchers.layers = made.layers;
     let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
@@ -302,7 +312,7 @@ pub(crate) fn make_layers(
     watchers: &Watchers,
     kept: &[KeyedLayer],
     guest: &DiskGuest,
-    limits: &LimitGroups,
+    common: &Common,
     capacity: u64,
 ) -> Result<NewLayers, ErrorBody> {
     let mut kept = kept.to_vec();
@@ -325,7 +335,7 @@ pub(crate) fn make_layers(
         disk: &definition.name,
         names: guest.names(),
         log: &log,
-        limits,
+        limits: &common.limits,
         shared: &shared,
     };
     let listed: Vec<LayerDefinition> = implied.chain(definition.layers.iter().cloned()).collect();
@@ -355,44 +365,25 @@ pub(crate) fn make_layers(
         })?;
         made.layers.extend(new.map(|new| (key.clone(), new)));
     }
-    let mut add = |key: LayerKey, make: &dyn Fn() -> Arc<dyn Layer>| {
+    let mut add = |key: LayerKey, make: &dyn Fn() -> Result<Arc<dyn Layer>, ErrorBody>| {
         let layer = match kept.iter().position(|(other, _)| *other == key) {
             Some(index) => kept.remove(index).1,
-            None => make(),
+            None => make()?,
         };
         made.layers.push((key, layer));
+        Ok(())
     };
     if let Some(model) = &definition.model {
-        add(LayerKey::Model(model.clone()), &|| Arc::new(make_model(model, capacity)));
+        let make = || Ok(Arc::new(common.models.make(model, capacity)?) as Arc<dyn Layer>);
+        add(LayerKey::Model(model.clone()), &make)?;
     }
     if let Some(room) = &watchers.room {
-        add(LayerKey::Room, &|| Arc::new(room.clone()));
+        add(LayerKey::Room, &|| Ok(Arc::new(room.clone())))?;
     }
     if made.layers.len() > fathom_block::LAYERS_MAX {
         return Err(too_many_layers(ErrorKind::TooLong));
     }
     Ok(made)
-}
-
-pub(crate) fn make_model(model: &ModelDefinition, capacity: u64) -> Model {
-    let solid = |parameters: SsdParameters| {
-        let power_loss_protected = model.power_loss_protected;
-        Model::ssd(SsdParameters { power_loss_protected, ..parameters }, model.seed)
-    };
-    match model.kind {
-        ModelKind::Hdd => {
-            let mut parameters = HddParameters::default();
-            if model.spanning {
-                parameters = HddParameters::spanning(capacity);
-            }
-            if let Some(size) = model.write_cache {
-                parameters.write_cache = size.0;
-            }
-            Model::hdd(parameters, model.seed)
-        }
-        ModelKind::Ssd => solid(SsdParameters::nvme()),
-        ModelKind::SataSsd => solid(SsdParameters::sata()),
-    }
 }
 
 /// Serves `disk` to a VMM. `guest` observes the memory of its guest.

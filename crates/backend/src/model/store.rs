@@ -61,6 +61,7 @@ impl Backend for Modelled {
         Ok(Box::new(ModelledQueue {
             inner,
             state: Arc::clone(&self.model.state),
+            offset: self.model.offset,
             timer,
             owner,
             armed_ns: u64::MAX,
@@ -98,6 +99,7 @@ struct Held {
 struct ModelledQueue {
     inner: Box<dyn BackendQueue>,
     state: Arc<Mutex<State>>,
+    offset: u64,
     timer: File,
     owner: Owner,
     /// The time for which the timer is set, in nanoseconds.
@@ -169,7 +171,8 @@ impl BackendQueue for ModelledQueue {
         if let Some(task) = task(&request) {
             let now_ns = context.now_ns();
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let number = state.arrive(task, request.offset, request.length, now_ns);
+            let offset = self.offset.saturating_add(request.offset);
+            let number = state.arrive(task, offset, request.length, now_ns);
             self.numbers.insert(request.id, number);
         }
         self.inner.submit(request, &mut context.nested(&mut self.completed));

@@ -66,7 +66,10 @@ pub(super) fn check_parts(disk: &DiskDefinition, places: &Places, problems: &mut
     }
 }
 
-/// Finds options that belong to another kind of model.
+/// The sizes that a modelled device can have, in bytes.
+const SIZES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 60;
+
+/// Finds options that belong to another kind of model, and options that contradict each other.
 pub(crate) fn check_model(model: &ModelDefinition, check: &mut Check<'_>) {
     let is_hdd = model.kind == ModelKind::Hdd;
     let keys = [
@@ -74,6 +77,27 @@ pub(crate) fn check_model(model: &ModelDefinition, check: &mut Check<'_>) {
         ("write_cache", model.write_cache.is_some() && !is_hdd),
         ("power_loss_protected", model.power_loss_protected && is_hdd),
     ];
+    if model.offset.is_some() && model.device.is_empty() {
+        check.problem(
+            "model.offset",
+            "`offset` needs `device`",
+            "name the modelled device that the disk shares with others, or leave it out",
+        );
+    }
+    if model.spanning && !model.device.is_empty() && model.size.is_none() {
+        check.problem(
+            "model.spanning",
+            "a device that several disks share has no single image",
+            "replace `spanning` by the `size` of all of its disks",
+        );
+    }
+    if model.size.is_some_and(|size| !SIZES.contains(&size.0)) {
+        check.problem(
+            "model.size",
+            "a modelled device has from 1 MiB to 1 EiB",
+            "choose another size",
+        );
+    }
     for (key, _) in keys.iter().filter(|(_, is_of_another)| *is_of_another) {
         let (kinds, kind) = if is_hdd { ("`ssd` and `sata-ssd`", "hdd") } else { ("`hdd`", "ssd") };
         check.problem(

@@ -66,8 +66,7 @@ impl Daemon {
             number as u32,
             &guest,
             &self.records_folder(),
-            &self.logs,
-            &self.limits,
+            &self.common,
         )?;
         let server = match &definition.vhost_user {
             Some(vhost_user) => Some(wiring::start_vhost_user(vhost_user, &disk, &guest)?),
@@ -206,7 +205,12 @@ impl Daemon {
             (_, None) => None,
             (None, Some(_)) => {
                 let capacity = served.disk.backend().capacity();
-                new_log = self.logs.open(&definition, capacity, &self.records_folder())?;
+                new_log = self.common.logs.open(
+                    &definition,
+                    capacity,
+                    &self.records_folder(),
+                    &self.common.models,
+                )?;
                 new_log.clone()
             }
             (Some(had), Some(wanted)) if is_same_log(had, wanted) => kept.log.clone(),
@@ -267,7 +271,7 @@ impl Daemon {
         kept: &[KeyedLayer],
     ) -> Result<(), ErrorBody> {
         let (guest, capacity) = (&served.guest, served.disk.capacity());
-        let made = wiring::make_layers(definition, watchers, kept, guest, &self.limits, capacity)?;
+        let made = wiring::make_layers(definition, watchers, kept, guest, &self.common, capacity)?;
         served.disk.restack(made.list(), CHANGE_TIME_MAX).map_err(|error| {
             let remedy = match &error {
                 RestackError::Leave(..) => {

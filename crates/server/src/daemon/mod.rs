@@ -26,7 +26,6 @@ use std::time::{Instant, SystemTime};
 use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
 use fathom_frontend::{nbd, vhost_user};
-use fathom_layers::LimitGroups;
 
 pub(crate) use status::unix_time_ns;
 pub(crate) use usage::DiskGroups;
@@ -39,9 +38,8 @@ use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
 use crate::events::Events;
 use crate::introspection::{DiskGuest, Introspection};
 use crate::log::Journal;
-use crate::logs::LogVolumes;
 use crate::queries::Queries;
-use crate::wiring::{Watchers, refusal};
+use crate::wiring::{Common, Watchers, refusal};
 
 /// The daemon.
 pub(crate) struct Daemon {
@@ -52,8 +50,7 @@ pub(crate) struct Daemon {
     /// The daemon's log.
     pub(crate) journal: Arc<Journal>,
     /// The log volumes of the disks.
-    pub(crate) logs: LogVolumes,
-    pub(crate) limits: LimitGroups,
+    pub(crate) common: Common,
     begun: Instant,
     begun_unix: SystemTime,
     ready_us: OnceLock<u64>,
@@ -163,8 +160,7 @@ impl Daemon {
             options: configuration.daemon.definition.clone(),
             file,
             journal,
-            logs: LogVolumes::default(),
-            limits: LimitGroups::default(),
+            common: Common::default(),
             begun,
             begun_unix: SystemTime::now(),
             ready_us: OnceLock::new(),
