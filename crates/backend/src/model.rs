@@ -17,7 +17,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fathom_block::{
-    Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
+    Capabilities, Crossing, Figure, Layer, LayerPart, LayerQueue, LayerReport, OpenContext,
+    Operation, Outcome, Request,
 };
 
 pub use hdd::HddParameters;
@@ -85,6 +86,15 @@ impl State {
         Due::At(self.done_ns.get(&number).copied().unwrap_or(now_ns))
     }
 
+    /// The number of requests that have arrived and are not forgotten.
+    fn queued(&self) -> u64 {
+        let undecided = match &self.mechanism {
+            Mechanism::Hdd(disk) => disk.undecided(),
+            Mechanism::Ssd(_) => 0,
+        };
+        (self.done_ns.len() + undecided) as u64
+    }
+
     fn forget(&mut self, number: u64) {
         self.done_ns.remove(&number);
         if let Mechanism::Hdd(disk) = &mut self.mechanism {
@@ -146,6 +156,13 @@ impl Layer for Model {
 
     fn capabilities(&self, below: Capabilities) -> Capabilities {
         Capabilities { rotational: self.rotational, ..below }
+    }
+
+    fn status(&self) -> LayerReport {
+        let queued = self.state.lock().unwrap_or_else(PoisonError::into_inner).queued();
+        let meaning = "Requests that the simulated disk has not completed.";
+        let figures = vec![Figure::gauge("queued_requests", meaning, queued)];
+        LayerReport { figures, problems: Vec::new() }
     }
 
     fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {

@@ -30,6 +30,12 @@ struct Found {
     latencies_ns: Vec<u64>,
 }
 
+/// The length of the model's queue in its status.
+fn queued(model: &Model) -> u64 {
+    let report = model.status();
+    report.figures.iter().find(|figure| figure.name == "queued_requests").unwrap().value
+}
+
 /// How the next request is chosen.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
@@ -70,7 +76,9 @@ fn drive(
             submitted += 1;
             stack.submit(request, &mut reactor);
         }
+        assert!(queued(model) <= stack.in_flight() as u64);
         if !stack.has_completed() {
+            assert_eq!(queued(model), stack.in_flight() as u64);
             time_ns.set(stack.deadline_ns().expect("a request is held"));
             stack.advance(&mut reactor);
         }
@@ -80,6 +88,7 @@ fn drive(
             stack.recycle(request);
         }
     }
+    assert_eq!(queued(model), 0);
     let seconds = (time_ns.get() - start_ns) as f64 / 1e9;
     let total: u64 = latencies_ns.iter().sum();
     Found {

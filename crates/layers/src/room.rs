@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fathom_block::{
-    Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, OpenContext, Outcome, Request,
+    Capabilities, Crossing, ErrorKind, Figure, Layer, LayerPart, LayerQueue, LayerReport,
+    OpenContext, Outcome, Request,
 };
 
 /// The interval at which a waiting request is tried again, in nanoseconds.
@@ -19,6 +20,10 @@ type Watcher = Box<dyn Fn() + Send + Sync>;
 struct Shared {
     /// The number of waiting requests.
     waiting: AtomicU64,
+    /// The time when the first of them began to wait, and for how long it had waited at the last
+    /// attempt, in nanoseconds.
+    since_ns: AtomicU64,
+    waited_ns: AtomicU64,
     /// Whether requests fail instead of waiting.
     released: AtomicBool,
     watcher: OnceLock<Watcher>,
@@ -74,6 +79,18 @@ impl Layer for WaitForRoom {
         below
     }
 
+    fn status(&self) -> LayerReport {
+        let waiting = self.waiting();
+        let waited_ns = self.shared.waited_ns.load(Ordering::Relaxed);
+        let seconds = if waiting > 0 { waited_ns / 1_000_000_000 } else { 0 };
+        let figures = vec![
+            Figure::gauge("waiting_requests", "Requests that wait for space.", waiting),
+            Figure::gauge("waiting_seconds", "How long requests have waited for space.", seconds),
+        ];
+        // Whoever watches over the disk reports waiting requests with the full file system.
+        LayerReport { figures, problems: Vec::new() }
+    }
+
     fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
         Ok(LayerPart::queue(RoomQueue { shared: Arc::clone(&self.shared) }))
     }
@@ -109,12 +126,16 @@ impl LayerQueue for RoomQueue {
         if !waits {
             return self.finish(request, outcome, next);
         }
+        let now_ns = next.now_ns();
         if std::mem::replace(next.word(&mut request), WAITED) != WAITED
             && self.shared.waiting.fetch_add(1, Ordering::Relaxed) == 0
         {
+            self.shared.since_ns.store(now_ns, Ordering::Relaxed);
             self.shared.call();
         }
-        let deadline_ns = next.now_ns().saturating_add(RETRY_NS);
+        let waited_ns = now_ns.saturating_sub(self.shared.since_ns.load(Ordering::Relaxed));
+        self.shared.waited_ns.store(waited_ns, Ordering::Relaxed);
+        let deadline_ns = now_ns.saturating_add(RETRY_NS);
         next.hold(request, Some(outcome), deadline_ns);
     }
 

@@ -268,6 +268,16 @@ impl LayerKey {
         Self::Listed(LayerDefinition { kind: definition.kind.clone(), options })
     }
 
+    /// The definition in the status of a layer that is not listed.
+    pub(crate) fn definition(&self) -> Option<LayerDefinition> {
+        let options = match self {
+            Self::Listed(_) => return None,
+            Self::Model(model) => serde_json::json!({ "model": model }),
+            Self::Room => serde_json::Value::Null,
+        };
+        Some(LayerDefinition::new(self.name(), options))
+    }
+
     /// The layer's name in the status.
     pub(crate) fn name(&self) -> &str {
         match self {

@@ -173,6 +173,12 @@ impl Hdd {
     }
 
     /// Removes a request that failed.
+    /// The number of requests whose completion times are not decided.
+    pub(super) fn undecided(&self) -> usize {
+        let waiting = self.waiting.iter().filter(|waiting| waiting.number.is_some()).count();
+        waiting + self.flushes.len()
+    }
+
     pub(super) fn cancel(&mut self, number: u64) {
         self.waiting.retain(|waiting| waiting.number != Some(number));
         self.flushes.retain(|(flush, _)| *flush != number);

@@ -231,7 +231,7 @@ fn invalid_definitions_are_refused_with_a_remedy() {
         DiskDefinition { memory: None, image: Some(daemon.path("missing.img")), ..memory("b") };
     assert!(refused(client.add_disk(&missing)).remedy.contains("fathom disk create"));
     let relative = DiskDefinition { memory: None, image: Some("a.img".into()), ..memory("b") };
-    assert!(refused(client.add_disk(&relative)).message.contains("no absolute path"));
+    assert!(refused(client.add_disk(&relative)).message.contains("not an absolute path"));
     assert_eq!(refused(client.disk("b")).remedy, "choose among: a");
     assert_eq!(client.disks().unwrap().disks.len(), 1);
     daemon.end();

@@ -67,7 +67,12 @@ fn on_a_full_file_system_writes_wait_for_space() {
     let Some(small) = Small::mount("1200K") else { return };
     image(small.folder.path(), "a.img", 8 << 20);
     std::fs::write(small.path("ballast"), vec![1; 512 << 10]).unwrap();
-    let daemon = serve(&small.path("a.img"), "when_full = \"wait\"\n");
+    let keys = "when_full = \"wait\"\nmodel = { kind = \"ssd\" }\n";
+    let daemon = serve(&small.path("a.img"), keys);
+    let layers = daemon.client().disk("a").unwrap().layers;
+    let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
+    assert_eq!(names, ["classify", "tap", "model", "wait-for-room"]);
+    assert_eq!(layers[2].definition.options["model"]["kind"], "ssd");
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     for cookie in 0..16 {
         let block = vec![cookie as u8; LENGTH];
@@ -90,6 +95,12 @@ fn on_a_full_file_system_writes_wait_for_space() {
     assert!(output(&["doctor"]).contains("wait for space"));
     let top = output(&["top", "--plain", "--count", "1", "--interval", "100ms"]);
     assert!(top.contains("! waiting-for-room"), "{top}");
+    let figure = |name| daemon.client().disk("a").unwrap().figure("wait-for-room", name).unwrap();
+    daemon.until("a write to be tried again", || figure("waiting_seconds") > 0);
+    assert!((1..=16).contains(&figure("waiting_requests")));
+    let queued = daemon.client().disk("a").unwrap().figure("model", "queued_requests");
+    assert_eq!(queued, Some(figure("waiting_requests")));
+    assert!(top.contains("wait-for-room: "), "{top}");
     // Requests that need no space continue.
     let mut other = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!(other.read(0, 512).len(), 512);
@@ -107,6 +118,7 @@ fn on_a_full_file_system_writes_wait_for_space() {
         assert!(found.iter().all(|byte| *byte == cookie as u8), "write {cookie} is not there");
     }
     daemon.until("the problem to end", || kinds(&daemon, "a").is_empty());
+    assert_eq!((figure("waiting_requests"), figure("waiting_seconds")), (0, 0));
     assert_eq!(lines(&daemon, "a", "problem waiting-for-room"), 1, "{}", daemon.log());
     assert_eq!(lines(&daemon, "a", "problem ended: waiting-for-room"), 1, "{}", daemon.log());
     drop((nbd, other));

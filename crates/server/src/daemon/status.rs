@@ -190,7 +190,14 @@ fn layers(definition: &fathom_control::DiskDefinition, made: &[KeyedLayer]) -> V
         .into_iter()
         .filter(|(wanted, name)| *wanted && !wiring::names_layer(definition, name))
         .map(|(_, name)| LayerDefinition::new(name, serde_json::Value::Null));
-    implied.chain(definition.layers.iter().cloned()).map(&mut status).collect()
+    let mut layers: Vec<LayerStatus> =
+        implied.chain(definition.layers.iter().cloned()).map(&mut status).collect();
+    // The layers of other keys of the disk are the lowest.
+    layers.extend(made.iter().filter_map(|(key, layer)| {
+        let definition = key.definition()?;
+        Some(LayerStatus { name: key.name().into(), figures: figures_of(&**layer), definition })
+    }));
+    layers
 }
 
 fn figures_of(layer: &dyn Layer) -> Vec<LayerFigure> {
