@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each suite uses a part of it")]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fathom_block::{Clock, Disk, Operation, Outcome, Request, Stack};
 use fathom_reactor::{Event, Reactor};
@@ -79,6 +79,31 @@ impl Queue {
     pub fn write(&mut self, offset: u64, fill: u8, durable: bool) -> Outcome {
         self.begin_write(offset, BLOCK, fill, durable, 0);
         self.finish()[0].1
+    }
+
+    /// A durable write; `None` if it has not completed within `limit`.
+    pub fn write_within(&mut self, limit: Duration, offset: u64, fill: u8) -> Option<Outcome> {
+        self.begin_write(offset, BLOCK, fill, true, 0);
+        let end = Instant::now() + limit;
+        while Instant::now() < end {
+            self.stack.advance(&mut self.reactor);
+            if let Some((request, outcome)) = self.stack.completed() {
+                self.stack.recycle(request);
+                return Some(outcome);
+            }
+            self.round(Duration::from_millis(10));
+        }
+        None
+    }
+
+    /// Lets the layers do what is due.
+    pub fn advance(&mut self) {
+        self.stack.advance(&mut self.reactor);
+    }
+
+    /// The requests that the layers made themselves and that have not completed.
+    pub fn layers_in_flight(&self) -> usize {
+        self.stack.in_flight_of_layers()
     }
 
     pub fn flush(&mut self) -> Outcome {
