@@ -248,6 +248,13 @@ pub struct DiskChange {
     /// The new layers below the tap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<LayerDefinition>>,
+    /// A layer with other options than now. It replaces the layer that can take over its options, or
+    /// else the only layer of its kind; a disk without such a layer gets it below the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub set_layer: Option<LayerDefinition>,
+    /// The kind of the layers to remove.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remove_layer: Option<String>,
     /// Whether a smaller size is allowed. The data beyond the new end is then lost.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub shrink: bool,
@@ -273,9 +280,56 @@ impl LayerDefinition {
         Self { kind: kind.to_owned(), options }
     }
 
+    /// A layer of the command line: its kind, and options like `rate=0.01`. A value in brackets is a
+    /// list. A value with the syntax of an integer, a number, `true` or `false` is one; any other value
+    /// is a text.
+    ///
+    /// # Errors
+    /// If an option is not of the form `KEY=VALUE`, or is given twice.
+    pub fn from_flag(text: &str) -> Result<Self, String> {
+        let mut parts = Vec::new();
+        let (mut begin, mut depth) = (0, 0_usize);
+        for (at, byte) in text.bytes().enumerate() {
+            match byte {
+                b'[' => depth += 1,
+                b']' => depth = depth.saturating_sub(1),
+                b',' if depth == 0 => {
+                    parts.push(&text[begin..at]);
+                    begin = at + 1;
+                }
+                _ => {}
+            }
+        }
+        parts.push(&text[begin..]);
+        let mut options = Map::new();
+        for part in &parts[1..] {
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("{part:?} is not of the form KEY=VALUE"))?;
+            if options.insert(key.to_owned(), flag_value(value)).is_some() {
+                return Err(format!("`{key}` is given twice"));
+            }
+        }
+        Ok(Self { kind: parts[0].to_owned(), options })
+    }
+
     /// The name of the layer's kind.
     pub fn name(&self) -> &str {
         &self.kind
+    }
+}
+
+/// Converts a value of the command line to JSON.
+fn flag_value(text: &str) -> Value {
+    if let Some(items) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
+        let items = items.split(',').map(str::trim).filter(|item| !item.is_empty());
+        return items.map(flag_value).collect();
+    }
+    match (text.parse::<i64>(), text.parse::<f64>()) {
+        (Ok(number), _) => Value::from(number),
+        (_, Ok(number)) if number.is_finite() => Value::from(number),
+        _ if text == "true" || text == "false" => Value::Bool(text == "true"),
+        _ => Value::from(text),
     }
 }
 

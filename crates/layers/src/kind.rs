@@ -39,6 +39,8 @@ pub trait LayerOptions: Default + Serialize + DeserializeOwned + 'static {
     const ONCE: Option<&'static str> = None;
     /// Whether the layer keeps changes of the disk, so that the disk must have a writable image.
     const NEEDS_IMAGE: bool = false;
+    /// Whether a disk may have several such layers for different requests.
+    const HAS_SEVERAL: bool = false;
 
     /// Reports invalid values. It examines the metadata of files, but opens none.
     fn check(&self, _: &mut Check<'_>) {}
@@ -92,6 +94,8 @@ pub trait Prepared {
     /// # Errors
     /// If a resource that the layer needs is not available.
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>>;
+    /// See [`LayerOptions::HAS_SEVERAL`].
+    fn has_several(&self) -> bool;
     /// See [`LayerOptions::fits`].
     fn fits(&self, layer: &dyn Layer) -> bool;
     /// See [`LayerOptions::apply`].
@@ -105,6 +109,10 @@ impl<O: LayerOptions> Prepared for O {
 
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
         LayerOptions::make(self, context)
+    }
+
+    fn has_several(&self) -> bool {
+        O::HAS_SEVERAL
     }
 
     fn fits(&self, layer: &dyn Layer) -> bool {

@@ -12,7 +12,7 @@ use fathom_control::{
     WhenFull,
 };
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::configuration::{
     Configuration, ConfigurationFile, LogLevel, Place, Placed, Places, Problems, layers,
@@ -169,7 +169,7 @@ struct Flags {
     delay: Option<Nanoseconds>,
 
     /// Add a layer, for example fault,rate=0.01,operations=[read,write]; the uppermost first
-    #[arg(long = "layer", value_name = "KIND[,KEY=VALUE…]", value_parser = layer)]
+    #[arg(long = "layer", value_name = "KIND[,KEY=VALUE…]", value_parser = LayerDefinition::from_flag)]
     layers: Vec<LayerDefinition>,
 
     /// Imitate the timing of another disk
@@ -300,49 +300,6 @@ impl Serve {
         configuration.check()?;
         configuration.check_formats()?;
         Ok(configuration)
-    }
-}
-
-/// A layer of the command line: its kind, and options like `rate=0.01`. A value in brackets is a
-/// list. A value with the syntax of an integer, a number, `true` or `false` is one; any other value
-/// is a text.
-fn layer(text: &str) -> Result<LayerDefinition, String> {
-    let mut parts = Vec::new();
-    let (mut begin, mut depth) = (0, 0_usize);
-    for (at, byte) in text.bytes().enumerate() {
-        match byte {
-            b'[' => depth += 1,
-            b']' => depth = depth.saturating_sub(1),
-            b',' if depth == 0 => {
-                parts.push(&text[begin..at]);
-                begin = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&text[begin..]);
-    let mut options = serde_json::Map::new();
-    for part in &parts[1..] {
-        let (key, value) =
-            part.split_once('=').ok_or_else(|| format!("{part:?} is not of the form KEY=VALUE"))?;
-        if options.insert(key.to_owned(), flag_value(value)).is_some() {
-            return Err(format!("`{key}` is given twice"));
-        }
-    }
-    Ok(LayerDefinition { kind: parts[0].to_owned(), options })
-}
-
-/// Converts a value of the command line to JSON.
-fn flag_value(text: &str) -> Value {
-    if let Some(items) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
-        let items = items.split(',').map(str::trim).filter(|item| !item.is_empty());
-        return items.map(flag_value).collect();
-    }
-    match (text.parse::<i64>(), text.parse::<f64>()) {
-        (Ok(number), _) => Value::from(number),
-        (_, Ok(number)) if number.is_finite() => Value::from(number),
-        _ if text == "true" || text == "false" => Value::Bool(text == "true"),
-        _ => Value::from(text),
     }
 }
 

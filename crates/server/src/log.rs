@@ -133,10 +133,12 @@ impl Journal {
         }
         let now = Instant::now();
         let mut allowances = self.allowances.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = if allowances.len() < CAUSES_MAX { disk } else { "" };
-        let allowance = allowances
-            .entry((metadata.callsite(), key.to_owned()))
-            .or_insert(Allowance { lines: BURST, since: now, dropped: 0 });
+        let mut key = (metadata.callsite(), disk.to_owned());
+        if allowances.len() >= CAUSES_MAX && !allowances.contains_key(&key) {
+            key.1.clear();
+        }
+        let allowance =
+            allowances.entry(key).or_insert(Allowance { lines: BURST, since: now, dropped: 0 });
         let passed = now.saturating_duration_since(allowance.since).as_secs_f64();
         allowance.lines = (allowance.lines + passed * LINES_PER_SECOND).min(BURST);
         allowance.since = now;

@@ -291,6 +291,39 @@ impl LayerKey {
 /// A layer, and its identity.
 pub(crate) type KeyedLayer = (LayerKey, Arc<dyn Layer>);
 
+/// Puts `layer` into a definition. It replaces the layer in `made` that can take over its options, or
+/// else the only layer of its kind.
+pub(crate) fn set_layer(
+    definition: &mut DiskDefinition,
+    layer: &LayerDefinition,
+    made: &[KeyedLayer],
+) {
+    let indexes = |is: &dyn Fn(&LayerDefinition) -> bool| -> Vec<usize> {
+        let layers = definition.layers.iter().enumerate();
+        layers
+            .filter(|(_, other)| other.kind == layer.kind && is(other))
+            .map(|(at, _)| at)
+            .collect()
+    };
+    let prepared = configuration::layers::prepare(layer).ok();
+    let fits = |other: &LayerDefinition| {
+        let key = LayerKey::listed(other);
+        let made = made.iter().find(|(made, _)| *made == key);
+        prepared.as_ref().zip(made).is_some_and(|(options, (_, made))| options.fits(&**made))
+    };
+    let index = match (&indexes(&fits)[..], &indexes(&|_| true)[..]) {
+        ([index, ..], _) => Some(*index),
+        ([], [index]) if !prepared.as_ref().is_some_and(|options| options.has_several()) => {
+            Some(*index)
+        }
+        _ => None,
+    };
+    match index {
+        Some(index) => definition.layers[index] = layer.clone(),
+        None => definition.layers.push(layer.clone()),
+    }
+}
+
 /// The new layers of a disk.
 #[derive(Default)]
 pub(crate) struct NewLayers {

@@ -2,10 +2,14 @@
 use std::io::{self, BufRead, IsTerminal};
 
 use fathom_control::{
-    Bytes, ClientError, DiskDefinition, DiskStatus, ErrorCode, FrontendStatus, VhostUserDefinition,
+    Bytes, ClientError, DiskChange, DiskDefinition, DiskStatus, ErrorCode, FrontendStatus,
+    LayerStatus, VhostUserDefinition,
 };
 
-use super::{AddOptions, ListOptions, RecoverOptions, RemoveOptions, absolute, info::disk_sheet};
+use super::{
+    AddOptions, LayerArguments, ListOptions, RecoverOptions, RemoveOptions, absolute,
+    info::disk_sheet,
+};
 use crate::{
     failure::{Failure, Outcome},
     output::{
@@ -45,6 +49,39 @@ pub(super) fn add(options: &AddOptions) -> Outcome {
         return output::json(&status);
     }
     output::text_line(&disk_sheet(&status).render(output::width(), Style::stdout()))
+}
+
+/// Shows the layers of a disk, after the change if there is one.
+pub(super) fn layer(options: &LayerArguments) -> Outcome {
+    let client = options.control.client();
+    let status = match &options.layer {
+        None => client.disk(&options.name)?,
+        Some(layer) => {
+            let change = if options.remove {
+                if !layer.options.is_empty() {
+                    return Err(Failure::usage("--remove takes a kind without options"));
+                }
+                DiskChange { remove_layer: Some(layer.kind.clone()), ..DiskChange::default() }
+            } else {
+                DiskChange { set_layer: Some(layer.clone()), ..DiskChange::default() }
+            };
+            client.change_disk(&options.name, &change)?
+        }
+    };
+    if options.format.json {
+        return output::json(&status.layers);
+    }
+    let mut table = Table::new([Column::text("LAYER"), Column::text("OPTIONS").flexible()]);
+    for layer in &status.layers {
+        table.row([layer.name.clone(), layer_options(layer)]);
+    }
+    output::text_line(&table.render(output::width(), Style::stdout()))
+}
+
+/// The options of a layer in words.
+fn layer_options(layer: &LayerStatus) -> String {
+    let options = layer.definition.options.iter();
+    options.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(", ")
 }
 
 pub(super) fn recover(options: &RecoverOptions) -> Outcome {

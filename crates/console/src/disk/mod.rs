@@ -28,7 +28,7 @@ mod signatures;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use fathom_control::{Bytes, ImageFormat};
+use fathom_control::{Bytes, ImageFormat, LayerDefinition};
 
 use crate::{connection::ControlOptions, failure::Outcome, output::Format};
 
@@ -89,6 +89,17 @@ guest that keeps running assumes that the lost writes are on the disk.
 Example:
   fathom disk recover data")]
     Recover(RecoverOptions),
+    /// Show, set or remove a layer of a disk while a guest uses it
+    #[command(after_help = "\
+All options of the layer are replaced; those not given get their defaults. A limit keeps its state.
+docs/configuration.md has the kinds of layers and their options.
+
+Examples:
+  fathom disk layer root                            the layers and their options
+  fathom disk layer root limit,total_iops_sec=500   at most 500 requests a second
+  fathom disk layer root limit,write_bytes_sec=10M,containers=[/docker/backup*]
+  fathom disk layer root limit --remove             without limits")]
+    Layer(LayerArguments),
     /// Remove a disk from the running daemon; its image is kept
     #[command(after_help = "\
 A disk that a virtual machine or an NBD client uses is removed only after a confirmation on the
@@ -245,6 +256,23 @@ pub struct RemoveOptions {
     format: Format,
 }
 
+/// Options of `fathom disk layer`.
+#[derive(Debug, Args)]
+pub struct LayerArguments {
+    /// The disk's name
+    name: String,
+    /// The layer's kind, and the options to set
+    #[arg(value_name = "KIND[,KEY=VALUE…]", value_parser = LayerDefinition::from_flag)]
+    layer: Option<LayerDefinition>,
+    /// Remove all layers of this kind
+    #[arg(long, requires = "layer")]
+    remove: bool,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
 /// Options of `fathom disk recover`.
 #[derive(Debug, Args)]
 pub struct RecoverOptions {
@@ -274,6 +302,7 @@ pub fn run(command: &DiskCommand) -> Outcome {
         DiskCommand::Resize(options) => resize::run(options),
         DiskCommand::Import(options) => import::run(options),
         DiskCommand::Add(options) => daemon::add(options),
+        DiskCommand::Layer(options) => daemon::layer(options),
         DiskCommand::Recover(options) => daemon::recover(options),
         DiskCommand::Remove(options) => daemon::remove(options),
         DiskCommand::List(options) => daemon::list(options),

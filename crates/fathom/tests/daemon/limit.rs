@@ -6,7 +6,7 @@ use fathom_control::{DiskChange, LayerDefinition};
 use serde_json::{Value, json};
 
 use crate::nbd::Nbd;
-use crate::process::Daemon;
+use crate::process::{Daemon, command};
 
 const READ: u16 = 0;
 const DISCONNECT: u16 = 2;
@@ -144,4 +144,44 @@ fn a_limit_that_contradicts_itself_is_refused_with_what_to_do() {
         assert!(refused.contains(expected), "{options}: {refused}");
     }
     assert!(client.disk("a").unwrap().figure("limit", "waiting").is_none());
+}
+
+#[test]
+fn layers_are_set_and_removed_by_a_command() {
+    let daemon = Daemon::start(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
+         layers = [{ kind = \"delay\", time = \"1us\" }]\n",
+    );
+    let run = |arguments: &[&str]| {
+        let mut command = command(&daemon.path(""));
+        command.env("FATHOM_CONTROL", daemon.path("control.sock"));
+        let output = command.args(["disk", "layer", "a"]).args(arguments).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(text).unwrap())
+    };
+    let layers = || {
+        let layers = daemon.client().disk("a").unwrap().layers;
+        layers.into_iter().map(|layer| layer.name).collect::<Vec<_>>()
+    };
+    let (is_set, text) = run(&["limit,total-iops-sec=500"]);
+    assert!(is_set && text.contains("total_iops_sec=500"), "{text}");
+    assert_eq!(layers(), ["classify", "tap", "delay", "limit"]);
+    // Other options of the same limit, and a limit for other requests.
+    assert!(run(&["limit,total-bytes-sec=10M"]).0);
+    assert!(run(&["limit,read-iops-sec=5,containers=[/docker/*]"]).0);
+    assert!(run(&["delay,time=2us"]).0);
+    assert_eq!(layers(), ["classify", "tap", "delay", "limit", "limit"]);
+    let (_, text) = run(&[]);
+    for expected in ["total_bytes_sec=10485760", "containers=[\"/docker/*\"]", "time=2000"] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    assert!(!text.contains("total_iops_sec="), "{text}");
+    assert!(run(&["limit", "--remove"]).0);
+    assert_eq!(layers(), ["classify", "tap", "delay"]);
+    let (is_removed, text) = run(&["limit", "--remove"]);
+    assert!(!is_removed && text.contains("no layer \"limit\""), "{text}");
+    let (is_set, text) = run(&["limit,total_iop_sec=5"]);
+    assert!(!is_set && text.contains("did you mean `total_iops_sec`"), "{text}");
+    assert!(run(&["tap", "--remove"]).0);
+    assert_eq!(layers(), ["classify", "delay"]);
 }

@@ -101,27 +101,35 @@ macro_rules! options {
             $(
                 #[doc = concat!("The most ", $what, " per second in the long run.")]
                 $(#[serde(alias = $a)])*
+                #[serde(skip_serializing_if = "is_default")]
                 pub $average: $type,
                 #[doc = concat!("The most ", $what, " per second in a burst.")]
                 $(#[serde(alias = $m)])*
+                #[serde(skip_serializing_if = "is_default")]
                 pub $maximum: $type,
                 #[doc = concat!("The longest burst of ", $what, ", in seconds.")]
                 $(#[serde(alias = $l)])*
+                #[serde(skip_serializing_if = "is_one")]
                 pub $length: u64,
             )*
             /// A longer request counts as its length divided by this length. 0 counts each request as
             /// one.
             #[serde(alias = "iops-size", alias = "size_iops_sec", alias = "size-iops-sec")]
+            #[serde(skip_serializing_if = "is_default")]
             pub iops_size: Bytes,
             /// The name of the group of disks that share the limit; empty for none.
             #[serde(alias = "group_name", alias = "group-name")]
+            #[serde(skip_serializing_if = "is_default")]
             pub group: String,
             /// Patterns of the limited control groups of the guest; empty for all requests. `*` matches
             /// any characters, `?` one.
+            #[serde(skip_serializing_if = "is_default")]
             pub containers: Vec<String>,
             /// Whether each matching control group has its own limit; otherwise they share it.
+            #[serde(skip_serializing_if = "is_default")]
             pub each: bool,
             /// The limited kinds of data; empty for all.
+            #[serde(skip_serializing_if = "is_default")]
             pub kinds: Vec<String>,
         }
 
@@ -169,6 +177,14 @@ macro_rules! options {
             Key::new("kinds", "[]", "the limited kinds of data; all by default. Needs `classify`"),
         ];
     };
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn is_one(number: &u64) -> bool {
+    *number == 1
 }
 
 fn plain(number: &u64) -> u64 {
@@ -231,6 +247,7 @@ impl LayerOptions for LimitOptions {
     const KIND: &'static str = "limit";
     const MEANING: &'static str = "limits requests and bytes per second, with bursts";
     const KEYS: &'static [Key] = KEYS;
+    const HAS_SEVERAL: bool = true;
 
     fn check(&self, check: &mut Check<'_>) {
         let parts = self.parts();

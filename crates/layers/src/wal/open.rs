@@ -309,10 +309,11 @@ fn make(
         0 => geometry.physical_block_size.clamp(BLOCK_SIZE_MIN, BLOCK_SIZE_MAX),
         size => size,
     };
+    let block_size = block_size.max(geometry.alignment);
     let mut superblock = Superblock {
         log: options.identity,
         owner: owner.clone(),
-        block_size: block_size.max(geometry.alignment),
+        block_size,
         ring_length: ring_length(region, block_size),
         number: 0,
         epoch: 0,

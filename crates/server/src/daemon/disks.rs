@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fathom_block::{BackendProblem, CHANGE_TIME_MAX, ErrorKind, RestackError};
 use fathom_control::{
     BackendDefinition, Bytes, DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode,
-    FrontendStatus,
+    FrontendStatus, LayerDefinition,
 };
 
 use super::changes::{Claims, stopping};
@@ -123,7 +123,12 @@ impl Daemon {
                 "add it again when it has been removed",
             ));
         }
-        if change.tap.is_some() || change.classify.is_some() || change.layers.is_some() {
+        let changes_layers = change.tap.is_some()
+            || change.classify.is_some()
+            || change.layers.is_some()
+            || change.set_layer.is_some()
+            || change.remove_layer.is_some();
+        if changes_layers {
             let mut definition = served.live().definition.clone();
             if let Some(tap) = change.tap {
                 definition.tap = tap;
@@ -139,6 +144,13 @@ impl Daemon {
             }
             if let Some(layers) = &change.layers {
                 definition.layers.clone_from(layers);
+            }
+            if let Some(kind) = &change.remove_layer {
+                remove_layer(&mut definition, kind)?;
+            }
+            if let Some(layer) = &change.set_layer {
+                let made = served.live().watchers.layers.clone();
+                wiring::set_layer(&mut definition, layer, &made);
             }
             check_request(&mut definition)?;
             self.restack(&served, definition)?;
@@ -309,6 +321,27 @@ impl Daemon {
         removed(name, &withdrawal, Instant::now() + REMOVAL_TIME_MAX)?;
         Ok(Done { message: format!("the disk {name:?} is no longer served") })
     }
+}
+
+/// Removes the layers of a kind from a definition.
+fn remove_layer(definition: &mut DiskDefinition, kind: &str) -> Result<(), ErrorBody> {
+    let count = definition.layers.len();
+    definition.layers.retain(|layer| layer.name() != kind);
+    let is_implied = match kind {
+        "tap" => std::mem::take(&mut definition.tap),
+        "classify" => std::mem::take(&mut definition.classify),
+        _ => false,
+    };
+    if definition.layers.len() == count && !is_implied {
+        let names: Vec<&str> = definition.layers.iter().map(LayerDefinition::name).collect();
+        let shown: String = kind.chars().take(60).collect();
+        return Err(refusal(
+            ErrorCode::NotFound,
+            format!("the disk {:?} has no layer {shown:?}", definition.name),
+            fathom_options::suggestion(&shown, &names),
+        ));
+    }
+    Ok(())
 }
 
 /// A name in the list of disks that are being opened; removed from the list when dropped.

@@ -173,6 +173,7 @@ impl Listener {
             state.lost += count;
             return;
         }
+        state.report_lost();
         state.dropped += count;
         state.put(dropped_block(count, DropPlace::Ring, disk).into());
         self.wake(&mut state);
