@@ -96,11 +96,13 @@ impl LogVolumes {
         let marked = mark.read().map_err(unreadable)?;
         let elsewhere = |marked: &MarkedLog| {
             let (shown, path) = (image.display(), &marked.path);
-            let message =
-                format!("{shown} alone is out of date: its last changes are in the log at {path}");
+            let message = format!(
+                "{shown} alone may be out of date: its last changes may be in the log at {path}"
+            );
             let remedy = format!(
-                "serve it with the layer `wal` and that log (is its device mounted?), or, if those \
-                 changes may be lost, {}",
+                "serve it with the layer `wal` and that log (is its device mounted?). To remove the \
+                 layer, first serve the disk with it, then reload without it or shut down the daemon: \
+                 both write the changes back. If the log is gone and its changes may be lost, {}",
                 mark.removal()
             );
             refusal(ErrorCode::Failed, message, remedy)

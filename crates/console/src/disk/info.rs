@@ -5,7 +5,7 @@ use std::{
 };
 
 use fathom_control::{Bytes, DiskStatus, FrontendStatus, count};
-use fathom_image::{ForeignFormat, LossRecord};
+use fathom_image::{ForeignFormat, LogMark, LossRecord};
 use serde::Serialize;
 
 use super::{
@@ -72,6 +72,22 @@ struct ImageInfo<'a> {
     holders: Vec<Holder>,
     /// The daemon's record of acknowledged writes that may be lost.
     writes_lost: Option<WritesLost>,
+    /// The path of the log that may hold the last changes.
+    log: Option<String>,
+}
+
+/// The folders in which a daemon writes its records.
+fn folders_of_daemons(control: &Path) -> Vec<PathBuf> {
+    let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
+    let folders = [state, control.parent().map(Path::to_owned), Some(SERVICE_STATE.into())];
+    folders.into_iter().flatten().collect()
+}
+
+/// The log that the mark of an image names.
+fn marked_log(path: &Path, control: &Path) -> Option<String> {
+    let folders = folders_of_daemons(control);
+    let read = |folder: &PathBuf| LogMark::open(path, folder).ok()?.read().ok()?;
+    folders.iter().find_map(read).map(|log| log.path)
 }
 
 /// A record of lost writes.
@@ -87,9 +103,7 @@ struct WritesLost {
 impl WritesLost {
     /// The record of an image, searched in the places where a daemon writes it.
     fn of(image: &Image, control: &Path) -> Option<Self> {
-        let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
-        let of_daemons = [state, control.parent().map(Path::to_owned), Some(SERVICE_STATE.into())];
-        let folders: Vec<PathBuf> = of_daemons.into_iter().flatten().collect();
+        let folders = folders_of_daemons(control);
         let loss = LossRecord::new(&image.file, &image.path, &folders).ok()?.read(&image.file)?;
         let error = reason(&io::Error::from_raw_os_error(loss.errno));
         Some(Self { errno: loss.errno, error, recorded_in: loss.file })
@@ -125,6 +139,7 @@ fn show_image(path: &Path, options: &InfoOptions) -> Outcome {
         partition_table: partitions::read(&image.file, image.size).map_err(failed)?,
         holders: holders::of(path),
         writes_lost: WritesLost::of(&image, &options.control.socket()),
+        log: marked_log(path, &options.control.socket()),
     };
     if options.format.json {
         return output::json(&info);
@@ -163,6 +178,12 @@ impl ImageInfo<'_> {
             }
             _ if self.holders.is_empty() => sheet.fact("held by", "no process"),
             _ => {}
+        }
+        if let Some(log) = &self.log {
+            let text = format!(
+                "the last changes may be in the log at {log}: it is served with that log only"
+            );
+            sheet.fact("log", text);
         }
         if let Some(lost) = &self.writes_lost {
             let place = lost

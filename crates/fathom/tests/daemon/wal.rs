@@ -172,11 +172,11 @@ fn a_log_of_another_disk_is_refused_with_a_remedy() {
     // another.
     let behind = |stderr: &str| {
         let log = folder.path().join("logs").display().to_string();
-        stderr.contains("a.img alone is out of date") && stderr.contains(&log)
+        stderr.contains("a.img alone may be out of date") && stderr.contains(&log)
     };
     let alone = configuration("60s").replacen("layers", "# layers", 1);
     let stderr = refusal(&alone);
-    assert!(behind(&stderr) && stderr.contains("if those changes may be lost"), "{stderr}");
+    assert!(behind(&stderr) && stderr.contains("its changes may be lost"), "{stderr}");
     let elsewhere = configuration("60s").replacen("\"logs\"", "\"other\"", 1);
     let stderr = refusal(&elsewhere);
     assert!(behind(&stderr) && !folder.path().join("other").exists(), "{stderr}");
@@ -225,6 +225,50 @@ fn a_log_volume_that_failed_once_is_used_again() {
     let daemon = Daemon::start_in(folder, &alone);
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert_eq!((read(&mut nbd, 3), read(&mut nbd, 4)), (7, 8));
+}
+
+/// After a kill the image is marked although all changes were written back: the daemon does not know
+/// the log any more. The message says how to remove the layer then, and that works.
+#[test]
+fn a_mark_that_a_kill_has_left_goes_with_the_layer() {
+    let folder = tempfile::tempdir().unwrap();
+    for image in ["a.img", "b.img"] {
+        File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
+    }
+    let with_log = configuration("1ms");
+    let without = with_log.replacen("layers", "# layers", 1);
+    let info = |folder: &std::path::Path| {
+        let output = command(folder).args(["disk", "info", "a.img"]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let daemon = Daemon::start_in(folder, &with_log);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(write(&mut nbd, 3, 7), Some(0));
+    let used = || daemon.client().disk("a").unwrap().figure("wal", "used_bytes");
+    daemon.until("the write-back", || used() == Some(0));
+    daemon.signal(libc::SIGKILL);
+    let folder = daemon.wait().1;
+    let marked = format!("may be in the log at {}", folder.path().join("logs").display());
+    assert!(info(folder.path()).contains(&marked), "{}", info(folder.path()));
+
+    std::fs::write(folder.path().join("f.toml"), &without).unwrap();
+    let mut serve = command(folder.path());
+    serve.args(["serve", "--config", "f.toml", "--control", "control.sock"]);
+    let output = serve.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(log.contains("a.img alone may be out of date") && log.contains(&marked), "{log}");
+    assert!(log.contains("first serve the disk with it, then reload without it"), "{log}");
+
+    let daemon = Daemon::start_in(folder, &with_log);
+    std::fs::write(daemon.path("f.toml"), &without).unwrap();
+    let report = daemon.client().reload().unwrap();
+    assert!(report.refused.is_empty(), "{report:?}");
+    daemon.signal(libc::SIGKILL);
+    let folder = daemon.wait().1;
+    assert!(!info(folder.path()).contains(&marked), "{}", info(folder.path()));
+    let daemon = Daemon::start_in(folder, &without);
+    assert_eq!(read(&mut Nbd::connect(&daemon.path("nbd.sock"), "a"), 3), 7);
 }
 
 /// A disk that is removed can be added again immediately: its log is free.
