@@ -24,6 +24,9 @@ pub use read::{Title, Written, read};
 pub use section::{Key, Section};
 pub use units::{Bytes, Nanoseconds, UnitError, count, parse_bytes, parse_nanoseconds};
 
+/// The most names in a suggestion.
+const NAMES_MAX: usize = 24;
+
 /// A remedy for the unknown name `written`: the most similar name of `known`, or all of them.
 pub fn suggestion(written: &str, known: &[&str]) -> String {
     let near = known
@@ -38,6 +41,7 @@ pub fn suggestion(written: &str, known: &[&str]) -> String {
     if known.is_empty() {
         return "this configuration has none".into();
     }
-    let names: Vec<String> = known.iter().map(|name| format!("`{name}`")).collect();
-    format!("known here: {}", names.join(", "))
+    let names: Vec<String> = known.iter().take(NAMES_MAX).map(|name| format!("`{name}`")).collect();
+    let more = if known.len() > NAMES_MAX { ", …" } else { "" };
+    format!("known here: {}{more}", names.join(", "))
 }

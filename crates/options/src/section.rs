@@ -13,12 +13,20 @@ pub struct Key {
     pub default: &'static str,
     /// The meaning of the key.
     pub meaning: &'static str,
+    /// Other names of the key.
+    pub aliases: &'static [&'static str],
 }
 
 impl Key {
     /// A key with a default; an empty text for none.
     pub const fn new(name: &'static str, default: &'static str, meaning: &'static str) -> Self {
-        Self { name, default, meaning }
+        Self { name, default, meaning, aliases: &[] }
+    }
+
+    /// The key with other names.
+    #[must_use]
+    pub const fn with_aliases(self, aliases: &'static [&'static str]) -> Self {
+        Self { aliases, ..self }
     }
 }
 

@@ -162,15 +162,17 @@ macro_rules! options {
         const KEYS: &[Key] = &[
             $(
                 Key::new(stringify!($average), "0", concat!("the most ", $what, " per second in \
-                    the long run; 0 for no limit")),
+                    the long run; 0 for no limit")).with_aliases(&[$($a),*]),
                 Key::new(stringify!($maximum), "0", concat!("the most ", $what, " per second in \
-                    a burst")),
+                    a burst")).with_aliases(&[$($m),*]),
                 Key::new(stringify!($length), "1", concat!("the longest burst of ", $what,
-                    ", in seconds")),
+                    ", in seconds")).with_aliases(&[$($l),*]),
             )*
             Key::new("iops_size", "0", "a longer request counts as its length divided by this length; \
-                0 counts each request as one"),
-            Key::new("group", "\"\"", "the group of disks that share the limit; none by default"),
+                0 counts each request as one")
+                .with_aliases(&["iops-size", "size_iops_sec", "size-iops-sec"]),
+            Key::new("group", "\"\"", "the group of disks that share the limit; none by default")
+                .with_aliases(&["group_name", "group-name"]),
             Key::new("containers", "[]", "patterns of the limited control groups, with `*` and `?`; all \
                 requests by default. Needs `classify`"),
             Key::new("each", "false", "whether each matching control group has its own limit"),
