@@ -1,4 +1,4 @@
-//! The layer `limit` of disks that are served.
+//! The layer `limit` of served disks.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ fn check_rate(nbd: &mut Nbd, rate: f64, time: Duration) {
 }
 
 #[test]
-fn a_limit_holds_changes_and_is_reported() {
+fn a_limit_applies_is_changed_and_is_reported() {
     let daemon = Daemon::start(
         "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
          [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
@@ -52,7 +52,7 @@ fn a_limit_holds_changes_and_is_reported() {
     check_rate(&mut nbd, 500.0, Duration::from_secs(2));
     let held = client.disk("a").unwrap().figure("limit", "held_total").unwrap();
     assert!(held > 0);
-    // A slow request is known to have waited for the limit.
+    // The report on slow requests shows the wait for the limit.
     let slow = client.slow(Some("a"), 1).unwrap();
     let slowest = &slow.disks[0].requests[0];
     assert_eq!(slowest.held_by, "limit");
@@ -61,8 +61,8 @@ fn a_limit_holds_changes_and_is_reported() {
     let metrics = client.metrics().unwrap();
     assert!(metrics.contains("fathom_layer_limit_held_total{disk=\"a\""), "{metrics}");
 
-    // Requests that wait for much longer than the test feel the new rate at once, and the layer
-    // is the same: its counts go on.
+    // The new rate also applies to requests that would wait for longer than the test. The layer stays
+    // and keeps its counts.
     client.change_disk("a", &change(json!({ "total_iops_sec": 1 }))).unwrap();
     send_reads(&mut nbd, 300);
     daemon.until("requests to wait", || {
@@ -77,7 +77,7 @@ fn a_limit_holds_changes_and_is_reported() {
 }
 
 #[test]
-fn nothing_waits_for_a_limit_but_data() {
+fn drained_queues_and_flushes_do_not_wait_for_a_limit() {
     let daemon = Daemon::start(
         "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
          [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
@@ -89,11 +89,11 @@ fn nothing_waits_for_a_limit_but_data() {
     send_reads(&mut first, 50);
     daemon.until("requests to wait", || waiting() == 49);
     first.read_reply(4096);
-    // A flush of another client.
+    // A flush of another client does not wait.
     let mut second = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert!(second.send(FLUSH, 7, 0, 0, &[]));
     assert_eq!(second.reply(), Some((7, 0)));
-    // Another set of layers: those that wait go on.
+    // A change of the layers passes on the waiting requests.
     let delay = LayerDefinition::new("delay", json!({ "time": "1us" }));
     let limit = LayerDefinition::new("limit", json!({ "total_bytes_sec": 1 }));
     let layers = |layers| DiskChange { layers: Some(layers), ..DiskChange::default() };
@@ -102,7 +102,7 @@ fn nothing_waits_for_a_limit_but_data() {
     (0..49).for_each(|_| first.read_reply(4096));
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert_eq!(waiting(), 0);
-    // A client that leaves, and one that says so: neither leaves anything behind.
+    // A client that closes its connection, and one that disconnects in order: no request stays.
     send_reads(&mut first, 50);
     daemon.until("requests to wait", || waiting() >= 49);
     drop(first);
@@ -111,7 +111,7 @@ fn nothing_waits_for_a_limit_but_data() {
     daemon.until("requests to wait", || waiting() >= 49);
     second.send(DISCONNECT, 0, 0, 0, &[]);
     (0..50).for_each(|_| second.read_reply(4096));
-    // The end of the daemon does not wait for a limit either.
+    // The end of the daemon does not wait for a limit.
     let mut third = Nbd::connect(&daemon.path("nbd.sock"), "a");
     send_reads(&mut third, 50);
     daemon.until("requests to wait", || waiting() >= 49);
@@ -122,7 +122,7 @@ fn nothing_waits_for_a_limit_but_data() {
 }
 
 #[test]
-fn a_limit_that_contradicts_itself_is_refused_with_what_to_do() {
+fn an_inconsistent_limit_is_refused_with_a_remedy() {
     let daemon = Daemon::start(
         "[[nbd]]\naddress = \"unix:nbd.sock\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n",
     );
@@ -166,7 +166,7 @@ fn layers_are_set_and_removed_by_a_command() {
     let (is_set, text) = run(&["limit,total-iops-sec=500"]);
     assert!(is_set && text.contains("total_iops_sec=500"), "{text}");
     assert_eq!(layers(), ["classify", "tap", "delay", "limit"]);
-    // Other options of the same limit, and a limit for other requests.
+    // Other options of the same limit replace its options. A limit for other requests is a new one.
     assert!(run(&["limit,total-bytes-sec=10M"]).0);
     assert!(run(&["limit,read-iops-sec=5,containers=[/docker/*]"]).0);
     assert!(run(&["delay,time=2us"]).0);

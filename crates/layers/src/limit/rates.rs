@@ -61,7 +61,8 @@ impl Rates {
 pub struct Cost {
     /// Its direction.
     pub direction: Direction,
-    /// Its length, in bytes.
+    /// The length of its data, in bytes. A discard has none, and a guest discards whole file systems
+    /// with one request.
     pub bytes: u64,
 }
 
@@ -69,7 +70,8 @@ impl Cost {
     /// The cost of `request`; `None` for operations without a limit.
     pub fn of(request: &Request) -> Option<Self> {
         let direction = Direction::of(request.operation)?;
-        Some(Self { direction, bytes: request.length })
+        let bytes = if request.operation.carries_data() { request.length } else { 0 };
+        Some(Self { direction, bytes })
     }
 }
 
