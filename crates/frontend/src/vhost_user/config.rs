@@ -9,6 +9,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
+use super::chain::CHAIN_LENGTH_MAX;
 use super::request::SEGMENTS_MAX;
 
 /// The length of the configuration space, in bytes: `struct virtio_blk_config` up to the zoned
@@ -16,8 +17,11 @@ use super::request::SEGMENTS_MAX;
 const CONFIG_LENGTH: usize = 96;
 /// The most sectors that one segment of a discard or write-zeroes request may have: 2 GiB.
 const SECTORS_MAX: u32 = (2 << 30) / SECTOR_SIZE as u32;
-/// The most data segments of one request: a chain without its header and status.
+/// The most data segments of a read or write: 1 MiB in separate pages, less two for the header and
+/// the status, so that a chain has at most 256 descriptors. Drivers stay below this number, which is
+/// lower than the limit that the device enforces.
 const SEGMENTS_PER_REQUEST: u32 = 254;
+const _: () = assert!(SEGMENTS_PER_REQUEST as usize + 2 <= CHAIN_LENGTH_MAX);
 
 /// The bit of `VHOST_F_LOG_ALL`.
 pub(super) const LOG_ALL: u64 = 1 << 26;

@@ -391,14 +391,26 @@ impl Shared {
         Ok(())
     }
 
+    /// Logs that a VMM has connected, and returns true. A refused VMM reconnects each second, so
+    /// after a refusal a connection is logged only once it is served: when one of its rings runs.
+    fn log_connection(&self, served: bool) -> bool {
+        let mut refusal = self.refusal();
+        if served {
+            *refusal = None;
+        }
+        let logs = refusal.is_none();
+        drop(refusal);
+        if logs {
+            let (disk, vm) = (self.disk.name(), self.disk.vm());
+            tracing::info!(disk, vm, "a VMM has connected");
+        }
+        logs
+    }
+
     /// Serves `connection`; `again` is a second descriptor of the same socket.
     fn serve(&self, connection: UnixStream, again: &UnixStream, session: &Arc<Mutex<Session>>) {
         let (name, vm) = (self.disk.name(), self.disk.vm());
-        // A VMM that reconnects each second and is disconnected each time is not logged again.
-        let returning = self.refusal().is_some();
-        if !returning {
-            tracing::info!(disk = name, vm, "a VMM has connected");
-        }
+        let mut is_logged = self.log_connection(false);
         let memory_owner = Arc::clone(lock(session).memory_owner());
         let mut handler = BackendReqHandler::from_stream(connection, Arc::clone(session));
         while !memory_owner.is_lost() {
@@ -414,7 +426,8 @@ impl Shared {
                 }
             }
             match handler.handle_request() {
-                Ok(()) => {}
+                Ok(()) if is_logged => {}
+                Ok(()) => is_logged = lock(session).is_running() && self.log_connection(true),
                 Err(Error::Disconnected) => break,
                 Err(_) if self.ended() || memory_owner.is_lost() => break,
                 Err(error) => {
@@ -446,7 +459,7 @@ impl Shared {
                  ({cause})"
             );
         }
-        if !returning {
+        if is_logged {
             tracing::info!(disk = name, vm, "the VMM has disconnected");
         }
     }

@@ -242,7 +242,7 @@ impl Session {
     }
 
     /// Whether any ring runs.
-    fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         self.rings.iter().any(|ring| ring.worker.is_some())
     }
 

@@ -3,8 +3,9 @@
 //! process is still served, and the server ends when it is stopped.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSliceMut};
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -15,6 +16,7 @@ use fathom_block::{
     Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use vhost::VhostBackend;
@@ -137,9 +139,9 @@ fn a_full_call_descriptor_stops_no_other_disk() {
         client.assert_works(0);
         client.assert_works(1);
     }
-    within("the status", {
-        let status = served.server.status();
-        move || assert_eq!(status.running_queues, 2)
+    let served = within("the status", move || {
+        assert_eq!(served.server.status().running_queues, 2);
+        served
     });
     neighbour.assert_works(0);
     end(served);
@@ -169,20 +171,52 @@ fn a_full_call_descriptor_stops_no_other_disk() {
 #[test]
 fn a_kick_descriptor_that_the_vmm_empties_does_not_stop_its_ring() {
     let served = serve();
-    let mut client = Client::start(&served.socket, 1, 0);
+    // One thread of the server serves both rings.
+    let mut client = Client::start(&served.socket, 2, 0);
+    // A plain read of an empty counter would wait.
     set_flags(&client.kicks[0], 0);
-    let kick = client.kicks[0].try_clone().unwrap();
-    let emptying = std::thread::spawn(move || {
-        set_flags(&kick, libc::O_NONBLOCK);
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(300) {
-            let _ = kick.write(1);
-            let _ = kick.read();
+    let served = within("a ring", move || {
+        for round in 0..2000 {
+            client.kick(0);
+            // The server finds the kick and reads the counter, after a time that varies.
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_micros(round % 100) {
+                std::hint::spin_loop();
+            }
+            empty(&client.kicks[0]);
+            assert_eq!(client.request(1, READ, 0, &mut [0; 512]), 0, "round {round}");
         }
-        set_flags(&kick, 0);
+        client.assert_works(0);
+        served
     });
-    emptying.join().unwrap();
+    end(served);
+}
+
+/// Empties the counter of an event descriptor without waiting and without a change of its flags,
+/// which the server shares.
+fn empty(event: &EventFd) {
+    let event = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
+    let mut count = [0; 8];
+    match preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT) {
+        Ok(8) | Err(Errno::AGAIN) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_refusal_ends_when_a_vmm_is_served() {
+    let served = serve();
+    let client = Client::connect(&served.socket, 1, 0);
+    let event = File::from(eventfd(0, EventfdFlags::empty()).unwrap());
+    client.frontend.set_mem_table(&[region(&event, 0, 4096)]).unwrap_err();
+    assert!(client.is_disconnected());
+    assert!(served.server.status().refusal.is_some());
+    // While a ring runs, a query of the status would end the refusal too.
+    let mut client = Client::start(&served.socket, 1, 0);
     client.assert_works(0);
+    client.raw.shutdown(Shutdown::Write).unwrap();
+    assert!(client.is_disconnected());
+    assert_eq!(served.server.status().refusal, None);
     end(served);
 }
 
