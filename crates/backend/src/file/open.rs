@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use fathom_block::{Capabilities, Geometry, SECTOR_SIZE};
+use fathom_block::{Capabilities, Geometry};
 use fathom_image::{Access, ForeignFormat, LockError, LossRecord};
 use rustix::fs::{
     AtFlags, FallocateFlags, SeekFrom, StatxFlags, fallocate, ioctl_blkpbszget, ioctl_blksszget,
@@ -21,6 +21,8 @@ use super::{FileKind, NOT_TRUNCATED, Shared};
 
 /// How often an image may be replaced while it is being opened.
 const REPLACED_MAX: u32 = 10;
+/// The logical block sizes that a disk can have, in bytes.
+const BLOCK_SIZES: [u32; 2] = [512, 4096];
 
 /// The file to open, and the options.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +63,8 @@ pub enum OpenError {
     /// The requested block size is not supported, in bytes: the requested one, the smallest
     /// supported one.
     BlockSize(PathBuf, u32, u32),
+    /// The file's alignment for direct I/O, in bytes, which no block size has.
+    Alignment(PathBuf, u32),
     /// The image looks like one of another format, and the options do not declare it raw.
     Foreign(PathBuf, ForeignFormat),
     /// Any other error of the operating system.
@@ -103,9 +107,18 @@ impl fmt::Display for OpenError {
                 "{}: its file system does not support direct I/O; remove `direct`",
                 path.display()
             ),
-            Self::BlockSize(path, asked, least) => write!(
+            Self::BlockSize(path, requested, least) => {
+                let path = path.display();
+                let other = if *least < 4096 { " or 4096" } else { "" };
+                write!(
+                    formatter,
+                    "{path}: a block size of {requested} is not supported here; use {least}{other}"
+                )
+            }
+            Self::Alignment(path, alignment) => write!(
                 formatter,
-                "{}: a block size of {asked} is not supported here; use {least} or 4096",
+                "{}: direct I/O needs blocks of {alignment} bytes here, and a disk's blocks have \
+                 512 or 4096; remove `direct`",
                 path.display()
             ),
             Self::Foreign(path, format) => {
@@ -175,11 +188,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
     }
     let (offset_alignment, memory_alignment) =
         if options.direct { direct_alignment(&file, kind) } else { (1, 1) };
-    let least = offset_alignment.max(SECTOR_SIZE as u32);
-    let block_size = options.block_size.unwrap_or(least);
-    if !matches!(block_size, 512 | 4096) || block_size < least {
-        return Err(OpenError::BlockSize(path.clone(), block_size, least));
-    }
+    let block_size = choose_block_size(options.block_size, offset_alignment, path)?;
     if capacity % u64::from(block_size) != 0 {
         return Err(OpenError::Size(path.clone(), capacity, u64::from(block_size)));
     }
@@ -262,6 +271,25 @@ fn block_size(reported: rustix::io::Result<u32>) -> u32 {
     reported.ok().filter(is_valid).unwrap_or(4096)
 }
 
+/// The requested logical block size, or the smallest one that is a multiple of the alignment, in
+/// bytes.
+fn choose_block_size(
+    requested: Option<u32>,
+    alignment: u32,
+    path: &Path,
+) -> Result<u32, OpenError> {
+    let supported = || BLOCK_SIZES.into_iter().filter(|size| size % alignment.max(1) == 0);
+    let Some(least) = supported().next() else {
+        return Err(OpenError::Alignment(path.to_owned(), alignment));
+    };
+    match requested {
+        Some(size) if !supported().any(|supported| supported == size) => {
+            Err(OpenError::BlockSize(path.to_owned(), size, least))
+        }
+        requested => Ok(requested.unwrap_or(least)),
+    }
+}
+
 /// The alignment for direct I/O, in bytes: of offset and length, and of memory.
 fn direct_alignment(file: &File, kind: FileKind) -> (u32, usize) {
     let known = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
@@ -282,4 +310,26 @@ fn direct_alignment(file: &File, kind: FileKind) -> (u32, usize) {
 fn can_punch(file: &File, capacity: u64) -> bool {
     let Some(offset) = capacity.checked_next_multiple_of(4096) else { return false };
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, 4096).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_sizes_are_multiples_of_the_alignment() {
+        let choose = |requested, alignment| {
+            choose_block_size(requested, alignment, Path::new("disk.img"))
+                .map_err(|error| error.to_string())
+        };
+        for (alignment, least) in [(1, 512), (512, 512), (2048, 4096), (4096, 4096)] {
+            assert_eq!(choose(None, alignment), Ok(least));
+            assert_eq!(choose(Some(4096), alignment), Ok(4096));
+        }
+        let refused = |requested, alignment| choose(Some(requested), alignment).unwrap_err();
+        assert!(refused(1024, 512).ends_with("1024 is not supported here; use 512 or 4096"));
+        assert!(refused(512, 4096).ends_with("512 is not supported here; use 4096"));
+        assert!(refused(4096, 16384).ends_with("remove `direct`"));
+        assert!(choose(None, 16384).unwrap_err().contains("blocks of 16384 bytes"));
+    }
 }
