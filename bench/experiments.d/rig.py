@@ -253,7 +253,7 @@ class Query(Process):
         if self.wait(60):
             raise Failed(f"the query failed:\n{self.messages()[-2000:]}")
         missing = sum(int(count) for count in re.findall(
-            r"(?m)^(\d+) events? (?:are missing|arrived too late)", self.messages()))
+            r"(?m)^(\d+) events? (?:missing in the input|arrived too late)", self.messages()))
         return results.seen, results.rows, missing
 
 

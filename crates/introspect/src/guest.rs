@@ -70,6 +70,10 @@ const SEARCH_PART_MAX: Duration = Duration::from_millis(500);
 /// The number of unconfirmed doubts about one kernel after which it is dropped.
 const DOUBTS_MAX: u32 = 8;
 
+/// The reason of a guest whose requests never match its kernel's structures.
+pub const COPIED_REQUESTS: &str = "its requests do not match its kernel's structures: the guest \
+                                   copies its I/O (swiotlb, encrypted memory)";
+
 /// One guest, shared by the queues of all its disks and the thread that calls [`step`](Self::step).
 pub struct Guest {
     memory: GuestMemory,
@@ -243,9 +247,7 @@ impl Guest {
             inner.doubts += 1;
             if inner.doubts >= DOUBTS_MAX {
                 drop(inner);
-                let reason = "its requests do not match its kernel's structures: the guest copies \
-                              its I/O (swiotlb, encrypted memory)";
-                self.set(None, GuestState::Blind { reason: reason.into() });
+                self.set(None, GuestState::Blind { reason: COPIED_REQUESTS.into() });
                 self.inner().pause = PAUSE_BLIND;
                 return None;
             }

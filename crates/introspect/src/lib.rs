@@ -39,7 +39,7 @@ mod tests;
 mod vmcoreinfo;
 
 pub use counters::Counters;
-pub use guest::{Guest, GuestState, GuestStatus};
+pub use guest::{COPIED_REQUESTS, Guest, GuestState, GuestStatus};
 pub use kernel::{AttachError, Kernel};
 pub use memory::{GuestMemory, Region};
 pub use resolver::{RequestView, Resolver};

@@ -154,8 +154,13 @@ fn check(options: &BenchOptions) -> Outcome {
     if options.depth.iter().any(|&depth| depth == 0 || depth > DEPTH_MAX) {
         return Err(Failure::usage(format!("a depth is from 1 to {DEPTH_MAX}")));
     }
-    if options.rounds == 0 || options.queues == 0 || options.duration.0 < 1_000_000 {
-        return Err(Failure::usage("rounds, queues and the duration in ms must be at least 1"));
+    for (option, value) in [("--rounds", options.rounds), ("--queues", options.queues)] {
+        if value == 0 {
+            return Err(Failure::usage(format!("{option} must be at least 1")));
+        }
+    }
+    if options.duration.0 < 1_000_000 {
+        return Err(Failure::usage("--duration must be at least 1ms"));
     }
     if options.block_size.0 > 16 << 20 {
         return Err(Failure::usage("a request has at most 16 MiB"));

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{CheckOptions, exact, image::Image, partitions};
 use crate::{
-    failure::{FAILED, Failure, Outcome, reason},
+    failure::{Failure, Outcome, reason},
     output::{
         self,
         progress::Progress,
@@ -20,7 +20,7 @@ use crate::{
 const CHUNK: usize = 1 << 20;
 /// The bytes of one read when a chunk could not be read: the smallest unit that a disk loses.
 const SECTOR: usize = 4096;
-/// The most bad ranges listed; the check stops when an image has more.
+/// The number of bad ranges after which the check stops.
 const RANGES_MAX: usize = 1000;
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -62,7 +62,10 @@ pub(super) fn run(options: &CheckOptions) -> Outcome {
     if let Some(table) = partitions::read(&image.file, image.size).map_err(failed)? {
         problems.extend(table.problems);
     }
-    let (data_bytes, unreadable) = read_all(&image, options.format.json);
+    let Reading { data_bytes, unreadable, stopped_at } = read_all(&image, options.format.json);
+    problems.extend(stopped_at.map(|position| {
+        format!("the check stopped at byte {position} of {}: too many ranges are bad", image.size)
+    }));
     let checked =
         Checked { path: &options.path, size_bytes: image.size, data_bytes, unreadable, problems };
     if options.format.json {
@@ -73,8 +76,17 @@ pub(super) fn run(options: &CheckOptions) -> Outcome {
     checked.verdict()
 }
 
-/// Reads all extents of data.
-fn read_all(image: &Image, silent: bool) -> (u64, Vec<BadRange>) {
+/// The data that was read.
+#[derive(Default)]
+struct Reading {
+    data_bytes: u64,
+    unreadable: Vec<BadRange>,
+    /// The offset of the first data that was not read, because too many ranges were bad.
+    stopped_at: Option<u64>,
+}
+
+/// Reads all extents of data, up to [`RANGES_MAX`] bad ranges.
+fn read_all(image: &Image, silent: bool) -> Reading {
     // The advice is optional: an image that is read once should not evict other files from the page
     // cache.
     for advice in [Advice::Sequential, Advice::NoReuse] {
@@ -84,20 +96,36 @@ fn read_all(image: &Image, silent: bool) -> (u64, Vec<BadRange>) {
     let (_, holes) = image.holes();
     let mut progress = Progress::new(label, image.size - holes).silent(silent);
     let mut buffer = vec![0; CHUNK];
-    let mut done = 0;
-    let mut bad = Vec::new();
+    let mut reading = Reading::default();
     image.for_each_extent(|start, end| {
-        let mut position = start;
-        while position < end && bad.len() < RANGES_MAX {
+        for position in (start..end).step_by(CHUNK) {
+            if reading.stopped_at.is_some() {
+                return;
+            }
             let length = (end - position).min(CHUNK as u64) as usize;
             let read = |offset, buffer: &mut [u8]| image.file.read_at(buffer, offset);
-            read_chunk(position, &mut buffer[..length], read, &mut bad);
-            position += length as u64;
-            done += length as u64;
-            progress.update(done);
+            reading.chunk(position, &mut buffer[..length], read);
+            progress.update(reading.data_bytes);
         }
     });
-    (done, bad)
+    reading
+}
+
+impl Reading {
+    /// Reads a chunk, or stops the check if there are too many bad ranges.
+    fn chunk(
+        &mut self,
+        offset: u64,
+        buffer: &mut [u8],
+        read: impl Fn(u64, &mut [u8]) -> io::Result<usize>,
+    ) {
+        if self.unreadable.len() >= RANGES_MAX {
+            self.stopped_at.get_or_insert(offset);
+            return;
+        }
+        read_chunk(offset, buffer, read, &mut self.unreadable);
+        self.data_bytes += buffer.len() as u64;
+    }
 }
 
 /// Reads a chunk; if that fails, reads it sector by sector to find the exact bad ranges.
@@ -176,7 +204,6 @@ impl Checked<'_> {
         if found == 0 {
             return Ok(());
         }
-        debug_assert_eq!(FAILED, 1);
         let found = count(found, "problem");
         let failure = Failure::new(format!("{}: {found} found", self.path.display()));
         Err(if self.unreadable.is_empty() {
@@ -206,5 +233,26 @@ mod tests {
         let ranges: Vec<_> = bad.iter().map(|range| (range.offset, range.length)).collect();
         assert_eq!(ranges, [(8192, 8192), (40960, 4096)]);
         assert_eq!(bad[0].error, "Input/output error");
+    }
+
+    #[test]
+    fn a_check_that_stops_has_the_position() {
+        // Every second sector is bad: 128 ranges in each chunk.
+        let read = |offset: u64, buffer: &mut [u8]| {
+            if buffer.len() > SECTOR || offset / SECTOR as u64 % 2 == 1 {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            Ok(buffer.len())
+        };
+        let mut reading = Reading::default();
+        let mut buffer = vec![0; CHUNK];
+        for chunk in 0..8 {
+            reading.chunk(chunk * CHUNK as u64, &mut buffer, read);
+        }
+        assert_eq!((reading.unreadable.len(), reading.stopped_at), (1024, None));
+        for chunk in 8..10 {
+            reading.chunk(chunk * CHUNK as u64, &mut buffer, read);
+        }
+        assert_eq!((reading.data_bytes, reading.stopped_at), (8 << 20, Some(8 << 20)));
     }
 }

@@ -2,7 +2,7 @@
 use std::{
     fs::{self, File},
     io::{self, Seek},
-    os::unix::fs::{FileTypeExt, MetadataExt},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -12,6 +12,20 @@ use rustix::{
 };
 
 use crate::failure::{Failure, Outcome};
+
+/// Reads up to `length` bytes; fewer at the end of the file.
+pub fn read_up_to(file: &File, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    let mut filled = 0;
+    while filled < length {
+        match file.read_at(&mut bytes[filled..], offset.saturating_add(filled as u64))? {
+            0 => break,
+            count => filled += count,
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
+}
 
 /// An open image.
 pub struct Image {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{
     InfoOptions, exact,
     holders::{self, Holder},
-    image::{self, Image},
+    image::{self, Image, read_up_to},
     is_path, partitions, signatures,
 };
 use crate::{
@@ -114,7 +114,7 @@ fn show_image(path: &Path, options: &InfoOptions) -> Outcome {
     let image = Image::open(path)?;
     let (holes, holes_bytes) = image.holes();
     let failed = |error| Failure::io("read", path, &error);
-    let head = partitions::read_up_to(&image.file, 0, signatures::LENGTH as u64).map_err(failed)?;
+    let head = read_up_to(&image.file, 0, signatures::LENGTH).map_err(failed)?;
     let foreign = ForeignFormat::of(&image.file, image.size).map_err(failed)?;
     let below = image::file_system(path);
     let info = ImageInfo {

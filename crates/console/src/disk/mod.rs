@@ -314,8 +314,8 @@ fn is_path(word: &str) -> bool {
     word.contains('/') || Path::new(word).exists()
 }
 
-/// A path as the daemon, which has another working directory, needs it.
-fn absolute(path: &Path) -> PathBuf {
+/// An absolute path, for another process that may have another working directory.
+pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 

@@ -4,11 +4,11 @@
 //! Guests write these tables. Therefore no library is used: the crate `gpt` panics on some tables
 //! and allocates as much memory as others specify, and `mbrman` follows chains of extended
 //! partitions without a limit.
-use std::{fs::File, io, os::unix::fs::FileExt};
+use std::{fs::File, io};
 
 use serde::Serialize;
 
-use super::signatures;
+use super::{image::read_up_to, signatures};
 
 /// The most entries read from a GPT; tables have 128.
 const ENTRIES_MAX: u32 = 1024;
@@ -68,23 +68,9 @@ fn finish(table: &mut Table, file: &File, size: u64) {
             ));
         }
         let room = size.saturating_sub(partition.start).min(partition.length);
-        let bytes = read_up_to(file, partition.start, room.min(signatures::LENGTH as u64));
+        let bytes = read_up_to(file, partition.start, room.min(signatures::LENGTH as u64) as usize);
         partition.content = bytes.ok().and_then(|bytes| signatures::recognise(&bytes));
     }
-}
-
-/// Reads up to `length` bytes; fewer at the end of the file.
-pub fn read_up_to(file: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; length as usize];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        match file.read_at(&mut bytes[filled..], offset + filled as u64)? {
-            0 => break,
-            count => filled += count,
-        }
-    }
-    bytes.truncate(filled);
-    Ok(bytes)
 }
 
 fn word(bytes: &[u8], offset: usize) -> u32 {
@@ -180,9 +166,9 @@ fn read_gpt(file: &File, size: u64, sector_size: u64) -> io::Result<Option<Table
         problem("the GPT's entries have an impossible size or number".into());
         return Ok(Some(table));
     }
-    let length = u64::from(header.entry_size) * u64::from(header.count);
+    let length = header.entry_size as usize * header.count as usize;
     let bytes = read_up_to(file, header.table.saturating_mul(sector_size), length)?;
-    if bytes.len() as u64 != length || crc32(&bytes) != header.table_checksum {
+    if bytes.len() != length || crc32(&bytes) != header.table_checksum {
         problem("the checksum of the GPT's entries is wrong".into());
     }
     for (number, entry) in (1..).zip(bytes.chunks_exact(header.entry_size as usize)) {
@@ -212,6 +198,8 @@ fn crc32(bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     #[test]

@@ -2,9 +2,11 @@
 //!
 //! The creator of an image chose these names, and the files become a part of the imported disk.
 //! `qemu-img info` opens some of them, so this module looks for them first.
-use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
+use std::{fs::File, path::Path};
 
 use fathom_image::{FOREIGN_HEAD_LENGTH, ForeignFormat};
+
+use super::image::read_up_to;
 
 /// The longest file name shown, in bytes.
 const NAME_MAX: usize = 1024;
@@ -21,30 +23,17 @@ pub(super) fn of(path: &Path, format: Option<&str>) -> Option<String> {
     // `qemu-img` opens anything but a regular file, and reports the names.
     std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     let file = File::open(path).ok()?;
-    let head = read(&file, 0, FOREIGN_HEAD_LENGTH).ok()?;
+    let head = read_up_to(&file, 0, FOREIGN_HEAD_LENGTH).ok()?;
     match (format, ForeignFormat::recognise(&head, &[])) {
         (None | Some("qcow2"), Some(ForeignFormat::Qcow2)) => qcow2(&file, &head),
         (None | Some("qcow"), Some(ForeignFormat::Qcow)) => backing(&file, &head, 8),
         (None | Some("qed"), Some(ForeignFormat::Qed)) => qed(&file, &head),
         (None | Some("vmdk"), Some(ForeignFormat::Vmdk)) => vmdk(&file, &head),
         (Some("vmdk"), _) | (None, Some(ForeignFormat::VmdkDescriptor)) => {
-            descriptor(&read(&file, 0, DESCRIPTOR_MAX).ok()?, true)
+            descriptor(&read_up_to(&file, 0, DESCRIPTOR_MAX).ok()?, true)
         }
         _ => None,
     }
-}
-
-fn read(file: &File, offset: u64, length: usize) -> io::Result<Vec<u8>> {
-    let mut buffer = vec![0; length];
-    let mut filled = 0;
-    while filled < length {
-        match file.read_at(&mut buffer[filled..], offset.saturating_add(filled as u64))? {
-            0 => break,
-            count => filled += count,
-        }
-    }
-    buffer.truncate(filled);
-    Ok(buffer)
 }
 
 fn bytes<const N: usize>(head: &[u8], offset: usize) -> Option<[u8; N]> {
@@ -52,7 +41,7 @@ fn bytes<const N: usize>(head: &[u8], offset: usize) -> Option<[u8; N]> {
 }
 
 fn name(file: &File, offset: u64, length: usize) -> String {
-    let name = read(file, offset, length.min(NAME_MAX)).unwrap_or_default();
+    let name = read_up_to(file, offset, length.min(NAME_MAX)).unwrap_or_default();
     String::from_utf8_lossy(&name).into_owned()
 }
 
@@ -93,7 +82,7 @@ fn vmdk(file: &File, head: &[u8]) -> Option<String> {
     // An image without a capacity of its own consists of the extents that its descriptor names.
     let extents = capacity == 0;
     let length = if extents { DESCRIPTOR_MAX } else { PARENT_MAX };
-    let text = read(file, place.saturating_mul(SECTOR), length).ok()?;
+    let text = read_up_to(file, place.saturating_mul(SECTOR), length).ok()?;
     descriptor(&text, extents)
 }
 

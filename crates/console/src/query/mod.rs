@@ -276,7 +276,7 @@ pub fn report_input(report: &ReadReport) {
         bad => eprintln!("{bad} malformed lines were skipped"),
     }
     if report.dropped > 0 {
-        eprintln!("{} missing in the recording", count(report.dropped, "event"));
+        eprintln!("{} missing in the input", count(report.dropped, "event"));
     }
 }
 

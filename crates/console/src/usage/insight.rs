@@ -92,6 +92,8 @@ pub fn remedy(insight: &InsightStatus) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use fathom_introspect::{AttachError, COPIED_REQUESTS};
+
     use super::*;
 
     fn guest(vm: &str, state: InsightState, reason: &str) -> GuestInfo {
@@ -120,5 +122,29 @@ mod tests {
         let nameless = guest("", InsightState::Searching, "no Linux kernel yet");
         assert_eq!(guest_of(&[shop.clone(), nameless.clone()], "root"), Some(&nameless));
         assert_eq!(guest_of(&[nameless, shop.clone()], "shop"), Some(&shop));
+    }
+
+    #[test]
+    fn each_reason_of_the_daemon_has_its_remedy() {
+        let release = || "6.1".to_owned();
+        let cases = [
+            (AttachError::NoKernel.to_string(), "normal while it boots"),
+            (AttachError::TooOld(release()).to_string(), "needs Linux 6.0"),
+            (AttachError::Stale(release()).to_string(), "swiotlb=force"),
+            (COPIED_REQUESTS.to_owned(), "swiotlb=force"),
+            (AttachError::NoTypes(release()).to_string(), "needs a kernel with CONFIG_DEBUG_INFO"),
+            (
+                AttachError::Torn { release: release(), what: "list" }.to_string(),
+                "introspection.md",
+            ),
+            (
+                AttachError::Missing { release: release(), what: "bio" }.to_string(),
+                "introspection.md",
+            ),
+        ];
+        for (reason, part) in cases {
+            let found = remedy(&guest("shop", InsightState::Blind, &reason).insight);
+            assert!(found.contains(part), "{reason}: {found}");
+        }
     }
 }

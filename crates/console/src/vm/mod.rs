@@ -22,6 +22,7 @@ use signal_hook::{
 
 use crate::{
     connection::ControlOptions,
+    disk::absolute,
     failure::{Failure, Outcome, reason},
     output::{
         self, Format,
@@ -282,10 +283,6 @@ fn attach(status: &DiskStatus, options: &VmOptions) -> Option<Outcome<Disk>> {
         let queues = options.queues.unwrap_or(options.cpus.min(socket.queues_max)).max(1);
         Some(Ok(Disk { socket: PathBuf::from(&socket.socket), queues }))
     })
-}
-
-fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Runs QEMU in this terminal until it ends.
