@@ -1,8 +1,9 @@
 //! The hello that processes exchange first: the process, and a hash of its queries.
 //!
 //! Numbers are little-endian: the magic (8 bytes), the software version (16 bytes, a text padded
-//! with zeros), the number of the process and the number of processes (4 bytes each), and a hash of
-//! the plans (8 bytes).
+//! with zeros), the number of the process and the number of processes (4 bytes each), and a hash (8
+//! bytes). It covers the plans, and a sample of the hash by which rows are distributed, which builds
+//! by different compilers may compute differently.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -11,6 +12,7 @@ use std::time::Instant;
 
 use fathom_cql::plan::Plan;
 
+use crate::engine::hash_sample;
 use crate::link::Channel;
 
 const MAGIC: [u8; 8] = *b"fathomCL";
@@ -31,7 +33,7 @@ impl Hello {
         let own = env!("CARGO_PKG_VERSION").bytes();
         version.iter_mut().zip(own).for_each(|(place, byte)| *place = byte);
         let mut hasher = DefaultHasher::new();
-        (own_results, format!("{plans:?}")).hash(&mut hasher);
+        (own_results, format!("{plans:?}"), hash_sample()).hash(&mut hasher);
         Self { version, index: index as u32, processes: processes as u32, plans: hasher.finish() }
     }
 
@@ -93,7 +95,8 @@ impl Hello {
         }
         if theirs[32..] != self.plans.to_le_bytes() {
             return wrong(
-                "the processes have different queries, or report results in different ways",
+                "the processes have different queries, report results in different ways, or were \
+                 built by different compilers",
             );
         }
         Ok(index as usize)

@@ -45,8 +45,23 @@ pub(super) struct Member {
     pub(super) peers: usize,
 }
 
-/// A hash that is the same in every process.
+/// A hash that is the same in every process of the same build. The standard library may change it
+/// between releases, so the processes compare a [`sample`](hash_sample) of it.
 type SameHasher = BuildHasherDefault<DefaultHasher>;
+
+/// The hash of a row with values of each type. Processes with another hash would send equal rows to
+/// different processes.
+pub(crate) fn hash_sample() -> u64 {
+    let values = [
+        Value::Null,
+        Value::Boolean(true),
+        Value::Integer(-1),
+        Value::Float(0.5),
+        Value::text("text"),
+    ];
+    let columns = values.map(|value| Rc::new(Column::from_iter([value])));
+    hash_of(&columns.each_ref(), 0, &SameHasher::default())
+}
 
 impl Member {
     /// The process that receives all rows of the node with this name.

@@ -58,6 +58,7 @@ use crate::read::Condition;
 use build::{Builder, Members, Stateful};
 use epochs::EpochBarrier;
 use exchange::Member;
+pub(crate) use exchange::hash_sample;
 use input::Staged;
 use results::{Reporter, Results};
 use run::Epoch;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::super::channel::{Channel, Line, invalid, prepare};
 use super::super::clock::{Measurement, Offset};
-use super::super::frame::{FromCentre, FromHost, Sender};
+use super::super::frame::{FRAGMENTS_MAX, FromCentre, FromHost, Sender};
 use super::super::rows::{Changes, RowsReader};
 use super::super::unix_time_ns;
 use super::budget::Budget;
@@ -22,6 +22,8 @@ const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
 const YIELD_TIME_MAX: Duration = Duration::from_secs(5);
 /// The longest time in which a host may send nothing, or read nothing, before it is disconnected.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// The most bytes that wait for a host: two sets of fragments, and shorter frames.
+const WAITING_MAX: usize = 3 * FRAGMENTS_MAX;
 /// The timeout of reads and writes.
 const READ_WAIT: Duration = Duration::from_millis(10);
 /// The number of pings before the fragments are sent.
@@ -201,10 +203,35 @@ struct Session<'s> {
     ping: u32,
     pinged: Instant,
     last_received: Instant,
-    /// The last time at which no bytes waited.
-    drained: Instant,
+    delivery: Delivery,
     rate: Rate,
     events: u64,
+}
+
+/// The last time at which the host read bytes, or none waited for it.
+struct Delivery {
+    /// The number of bytes sent by then.
+    sent: u64,
+    at: Instant,
+}
+
+impl Delivery {
+    /// Checks that the host reads. `waiting` bytes wait, and `sent` bytes have been sent.
+    ///
+    /// # Errors
+    /// The reason to disconnect a host that reads nothing, or too slowly.
+    fn check(&mut self, waiting: usize, sent: u64, now: Instant) -> Result<(), &'static str> {
+        if waiting == 0 || sent > self.sent {
+            (self.sent, self.at) = (sent, now);
+        }
+        if now.duration_since(self.at) > SILENCE_MAX {
+            return Err("the host does not read");
+        }
+        if waiting > WAITING_MAX {
+            return Err("the host reads too slowly");
+        }
+        Ok(())
+    }
 }
 
 /// A sample for the computation of rates.
@@ -243,7 +270,7 @@ impl<'s> Session<'s> {
             ping: 0,
             pinged: now,
             last_received: now,
-            drained: now,
+            delivery: Delivery { sent: 0, at: now },
             rate: Rate { at: now, events: 0, bytes: 0, before },
             events: 0,
         }
@@ -286,12 +313,8 @@ impl<'s> Session<'s> {
         if self.last_received.elapsed() > SILENCE_MAX {
             return aborted("the host is silent");
         }
-        if self.line.waiting() == 0 {
-            self.drained = Instant::now();
-        } else if self.drained.elapsed() > SILENCE_MAX {
-            return aborted("the host does not read");
-        }
-        Ok(())
+        let (waiting, sent) = (self.line.waiting(), self.line.sent_bytes);
+        self.delivery.check(waiting, sent, Instant::now()).or_else(aborted)
     }
 
     fn send(&self, kind: MessageKind) -> io::Result<()> {
@@ -522,4 +545,28 @@ impl<'s> Session<'s> {
 
 fn printable_reason(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_reads_slowly_stays_connected() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut delivery = Delivery { sent: 0, at: start };
+        // Some bytes wait all the time.
+        for second in 1..60 {
+            assert_eq!(delivery.check(1000, second, after(second)), Ok(()));
+        }
+        assert_eq!(delivery.check(1000, 59, after(69)), Ok(()));
+        assert_eq!(delivery.check(1000, 59, after(70)), Err("the host does not read"));
+        assert_eq!(delivery.check(1000, 60, after(70)), Ok(()));
+        // It sends nothing while none wait.
+        assert_eq!(delivery.check(0, 60, after(90)), Ok(()));
+        assert_eq!(delivery.check(WAITING_MAX, 60, after(91)), Ok(()));
+        let too_slow = Err("the host reads too slowly");
+        assert_eq!(delivery.check(WAITING_MAX + 1, 61, after(92)), too_slow);
+    }
 }
