@@ -44,7 +44,7 @@ impl Scene {
         // The last request that changed each block: the image has the data of that request.
         let mut changed = HashMap::new();
         for (number, request) in requests.iter().enumerate() {
-            if request.operation != "read" {
+            if matches!(&*request.operation, "write" | "write-zeroes" | "discard") {
                 let end = request.offset + request.length;
                 changed.extend((request.offset / BLOCK..end.div_ceil(BLOCK)).map(|b| (b, number)));
             }
