@@ -354,6 +354,18 @@ fn each_container_can_have_its_own_limit() {
     run(&mut [&mut flood], &time, begun + SECOND);
     let passed = flood.completed_ns.len();
     assert!((300..=500).contains(&passed), "{passed} of 2,000 requests passed in a second");
+    // Control groups that have ended make room for others.
+    run(&mut [&mut flood], &time, begun + 100 * SECOND);
+    assert_eq!(flood.stack.in_flight(), 0);
+    let mut late = Client::new(&disk, &time, 1);
+    drop(flood);
+    late.is_stopped = true;
+    for number in 0..100 {
+        late.group = names.number(&format!("/docker/late-{number}")).0;
+        (0..11).for_each(|_| late.submit());
+    }
+    late.round(time.get());
+    assert_eq!((late.completed_ns.len(), late.held), (1100, 0));
 }
 
 #[test]

@@ -115,7 +115,12 @@ impl Inner {
             Target::Each(places) => {
                 let rates = *lock(&self.rates);
                 let mut places = lock(places);
-                let is_full = places.len() > EACH_MAX && !places.contains_key(&group);
+                let is_new = !places.contains_key(&group);
+                if is_new && places.len() > EACH_MAX {
+                    // Control groups end, and queues drop their lanes.
+                    places.retain(|_, place| Arc::strong_count(place) > 1);
+                }
+                let is_full = is_new && places.len() > EACH_MAX;
                 let key = if is_full { Name::NONE } else { group };
                 let new = || Arc::new(Group::new(rates)).join();
                 (key, Arc::clone(places.entry(key).or_insert_with(new)))

@@ -9,7 +9,10 @@ use fathom_insight::Name;
 
 use super::group::Place;
 use super::rates::{Cost, Direction};
-use super::{Inner, Selection};
+use super::{EACH_MAX, Inner, Selection};
+
+/// The shortest time between two searches for unused lanes, in nanoseconds.
+const PRUNE_NS: u64 = 1_000_000_000;
 
 /// A waiting request.
 struct Waiting {
@@ -47,6 +50,8 @@ pub(super) struct LimitQueue {
     lane: Lane,
     /// The lanes of control groups with a limit of their own.
     lanes: HashMap<Name, Lane>,
+    /// The time at which unused lanes were last dropped, in nanoseconds.
+    pruned_ns: u64,
     /// The admitted requests that are to be passed on.
     released: Vec<Waiting>,
 }
@@ -56,7 +61,7 @@ impl LimitQueue {
         let selection = Selection::of(&inner);
         let lane = Lane::new(inner.place());
         let (lanes, released) = (HashMap::new(), Vec::new());
-        Self { inner, waker, selection, lane, lanes, released }
+        Self { inner, waker, selection, lane, lanes, pruned_ns: 0, released }
     }
 
     /// Passes on the admitted requests of one lane, and sets the time of the next attempt.
@@ -116,8 +121,13 @@ impl LimitQueue {
     }
 
     /// The key of the lane of a control group; makes the lane.
-    fn lane_of(&mut self, group: Name) -> Name {
+    fn lane_of(&mut self, group: Name, now_ns: u64) -> Name {
         if !self.lanes.contains_key(&group) {
+            let is_due = now_ns >= self.pruned_ns.saturating_add(PRUNE_NS);
+            if self.lanes.len() >= EACH_MAX && is_due {
+                self.pruned_ns = now_ns;
+                self.lanes.retain(|_, lane| lane.waiting.iter().any(|waiting| !waiting.is_empty()));
+            }
             let (name, place) = self.inner.place_of(group);
             self.lanes.entry(name).or_insert_with(|| Lane::new(place));
             return name;
@@ -150,7 +160,7 @@ impl LayerQueue for LimitQueue {
                 return next.submit(request);
             }
             if self.inner.each() {
-                group = Some(self.lane_of(request.insight.facts.cgroup));
+                group = Some(self.lane_of(request.insight.facts.cgroup, next.round_ns()));
             }
         }
         let lane = match group {
