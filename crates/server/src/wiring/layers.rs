@@ -1,0 +1,196 @@
+//! The layers of a disk, made from its definition.
+
+use std::sync::Arc;
+
+use fathom_block::{ErrorKind, Layer};
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
+use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
+use serde_json::{Map, Value};
+
+use super::{Common, Watchers, names_layer, refusal, too_many_layers};
+use crate::configuration;
+use crate::introspection::DiskGuest;
+use crate::log::REQUESTS;
+use crate::logs::WalDefinition;
+
+/// The identity of a disk's layer: its definition.
+#[derive(Clone, PartialEq)]
+pub(crate) enum LayerKey {
+    /// A listed layer.
+    Listed(LayerDefinition),
+    /// The disk's model.
+    Model(ModelDefinition),
+    /// The layer in which writes wait for space.
+    Room,
+}
+
+impl LayerKey {
+    /// The key of a listed layer.
+    pub(crate) fn listed(definition: &LayerDefinition) -> Self {
+        // A disk has only one log, which stays while the log is the same, whatever its other
+        // options.
+        let is_log = definition.kind == WalDefinition::KIND;
+        let options = if is_log { Map::new() } else { definition.options.clone() };
+        Self::Listed(LayerDefinition { kind: definition.kind.clone(), options })
+    }
+
+    /// The definition in the status of a layer that is not listed.
+    pub(crate) fn definition(&self) -> Option<LayerDefinition> {
+        let options = match self {
+            Self::Listed(_) => return None,
+            Self::Model(model) => serde_json::json!({ "model": model }),
+            Self::Room => serde_json::Value::Null,
+        };
+        Some(LayerDefinition::new(self.name(), options))
+    }
+
+    /// The layer's name in the status.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Listed(definition) => definition.name(),
+            Self::Model(_) => "model",
+            Self::Room => "wait-for-room",
+        }
+    }
+}
+
+/// A layer, and its identity.
+pub(crate) type KeyedLayer = (LayerKey, Arc<dyn Layer>);
+
+/// Puts `layer` into a definition. It replaces the layer in `made` that can take over its options, or
+/// else the only layer of its kind.
+pub(crate) fn set_layer(
+    definition: &mut DiskDefinition,
+    layer: &LayerDefinition,
+    made: &[KeyedLayer],
+) {
+    let indexes = |is: &dyn Fn(&LayerDefinition) -> bool| -> Vec<usize> {
+        let layers = definition.layers.iter().enumerate();
+        layers
+            .filter(|(_, other)| other.kind == layer.kind && is(other))
+            .map(|(at, _)| at)
+            .collect()
+    };
+    let prepared = configuration::layers::prepare(layer).ok();
+    let fits = |other: &LayerDefinition| {
+        let key = LayerKey::listed(other);
+        let made = made.iter().find(|(made, _)| *made == key);
+        prepared.as_ref().zip(made).is_some_and(|(options, (_, made))| options.fits(&**made))
+    };
+    let index = match (&indexes(&fits)[..], &indexes(&|_| true)[..]) {
+        ([index, ..], _) => Some(*index),
+        ([], [index]) if !prepared.as_ref().is_some_and(|options| options.has_several()) => {
+            Some(*index)
+        }
+        _ => None,
+    };
+    match index {
+        Some(index) => definition.layers[index] = layer.clone(),
+        None => definition.layers.push(layer.clone()),
+    }
+}
+
+/// The new layers of a disk.
+#[derive(Default)]
+pub(crate) struct NewLayers {
+    /// All layers, the uppermost first.
+    pub layers: Vec<KeyedLayer>,
+    /// The layers that stay and get other options.
+    adoptions: Vec<(Box<dyn Prepared>, Arc<dyn Layer>)>,
+}
+
+impl NewLayers {
+    /// The layers without their keys.
+    pub(crate) fn list(&self) -> Vec<Arc<dyn Layer>> {
+        self.layers.iter().map(|(_, layer)| Arc::clone(layer)).collect()
+    }
+
+    /// Gives the layers that stay their new options. Called after the change of the disk's layers.
+    pub(crate) fn apply(&self) {
+        for (options, layer) in &self.adoptions {
+            options.apply(&**layer);
+        }
+    }
+}
+
+/// The layers of a disk, the uppermost first. The watchers of the definition are uppermost, unless
+/// it lists them elsewhere. Layers in `kept` with the same definition are reused with their state.
+/// `capacity` is the disk's.
+pub(crate) fn make_layers(
+    definition: &DiskDefinition,
+    watchers: &Watchers,
+    kept: &[KeyedLayer],
+    guest: &DiskGuest,
+    common: &Common,
+    capacity: u64,
+) -> Result<NewLayers, ErrorBody> {
+    let mut kept = kept.to_vec();
+    let mut made = NewLayers::default();
+    // The layer `classify` is above all others, so that they have its insights.
+    let implied = [("classify", watchers.classify.is_some()), ("tap", watchers.tap.is_some())];
+    let implied = implied
+        .into_iter()
+        .filter(|(name, is_wanted)| *is_wanted && !names_layer(definition, name))
+        .map(|(name, _)| LayerDefinition::new(name, Value::Null));
+    let shared = watchers.layers();
+    let disk = definition.name.clone();
+    let log = || -> LogSink {
+        let disk = disk.clone();
+        Box::new(move |line: &str| {
+            tracing::info!(target: REQUESTS, disk = disk.as_str(), "{}", line.trim_start());
+        })
+    };
+    let context = LayerContext {
+        disk: &definition.name,
+        names: guest.names(),
+        log: &log,
+        limits: &common.limits,
+        shared: &shared,
+    };
+    let listed: Vec<LayerDefinition> = implied.chain(definition.layers.iter().cloned()).collect();
+    let keys: Vec<LayerKey> = listed.iter().map(LayerKey::listed).collect();
+    for (layer, key) in listed.iter().zip(&keys) {
+        if let Some(index) = kept.iter().position(|(other, _)| other == key) {
+            made.layers.push((key.clone(), kept.remove(index).1));
+            continue;
+        }
+        let prepared = configuration::layers::prepare(layer)
+            .map_err(|problems| refusal(ErrorCode::Invalid, problems.to_string(), ""))?;
+        // A layer that stays and takes over other options.
+        let fits = |(other, old): &KeyedLayer| {
+            !keys.contains(other) && old.name() == layer.kind && prepared.fits(&**old)
+        };
+        if let Some(index) = kept.iter().position(fits) {
+            let old = kept.remove(index).1;
+            made.layers.push((key.clone(), Arc::clone(&old)));
+            made.adoptions.push((prepared, old));
+            continue;
+        }
+        let new = prepared.make(&context).map_err(|error| {
+            // The remedy follows the first semicolon.
+            let text = error.to_string();
+            let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            refusal(ErrorCode::Failed, message, remedy)
+        })?;
+        made.layers.extend(new.map(|new| (key.clone(), new)));
+    }
+    let mut add = |key: LayerKey, make: &dyn Fn() -> Result<Arc<dyn Layer>, ErrorBody>| {
+        let layer = match kept.iter().position(|(other, _)| *other == key) {
+            Some(index) => kept.remove(index).1,
+            None => make()?,
+        };
+        made.layers.push((key, layer));
+        Ok(())
+    };
+    if let Some(model) = &definition.model {
+        let make = || Ok(Arc::new(common.models.make(model, capacity)?) as Arc<dyn Layer>);
+        add(LayerKey::Model(model.clone()), &make)?;
+    }
+    if let Some(room) = &watchers.room {
+        add(LayerKey::Room, &|| Ok(Arc::new(room.clone())))?;
+    }
+    if made.layers.len() > fathom_block::LAYERS_MAX {
+        return Err(too_many_layers(ErrorKind::TooLong));
+    }
+    Ok(made)
+}
