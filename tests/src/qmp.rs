@@ -31,9 +31,17 @@ impl Qmp {
         let stream = UnixStream::connect(path)?;
         let reader = BufReader::new(stream);
         let mut inner = Inner { reader, events: Vec::new(), partial: Vec::new() };
-        let greeting = inner.read(patience(20))?;
-        if greeting.get("QMP").is_none() {
-            return Err(Error::new(format!("not QMP: {greeting}")));
+        loop {
+            // QEMU may send an event to a new client before the greeting, if another client has just
+            // disconnected.
+            let message = inner.read(patience(20))?;
+            if message.get("event").is_some() {
+                inner.events.push(message);
+            } else if message.get("QMP").is_some() {
+                break;
+            } else {
+                return Err(Error::new(format!("not QMP: {message}")));
+            }
         }
         let qmp = Self { inner: Mutex::new(inner) };
         qmp.command(&json!({"execute": "qmp_capabilities"}))?;
