@@ -132,10 +132,7 @@ fn a_hung_disk_is_removed_when_its_storage_answers_again() {
     stuck.hang();
     assert!(nbd.send(1, 7, 4096, 4096, &[2; 4096]));
     // A removal does not wait for a request that the daemon has not yet read.
-    daemon.until("the request to be in flight", || {
-        let statistics = client.statistics().unwrap();
-        statistics.disks.iter().any(|disk| disk.in_flight == 1)
-    });
+    std::thread::sleep(Duration::from_millis(200));
     let removal = {
         let client = daemon.client();
         std::thread::spawn(move || client.remove_disk("hung", true))
