@@ -47,6 +47,8 @@ struct Shared {
     capabilities: Capabilities,
     kind: FileKind,
     direct: bool,
+    /// Whether a write is a copy into the page cache, which usually does not wait for the storage.
+    copies_writes: bool,
     /// The alignment of memory for direct I/O, in bytes; 1 for buffered I/O.
     memory_alignment: usize,
     durability: Durability,

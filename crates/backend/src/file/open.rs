@@ -167,11 +167,12 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         lock(&file, options.read_only, path)?;
         metadata = file.metadata().map_err(failed)?;
     }
+    let file_system = rustix::fs::fstatfs(&file).map_or(0, |status| status.f_type);
     let kind = if metadata.file_type().is_block_device() {
         FileKind::Device
     } else if !metadata.file_type().is_file() {
         return Err(OpenError::NotADisk(path.clone()));
-    } else if lives_in_memory(&file) {
+    } else if lives_in_memory(file_system) {
         FileKind::InMemory
     } else {
         FileKind::Regular
@@ -221,6 +222,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         capabilities,
         kind,
         direct: options.direct,
+        copies_writes: !options.direct && (kind == FileKind::Device || copies_writes(file_system)),
         memory_alignment,
         durability,
         drain: Drain::default(),
@@ -251,12 +253,27 @@ fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Whether the file's data is only in the page cache.
-fn lives_in_memory(file: &File) -> bool {
+/// Whether the data of files of a file system of this type (`statfs.f_type`) is only in the page
+/// cache.
+fn lives_in_memory(file_system: i64) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
-    let status = rustix::fs::fstatfs(file);
-    status.is_ok_and(|status| matches!(status.f_type, TMPFS_MAGIC | RAMFS_MAGIC))
+    matches!(file_system, TMPFS_MAGIC | RAMFS_MAGIC)
+}
+
+/// Whether a buffered write to a file system of this type is a copy into the page cache. File
+/// systems with a server (FUSE, NFS, SMB, 9P, Ceph) may wait for an answer in each write.
+fn copies_writes(file_system: i64) -> bool {
+    const EXT_MAGIC: i64 = 0xef53;
+    const XFS_MAGIC: i64 = 0x5846_5342;
+    const BTRFS_MAGIC: i64 = 0x9123_683e;
+    const F2FS_MAGIC: i64 = 0xf2f5_2010;
+    const BCACHEFS_MAGIC: i64 = 0xca45_1a4e;
+    const ZFS_MAGIC: i64 = 0x2fc1_2fc1;
+    matches!(
+        file_system,
+        EXT_MAGIC | XFS_MAGIC | BTRFS_MAGIC | F2FS_MAGIC | BCACHEFS_MAGIC | ZFS_MAGIC
+    )
 }
 
 /// The size of a block device, in bytes.

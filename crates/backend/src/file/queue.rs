@@ -1,8 +1,8 @@
 //! One thread's requests to a file.
 //!
-//! A request takes one of two paths. An operation that cannot wait for a disk is a plain system
-//! call: any transfer of a file in memory, and buffered writes, which are copies into the page
-//! cache. (`io_uring` would pass a buffered write of most file systems to a worker thread, which
+//! A request takes one of two paths. An operation that usually does not wait for a disk is a plain
+//! system call: any transfer of a file in memory, and buffered writes to local file systems and
+//! devices, which are copies into the page cache. (`io_uring` would pass a buffered write of most file systems to a worker thread, which
 //! costs several times the copy; and the workers of one file run one after another anyway.) If such
 //! a write waits nevertheless, because the kernel throttles writers, the next writes take the other
 //! path for a while, so that reads do not wait for them. Every other request goes through the ring,
@@ -98,7 +98,7 @@ impl FileQueue {
         })
     }
 
-    /// Transfers by a plain system call if that cannot wait for a disk. Returns the request if it
+    /// Transfers by a plain system call if that usually does not wait for a disk. Returns the request if it
     /// must take the ring.
     fn inline(
         &mut self,
@@ -107,7 +107,7 @@ impl FileQueue {
     ) -> Option<Box<Request>> {
         let in_memory = self.shared.kind == FileKind::InMemory;
         let write = request.operation == Operation::Write;
-        if !(in_memory || write && !self.shared.direct)
+        if !(in_memory || write && self.shared.copies_writes)
             || request.length > INLINE_LENGTH_MAX
             || request.flags.force_unit_access && !in_memory
             || request.buffers.count() > SEGMENTS_MAX

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use fathom_control::{Bytes, ClientError, DiskChange, DiskDefinition, ErrorCode};
+use fathom_control::{Bytes, Client, ClientError, DiskChange, DiskDefinition, ErrorCode};
 
 use crate::nbd::Nbd;
 use crate::process::{Daemon, image};
@@ -31,6 +31,12 @@ fn work(nbd: &mut Nbd) -> Duration {
     }
     times.sort_unstable();
     times[times.len() / 2]
+}
+
+/// The number of requests in flight of `disk`.
+fn in_flight(client: &Client, disk: &str) -> u64 {
+    let statistics = client.statistics().unwrap();
+    statistics.disks.iter().find(|each| each.name == disk).unwrap().in_flight
 }
 
 fn disk(text: &mut String, name: &str, image: &str) {
@@ -63,6 +69,8 @@ fn a_hung_disk_blocks_neither_its_neighbours_nor_control_nor_the_end() {
     stuck.hang();
     assert!(hung.send(1, 7, 4096, 4096, &[2; 4096]));
     assert!(hung.send(0, 8, 1 << 20, 4096, &[]));
+    // The write does not hold up the queue's thread.
+    daemon.until("both requests to be in flight", || in_flight(&client, "hung") == 2);
     // More removals than a small pool has threads, and the other changes.
     let removals: Vec<_> = (0..8)
         .map(|_| {
@@ -132,7 +140,7 @@ fn a_hung_disk_is_removed_when_its_storage_answers_again() {
     stuck.hang();
     assert!(nbd.send(1, 7, 4096, 4096, &[2; 4096]));
     // A removal does not wait for a request that the daemon has not yet read.
-    std::thread::sleep(Duration::from_millis(200));
+    daemon.until("the request to be in flight", || in_flight(&client, "hung") == 1);
     let removal = {
         let client = daemon.client();
         std::thread::spawn(move || client.remove_disk("hung", true))

@@ -11,6 +11,8 @@ use crate::process::kill;
 const SIZE: u64 = 16 << 20;
 /// The time limit for the mount.
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(20);
+/// The time limit for the server's stop.
+const STOP_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// A mounted file system that can be made to hang.
 pub struct Stuck {
@@ -66,6 +68,21 @@ impl Stuck {
     /// Makes the file system hang: it answers no request from here on.
     pub fn hang(&self) {
         self.signal(libc::SIGSTOP);
+        // A thread of the server that is running answers one more request.
+        let begun = Instant::now();
+        while !self.has_stopped() {
+            assert!(begun.elapsed() < STOP_TIME_MAX, "the server of the file system does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whether all threads of the server have stopped.
+    fn has_stopped(&self) -> bool {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.server.id())).unwrap();
+        tasks.flatten().all(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        })
     }
 
     /// Ends the hang: the file system answers all requests.
