@@ -192,10 +192,6 @@ impl Disk {
         if self.ladder(&layers)[0].geometry != self.geometry() {
             return Err(RestackError::Geometry);
         }
-        let same = |one: &[Arc<dyn Layer>]| {
-            one.len() == layers.len()
-                && one.iter().zip(&layers).all(|(one, other)| Arc::ptr_eq(one, other))
-        };
         let life = self.life();
         {
             let mut state = life.state();
@@ -203,7 +199,7 @@ impl Disk {
             if state.is_changing || state.queues.values().any(|seen| *seen < value) {
                 return Err(RestackError::Busy);
             }
-            if same(&self.layers()) {
+            if are_same(&self.layers(), &layers) {
                 return Ok(());
             }
             state.is_changing = true;
@@ -260,4 +256,9 @@ impl Disk {
         self.announce(DiskChange::Restacked);
         life.wait(value, Instant::now() + limit)
     }
+}
+
+/// Whether two lists have the same layers in the same order.
+pub(crate) fn are_same(one: &[Arc<dyn Layer>], other: &[Arc<dyn Layer>]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other))
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fathom_reactor::Reactor;
 
 use super::Stack;
-use crate::change::{CLOSE, PREPARE, phase};
+use crate::change::{CLOSE, PREPARE, are_same, phase};
 use crate::layer::Layer;
 use crate::request::ErrorKind;
 
@@ -86,11 +86,7 @@ impl Stack {
     /// them.
     fn finish_change(&mut self, value: u64, reactor: &mut Reactor) {
         let layers = self.disk.layers();
-        let has_them = |stack: &Self| {
-            let pairs = || stack.members.iter().zip(&layers);
-            stack.members.len() == layers.len()
-                && pairs().all(|(one, other)| Arc::ptr_eq(one, other))
-        };
+        let has_them = |stack: &Self| are_same(&stack.members, &layers);
         if self.successor.as_ref().is_some_and(|successor| !has_them(successor)) {
             self.drop_successor(reactor);
         }

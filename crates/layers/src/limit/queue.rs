@@ -40,48 +40,18 @@ impl Lane {
         let waiting = candidates.filter_map(|it| Some((first(it)?.since_ns, it)));
         waiting.min_by_key(|(since_ns, _)| *since_ns).map(|(_, direction)| direction)
     }
-}
 
-pub(super) struct LimitQueue {
-    inner: Arc<Inner>,
-    waker: Waker,
-    /// The selection of requests; `None` for all requests.
-    selection: Option<Selection>,
-    lane: Lane,
-    /// The lanes of control groups with a limit of their own.
-    lanes: HashMap<Name, Lane>,
-    /// The time at which unused lanes were last dropped, in nanoseconds.
-    pruned_ns: u64,
-    /// The admitted requests that are to be passed on.
-    released: Vec<Waiting>,
-}
-
-impl LimitQueue {
-    pub(super) fn new(inner: Arc<Inner>, waker: Waker) -> Self {
-        let selection = Selection::of(&inner);
-        let lane = Lane::new(inner.place());
-        let (lanes, released) = (HashMap::new(), Vec::new());
-        Self { inner, waker, selection, lane, lanes, pruned_ns: 0, released }
-    }
-
-    /// Passes on the admitted requests of one lane, and sets the time of the next attempt.
-    fn release(&mut self, group: Option<Name>, next: &mut Crossing<'_>) {
-        let lane = match group {
-            None => &mut self.lane,
-            Some(name) => {
-                let Some(lane) = self.lanes.get_mut(&name) else { return };
-                lane
-            }
-        };
-        if lane.waiting.iter().all(VecDeque::is_empty) {
-            return;
+    /// Moves the requests that are admitted now into `released`. Returns the time until another may
+    /// be admitted, in nanoseconds.
+    fn release(&mut self, now_ns: u64, waker: &Waker, released: &mut Vec<Waiting>) -> Option<u64> {
+        if self.is_empty() {
+            return None;
         }
-        let (now_ns, released) = (next.round_ns(), &mut self.released);
-        let place = Arc::clone(&lane.place);
-        let wait_ns = place.admit(now_ns, &self.waker, |gate| {
+        let place = Arc::clone(&self.place);
+        place.admit(now_ns, waker, |gate| {
             let (mut open, mut wait_ns) = ([true; 2], None::<u64>);
-            while let Some(direction) = lane.oldest(open) {
-                let waiting = &mut lane.waiting[direction as usize];
+            while let Some(direction) = self.oldest(open) {
+                let waiting = &mut self.waiting[direction as usize];
                 let Some(first) = waiting.front() else { break };
                 match gate.admit(first.cost) {
                     Ok(()) => released.extend(waiting.pop_front()),
@@ -97,11 +67,61 @@ impl LimitQueue {
                 }
             }
             wait_ns
-        });
-        self.send(now_ns, next);
-        if let Some(wait_ns) = wait_ns {
-            next.wake_at(now_ns.saturating_add(wait_ns));
+        })
+    }
+
+    /// Whether no request waits.
+    fn is_empty(&self) -> bool {
+        self.waiting.iter().all(VecDeque::is_empty)
+    }
+}
+
+/// The lanes of one queue.
+struct Lanes {
+    common: Lane,
+    /// The lanes of control groups with a limit of their own.
+    each: HashMap<Name, Lane>,
+    /// The time at which unused lanes were last dropped, in nanoseconds.
+    pruned_ns: u64,
+}
+
+impl Lanes {
+    /// The lane of a control group, which is made if necessary.
+    fn of(&mut self, group: Name, inner: &Inner, now_ns: u64) -> &mut Lane {
+        let mut name = group;
+        if !self.each.contains_key(&group) {
+            let is_due = now_ns >= self.pruned_ns.saturating_add(PRUNE_NS);
+            if self.each.len() >= EACH_MAX && is_due {
+                self.pruned_ns = now_ns;
+                self.each.retain(|_, lane| !lane.is_empty());
+            }
+            let (found, place) = inner.place_of(group);
+            self.each.entry(found).or_insert_with(|| Lane::new(place));
+            name = found;
         }
+        self.each.get_mut(&name).unwrap_or(&mut self.common)
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Lane> {
+        std::iter::once(&mut self.common).chain(self.each.values_mut())
+    }
+}
+
+pub(super) struct LimitQueue {
+    inner: Arc<Inner>,
+    waker: Waker,
+    /// The selection of requests; `None` for all requests.
+    selection: Option<Selection>,
+    lanes: Lanes,
+    /// The admitted requests that are to be passed on.
+    released: Vec<Waiting>,
+}
+
+impl LimitQueue {
+    pub(super) fn new(inner: Arc<Inner>, waker: Waker) -> Self {
+        let selection = Selection::of(&inner);
+        let lanes = Lanes { common: Lane::new(inner.place()), each: HashMap::new(), pruned_ns: 0 };
+        Self { inner, waker, selection, lanes, released: Vec::new() }
     }
 
     /// Passes on the admitted requests.
@@ -119,31 +139,12 @@ impl LimitQueue {
         }
         self.inner.held_ns.fetch_add(held_ns, Ordering::Relaxed);
     }
-
-    /// The key of the lane of a control group; makes the lane.
-    fn lane_of(&mut self, group: Name, now_ns: u64) -> Name {
-        if !self.lanes.contains_key(&group) {
-            let is_due = now_ns >= self.pruned_ns.saturating_add(PRUNE_NS);
-            if self.lanes.len() >= EACH_MAX && is_due {
-                self.pruned_ns = now_ns;
-                self.lanes.retain(|_, lane| lane.waiting.iter().any(|waiting| !waiting.is_empty()));
-            }
-            let (name, place) = self.inner.place_of(group);
-            self.lanes.entry(name).or_insert_with(|| Lane::new(place));
-            return name;
-        }
-        group
-    }
-
-    fn names(&self) -> Vec<Name> {
-        self.lanes.keys().copied().collect()
-    }
 }
 
 impl Drop for LimitQueue {
     /// The waiting requests are dropped with the queue.
     fn drop(&mut self) {
-        for lane in std::iter::once(&self.lane).chain(self.lanes.values()) {
+        for lane in self.lanes.all() {
             let count: usize = lane.waiting.iter().map(VecDeque::len).sum();
             self.inner.waiting.fetch_sub(count as u64, Ordering::Relaxed);
             lane.place.settle();
@@ -160,15 +161,12 @@ impl LayerQueue for LimitQueue {
                 return next.submit(request);
             }
             if self.inner.each() {
-                group = Some(self.lane_of(request.insight.facts.cgroup, next.round_ns()));
+                group = Some(request.insight.facts.cgroup);
             }
         }
         let lane = match group {
-            None => &mut self.lane,
-            Some(name) => match self.lanes.get_mut(&name) {
-                Some(lane) => lane,
-                None => &mut self.lane,
-            },
+            None => &mut self.lanes.common,
+            Some(group) => self.lanes.of(group, &self.inner, next.round_ns()),
         };
         if next.is_draining() {
             lane.place.charge(cost);
@@ -196,17 +194,20 @@ impl LayerQueue for LimitQueue {
     }
 
     fn advance(&mut self, next: &mut Crossing<'_>) {
-        self.release(None, next);
-        if !self.lanes.is_empty() {
-            for name in self.names() {
-                self.release(Some(name), next);
-            }
+        let (now_ns, mut wait_ns) = (next.round_ns(), None::<u64>);
+        for lane in self.lanes.all() {
+            let needed_ns = lane.release(now_ns, &self.waker, &mut self.released);
+            wait_ns = wait_ns.into_iter().chain(needed_ns).min();
+        }
+        self.send(now_ns, next);
+        if let Some(wait_ns) = wait_ns {
+            next.wake_at(now_ns.saturating_add(wait_ns));
         }
     }
 
     fn drain(&mut self, next: &mut Crossing<'_>) {
         let now_ns = next.round_ns();
-        for lane in std::iter::once(&mut self.lane).chain(self.lanes.values_mut()) {
+        for lane in self.lanes.all() {
             for waiting in lane.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)) {
                 lane.place.charge(waiting.cost);
                 self.released.push(waiting);
