@@ -9,6 +9,7 @@
 
 mod bench;
 mod connection;
+mod devices;
 mod disk;
 mod doctor;
 mod events;
@@ -38,6 +39,8 @@ pub enum Command {
     Disk(disk::DiskCommand),
     /// Show what the daemon's disks do, live
     Top(top::TopOptions),
+    /// Show the devices beneath the disks, and how busy they are
+    Devices(devices::DevicesOptions),
     /// Show the files that a disk is busy with
     Files(usage::FilesOptions),
     /// List slow requests, and show everything known about one
@@ -81,6 +84,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
     let outcome = match &command {
         Command::Disk(command) => disk::run(command).map(done),
         Command::Top(options) => top::run(options).map(done),
+        Command::Devices(options) => devices::run(options).map(done),
         Command::Files(options) => usage::files(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Query(options) => query::run(options).map(done),

@@ -129,6 +129,7 @@ fn every_help_has_examples() {
         "vm",
         "top",
         "files",
+        "devices",
         "explain-io",
         "query",
         "explain",

@@ -12,6 +12,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::daemon::{DaemonInfo, Done, EventList, ReloadReport};
 use crate::definition::{DiskChange, DiskDefinition};
+use crate::device::DeviceList;
 use crate::disk::{DiskList, DiskStatus};
 use crate::error::{ErrorBody, ErrorReply};
 use crate::http::{escape, exchange, request};
@@ -247,6 +248,14 @@ impl Client {
     /// When there is no answer.
     pub fn statistics(&self) -> Result<Statistics, ClientError> {
         self.get("/v1/statistics")
+    }
+
+    /// The devices beneath the disks, and their activity.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn devices(&self) -> Result<DeviceList, ClientError> {
+        self.get("/v1/devices")
     }
 
     /// The usage by file, control group and process: of all disks, of the disk `disk`, or of the

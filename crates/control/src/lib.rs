@@ -13,6 +13,7 @@
 //! | `PATCH /v1/disks/{name}` | [`DiskChange`] | [`DiskStatus`] |
 //! | `DELETE /v1/disks/{name}` | | [`Done`] |
 //! | `GET /v1/statistics` | | [`Statistics`] |
+//! | `GET /v1/devices` | | [`DeviceList`] |
 //! | `GET /v1/usage?disk=NAME&vm=NAME` | | [`UsageReport`] |
 //! | `GET /v1/slow?disk=NAME&count=N` | | [`SlowReport`] |
 //! | `GET /v1/guests` | | [`GuestList`] |
@@ -30,6 +31,7 @@
 mod client;
 mod daemon;
 mod definition;
+mod device;
 mod disk;
 mod error;
 mod http;
@@ -50,6 +52,7 @@ pub use definition::{
     ImageFormatError, LayerDefinition, ListenerDefinition, ModelDefinition, ModelKind,
     TlsDefinition, VhostUserDefinition, WhenFull,
 };
+pub use device::{DeviceActivity, DeviceList, DeviceStatus};
 pub use disk::{
     BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,
     LayerFigure, LayerFigures, LayerStatus, NbdStatus, VhostUserStatus,

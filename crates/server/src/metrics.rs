@@ -1,5 +1,6 @@
 //! `/metrics`: Prometheus' text format, version 0.0.4.
 
+mod devices;
 mod layers;
 mod monitor;
 mod query;
@@ -8,7 +9,7 @@ mod usage;
 use std::fmt::{Display, Write as _};
 
 use fathom_control::{
-    DaemonInfo, DiskList, DiskStatistics, DiskStatus, FrontendStatus, ListenerStatus,
+    DaemonInfo, DeviceList, DiskList, DiskStatistics, DiskStatus, FrontendStatus, ListenerStatus,
     MonitorStatus, OperationStatistics, Problem, Statistics, VhostUserStatus,
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -49,21 +50,27 @@ type Family<'a, Thing, Number = u64> = (&'a str, &'a str, &'a str, Value<Thing, 
 /// Called with the labels and the counts of each operation.
 type Visit<'a> = dyn FnMut(&[(&str, &str)], &OperationStatistics) + 'a;
 
+/// What the page shows.
+pub(crate) struct Facts<'f> {
+    pub info: &'f DaemonInfo,
+    pub disks: &'f DiskList,
+    pub statistics: &'f Statistics,
+    pub devices: &'f DeviceList,
+    pub groups: &'f [DiskGroups],
+    pub queries: &'f QueryMetrics,
+    pub monitor: Option<&'f MonitorStatus>,
+}
+
 /// All metrics as text.
-pub(crate) fn text(
-    info: &DaemonInfo,
-    disks: &DiskList,
-    statistics: &Statistics,
-    groups: &[DiskGroups],
-    queries: &QueryMetrics,
-    monitor: Option<&MonitorStatus>,
-) -> String {
+pub(crate) fn text(facts: &Facts<'_>) -> String {
+    let Facts { info, disks, statistics, devices, groups, queries, monitor } = *facts;
     let mut page = Page::default();
     of_daemon(&mut page, info);
     of_process(&mut page, info);
     of_disks(&mut page, info, disks, statistics);
     of_operations(&mut page, statistics);
     layers::of_layers(&mut page, disks);
+    devices::of_devices(&mut page, devices);
     of_guests(&mut page, disks);
     usage::of_insight(&mut page, disks);
     usage::of_groups(&mut page, groups);
@@ -337,6 +344,8 @@ impl Page {
 
 #[cfg(test)]
 mod tests {
+    use fathom_control::{DeviceActivity, DeviceStatus};
+
     use super::*;
 
     #[test]
@@ -388,7 +397,16 @@ mod tests {
         };
         let (monitor, queries) = (MonitorStatus::default(), QueryMetrics::default());
         let (disks, statistics) = (DiskList::default(), Statistics::default());
-        let text = text(&info, &disks, &statistics, &[], &queries, Some(&monitor));
+        let device = DeviceStatus { host: Some(DeviceActivity::default()), ..Default::default() };
+        let text = text(&Facts {
+            info: &info,
+            disks: &disks,
+            statistics: &statistics,
+            devices: &DeviceList { devices: vec![device], ..DeviceList::default() },
+            groups: &[],
+            queries: &queries,
+            monitor: Some(&monitor),
+        });
         let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         for family in families.map(|line| line.split(' ').next().unwrap_or(line)) {
             assert!(page.contains(&format!("`{family}`")), "{family} is not in docs/metrics.md");

@@ -73,6 +73,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/disks/{name}", get(disk_status).patch(change_disk).delete(remove_disk))
         .route("/v1/disks/{name}/recover", post(recover_disk))
         .route("/v1/statistics", get(statistics))
+        .route("/v1/devices", get(devices))
         .route("/v1/usage", get(usage))
         .route("/v1/slow", get(slow))
         .route("/v1/guests", get(guests))
@@ -155,6 +156,11 @@ async fn remove_disk(
 async fn statistics(State(app): State<App>) -> Answer<fathom_control::Statistics> {
     app.daemon.check_problems().await;
     Ok(axum::Json(app.daemon.statistics()))
+}
+
+async fn devices(State(app): State<App>) -> Answer<fathom_control::DeviceList> {
+    // The search waits for file systems, for a limited time.
+    blocking(move || Ok(app.daemon.devices())).await
 }
 
 #[derive(Default, Deserialize)]
@@ -289,13 +295,23 @@ async fn metrics_page(State(app): State<App>) -> Response {
         .into_response()
 }
 
-async fn metrics_text(daemon: &Daemon) -> String {
+async fn metrics_text(daemon: &Arc<Daemon>) -> String {
     daemon.check_problems().await;
-    let (info, disks, statistics) = (daemon.info(), daemon.disk_list(), daemon.statistics());
     let queries =
         metrics::QueryMetrics { list: daemon.query_list(), series: daemon.query_series() };
     let monitor = daemon.monitor_status();
-    metrics::text(&info, &disks, &statistics, &daemon.groups(), &queries, monitor.as_ref())
+    let for_devices = Arc::clone(daemon);
+    let devices = tokio::task::spawn_blocking(move || for_devices.devices()).await;
+    let page = metrics::Facts {
+        info: &daemon.info(),
+        disks: &daemon.disk_list(),
+        statistics: &daemon.statistics(),
+        devices: &devices.unwrap_or_default(),
+        groups: &daemon.groups(),
+        queries: &queries,
+        monitor: monitor.as_ref(),
+    };
+    metrics::text(&page)
 }
 
 async fn no_such_path() -> Refused {
@@ -399,7 +415,7 @@ pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Arc<Daemon>) {
     }
 }
 
-async fn scrape(stream: &TcpStream, daemon: &Daemon) -> std::io::Result<()> {
+async fn scrape(stream: &TcpStream, daemon: &Arc<Daemon>) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.windows(4).any(|window| window == b"\r\n\r\n") {
         let mut piece = [0; 1024];

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod changes;
+mod devices;
 mod events;
 mod giants;
 mod limit;

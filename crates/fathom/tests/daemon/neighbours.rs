@@ -87,11 +87,12 @@ fn a_hung_disk_blocks_neither_its_neighbours_nor_control_nor_the_end() {
         memory: Some(Bytes(1 << 20)),
         ..DiskDefinition::default()
     };
-    let questions: [Question<'_>; 11] = [
+    let questions: [Question<'_>; 12] = [
         ("the daemon", Box::new(|| client.daemon().map(drop))),
         ("the disks", Box::new(|| client.disks().map(drop))),
         ("the hung disk", Box::new(|| client.disk("hung").map(drop))),
         ("statistics", Box::new(|| client.statistics().map(drop))),
+        ("devices", Box::new(|| client.devices().map(drop))),
         ("usage", Box::new(|| client.usage(None, None).map(drop))),
         ("slow requests", Box::new(|| client.slow(None, 10).map(drop))),
         ("guests", Box::new(|| client.guests().map(drop))),

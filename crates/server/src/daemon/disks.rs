@@ -11,6 +11,7 @@ use fathom_control::{
 };
 
 use super::changes::{Claims, stopping};
+use super::devices::Beneath;
 use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
 use crate::configuration::{Places, Problems, check_disk, layers, normal_path};
@@ -86,6 +87,7 @@ impl Daemon {
             guest,
             claims,
             health: Mutex::default(),
+            beneath: Beneath::default(),
             live: Mutex::new(live),
             withdrawal: Mutex::default(),
         });

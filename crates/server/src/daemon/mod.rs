@@ -5,6 +5,7 @@
 //! times, so status and metrics never wait for a change.
 
 mod changes;
+mod devices;
 mod disks;
 mod events;
 mod listeners;
@@ -92,6 +93,7 @@ struct Served {
     guest: Arc<DiskGuest>,
     claims: Claims,
     health: Mutex<Health>,
+    beneath: devices::Beneath,
     live: Mutex<Live>,
     /// Set once the disk is withdrawn.
     withdrawal: Mutex<Option<Arc<Withdrawal>>>,

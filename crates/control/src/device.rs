@@ -1,0 +1,90 @@
+//! The devices beneath the disks.
+
+use serde::{Deserialize, Serialize};
+
+/// The devices beneath all disks, sampled at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceList {
+    /// The time of the sample, by the host's monotonic clock, in nanoseconds: for intervals.
+    pub time_ns: u64,
+    /// The time of the sample, in nanoseconds since 1970: for display.
+    pub unix_time_ns: u64,
+    /// The devices, in order of kind and name.
+    pub devices: Vec<DeviceStatus>,
+}
+
+/// A device beneath disks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceStatus {
+    /// Its name in `/sys/block`; the type of a network file system; the name of a model.
+    pub name: String,
+    /// `device`, `model`, `memory`, `network` or `unknown`.
+    pub kind: String,
+    /// Its size, in bytes; 0 if it is unknown.
+    pub size_bytes: u64,
+    /// Whether it rotates; null if that is unknown.
+    pub rotational: Option<bool>,
+    /// The disks whose image lies on it, at least in part.
+    pub disks: Vec<String>,
+    /// The disks whose log lies on it.
+    pub logs: Vec<String>,
+    /// The devices between the images and this one: partitions, logical volumes, loop devices.
+    pub through: Vec<String>,
+    /// Why the devices of its disks are not known, or not all of them; one text for each disk.
+    pub problems: Vec<String>,
+    /// The requests of its disks in flight. A disk without a tap is not counted.
+    pub in_flight: u64,
+    /// The activity of all programs of the host; null if the kernel does not count it.
+    pub host: Option<DeviceActivity>,
+}
+
+/// What all programs of the host do with a device. The counts begin when the host boots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceActivity {
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Completed reads. The kernel may have merged several into one.
+    pub reads: u64,
+    /// The bytes of these.
+    pub read_bytes: u64,
+    /// Completed writes.
+    pub writes: u64,
+    /// The bytes of these.
+    pub written_bytes: u64,
+    /// Completed discards.
+    pub discards: u64,
+    /// Completed flushes.
+    pub flushes: u64,
+    /// The time during which requests were in flight, in milliseconds.
+    pub busy_ms: u64,
+    /// Requests in flight, integrated over time, in milliseconds.
+    pub depth_ms: u64,
+}
+
+impl DeviceList {
+    /// The device of a kind with a name.
+    pub fn device(&self, kind: &str, name: &str) -> Option<&DeviceStatus> {
+        self.devices.iter().find(|device| device.kind == kind && device.name == name)
+    }
+}
+
+impl DeviceActivity {
+    /// The growth of the counts since the sample `before`. `in_flight` stays the current number.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            in_flight: self.in_flight,
+            reads: self.reads.saturating_sub(before.reads),
+            read_bytes: self.read_bytes.saturating_sub(before.read_bytes),
+            writes: self.writes.saturating_sub(before.writes),
+            written_bytes: self.written_bytes.saturating_sub(before.written_bytes),
+            discards: self.discards.saturating_sub(before.discards),
+            flushes: self.flushes.saturating_sub(before.flushes),
+            busy_ms: self.busy_ms.saturating_sub(before.busy_ms),
+            depth_ms: self.depth_ms.saturating_sub(before.depth_ms),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The devices beneath the disks, as operators see them.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use fathom_control::DeviceStatus;
+use serde_json::Value;
+
+use crate::nbd::Nbd;
+use crate::process::{Daemon, command, disk_over_nbd, image};
+use crate::stuck::Stuck;
+
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+
+/// The devices on which `disk` lies.
+fn beneath(devices: &[DeviceStatus], disk: &str) -> Vec<(String, String)> {
+    let has = |device: &&DeviceStatus| device.disks.iter().any(|name| name == disk);
+    let found = devices.iter().filter(has);
+    found.map(|device| (device.kind.clone(), device.name.clone())).collect()
+}
+
+#[test]
+fn disks_are_shown_with_the_devices_that_they_lie_on() {
+    let folder = tempfile::tempdir().unwrap();
+    image(folder.path(), "a.img", 8 << 20);
+    image(folder.path(), "b.img", 8 << 20);
+    let daemon = Daemon::start_in(
+        folder,
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+         [[disk]]\nname = \"a\"\nimage = \"a.img\"\n\
+         layers = [{ kind = \"wal\", log = \"a.log\", size = \"16M\", model = { kind = \"ssd\", device = \"fast\" } }]\n\
+         [[disk]]\nname = \"b\"\nimage = \"b.img\"\n\
+         [[disk]]\nname = \"c\"\nmemory = \"1M\"\n\
+         [[disk]]\nname = \"d\"\nmemory = \"1M\"\nmodel = { kind = \"hdd\", device = \"slow\" }\n\
+         [[disk]]\nname = \"e\"\nmemory = \"1M\"\nmodel = { kind = \"ssd\" }\n",
+    );
+    let client = daemon.client();
+    let list = client.devices().unwrap();
+    let kind_and_name = |kind: &str, name: &str| vec![(kind.to_owned(), name.to_owned())];
+    assert_eq!(beneath(&list.devices, "c"), kind_and_name("memory", "memory"));
+    assert_eq!(beneath(&list.devices, "d"), kind_and_name("model", "slow"));
+    assert_eq!(beneath(&list.devices, "e"), kind_and_name("model", "e (model)"));
+    assert_eq!(list.device("model", "fast").unwrap().logs, ["a"]);
+    let of_images = beneath(&list.devices, "b");
+    assert_eq!(of_images, beneath(&list.devices, "a"));
+    assert!(!of_images.is_empty());
+
+    // Writes through the daemon reach the device, where the kernel counts them.
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    nbd.send(WRITE, 1, 0, 65536, &vec![7; 65536]);
+    nbd.read_reply(0);
+    nbd.send(FLUSH, 2, 0, 0, &[]);
+    nbd.read_reply(0);
+    let after = client.devices().unwrap();
+    for (kind, name) in &of_images {
+        let host = |devices: &fathom_control::DeviceList| devices.device(kind, name).unwrap().host;
+        if let (Some(before), Some(after)) = (host(&list), host(&after)) {
+            assert!(after.since(&before).written_bytes >= 65536, "{before:?} {after:?}");
+        }
+    }
+
+    let socket = daemon.path("control.sock");
+    let run = |more: &[&str]| {
+        let mut command = command(daemon.path(".").as_path());
+        let interval = ["devices", "--interval", "50ms", "--control"];
+        let output = command.args(interval).arg(&socket).args(more).stderr(Stdio::inherit());
+        let output = output.stdout(Stdio::piped()).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = run(&[]);
+    assert!(text.contains("slow") && text.contains("log of a"), "{text}");
+    let report: Value = serde_json::from_str(&run(&["--json"])).unwrap();
+    assert_eq!(report["devices"].as_array().unwrap().len(), after.devices.len());
+    let metrics = client.metrics().unwrap();
+    let line = "fathom_device_disks{device=\"slow\",kind=\"model\"} 1";
+    assert!(metrics.contains(line), "{metrics}");
+}
+
+#[test]
+fn a_hung_file_system_delays_no_report_and_the_others_are_shown() {
+    let Some(stuck) = Stuck::mount() else { return };
+    let daemon = Daemon::start(&format!(
+        "{}[[disk]]\nname = \"z\"\nmemory = \"1M\"\n",
+        disk_over_nbd(&stuck.image(), "")
+    ));
+    let client = daemon.client();
+    stuck.hang();
+    // The kernel no longer answers from its cache.
+    std::thread::sleep(Duration::from_millis(1500));
+    for _ in 0..3 {
+        let list = client.devices().unwrap();
+        assert_eq!(beneath(&list.devices, "z")[0].0, "memory", "{list:?}");
+        let hung = &beneath(&list.devices, "a")[0];
+        println!("{hung:?}");
+        assert!(["unknown", "network"].contains(&&*hung.0), "{list:?}");
+    }
+    let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.id())).unwrap();
+    let name = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default()
+    };
+    let searching = threads.map(name).filter(|name| name.trim() == "devices").count();
+    assert!(searching <= 1, "{searching} threads wait for one image");
+    stuck.resume();
+    daemon.until("the image to be found", || {
+        beneath(&client.devices().unwrap().devices, "a")[0].0 == "network"
+    });
+}

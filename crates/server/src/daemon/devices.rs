@@ -1,0 +1,211 @@
+//! The devices beneath the disks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fathom_block::Clock;
+use fathom_control::{
+    BackendDefinition, DeviceActivity, DeviceList, DeviceStatus, DiskDefinition, ModelDefinition,
+};
+use fathom_devices::{Medium, MediumKind, Placement, SysDevices, resolve};
+
+use super::{Daemon, Served};
+use crate::configuration::layers;
+
+/// How long a report waits for the search for devices. Searches that take longer continue.
+const SEARCH_TIME_MAX: Duration = Duration::from_millis(500);
+/// The time after which another thread continues a search with the next disk.
+const SEARCH_STEP: Duration = Duration::from_millis(100);
+
+/// What a disk lies on, as far as it is known.
+#[derive(Default)]
+pub(super) struct Beneath {
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    image: Option<Placement>,
+    log: Option<Placement>,
+    is_searching: bool,
+}
+
+impl Beneath {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where a store is to be looked for.
+enum Place {
+    Known(Placement),
+    Path(PathBuf),
+}
+
+impl Place {
+    fn new(path: &Path, model: Option<&ModelDefinition>, name: &str) -> Self {
+        match model {
+            Some(model) => Self::Known(Placement::on(medium_of_model(model, name))),
+            None => Self::Path(path.to_owned()),
+        }
+    }
+
+    /// May hang with the file system.
+    fn find(&self) -> Placement {
+        match self {
+            Self::Known(placement) => placement.clone(),
+            Self::Path(path) => resolve::resolve(path),
+        }
+    }
+}
+
+/// The modelled device of a store: one that several disks share, or its own.
+fn medium_of_model(model: &ModelDefinition, name: &str) -> Medium {
+    let shared = &model.device;
+    let name = if shared.is_empty() { format!("{name} (model)") } else { shared.clone() };
+    Medium::new(MediumKind::Model, name)
+}
+
+/// The places of a disk's image and of its log.
+fn places(definition: &DiskDefinition) -> (Place, Option<Place>) {
+    let name = &definition.name;
+    let model = definition.model.as_ref();
+    let image = match (definition.backend(), model) {
+        (Some(BackendDefinition::Image(path)), _) => Place::new(&path, model, name),
+        (_, Some(model)) => Place::Known(Placement::on(medium_of_model(model, name))),
+        (_, None) => Place::Known(Placement::on(Medium::memory())),
+    };
+    let log = layers::wal(definition)
+        .map(|wal| Place::new(&wal.log, wal.model.as_ref(), &format!("log of {name}")));
+    (image, log)
+}
+
+impl Served {
+    /// Finds out what the disk lies on. May hang with its file system.
+    fn find_devices(&self) {
+        let definition = self.live().definition.clone();
+        let (image, log) = places(&definition);
+        let (image, log) = (image.find(), log.map(|log| log.find()));
+        let mut known = self.beneath.known();
+        *known = Known { image: Some(image), log, is_searching: false };
+    }
+
+    /// Marks a search as begun. Returns false if there is one already.
+    fn begin_search(&self) -> bool {
+        !std::mem::replace(&mut self.beneath.known().is_searching, true)
+    }
+
+    /// The placements of the image and of the log.
+    fn placements(&self) -> (Placement, Option<Placement>) {
+        let known = self.beneath.known();
+        let hangs = || Placement::unknown("its file system does not answer");
+        (known.image.clone().unwrap_or_else(hangs), known.log.clone())
+    }
+}
+
+impl Daemon {
+    /// Finds out what all disks lie on. Waits for a limited time; a file system that hangs delays
+    /// only its own disks.
+    fn find_devices(&self) {
+        let end = Instant::now() + SEARCH_TIME_MAX;
+        let disks: VecDeque<Arc<Served>> = self.served().into();
+        let waiting = Arc::new(Mutex::new(disks));
+        while Instant::now() < end {
+            let (sender, found) = sync_channel::<()>(1);
+            let for_thread = Arc::clone(&waiting);
+            let search = move || {
+                loop {
+                    // The lock is held only for this line.
+                    let next =
+                        for_thread.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                    let Some(served) = next else { break };
+                    if served.begin_search() {
+                        served.find_devices();
+                    }
+                }
+                let _ = sender.send(());
+            };
+            if std::thread::Builder::new().name("devices".into()).spawn(search).is_err() {
+                return;
+            }
+            let begun = Instant::now();
+            loop {
+                if found.recv_timeout(SEARCH_STEP).is_ok() {
+                    return;
+                }
+                let is_rest_empty =
+                    waiting.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+                let now = Instant::now();
+                if now >= end {
+                    return;
+                }
+                if !is_rest_empty && now - begun >= SEARCH_STEP {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The devices beneath all disks now. Waits for a limited time for file systems.
+    pub(crate) fn devices(&self) -> DeviceList {
+        self.find_devices();
+        let mut found: BTreeMap<Medium, DeviceStatus> = BTreeMap::new();
+        let time_ns = Clock::System.now_ns();
+        for served in self.served() {
+            let name = served.disk.name();
+            let (image, log) = served.placements();
+            let tap = served.live().watchers.tap.clone();
+            let in_flight = tap.map_or(0, |tap| tap.snapshot(time_ns).in_flight);
+            for medium in &image.media {
+                let device = found.entry(medium.clone()).or_default();
+                device.disks.push(name.to_owned());
+                device.in_flight += in_flight;
+                extend(device, &image, name);
+            }
+            if let Some(log) = log {
+                for medium in &log.media {
+                    let device = found.entry(medium.clone()).or_default();
+                    device.logs.push(name.to_owned());
+                    extend(device, &log, name);
+                }
+            }
+        }
+        let sys = SysDevices::default();
+        let devices = found.into_iter().map(|(medium, mut device)| {
+            if medium.kind == MediumKind::Device {
+                let facts = sys.facts(&medium.name);
+                (device.size_bytes, device.rotational) = (facts.size_bytes, facts.rotational);
+                device.host = sys.activity(&medium.name).map(activity);
+            }
+            DeviceStatus { kind: medium.kind.name().into(), name: medium.name, ..device }
+        });
+        DeviceList { time_ns, unix_time_ns: super::unix_time_ns(), devices: devices.collect() }
+    }
+}
+
+/// Adds the facts of one store to a device's.
+fn extend(device: &mut DeviceStatus, placement: &Placement, disk: &str) {
+    for through in &placement.through {
+        if !device.through.contains(through) {
+            device.through.push(through.clone());
+        }
+    }
+    device.problems.extend(placement.problem.as_ref().map(|problem| format!("{disk}: {problem}")));
+}
+
+fn activity(host: fathom_devices::HostActivity) -> DeviceActivity {
+    DeviceActivity {
+        in_flight: host.in_flight,
+        reads: host.reads,
+        read_bytes: host.read_bytes,
+        writes: host.writes,
+        written_bytes: host.written_bytes,
+        discards: host.discards,
+        flushes: host.flushes,
+        busy_ms: host.busy_ms,
+        depth_ms: host.depth_ms,
+    }
+}
