@@ -10,6 +10,7 @@
 mod bench;
 mod connection;
 mod devices;
+mod dirty;
 mod disk;
 mod doctor;
 mod events;
@@ -43,6 +44,8 @@ pub enum Command {
     Devices(devices::DevicesOptions),
     /// Show the files that a disk is busy with
     Files(usage::FilesOptions),
+    /// Show data in guests' memory that they have not written yet
+    Dirty(dirty::DirtyOptions),
     /// List slow requests, and show everything known about one
     ExplainIo(usage::ExplainOptions),
     /// Run standing queries in CQL over live or recorded events
@@ -86,6 +89,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Top(options) => top::run(options).map(done),
         Command::Devices(options) => devices::run(options).map(done),
         Command::Files(options) => usage::files(options).map(done),
+        Command::Dirty(options) => dirty::run(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Query(options) => query::run(options).map(done),
         Command::Monitor(options) => monitor::run(options).map(done),

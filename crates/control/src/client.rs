@@ -13,6 +13,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use crate::daemon::{DaemonInfo, Done, EventList, ReloadReport};
 use crate::definition::{DiskChange, DiskDefinition};
 use crate::device::DeviceList;
+use crate::dirty::DirtyReport;
 use crate::disk::{DiskList, DiskStatus};
 use crate::error::{ErrorBody, ErrorReply};
 use crate::http::{escape, exchange, request};
@@ -282,6 +283,20 @@ impl Client {
     /// When there is no answer.
     pub fn guests(&self) -> Result<GuestList, ClientError> {
         self.get("/v1/guests")
+    }
+
+    /// Counts the dirty pages of all guests, or of the guest with this name, number or disk; with
+    /// the `files` that have the most of them.
+    ///
+    /// # Errors
+    /// When there is no answer, or no such guest.
+    pub fn dirty(
+        &self,
+        guest: Option<&str>,
+        files: Option<usize>,
+    ) -> Result<DirtyReport, ClientError> {
+        let files = files.map(|count| count.to_string());
+        self.get(&with_query("/v1/dirty", &[("guest", guest), ("files", files.as_deref())]))
     }
 
     /// The daemon's standing queries.

@@ -1,5 +1,5 @@
-//! Finds the kernel in an image of a guest's memory, and prints the duration of the search and the
-//! cached files.
+//! Finds the kernel in an image of a guest's memory, and prints the duration of the search, the dirty
+//! pages and the cached files.
 
 use std::path::Path;
 use std::time::Instant;
@@ -16,7 +16,19 @@ fn main() {
     println!("{} modules, {:?}", kernel.modules().len(), kernel.counters());
     let tasks = kernel.tasks();
     println!("{} tasks, last {:?}", tasks.len(), tasks.last());
+    let start = Instant::now();
+    let dirty = kernel.dirty(&[]);
+    println!("{dirty:?} after {:?}", start.elapsed());
     let names = Names::default();
+    let start = Instant::now();
+    let files = kernel.dirty_files(&names, usize::MAX).expect("structures of files");
+    let whole = if files.is_whole { "all" } else { "some" };
+    println!("{whole} dirty files, {} bytes, after {:?}", files.dirty, start.elapsed());
+    for file in files.files {
+        let mut line = format!("{:8} {} ", file.dirty, file.device);
+        file.facts.describe(&mut line, &names).expect("a string");
+        println!("{line}");
+    }
     let start = Instant::now();
     let files = kernel.cached_files(&names);
     println!("{} cached files after {:?}", files.len(), start.elapsed());

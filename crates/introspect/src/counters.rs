@@ -6,6 +6,7 @@ use crate::layout::Types;
 /// The addresses of the counters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CounterPlaces {
+    nodes: Option<u64>,
     dirty: Option<u64>,
     writeback: Option<u64>,
     file_pages: Option<u64>,
@@ -24,12 +25,18 @@ impl CounterPlaces {
             Some(symbol("vm_zone_stat")?.wrapping_add(index.wrapping_mul(8)))
         };
         Self {
+            nodes: symbol("vm_node_stat"),
             dirty: node("NR_FILE_DIRTY"),
             writeback: node("NR_WRITEBACK"),
             file_pages: node("NR_FILE_PAGES"),
             free: zone("NR_FREE_PAGES"),
             total: symbol("_totalram_pages"),
         }
+    }
+
+    /// The address of the counters of all memory nodes together.
+    pub fn node_counts(&self) -> Option<u64> {
+        self.nodes
     }
 }
 

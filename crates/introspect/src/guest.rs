@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fathom_insight::Names;
 
+use crate::dirty::DiskObject;
 use crate::kernel::{AttachError, Kernel};
 use crate::memory::GuestMemory;
 use crate::resolver::Resolver;
@@ -117,6 +118,8 @@ struct Inner {
     /// The sum of the counts of the dropped resolvers.
     past: Counts,
     kernel: Option<Arc<Kernel>>,
+    /// The objects of the guest's disks, for as long as somebody else has them too.
+    disks: Vec<Arc<DiskObject>>,
     status: GuestStatus,
     last_search: Option<Instant>,
     pause: Duration,
@@ -353,6 +356,10 @@ impl Guest {
                 inner.status.kernels += 1;
             }
         }
+        if kernel.is_none() {
+            // The next kernel has other objects.
+            inner.disks.iter().for_each(|disk| disk.clear());
+        }
         inner.status.state = state;
         inner.kernel = kernel.map(Arc::new);
         drop(inner);
@@ -361,8 +368,17 @@ impl Guest {
 
     /// A resolver of requests for one queue's thread.
     pub fn resolver(self: &Arc<Self>) -> Resolver {
+        self.resolver_of(Arc::default())
+    }
+
+    /// A resolver of the requests of one of a disk's queues. It sets the disk's `object`.
+    pub fn resolver_of(self: &Arc<Self>, object: Arc<DiskObject>) -> Resolver {
         let counts = Arc::new(Counts::default());
         let mut inner = self.inner();
+        inner.disks.retain(|disk| Arc::strong_count(disk) > 1);
+        if !inner.disks.iter().any(|disk| Arc::ptr_eq(disk, &object)) {
+            inner.disks.push(Arc::clone(&object));
+        }
         let Inner { counts: all, past, .. } = &mut *inner;
         all.retain(|counts| {
             // The resolver has been dropped, so the counts no longer change.
@@ -375,6 +391,6 @@ impl Guest {
         });
         all.push(Arc::clone(&counts));
         drop(inner);
-        Resolver::new(Arc::clone(self), counts)
+        Resolver::new(Arc::clone(self), counts, object)
     }
 }

@@ -9,6 +9,7 @@ use fathom_insight::RequestFlags;
 use crate::btf::{self, Btf};
 use crate::completion::{ENTRIES_MAX, Meaning, Meanings, meanings};
 use crate::counters::CounterPlaces;
+use crate::dirty::DirtyPlaces;
 use crate::kallsyms::{self, KallsymsError};
 use crate::layout::{Layout, Types};
 use crate::memory::{GuestMemory, Window};
@@ -102,6 +103,7 @@ pub struct Kernel {
     pub(crate) meanings: Meanings,
     pub(crate) places: Places,
     pub(crate) counters: CounterPlaces,
+    pub(crate) dirty: DirtyPlaces,
     note: VmcoreInfo,
     modules: Vec<Module>,
     module_layout: Option<ModuleLayout>,
@@ -210,6 +212,12 @@ const PLACES: &[&str] = &[
     "vm_zone_stat",
     "_totalram_pages",
     "dirty_expire_interval",
+    "node_data",
+    "contig_page_data",
+    "nr_node_ids",
+    "nr_cpu_ids",
+    "__per_cpu_offset",
+    "bdi_list",
 ];
 
 /// The bits of a request's flags by name.
@@ -302,6 +310,7 @@ impl Kernel {
             meanings: self.meanings.clone(),
             places: self.places.clone(),
             counters: self.counters.clone(),
+            dirty: self.dirty.clone(),
             note: self.note.clone(),
             modules: self.modules.clone(),
             module_layout: self.module_layout,
@@ -385,6 +394,7 @@ impl Kernel {
             })),
         };
         let counters = CounterPlaces::new(&types, symbol);
+        let dirty = DirtyPlaces::new(&types, symbol);
         drop(types);
         Ok(Self {
             memory: memory.clone(),
@@ -393,6 +403,7 @@ impl Kernel {
             meanings: Meanings::new(&found),
             places,
             counters,
+            dirty,
             note,
             modules: loaded,
             module_layout,
@@ -433,20 +444,23 @@ impl Kernel {
     /// Whether the virtio header at a guest-physical address is part of a request of this kernel:
     /// the header follows a `struct request` whose queue belongs to a virtio disk.
     pub fn owns_request(&self, header: u64) -> bool {
+        self.disk_of(header).is_some()
+    }
+
+    /// The `gendisk` of the virtio disk to which the request with a header at a guest-physical
+    /// address was sent.
+    pub(crate) fn disk_of(&self, header: u64) -> Option<u64> {
         let layout = &self.layout;
-        let name = || {
-            let request = header.checked_sub(layout.request_size)?;
-            if !self.memory.contains(request) {
-                return None;
-            }
-            let queue = self.memory.u64(request + layout.request_queue)?;
-            let queue = self.space.direct(queue)?;
-            let disk = self.space.direct(self.memory.u64(queue + layout.queue_disk)?)?;
-            let mut name = [0; 3];
-            self.memory.read(disk + layout.disk_name, &mut name)?;
-            Some(name)
-        };
-        name().is_some_and(|name| name.starts_with(b"vd"))
+        let request = header.checked_sub(layout.request_size)?;
+        if !self.memory.contains(request) {
+            return None;
+        }
+        let queue = self.memory.u64(request + layout.request_queue)?;
+        let queue = self.space.direct(queue)?;
+        let disk = self.memory.u64(queue + layout.queue_disk)?;
+        let mut name = [0; 2];
+        self.memory.read(self.space.direct(disk)? + layout.disk_name, &mut name)?;
+        (&name == b"vd").then_some(disk)
     }
 
     /// The flags that the kernel set in a request.
@@ -485,6 +499,13 @@ impl Kernel {
     /// The number at a virtual address of the kernel.
     pub(crate) fn u32(&self, address: u64) -> Option<u32> {
         self.space.u32(&self.memory, address)
+    }
+
+    /// The byte at a virtual address of the kernel.
+    pub(crate) fn u8(&self, address: u64) -> Option<u8> {
+        let mut byte = [0];
+        self.space.read(&self.memory, address, &mut byte)?;
+        Some(byte[0])
     }
 
     /// The pointer at a virtual address of the kernel; `None` if it is null.

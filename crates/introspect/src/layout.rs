@@ -51,6 +51,7 @@ macro_rules! layout {
         required { $($field:ident: $structure:literal $path:literal $(| $other:literal)*;)* }
         optional { $($option:ident: $option_structure:literal $($option_path:literal)|+;)* }
         sizes { $($size:ident: $size_structure:literal;)* }
+        optional_sizes { $($own:ident: $own_structure:literal;)* }
     ) => {
         /// Offsets and sizes, in bytes.
         #[derive(Clone, Debug, Default)]
@@ -59,6 +60,7 @@ macro_rules! layout {
             $(pub $field: u64,)*
             $(pub $option: Option<u64>,)*
             $(pub $size: u64,)*
+            $(pub $own: Option<u64>,)*
             /// Whether `btrfs_bio.inode` points to a `btrfs_inode` rather than to an `inode`.
             pub btrfs_inode_is_own: bool,
         }
@@ -74,6 +76,7 @@ macro_rules! layout {
                         ))?,)*
                     $($option: types.offset($option_structure, &[$($option_path),+]),)*
                     $($size: types.size($size_structure).ok_or($size_structure)?,)*
+                    $($own: types.size($own_structure),)*
                     btrfs_inode_is_own: types.points_to("btrfs_bio", "inode", "btrfs_inode"),
                 })
             }
@@ -205,10 +208,50 @@ layout! {
         reiserfs_journal_length: "reiserfs_super_block" "s_v1.s_journal.jp_journal_size";
         inode_operations: "inode" "i_fop";
         sb_private: "super_block" "s_fs_info";
+        node_parts: "pglist_data" "per_cpu_nodestats";
+        node_part_counts: "per_cpu_nodestat" "vm_node_stat_diff";
+        bdi_list: "backing_dev_info" "bdi_list";
+        bdi_writers: "backing_dev_info" "wb_list";
+        bdi_owner: "backing_dev_info" "owner";
+        bdi_name: "backing_dev_info" "dev_name";
+        writer_list: "bdi_writeback" "bdi_node";
+        writer_bdi: "bdi_writeback" "bdi";
+        writer_counts: "bdi_writeback" "stat";
+        writer_dirty: "bdi_writeback" "b_dirty";
+        writer_queued: "bdi_writeback" "b_io";
+        writer_postponed: "bdi_writeback" "b_more_io";
+        writer_times: "bdi_writeback" "b_dirty_time";
+        counter_sum: "percpu_counter" "count";
+        counter_parts: "percpu_counter" "counters";
+        disk_bdi: "gendisk" "bdi";
+        disk_lower: "gendisk" "slave_bdevs";
+        holder_list: "bd_holder_disk" "list";
+        holder_device: "bd_holder_disk" "bdev";
+        holder_directory: "bd_holder_disk" "holder_dir";
+        directory_parent: "kobject" "parent";
+        block_device_directory: "block_device" "bd_holder_dir";
+        block_device_driver: "block_device" "bd_device";
+        block_device_node: "block_device" "bd_device.kobj";
+        sb_bdi: "super_block" "s_bdi";
+        btrfs_info_devices: "btrfs_fs_info" "fs_devices";
+        btrfs_devices: "btrfs_fs_devices" "devices";
+        btrfs_device_list: "btrfs_device" "dev_list";
+        btrfs_device: "btrfs_device" "bdev";
+        inode_writers: "inode" "i_io_list";
+        mapping_pages: "address_space" "i_pages";
+        pages_root: "xarray" "xa_head";
+        tree_shift: "xa_node" "shift";
+        tree_parent: "xa_node" "parent";
+        tree_array: "xa_node" "array";
+        tree_slots: "xa_node" "slots";
+        tree_marks: "xa_node" "marks";
     }
     sizes {
         page_size: "page";
         request_size: "request";
         vector_size: "bio_vec";
+    }
+    optional_sizes {
+        counter_size: "percpu_counter";
     }
 }

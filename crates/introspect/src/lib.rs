@@ -16,6 +16,7 @@ mod bios;
 mod btf;
 mod completion;
 mod counters;
+mod dirty;
 mod files;
 mod groups;
 mod guest;
@@ -39,6 +40,7 @@ mod tests;
 mod vmcoreinfo;
 
 pub use counters::Counters;
+pub use dirty::{Dirty, DirtyDevice, DirtyFile, DirtyFiles, DiskObject};
 pub use guest::{COPIED_REQUESTS, Guest, GuestState, GuestStatus};
 pub use kernel::{AttachError, Kernel};
 pub use memory::{GuestMemory, Region};

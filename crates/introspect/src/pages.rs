@@ -69,6 +69,15 @@ impl PageCache {
         Some(place.1 + address % PAGE)
     }
 
+    /// The flags of the page whose structure is at `address`.
+    pub fn flags(&mut self, kernel: &Kernel, address: u64) -> Option<u64> {
+        if !kernel.is_page(address) {
+            return None;
+        }
+        let physical = self.physical(kernel, address)?;
+        kernel.memory.window(physical).u64(kernel.layout.page_flags)
+    }
+
     /// The use of the page whose structure is at `address`; `None` if the structure is torn or
     /// invalid.
     pub fn page(&mut self, kernel: &Kernel, mut address: u64) -> Option<Page> {

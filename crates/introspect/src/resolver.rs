@@ -6,6 +6,7 @@ use fathom_insight::{ClassTable, Confidence, Facts, Insight, Kind, RequestFlags,
 
 use crate::bios::Bio;
 use crate::completion::{Completion, Meaning};
+use crate::dirty::DiskObject;
 use crate::files::{FileCache, Inode, Mounted, Nature};
 use crate::groups::{Group, GroupCache};
 use crate::guest::{Counts, EVENT_MISMATCH, EVENT_REQUEST, EVENT_UNKNOWN_FUNCTION, Guest};
@@ -45,6 +46,9 @@ pub struct RequestView {
 pub struct Resolver {
     guest: Arc<Guest>,
     counts: Arc<Counts>,
+    /// The object of the disk, and whether it was set since the kernel was found.
+    object: Arc<DiskObject>,
+    knows_object: bool,
     generation: u64,
     kernel: Option<Arc<Kernel>>,
     caches: Caches,
@@ -122,10 +126,12 @@ impl Doubt {
 }
 
 impl Resolver {
-    pub(crate) fn new(guest: Arc<Guest>, counts: Arc<Counts>) -> Self {
+    pub(crate) fn new(guest: Arc<Guest>, counts: Arc<Counts>, object: Arc<DiskObject>) -> Self {
         Self {
             guest,
             counts,
+            object,
+            knows_object: false,
             generation: 0,
             kernel: None,
             caches: Caches::default(),
@@ -154,6 +160,7 @@ impl Resolver {
             self.generation = self.guest.generation();
             self.kernel = self.guest.kernel();
             self.caches = Caches::default();
+            self.knows_object = false;
             self.mismatches = 0;
             self.unknown_functions_count = 0;
         }
@@ -166,6 +173,10 @@ impl Resolver {
         };
         self.counts.request();
         let found = self.follow_bios(&kernel, request, pages, insight).is_some();
+        if found && !self.knows_object && request.carries_data {
+            self.knows_object = true;
+            self.object.set(kernel.disk_of(request.header).unwrap_or(0));
+        }
         self.kernel = Some(kernel);
         if found {
             self.mismatches = 0;

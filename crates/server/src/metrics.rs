@@ -1,6 +1,7 @@
 //! `/metrics`: Prometheus' text format, version 0.0.4.
 
 mod devices;
+mod dirty;
 mod layers;
 mod monitor;
 mod query;
@@ -9,8 +10,8 @@ mod usage;
 use std::fmt::{Display, Write as _};
 
 use fathom_control::{
-    DaemonInfo, DeviceList, DiskList, DiskStatistics, DiskStatus, FrontendStatus, ListenerStatus,
-    MonitorStatus, OperationStatistics, Problem, Statistics, VhostUserStatus,
+    DaemonInfo, DeviceList, DirtyReport, DiskList, DiskStatistics, DiskStatus, FrontendStatus,
+    ListenerStatus, MonitorStatus, OperationStatistics, Problem, Statistics, VhostUserStatus,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -57,13 +58,14 @@ pub(crate) struct Facts<'f> {
     pub statistics: &'f Statistics,
     pub devices: &'f DeviceList,
     pub groups: &'f [DiskGroups],
+    pub dirty: &'f DirtyReport,
     pub queries: &'f QueryMetrics,
     pub monitor: Option<&'f MonitorStatus>,
 }
 
 /// All metrics as text.
 pub(crate) fn text(facts: &Facts<'_>) -> String {
-    let Facts { info, disks, statistics, devices, groups, queries, monitor } = *facts;
+    let Facts { info, disks, statistics, devices, groups, dirty, queries, monitor } = *facts;
     let mut page = Page::default();
     of_daemon(&mut page, info);
     of_process(&mut page, info);
@@ -74,6 +76,7 @@ pub(crate) fn text(facts: &Facts<'_>) -> String {
     of_guests(&mut page, disks);
     usage::of_insight(&mut page, disks);
     usage::of_groups(&mut page, groups);
+    dirty::of_dirty(&mut page, dirty);
     query::of_queries(&mut page, queries);
     if let Some(monitor) = monitor {
         monitor::of_monitor(&mut page, monitor);
@@ -404,6 +407,7 @@ mod tests {
             statistics: &statistics,
             devices: &DeviceList { devices: vec![device], ..DeviceList::default() },
             groups: &[],
+            dirty: &DirtyReport::default(),
             queries: &queries,
             monitor: Some(&monitor),
         });

@@ -77,6 +77,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/usage", get(usage))
         .route("/v1/slow", get(slow))
         .route("/v1/guests", get(guests))
+        .route("/v1/dirty", get(dirty))
         .route("/v1/queries", get(queries))
         .route("/v1/events", get(daemon_events))
         .route("/v1/recording", get(recording))
@@ -211,6 +212,27 @@ async fn guests(State(app): State<App>) -> Answer<fathom_control::GuestList> {
     blocking(move || Ok(app.daemon.guests())).await
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct DirtyQuery {
+    guest: Option<String>,
+    files: Option<usize>,
+}
+
+async fn dirty(
+    State(app): State<App>,
+    query: Result<Query<DirtyQuery>, QueryRejection>,
+) -> Answer<fathom_control::DirtyReport> {
+    let Query(query) = query.map_err(|error| {
+        refusal(
+            ErrorCode::Invalid,
+            error.body_text(),
+            "use a path like /v1/dirty?guest=NAME&files=20",
+        )
+    })?;
+    blocking(move || app.daemon.dirty(query.guest.as_deref(), query.files)).await
+}
+
 async fn queries(State(app): State<App>) -> Answer<fathom_control::QueryList> {
     Ok(axum::Json(app.daemon.query_list()))
 }
@@ -301,13 +323,16 @@ async fn metrics_text(daemon: &Arc<Daemon>) -> String {
         metrics::QueryMetrics { list: daemon.query_list(), series: daemon.query_series() };
     let monitor = daemon.monitor_status();
     let for_devices = Arc::clone(daemon);
-    let devices = tokio::task::spawn_blocking(move || for_devices.devices()).await;
+    // Without a name of a guest, a count of dirty pages does not fail.
+    let both = move || (for_devices.devices(), for_devices.dirty(None, None).unwrap_or_default());
+    let (devices, dirty) = tokio::task::spawn_blocking(both).await.unwrap_or_default();
     let page = metrics::Facts {
         info: &daemon.info(),
         disks: &daemon.disk_list(),
         statistics: &daemon.statistics(),
-        devices: &devices.unwrap_or_default(),
+        devices: &devices,
         groups: &daemon.groups(),
+        dirty: &dirty,
         queries: &queries,
         monitor: monitor.as_ref(),
     };

@@ -213,6 +213,12 @@ impl<'s> Builder<'s> {
         self.write(address, &value.to_le_bytes());
     }
 
+    /// Writes an entry of an array of numbers. `name` is the name of the array.
+    pub fn set_entry(&mut self, address: u64, name: &'static str, value: u64) {
+        self.words.record(self.physical(address), name, value);
+        self.write(address, &value.to_le_bytes());
+    }
+
     /// Writes a member of four bytes.
     pub fn set_u32(&mut self, object: u64, path: &str, value: u32) {
         let address = self.at(object, path);

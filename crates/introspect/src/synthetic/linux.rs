@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::builder::{Builder, Words};
 use super::bytes::Bytes;
 use super::description::{Description, Encoded};
+use super::dirty;
 use super::scene::{self, Request};
 use super::store::Store;
 use super::symbols::{self, Addresses};
@@ -78,6 +79,12 @@ impl Linux {
         let total = builder.variable(COUNTS.total);
         let expire = builder.variable(3000);
         let init_task = builder.room(1024, 64);
+        // Two pointers to nodes, or the only node.
+        let nodes = builder.room(256, 64);
+        let node_count = builder.room(8, 8);
+        let processor_count = builder.room(8, 8);
+        let processor_offsets = builder.room(8 * 2, 8);
+        let bdi_list = builder.room(16, 8);
         for (place, pages) in [
             (node_counts + 8 * 20, COUNTS.dirty),
             (node_counts + 8 * 21, COUNTS.writeback),
@@ -108,6 +115,15 @@ impl Linux {
             ("vm_zone_stat".into(), image(zone_counts), b'B'),
             ("_totalram_pages".into(), total, b'B'),
             ("dirty_expire_interval".into(), expire, b'D'),
+            (
+                if shape.recent { "node_data" } else { "contig_page_data" }.into(),
+                image(nodes),
+                b'B',
+            ),
+            ("nr_node_ids".into(), image(node_count), b'D'),
+            ("nr_cpu_ids".into(), image(processor_count), b'D'),
+            ("__per_cpu_offset".into(), image(processor_offsets), b'D'),
+            ("bdi_list".into(), image(bdi_list), b'D'),
             ("init_task".into(), image(init_task), b'D'),
             ("init_top_pgt".into(), image(root), b'D'),
             ("__start_BTF".into(), image(btf), b'R'),
@@ -179,6 +195,14 @@ impl Linux {
             device_super: builder.physical(device_super),
             super_blocks: builder.image(super_blocks),
             init_task: builder.image(init_task),
+            dirty: dirty::Globals {
+                nodes,
+                node_count,
+                processor_count,
+                offsets: processor_offsets,
+                bdi_list: builder.image(bdi_list),
+                shown: COUNTS.dirty,
+            },
         };
         let scene = scene::build(&mut builder, &globals);
         Self {

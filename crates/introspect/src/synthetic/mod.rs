@@ -6,6 +6,7 @@ mod answer;
 mod builder;
 mod bytes;
 mod description;
+pub(crate) mod dirty;
 mod linux;
 mod mutation;
 mod objects;

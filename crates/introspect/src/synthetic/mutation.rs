@@ -9,6 +9,7 @@ use super::answer::NamedFacts;
 use super::builder::Words;
 use super::reads::{self, Sites};
 use super::{Linux, Request, Shape, Store};
+use crate::dirty::DiskObject;
 use crate::guest::{EVENT_REQUEST, Guest, GuestState};
 use crate::memory::GuestMemory;
 use crate::resolver::{RequestView, Resolver};
@@ -197,6 +198,20 @@ impl Subject {
     fn run_all_operations(&self, guest: &Guest) {
         let Some(kernel) = guest.kernel() else { return };
         let _ = kernel.counters();
+        let length = self.memory.length();
+        let object = Arc::new(DiskObject::default());
+        object.set(kernel.disk_of(self.requests[0].view.header).unwrap_or(0));
+        let dirty = kernel.dirty(&[object]);
+        let counts = [dirty.shown, dirty.writeback_shown, dirty.dirty, dirty.writeback];
+        assert!(counts.into_iter().flatten().all(|bytes| bytes <= length));
+        for device in dirty.devices.into_iter().flatten() {
+            assert!(device.dirty <= length && device.writeback <= length);
+            assert!(device.name.len() <= 64 * 3 && device.disks.len() <= 1);
+        }
+        for file in kernel.dirty_files(&self.names, 1000).into_iter().flat_map(|found| found.files)
+        {
+            assert!(file.dirty <= length);
+        }
         let _ = (kernel.is_there(), kernel.modules_changed());
         let tasks = kernel.tasks();
         assert!(tasks.len() <= 1 << 16);

@@ -18,9 +18,12 @@ pub(crate) struct Mount {
 
 /// A block device.
 #[derive(Clone, Copy)]
+#[allow(clippy::struct_field_names, reason = "the objects are those of one device")]
 pub(crate) struct Device {
     pub device: u64,
     pub inode: u64,
+    /// The disk that has it.
+    pub disk: u64,
 }
 
 /// A control group, and its states in two subsystems.
@@ -199,13 +202,15 @@ impl Builder<'_> {
         let disk = self.disk(name);
         self.set(device, "block_device.bd_disk", disk);
         self.set(disk, "gendisk.part0", device);
-        Device { device, inode }
+        Device { device, inode, disk }
     }
 
     /// The disk that a driver registers.
     pub fn disk(&mut self, name: &str) -> u64 {
         let disk = self.make("gendisk");
         self.set_text(disk, "gendisk.disk_name", name);
+        let lower = self.at(disk, "gendisk.slave_bdevs");
+        self.chain("gendisk.slave_bdevs", lower, &[]);
         disk
     }
 

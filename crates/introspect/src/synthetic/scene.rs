@@ -6,6 +6,7 @@ use fathom_insight::{Confidence, Kind, Source};
 use super::PAGE;
 use super::answer::NamedFacts;
 use super::builder::Builder;
+use super::dirty;
 use super::objects::{DIRECTORY, REGULAR};
 use super::stage::{Bio, Stage};
 use crate::resolver::RequestView;
@@ -29,6 +30,7 @@ pub(crate) struct Globals {
     pub device_super: u64,
     pub super_blocks: u64,
     pub init_task: u64,
+    pub dirty: dirty::Globals,
 }
 
 /// The objects of the scene.
@@ -118,8 +120,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     builder.chain("task_struct.tasks", head, &list);
 
     let queue = builder.make("request_queue");
-    let disk = builder.disk("vda");
-    builder.set(queue, "request_queue.disk", disk);
+    builder.set(queue, "request_queue.disk", vda1.disk);
     let mut stage = Stage { builder, queue, sector: 2048, requests: Vec::new() };
 
     // The true facts.
@@ -503,6 +504,21 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         NamedFacts { length: PAGE, ..inbox_facts.clone() },
         NamedFacts { length: PAGE, ..with(&unknown, "/web") },
     ];
+
+    let objects = dirty::Objects {
+        vda: vda1,
+        vdb,
+        dm: dm0,
+        vdc,
+        btrfs: btrfs.super_block,
+        inbox,
+        database,
+        gone,
+        image: disk_image,
+        data: btrfs_file,
+        gone_page,
+    };
+    dirty::build(stage.builder, &globals.dirty, &objects);
 
     let cached = [
         (format!("/srv/mail/{LONG}"), 3),

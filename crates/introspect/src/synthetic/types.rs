@@ -6,19 +6,29 @@ pub(crate) const COMMON: &str = "
     list_head 16: next 0, prev 8
     hlist_node 16: next 0, pprev 8
     -page_words 40: lru 0 list_head, mapping 16, index 24, private 32
-    address_space 192: host 0 *inode, i_pages 8, a_ops 104
+    xarray 16: xa_lock 0, xa_flags 4, xa_head 8
+    xa_node 576: shift 0, offset 1, parent 8 *xa_node, array 16 *xarray, slots 40, marks 552
+    address_space 192: host 0 *inode, i_pages 8 xarray, a_ops 104
     -inode_lists 16: i_dentry 0, i_rcu 0
     inode 640: i_mode 0, i_uid 4, i_gid 8, i_sb 40 *super_block, i_mapping 48 *address_space,\
-        i_ino 64, i_size 80, i_write_hint 143, - 288 -inode_lists, i_data 368 address_space, i_generation 568
+        i_ino 64, i_size 80, i_write_hint 143, i_io_list 232 list_head, - 288 -inode_lists, i_data 368 address_space, i_generation 568
     super_block 512: s_list 0 list_head, s_dev 16, s_type 40 *file_system_type, s_bdev 96 *block_device,\
-        s_fs_info 176, s_id 200
+        s_bdi 104 *backing_dev_info, s_fs_info 176, s_id 200
     file_system_type 72: name 0, fs_flags 8
     -qstr_numbers 8: hash 0, len 4
     -qstr_union 8: - 0 -qstr_numbers, hash_len 0
     qstr 16: - 0 -qstr_union, name 8
     request 256: q 0 *request_queue, cmd_flags 24, rq_flags 28, __data_len 44, __sector 48, bio 56 *bio
     request_queue 512: queuedata 8, disk 88 *gendisk
-    gendisk 512: major 0, disk_name 12, part0 48 *block_device
+    gendisk 512: major 0, disk_name 12, part0 48 *block_device, bdi 64 *backing_dev_info, slave_bdevs 80 list_head
+    kobject 64: name 0, parent 24 *kobject
+    device 128: kobj 0 kobject, parent 64
+    pglist_data 256: node_id 0, per_cpu_nodestats 128
+    per_cpu_nodestat 44: stat_threshold 0, vm_node_stat_diff 1
+    percpu_counter 40: lock 0, count 8, list 16 list_head, counters 32
+    backing_dev_info 1160: id 0, bdi_list 32 list_head, wb_list 904 list_head, dev 1032, dev_name 1040, owner 1104 *device
+    bdi_writeback 808: bdi 0 *backing_dev_info, b_dirty 24 list_head, b_io 40 list_head, b_more_io 56 list_head,\
+        b_dirty_time 72 list_head, stat 96, bdi_node 576 list_head
     bvec_iter! 20: bi_sector 0, bi_size 8, bi_idx 12, bi_bvec_done 16
     bio 136: bi_next 0 *bio, bi_bdev 8, bi_opf 16, bi_iter 32 bvec_iter, bi_end_io 56, bi_private 64,\
         bi_blkg 72 *blkcg_gq, bi_io_vec 112 *bio_vec
@@ -32,7 +42,7 @@ pub(crate) const COMMON: &str = "
     dio 704: inode 8 *inode, waiter 40 *task_struct, is_async 60
     -blkdev_union 8: iocb 0 *kiocb, waiter 0 *task_struct
     blkdev_dio 208: - 0 -blkdev_union, size 8, bio 64 bio
-    block_device 320: bd_start_sect 0, bd_disk 24 *gendisk, bd_holder 48
+    block_device 320: bd_start_sect 0, bd_disk 24 *gendisk, bd_holder 48, bd_device 64 device, bd_holder_dir 200 *kobject
     bdev_inode 960: bdev 0 block_device, vfs_inode 320 inode
     journal_s 256: j_sb_buffer 24 *buffer_head
     ext4_sb_info 512: s_desc_size 0, s_journal 200 *journal_s
@@ -54,6 +64,7 @@ pub(crate) const COMMON: &str = "
         __REQ_RAHEAD 19, __REQ_BACKGROUND 20, __REQ_SWAP 23
     enum node_stat_item: NR_INACTIVE_ANON 0, NR_FILE_PAGES 19, NR_FILE_DIRTY 20, NR_WRITEBACK 21
     enum zone_stat_item: NR_FREE_PAGES 0
+    enum wb_stat_item: WB_RECLAIMABLE 0, WB_WRITEBACK 1, WB_DIRTIED 2, WB_WRITTEN 3
     enum jbd_state_bits: BH_JBD 16, BH_JWrite 17
 ";
 
@@ -84,14 +95,16 @@ pub(crate) const SEVEN: &str = "
 pub(crate) const EARLY: &str = "
     kernfs_node 128: count 0, parent 8 *kernfs_node, name 16, priv 96
     md_io_acct 160: orig_bio 0 *bio, start_time 8
-    enum pageflags: PG_locked 0, PG_uptodate 2, PG_slab 9, PG_writeback 15, PG_head 16
+    bd_holder_disk 32: list 0 list_head, bdev 16 *block_device, refcnt 24
+    enum pageflags: PG_locked 0, PG_uptodate 2, PG_dirty 3, PG_slab 9, PG_writeback 15, PG_head 16
 ";
 
 /// The corresponding types of kernels like 6.12.
 pub(crate) const RECENT: &str = "
     kernfs_node 128: count 0, __parent 8 *kernfs_node, name 16, priv 96
     md_io_clone 176: mddev 0, orig_bio 8 *bio
-    enum pageflags: PG_locked 0, PG_writeback 1, PG_uptodate 3, PG_head 6
+    bd_holder_disk 32: list 0 list_head, holder_dir 16 *kobject, refcnt 24
+    enum pageflags: PG_locked 0, PG_writeback 1, PG_uptodate 3, PG_dirty 4, PG_head 6
     enum64 pagetype: PGTY_buddy 240, PGTY_slab 245
 ";
 
@@ -108,6 +121,9 @@ pub(crate) const BTRFS_RECENT: &str = "
 /// The other types of the module `btrfs`.
 pub(crate) const BTRFS: &str = "
     btrfs_inode 1024: root 0, location 8, vfs_inode 320 inode
+    btrfs_fs_info 512: flags 0, fs_devices 32 *btrfs_fs_devices
+    btrfs_fs_devices 256: fsid 0, devices 64 list_head
+    btrfs_device 256: dev_list 0 list_head, bdev 24 *block_device
     btrfs_io_stripe 32: dev 0, bioc 16 *btrfs_io_context
     btrfs_io_context 128: refs 0, orig_bio 48 *bio
 ";

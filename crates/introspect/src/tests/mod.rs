@@ -3,6 +3,7 @@
 mod btf;
 mod captured;
 mod cycles;
+mod dirty;
 mod facts;
 mod floods;
 mod guest;

@@ -158,7 +158,8 @@ impl ClassifyQueue {
     #[cold]
     fn follow(&mut self) {
         if let Some((generation, guest)) = self.shared.slot.try_guest() {
-            self.resolver = guest.map(|guest| guest.resolver());
+            self.resolver =
+                guest.map(|guest| guest.resolver_of(Arc::clone(self.shared.slot.object())));
             self.generation = generation;
         } else {
             self.resolver = None;

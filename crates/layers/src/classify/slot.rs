@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fathom_introspect::Guest;
+use fathom_introspect::{DiskObject, Guest};
 
 /// The current guest of a disk. The owner of the front end sets it. The disk's queues notice a
 /// change with one load for each request.
@@ -12,6 +12,7 @@ pub struct GuestSlot {
     /// Increases with each change of the guest.
     generation: AtomicU64,
     guest: Mutex<Option<Arc<Guest>>>,
+    object: Arc<DiskObject>,
 }
 
 impl GuestSlot {
@@ -24,10 +25,16 @@ impl GuestSlot {
     pub fn set(&self, guest: Option<Arc<Guest>>) {
         let mut place = self.guest.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *place, guest);
+        self.object.clear();
         self.generation.fetch_add(1, Ordering::Release);
         drop(place);
         // The last holder of a guest unmaps its memory, which should not happen under the lock.
         drop(before);
+    }
+
+    /// The guest kernel's object for the disk, once a request has led to it.
+    pub fn object(&self) -> &Arc<DiskObject> {
+        &self.object
     }
 
     /// The guest.

@@ -6,6 +6,7 @@
 
 mod changes;
 mod devices;
+mod dirty;
 mod disks;
 mod events;
 mod listeners;

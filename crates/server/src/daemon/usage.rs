@@ -125,7 +125,7 @@ pub(super) fn insight(served: &Served) -> InsightStatus {
     served.guest.status().map(insight_of).unwrap_or_default()
 }
 
-fn insight_of(status: GuestStatus) -> InsightStatus {
+pub(super) fn insight_of(status: GuestStatus) -> InsightStatus {
     let (state, reason) = match status.state {
         GuestState::Waiting => (InsightState::Waiting, String::new()),
         GuestState::Searching { reason } => (InsightState::Searching, reason),

@@ -1,0 +1,246 @@
+//! `fathom dirty`: the dirty pages of guests, the disks that will get them, and their files.
+use clap::Args;
+use fathom_control::{Bytes, DeviceDirty, DirtyReport, FilesDirty, GuestDirty, InsightState};
+
+use crate::{
+    connection::ControlOptions,
+    failure::Outcome,
+    output::{
+        self, Format,
+        style::Style,
+        table::{Column, Table},
+        text::clean,
+    },
+    usage::insight,
+};
+
+/// The number of files that are listed unless `-n` sets another.
+const FILES: usize = 20;
+
+/// Options of `fathom dirty`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Dirty pages are data in a guest's memory that it has not written to its disks yet. They are read from
+the guest's memory, with nothing installed in the guest.
+
+Examples:
+  fathom dirty                           all guests, and the disks that will get their pages
+  fathom dirty shop --files              the files of one guest with dirty pages
+  fathom dirty --json | jq '.guests[] | {vm, dirty_bytes}'
+
+Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.")]
+pub struct DirtyOptions {
+    /// The guest: the name of its machine, of one of its disks, or its number; all by default
+    #[arg(value_name = "GUEST")]
+    guest: Option<String>,
+    /// List the files with dirty pages
+    #[arg(long)]
+    files: bool,
+    /// The most files to list of each guest
+    #[arg(long, short = 'n', value_name = "N", default_value_t = FILES, requires = "files")]
+    limit: usize,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Carries out the command.
+pub fn run(options: &DirtyOptions) -> Outcome {
+    let files = options.files.then_some(options.limit);
+    let report = options.control.client().dirty(options.guest.as_deref(), files)?;
+    if options.format.json {
+        return output::json(&report);
+    }
+    let (width, style) = (output::width(), Style::stdout());
+    if report.guests.is_empty() {
+        return output::text_line("No guest is connected whose memory is read.");
+    }
+    output::text_line(&table(&report).render(width, style))?;
+    for guest in &report.guests {
+        if guest.insight.state != InsightState::Attached {
+            let line = format!("{}: {}", name(guest), insight::long(&guest.insight));
+            output::text_line(&line)?;
+        } else if guest.devices.is_none() {
+            let line = format!(
+                "{}: its dirty pages by device are not known: the guest changes its lists, or its \
+                 kernel's structures are unknown. Try again.",
+                name(guest)
+            );
+            output::text_line(&line)?;
+        }
+        let Some(files) = &guest.files else { continue };
+        output::text_line(&format!("\n{}: {}", name(guest), summary(files)))?;
+        if !files.files.is_empty() {
+            output::text_line(&files_table(files).render(width, style))?;
+        }
+    }
+    Ok(())
+}
+
+/// The name of a guest for display: its machine's name, or its disks' names.
+fn name(guest: &GuestDirty) -> String {
+    clean(&if guest.vm.is_empty() { guest.disks.join(", ") } else { guest.vm.clone() })
+}
+
+/// A number of bytes, or a dash.
+fn bytes(value: Option<u64>) -> String {
+    value.map_or_else(|| "-".into(), |value| Bytes(value).to_string())
+}
+
+/// One line for each guest, and one for each of its devices.
+fn table(report: &DirtyReport) -> Table {
+    let mut table = Table::new([
+        Column::text("GUEST").flexible(),
+        Column::text("DEVICE").flexible().importance(2),
+        Column::text("DISK").flexible().importance(3),
+        Column::number("DIRTY"),
+        Column::number("BEING WRITTEN"),
+        Column::number("MEMORY").importance(0),
+        Column::number("COUNTED IN").importance(1),
+    ]);
+    for guest in &report.guests {
+        let is_counted = guest.dirty_bytes.is_some();
+        let time = format!("{:.1} µs", guest.count_ns as f64 / 1e3);
+        table.row([
+            name(guest),
+            String::new(),
+            String::new(),
+            bytes(guest.dirty_bytes),
+            bytes(guest.writeback_bytes),
+            Bytes(guest.memory_bytes).to_string(),
+            if is_counted { time } else { String::new() },
+        ]);
+        for device in guest.devices.iter().flatten() {
+            table.row([
+                String::new(),
+                clean(&device.name),
+                disks(device),
+                Bytes(device.dirty_bytes).to_string(),
+                Bytes(device.writeback_bytes).to_string(),
+                String::new(),
+                String::new(),
+            ]);
+        }
+    }
+    table
+}
+
+/// The disks that a device lies on.
+fn disks(device: &DeviceDirty) -> String {
+    let mut disks = device.disks.clone();
+    if device.lies_elsewhere {
+        disks.push("(elsewhere)".into());
+    }
+    clean(&disks.join(", "))
+}
+
+/// The files of a guest, in a sentence.
+fn summary(files: &FilesDirty) -> String {
+    let listed: u64 = files.files.iter().map(|file| file.dirty_bytes).sum();
+    let mut text = match files.files.len() {
+        0 => "no file has dirty pages".to_owned(),
+        _ => format!("{} dirty in files", Bytes(files.dirty_bytes)),
+    };
+    if listed < files.dirty_bytes {
+        let rest = Bytes(files.dirty_bytes - listed);
+        text += &format!(", {rest} of it in files that are not listed");
+    }
+    if !files.is_whole {
+        text += "; not all files were found, because the guest changed its lists meanwhile";
+    }
+    text
+}
+
+/// A table of files.
+fn files_table(files: &FilesDirty) -> Table {
+    let mut table = Table::new([
+        Column::number("DIRTY"),
+        Column::text("KIND").importance(2),
+        Column::text("DEVICE").flexible().importance(3),
+        Column::text("FS").importance(1),
+        Column::number("SIZE").importance(0),
+        Column::text("PATH").flexible_path(16),
+    ]);
+    for file in &files.files {
+        let size =
+            if file.inode == 0 { String::new() } else { Bytes(file.file_size_bytes).to_string() };
+        table.row([
+            Bytes(file.dirty_bytes).to_string(),
+            clean(&file.kind),
+            clean(&file.device),
+            clean(&file.file_system),
+            size,
+            clean(&file.path),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use fathom_control::{FileDirty, InsightStatus};
+
+    use super::*;
+
+    fn guest() -> GuestDirty {
+        let device = |name: &str, disks: &[&str], dirty_bytes, lies_elsewhere| DeviceDirty {
+            name: name.into(),
+            dirty_bytes,
+            writeback_bytes: 4096,
+            disks: disks.iter().map(|disk| (*disk).to_owned()).collect(),
+            lies_elsewhere,
+        };
+        GuestDirty {
+            vm: "shop".into(),
+            disks: vec!["root".into(), "data".into()],
+            memory_bytes: 512 << 20,
+            insight: InsightStatus { state: InsightState::Attached, ..Default::default() },
+            dirty_bytes: Some(3 << 20),
+            writeback_bytes: Some(8192),
+            count_ns: 7_600,
+            devices: Some(vec![
+                device("vda", &["root"], 1 << 20, false),
+                device("dm-0\u{1b}[2J", &["root", "data"], 2 << 20, true),
+            ]),
+            ..GuestDirty::default()
+        }
+    }
+
+    #[test]
+    fn each_device_has_its_disks() {
+        let report = DirtyReport {
+            guests: vec![guest(), GuestDirty { number: 2, ..GuestDirty::default() }],
+            ..DirtyReport::default()
+        };
+        let text = table(&report).render(None, Style::PLAIN);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("shop") && lines[1].contains("3 MiB"), "{text}");
+        assert!(lines[1].ends_with("7.6 µs"), "{text}");
+        assert!(lines[2].contains("vda") && lines[2].contains("root"), "{text}");
+        assert!(lines[3].contains("root, data, (elsewhere)"), "{text}");
+        assert!(!text.contains('\u{1b}'), "{text}");
+        assert!(lines[4].contains('-'), "a guest that is not understood: {text}");
+    }
+
+    #[test]
+    fn what_is_missing_among_the_files_is_stated() {
+        let file = |dirty_bytes| FileDirty { dirty_bytes, ..FileDirty::default() };
+        let mut files = FilesDirty {
+            files: vec![file(8192)],
+            dirty_bytes: 12_288,
+            is_whole: true,
+            count_ns: 1,
+        };
+        assert_eq!(
+            summary(&files),
+            "12 KiB dirty in files, 4 KiB of it in files that are not listed"
+        );
+        files.is_whole = false;
+        assert!(summary(&files).contains("not all files were found"));
+        assert_eq!(
+            summary(&FilesDirty { is_whole: true, ..FilesDirty::default() }),
+            "no file has dirty pages"
+        );
+    }
+}

@@ -1,0 +1,108 @@
+//! The dirty pages of guests.
+
+use serde::{Deserialize, Serialize};
+
+use crate::InsightStatus;
+
+/// A count of the dirty pages of guests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirtyReport {
+    /// The time of the count, by the host's monotonic clock, in nanoseconds.
+    pub time_ns: u64,
+    /// The time of the count, in nanoseconds since 1970.
+    pub unix_time_ns: u64,
+    /// The guests, in the order in which they connected.
+    pub guests: Vec<GuestDirty>,
+}
+
+/// The dirty pages of one guest: data in its memory that it has not written yet. A number that is
+/// not known is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuestDirty {
+    /// The guest's number. Each new guest of a daemon has the next number.
+    pub number: u64,
+    /// The virtual machine of the guest's disks; may be empty.
+    pub vm: String,
+    /// The names of the guest's disks.
+    pub disks: Vec<String>,
+    /// The size of the guest's memory, in bytes.
+    pub memory_bytes: u64,
+    /// The state of the guest's introspection.
+    pub insight: InsightStatus,
+    /// The dirty pages, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes: Option<u64>,
+    /// The pages that are being written, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writeback_bytes: Option<u64>,
+    /// `Dirty` of the guest's `/proc/meminfo`, in bytes: without the pages that each processor
+    /// counts by itself before it adds them to the common counter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shown_dirty_bytes: Option<u64>,
+    /// `Writeback` of the guest's `/proc/meminfo`, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shown_writeback_bytes: Option<u64>,
+    /// The time of this count, in nanoseconds.
+    pub count_ns: u64,
+    /// The dirty pages by device of the guest: devices with dirty pages, and devices on Fathom's
+    /// disks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Vec<DeviceDirty>>,
+    /// The files with dirty pages, if they were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<FilesDirty>,
+}
+
+/// The dirty pages for one device of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceDirty {
+    /// The guest kernel's name of the device: a disk with its partitions, a logical volume, or a
+    /// file system with several devices (`btrfs-1`).
+    pub name: String,
+    /// Dirty pages, in bytes.
+    pub dirty_bytes: u64,
+    /// Pages that are being written, in bytes.
+    pub writeback_bytes: u64,
+    /// The disks of this daemon that the device lies on.
+    pub disks: Vec<String>,
+    /// Whether the device also lies on disks of another kind, or on disks that are not known yet
+    /// because they have had no request.
+    pub lies_elsewhere: bool,
+}
+
+/// The files of a guest that have dirty pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FilesDirty {
+    /// The files with the most dirty pages first.
+    pub files: Vec<FileDirty>,
+    /// The dirty pages of all files, including those that are not listed, in bytes.
+    pub dirty_bytes: u64,
+    /// Whether all files were found. Otherwise the guest changed its lists meanwhile, or there are
+    /// too many files.
+    pub is_whole: bool,
+    /// The time of this count, in nanoseconds.
+    pub count_ns: u64,
+}
+
+/// The dirty pages of one file. Unknown texts are empty, and unknown numbers 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FileDirty {
+    /// `data`, `directory`, `metadata` or `device`.
+    pub kind: String,
+    /// The path from the root of the file system; empty for metadata and devices.
+    pub path: String,
+    /// The type of the file system.
+    pub file_system: String,
+    /// The name that the guest's kernel gives the block device of the file system (`s_id`).
+    pub device: String,
+    /// The file's inode number.
+    pub inode: u64,
+    /// The file's size, in bytes.
+    pub file_size_bytes: u64,
+    /// The file's dirty pages, in bytes.
+    pub dirty_bytes: u64,
+}

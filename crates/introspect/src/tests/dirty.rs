@@ -1,0 +1,300 @@
+//! The dirty pages of synthetic guests, and of guests that mislead.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fathom_insight::{ClassTable, Insight, Names};
+
+use super::SyntheticGuest;
+use crate::dirty::{Dirty, DirtyDevice, DirtyFiles, DiskObject};
+use crate::kernel::Kernel;
+use crate::memory::recording;
+use crate::synthetic::dirty::{DEVICES, DIRTY, FILES};
+use crate::synthetic::{COUNTS, Shape};
+
+const PAGE: u64 = 4096;
+
+fn shapes() -> [Shape; 3] {
+    [Shape::default(), Shape::recent(), Shape::seven()]
+}
+
+/// A guest and its kernel.
+struct Subject {
+    guest: SyntheticGuest,
+    kernel: Arc<Kernel>,
+}
+
+impl Subject {
+    fn new(shape: &Shape) -> Self {
+        let guest = SyntheticGuest::new(shape);
+        let kernel = guest.guest().kernel().unwrap();
+        Self { guest, kernel }
+    }
+
+    fn place(&self, address: u64) -> u64 {
+        self.kernel.space.translate(&self.guest.memory, address).unwrap()
+    }
+
+    fn get(&self, address: u64) -> u64 {
+        self.kernel.u64(address).unwrap()
+    }
+
+    fn set(&self, address: u64, value: u64) {
+        self.guest.store.write_u64(self.place(address), value);
+    }
+
+    /// The address of a device's `backing_dev_info`.
+    fn bdi(&self, name: &str) -> u64 {
+        let mut bdis = self.kernel.bdis().unwrap().map(Option::unwrap);
+        bdis.find(|bdi| self.kernel.device_name(*bdi).unwrap() == name).unwrap()
+    }
+
+    fn writer(&self, name: &str) -> u64 {
+        self.kernel.writers(self.bdi(name), 10).unwrap().next().unwrap().unwrap()
+    }
+
+    fn count(&self) -> Dirty {
+        self.kernel.dirty(&[])
+    }
+
+    fn files(&self) -> DirtyFiles {
+        self.kernel.dirty_files(&Names::default(), 1000).unwrap()
+    }
+
+    /// The root entry of the tree of the first file of a device.
+    fn root(&self, device: &str) -> u64 {
+        let layout = &self.kernel.layout;
+        let link = self.get(self.writer(device) + layout.writer_dirty.unwrap());
+        let inode = link - layout.inode_writers.unwrap();
+        inode + layout.inode_data + layout.mapping_pages.unwrap() + layout.pages_root.unwrap()
+    }
+}
+
+#[test]
+fn counts_are_exact() {
+    for shape in shapes() {
+        let subject = Subject::new(&shape);
+        let found = subject.count();
+        assert_eq!(found.shown, Some(COUNTS.dirty * PAGE));
+        assert_eq!(found.writeback_shown, Some(COUNTS.writeback * PAGE));
+        assert_eq!(found.dirty, Some(DIRTY.0 * PAGE));
+        assert_eq!(found.writeback, Some(DIRTY.1 * PAGE));
+        let devices = found.devices.unwrap();
+        let expected = DEVICES.map(|(name, dirty, writeback, _)| DirtyDevice {
+            name: name.into(),
+            dirty: dirty * PAGE,
+            writeback: writeback * PAGE,
+            disks: Vec::new(),
+            lies_elsewhere: true,
+        });
+        assert_eq!(devices, expected, "{}", shape.release);
+        let sum: u64 = devices.iter().map(|device| device.dirty).sum();
+        assert_eq!(Some(sum), found.dirty);
+    }
+}
+
+#[test]
+fn files_are_exact() {
+    for shape in shapes() {
+        let subject = Subject::new(&shape);
+        let names = Names::default();
+        let found = subject.kernel.dirty_files(&names, 1000).unwrap();
+        let files: Vec<(String, u64)> = found
+            .files
+            .iter()
+            .map(|file| (names.text(file.facts.path).unwrap().to_string(), file.dirty / PAGE))
+            .collect();
+        assert_eq!(files, FILES.map(|(path, pages)| (path.to_owned(), pages)), "{}", shape.release);
+        assert_eq!((found.dirty, found.is_whole), (DIRTY.0 * PAGE, true));
+        let first = subject.kernel.dirty_files(&names, 1).unwrap();
+        assert_eq!((first.files.len(), first.dirty), (1, found.dirty));
+    }
+}
+
+#[test]
+fn a_request_leads_to_the_disk_of_its_device() {
+    let subject = Subject::new(&Shape::default());
+    let guest = subject.guest.guest();
+    let object = Arc::new(DiskObject::default());
+    let mut resolver = guest.resolver_of(Arc::clone(&object));
+    assert_eq!(object.get(), 0);
+    let request = subject.guest.linux.request("data");
+    let pieces = request.pieces.iter().copied();
+    resolver.resolve(&request.view, pieces, &ClassTable::default(), &mut Insight::default());
+    let disks = |name: &str| {
+        let found = guest.kernel().unwrap().dirty(std::slice::from_ref(&object));
+        let device = found.devices.unwrap().into_iter().find(|device| device.name == name);
+        device.map(|device| (device.disks, device.lies_elsewhere))
+    };
+    assert_eq!(disks("vda"), Some((vec![0], false)));
+    assert_eq!(disks("dm-0"), Some((vec![], true)));
+    // A disk without dirty pages appears if it is known, and so does a device on it.
+    let layout = &subject.kernel.layout;
+    let owner = subject.get(subject.bdi("vdb") + layout.bdi_owner.unwrap());
+    let device = owner - layout.block_device_driver.unwrap();
+    object.set(subject.get(device + layout.block_device_disk.unwrap()));
+    assert_eq!(disks("vdb"), Some((vec![0], false)));
+    assert_eq!(disks("dm-0"), Some((vec![0], false)));
+    assert_eq!(disks("vda"), Some((vec![], true)));
+    // An address that is no disk any more is none.
+    object.set(subject.guest.linux.shape.direct + PAGE);
+    assert_eq!(disks("vda"), Some((vec![], true)));
+    object.clear();
+    assert_eq!(disks("vdb"), None);
+}
+
+#[test]
+fn btrfs_lies_on_its_devices() {
+    let subject = Subject::new(&Shape::recent());
+    let layout = &subject.kernel.layout;
+    let owner = subject.get(subject.bdi("vdc") + layout.bdi_owner.unwrap());
+    let device = owner - layout.block_device_driver.unwrap();
+    let object = Arc::new(DiskObject::default());
+    object.set(subject.get(device + layout.block_device_disk.unwrap()));
+    let found = subject.kernel.dirty(&[object]).devices.unwrap();
+    let found = found.iter().find(|device| device.name == "btrfs-1").unwrap();
+    assert_eq!((&found.disks[..], found.lies_elsewhere), (&[0][..], false));
+}
+
+#[test]
+fn torn_lists_are_unknown() {
+    for shape in shapes() {
+        let subject = Subject::new(&shape);
+        let layout = subject.kernel.layout.clone();
+        let head = subject.kernel.dirty.bdi_list.unwrap();
+        let writer = subject.writer("vda");
+        let link = writer + layout.writer_list.unwrap();
+        let places = [
+            // The list of devices, and that of their writers: an entry that follows itself, one
+            // that leads nowhere, and one that leads to another.
+            (head, subject.get(subject.get(head))),
+            (subject.get(head), subject.get(head)),
+            (head, 0),
+            (head, 0xdead_0000_0000_0100),
+            (link, link),
+            (link, 0),
+            (link, head),
+            // A writer of another device.
+            (writer + layout.writer_bdi.unwrap(), subject.bdi("vdb")),
+            // The parts of a counter are nowhere.
+            (writer + layout.writer_counts.unwrap() + layout.counter_parts.unwrap(), 1 << 40),
+            (writer + layout.writer_counts.unwrap() + layout.counter_parts.unwrap(), 0),
+            // More pages than there are.
+            (writer + layout.writer_counts.unwrap() + layout.counter_sum.unwrap(), 1 << 50),
+            (writer + layout.writer_counts.unwrap() + layout.counter_sum.unwrap(), i64::MAX as u64),
+        ];
+        for (place, value) in places {
+            let before = subject.get(place);
+            subject.set(place, value);
+            let found = subject.count();
+            assert_eq!(found.devices, None, "{place:x} {value:x}");
+            assert_eq!(found.dirty, Some(DIRTY.0 * PAGE), "the other counters are known");
+            subject.set(place, before);
+        }
+        assert!(subject.count().devices.is_some());
+    }
+}
+
+#[test]
+fn counters_beyond_the_memory_are_unknown() {
+    let subject = Subject::new(&Shape::default());
+    let place = subject.kernel.counters.node_counts().unwrap() + 20 * 8;
+    for (value, expected) in [
+        (u64::MAX, Some(21 * PAGE)),
+        (u64::MAX - 100, Some(0)),
+        (i64::MAX as u64, None),
+        (1 << 40, None),
+    ] {
+        subject.set(place, value);
+        assert_eq!(subject.count().dirty, expected, "{value:x}");
+    }
+    subject.set(place, COUNTS.dirty);
+    // Numbers of processors and nodes.
+    for place in [subject.kernel.dirty.processor_count, subject.kernel.dirty.node_count] {
+        let place = place.unwrap();
+        let before = subject.get(place);
+        for count in [u64::from(u32::MAX), 100_000] {
+            subject.set(place, count);
+            if Some(place) == subject.kernel.dirty.processor_count {
+                let found = subject.count();
+                assert_eq!((found.dirty, found.devices), (None, None));
+                assert_eq!(found.shown, Some(COUNTS.dirty * PAGE));
+            }
+        }
+        subject.set(place, before);
+    }
+    let recent = Subject::new(&Shape::recent());
+    recent.set(recent.kernel.dirty.node_count.unwrap(), 100_000);
+    assert_eq!(recent.count().dirty, None);
+}
+
+#[test]
+fn trees_that_mislead() {
+    for shape in shapes() {
+        let subject = Subject::new(&shape);
+        let layout = subject.kernel.layout.clone();
+        // The tree of the image has two levels.
+        let root = subject.root("dm-0");
+        let entry = subject.get(root);
+        let node = entry & !3;
+        let slots = node + layout.tree_slots.unwrap();
+        let child = subject.get(slots);
+        let marks = node + layout.tree_marks.unwrap();
+        let cases = [
+            // A node below itself, a node of another tree, nodes that are nowhere.
+            (slots, entry),
+            (root, subject.get(subject.root("vda"))),
+            (slots, subject.get(subject.root("vda"))),
+            (root, 0xdead_beef_0000_0002),
+            (root, 1),
+            (root, 6),
+            (slots, 0xdead_beef_0000_0002),
+            // All entries are marked, and most are empty.
+            (marks, u64::MAX),
+            (child - 2 + layout.tree_parent.unwrap(), node + 64),
+            (child - 2 + layout.tree_array.unwrap(), node),
+        ];
+        for (place, value) in cases {
+            let before = subject.get(place);
+            subject.set(place, value);
+            let found = subject.files();
+            let image = found.files.iter().find(|file| file.device == "dm-0");
+            let pages = image.map_or(0, |file| file.dirty / PAGE);
+            assert!(pages == 0 && !found.is_whole, "{place:x} {value:x}: {pages}");
+            assert!(found.files.len() >= 4, "the others are known");
+            subject.set(place, before);
+        }
+        assert_eq!(subject.files().dirty, DIRTY.0 * PAGE);
+        // A shift that is not below the parent's.
+        let shift = subject.place(node + layout.tree_shift.unwrap());
+        for value in [0_u8, 7, 60, 66, 255] {
+            subject.guest.store.write(shift, &[value]);
+            let found = subject.files();
+            assert!(!found.is_whole, "{value}");
+        }
+    }
+}
+
+/// The greatest effort: many processors, and lists of writers and files that do not end.
+#[test]
+fn the_effort_of_a_count_is_bounded() {
+    let subject = Subject::new(&Shape::default());
+    let layout = &subject.kernel.layout;
+    // All nodes of a tree share one child, so that the number of paths grows with each level.
+    let root = subject.root("dm-0");
+    let node = subject.get(root) & !3;
+    let slots = node + layout.tree_slots.unwrap();
+    let child = subject.get(slots);
+    for slot in 0..64 {
+        subject.set(slots + slot * 8, child);
+    }
+    subject.set(node + layout.tree_marks.unwrap(), u64::MAX);
+    // The greatest number of processors, all with the variables of the first.
+    subject.set(subject.kernel.dirty.processor_count.unwrap(), 8192);
+    let begun = Instant::now();
+    let before = recording::count();
+    let _ = (subject.count(), subject.files());
+    let reads = recording::count() - before;
+    assert!(reads < 2_000_000, "{reads}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}

@@ -1,0 +1,131 @@
+//! Counts of the guests' dirty pages, made when somebody asks for them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use fathom_block::Clock;
+use fathom_control::{
+    DeviceDirty, DirtyReport, ErrorBody, ErrorCode, FileDirty, FilesDirty, GuestDirty,
+};
+use fathom_insight::Names;
+use fathom_introspect::{Dirty, DirtyFile, DiskObject, Kernel};
+
+use super::status::unix_time_ns;
+use super::usage::insight_of;
+use super::{Daemon, Served};
+use crate::introspection::GuestView;
+use crate::wiring::refusal;
+
+/// The most files of a guest in a report.
+const FILES_MAX: usize = 10_000;
+
+impl Daemon {
+    /// Counts the dirty pages of all guests, or of the guests with a name or a disk `selected`; with
+    /// the `files` that have the most of them.
+    pub(crate) fn dirty(
+        &self,
+        selected: Option<&str>,
+        files: Option<usize>,
+    ) -> Result<DirtyReport, ErrorBody> {
+        let served = self.served();
+        let mut guests = Vec::new();
+        for view in self.introspection.guests() {
+            let disks: Vec<&Arc<Served>> = view
+                .disks
+                .iter()
+                .filter_map(|name| served.iter().find(|served| served.disk.name() == name))
+                .collect();
+            let vm = disks.iter().map(|served| served.disk.vm()).find(|vm| !vm.is_empty());
+            let vm = vm.unwrap_or_default();
+            let is_selected = selected.is_none_or(|name| {
+                vm == name
+                    || view.disks.iter().any(|disk| disk == name)
+                    || view.number.to_string() == name
+            });
+            if is_selected {
+                guests.push(count(view, vm, &disks, self.introspection.names(), files));
+            }
+        }
+        if let Some(name) = selected.filter(|_| guests.is_empty()) {
+            return Err(refusal(
+                ErrorCode::NotFound,
+                format!("no guest is called {name}, and none whose memory is read has this disk"),
+                "`fathom dirty` lists the guests; the disk needs `classify = true` and a running \
+                 guest",
+            ));
+        }
+        let (time_ns, unix_time_ns) = (Clock::System.now_ns(), unix_time_ns());
+        Ok(DirtyReport { time_ns, unix_time_ns, guests })
+    }
+}
+
+/// Counts the dirty pages of one guest.
+fn count(
+    view: GuestView,
+    vm: &str,
+    disks: &[&Arc<Served>],
+    names: &Names,
+    files: Option<usize>,
+) -> GuestDirty {
+    let objects: Vec<Arc<DiskObject>> =
+        disks.iter().map(|served| Arc::clone(served.guest.slot().object())).collect();
+    let mut found = GuestDirty {
+        number: view.number,
+        vm: vm.to_owned(),
+        memory_bytes: view.memory_bytes,
+        insight: insight_of(view.status),
+        disks: view.disks,
+        ..GuestDirty::default()
+    };
+    let Some(kernel) = view.kernel else { return found };
+    // A failure while one guest's memory is read must not affect the answer about other guests.
+    let counted = catch_unwind(AssertUnwindSafe(|| {
+        let begun = Instant::now();
+        let dirty = kernel.dirty(&objects);
+        let count_ns = begun.elapsed().as_nanos() as u64;
+        let files = files.and_then(|max| files_of(&kernel, names, max.min(FILES_MAX)));
+        (dirty, count_ns, files)
+    }));
+    let Ok((dirty, count_ns, files)) = counted else { return found };
+    let Dirty { shown, writeback_shown, dirty, writeback, devices } = dirty;
+    found.dirty_bytes = dirty;
+    found.writeback_bytes = writeback;
+    found.shown_dirty_bytes = shown;
+    found.shown_writeback_bytes = writeback_shown;
+    found.count_ns = count_ns;
+    found.files = files;
+    found.devices = devices.map(|devices| {
+        let of_device = |device: fathom_introspect::DirtyDevice| DeviceDirty {
+            name: device.name,
+            dirty_bytes: device.dirty,
+            writeback_bytes: device.writeback,
+            disks: device.disks.iter().map(|place| disks[*place].disk.name().to_owned()).collect(),
+            lies_elsewhere: device.lies_elsewhere,
+        };
+        devices.into_iter().map(of_device).collect()
+    });
+    found
+}
+
+/// The files of a guest with the most dirty pages.
+fn files_of(kernel: &Kernel, names: &Names, max: usize) -> Option<FilesDirty> {
+    let begun = Instant::now();
+    let found = kernel.dirty_files(names, max)?;
+    let text = |name| names.text(name).map_or_else(String::new, |text| text.to_string());
+    let of_file = |file: DirtyFile| FileDirty {
+        kind: file.facts.kind.name().into(),
+        path: text(file.facts.path),
+        file_system: text(file.facts.file_system),
+        device: text(file.facts.device),
+        inode: file.facts.inode,
+        file_size_bytes: file.facts.file_size,
+        dirty_bytes: file.dirty,
+    };
+    Some(FilesDirty {
+        dirty_bytes: found.dirty,
+        is_whole: found.is_whole,
+        count_ns: begun.elapsed().as_nanos() as u64,
+        files: found.files.into_iter().map(of_file).collect(),
+    })
+}

@@ -1,0 +1,195 @@
+//! The dirty pages of a guest as the daemon counts them from outside, compared with the guest's own
+//! counters: on ext4, on XFS on a logical volume, and on Btrfs over two disks.
+
+use fathom_control::GuestDirty;
+use fathom_tests::{Assets, Daemon, Disk, Error, Guest, Result, Served};
+
+const PAGE: u64 = 4096;
+/// The disks of the guest, `/dev/vdb` and on.
+const DISKS: [&str; 4] = ["a", "b", "c", "d"];
+
+struct Scene {
+    daemon: Daemon,
+    guest: Guest,
+}
+
+impl Scene {
+    /// Boots a kernel with three file systems; `None` if the kernel is not available. The guest
+    /// writes nothing back by itself.
+    fn start(kernel: &str) -> Result<Option<Self>> {
+        let assets = Assets::get()?;
+        let Some(kernel) = assets.kernel(kernel)? else { return Ok(None) };
+        let served = DISKS.map(|name| Served::sparse(name, 400).with("classify = true"));
+        let daemon = Daemon::serve(&served)?;
+        let mut builder =
+            Guest::builder().kernel(kernel).root(Disk::snapshot_of(&assets.root)).memory_mib(768);
+        for name in DISKS {
+            let socket = daemon.path(&format!("{name}.sock"));
+            builder = builder.disk(Disk::vhost_user(socket).queues(2));
+        }
+        let guest = builder.start()?;
+        guest.check(
+            "export DM_DISABLE_UDEV=1; modprobe -a dm-mod xfs btrfs; cd /mnt; mkdir ext4 xfs btrfs
+            {
+                mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 /dev/vdb; mount /dev/vdb ext4
+                pvcreate /dev/vdc; vgcreate group /dev/vdc
+                lvcreate -Zn -Wn -l 100%FREE -n volume group
+                mkfs.xfs /dev/mapper/group-volume; mount /dev/mapper/group-volume xfs
+                mkfs.btrfs -d raid0 -m raid1 /dev/vdd /dev/vde; mount /dev/vdd btrfs
+            } > /run/made 2>&1 || { cat /run/made; exit 1; }
+            sync; cd /proc/sys/vm; echo 0 > dirty_writeback_centisecs
+            echo 90 > dirty_ratio; echo 80 > dirty_background_ratio",
+        )?;
+        Ok(Some(Self { daemon, guest }))
+    }
+
+    /// The daemon's count.
+    fn count(&self, files: Option<usize>) -> Result<GuestDirty> {
+        let report = self.daemon.client().dirty(Some("a"), files);
+        let mut report = report.map_err(|error| Error::new(error.to_string()))?;
+        assert_eq!(report.guests.len(), 1);
+        Ok(report.guests.remove(0))
+    }
+
+    /// `Dirty` and `Writeback` of the guest's own `/proc/meminfo`, in bytes.
+    fn meminfo(&self) -> Result<(u64, u64)> {
+        let text = self.guest.check("awk '/^Dirty:|^Writeback:/ { print $2 }' /proc/meminfo")?;
+        let mut numbers = text.split_whitespace().filter_map(|word| word.parse::<u64>().ok());
+        Ok((numbers.next().unwrap() * 1024, numbers.next().unwrap() * 1024))
+    }
+
+    /// The count and the guest's own, at a moment at which nothing changes.
+    fn both(&self) -> Result<(GuestDirty, (u64, u64))> {
+        for _ in 0..20 {
+            let before = self.meminfo()?;
+            let count = self.count(Some(100))?;
+            if self.meminfo()? == before {
+                return Ok((count, before));
+            }
+        }
+        Err(Error::new("the guest never rests"))
+    }
+
+    /// The paper's Table 2: pages written, pages detected.
+    fn at_rest(&self) -> Result<()> {
+        for (mount, disks) in [("ext4", &DISKS[..1]), ("xfs", &DISKS[1..2]), ("btrfs", &DISKS[2..])]
+        {
+            println!("{mount}: pages written, detected more than before, shown by the guest");
+            self.guest.check(&format!("head -c 1048576 /dev/zero > /mnt/{mount}/file; sync"))?;
+            let (before, _) = self.both()?;
+            for pages in (0..=150).step_by(25) {
+                self.guest.check(&format!(
+                    "sync; dd if=/dev/urandom of=/mnt/{mount}/file bs=4096 count={pages} \
+                     conv=notrunc iflag=fullblock status=none"
+                ))?;
+                let (count, (dirty, writeback)) = self.both()?;
+                assert_eq!(count.shown_dirty_bytes, Some(dirty), "{count:?}");
+                assert_eq!(count.shown_writeback_bytes, Some(writeback), "{count:?}");
+                let exact = count.dirty_bytes.unwrap();
+                let devices = count.devices.as_ref().unwrap();
+                let sum: u64 = devices.iter().map(|device| device.dirty_bytes).sum();
+                assert_eq!(sum, exact, "the devices' sum: {count:?}");
+                let files = count.files.as_ref().unwrap();
+                assert!(files.is_whole && files.dirty_bytes == exact, "the files' sum: {count:?}");
+                let file = files.files.iter().find(|file| file.path == "/file");
+                let file_pages = file.map_or(0, |file| file.dirty_bytes / PAGE);
+                assert_eq!(file_pages, pages, "{count:?}");
+                let on_disk: u64 = devices
+                    .iter()
+                    .filter(|device| device.disks == disks && !device.lies_elsewhere)
+                    .map(|device| device.dirty_bytes)
+                    .sum();
+                assert!(on_disk >= pages * PAGE, "{disks:?}: {count:?}");
+                let more = (exact / PAGE) as i64 - (before.dirty_bytes.unwrap() / PAGE) as i64;
+                println!("{pages:5} {more:5} {:5} in {} ns", dirty / PAGE, count.count_ns);
+            }
+        }
+        Ok(())
+    }
+
+    /// A program writes, and the guest writes nothing back: its counter only grows, so its own
+    /// report lies between two counts.
+    fn while_it_writes(&self) -> Result<()> {
+        self.guest.check("sync")?;
+        let writer = self.guest.spawn(
+            "fio --name=grow --filename=/mnt/ext4/grow --rw=write --bs=4k --size=128m --rate=16m \
+             --fallocate=none --end_fsync=0 > /dev/null",
+        )?;
+        let mut widest: f64 = 0.0;
+        let mut last = 0;
+        for _ in 0..20 {
+            let low = self.count(None)?.shown_dirty_bytes.unwrap();
+            let (dirty, _) = self.meminfo()?;
+            let high = self.count(None)?.shown_dirty_bytes.unwrap();
+            assert!(low <= dirty && dirty <= high, "{low} {dirty} {high}");
+            if dirty > 0 {
+                widest = widest.max((high - low) as f64 / dirty as f64);
+            }
+            last = high;
+        }
+        println!("while it writes: between two counts, the furthest {widest:.3} of it apart");
+        assert!(last > 1 << 20, "the program wrote: {last}");
+        self.guest.finish(writer)?;
+        Ok(())
+    }
+
+    /// Write-back: what was dirty is being written, then neither.
+    fn written_back(&self) -> Result<()> {
+        let (before, _) = self.both()?;
+        assert!(before.dirty_bytes.unwrap() > 64 << 20, "{before:?}");
+        self.guest.check("sync")?;
+        let (after, _) = self.both()?;
+        assert!(after.dirty_bytes.unwrap() < 1 << 20, "{after:?}");
+        assert_eq!(after.writeback_bytes, Some(0), "{after:?}");
+        Ok(())
+    }
+
+    /// The command and the metrics show the same.
+    fn shown(&self) -> Result<()> {
+        self.guest.check("sync; head -c 1048576 /dev/urandom > /mnt/ext4/shown")?;
+        self.both()?;
+        let output = self.daemon.command(&["dirty", "a", "--files"])?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        println!("{text}");
+        assert!(output.status.success() && text.contains("/shown"), "{text}");
+        let metrics = self.daemon.command(&["dirty", "nobody"])?;
+        let error = String::from_utf8_lossy(&metrics.stderr).into_owned();
+        assert!(!metrics.status.success() && error.contains("no guest is called"), "{error}");
+        Ok(())
+    }
+
+    fn run(self) -> Result<()> {
+        self.at_rest()?;
+        self.while_it_writes()?;
+        self.written_back()?;
+        self.shown()?;
+        // Another kernel has other objects: the disks are found again after a reboot.
+        self.guest.reboot()?;
+        self.guest.check("mount /dev/vdb /mnt; sync; head -c 1048576 /dev/urandom > /mnt/again")?;
+        let (count, (dirty, _)) = self.both()?;
+        assert_eq!(count.shown_dirty_bytes, Some(dirty), "{count:?}");
+        let devices = count.devices.unwrap();
+        let device = devices.iter().find(|device| device.disks == DISKS[..1]);
+        assert!(device.is_some_and(|device| device.dirty_bytes >= 1 << 20), "{devices:?}");
+        self.guest.check_console()?;
+        for name in DISKS {
+            self.daemon.check(name)?;
+        }
+        self.guest.shutdown()
+    }
+}
+
+#[test]
+fn dirty_pages_with_the_default_kernel() -> Result<()> {
+    Scene::start("default")?.map_or(Ok(()), Scene::run)
+}
+
+#[test]
+fn dirty_pages_with_the_newer_kernel() -> Result<()> {
+    Scene::start("backports")?.map_or(Ok(()), Scene::run)
+}
+
+#[test]
+fn dirty_pages_with_the_newest_kernel() -> Result<()> {
+    Scene::start("newest")?.map_or(Ok(()), Scene::run)
+}
