@@ -15,6 +15,7 @@ use crate::layout::{Layout, Types};
 use crate::memory::{GuestMemory, Window};
 use crate::modules::{self, Module, ModuleLayout};
 use crate::paging::AddressSpace;
+use crate::tunables::TunablePlaces;
 use crate::vmcoreinfo::{self, PAGE, VmcoreInfo};
 
 /// Why no kernel was found, or why the kernel cannot be read.
@@ -104,6 +105,7 @@ pub struct Kernel {
     pub(crate) places: Places,
     pub(crate) counters: CounterPlaces,
     pub(crate) dirty: DirtyPlaces,
+    tunables: TunablePlaces,
     note: VmcoreInfo,
     modules: Vec<Module>,
     module_layout: Option<ModuleLayout>,
@@ -311,6 +313,7 @@ impl Kernel {
             places: self.places.clone(),
             counters: self.counters.clone(),
             dirty: self.dirty.clone(),
+            tunables: self.tunables.clone(),
             note: self.note.clone(),
             modules: self.modules.clone(),
             module_layout: self.module_layout,
@@ -325,8 +328,12 @@ impl Kernel {
         let torn = |what| AttachError::Torn { release: release(), what };
         let missing = |what| AttachError::Missing { release: release(), what };
         let mut space = AddressSpace::new(&note).ok_or_else(|| torn("init_top_pgt"))?;
-        let names: Vec<&str> =
-            PLACES.iter().copied().chain(meanings().map(|(name, _)| name)).collect();
+        let names: Vec<&str> = PLACES
+            .iter()
+            .copied()
+            .chain(TunablePlaces::SYMBOLS)
+            .chain(meanings().map(|(name, _)| name))
+            .collect();
         let symbols =
             kallsyms::find(memory, &space, &note, &names).map_err(|error| match error {
                 KallsymsError::Missing(what) => missing(what),
@@ -395,6 +402,7 @@ impl Kernel {
         };
         let counters = CounterPlaces::new(&types, symbol);
         let dirty = DirtyPlaces::new(&types, symbol);
+        let tunables = TunablePlaces::new(|name| symbols.get(name).map(Vec::as_slice));
         drop(types);
         Ok(Self {
             memory: memory.clone(),
@@ -404,6 +412,7 @@ impl Kernel {
             places,
             counters,
             dirty,
+            tunables,
             note,
             modules: loaded,
             module_layout,
@@ -488,6 +497,16 @@ impl Kernel {
             Some(physical) => self.memory.window(physical).first(PAGE - address % PAGE),
             None => self.memory.window(0).first(0),
         }
+    }
+
+    /// The addresses of the tunables of write-back.
+    pub(crate) fn tunable_places(&self) -> &TunablePlaces {
+        &self.tunables
+    }
+
+    /// The guest-physical address of a virtual address of the kernel.
+    pub(crate) fn physical(&self, address: u64) -> Option<u64> {
+        self.space.direct(address).or_else(|| self.space.walk(&self.memory, address))
     }
 
     /// The number at a virtual address of the kernel.

@@ -37,6 +37,7 @@ mod systems;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod tunables;
 mod vmcoreinfo;
 
 pub use counters::Counters;
@@ -47,3 +48,4 @@ pub use memory::{GuestMemory, Region};
 pub use resolver::{RequestView, Resolver};
 pub use survey::CachedFile;
 pub use tasks::Task;
+pub use tunables::{TunableError, Tunables};

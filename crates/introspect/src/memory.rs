@@ -1,7 +1,8 @@
 //! A guest's memory, mapped into this process, and images of such memory.
 //!
 //! The content is untrusted and changes while it is read. So there are no references into it: it is
-//! copied by volatile reads, within bounds that are checked each time.
+//! copied by volatile reads, within bounds that are checked each time. Only the tunables of
+//! write-back are ever written ([`crate::tunables`]).
 
 use std::any::Any;
 use std::fmt;
@@ -10,6 +11,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -31,7 +33,7 @@ pub struct Region {
     pub file: Option<(OwnedFd, u64)>,
 }
 
-// SAFETY: the mapped memory is only read, and only through volatile accesses.
+// SAFETY: the mapped memory is only accessed by volatile reads and atomic writes.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -61,6 +63,8 @@ pub struct GuestMemory {
     regions: Arc<[Region]>,
     /// The largest region: most reads are in it.
     main: Span,
+    /// Whether the mappings can be written.
+    is_writable: bool,
     /// Keeps the mappings alive.
     _owner: Arc<dyn Any + Send + Sync>,
 }
@@ -87,7 +91,18 @@ impl GuestMemory {
         regions.sort_by_key(|region| region.start);
         let nothing = Span { start: 0, length: 0, place: std::ptr::null() };
         let main = regions.iter().max_by_key(|region| region.length).map_or(nothing, Region::span);
-        Self { regions: regions.into(), main, _owner: owner }
+        Self { regions: regions.into(), main, is_writable: false, _owner: owner }
+    }
+
+    /// The same memory, in which [`replace_u32`](Self::replace_u32) can write.
+    ///
+    /// # Safety
+    /// The whole length of each region must also be writable at its place, as long as it has to be
+    /// readable.
+    #[must_use]
+    pub unsafe fn writable(mut self) -> Self {
+        self.is_writable = true;
+        self
     }
 
     /// The regions, in the order of their addresses.
@@ -188,6 +203,32 @@ impl GuestMemory {
         let mut bytes = [0; 2];
         self.read(address, &mut bytes)?;
         Some(u16::from_le_bytes(bytes))
+    }
+
+    /// Replaces the aligned four bytes at `address` in one atomic step, if they are the number
+    /// `current`. Otherwise returns their number. `None` if they are not in one region, not
+    /// aligned, or cannot be written.
+    #[expect(clippy::cast_ptr_alignment, reason = "the line before checks the alignment")]
+    pub(crate) fn replace_u32(
+        &self,
+        address: u64,
+        current: u32,
+        new: u32,
+    ) -> Option<Result<(), u32>> {
+        let place = self.place(address, 4).filter(|place| *place as usize % 4 == 0)?;
+        if !self.is_writable {
+            return None;
+        }
+        // SAFETY: four aligned bytes of a region that is mapped writable; other threads and
+        // processes access them at any time, which an atomic access allows.
+        let cell = unsafe { AtomicU32::from_ptr(place.cast_mut().cast()) };
+        let replaced = cell.compare_exchange(
+            current.to_le(),
+            new.to_le(),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+        Some(replaced.map(drop).map_err(u32::from_le))
     }
 
     /// Copies the bytes at `address`. `None`, with `bytes` unchanged, if they are not all in one

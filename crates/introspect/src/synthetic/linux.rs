@@ -78,6 +78,7 @@ impl Linux {
         let zone_counts = builder.room(8 * 8, 8);
         let total = builder.variable(COUNTS.total);
         let expire = builder.variable(3000);
+        let writeback = builder.variable(500);
         let init_task = builder.room(1024, 64);
         // Two pointers to nodes, or the only node.
         let nodes = builder.room(256, 64);
@@ -124,6 +125,7 @@ impl Linux {
             ("nr_cpu_ids".into(), image(processor_count), b'D'),
             ("__per_cpu_offset".into(), image(processor_offsets), b'D'),
             ("bdi_list".into(), image(bdi_list), b'D'),
+            ("dirty_writeback_interval".into(), writeback, b'D'),
             ("init_task".into(), image(init_task), b'D'),
             ("init_top_pgt".into(), image(root), b'D'),
             ("__start_BTF".into(), image(btf), b'R'),

@@ -15,6 +15,7 @@ mod paging;
 mod plugged;
 mod reuse;
 mod scribble;
+mod tunables;
 
 use std::sync::Arc;
 
