@@ -15,6 +15,7 @@ mod disk;
 mod doctor;
 mod events;
 mod failure;
+mod flush;
 mod generate;
 mod inspect;
 pub mod load;
@@ -48,6 +49,8 @@ pub enum Command {
     Dirty(dirty::DirtyOptions),
     /// List slow requests, and show everything known about one
     ExplainIo(usage::ExplainOptions),
+    /// Make a guest write its dirty data
+    Flush(flush::FlushOptions),
     /// Run standing queries in CQL over live or recorded events
     Query(Box<query::QueryOptions>),
     /// Show how queries in CQL run, and the columns of their results
@@ -91,6 +94,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Files(options) => usage::files(options).map(done),
         Command::Dirty(options) => dirty::run(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
+        Command::Flush(options) => flush::run(options).map(done),
         Command::Query(options) => query::run(options).map(done),
         Command::Monitor(options) => monitor::run(options).map(done),
         Command::Explain(options) => query::explain(options).map(done),

@@ -16,6 +16,7 @@ use crate::device::DeviceList;
 use crate::dirty::DirtyReport;
 use crate::disk::{DiskList, DiskStatus};
 use crate::error::{ErrorBody, ErrorReply};
+use crate::flush::{FlushReport, FlushRequest, FlushWay};
 use crate::http::{escape, exchange, request};
 use crate::insight::{GuestList, SlowReport};
 use crate::monitor::MonitorStatus;
@@ -297,6 +298,15 @@ impl Client {
     ) -> Result<DirtyReport, ClientError> {
         let files = files.map(|count| count.to_string());
         self.get(&with_query("/v1/dirty", &[("guest", guest), ("files", files.as_deref())]))
+    }
+
+    /// Makes the guest of `vm` write its dirty data, and waits for it.
+    ///
+    /// # Errors
+    /// When there is no answer, no guest of this name, or no way that the configuration allows.
+    pub fn flush_guest(&self, vm: &str, by: Option<FlushWay>) -> Result<FlushReport, ClientError> {
+        let path = format!("/v1/guests/{}/flush", escape(vm));
+        self.send("POST", &path, Some(&FlushRequest { by }))
     }
 
     /// The daemon's standing queries.

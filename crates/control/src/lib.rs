@@ -36,6 +36,7 @@ mod device;
 mod dirty;
 mod disk;
 mod error;
+mod flush;
 mod http;
 mod insight;
 mod monitor;
@@ -63,6 +64,7 @@ pub use disk::{
 pub use error::{ErrorBody, ErrorCode, ErrorReply};
 pub use fathom_histogram::Histogram;
 pub use fathom_options::{Bytes, Nanoseconds, UnitError, count, parse_bytes, parse_nanoseconds};
+pub use flush::{FlushReport, FlushRequest, FlushWay};
 pub use http::escape;
 pub use insight::{
     DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,

@@ -208,7 +208,6 @@ impl GuestMemory {
     /// Replaces the aligned four bytes at `address` in one atomic step, if they are the number
     /// `current`. Otherwise returns their number. `None` if they are not in one region, not
     /// aligned, or cannot be written.
-    #[expect(clippy::cast_ptr_alignment, reason = "the line before checks the alignment")]
     pub(crate) fn replace_u32(
         &self,
         address: u64,

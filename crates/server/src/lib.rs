@@ -5,6 +5,7 @@
 //! - `wiring`: makes back ends, layers and front ends from definitions.
 //! - `daemon`: the served disks and listeners, and their changes.
 //! - `introspection`: the guests whose memory is read, and the thread that follows them.
+//! - `flush`: makes guests write their dirty data.
 //! - `events`: the events of disks, for listeners.
 //! - `queries`: the kept queries, and the actions on their results.
 //! - `run`: the life of the process: start, signals, shutdown.
@@ -18,6 +19,7 @@ mod command;
 pub mod configuration;
 mod daemon;
 mod events;
+mod flush;
 mod group;
 mod introspection;
 mod log;

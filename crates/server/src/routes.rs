@@ -10,7 +10,9 @@ use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use fathom_control::{DiskChange, DiskDefinition, Done, ErrorBody, ErrorCode, ErrorReply};
+use fathom_control::{
+    DiskChange, DiskDefinition, Done, ErrorBody, ErrorCode, ErrorReply, FlushRequest,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
@@ -78,6 +80,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/slow", get(slow))
         .route("/v1/guests", get(guests))
         .route("/v1/dirty", get(dirty))
+        .route("/v1/guests/{vm}/flush", post(flush_guest))
         .route("/v1/queries", get(queries))
         .route("/v1/events", get(daemon_events))
         .route("/v1/recording", get(recording))
@@ -231,6 +234,16 @@ async fn dirty(
         )
     })?;
     blocking(move || app.daemon.dirty(query.guest.as_deref(), query.files)).await
+}
+
+async fn flush_guest(
+    State(app): State<App>,
+    Path(vm): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<fathom_control::FlushReport> {
+    let FlushRequest { by } = read(body)?;
+    let changes = Arc::clone(&app.changes);
+    change(&changes, move || app.daemon.flush_guest(&vm, by)).await
 }
 
 async fn queries(State(app): State<App>) -> Answer<fathom_control::QueryList> {

@@ -4,6 +4,7 @@
 mod crash;
 mod dirty;
 mod filesystems;
+mod flush;
 mod harness;
 mod introspection;
 mod introspection_follows;

@@ -58,8 +58,8 @@ fn a_guest_whose_memory_is_mapped_privately_is_reported_once() -> Result<()> {
     let of_file = format!("memory-backend-file,mem-path={}", folder.display());
     for kind in ["memory-backend-memfd", of_file.as_str()] {
         let memory = format!("{kind},id=memory,size=64M,share=off");
-        let qemu = start(&daemon, &["-object", &memory, "-machine", "memory-backend=memory"])?;
         let before = lines(&daemon, "problem memory-not-shared");
+        let qemu = start(&daemon, &["-object", &memory, "-machine", "memory-backend=memory"])?;
         // The ring's own thread notices the problem, without a query of the status.
         until("the daemon to log the problem", patience(60), || {
             qemu.expect_running()?;

@@ -59,6 +59,7 @@ impl Configuration {
         self.check_names(&mut problems);
         self.check_sockets(&mut problems);
         self.check_images(&mut problems);
+        super::guest::check_guests(&self.guests, &mut problems);
         check_queries(&self.queries, &mut problems);
         if let Some(Placed { definition, places }) = &self.monitor {
             super::monitor::check_files(definition, places, &mut problems);

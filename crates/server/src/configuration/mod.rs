@@ -4,6 +4,7 @@
 //! - `table`: TOML tables, each read by serde as a whole; problems have their lines.
 //! - `daemon`: the settings of the daemon itself.
 //! - `disk`: the tables that describe disks and NBD listeners.
+//! - `guest`: what the daemon may do with guests.
 //! - `query`: the kept queries.
 //! - `monitor`: the centre whose queries this host helps to answer.
 //! - `layers`: the kinds of layers, and the options of a disk's layers.
@@ -14,6 +15,7 @@
 mod check;
 mod daemon;
 mod disk;
+mod guest;
 pub(crate) mod layers;
 mod monitor;
 mod query;
@@ -33,6 +35,7 @@ pub(crate) use check::{image_identity, normal as normal_path};
 pub use daemon::{DaemonOptions, LogLevel, parse_metrics};
 pub(crate) use disk::check_model;
 pub use fathom_options::{Place, Places, Problem, Problems};
+pub use guest::GuestOptions;
 pub use monitor::MonitorOptions;
 
 pub use query::{
@@ -58,6 +61,8 @@ pub struct Configuration {
     pub disks: Vec<Placed<DiskDefinition>>,
     /// The NBD listeners, in the order of the file.
     pub listeners: Vec<Placed<ListenerDefinition>>,
+    /// What the daemon may do with guests, in the order of the file.
+    pub guests: Vec<Placed<GuestOptions>>,
     /// The kept queries, in the order of the file.
     pub queries: Vec<Placed<QueryDefinition>>,
     /// The centre whose queries this host helps to answer, if there is one.
@@ -116,6 +121,7 @@ impl Configuration {
         let mut tables = vec![self.daemon.places.whole()];
         tables.extend(self.disks.iter().map(|placed| placed.places.whole()));
         tables.extend(self.listeners.iter().map(|placed| placed.places.whole()));
+        tables.extend(self.guests.iter().map(|placed| placed.places.whole()));
         tables.extend(self.queries.iter().map(|placed| placed.places.whole()));
         tables.extend(self.monitor.iter().map(|placed| placed.places.whole()));
         tables
@@ -185,6 +191,9 @@ fn document_of(reading: &Reading<'_>, document: &DeTable<'_>) -> Configuration {
     }
     for table in document.tables("nbd") {
         configuration.listeners.push(disk::listener(table, reading));
+    }
+    for table in document.tables("guest") {
+        configuration.guests.push(table.read());
     }
     for table in document.tables("query") {
         configuration.queries.push(query::query(table, reading));

@@ -9,8 +9,8 @@ use fathom_control::{
 use fathom_options::{Key, Places, Problems, Section, Title, Written, fields};
 
 use super::{
-    CommandDefinition, DaemonOptions, LogDefinition, MetricDefinition, MonitorOptions,
-    QueryDefinition, WebhookDefinition, layers,
+    CommandDefinition, DaemonOptions, GuestOptions, LogDefinition, MetricDefinition,
+    MonitorOptions, QueryDefinition, WebhookDefinition, layers,
 };
 
 /// The end of each generated part of the page.
@@ -80,6 +80,7 @@ fn the_page_follows_the_types() {
         ("the models", section::<ModelDefinition>("kind = \"hdd\"\n")),
         ("[[nbd]]", section::<ListenerDefinition>("")),
         ("[nbd.tls]", section::<TlsDefinition>("")),
+        ("[[guest]]", section::<GuestOptions>("")),
         ("[[query]]", section::<QueryDefinition>("")),
         ("the actions", actions()),
         ("[monitor]", section::<MonitorOptions>("")),

@@ -163,12 +163,9 @@ impl Daemon {
         self.disk_status(name)
     }
 
-    /// The folder for records that outlive the daemon: systemd's state folder of this service, else
-    /// the folder of the control socket.
+    /// The folder for records that outlive the daemon.
     fn records_folder(&self) -> PathBuf {
-        let state = std::env::var_os("STATE_DIRECTORY").filter(|state| !state.is_empty());
-        let control = || self.options.control.parent().unwrap_or(Path::new(".")).to_owned();
-        state.map_or_else(control, PathBuf::from)
+        records_folder(&self.options.control)
     }
 
     /// Makes a disk accept writes again after some were lost.
@@ -323,6 +320,14 @@ impl Daemon {
         removed(name, &withdrawal, Instant::now() + REMOVAL_TIME_MAX)?;
         Ok(Done { message: format!("the disk {name:?} is no longer served") })
     }
+}
+
+/// The folder for records that outlive the daemon: systemd's state folder of this service, else the
+/// folder of the control socket.
+pub(super) fn records_folder(control: &Path) -> PathBuf {
+    let state = std::env::var_os("STATE_DIRECTORY").filter(|state| !state.is_empty());
+    let beside = || control.parent().unwrap_or(Path::new(".")).to_owned();
+    state.map_or_else(beside, PathBuf::from)
 }
 
 /// Removes the layers of a kind from a definition.

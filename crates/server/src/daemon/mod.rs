@@ -9,6 +9,7 @@ mod devices;
 mod dirty;
 mod disks;
 mod events;
+mod flush;
 mod listeners;
 mod monitor;
 mod problems;
@@ -33,11 +34,13 @@ pub(crate) use status::unix_time_ns;
 pub(crate) use usage::DiskGroups;
 
 use changes::{Changes, Claims};
+use disks::records_folder;
 use problems::{Health, Problems};
 use withdrawal::Withdrawal;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
 use crate::events::Events;
+use crate::flush::Flusher;
 use crate::introspection::{DiskGuest, Introspection};
 use crate::log::Journal;
 use crate::queries::Queries;
@@ -64,6 +67,8 @@ pub(crate) struct Daemon {
     state: RwLock<State>,
     /// The guests whose memory is read.
     introspection: Arc<Introspection>,
+    /// The guests that may be made to write their dirty data.
+    flusher: Flusher,
     /// The listeners to the disks' events.
     events: Events,
     /// The kept queries.
@@ -172,6 +177,10 @@ impl Daemon {
             changes: Changes::default(),
             state: RwLock::default(),
             introspection: Introspection::new(configuration.daemon.definition.metrics_cgroups_max),
+            flusher: Flusher::new(
+                &configuration.guests,
+                records_folder(&configuration.daemon.definition.control),
+            ),
             events: Events::default(),
             queries: Queries::default(),
             monitor: OnceLock::new(),
@@ -181,6 +190,12 @@ impl Daemon {
             )),
             problems: Problems::default(),
             instances: AtomicU64::new(1),
+        });
+        let restoring = Arc::downgrade(&daemon);
+        daemon.introspection.on_attached(move || {
+            if let Some(daemon) = restoring.upgrade() {
+                daemon.restore_tunables();
+            }
         });
         let (mut refusals, mut unserved) = (Vec::new(), Vec::new());
         for disk in &configuration.disks {

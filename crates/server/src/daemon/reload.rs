@@ -39,6 +39,9 @@ impl Daemon {
         self.reload_removals(&new, &mut report);
         self.reload_disks(&new, &mut report);
         self.reload_listeners(&new, &mut report);
+        if self.flusher.set(&new.guests) {
+            report.changed.push("other ways to flush guests".into());
+        }
         self.queries().set(self, &new.queries, &mut report);
         for line in &report.changed {
             tracing::info!("reload: {line}");

@@ -25,6 +25,7 @@ impl Daemon {
         // New changes are rejected from now on. Changes in progress check this before they add
         // anything.
         self.stopping.store(true, Ordering::Release);
+        self.flusher.end();
         let limit = Duration::from_nanos(self.options.shutdown_time_max.0);
         let end = Instant::now() + limit;
         let mut tasks: Vec<Task> = Vec::new();

@@ -62,7 +62,7 @@ pub(super) fn to_guest_memory(memory: &Arc<Memory>) -> GuestMemory {
     // SAFETY: the front end has mapped each region whole, readable and writable, and the mappings
     // live as long as the owner. If the VMM removes pages of the file, or if no pages are
     // available, the front end's handler substitutes zeroes (`block::Mapping`).
-    unsafe { GuestMemory::new(regions, owner) }
+    unsafe { GuestMemory::new(regions, owner).writable() }
 }
 
 /// Opens the same file with a position of its own, because the descriptor's position belongs to the

@@ -42,6 +42,8 @@ struct Shared {
     /// The thread, once there has been a guest.
     thread: OnceLock<Thread>,
     ending: AtomicBool,
+    /// Called by the thread when a guest's kernel has been found.
+    attached: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// The number of guests so far.
     count: AtomicU64,
 }
@@ -85,6 +87,12 @@ impl Introspection {
     /// disk.
     pub(crate) fn new(groups_max: usize) -> Arc<Self> {
         Arc::new(Self { names: Arc::default(), groups_max, shared: Arc::default() })
+    }
+
+    /// Sets the function that is called when a guest's kernel has been found. Only the first call
+    /// has an effect.
+    pub(crate) fn on_attached(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = self.shared.attached.set(Box::new(call));
     }
 
     /// The most control groups of a disk with separate metrics.
@@ -249,8 +257,9 @@ impl Followed {
         }
     }
 
-    /// Does the pending work. Returns the time of the next step.
-    fn step(&self) -> Option<Instant> {
+    /// Does the pending work. Sets `has_attached` if it has found a kernel. Returns the time of the
+    /// next step.
+    fn step(&self, has_attached: &mut bool) -> Option<Instant> {
         let mut again = lock(&self.again);
         let late = again.is_some_and(|again| again <= Instant::now());
         if self.due.swap(false, Ordering::AcqRel) || late {
@@ -261,17 +270,17 @@ impl Followed {
             if failed {
                 self.failed.store(true, Ordering::Relaxed);
             }
-            self.log_change();
+            *has_attached |= self.log_change();
         }
         *again
     }
 
-    /// Logs the state of the guest if it has changed.
-    fn log_change(&self) {
+    /// Logs the state of the guest if it has changed. Returns whether a kernel has been found.
+    fn log_change(&self) -> bool {
         let status = self.status();
         let mut logged = lock(&self.logged);
         if (&logged.0, logged.1) == (&status.state, status.kernels) {
-            return;
+            return false;
         }
         *logged = (status.state.clone(), status.kernels);
         let disk = lock(&self.users).first().map(|user| user.disk.to_string()).unwrap_or_default();
@@ -291,6 +300,7 @@ impl Followed {
                 tracing::warn!(disk, "the guest's requests are not understood: {reason}");
             }
         }
+        status.state == GuestState::Attached
     }
 }
 
@@ -300,7 +310,11 @@ impl Shared {
         while !self.ending.load(Ordering::Acquire) {
             let guests = lock(&self.guests).clone();
             let sound = guests.iter().filter(|guest| !guest.failed.load(Ordering::Relaxed));
-            let next = sound.filter_map(|guest| guest.step()).min();
+            let mut has_attached = false;
+            let next = sound.filter_map(|guest| guest.step(&mut has_attached)).min();
+            if let Some(call) = self.attached.get().filter(|_| has_attached) {
+                call();
+            }
             // The thread must not keep guests alive while it sleeps.
             drop(guests);
             match next {

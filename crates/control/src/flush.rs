@@ -1,0 +1,66 @@
+//! Making a guest write its dirty data.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A way to make a guest write its dirty data. Nothing has to be installed in the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlushWay {
+    /// The key combination of the kernel's emergency sync, sent by QEMU (QMP).
+    Sysrq,
+    /// The kernel's `vm.dirty_expire_centisecs` is lowered in the guest's memory for a short time.
+    Tunables,
+}
+
+impl FlushWay {
+    /// All ways.
+    pub const ALL: [Self; 2] = [Self::Sysrq, Self::Tunables];
+
+    /// The name in JSON and in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sysrq => "sysrq",
+            Self::Tunables => "tunables",
+        }
+    }
+}
+
+impl fmt::Display for FlushWay {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// A request to make a guest write its dirty data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FlushRequest {
+    /// The way; without it the first one in the configuration.
+    pub by: Option<FlushWay>,
+}
+
+/// The result of a flush. Sizes are the guest kernel's own counts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlushReport {
+    /// The virtual machine.
+    pub vm: String,
+    /// The way.
+    pub by: FlushWay,
+    /// Whether the dirty data was written before the time limit.
+    pub is_complete: bool,
+    /// Data of files that was dirty or being written before, in bytes; `None` if it is unknown.
+    pub dirty_before_bytes: Option<u64>,
+    /// The same afterwards; new data may be dirty.
+    pub dirty_after_bytes: Option<u64>,
+    /// The number of bytes that the guest wrote to its disks meanwhile.
+    pub written_bytes: u64,
+    /// The time from the beginning to the guest's first completed write, in nanoseconds; `None` if
+    /// there was none.
+    pub first_write_ns: Option<u64>,
+    /// The time to its last completed write.
+    pub last_write_ns: Option<u64>,
+    /// The time to the end, in nanoseconds.
+    pub time_ns: u64,
+}

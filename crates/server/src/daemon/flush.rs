@@ -1,0 +1,264 @@
+//! Makes a guest write its dirty data, and observes it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fathom_block::{Clock, Operation};
+use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
+use fathom_introspect::Kernel;
+
+use super::{Daemon, Served};
+use crate::configuration::GuestOptions;
+use crate::flush::press_sysrq;
+use crate::wiring::refusal;
+
+/// How long a flush may take.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long a guest may take to react to the keys.
+const REACTION_TIME_MAX: Duration = Duration::from_secs(5);
+/// The interval between two looks at the guest's counters.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
+/// How long a guest that has flushed must not write, so that the last write is known.
+const QUIET_TIME: Duration = Duration::from_millis(100);
+/// A guest counts as flushed when at most this much data is dirty, in bytes: programs write a little
+/// all the time.
+const REST_MAX: u64 = 256 << 10;
+
+/// The counts of a guest and its disks at one time.
+#[derive(Clone, Copy)]
+struct Sample {
+    /// Data that is dirty or being written, in bytes.
+    dirty: Option<u64>,
+    /// Data that is being written, in bytes.
+    writeback: u64,
+    /// The number of completed writes on all disks, and their bytes.
+    writes: u64,
+    written: u64,
+}
+
+impl Daemon {
+    /// Makes the guest of `vm` write its dirty data, and waits for it.
+    ///
+    /// # Errors
+    /// If there is no such guest, if the configuration does not allow the way, or if the way fails.
+    pub(crate) fn flush_guest(
+        &self,
+        vm: &str,
+        by: Option<FlushWay>,
+    ) -> Result<FlushReport, ErrorBody> {
+        let flusher = &self.flusher;
+        let options = flusher.options(vm).unwrap_or_default();
+        let by = allowed_way(&options, vm, by)?;
+        if self.served_of(vm).is_empty() {
+            return Err(refusal(
+                ErrorCode::NotFound,
+                format!("there is no disk of the virtual machine {vm:?}"),
+                "`fathom disk list` shows the disks with their virtual machines",
+            ));
+        }
+        let Some(_active) = flusher.begin(vm) else {
+            let message = format!("the guest {vm:?} is already being flushed");
+            return Err(refusal(ErrorCode::Conflict, message, "wait for the flush to end"));
+        };
+        let kernel = self.kernel_of(vm);
+        let (begun, before) = (Instant::now(), self.sample(vm, kernel.as_deref()));
+        let _lowered = match (by, &kernel) {
+            (FlushWay::Sysrq, _) => {
+                press_sysrq(vm, options.qmp.as_deref())?;
+                None
+            }
+            (FlushWay::Tunables, Some(kernel)) => Some(flusher.lower(vm, kernel)?),
+            (FlushWay::Tunables, None) => {
+                return Err(refusal(
+                    ErrorCode::Failed,
+                    format!("the kernel of the guest {vm:?} is not known"),
+                    "`fathom disk info` shows the reason; or use another way",
+                ));
+            }
+        };
+        let mut report = FlushReport {
+            vm: vm.to_owned(),
+            by,
+            is_complete: false,
+            dirty_before_bytes: before.dirty,
+            dirty_after_bytes: None,
+            written_bytes: 0,
+            first_write_ns: None,
+            last_write_ns: None,
+            time_ns: 0,
+        };
+        let (mut last, mut has_reacted) = (before, false);
+        loop {
+            std::thread::sleep(SAMPLE_INTERVAL);
+            let (now, elapsed) = (self.sample(vm, kernel.as_deref()), begun.elapsed());
+            if now.writes > last.writes {
+                let at_ns = elapsed.as_nanos() as u64;
+                report.first_write_ns.get_or_insert(at_ns);
+                report.last_write_ns = Some(at_ns);
+            }
+            last = now;
+            // A guest writes a little, such as a journal, without being told to.
+            let begun_bytes = (now.written - before.written).max(now.writeback);
+            has_reacted |= begun_bytes > before.dirty.unwrap_or_default() / 10;
+            report.written_bytes = now.written - before.written;
+            report.dirty_after_bytes = now.dirty;
+            report.time_ns = elapsed.as_nanos() as u64;
+            let quiet = elapsed
+                .saturating_sub(Duration::from_nanos(report.last_write_ns.unwrap_or_default()));
+            report.is_complete = is_complete(&report, quiet);
+            if report.is_complete || elapsed > FLUSH_TIME_MAX {
+                return Ok(report);
+            }
+            if by == FlushWay::Sysrq && !has_reacted && elapsed > REACTION_TIME_MAX {
+                return Err(refusal(
+                    ErrorCode::Failed,
+                    format!("the guest {vm:?} does not react to the keys"),
+                    "it needs a keyboard, and a kernel whose sysctl kernel.sysrq allows sync (16)",
+                ));
+            }
+            if self.is_stopping() {
+                let message = "the daemon is shutting down";
+                return Err(refusal(ErrorCode::ShuttingDown, message, ""));
+            }
+        }
+    }
+
+    /// Puts back the tunables that an earlier daemon has replaced. Called when a guest's kernel has
+    /// been found.
+    pub(crate) fn restore_tunables(&self) {
+        if !self.flusher.has_replaced() {
+            return;
+        }
+        for (vm, kernel) in self.kernels() {
+            if !self.flusher.is_active(&vm) {
+                self.flusher.restore(&vm, &kernel);
+            }
+        }
+    }
+
+    /// The kernels of all guests with their virtual machines, in order of appearance.
+    fn kernels(&self) -> Vec<(String, Arc<Kernel>)> {
+        let served = self.served();
+        let vm_of = |disks: &[String]| {
+            let mut served = served.iter().map(|served| &served.disk);
+            let disk = served.find(|disk| disks.iter().any(|name| name == disk.name()))?;
+            Some(disk.vm().to_owned())
+        };
+        let guests = self.introspection.guests();
+        guests.into_iter().filter_map(|guest| Some((vm_of(&guest.disks)?, guest.kernel?))).collect()
+    }
+
+    /// The disks of a virtual machine.
+    fn served_of(&self, vm: &str) -> Vec<Arc<Served>> {
+        let mut served = self.served();
+        served.retain(|served| served.disk.vm() == vm);
+        served
+    }
+
+    fn kernel_of(&self, vm: &str) -> Option<Arc<Kernel>> {
+        self.kernels().into_iter().rev().find(|(other, _)| other == vm).map(|(_, kernel)| kernel)
+    }
+
+    fn sample(&self, vm: &str, kernel: Option<&Kernel>) -> Sample {
+        let counted = kernel.map(|kernel| kernel.dirty(&[])).unwrap_or_default();
+        let dirty = counted.dirty.zip(counted.writeback).map(|(dirty, writing)| dirty + writing);
+        let writeback = counted.writeback.unwrap_or_default();
+        let mut sample = Sample { dirty, writeback, writes: 0, written: 0 };
+        for served in self.served_of(vm) {
+            let Some(tap) = served.live().watchers.tap.clone() else { continue };
+            let snapshot = tap.snapshot(Clock::System.now_ns());
+            let writes = snapshot.operation(Operation::Write);
+            sample.writes += writes.count();
+            sample.written += writes.bytes();
+        }
+        sample
+    }
+}
+
+/// The way to flush a guest with these options.
+fn allowed_way(
+    options: &GuestOptions,
+    vm: &str,
+    by: Option<FlushWay>,
+) -> Result<FlushWay, ErrorBody> {
+    let allowed = by.filter(|way| options.flush.contains(way));
+    let first = by.is_none().then(|| options.flush.first().copied()).flatten();
+    allowed.or(first).ok_or_else(|| {
+        let way = by.map_or(String::new(), |way| format!(" by {way}"));
+        let example = by.unwrap_or(FlushWay::Tunables);
+        refusal(
+            ErrorCode::Unsupported,
+            format!("the configuration does not allow flushing the guest {vm:?}{way}"),
+            format!(
+                "add a table [[guest]] with `vm = {vm:?}` and `flush = [\"{example}\"]` to it, and \
+                 reload"
+            ),
+        )
+    })
+}
+
+/// Whether a guest has written what was dirty at the beginning, and `quiet` is long enough to know
+/// its last write.
+fn is_complete(report: &FlushReport, quiet: Duration) -> bool {
+    let (Some(before), Some(after)) = (report.dirty_before_bytes, report.dirty_after_bytes) else {
+        return report.first_write_ns.is_some() && quiet > QUIET_TIME * 10;
+    };
+    let rest = (before / 50).max(REST_MAX).min(before / 2);
+    after <= rest && quiet > QUIET_TIME || before > 0 && report.written_bytes >= before * 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(before: Option<u64>, after: Option<u64>, written: u64) -> FlushReport {
+        FlushReport {
+            vm: "web".into(),
+            by: FlushWay::Sysrq,
+            is_complete: false,
+            dirty_before_bytes: before,
+            dirty_after_bytes: after,
+            written_bytes: written,
+            first_write_ns: (written > 0).then_some(1),
+            last_write_ns: (written > 0).then_some(1),
+            time_ns: 2,
+        }
+    }
+
+    #[test]
+    fn a_flush_is_complete_when_the_dirty_data_was_written() {
+        const MIB: u64 = 1 << 20;
+        let complete = |before, after, written, quiet_ms| {
+            is_complete(&report(before, after, written), Duration::from_millis(quiet_ms))
+        };
+        let (before, quiet) = (Some(100 * MIB), 101);
+        assert!(complete(before, Some(2 * MIB), 98 * MIB, quiet));
+        assert!(!complete(before, Some(2 * MIB), 98 * MIB, 50), "it still writes");
+        assert!(!complete(before, Some(3 * MIB), 97 * MIB, quiet));
+        // New data is dirty all the time.
+        assert!(!complete(before, Some(100 * MIB), 199 * MIB, 0));
+        assert!(complete(before, Some(100 * MIB), 200 * MIB, 0));
+        // Little data: half of it at least.
+        assert!(!complete(Some(MIB / 4), Some(MIB / 4), 0, quiet));
+        assert!(complete(Some(MIB / 4), Some(MIB / 8), MIB / 8, quiet));
+        assert!(complete(Some(0), Some(0), 0, quiet), "nothing was dirty");
+        assert!(!complete(None, None, 0, 2000), "the guest has not reacted");
+        assert!(complete(None, None, MIB, 1001));
+    }
+
+    #[test]
+    fn only_configured_ways_are_allowed() {
+        let options =
+            |flush: &[FlushWay]| GuestOptions { flush: flush.to_vec(), ..GuestOptions::default() };
+        let both = options(&[FlushWay::Tunables, FlushWay::Sysrq]);
+        assert_eq!(allowed_way(&both, "web", None), Ok(FlushWay::Tunables));
+        assert_eq!(allowed_way(&both, "web", Some(FlushWay::Sysrq)), Ok(FlushWay::Sysrq));
+        for (options, by) in
+            [(options(&[]), None), (options(&[FlushWay::Sysrq]), Some(FlushWay::Tunables))]
+        {
+            let refused = allowed_way(&options, "web", by).unwrap_err();
+            assert_eq!(refused.code, ErrorCode::Unsupported);
+            assert!(refused.remedy.contains("tunables"), "{refused:?}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Guests are made to write their dirty data. Nothing is installed in them, and their settings are as
+//! before, also after the daemon was killed in between.
+
+use std::time::Duration;
+
+use fathom_control::{ClientError, ErrorCode, FlushWay, InsightState};
+use fathom_tests::{Daemon, Disk, Guest, Result, patience, until};
+
+/// The size of the file that is dirty before a flush, in MiB.
+const DIRTY_MIB: u64 = 24;
+/// The guest's own `vm.dirty_expire_centisecs`: so long that nothing is written without a flush.
+const EXPIRE: u64 = 60_000;
+
+/// A daemon with one disk of the virtual machine `web`, and its guest.
+fn start(layers: &str, ways: &str) -> Result<(Daemon, Guest)> {
+    let daemon = Daemon::start(|folder| {
+        let path = |name: &str| folder.join(name).display().to_string();
+        let image = std::fs::File::create(folder.join("disk.img")).unwrap();
+        image.set_len(256 << 20).unwrap();
+        format!(
+            "[[disk]]\nname = 'disk'\nvm = 'web'\nimage = '{}'\nlayers = [{layers}]\n\
+             vhost_user.socket = '{}'\n\
+             [[guest]]\nvm = 'web'\nflush = [{ways}]\nqmp = '{}'\n",
+            path("disk.img"),
+            path("disk.sock"),
+            path("keys")
+        )
+    })?;
+    let keys = format!("unix:{},server=on,wait=off", daemon.path("keys").display());
+    let guest = Guest::builder()
+        .disk(Disk::vhost_user(daemon.path("disk.sock")))
+        .argument("-qmp")
+        .argument(keys)
+        .start()?;
+    guest.check(&format!(
+        "mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt
+        echo {EXPIRE} > /proc/sys/vm/dirty_expire_centisecs"
+    ))?;
+    until("the guest's kernel to be found", patience(60), || {
+        guest.check("sync")?;
+        Ok((daemon.status("disk")?.insight.state == InsightState::Attached).then_some(()))
+    })?;
+    Ok((daemon, guest))
+}
+
+fn number(guest: &Guest, script: &str) -> Result<u64> {
+    Ok(guest.check(script)?.trim().parse().expect("a number"))
+}
+
+/// The guest's dirty data, in KiB.
+fn dirty_kib(guest: &Guest) -> Result<u64> {
+    number(guest, "awk '/^(Dirty|Writeback):/ { n += $2 } END { print n }' /proc/meminfo")
+}
+
+fn expire(guest: &Guest) -> Result<u64> {
+    number(guest, "cat /proc/sys/vm/dirty_expire_centisecs")
+}
+
+/// Writes a file without a sync. Returns the hash of its content.
+fn make_dirty(guest: &Guest, name: &str) -> Result<String> {
+    guest.check(&format!(
+        "dd if=/dev/urandom of=/mnt/{name} bs=1M count={DIRTY_MIB} 2> /dev/null
+        sha256sum < /mnt/{name}"
+    ))
+}
+
+#[test]
+fn a_guest_is_flushed_in_each_way() -> Result<()> {
+    let (daemon, guest) = start("", "'tunables', 'sysrq'")?;
+    let client = daemon.client();
+    for by in FlushWay::ALL {
+        let name = by.name();
+        let hash = make_dirty(&guest, name)?;
+        let before_kib = dirty_kib(&guest)?;
+        assert!(before_kib > (DIRTY_MIB << 10) * 9 / 10, "{name}: {before_kib} KiB were dirty");
+        let report = client.flush_guest("web", Some(by)).unwrap();
+        println!("{report:?}");
+        assert!(report.is_complete && report.by == by, "{report:?}");
+        assert!(report.dirty_before_bytes > Some((DIRTY_MIB << 20) * 9 / 10), "{report:?}");
+        assert!(report.written_bytes > (DIRTY_MIB << 20) * 9 / 10, "{report:?}");
+        assert!(report.first_write_ns <= report.last_write_ns, "{report:?}");
+        let after_kib = dirty_kib(&guest)?;
+        assert!(after_kib < before_kib / 20, "{name}: {after_kib} KiB are dirty");
+        // The data is on the disk, not only in the guest's memory.
+        let read = format!(
+            "echo 3 > /proc/sys/vm/drop_caches
+            dd if=/mnt/{name} bs=1M iflag=direct 2> /dev/null | sha256sum"
+        );
+        assert_eq!(guest.check(&read)?, hash, "{name}");
+        assert_eq!(expire(&guest)?, EXPIRE, "{name}: the guest's setting is as before");
+    }
+    // Without a way, the first of the configuration.
+    make_dirty(&guest, "again")?;
+    assert_eq!(client.flush_guest("web", None).unwrap().by, FlushWay::Tunables);
+
+    // A guest whose kernel does not allow the keys.
+    guest.check("echo 0 > /proc/sys/kernel/sysrq")?;
+    make_dirty(&guest, "refused")?;
+    let output = daemon.command(&["flush", "web", "--by", "sysrq"])?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("does not react") && text.contains("kernel.sysrq"), "{text}");
+    // A guest without periodic write-back.
+    guest.check("echo 0 > /proc/sys/vm/dirty_writeback_centisecs")?;
+    let output = daemon.command(&["flush", "web"])?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("dirty_writeback_centisecs = 0"), "{text}");
+    assert_eq!(expire(&guest)?, EXPIRE);
+    let other = client.flush_guest("other", None).unwrap_err();
+    assert!(other.to_string().contains("does not allow"), "{other}");
+    guest.check_console()?;
+    guest.shutdown()
+}
+
+#[test]
+fn a_killed_daemon_leaves_no_changed_tunable() -> Result<()> {
+    // The disk is so slow that the flush lasts until the kill.
+    let slow = "{ kind = 'limit', write_bytes_sec = '1M' }";
+    let (mut daemon, guest) = start(slow, "'tunables'")?;
+    let records = |daemon: &Daemon| {
+        let names = std::fs::read_dir(daemon.path(".")).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("tunables-")).count()
+    };
+    make_dirty(&guest, "file")?;
+    let client = daemon.client();
+    let flush = std::thread::spawn(move || client.flush_guest("web", None));
+    until("the tunable to be lowered", patience(30), || Ok((expire(&guest)? == 1).then_some(())))?;
+    let refused = daemon.client().flush_guest("web", None).unwrap_err();
+    assert!(
+        matches!(&refused, ClientError::Refused(body) if body.code == ErrorCode::Conflict),
+        "{refused}"
+    );
+    assert_eq!(records(&daemon), 1);
+    daemon.kill9();
+    assert!(flush.join().unwrap().is_err());
+    assert_eq!(expire(&guest)?, 1, "nothing could put it back");
+    daemon.restart()?;
+    daemon.wait_for_guest("disk")?;
+    until("the tunable to be put back", patience(60), || {
+        Ok((expire(&guest)? == EXPIRE).then_some(()))
+    })?;
+    until("the record to be removed", patience(10), || Ok((records(&daemon) == 0).then_some(())))?;
+
+    // SIGTERM ends a flush, and the value is put back before the end.
+    let client = daemon.client();
+    let flush = std::thread::spawn(move || client.flush_guest("web", None));
+    until("the tunable to be lowered again", patience(30), || {
+        Ok((expire(&guest)? == 1).then_some(()))
+    })?;
+    let status = daemon.stop()?;
+    assert!(status.success(), "the daemon ended with {status}");
+    assert!(flush.join().unwrap().is_err());
+    assert_eq!((expire(&guest)?, records(&daemon)), (EXPIRE, 0));
+    daemon.restart()?;
+    daemon.wait_for_guest("disk")?;
+    std::thread::sleep(Duration::from_millis(100));
+    guest.check_console()
+}
