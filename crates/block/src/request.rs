@@ -240,17 +240,20 @@ pub enum HeldBy {
     None = 0,
     /// A limit on requests or bytes per second.
     Limit = 1,
+    /// The order in which requests use a shared device.
+    Schedule = 2,
 }
 
 impl HeldBy {
     /// Every value, in the order of its number.
-    pub const ALL: [Self; 2] = [Self::None, Self::Limit];
+    pub const ALL: [Self; 3] = [Self::None, Self::Limit, Self::Schedule];
 
     /// The name used in events, logs and the control interface; empty for none.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "",
             Self::Limit => "limit",
+            Self::Schedule => "schedule",
         }
     }
 }

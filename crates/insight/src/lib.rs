@@ -17,8 +17,10 @@ pub mod event;
 mod kind;
 mod names;
 mod part;
+mod waiters;
 
 pub use class::{ClassError, ClassTable, IoClass};
 pub use kind::{Confidence, Kind, Source};
 pub use names::{Name, Names};
 pub use part::{Facts, Insight, Part, RequestFlags};
+pub use waiters::Waiters;

@@ -9,21 +9,22 @@ use std::io;
 use std::sync::Arc;
 
 use fathom_block::{Layer, Operation};
-use fathom_insight::Names;
+use fathom_insight::{Names, Waiters};
 use fathom_options::{Check, Key, Problems, Written, read};
 use serde::de::{DeserializeOwned, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::{LimitGroups, LogSink};
+use crate::{LimitGroups, LogSink, ScheduleDevices};
 
 /// The kinds that need only this crate.
-pub const KINDS: [LayerKind; 6] = [
+pub const KINDS: [LayerKind; 7] = [
     LayerKind::of::<crate::tap::TapOptions>(),
     LayerKind::of::<crate::classify::ClassifyOptions>(),
     LayerKind::of::<crate::delay::DelayOptions>(),
     LayerKind::of::<crate::fault::FaultOptions>(),
     LayerKind::of::<crate::limit::LimitOptions>(),
+    LayerKind::of::<crate::schedule::ScheduleOptions>(),
     LayerKind::of::<crate::log::LogOptions>(),
 ];
 
@@ -74,6 +75,12 @@ pub struct LayerContext<'a> {
     pub log: &'a dyn Fn() -> LogSink,
     /// The limits shared by several disks.
     pub limits: &'a LimitGroups,
+    /// The name of the device on which the disk lies; empty if it lies on none.
+    pub device: &'a str,
+    /// The devices that disks share.
+    pub devices: &'a ScheduleDevices,
+    /// Reports whether processes of the disk's guest wait for requests, if the disk's guest is examined.
+    pub waiters: Option<&'a Arc<dyn Waiters>>,
     /// The layers of the disk that other components use as well, which exist already.
     pub shared: &'a [Arc<dyn Layer>],
 }

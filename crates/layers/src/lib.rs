@@ -10,6 +10,7 @@
 //! | [`WaitForRoom`] | holds writes while the storage is full, and tries them again |
 //! | [`Wal`] | makes changes durable in a log first, and writes them back home later |
 //! | [`Limit`] | limits requests and bytes per second, of disks, groups, containers and kinds |
+//! | [`Schedule`] | decides which requests of several disks use a shared device first |
 //! | [`Log`] | writes a line for each request and each response |
 //!
 //! A layer depends neither on its neighbours nor on the source of requests. It spawns no threads,
@@ -25,6 +26,7 @@ mod limit;
 mod log;
 mod passthrough;
 mod room;
+mod schedule;
 pub mod tap;
 pub mod wal;
 
@@ -36,6 +38,7 @@ pub use limit::{Limit, LimitGroups, LimitOptions};
 pub use log::{Log, LogOptions, LogSink};
 pub use passthrough::Passthrough;
 pub use room::WaitForRoom;
+pub use schedule::{Schedule, ScheduleDevices, ScheduleOptions};
 pub use tap::Tap;
 pub use wal::Wal;
 

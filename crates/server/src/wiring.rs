@@ -19,7 +19,7 @@ use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
 use fathom_insight::ClassTable;
 use fathom_layers::classify::UsageOptions;
-use fathom_layers::{Classify, LimitGroups, Tap, WaitForRoom, tap};
+use fathom_layers::{Classify, LimitGroups, ScheduleDevices, Tap, WaitForRoom, tap};
 use fathom_options::Problems;
 use fathom_reactor::Reactor;
 use fathom_tls::{Certificates, Tls};
@@ -80,6 +80,8 @@ pub(crate) struct Common {
     pub logs: LogVolumes,
     /// The limits of groups of disks.
     pub limits: LimitGroups,
+    /// The devices that disks share.
+    pub devices: ScheduleDevices,
     /// The modelled devices.
     pub models: ModelDevices,
 }

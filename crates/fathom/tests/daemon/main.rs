@@ -16,6 +16,7 @@ mod process;
 mod queries;
 mod query;
 mod reload;
+mod schedule;
 mod stop;
 mod stuck;
 mod usage;

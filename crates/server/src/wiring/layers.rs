@@ -1,9 +1,13 @@
 //! The layers of a disk, made from its definition.
 
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::sync::Arc;
 
 use fathom_block::{ErrorKind, Layer};
-use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
+use fathom_control::{
+    BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition,
+};
 use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
 use serde_json::{Map, Value};
 
@@ -113,6 +117,20 @@ impl NewLayers {
     }
 }
 
+/// The name of the device on which a disk lies; empty if it shares its device with no other disk. The
+/// device is the disk's modelled device, or else the host's device with the image.
+fn device_name(definition: &DiskDefinition) -> String {
+    if let Some(model) = &definition.model {
+        let name = &model.device;
+        return if name.is_empty() { String::new() } else { format!("model {name}") };
+    }
+    let Some(BackendDefinition::Image(path)) = definition.backend() else { return String::new() };
+    let Ok(metadata) = fs::metadata(path) else { return String::new() };
+    let is_device = metadata.file_type().is_block_device();
+    let number = if is_device { metadata.rdev() } else { metadata.dev() };
+    format!("host {}:{}", rustix::fs::major(number), rustix::fs::minor(number))
+}
+
 /// The layers of a disk, the uppermost first. The watchers of the definition are uppermost, unless
 /// it lists them elsewhere. Layers in `kept` with the same definition are reused with their state.
 /// `capacity` is the disk's.
@@ -140,11 +158,15 @@ pub(crate) fn make_layers(
             tracing::info!(target: REQUESTS, disk = disk.as_str(), "{}", line.trim_start());
         })
     };
+    let device = device_name(definition);
     let context = LayerContext {
         disk: &definition.name,
         names: guest.names(),
         log: &log,
         limits: &common.limits,
+        device: &device,
+        devices: &common.devices,
+        waiters: None,
         shared: &shared,
     };
     let listed: Vec<LayerDefinition> = implied.chain(definition.layers.iter().cloned()).collect();

@@ -1,0 +1,322 @@
+//! A device, and the queues of all disks that lie on it.
+//!
+//! Each queue of a disk is a **lane**. A lane counts its requests in flight itself and publishes the
+//! counts. While the requests of only one disk are at the device, and a process waits for each of
+//! them, no lane takes the lock for a request: it looks at the device once a millisecond
+//! ([`Lane::look`]). Otherwise the device is **attentive**, and each lane takes a **turn** under the
+//! lock for each request and each completion ([`Lane::turn`]). In a turn, a [`Gate`] admits requests:
+//!
+//! - **Waited-for requests** by start-time fair queueing. Each disk has a tag: the service that it has
+//!   received, divided by its weight. If more requests come than the device may have in flight, the
+//!   disk with the least tag is next. The control groups of a disk share its part in the same way.
+//! - **Background requests** while the device has no waited-for request, and is not expected to get one
+//!   during the step ([`Think`](super::think::Think)). At first one at a time; more after the device has been quiet for
+//!   longer.
+//! - **Surplus background requests**, beyond the amount that a disk may hold back, as far as the
+//!   disk has had less than its share.
+//!
+//! The requests of a lane that makes no progress for [`STUCK_NS`](super::state::STUCK_NS) do not count as in flight until one
+//! of them completes. A lane that was called and takes no turn is not waited for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use fathom_block::{Shared, Waker};
+
+use super::state::{
+    ATTENTION_NS, BACKGROUND, Entry, Flow, LAG_MAX, LEAD, Member, PATIENCE_NS, Rest, State, Turn,
+    WAITED,
+};
+
+/// The shortest time between two looks of a lane, in nanoseconds.
+const LOOK_NS: u64 = 1_000_000;
+
+/// A device on which disks lie.
+pub(super) struct Device {
+    is_attentive: AtomicBool,
+    state: Shared<State>,
+}
+
+impl Device {
+    /// A device that gets at most `depth` requests at a time while disks compete for it.
+    pub(super) fn new(depth: u32) -> Self {
+        let state = State { depth, ..State::default() };
+        Self { is_attentive: AtomicBool::new(false), state: Shared::new(state) }
+    }
+
+    /// Sets the most requests in flight while disks compete.
+    pub(super) fn set_depth(&self, depth: u32) {
+        self.state.access(|state| state.depth = depth);
+    }
+
+    /// The number of times at which the requests of a lane ceased to count.
+    pub(super) fn stuck_total(&self) -> u64 {
+        self.state.access(|state| state.stuck_total)
+    }
+
+    /// Adds a disk.
+    pub(super) fn join(self: &Arc<Self>, weight: u32) -> Place {
+        let index = self.state.access(|state| {
+            let free = state.members.iter().position(|member| !member.is_used);
+            let index = free.unwrap_or_else(|| {
+                state.members.push(Member::default());
+                state.members.len() - 1
+            });
+            state.members[index] = Member { is_used: true, weight, ..Member::default() };
+            index
+        });
+        Place { device: Arc::clone(self), index }
+    }
+}
+
+/// The place of a disk at a device, shared by the disk's queues. The disk leaves when the last owner
+/// drops the place.
+pub(super) struct Place {
+    device: Arc<Device>,
+    index: usize,
+}
+
+impl Place {
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn set_weight(&self, weight: u32) {
+        self.device.state.access(|state| state.members[self.index].weight = weight);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.device.state.access(|state| state.members[self.index].is_used = false);
+    }
+}
+
+/// A queue's lane to its device.
+pub(super) struct Lane {
+    place: Arc<Place>,
+    index: usize,
+    flight: [u32; 2],
+    published: Arc<AtomicU64>,
+    looked_ns: u64,
+}
+
+impl Lane {
+    pub(super) fn new(place: Arc<Place>, waker: Waker) -> Self {
+        let published = Arc::new(AtomicU64::new(0));
+        let index = place.device.state.access(|state| {
+            let entry = Entry {
+                is_used: true,
+                member: place.index,
+                published: Arc::clone(&published),
+                counted: [0; 2],
+                is_stuck: false,
+                progress_ns: 0,
+                waiting: None,
+                held: 0,
+                has_surplus: false,
+                called_ns: 0,
+                waker,
+            };
+            if let Some(index) = state.lanes.iter().position(|lane| !lane.is_used) {
+                state.lanes[index] = entry;
+                index
+            } else {
+                state.lanes.push(entry);
+                state.lanes.len() - 1
+            }
+        });
+        Self { place, index, flight: [0; 2], published, looked_ns: 0 }
+    }
+
+    /// Whether each request needs a turn.
+    #[inline]
+    pub(super) fn is_attentive(&self) -> bool {
+        self.place.device.is_attentive.load(Ordering::Acquire)
+    }
+
+    /// Counts a request that is passed on without a turn.
+    #[inline]
+    pub(super) fn begin(&mut self, class: usize) {
+        self.flight[class] += 1;
+        self.publish();
+    }
+
+    /// Counts a completed request.
+    #[inline]
+    pub(super) fn end(&mut self, class: usize) {
+        self.flight[class] = self.flight[class].saturating_sub(1);
+        self.publish();
+    }
+
+    #[inline]
+    fn publish(&self) {
+        let [waited, background] = self.flight.map(u64::from);
+        self.published.store(background << 32 | waited, Ordering::Relaxed);
+    }
+
+    /// Looks whether other disks use the device, if the last look was long ago.
+    #[inline]
+    pub(super) fn look(&mut self, now_ns: u64) {
+        if now_ns >= self.looked_ns.saturating_add(LOOK_NS) {
+            self.looked_ns = now_ns;
+            let (device, member) = (&self.place.device, self.place.index);
+            device.state.access(|state| {
+                state.looked_ns = state.looked_ns.max(now_ns);
+                state.note_flow(member, 0, now_ns);
+                device.is_attentive.store(state.is_attentive, Ordering::Release);
+            });
+        }
+    }
+
+    /// Takes a turn, in which `requests` admits requests. `completed_ns` is the time for which a
+    /// completed background request was in flight, and 0 for a waited-for request.
+    pub(super) fn turn(
+        &mut self,
+        now_ns: u64,
+        completed_ns: Option<u64>,
+        requests: impl FnOnce(&mut Gate<'_>) -> Rest,
+    ) -> Turn {
+        let (device, index) = (&self.place.device, self.index);
+        let flight = &mut self.flight;
+        let turn = device.state.access(|state| {
+            state.time_ns = state.time_ns.max(now_ns);
+            state.attend(now_ns);
+            // Other lanes pass on requests without turns until they see this.
+            device.is_attentive.store(true, Ordering::Release);
+            state.sync(index, *flight, completed_ns.is_some(), now_ns);
+            if let Some(time_ns) = completed_ns.filter(|time_ns| *time_ns > 0) {
+                let usual_ns = if state.step_ns == 0 { time_ns } else { state.step_ns };
+                state.step_ns = (usual_ns / 8 * 7).saturating_add(time_ns / 8);
+            }
+            state.expire(now_ns);
+            let rest = requests(&mut Gate { state, lane: index, now_ns, flight });
+            let turn = state.finish(index, &rest, now_ns);
+            device.is_attentive.store(state.is_attentive, Ordering::Release);
+            turn
+        });
+        self.publish();
+        turn
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.place.device.state.access(|state| {
+            state.rest(self.index, &Rest { waiting: None, held: 0, has_surplus: false });
+            let time_ns = state.time_ns;
+            state.count(self.index, [0; 2], time_ns);
+            let entry = &mut state.lanes[self.index];
+            entry.is_used = false;
+            entry.published = Arc::default();
+        });
+    }
+}
+
+/// Admits requests of one lane.
+pub(super) struct Gate<'a> {
+    state: &'a mut State,
+    lane: usize,
+    now_ns: u64,
+    flight: &'a mut [u32; 2],
+}
+
+impl Gate<'_> {
+    fn member(&self) -> usize {
+        self.state.lanes[self.lane].member
+    }
+
+    /// The tag of a group of the disk.
+    pub(super) fn tag(&self, flow: Flow) -> f64 {
+        self.state.members[self.member()].group_tag(flow.key)
+    }
+
+    /// Admits a waited-for request, if it is its turn.
+    pub(super) fn admit(&mut self, cost: f64, flow: Flow) -> bool {
+        let member = self.member();
+        self.state.note_flow(member, flow.key, self.now_ns);
+        self.state.members[member].waited_ns = self.now_ns;
+        self.state.raise(member);
+        if !self.state.has_room(self.now_ns) || self.state.must_yield(self.lane, flow, self.now_ns)
+        {
+            return false;
+        }
+        self.pass(WAITED, cost, flow);
+        true
+    }
+
+    /// Counts and charges a request that is passed on in any case.
+    pub(super) fn pass(&mut self, class: usize, cost: f64, flow: Flow) {
+        let (member, state) = (self.member(), &mut *self.state);
+        if class == WAITED {
+            if state.flight[WAITED] == 0 && state.quiet_ns > 0 {
+                state.think.add(self.now_ns.saturating_sub(state.quiet_ns));
+            }
+        } else {
+            state.until_ns = self.now_ns.saturating_add(ATTENTION_NS);
+        }
+        state.raise(member);
+        state.charge(member, cost, flow);
+        self.flight[class] += 1;
+        let is_idle = state.lanes[self.lane].counted == [0, 0];
+        if !state.lanes[self.lane].is_stuck {
+            let mut counted = state.lanes[self.lane].counted;
+            counted[class] += 1;
+            state.count(self.lane, counted, self.now_ns);
+            if is_idle {
+                state.lanes[self.lane].progress_ns = self.now_ns;
+            }
+        }
+    }
+
+    /// Admits a background request in a quiet time.
+    ///
+    /// # Errors
+    /// If the request is held back: the time after which to try again, in nanoseconds, or `None` if
+    /// the lane is called then.
+    pub(super) fn admit_background(&mut self, cost: f64) -> Result<(), Option<u64>> {
+        self.state.until_ns = self.now_ns.saturating_add(ATTENTION_NS);
+        let wait_ns = self.state.background_wait_ns(self.now_ns)?;
+        if wait_ns > 0 {
+            return Err(Some(wait_ns));
+        }
+        let member = self.member();
+        self.state.raise(member);
+        let tag = self.state.members[member].tag;
+        let is_behind = |entry: &Entry| {
+            entry.member != member && self.state.members[entry.member].tag + LEAD < tag
+        };
+        if self.state.holding > 0 {
+            let mut lanes = self.state.lanes.iter();
+            let other = lanes.any(|entry| {
+                entry.is_used
+                    && entry.held > 0
+                    && entry.is_responsive(self.now_ns)
+                    && is_behind(entry)
+            });
+            if other {
+                return Err(Some(PATIENCE_NS));
+            }
+        }
+        self.pass(BACKGROUND, cost, Flow::WHOLE);
+        Ok(())
+    }
+
+    /// Admits a background request beyond the amount that the disk may hold back, if the disk has had
+    /// less than its share of the device.
+    pub(super) fn admit_surplus(&mut self, cost: f64) -> bool {
+        let member = self.member();
+        if !self.state.has_surplus_room() {
+            return false;
+        }
+        if let Some(least) = self.state.least_waiting(member, self.now_ns) {
+            let own = &mut self.state.members[member];
+            own.tag = own.tag.max(least - LAG_MAX);
+            if own.tag > least {
+                return false;
+            }
+        }
+        self.pass(BACKGROUND, cost, Flow::WHOLE);
+        true
+    }
+}

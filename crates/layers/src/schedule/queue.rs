@@ -1,0 +1,374 @@
+//! The layer's part in one queue.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fathom_block::{Crossing, HeldBy, LayerQueue, Outcome, Request, Waker};
+
+use super::device::{Gate, Lane};
+use super::held::{Held, HeldList, Release, length};
+use super::need::Need;
+use super::state::{BACKGROUND, Flow, Rest, WAITED, cost};
+use super::{Inner, Weights};
+
+/// The interval at which waiting and held requests are reconsidered without a reason, in nanoseconds.
+const REVIEW_NS: u64 = 10_000_000;
+/// The interval at which held requests are checked for processes that wait for them, in nanoseconds.
+const PROBE_NS: u64 = 2_000_000;
+/// The most held requests that are checked at a time.
+const PROBES_MAX: usize = 64;
+/// The number of control groups from which unused ones are dropped.
+const GROUPS_KEPT: usize = 64;
+/// The bits of a request's word with the class, plus 1. The other bits have the time at which the
+/// request was passed on, in nanoseconds.
+const CLASS_BITS: u64 = 3;
+
+/// A request that waits for its turn.
+struct Waiting {
+    request: Box<Request>,
+    since_ns: u64,
+}
+
+/// The waiting requests of a control group, in the order of arrival.
+struct Group {
+    flow: Flow,
+    waiting: VecDeque<Waiting>,
+}
+
+/// An admitted request that is to be passed on.
+struct Admitted {
+    request: Box<Request>,
+    since_ns: u64,
+    class: usize,
+    /// Why it is no longer held; `None` if it has only waited for its turn.
+    release: Option<Release>,
+}
+
+/// The requests of the queue that are not at the device.
+struct Requests {
+    inner: Arc<Inner>,
+    number: u64,
+    groups: Vec<Group>,
+    held: HeldList,
+    /// The held requests that a process waits for by now.
+    marked: Vec<(u64, Release)>,
+    admitted: Vec<Admitted>,
+}
+
+impl Requests {
+    fn is_waiting(&self) -> bool {
+        self.groups.iter().any(|group| !group.waiting.is_empty())
+    }
+
+    fn wait(&mut self, request: Box<Request>, flow: Flow, since_ns: u64) {
+        self.inner.waiting.fetch_add(1, Ordering::Relaxed);
+        let found = self.groups.iter().position(|group| group.flow == flow);
+        let index = found.unwrap_or_else(|| {
+            if self.groups.len() >= GROUPS_KEPT {
+                self.groups.retain(|group| !group.waiting.is_empty());
+            }
+            self.groups.push(Group { flow, waiting: VecDeque::new() });
+            self.groups.len() - 1
+        });
+        self.groups[index].waiting.push_back(Waiting { request, since_ns });
+    }
+
+    fn hold(&mut self, request: Box<Request>, since_ns: u64) {
+        self.inner.held.fetch_add(1, Ordering::Relaxed);
+        self.inner.held_bytes.fetch_add(length(&request), Ordering::Relaxed);
+        self.held.push(request, since_ns);
+    }
+
+    /// Takes a held request out of the disk's amount of held requests.
+    fn release(&mut self, held: Held, release: Release) {
+        self.inner.held.fetch_sub(1, Ordering::Relaxed);
+        self.inner.held_bytes.fetch_sub(length(&held.request), Ordering::Relaxed);
+        let Held { request, since_ns } = held;
+        let class = if release.is_waited() { WAITED } else { BACKGROUND };
+        self.admitted.push(Admitted { request, since_ns, class, release: Some(release) });
+    }
+
+    /// Releases the held requests that a process waits for by now. They are passed on at once: the
+    /// process has waited already.
+    fn release_marked(&mut self, gate: &mut Gate<'_>) {
+        for (id, release) in std::mem::take(&mut self.marked) {
+            let Some(held) = self.held.take_numbered(id) else { continue };
+            let class = if release.is_waited() { WAITED } else { BACKGROUND };
+            gate.pass(class, cost(length(&held.request)), Flow::WHOLE);
+            self.release(held, release);
+        }
+    }
+
+    /// Admits waiting requests of all groups, the group with the least tag first. Returns the tag of the
+    /// first group that still waits.
+    fn admit_waiting(&mut self, gate: &mut Gate<'_>) -> Option<f64> {
+        loop {
+            let waiting = self.groups.iter_mut().filter(|group| !group.waiting.is_empty());
+            let (tag, group) = waiting
+                .map(|group| (gate.tag(group.flow), group))
+                .min_by(|(one, _), (other, _)| one.total_cmp(other))?;
+            let first = group.waiting.front()?;
+            if !gate.admit(cost(length(&first.request)), group.flow) {
+                return Some(tag);
+            }
+            let Waiting { request, since_ns } = group.waiting.pop_front()?;
+            self.inner.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.admitted.push(Admitted { request, since_ns, class: WAITED, release: None });
+        }
+    }
+
+    /// Admits held requests. Returns the time after which to try again, in nanoseconds.
+    fn admit_held(&mut self, gate: &mut Gate<'_>, now_ns: u64) -> Option<u64> {
+        let hold_max_ns = self.inner.hold_max_ns.load(Ordering::Relaxed);
+        let due = |held: &HeldList| {
+            let oldest_ns = held.oldest_ns()?;
+            Some(oldest_ns.saturating_add(hold_max_ns).saturating_sub(now_ns))
+        };
+        while due(&self.held) == Some(0) {
+            let Some(held) = self.held.pop_oldest() else { break };
+            gate.pass(BACKGROUND, cost(length(&held.request)), Flow::WHOLE);
+            self.release(held, Release::Due);
+        }
+        let mut wait_ns = None;
+        while let Some(index) = self.held.next() {
+            let cost = cost(self.held.length(index));
+            let release = match gate.admit_background(cost) {
+                Ok(()) => Release::Quiet,
+                Err(_) if self.inner.has_surplus() && gate.admit_surplus(cost) => Release::Surplus,
+                Err(later_ns) => {
+                    wait_ns = later_ns;
+                    break;
+                }
+            };
+            let Some(held) = self.held.take(index) else { break };
+            self.release(held, release);
+        }
+        wait_ns.into_iter().chain(due(&self.held)).min()
+    }
+
+    /// Marks the held requests for which processes of the guest wait.
+    fn probe(&mut self) {
+        let Some(waiters) = &self.inner.waiters else { return };
+        for held in self.held.iter().take(PROBES_MAX) {
+            let addresses = held.request.buffers.addresses();
+            let mut pages = addresses.iter().flatten().map(|address| address.0);
+            if waiters.is_awaited(&mut pages) {
+                self.inner.index.meet_waiter(self.number, held.request.id);
+                // The other requests of the file are marked with it.
+                return;
+            }
+        }
+    }
+
+    /// Takes all requests, in the order of their arrival within each list.
+    fn take_all(&mut self) {
+        let mut groups = std::mem::take(&mut self.groups);
+        for Waiting { request, since_ns } in groups.iter_mut().flat_map(|it| it.waiting.drain(..)) {
+            self.inner.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.admitted.push(Admitted { request, since_ns, class: WAITED, release: None });
+        }
+        while let Some(held) = self.held.pop_oldest() {
+            self.release(held, Release::Drain);
+        }
+        self.marked.clear();
+        self.inner.index.remove_queue(self.number);
+    }
+}
+
+pub(super) struct ScheduleQueue {
+    lane: Lane,
+    waker: Waker,
+    weights: Option<Weights>,
+    requests: Requests,
+    /// The numbers of the released requests that are in the disk's index.
+    removed: Vec<u64>,
+    /// The time of the next check for processes that wait, in nanoseconds.
+    probe_ns: u64,
+}
+
+impl ScheduleQueue {
+    pub(super) fn new(inner: &Arc<Inner>, number: u64, waker: Waker) -> Self {
+        let requests = Requests {
+            number,
+            groups: Vec::new(),
+            held: HeldList::default(),
+            marked: Vec::new(),
+            admitted: Vec::new(),
+            inner: Arc::clone(inner),
+        };
+        Self {
+            lane: Lane::new(Arc::clone(&inner.place), waker.clone()),
+            waker,
+            weights: Weights::of(inner),
+            requests,
+            removed: Vec::new(),
+            probe_ns: 0,
+        }
+    }
+
+    /// Passes on a request that is counted already.
+    #[inline]
+    fn pass(mut request: Box<Request>, class: usize, now_ns: u64, next: &mut Crossing<'_>) {
+        *next.word(&mut request) = now_ns & !CLASS_BITS | (class as u64 + 1);
+        next.submit(request);
+    }
+
+    /// Takes a turn at the device, and passes on the admitted requests. A flush is passed on in any
+    /// case.
+    fn turn(
+        &mut self,
+        completed_ns: Option<u64>,
+        flush: Option<Box<Request>>,
+        next: &mut Crossing<'_>,
+    ) {
+        let now_ns = next.round_ns();
+        let requests = &mut self.requests;
+        requests.inner.index.take_marked(requests.number, &mut requests.marked);
+        let mut retry_ns = None;
+        let turn = self.lane.turn(now_ns, completed_ns, |gate| {
+            requests.release_marked(gate);
+            if let Some(request) = flush {
+                gate.pass(WAITED, cost(0), Flow::WHOLE);
+                let class = WAITED;
+                requests.admitted.push(Admitted {
+                    request,
+                    since_ns: now_ns,
+                    class,
+                    release: None,
+                });
+            }
+            let waiting = requests.admit_waiting(gate);
+            retry_ns = requests.admit_held(gate, now_ns);
+            let held = requests.held.len();
+            Rest { waiting, held, has_surplus: held > 0 && requests.inner.has_surplus() }
+        });
+        if let Some(waker) = turn.call {
+            waker.wake();
+        }
+        self.send(now_ns, next);
+        let is_held = !self.requests.held.is_empty();
+        let is_left = is_held || self.requests.is_waiting();
+        let review_ns = is_left.then_some(REVIEW_NS);
+        let probe_ns = (is_held && self.requests.inner.waiters.is_some()).then_some(PROBE_NS);
+        let waits = [retry_ns, turn.wait_ns, review_ns, probe_ns];
+        if let Some(wait_ns) = waits.into_iter().flatten().min() {
+            next.wake_at(now_ns.saturating_add(wait_ns.max(1)));
+        }
+    }
+
+    /// Passes on the admitted requests.
+    fn send(&mut self, now_ns: u64, next: &mut Crossing<'_>) {
+        let Requests { inner, admitted, .. } = &mut self.requests;
+        let counters = &inner.counters;
+        for Admitted { mut request, since_ns, class, release } in admitted.drain(..) {
+            let waited_ns = now_ns.saturating_sub(since_ns);
+            if let Some(release) = release {
+                self.removed.push(request.id);
+                // A request that came in a quiet time was not held.
+                if waited_ns > 0 || release != Release::Quiet {
+                    counters.released[release as usize].fetch_add(1, Ordering::Relaxed);
+                    counters.held_ns.fetch_add(waited_ns, Ordering::Relaxed);
+                    request.course.hold(HeldBy::Schedule, waited_ns);
+                }
+            } else if waited_ns > 0 {
+                counters.waited.fetch_add(1, Ordering::Relaxed);
+                counters.waited_ns.fetch_add(waited_ns, Ordering::Relaxed);
+                request.course.hold(HeldBy::Schedule, waited_ns);
+            }
+            Self::pass(request, class, now_ns, next);
+        }
+        inner.index.remove(&mut self.removed);
+    }
+}
+
+impl Drop for ScheduleQueue {
+    /// The requests that are not at the device are dropped with the queue.
+    fn drop(&mut self) {
+        self.requests.take_all();
+    }
+}
+
+impl LayerQueue for ScheduleQueue {
+    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        let need = Need::of(&request);
+        if need == Need::None {
+            return next.submit(request);
+        }
+        let now_ns = next.round_ns();
+        if next.is_draining() {
+            let class = if need == Need::Background { BACKGROUND } else { WAITED };
+            self.lane.begin(class);
+            return Self::pass(request, class, now_ns, next);
+        }
+        let requests = &mut self.requests;
+        requests.inner.index.meet(requests.number, &request, need);
+        match need {
+            Need::Background => {
+                let id = request.id;
+                requests.hold(request, now_ns);
+                self.turn(None, None, next);
+                let requests = &self.requests;
+                if let Some(held) = requests.held.last().filter(|held| held.request.id == id) {
+                    requests.inner.index.add(requests.number, &held.request, &self.waker);
+                }
+            }
+            Need::Flush if self.lane.is_attentive() => self.turn(None, Some(request), next),
+            Need::Flush => {
+                self.lane.begin(WAITED);
+                Self::pass(request, WAITED, now_ns, next);
+            }
+            Need::Waited | Need::None => {
+                if self.weights.is_none() && !self.lane.is_attentive() {
+                    self.lane.look(now_ns);
+                    if !self.lane.is_attentive() {
+                        self.lane.begin(WAITED);
+                        return Self::pass(request, WAITED, now_ns, next);
+                    }
+                }
+                let flow = self.weights.as_mut().map_or(Flow::WHOLE, |it| it.flow(&request));
+                self.requests.wait(request, flow, now_ns);
+                self.turn(None, None, next);
+            }
+        }
+    }
+
+    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let word = std::mem::take(next.word(&mut request));
+        next.complete(request, outcome);
+        let Some(class) = (word & CLASS_BITS).checked_sub(1) else { return };
+        let class = class as usize;
+        self.lane.end(class);
+        if self.lane.is_attentive() {
+            let time_ns = if class == BACKGROUND {
+                next.round_ns().saturating_sub(word & !CLASS_BITS).max(1)
+            } else {
+                0
+            };
+            self.turn(Some(time_ns), None, next);
+        }
+    }
+
+    fn advance(&mut self, next: &mut Crossing<'_>) {
+        if self.requests.held.is_empty() && !self.requests.is_waiting() && !self.lane.is_attentive()
+        {
+            return;
+        }
+        let now_ns = next.round_ns();
+        if !self.requests.held.is_empty() && now_ns >= self.probe_ns {
+            self.probe_ns = now_ns.saturating_add(PROBE_NS);
+            self.requests.probe();
+        }
+        self.turn(None, None, next);
+    }
+
+    fn drain(&mut self, next: &mut Crossing<'_>) {
+        let now_ns = next.round_ns();
+        self.requests.take_all();
+        for admitted in &self.requests.admitted {
+            self.lane.begin(admitted.class);
+        }
+        self.send(now_ns, next);
+        self.turn(None, None, next);
+    }
+}

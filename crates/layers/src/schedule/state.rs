@@ -1,0 +1,413 @@
+//! The rules that the disks of a device share: what a lane's gate decides by.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fathom_block::Waker;
+
+use super::think::Think;
+
+/// The position of waited-for and of background requests in counts.
+pub(super) const WAITED: usize = 0;
+pub(super) const BACKGROUND: usize = 1;
+
+/// The cost of a request besides its bytes, in bytes.
+pub(super) const REQUEST_COST: u64 = 64 << 10;
+/// The weight of a disk or a control group by default.
+pub(super) const WEIGHT: u32 = 100;
+/// The most by which the tag of a disk may exceed that of a waiting disk, in bytes at the default
+/// weight. Lanes alternate in steps of this size, which saves calls between threads.
+pub(super) const LEAD: f64 = (4 * REQUEST_COST) as f64;
+/// The most service that a disk can catch up with surplus background requests, in the same unit.
+pub(super) const LAG_MAX: f64 = (32 * REQUEST_COST) as f64;
+/// The time for which a disk counts as one that waits after its last waited-for request, in
+/// nanoseconds.
+pub(super) const RECENT_NS: u64 = 50_000_000;
+/// The time after which a device is no longer attentive without a reason, in nanoseconds.
+pub(super) const ATTENTION_NS: u64 = 100_000_000;
+/// The time in which the number of background requests in flight doubles while the device is quiet,
+/// in nanoseconds.
+pub(super) const RAMP_NS: u64 = 10_000_000;
+/// The longest time for which lanes yield to a called lane, in nanoseconds.
+pub(super) const PATIENCE_NS: u64 = 10_000_000;
+/// The time without progress after which the requests of a lane no longer count, in nanoseconds.
+pub(super) const STUCK_NS: u64 = 1_000_000_000;
+/// The most control groups of a disk with a tag of their own.
+pub(super) const GROUPS_MAX: usize = 1024;
+
+/// The cost of a request of `length` bytes.
+pub(super) fn cost(length: u64) -> f64 {
+    length.saturating_add(REQUEST_COST) as f64
+}
+
+/// A flow within a disk: a control group, and its weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Flow {
+    /// The number of the group's name; 0 for none.
+    pub key: u32,
+    pub weight: u32,
+}
+
+impl Flow {
+    /// The flow of requests without a group.
+    pub(super) const WHOLE: Self = Self { key: 0, weight: WEIGHT };
+}
+
+/// A disk.
+#[derive(Debug, Default)]
+pub(super) struct Member {
+    pub is_used: bool,
+    pub weight: u32,
+    /// The service that the disk has received, in bytes at the default weight.
+    pub tag: f64,
+    /// The same for each control group.
+    pub groups: HashMap<u32, f64>,
+    /// The tag with which another group begins.
+    pub groups_start: f64,
+    /// The time of the last waited-for request, in nanoseconds.
+    pub waited_ns: u64,
+    pub flight: [u32; 2],
+    /// The number of lanes with waiting and with held requests.
+    pub waiting: u32,
+    pub holding: u32,
+}
+
+impl Member {
+    pub(super) fn is_active(&self) -> bool {
+        self.flight != [0, 0] || self.waiting > 0 || self.holding > 0
+    }
+
+    pub(super) fn group_tag(&self, key: u32) -> f64 {
+        self.groups.get(&key).map_or(self.groups_start, |tag| tag.max(self.groups_start))
+    }
+}
+
+/// The device's view of a lane.
+pub(super) struct Entry {
+    pub is_used: bool,
+    pub member: usize,
+    pub published: Arc<AtomicU64>,
+    /// The requests in flight that count.
+    pub counted: [u32; 2],
+    pub is_stuck: bool,
+    pub progress_ns: u64,
+    /// The least tag of the groups with waiting requests; `None` if no request waits.
+    pub waiting: Option<f64>,
+    pub held: usize,
+    /// Whether its disk holds more than it may.
+    pub has_surplus: bool,
+    /// The time at which the lane was called; 0 if it has taken a turn since.
+    pub called_ns: u64,
+    pub waker: Waker,
+}
+
+impl Entry {
+    pub(super) fn is_responsive(&self, now_ns: u64) -> bool {
+        self.called_ns == 0 || now_ns < self.called_ns.saturating_add(PATIENCE_NS)
+    }
+}
+
+/// The state of a device.
+#[derive(Default)]
+pub(super) struct State {
+    pub depth: u32,
+    pub members: Vec<Member>,
+    pub lanes: Vec<Entry>,
+    pub flight: [u32; 2],
+    /// The number of lanes with waiting and with held requests.
+    pub waiting: u32,
+    pub holding: u32,
+    /// The number of lanes whose disks hold more than they may.
+    pub surplus: u32,
+    /// The time since which no waited-for request is in flight, in nanoseconds.
+    pub quiet_ns: u64,
+    pub think: Think,
+    /// The usual time of a background request, in nanoseconds.
+    pub step_ns: u64,
+    /// The last disk and control group, and the last time at which they changed, in nanoseconds.
+    pub flow: Option<(usize, u32)>,
+    pub rivals_ns: Option<u64>,
+    /// Whether the device is attentive, and until when at least, in nanoseconds.
+    pub is_attentive: bool,
+    pub until_ns: u64,
+    /// The time of the last look of any lane, in nanoseconds.
+    pub looked_ns: u64,
+    pub expired_ns: u64,
+    /// The time of the last turn, in nanoseconds.
+    pub time_ns: u64,
+    pub stuck_total: u64,
+}
+
+/// The state of a lane after a turn.
+pub(super) struct Rest {
+    /// The least tag of the groups with waiting requests; `None` if no request waits.
+    pub waiting: Option<f64>,
+    /// The number of held requests.
+    pub held: usize,
+    /// Whether the disk holds more requests than it may.
+    pub has_surplus: bool,
+}
+
+/// The result of a turn.
+#[derive(Default)]
+pub(super) struct Turn {
+    /// The lane to be called.
+    pub call: Option<Waker>,
+    /// The time after which a held request of any lane may be admitted, in nanoseconds.
+    pub wait_ns: Option<u64>,
+}
+
+impl State {
+    /// Makes the device attentive.
+    pub(super) fn attend(&mut self, now_ns: u64) {
+        if self.is_attentive {
+            return;
+        }
+        self.is_attentive = true;
+        self.until_ns = now_ns.saturating_add(ATTENTION_NS);
+        for index in 0..self.lanes.len() {
+            if self.lanes[index].is_used {
+                let published = self.lanes[index].published.load(Ordering::Relaxed);
+                self.lanes[index].progress_ns = now_ns;
+                let flight = [published as u32, (published >> 32) as u32];
+                self.sync(index, flight, false, now_ns);
+            }
+        }
+        if self.flight[WAITED] == 0 {
+            self.quiet_ns = self.looked_ns;
+        }
+    }
+
+    /// Takes over a lane's own counts.
+    pub(super) fn sync(&mut self, lane: usize, flight: [u32; 2], completed: bool, now_ns: u64) {
+        let entry = &mut self.lanes[lane];
+        entry.called_ns = 0;
+        if completed {
+            entry.is_stuck = false;
+            entry.progress_ns = now_ns;
+        } else if !entry.is_stuck && entry.counted == [0, 0] {
+            entry.progress_ns = now_ns;
+        }
+        let counted = if entry.is_stuck { [0; 2] } else { flight };
+        self.count(lane, counted, now_ns);
+    }
+
+    /// Sets the requests of a lane that count as in flight.
+    pub(super) fn count(&mut self, lane: usize, counted: [u32; 2], now_ns: u64) {
+        let entry = &mut self.lanes[lane];
+        let member = &mut self.members[entry.member];
+        for class in [WAITED, BACKGROUND] {
+            let (old, new) = (entry.counted[class], counted[class]);
+            member.flight[class] = (member.flight[class] + new).saturating_sub(old);
+            let before = self.flight[class];
+            self.flight[class] = (before + new).saturating_sub(old);
+            if class == WAITED && before > 0 && self.flight[class] == 0 {
+                self.quiet_ns = now_ns;
+            }
+        }
+        entry.counted = counted;
+    }
+
+    /// Ceases to count the requests of lanes without progress.
+    pub(super) fn expire(&mut self, now_ns: u64) {
+        if now_ns < self.expired_ns.saturating_add(PATIENCE_NS) {
+            return;
+        }
+        self.expired_ns = now_ns;
+        for index in 0..self.lanes.len() {
+            let entry = &mut self.lanes[index];
+            let is_late = now_ns >= entry.progress_ns.saturating_add(STUCK_NS);
+            if entry.is_used && entry.counted != [0, 0] && is_late {
+                entry.is_stuck = true;
+                self.stuck_total += 1;
+                self.count(index, [0; 2], now_ns);
+            }
+        }
+    }
+
+    /// Notes the source of a waited-for request.
+    pub(super) fn note_flow(&mut self, member: usize, group: u32, now_ns: u64) {
+        if self.flow.is_some_and(|flow| flow != (member, group)) {
+            self.rivals_ns = Some(now_ns);
+            self.attend(now_ns);
+        }
+        self.flow = Some((member, group));
+    }
+
+    /// Whether disks or control groups compete for the device.
+    pub(super) fn has_rivals(&self, now_ns: u64) -> bool {
+        self.rivals_ns.is_some_and(|time_ns| now_ns < time_ns.saturating_add(ATTENTION_NS))
+    }
+
+    pub(super) fn has_room(&self, now_ns: u64) -> bool {
+        self.flight[WAITED] + self.flight[BACKGROUND] < self.depth
+            || self.surplus == 0 && !self.has_rivals(now_ns)
+    }
+
+    /// Whether another surplus background request may be in flight. Several may, so that the device can
+    /// sort them, and so that a disk can use its share.
+    pub(super) fn has_surplus_room(&self) -> bool {
+        self.flight[BACKGROUND] < (self.depth / 2).max(1)
+    }
+
+    /// The least tag of the other disks with waited-for requests, now or a short time ago.
+    pub(super) fn least_waiting(&self, member: usize, now_ns: u64) -> Option<f64> {
+        let others = self.members.iter().enumerate().filter(|(index, other)| {
+            *index != member
+                && other.is_used
+                && (other.flight[WAITED] > 0
+                    || other.waiting > 0
+                    || now_ns < other.waited_ns.saturating_add(RECENT_NS))
+        });
+        others.map(|(_, other)| other.tag).min_by(f64::total_cmp)
+    }
+
+    /// Raises the tag of a disk that was not active to the least tag of the active disks: an idle disk
+    /// saves nothing up.
+    pub(super) fn raise(&mut self, member: usize) {
+        if self.members[member].is_active() {
+            return;
+        }
+        let active = self.members.iter().filter(|other| other.is_used && other.is_active());
+        if let Some(least) = active.map(|other| other.tag).min_by(f64::total_cmp) {
+            let member = &mut self.members[member];
+            member.tag = member.tag.max(least);
+        }
+    }
+
+    pub(super) fn charge(&mut self, index: usize, cost: f64, flow: Flow) {
+        let member = &mut self.members[index];
+        member.tag += cost * f64::from(WEIGHT) / f64::from(member.weight.max(1));
+        if flow.key == 0 && member.groups.is_empty() {
+            return;
+        }
+        let start = member.group_tag(flow.key);
+        // Another group begins with the least tag of the waiting ones.
+        let waiting = self.lanes.iter().filter(|lane| lane.member == index);
+        let least = waiting.filter_map(|lane| lane.waiting).fold(start, f64::min);
+        member.groups_start = member.groups_start.max(least);
+        if member.groups.len() >= GROUPS_MAX && !member.groups.contains_key(&flow.key) {
+            member.groups.clear();
+        }
+        let used = cost * f64::from(WEIGHT) / f64::from(flow.weight.max(1));
+        member.groups.insert(flow.key, start + used);
+    }
+
+    /// Whether a request of a lane waits for the waiting requests of another lane.
+    pub(super) fn must_yield(&self, lane: usize, flow: Flow, now_ns: u64) -> bool {
+        let own = &self.lanes[lane];
+        let others = self.waiting - u32::from(own.waiting.is_some());
+        let has_surplus_room = self.surplus > 0 && self.has_surplus_room();
+        if others == 0 && !has_surplus_room {
+            return false;
+        }
+        let member = &self.members[own.member];
+        self.lanes.iter().enumerate().any(|(index, other)| {
+            if index == lane || !other.is_responsive(now_ns) {
+                return false;
+            }
+            match other.waiting {
+                Some(head) if other.member == own.member => {
+                    head + LEAD < member.group_tag(flow.key)
+                }
+                None if other.member == own.member || !other.has_surplus || !has_surplus_room => {
+                    false
+                }
+                _ => self.members[other.member].tag + LEAD < member.tag,
+            }
+        })
+    }
+
+    /// The number of background requests that may be in flight.
+    pub(super) fn background_depth(&self, now_ns: u64) -> u32 {
+        let doublings = now_ns.saturating_sub(self.quiet_ns) / RAMP_NS;
+        1_u32.checked_shl(doublings.min(31) as u32).unwrap_or(u32::MAX).min(self.depth)
+    }
+
+    /// The time after which a background request may be admitted, in nanoseconds.
+    ///
+    /// # Errors
+    /// If a request has to complete before that: the time after which to try again, in nanoseconds;
+    /// `None` if the completion is enough.
+    pub(super) fn background_wait_ns(&self, now_ns: u64) -> Result<u64, Option<u64>> {
+        if self.flight[WAITED] > 0 || self.waiting > 0 {
+            return Err(None);
+        }
+        if self.flight[BACKGROUND] >= self.background_depth(now_ns) {
+            return Err(Some(RAMP_NS));
+        }
+        let quiet_ns = now_ns.saturating_sub(self.quiet_ns);
+        // A longer pause than those that are remembered ends the wait.
+        Ok(self.think.wait_ns(quiet_ns, self.step_ns))
+    }
+
+    pub(super) fn rest(&mut self, lane: usize, rest: &Rest) {
+        let entry = &mut self.lanes[lane];
+        let member = &mut self.members[entry.member];
+        let change = |count: &mut u32, before: bool, after: bool| {
+            *count = (*count + u32::from(after)).saturating_sub(u32::from(before));
+        };
+        for count in [&mut self.waiting, &mut member.waiting] {
+            change(count, entry.waiting.is_some(), rest.waiting.is_some());
+        }
+        for count in [&mut self.holding, &mut member.holding] {
+            change(count, entry.held > 0, rest.held > 0);
+        }
+        change(&mut self.surplus, entry.has_surplus, rest.has_surplus);
+        (entry.waiting, entry.held) = (rest.waiting, rest.held);
+        entry.has_surplus = rest.has_surplus;
+    }
+
+    /// Ends a turn.
+    pub(super) fn finish(&mut self, lane: usize, rest: &Rest, now_ns: u64) -> Turn {
+        self.rest(lane, rest);
+        if self.waiting == 0 && self.holding == 0 {
+            let is_over = now_ns >= self.until_ns && self.flight[BACKGROUND] == 0;
+            if is_over && !self.has_rivals(now_ns) {
+                self.is_attentive = false;
+            }
+            return Turn::default();
+        }
+        if self.waiting > 0 || self.surplus > 0 {
+            let call = self.has_room(now_ns).then(|| self.call(lane, now_ns, true)).flatten();
+            if call.is_some() || self.waiting > 0 {
+                return Turn { call, wait_ns: None };
+            }
+        }
+        match self.background_wait_ns(now_ns) {
+            Ok(0) => Turn { call: self.call(lane, now_ns, false), wait_ns: None },
+            Ok(wait_ns) | Err(Some(wait_ns)) => Turn { call: None, wait_ns: Some(wait_ns) },
+            Err(None) => Turn::default(),
+        }
+    }
+
+    /// The waker of the lane that is next, of those with a claim to a share or of those with held
+    /// requests; `None` if that is `lane` itself, or if it was called already.
+    pub(super) fn call(&mut self, lane: usize, now_ns: u64, is_claim: bool) -> Option<Waker> {
+        let members = &self.members;
+        let has_surplus_room = self.surplus > 0 && self.has_surplus_room();
+        let claims = |entry: &Entry| {
+            let may_catch_up = || {
+                let least = self.least_waiting(entry.member, now_ns);
+                least.is_none_or(|least| members[entry.member].tag <= least)
+            };
+            entry.waiting.is_some() || has_surplus_room && entry.has_surplus && may_catch_up()
+        };
+        let lanes = self.lanes.iter().enumerate().filter(|(_, entry)| {
+            let is_candidate = if is_claim { claims(entry) } else { entry.held > 0 };
+            entry.is_used && is_candidate && entry.is_responsive(now_ns)
+        });
+        let rank = |entry: &Entry| (members[entry.member].tag, entry.waiting.unwrap_or(0.0));
+        let (next, _) = lanes.min_by(|(_, one), (_, other)| {
+            let (one, other) = (rank(one), rank(other));
+            one.0.total_cmp(&other.0).then(one.1.total_cmp(&other.1))
+        })?;
+        let entry = &mut self.lanes[next];
+        if next == lane || entry.called_ns > 0 {
+            return None;
+        }
+        entry.called_ns = now_ns;
+        Some(entry.waker.clone())
+    }
+}
