@@ -7,6 +7,7 @@ mod monitor;
 mod query;
 mod usage;
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 use fathom_control::{
@@ -16,6 +17,7 @@ use fathom_control::{
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::daemon::DiskGroups;
+use crate::flush::FlushCounts;
 
 pub(crate) use query::QueryMetrics;
 
@@ -59,13 +61,15 @@ pub(crate) struct Facts<'f> {
     pub devices: &'f DeviceList,
     pub groups: &'f [DiskGroups],
     pub dirty: &'f DirtyReport,
+    pub flushes: &'f BTreeMap<String, FlushCounts>,
     pub queries: &'f QueryMetrics,
     pub monitor: Option<&'f MonitorStatus>,
 }
 
 /// All metrics as text.
 pub(crate) fn text(facts: &Facts<'_>) -> String {
-    let Facts { info, disks, statistics, devices, groups, dirty, queries, monitor } = *facts;
+    let Facts { info, disks, statistics, devices, groups, dirty, flushes, queries, monitor } =
+        *facts;
     let mut page = Page::default();
     of_daemon(&mut page, info);
     of_process(&mut page, info);
@@ -77,6 +81,7 @@ pub(crate) fn text(facts: &Facts<'_>) -> String {
     usage::of_insight(&mut page, disks);
     usage::of_groups(&mut page, groups);
     dirty::of_dirty(&mut page, dirty);
+    dirty::of_flushes(&mut page, flushes);
     query::of_queries(&mut page, queries);
     if let Some(monitor) = monitor {
         monitor::of_monitor(&mut page, monitor);
@@ -408,6 +413,7 @@ mod tests {
             devices: &DeviceList { devices: vec![device], ..DeviceList::default() },
             groups: &[],
             dirty: &DirtyReport::default(),
+            flushes: &BTreeMap::default(),
             queries: &queries,
             monitor: Some(&monitor),
         });

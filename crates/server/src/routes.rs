@@ -346,6 +346,7 @@ async fn metrics_text(daemon: &Arc<Daemon>) -> String {
         devices: &devices,
         groups: &daemon.groups(),
         dirty: &dirty,
+        flushes: &daemon.flush_counts(),
         queries: &queries,
         monitor: monitor.as_ref(),
     };

@@ -1,28 +1,34 @@
 //! Guests are made to write their dirty data. Nothing is installed in them, and their settings are as
 //! before, also after the daemon was killed in between.
 
+use std::path::Path;
 use std::time::Duration;
 
 use fathom_control::{ClientError, ErrorCode, FlushWay, InsightState};
-use fathom_tests::{Daemon, Disk, Guest, Result, patience, until};
+use fathom_tests::{Daemon, Disk, Guest, Process, Result, patience, until};
 
 /// The size of the file that is dirty before a flush, in MiB.
 const DIRTY_MIB: u64 = 24;
 /// The guest's own `vm.dirty_expire_centisecs`: so long that nothing is written without a flush.
 const EXPIRE: u64 = 60_000;
 
-/// A daemon with one disk of the virtual machine `web`, and its guest.
-fn start(layers: &str, ways: &str) -> Result<(Daemon, Guest)> {
+/// A daemon with a disk of the virtual machine `web`, and its guest. `disk` and `guest` are lines of
+/// their tables.
+fn start(disk: &str, guest: &str) -> Result<(Daemon, Guest)> {
     let daemon = Daemon::start(|folder| {
         let path = |name: &str| folder.join(name).display().to_string();
         let image = std::fs::File::create(folder.join("disk.img")).unwrap();
         image.set_len(256 << 20).unwrap();
         format!(
-            "[[disk]]\nname = 'disk'\nvm = 'web'\nimage = '{}'\nlayers = [{layers}]\n\
-             vhost_user.socket = '{}'\n\
-             [[guest]]\nvm = 'web'\nflush = [{ways}]\nqmp = '{}'\n",
+            "[[disk]]\nname = 'disk'\nvm = 'web'\nimage = '{}'\nvhost_user.socket = '{}'\n{disk}\n\
+             [[disk]]\nname = 'other'\nmemory = '16M'\n\
+             model = {{ kind = 'ssd', device = 'shared', offset = '256M' }}\n\
+             layers = [{{ kind = 'delay', time = '15s' }}]\n\
+             [[nbd]]\naddress = 'unix:{}'\n\
+             [[guest]]\nvm = 'web'\nqmp = '{}'\n{guest}\n",
             path("disk.img"),
             path("disk.sock"),
+            path("nbd.sock"),
             path("keys")
         )
     })?;
@@ -34,7 +40,11 @@ fn start(layers: &str, ways: &str) -> Result<(Daemon, Guest)> {
         .start()?;
     guest.check(&format!(
         "mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt
-        echo {EXPIRE} > /proc/sys/vm/dirty_expire_centisecs"
+        echo {EXPIRE} > /proc/sys/vm/dirty_expire_centisecs
+        # The guest does not begin to write by itself either.
+        echo 99 > /sys/block/vda/bdi/min_ratio
+        echo 400000000 > /proc/sys/vm/dirty_bytes
+        echo 300000000 > /proc/sys/vm/dirty_background_bytes"
     ))?;
     until("the guest's kernel to be found", patience(60), || {
         guest.check("sync")?;
@@ -66,7 +76,7 @@ fn make_dirty(guest: &Guest, name: &str) -> Result<String> {
 
 #[test]
 fn a_guest_is_flushed_in_each_way() -> Result<()> {
-    let (daemon, guest) = start("", "'tunables', 'sysrq'")?;
+    let (daemon, guest) = start("", "flush = ['tunables', 'sysrq']")?;
     let client = daemon.client();
     for by in FlushWay::ALL {
         let name = by.name();
@@ -115,8 +125,8 @@ fn a_guest_is_flushed_in_each_way() -> Result<()> {
 #[test]
 fn a_killed_daemon_leaves_no_changed_tunable() -> Result<()> {
     // The disk is so slow that the flush lasts until the kill.
-    let slow = "{ kind = 'limit', write_bytes_sec = '1M' }";
-    let (mut daemon, guest) = start(slow, "'tunables'")?;
+    let slow = "layers = [{ kind = 'limit', write_bytes_sec = '1M' }]";
+    let (mut daemon, guest) = start(slow, "flush = ['tunables']")?;
     let records = |daemon: &Daemon| {
         let names = std::fs::read_dir(daemon.path(".")).unwrap();
         let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -156,4 +166,53 @@ fn a_killed_daemon_leaves_no_changed_tunable() -> Result<()> {
     daemon.wait_for_guest("disk")?;
     std::thread::sleep(Duration::from_millis(100));
     guest.check_console()
+}
+
+#[test]
+fn a_guest_is_flushed_while_its_device_is_idle_and_not_before() -> Result<()> {
+    // A modelled device, because programs of the host use the host's devices.
+    let model = "model = { kind = 'ssd', device = 'shared' }";
+    let options = "flush = ['tunables']\nflush_when_idle = true\nflush_min = '8M'\n\
+                   flush_interval = '1s'";
+    let (daemon, guest) = start(model, options)?;
+    let in_flight = || -> Result<u64> {
+        let statistics = daemon.client().statistics().unwrap();
+        Ok(statistics.disks.iter().find(|disk| disk.name == "other").unwrap().in_flight)
+    };
+    // The other disk of the device has a request in flight.
+    let socket = daemon.path("nbd.sock");
+    let url = format!("nbd+unix:///other?socket={}", socket.display());
+    let arguments = ["-r", "-f", "raw", &url, "-c", "read 0 4k"].map(str::to_owned);
+    let _reader = Process::start(Path::new("qemu-io"), &arguments, &daemon.path("reader.log"))?;
+    until("the read to be in flight", patience(30), || Ok((in_flight()? > 0).then_some(())))?;
+    let flushes = || {
+        let metrics = daemon.client().metrics().unwrap();
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("fathom_guest_flushes_total{vm=\"web\"} "));
+        line.map_or(0.0, |count| count.parse::<f64>().unwrap())
+    };
+    make_dirty(&guest, "file")?;
+    let before_kib = dirty_kib(&guest)?;
+    let mut looks = 0;
+    loop {
+        let count = flushes();
+        // Read later: the device was busy until then.
+        if in_flight()? == 0 {
+            break;
+        }
+        assert!(count == 0.0, "a flush while the device is busy");
+        looks += 1;
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    println!("the device was seen busy {looks} times");
+    until("the guest to write its data", patience(60), || {
+        Ok((dirty_kib(&guest)? < before_kib / 10).then_some(()))
+    })?;
+    until("the tunable to be put back", patience(30), || {
+        Ok((expire(&guest)? == EXPIRE).then_some(()))
+    })?;
+    until("the flush to be counted", patience(30), || Ok((flushes() > 0.0).then_some(())))?;
+    guest.check_console()?;
+    guest.shutdown()
 }

@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use fathom_control::FlushWay;
+use fathom_control::{Bytes, FlushWay, Nanoseconds};
 use fathom_options::{Check, Key, Problems, Section};
 use serde::Deserialize;
 
 use super::Placed;
 
 /// What the daemon may do with the guest of a virtual machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GuestOptions {
     /// The virtual machine.
@@ -18,6 +18,25 @@ pub struct GuestOptions {
     pub flush: Vec<FlushWay>,
     /// QEMU's socket for its machine protocol (QMP).
     pub qmp: Option<PathBuf>,
+    /// Whether the guest is made to write its dirty data while the device beneath is idle.
+    pub flush_when_idle: bool,
+    /// The least dirty data for which it is made to, in bytes.
+    pub flush_min: Bytes,
+    /// The shortest time between two such flushes.
+    pub flush_interval: Nanoseconds,
+}
+
+impl Default for GuestOptions {
+    fn default() -> Self {
+        Self {
+            vm: String::new(),
+            flush: Vec::new(),
+            qmp: None,
+            flush_when_idle: false,
+            flush_min: Bytes(16 << 20),
+            flush_interval: Nanoseconds(30_000_000_000),
+        }
+    }
 }
 
 impl Section for GuestOptions {
@@ -34,9 +53,24 @@ impl Section for GuestOptions {
             "",
             "a socket for QEMU's machine protocol that no other program uses, for `\"sysrq\"`",
         ),
+        Key::new(
+            "flush_when_idle",
+            "false",
+            "make the guest write its dirty data while the device beneath its disks is idle, by the \
+             first way of `flush`. The guest with the most dirty data for the device is first",
+        ),
+        Key::new("flush_min", "\"16M\"", "the least dirty data for which it is made to"),
+        Key::new("flush_interval", "\"30s\"", "the shortest time between two such flushes"),
     ];
 
     fn check(&self, check: &mut Check<'_>) {
+        if self.flush_when_idle && self.flush.is_empty() {
+            check.problem(
+                "flush_when_idle",
+                "no way to flush the guest is allowed",
+                "add `flush = [\"tunables\"]`, or remove `flush_when_idle`",
+            );
+        }
         let is_twice = |(index, way): (usize, &FlushWay)| self.flush[..index].contains(way);
         if self.flush.iter().enumerate().any(is_twice) {
             check.problem("flush", "a way to flush is named twice", "name each way once");

@@ -99,7 +99,7 @@ impl Served {
     }
 
     /// The placements of the image and of the log.
-    fn placements(&self) -> (Placement, Option<Placement>) {
+    pub(super) fn placements(&self) -> (Placement, Option<Placement>) {
         let known = self.beneath.known();
         let hangs = || Placement::unknown("its file system does not answer");
         (known.image.clone().unwrap_or_else(hangs), known.log.clone())
@@ -109,7 +109,7 @@ impl Served {
 impl Daemon {
     /// Finds out what all disks lie on. Waits for a limited time; a file system that hangs delays
     /// only its own disks.
-    fn find_devices(&self) {
+    pub(super) fn find_devices(&self) {
         let end = Instant::now() + SEARCH_TIME_MAX;
         let disks: VecDeque<Arc<Served>> = self.served().into();
         let waiting = Arc::new(Mutex::new(disks));

@@ -46,6 +46,16 @@ impl Daemon {
         vm: &str,
         by: Option<FlushWay>,
     ) -> Result<FlushReport, ErrorBody> {
+        self.flush_guest_until(vm, by, &|| false)
+    }
+
+    /// As [`flush_guest`](Self::flush_guest), but ends as soon as `is_disturbed` returns true.
+    pub(super) fn flush_guest_until(
+        &self,
+        vm: &str,
+        by: Option<FlushWay>,
+        is_disturbed: &dyn Fn() -> bool,
+    ) -> Result<FlushReport, ErrorBody> {
         let flusher = &self.flusher;
         let options = flusher.options(vm).unwrap_or_default();
         let by = allowed_way(&options, vm, by)?;
@@ -106,7 +116,8 @@ impl Daemon {
             let quiet = elapsed
                 .saturating_sub(Duration::from_nanos(report.last_write_ns.unwrap_or_default()));
             report.is_complete = is_complete(&report, quiet);
-            if report.is_complete || elapsed > FLUSH_TIME_MAX {
+            if report.is_complete || elapsed > FLUSH_TIME_MAX || is_disturbed() {
+                flusher.count(&report);
                 return Ok(report);
             }
             if by == FlushWay::Sysrq && !has_reacted && elapsed > REACTION_TIME_MAX {

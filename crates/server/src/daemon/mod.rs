@@ -10,6 +10,7 @@ mod dirty;
 mod disks;
 mod events;
 mod flush;
+mod idle_flush;
 mod listeners;
 mod monitor;
 mod problems;
@@ -24,6 +25,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::thread::Thread;
 use std::time::{Instant, SystemTime};
 
 use fathom_block::Disk;
@@ -40,7 +42,7 @@ use withdrawal::Withdrawal;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
 use crate::events::Events;
-use crate::flush::Flusher;
+use crate::flush::{FlushCounts, Flusher};
 use crate::introspection::{DiskGuest, Introspection};
 use crate::log::Journal;
 use crate::queries::Queries;
@@ -69,6 +71,8 @@ pub(crate) struct Daemon {
     introspection: Arc<Introspection>,
     /// The guests that may be made to write their dirty data.
     flusher: Flusher,
+    /// The thread that flushes guests whose devices are idle, once there has been such a guest.
+    idle_flusher: OnceLock<Option<Thread>>,
     /// The listeners to the disks' events.
     events: Events,
     /// The kept queries.
@@ -181,6 +185,7 @@ impl Daemon {
                 &configuration.guests,
                 records_folder(&configuration.daemon.definition.control),
             ),
+            idle_flusher: OnceLock::new(),
             events: Events::default(),
             queries: Queries::default(),
             monitor: OnceLock::new(),
@@ -216,6 +221,7 @@ impl Daemon {
             }
         }
         if refusals.is_empty() {
+            daemon.begin_idle_flushes();
             daemon.warn_of_unreachable_disks();
             return Ok(daemon);
         }
@@ -248,6 +254,11 @@ impl Daemon {
     /// The kept queries.
     pub(crate) fn queries(&self) -> &Queries {
         &self.queries
+    }
+
+    /// The counts of flushes by virtual machine.
+    pub(crate) fn flush_counts(&self) -> BTreeMap<String, FlushCounts> {
+        self.flusher.counts()
     }
 
     /// The path of the control socket.

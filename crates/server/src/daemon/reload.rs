@@ -40,7 +40,8 @@ impl Daemon {
         self.reload_disks(&new, &mut report);
         self.reload_listeners(&new, &mut report);
         if self.flusher.set(&new.guests) {
-            report.changed.push("other ways to flush guests".into());
+            report.changed.push("other options of guests".into());
+            self.begin_idle_flushes();
         }
         self.queries().set(self, &new.queries, &mut report);
         for line in &report.changed {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use super::Daemon;
@@ -26,6 +27,7 @@ impl Daemon {
         // anything.
         self.stopping.store(true, Ordering::Release);
         self.flusher.end();
+        self.idle_flusher.get().into_iter().flatten().for_each(Thread::unpark);
         let limit = Duration::from_nanos(self.options.shutdown_time_max.0);
         let end = Instant::now() + limit;
         let mut tasks: Vec<Task> = Vec::new();

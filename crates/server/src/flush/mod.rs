@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use fathom_control::{ErrorBody, ErrorCode};
+use fathom_control::{ErrorBody, ErrorCode, FlushReport};
 use fathom_introspect::{Kernel, TunableError};
 
 use crate::configuration::{GuestOptions, Placed};
@@ -40,6 +40,18 @@ pub(crate) struct Flusher {
     folder: PathBuf,
     /// Tunables that are not yet put back, by virtual machine.
     replaced: Mutex<BTreeMap<String, Record>>,
+    counts: Mutex<BTreeMap<String, FlushCounts>>,
+}
+
+/// The flushes of one virtual machine since the start of the daemon.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FlushCounts {
+    /// All flushes.
+    pub(crate) flushes: u64,
+    /// Flushes that ended before all dirty data was written.
+    pub(crate) incomplete: u64,
+    /// The bytes that the guest wrote during its flushes.
+    pub(crate) written_bytes: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -53,6 +65,7 @@ impl Flusher {
         Self {
             guests: RwLock::new(options_of(guests)),
             active: Mutex::default(),
+            counts: Mutex::default(),
             replaced: Mutex::new(records.into_iter().map(|it| (it.vm.clone(), it)).collect()),
             folder,
         }
@@ -90,6 +103,26 @@ impl Flusher {
         while !lock(&self.active).is_empty() && Instant::now() < end {
             std::thread::sleep(CHECK_INTERVAL);
         }
+    }
+
+    /// The guests that are made to flush while their devices are idle.
+    pub(crate) fn idle_guests(&self) -> Vec<GuestOptions> {
+        let guests = self.guests.read().unwrap_or_else(PoisonError::into_inner);
+        guests.iter().filter(|guest| guest.flush_when_idle).cloned().collect()
+    }
+
+    /// Counts a flush that has ended.
+    pub(crate) fn count(&self, report: &FlushReport) {
+        let mut counts = lock(&self.counts);
+        let counts = counts.entry(report.vm.clone()).or_default();
+        counts.flushes += 1;
+        counts.written_bytes += report.written_bytes;
+        counts.incomplete += u64::from(!report.is_complete);
+    }
+
+    /// The counts by virtual machine.
+    pub(crate) fn counts(&self) -> BTreeMap<String, FlushCounts> {
+        lock(&self.counts).clone()
     }
 
     /// Whether tunables of a guest have to be put back.

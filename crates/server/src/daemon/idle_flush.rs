@@ -1,0 +1,296 @@
+//! Makes the guest with the most dirty data for a device write it while the device is idle.
+//!
+//! A thread looks at the devices of the guests whose configuration allows it, some times a second; it
+//! sleeps while there is no such guest. A device is idle when no request of any program has been in
+//! flight or completed for some time. A flush by `tunables` ends early when other requests come.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use fathom_block::{Clock, Operation};
+use fathom_control::GuestDirty;
+use fathom_devices::{Medium, MediumKind, SysDevices};
+
+use super::{Daemon, Served};
+use crate::configuration::GuestOptions;
+
+/// The interval between two looks at the devices.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// How long a device must have been idle before a guest is made to write.
+const IDLE_TIME: Duration = Duration::from_secs(1);
+/// The interval between two searches for the devices beneath the disks.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What a device has done, and since when it is idle.
+struct Watched {
+    completed: u64,
+    idle_since: Instant,
+}
+
+/// A guest that may be made to write to a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Candidate {
+    vm: String,
+    /// Its dirty data for the device, in bytes.
+    dirty: u64,
+    /// The least dirty data for which it is made to write, in bytes.
+    dirty_min: u64,
+    /// The time since its last flush, and the least such time.
+    rested: Option<Duration>,
+    rest_min: Duration,
+}
+
+/// The guest that is to write to a device which has been idle for `idle`: that with the most dirty
+/// data, of those that have enough and were not flushed lately.
+fn choose(candidates: &[Candidate], idle: Duration) -> Option<&Candidate> {
+    let is_due = |guest: &&Candidate| {
+        guest.dirty >= guest.dirty_min.max(1)
+            && guest.rested.is_none_or(|rested| rested >= guest.rest_min)
+    };
+    candidates.iter().filter(is_due).max_by_key(|guest| guest.dirty).filter(|_| idle >= IDLE_TIME)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The requests of a device.
+#[derive(Clone, Copy, Default)]
+struct Requests {
+    in_flight: u64,
+    completed: u64,
+}
+
+impl Daemon {
+    /// Starts the thread if a guest is to be flushed while its device is idle, and wakes it.
+    pub(super) fn begin_idle_flushes(self: &Arc<Self>) {
+        if self.flusher.idle_guests().is_empty() && self.idle_flusher.get().is_none() {
+            return;
+        }
+        let thread = self.idle_flusher.get_or_init(|| {
+            let daemon = Arc::downgrade(self);
+            let body = move || run(&daemon);
+            match thread::Builder::new().name("idle-flush".into()).spawn(body) {
+                Ok(handle) => Some(handle.thread().clone()),
+                Err(error) => {
+                    tracing::error!(%error, "guests are not flushed: a thread cannot be started");
+                    None
+                }
+            }
+        });
+        thread.iter().for_each(Thread::unpark);
+    }
+
+    /// The requests of Fathom's disks on `medium` and, for a device of the host, of all programs.
+    /// `None` if they are not counted.
+    fn requests_of(&self, medium: &Medium, sys: &SysDevices) -> Option<Requests> {
+        let mut sum = Requests::default();
+        for served in self.served_on(medium) {
+            let tap = served.live().watchers.tap.clone()?;
+            let snapshot = tap.snapshot(Clock::System.now_ns());
+            sum.in_flight += snapshot.in_flight;
+            sum.completed += snapshot.count() + snapshot.failed();
+        }
+        if medium.kind == MediumKind::Device {
+            let host = sys.activity(&medium.name)?;
+            sum.in_flight += host.in_flight;
+            sum.completed += host.reads + host.writes + host.discards + host.flushes;
+        }
+        Some(sum)
+    }
+
+    fn served_on(&self, medium: &Medium) -> Vec<Arc<Served>> {
+        let mut served = self.served();
+        served.retain(|served| served.placements().0.media.contains(medium));
+        served
+    }
+
+    /// The requests on `medium` that the flush of the guest of `vm` does not cause: those of other
+    /// disks, and its own reads. Requests of other programs are not included, because the host writes
+    /// the guest's data too.
+    fn disturbances(&self, medium: &Medium, vm: &str) -> u64 {
+        let mut sum = 0;
+        for served in self.served_on(medium) {
+            let Some(tap) = served.live().watchers.tap.clone() else { continue };
+            let snapshot = tap.snapshot(Clock::System.now_ns());
+            sum += if served.disk.vm() == vm {
+                snapshot.operation(Operation::Read).count()
+            } else {
+                snapshot.count() + snapshot.failed() + snapshot.in_flight
+            };
+        }
+        sum
+    }
+
+    /// The dirty data of a guest for `medium`, in bytes; `None` if it is not known.
+    fn dirty_on(&self, guest: &GuestDirty, medium: &Medium) -> Option<u64> {
+        let on_medium: Vec<String> =
+            self.served_on(medium).iter().map(|served| served.disk.name().to_owned()).collect();
+        let devices = guest.devices.as_ref()?.iter();
+        let beneath = devices.filter(|it| it.disks.iter().any(|disk| on_medium.contains(disk)));
+        Some(beneath.map(|device| device.dirty_bytes).sum())
+    }
+
+    /// The media beneath the disks of these guests.
+    fn media_of(&self, guests: &[GuestOptions]) -> Vec<Medium> {
+        let mut media = Vec::new();
+        for served in self.served() {
+            if guests.iter().any(|guest| guest.vm == served.disk.vm()) {
+                media.extend(served.placements().0.media);
+            }
+        }
+        media.sort();
+        media.dedup();
+        media.retain(|medium| medium.kind != MediumKind::Unknown);
+        media
+    }
+}
+
+/// The thread.
+fn run(daemon: &Weak<Daemon>) {
+    let sys = SysDevices::default();
+    let mut watched: BTreeMap<Medium, Watched> = BTreeMap::new();
+    let mut flushed: BTreeMap<String, Instant> = BTreeMap::new();
+    let flushing: Arc<Mutex<BTreeSet<Medium>>> = Arc::default();
+    let mut searched: Option<Instant> = None;
+    loop {
+        let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_stopping()) else { return };
+        let guests = daemon.flusher.idle_guests();
+        if guests.is_empty() {
+            watched.clear();
+            drop(daemon);
+            thread::park();
+            continue;
+        }
+        if searched.is_none_or(|at| at.elapsed() > SEARCH_INTERVAL) {
+            daemon.find_devices();
+            searched = Some(Instant::now());
+        }
+        let media = daemon.media_of(&guests);
+        watched.retain(|medium, _| media.contains(medium));
+        for medium in media {
+            let now = Instant::now();
+            if lock(&flushing).contains(&medium) {
+                watched.remove(&medium);
+                continue;
+            }
+            let Some(requests) = daemon.requests_of(&medium, &sys) else { continue };
+            let known = watched
+                .entry(medium.clone())
+                .or_insert(Watched { completed: u64::MAX, idle_since: now });
+            if requests.in_flight > 0 || requests.completed != known.completed {
+                *known = Watched { completed: requests.completed, idle_since: now };
+                continue;
+            }
+            let idle = now - known.idle_since;
+            if idle < IDLE_TIME {
+                continue;
+            }
+            let candidates: Vec<Candidate> = guests
+                .iter()
+                .filter_map(|guest| daemon.candidate(guest, &medium, &flushed))
+                .collect();
+            if let Some(guest) = choose(&candidates, idle) {
+                flushed.insert(guest.vm.clone(), now);
+                begin(&daemon, guest.clone(), medium, &flushing);
+            }
+        }
+        flushed.retain(|vm, _| guests.iter().any(|guest| guest.vm == *vm));
+        drop(daemon);
+        thread::park_timeout(LOOK_INTERVAL);
+    }
+}
+
+impl Daemon {
+    fn candidate(
+        &self,
+        guest: &GuestOptions,
+        medium: &Medium,
+        flushed: &BTreeMap<String, Instant>,
+    ) -> Option<Candidate> {
+        let report = self.dirty(Some(&guest.vm), None).ok()?;
+        let guests = report.guests.iter().filter(|found| found.vm == guest.vm);
+        let dirty = guests.filter_map(|found| self.dirty_on(found, medium)).max()?;
+        Some(Candidate {
+            vm: guest.vm.clone(),
+            dirty,
+            dirty_min: guest.flush_min.0,
+            rested: flushed.get(&guest.vm).map(Instant::elapsed),
+            rest_min: Duration::from_nanos(guest.flush_interval.0),
+        })
+    }
+}
+
+/// Flushes a guest on a thread of its own, because it may take long. One guest at a time is flushed to
+/// a device.
+fn begin(
+    daemon: &Arc<Daemon>,
+    guest: Candidate,
+    medium: Medium,
+    flushing: &Arc<Mutex<BTreeSet<Medium>>>,
+) {
+    lock(flushing).insert(medium.clone());
+    let (daemon, for_thread, device) = (Arc::clone(daemon), Arc::clone(flushing), medium.clone());
+    let body = move || {
+        flush(&daemon, &guest, &medium);
+        lock(&for_thread).remove(&medium);
+    };
+    if let Err(error) = thread::Builder::new().name("flush".into()).spawn(body) {
+        tracing::error!(%error, "a guest is not flushed: a thread cannot be started");
+        lock(flushing).remove(&device);
+    }
+}
+
+/// Makes a guest write, until it has or until other requests come.
+fn flush(daemon: &Daemon, guest: &Candidate, medium: &Medium) {
+    let before = daemon.disturbances(medium, &guest.vm);
+    let is_disturbed = || daemon.disturbances(medium, &guest.vm) != before;
+    let (vm, device) = (guest.vm.as_str(), medium.name.as_str());
+    match daemon.flush_guest_until(vm, None, &is_disturbed) {
+        Ok(report) => tracing::debug!(
+            vm,
+            device,
+            "the guest wrote {} bytes while its device was idle",
+            report.written_bytes
+        ),
+        Err(error) => {
+            tracing::warn!(vm, device, "the guest cannot be flushed: {}", error.message);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(vm: &str, dirty: u64, rested_s: Option<u64>) -> Candidate {
+        Candidate {
+            vm: vm.into(),
+            dirty,
+            dirty_min: 100,
+            rested: rested_s.map(Duration::from_secs),
+            rest_min: Duration::from_secs(30),
+        }
+    }
+
+    #[test]
+    fn the_guest_with_the_most_dirty_data_is_chosen() {
+        let guests = [
+            candidate("little", 99, None),
+            candidate("some", 500, None),
+            candidate("most", 900, Some(30)),
+            candidate("lately", 5000, Some(29)),
+        ];
+        let chosen = |guests: &[Candidate], idle: Duration| {
+            choose(guests, idle).map(|guest| guest.vm.clone())
+        };
+        assert_eq!(chosen(&guests, IDLE_TIME).as_deref(), Some("most"));
+        assert_eq!(chosen(&guests, Duration::from_millis(999)), None);
+        assert_eq!(chosen(&guests[..1], IDLE_TIME), None, "too little");
+        assert_eq!(chosen(&guests[3..], IDLE_TIME), None, "too soon");
+        let nothing = Candidate { dirty_min: 0, ..candidate("clean", 0, None) };
+        assert_eq!(chosen(&[nothing], IDLE_TIME), None);
+    }
+}
