@@ -1,6 +1,8 @@
 //! `fathom dirty`: the dirty pages of guests, the disks that will get them, and their files.
 use clap::Args;
-use fathom_control::{Bytes, DeviceDirty, DirtyReport, FilesDirty, GuestDirty, InsightState};
+use fathom_control::{
+    Bytes, DeviceDirty, DirtyReport, FilesDirty, GuestDirty, InsightState, MappedDirty,
+};
 
 use crate::{
     connection::ControlOptions,
@@ -36,6 +38,9 @@ pub struct DirtyOptions {
     /// List the files with dirty pages
     #[arg(long)]
     files: bool,
+    /// Also count the pages of files that processes have changed through mappings
+    #[arg(long)]
+    mapped: bool,
     /// The most files to list of each guest
     #[arg(long, short = 'n', value_name = "N", default_value_t = FILES, requires = "files")]
     limit: usize,
@@ -48,7 +53,7 @@ pub struct DirtyOptions {
 /// Carries out the command.
 pub fn run(options: &DirtyOptions) -> Outcome {
     let files = options.files.then_some(options.limit);
-    let report = options.control.client().dirty(options.guest.as_deref(), files)?;
+    let report = options.control.client().dirty(options.guest.as_deref(), files, options.mapped)?;
     if options.format.json {
         return output::json(&report);
     }
@@ -68,6 +73,9 @@ pub fn run(options: &DirtyOptions) -> Outcome {
                 name(guest)
             );
             output::text_line(&line)?;
+        }
+        if let Some(mapped) = &guest.mapped {
+            output::text_line(&format!("{}: {}", name(guest), through_mappings(mapped)))?;
         }
         let Some(files) = &guest.files else { continue };
         output::text_line(&format!("\n{}: {}", name(guest), summary(files)))?;
@@ -133,6 +141,22 @@ fn disks(device: &DeviceDirty) -> String {
         disks.push("(elsewhere)".into());
     }
     clean(&disks.join(", "))
+}
+
+/// The pages that a guest's processes have changed through mappings, in a sentence.
+fn through_mappings(mapped: &MappedDirty) -> String {
+    let marked = Bytes(mapped.marked_bytes);
+    let mut text = match mapped.unknown_bytes {
+        0 => format!("{marked} changed through mappings of files, all counted by its kernel"),
+        unknown => format!(
+            "{marked} changed through mappings of files, of which its kernel does not count {}",
+            Bytes(unknown)
+        ),
+    };
+    if !mapped.is_whole {
+        text += "; not all mappings were examined, because the guest changed them meanwhile";
+    }
+    text
 }
 
 /// The files of a guest, in a sentence.
@@ -221,6 +245,17 @@ mod tests {
         assert!(lines[3].contains("root, data, (elsewhere)"), "{text}");
         assert!(!text.contains('\u{1b}'), "{text}");
         assert!(lines[4].contains('-'), "a guest that is not understood: {text}");
+    }
+
+    #[test]
+    fn changes_through_mappings_are_described() {
+        let mut mapped =
+            MappedDirty { marked_bytes: 8192, is_whole: true, ..MappedDirty::default() };
+        let text = "8 KiB changed through mappings of files, all counted by its kernel";
+        assert_eq!(through_mappings(&mapped), text);
+        (mapped.unknown_bytes, mapped.is_whole) = (4096, false);
+        let text = through_mappings(&mapped);
+        assert!(text.contains("does not count 4 KiB; not all mappings"), "{text}");
     }
 
     #[test]

@@ -287,7 +287,8 @@ impl Client {
     }
 
     /// Counts the dirty pages of all guests, or of the guest with this name, number or disk; with
-    /// the `files` that have the most of them.
+    /// the `files` that have the most of them, and with the pages that processes have changed
+    /// through mappings.
     ///
     /// # Errors
     /// When there is no answer, or no such guest.
@@ -295,9 +296,12 @@ impl Client {
         &self,
         guest: Option<&str>,
         files: Option<usize>,
+        mapped: bool,
     ) -> Result<DirtyReport, ClientError> {
         let files = files.map(|count| count.to_string());
-        self.get(&with_query("/v1/dirty", &[("guest", guest), ("files", files.as_deref())]))
+        let parameters =
+            [("guest", guest), ("files", files.as_deref()), ("mapped", mapped.then_some("true"))];
+        self.get(&with_query("/v1/dirty", &parameters))
     }
 
     /// Makes the guest of `vm` write its dirty data, and waits for it.

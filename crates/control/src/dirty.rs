@@ -49,6 +49,9 @@ pub struct GuestDirty {
     /// disks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<Vec<DeviceDirty>>,
+    /// The pages of files that processes have changed through mappings, if they were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mapped: Option<MappedDirty>,
     /// The files with dirty pages, if they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FilesDirty>,
@@ -70,6 +73,24 @@ pub struct DeviceDirty {
     /// Whether the device also lies on disks of another kind, or on disks that are not known yet
     /// because they have had no request.
     pub lies_elsewhere: bool,
+}
+
+/// The pages of files that processes of a guest have changed through mappings. The guest's kernel
+/// counts them as dirty like others when they are changed first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MappedDirty {
+    /// The pages that the guest's page tables mark as written, in bytes.
+    pub marked_bytes: u64,
+    /// Those of them that the guest's kernel does not count as dirty, in bytes.
+    pub unknown_bytes: u64,
+    /// The number of processes that were examined.
+    pub processes: u64,
+    /// Whether all mappings were examined. Otherwise the guest changed them meanwhile, or there are
+    /// too many.
+    pub is_whole: bool,
+    /// The time of this count, in nanoseconds.
+    pub count_ns: u64,
 }
 
 /// The files of a guest that have dirty pages.

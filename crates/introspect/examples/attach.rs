@@ -19,6 +19,18 @@ fn main() {
     let start = Instant::now();
     let dirty = kernel.dirty(&[]);
     println!("{dirty:?} after {:?}", start.elapsed());
+    let mut times: Vec<_> = (0..1000)
+        .map(|_| {
+            let start = Instant::now();
+            std::hint::black_box(kernel.dirty(&[]));
+            start.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    println!("a count of dirty pages takes {:?} (median of 1,000)", times[500]);
+    let start = Instant::now();
+    let mapped = kernel.mapped_dirty();
+    println!("{mapped:?} after {:?}", start.elapsed());
     let names = Names::default();
     let start = Instant::now();
     let files = kernel.dirty_files(&names, usize::MAX).expect("structures of files");

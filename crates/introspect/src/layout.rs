@@ -245,6 +245,20 @@ layout! {
         tree_array: "xa_node" "array";
         tree_slots: "xa_node" "slots";
         tree_marks: "xa_node" "marks";
+        task_memory: "task_struct" "mm";
+        memory_areas: "mm_struct" "mm_mt.ma_root";
+        memory_tables: "mm_struct" "pgd";
+        node_parent_of: "maple_node" "parent";
+        range_pivots: "maple_range_64" "pivot";
+        range_slots: "maple_range_64" "slot";
+        gaps_pivots: "maple_arange_64" "pivot";
+        gaps_slots: "maple_arange_64" "slot";
+        area_start: "vm_area_struct" "vm_start";
+        area_end: "vm_area_struct" "vm_end";
+        area_memory: "vm_area_struct" "vm_mm";
+        area_flags: "vm_area_struct" "vm_flags";
+        area_file: "vm_area_struct" "vm_file";
+        file_mapping: "file" "f_mapping";
     }
     sizes {
         page_size: "page";

@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
+use crate::vmcoreinfo::PAGE;
+
 /// The end of physical addresses, which have at most 52 bits.
 const ADDRESS_END: u64 = 1 << 52;
 
@@ -163,6 +165,19 @@ impl GuestMemory {
             place,
             words: left.saturating_sub(7),
         }
+    }
+
+    /// The number of the page at `address`, counted over all regions.
+    pub(crate) fn number_of(&self, address: u64) -> Option<u64> {
+        let mut before = 0;
+        for region in self.regions.iter() {
+            let offset = address.wrapping_sub(region.start);
+            if offset < region.length {
+                return Some((before + offset) / PAGE);
+            }
+            before += region.length;
+        }
+        None
     }
 
     /// Whether there is memory at `address`.

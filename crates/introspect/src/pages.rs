@@ -69,6 +69,25 @@ impl PageCache {
         Some(place.1 + address % PAGE)
     }
 
+    /// The mapping and the flags of the page at a guest-physical address, from its head if it is
+    /// part of a larger page.
+    pub fn mapping_and_flags(&mut self, kernel: &Kernel, physical: u64) -> Option<(u64, u64)> {
+        let layout = &kernel.layout;
+        let address = kernel.page_of(physical);
+        if !kernel.is_page(address) {
+            return None;
+        }
+        let mut page = kernel.memory.window(self.physical(kernel, address)?);
+        let head = page.u64(layout.page_compound_head)?;
+        if let Some(head) = head_of(address, head) {
+            if !kernel.is_page(head) {
+                return None;
+            }
+            page = kernel.memory.window(self.physical(kernel, head)?);
+        }
+        Some((page.u64(layout.page_mapping)?, page.u64(layout.page_flags)?))
+    }
+
     /// The flags of the page whose structure is at `address`.
     pub fn flags(&mut self, kernel: &Kernel, address: u64) -> Option<u64> {
         if !kernel.is_page(address) {
@@ -87,11 +106,8 @@ impl PageCache {
         }
         let mut page = kernel.memory.window(self.physical(kernel, address)?);
         let head = page.u64(layout.page_compound_head)?;
-        if head & 1 != 0 {
-            // A part of a larger page: its head has the facts. The word is the head's address, or,
-            // if all bits above those of the largest page are set, the mask that gives it from this
-            // address.
-            address = if head | MASK_LOW == u64::MAX { address & head } else { head & !1 };
+        if let Some(head) = head_of(address, head) {
+            address = head;
             if !kernel.is_page(address) {
                 return None;
             }
@@ -133,6 +149,15 @@ impl PageCache {
         let transfer = Transfer { is_read, is_written: has(places.writeback_bit) };
         Some(Page::Cached { inode, memory_group, transfer })
     }
+}
+
+/// The address of the head of the larger page that the page at `address` is part of, from the word
+/// that refers to it; `None` if it is not part of one.
+fn head_of(address: u64, word: u64) -> Option<u64> {
+    // The head has the facts. The word is the head's address, or, if all bits above those of the
+    // largest page are set, the mask that gives it from this address.
+    let head = if word | MASK_LOW == u64::MAX { address & word } else { word & !1 };
+    (word & 1 != 0).then_some(head)
 }
 
 impl Kernel {

@@ -74,6 +74,11 @@ impl AddressSpace {
         fits && seen > 0
     }
 
+    /// The levels of the page tables.
+    pub fn levels(&self) -> u32 {
+        self.levels
+    }
+
     /// The start of the direct map of physical memory.
     pub fn direct_start(&self) -> u64 {
         self.direct

@@ -220,6 +220,7 @@ async fn guests(State(app): State<App>) -> Answer<fathom_control::GuestList> {
 struct DirtyQuery {
     guest: Option<String>,
     files: Option<usize>,
+    mapped: bool,
 }
 
 async fn dirty(
@@ -230,10 +231,10 @@ async fn dirty(
         refusal(
             ErrorCode::Invalid,
             error.body_text(),
-            "use a path like /v1/dirty?guest=NAME&files=20",
+            "use a path like /v1/dirty?guest=NAME&files=20&mapped=true",
         )
     })?;
-    blocking(move || app.daemon.dirty(query.guest.as_deref(), query.files)).await
+    blocking(move || app.daemon.dirty(query.guest.as_deref(), query.files, query.mapped)).await
 }
 
 async fn flush_guest(
@@ -337,7 +338,8 @@ async fn metrics_text(daemon: &Arc<Daemon>) -> String {
     let monitor = daemon.monitor_status();
     let for_devices = Arc::clone(daemon);
     // Without a name of a guest, a count of dirty pages does not fail.
-    let both = move || (for_devices.devices(), for_devices.dirty(None, None).unwrap_or_default());
+    let both =
+        move || (for_devices.devices(), for_devices.dirty(None, None, false).unwrap_or_default());
     let (devices, dirty) = tokio::task::spawn_blocking(both).await.unwrap_or_default();
     let page = metrics::Facts {
         info: &daemon.info(),

@@ -45,7 +45,7 @@ impl Scene {
 
     /// The daemon's count.
     fn count(&self, files: Option<usize>) -> Result<GuestDirty> {
-        let report = self.daemon.client().dirty(Some("a"), files);
+        let report = self.daemon.client().dirty(Some("a"), files, true);
         let mut report = report.map_err(|error| Error::new(error.to_string()))?;
         assert_eq!(report.guests.len(), 1);
         Ok(report.guests.remove(0))
@@ -112,8 +112,10 @@ impl Scene {
     fn while_it_writes(&self) -> Result<()> {
         self.guest.check("sync")?;
         let writer = self.guest.spawn(
-            "fio --name=grow --filename=/mnt/ext4/grow --rw=write --bs=4k --size=128m --rate=16m \
-             --fallocate=none --end_fsync=0 > /dev/null",
+            "number=0
+            while [ $number -lt 400 ]; do
+                head -c 262144 /dev/zero >> /mnt/ext4/grow; number=$((number + 1))
+            done",
         )?;
         let mut widest: f64 = 0.0;
         let mut last = 0;
@@ -130,6 +132,56 @@ impl Scene {
         println!("while it writes: between two counts, the furthest {widest:.3} of it apart");
         assert!(last > 1 << 20, "the program wrote: {last}");
         self.guest.finish(writer)?;
+        Ok(())
+    }
+
+    /// A program changes a file through a mapping: as many pages as its own kernel reports.
+    fn mapped(&self) -> Result<()> {
+        for mount in ["ext4", "xfs"] {
+            // The file exists before, so that its pages are clean: the guest's report counts pages
+            // that were written in any way.
+            self.guest.check(&format!("head -c 8388608 /dev/urandom > /mnt/{mount}/map; sync"))?;
+            self.guest.spawn(&format!(
+                "exec fio --name=map --filename=/mnt/{mount}/map --ioengine=mmap --rw=randwrite \
+                 --bs=4k --size=8m --time_based --runtime=100000 --thread --end_fsync=0"
+            ))?;
+            // The program changes all pages, then stops.
+            let of_program = "pid=$(pgrep -f filename=/mnt/MOUNT/map | head -1)
+                dirty() {
+                    awk -v file=/mnt/MOUNT/map '/^[0-9a-f]+-/ { mine = $6 == file }
+                        mine && /^(Shared|Private)_Dirty:/ { sum += $2 } END { print sum + 0 }' /proc/$pid/smaps
+                }\n"
+            .replace("MOUNT", mount);
+            let stopped = self.guest.check_within(
+                &format!(
+                    "{of_program}while :; do
+                        until [ \"$(dirty)\" -ge 6000 ]; do sleep 0.2; done
+                        kill -STOP $pid; sleep 0.5
+                        [ \"$(dirty)\" -lt 1000 ] || break
+                        kill -CONT $pid
+                    done
+                    dirty"
+                ),
+                120,
+            )?;
+            let truth = stopped.trim().parse::<u64>().unwrap() * 1024;
+            let (count, _) = self.both()?;
+            let mapped = count.mapped.unwrap();
+            println!(
+                "{mount}: changed through a mapping {truth}, marked {}, not counted {}, {} ns",
+                mapped.marked_bytes, mapped.unknown_bytes, mapped.count_ns
+            );
+            assert!(mapped.is_whole, "{mapped:?}");
+            assert_eq!((mapped.marked_bytes, mapped.unknown_bytes), (truth, 0));
+            assert!(count.dirty_bytes.unwrap() >= truth, "{count:?}", count = count.dirty_bytes);
+            // Write-back removes the marks.
+            self.guest.check("sync")?;
+            let (count, _) = self.both()?;
+            assert_eq!(count.mapped.unwrap().marked_bytes, 0, "after sync");
+            self.guest.check(&format!(
+                "{of_program}kill -KILL $pid; until ! kill -0 $pid 2> /dev/null; do sleep 0.1; done"
+            ))?;
+        }
         Ok(())
     }
 
@@ -162,6 +214,7 @@ impl Scene {
         self.at_rest()?;
         self.while_it_writes()?;
         self.written_back()?;
+        self.mapped()?;
         self.shown()?;
         // Another kernel has other objects: the disks are found again after a reboot.
         self.guest.reboot()?;

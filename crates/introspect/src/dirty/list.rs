@@ -4,7 +4,7 @@ use crate::kernel::Kernel;
 
 /// The entries of a list, by the addresses of their links. Each link has to point back to the
 /// previous one; an entry that does not ends the list as torn.
-pub(super) struct Links<'k> {
+pub(crate) struct Links<'k> {
     kernel: &'k Kernel,
     head: u64,
     before: u64,
@@ -14,7 +14,7 @@ pub(super) struct Links<'k> {
 
 impl Kernel {
     /// The links of the list with its head at an address; at most `max`, and one more is an error.
-    pub(super) fn links(&self, head: u64, max: usize) -> Links<'_> {
+    pub(crate) fn links(&self, head: u64, max: usize) -> Links<'_> {
         Links { kernel: self, head, before: head, left: max, is_over: false }
     }
 }

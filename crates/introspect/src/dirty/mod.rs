@@ -21,6 +21,7 @@
 mod devices;
 mod files;
 mod list;
+mod mapped;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +31,7 @@ use crate::layout::Types;
 use crate::vmcoreinfo::PAGE;
 
 pub use files::{DirtyFile, DirtyFiles};
+pub use mapped::MappedDirty;
 
 /// The most processors of a guest.
 const PROCESSORS_MAX: u32 = 8192;

@@ -26,6 +26,10 @@ pub const FILES: [(&str, u64); 5] = [
     ("/gone (deleted)", 1),
 ];
 
+/// The pages that a process has changed through mappings, and those of them that the kernel does not
+/// count.
+pub const MAPPED: (u64, u64) = (2, 1);
+
 /// The variables of the image.
 pub(crate) struct Globals {
     /// The addresses of the array of nodes or of the only node.
@@ -50,8 +54,13 @@ pub(crate) struct Objects {
     pub gone: u64,
     pub image: u64,
     pub data: u64,
-    /// The page of the deleted file.
+    /// Pages of the first file and of the deleted file.
+    pub inbox_page: u64,
     pub gone_page: u64,
+    /// The super block of the first file.
+    pub ext4: u64,
+    /// A process.
+    pub task: u64,
 }
 
 /// Allocates variables of each processor. Returns the next one's address.
@@ -202,6 +211,101 @@ impl Builder<'_> {
     }
 }
 
+impl Builder<'_> {
+    /// A mapping of a process: of a file, or of no file (0).
+    fn area(&mut self, memory: u64, range: (u64, u64), flags: u64, inode: u64) -> u64 {
+        let area = self.make("vm_area_struct");
+        self.set(area, "vm_area_struct.vm_start", range.0);
+        self.set(area, "vm_area_struct.vm_end", range.1);
+        self.set(area, "vm_area_struct.vm_mm", memory);
+        self.set(area, "vm_area_struct.vm_flags", flags);
+        let file = if inode == 0 {
+            0
+        } else {
+            let file = self.make("file");
+            let mapping = self.at(inode, "inode.i_data");
+            self.set(file, "file.f_inode", inode);
+            self.set(file, "file.f_mapping", mapping);
+            file
+        };
+        self.set(area, "vm_area_struct.vm_file", file);
+        area
+    }
+
+    /// A node of a tree of mappings: its entries, each with the last address that it is for. What
+    /// follows them is left over from earlier entries.
+    fn maple(&mut self, entries: &[(u64, u64)], is_leaf: bool) -> u64 {
+        let room = self.room(256, 256);
+        let node = self.direct(room);
+        let (pivots, slots, kind) = if is_leaf {
+            ("maple_range_64.pivot", "maple_range_64.slot", 1)
+        } else {
+            ("maple_arange_64.pivot", "maple_arange_64.slot", 3)
+        };
+        self.set(node, "maple_node.parent", 1);
+        let (pivots_at, slots_at) = (self.at(node, pivots), self.at(node, slots));
+        for (index, (entry, last)) in (0..).zip(entries) {
+            let is_last = index as usize + 1 == entries.len();
+            self.set_entry(pivots_at + 8 * index, pivots, if is_last { 0 } else { *last });
+            self.set_entry(slots_at + 8 * index, slots, *entry);
+        }
+        let stale = slots_at + 8 * entries.len() as u64;
+        self.write(stale, &0x1234_5670_u64.to_le_bytes());
+        node | kind << 3 | 4
+    }
+}
+
+/// Builds a process with mappings of two files.
+fn build_process(builder: &mut Builder<'_>, objects: &Objects) {
+    const START: u64 = 0x7f00_0000_0000;
+    let memory = builder.make("mm_struct");
+    builder.set(objects.task, "task_struct.mm", memory);
+    let page = |index: u64| START + index * PAGE;
+    let shared = builder.area(memory, (page(0), page(3)), 0xb, objects.inbox);
+    let private = builder.area(memory, (page(3), page(4)), 0x3, objects.inbox);
+    let own = builder.area(memory, (page(5), page(6)), 0xb, 0);
+    let gone = builder.area(memory, (page(513), page(514)), 0xb, objects.gone);
+    let low = builder.maple(
+        &[
+            (0, START - 1),
+            (shared, page(3) - 1),
+            (private, page(4) - 1),
+            (0, page(5) - 1),
+            (own, page(6) - 1),
+        ],
+        true,
+    );
+    let high = builder.maple(&[(0, page(513) - 1), (gone, page(514) - 1), (0, u64::MAX)], true);
+    let root = builder.maple(&[(low, page(6) - 1), (high, u64::MAX)], false);
+    builder.set(memory, "mm_struct.mm_mt.ma_root", root & !4 | 2);
+    // The tables, each with one entry, down to two tables of pages.
+    let tables: Vec<u64> = (0..=builder.shape.levels).map(|_| builder.room_page()).collect();
+    let directory = builder.direct(tables[0]);
+    builder.set(memory, "mm_struct.pgd", directory);
+    let mut shift = 12 + 9 * (builder.shape.levels - 1);
+    for pair in tables.windows(2).take(builder.shape.levels as usize - 1) {
+        let entry = pair[0] + (START >> shift & 511) * 8;
+        builder.store.write_u64(entry, pair[1] | 0x67);
+        shift -= 9;
+        if shift == 12 {
+            builder.store.write_u64(entry + 8, tables[tables.len() - 1] | 0x67);
+        }
+    }
+    let (first, second) = (tables[tables.len() - 2], tables[tables.len() - 1]);
+    let written = 0x67;
+    for (entry, page, bits) in [
+        (first, objects.inbox_page, written),
+        // The same page again, a page that was read, a page of another file, and private memory.
+        (first + 8, objects.inbox_page, written),
+        (first + 16, objects.gone_page, 0x27),
+        (first + 24, objects.inbox_page, written),
+        (first + 40, objects.inbox_page, written),
+        (second + 8, objects.gone_page, written),
+    ] {
+        builder.store.write_u64(entry, page | bits);
+    }
+}
+
 /// Builds the dirty pages.
 pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals, objects: &Objects) {
     // The variables of the first processor are in the direct map, those of the second are not.
@@ -268,6 +372,9 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals, objects: &Obje
         let writer = builder.writer(&mut variables, bdi, counts, [files, &[]]);
         builder.writers(bdi, &[writer]);
     }
+
+    builder.set(objects.ext4, "super_block.s_bdi", vda);
+    build_process(builder, objects);
 
     // The files: in one node; in a tree of three levels with a large page; a single page.
     builder.mark(inbox, 1, &[(0, 0), (63, 0)]);

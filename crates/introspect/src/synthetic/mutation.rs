@@ -208,6 +208,8 @@ impl Subject {
             assert!(device.dirty <= length && device.writeback <= length);
             assert!(device.name.len() <= 64 * 3 && device.disks.len() <= 1);
         }
+        let mapped = kernel.mapped_dirty().unwrap_or_default();
+        assert!(mapped.unknown <= mapped.marked && mapped.marked <= length);
         for file in kernel.dirty_files(&self.names, 1000).into_iter().flat_map(|found| found.files)
         {
             assert!(file.dirty <= length);

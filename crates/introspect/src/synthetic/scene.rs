@@ -516,7 +516,10 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         gone,
         image: disk_image,
         data: btrfs_file,
+        inbox_page,
         gone_page,
+        ext4: ext4.super_block,
+        task: postgres,
     };
     dirty::build(stage.builder, &globals.dirty, &objects);
 

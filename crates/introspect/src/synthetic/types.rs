@@ -33,8 +33,15 @@ pub(crate) const COMMON: &str = "
     bio 136: bi_next 0 *bio, bi_bdev 8, bi_opf 16, bi_iter 32 bvec_iter, bi_end_io 56, bi_private 64,\
         bi_blkg 72 *blkcg_gq, bi_io_vec 112 *bio_vec
     bio_vec 16: bv_page 0 *page, bv_len 8, bv_offset 12
-    task_struct 1024: flags 44, tasks 256 list_head, pid 400, tgid 404, group_leader 448 *task_struct, comm 704
-    file 232: f_mode 20, f_inode 32 *inode
+    task_struct 1024: flags 44, tasks 256 list_head, pid 400, tgid 404, group_leader 448 *task_struct,\
+        mm 464 *mm_struct, comm 704
+    maple_tree 16: ma_flags 4, ma_root 8
+    maple_node 256: parent 0, slot 8
+    maple_range_64 256: parent 0, pivot 8, slot 128
+    maple_arange_64 248: parent 0, pivot 8, slot 80, gap 160
+    mm_struct 256: mm_mt 64 maple_tree, pgd 120, mm_users 132
+    vm_area_struct 176: vm_start 0, vm_end 8, vm_mm 16 *mm_struct, vm_flags 32, vm_pgoff 120, vm_file 128 *file
+    file 232: f_mode 20, f_mapping 24 *address_space, f_inode 32 *inode
     kiocb 48: ki_filp 0 *file, ki_pos 8, ki_complete 16
     -iomap_submit 16: iter 0, waiter 8 *task_struct
     -iomap_union 32: submit 0 -iomap_submit, aio 0

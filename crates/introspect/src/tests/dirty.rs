@@ -9,7 +9,7 @@ use super::SyntheticGuest;
 use crate::dirty::{Dirty, DirtyDevice, DirtyFiles, DiskObject};
 use crate::kernel::Kernel;
 use crate::memory::recording;
-use crate::synthetic::dirty::{DEVICES, DIRTY, FILES};
+use crate::synthetic::dirty::{DEVICES, DIRTY, FILES, MAPPED};
 use crate::synthetic::{COUNTS, Shape};
 
 const PAGE: u64 = 4096;
@@ -272,6 +272,90 @@ fn trees_that_mislead() {
             let found = subject.files();
             assert!(!found.is_whole, "{value}");
         }
+    }
+}
+
+#[test]
+fn changes_through_mappings_are_exact() {
+    for shape in shapes() {
+        let found = Subject::new(&shape).kernel.mapped_dirty().unwrap();
+        assert_eq!(
+            (found.marked, found.unknown),
+            (MAPPED.0 * PAGE, MAPPED.1 * PAGE),
+            "{}",
+            shape.release
+        );
+        assert_eq!((found.processes, found.is_whole), (1, true));
+    }
+}
+
+#[test]
+fn mappings_that_mislead() {
+    for shape in shapes() {
+        let subject = Subject::new(&shape);
+        let layout = &subject.kernel.layout;
+        let list = layout.task_list;
+        let mut tasks = subject.kernel.links(subject.kernel.places.first_task.unwrap() + list, 10);
+        let memory = tasks.find_map(|link| {
+            let task = link.unwrap() - list;
+            subject.kernel.pointer(task + layout.task_memory.unwrap())
+        });
+        let memory = memory.unwrap();
+        let root = memory + layout.memory_areas.unwrap();
+        let entry = subject.get(root);
+        let node = entry & !255;
+        let slots = node + layout.gaps_slots.unwrap();
+        let leaf = subject.get(slots);
+        let area_slot = (leaf & !255) + layout.range_slots.unwrap() + 8;
+        let area = subject.get(area_slot);
+        let tables = subject.get(memory + layout.memory_tables.unwrap());
+        let cases = [
+            // A node below itself, a node that was removed, nodes of another type or nowhere.
+            (slots, entry & !2 | 4),
+            (leaf & !255, leaf & !255),
+            (root, 0xdead_beef_0000_100e),
+            (root, node | 2),
+            (root, node | 7 << 3 | 2),
+            (slots, 0xdead_beef_0000_0000),
+            // A mapping of another process, with an odd range, or nowhere.
+            (area + layout.area_memory.unwrap(), memory + 64),
+            (area + layout.area_end.unwrap(), 0),
+            (area + layout.area_end.unwrap(), u64::MAX),
+            (area + layout.area_file.unwrap(), 1 << 40),
+            (area_slot, 0xdead_beef_0000_0000),
+            // A file of another mapping.
+            (subject.get(area + layout.area_file.unwrap()) + layout.file_mapping.unwrap(), memory),
+            // Tables outside the memory.
+            (memory + layout.memory_tables.unwrap(), 0xdead_beef_0000_0000),
+            (memory + layout.memory_tables.unwrap(), tables | 1 << 45),
+        ];
+        for (place, value) in cases {
+            let before = subject.get(place);
+            subject.set(place, value);
+            let found = subject.kernel.mapped_dirty().unwrap();
+            assert!(!found.is_whole && found.marked <= MAPPED.0 * PAGE, "{place:x} {value:x}");
+            subject.set(place, before);
+        }
+        // A range over all addresses, in tables that contain themselves.
+        let top = subject.kernel.space.direct(tables).unwrap();
+        let saved: Vec<u64> =
+            (0..512).map(|index| subject.guest.memory.u64(top + index * 8).unwrap()).collect();
+        for index in 0..512 {
+            subject.guest.store.write_u64(top + index * 8, top | 0x67);
+        }
+        let (start, end) = (area + layout.area_start.unwrap(), area + layout.area_end.unwrap());
+        let range = (subject.get(start), subject.get(end));
+        subject.set(start, 0);
+        subject.set(end, 1 << 47);
+        let begun = Instant::now();
+        let found = subject.kernel.mapped_dirty().unwrap();
+        assert!(!found.is_whole && begun.elapsed() < Duration::from_secs(60));
+        subject.set(start, range.0);
+        subject.set(end, range.1);
+        for (index, entry) in (0..).zip(saved) {
+            subject.guest.store.write_u64(top + index * 8, entry);
+        }
+        assert!(subject.kernel.mapped_dirty().unwrap().is_whole);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use fathom_block::Clock;
 use fathom_control::{
-    DeviceDirty, DirtyReport, ErrorBody, ErrorCode, FileDirty, FilesDirty, GuestDirty,
+    DeviceDirty, DirtyReport, ErrorBody, ErrorCode, FileDirty, FilesDirty, GuestDirty, MappedDirty,
 };
 use fathom_insight::Names;
 use fathom_introspect::{Dirty, DirtyFile, DiskObject, Kernel};
@@ -22,11 +22,12 @@ const FILES_MAX: usize = 10_000;
 
 impl Daemon {
     /// Counts the dirty pages of all guests, or of the guests with a name or a disk `selected`; with
-    /// the `files` that have the most of them.
+    /// the `files` that have the most of them, and with the pages changed through mappings.
     pub(crate) fn dirty(
         &self,
         selected: Option<&str>,
         files: Option<usize>,
+        mapped: bool,
     ) -> Result<DirtyReport, ErrorBody> {
         let served = self.served();
         let mut guests = Vec::new();
@@ -44,7 +45,7 @@ impl Daemon {
                     || view.number.to_string() == name
             });
             if is_selected {
-                guests.push(count(view, vm, &disks, self.introspection.names(), files));
+                guests.push(count(view, vm, &disks, self.introspection.names(), files, mapped));
             }
         }
         if let Some(name) = selected.filter(|_| guests.is_empty()) {
@@ -67,6 +68,7 @@ fn count(
     disks: &[&Arc<Served>],
     names: &Names,
     files: Option<usize>,
+    mapped: bool,
 ) -> GuestDirty {
     let objects: Vec<Arc<DiskObject>> =
         disks.iter().map(|served| Arc::clone(served.guest.slot().object())).collect();
@@ -85,9 +87,10 @@ fn count(
         let dirty = kernel.dirty(&objects);
         let count_ns = begun.elapsed().as_nanos() as u64;
         let files = files.and_then(|max| files_of(&kernel, names, max.min(FILES_MAX)));
-        (dirty, count_ns, files)
+        let mapped = if mapped { mapped_of(&kernel) } else { None };
+        (dirty, count_ns, files, mapped)
     }));
-    let Ok((dirty, count_ns, files)) = counted else { return found };
+    let Ok((dirty, count_ns, files, mapped)) = counted else { return found };
     let Dirty { shown, writeback_shown, dirty, writeback, devices } = dirty;
     found.dirty_bytes = dirty;
     found.writeback_bytes = writeback;
@@ -95,6 +98,7 @@ fn count(
     found.shown_writeback_bytes = writeback_shown;
     found.count_ns = count_ns;
     found.files = files;
+    found.mapped = mapped;
     found.devices = devices.map(|devices| {
         let of_device = |device: fathom_introspect::DirtyDevice| DeviceDirty {
             name: device.name,
@@ -106,6 +110,19 @@ fn count(
         devices.into_iter().map(of_device).collect()
     });
     found
+}
+
+/// The pages that a guest's processes have changed through mappings.
+fn mapped_of(kernel: &Kernel) -> Option<MappedDirty> {
+    let begun = Instant::now();
+    let found = kernel.mapped_dirty()?;
+    Some(MappedDirty {
+        marked_bytes: found.marked,
+        unknown_bytes: found.unknown,
+        processes: found.processes,
+        is_whole: found.is_whole,
+        count_ns: begun.elapsed().as_nanos() as u64,
+    })
 }
 
 /// The files of a guest with the most dirty pages.
