@@ -96,7 +96,7 @@ impl GuestMemory {
         Self { regions: regions.into(), main, is_writable: false, _owner: owner }
     }
 
-    /// The same memory, in which [`replace_u32`](Self::replace_u32) can write.
+    /// The same memory, in which the tunables of a kernel can be replaced.
     ///
     /// # Safety
     /// The whole length of each region must also be writable at its place, as long as it has to be

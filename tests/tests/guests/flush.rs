@@ -194,7 +194,7 @@ fn a_guest_is_flushed_while_its_device_is_idle_and_not_before() -> Result<()> {
     };
     make_dirty(&guest, "file")?;
     let before_kib = dirty_kib(&guest)?;
-    let mut looks = 0;
+    let mut samples = 0;
     loop {
         let count = flushes();
         // Read later: the device was busy until then.
@@ -202,10 +202,10 @@ fn a_guest_is_flushed_while_its_device_is_idle_and_not_before() -> Result<()> {
             break;
         }
         assert!(count == 0.0, "a flush while the device is busy");
-        looks += 1;
+        samples += 1;
         std::thread::sleep(Duration::from_millis(500));
     }
-    println!("the device was seen busy {looks} times");
+    println!("the device was seen busy {samples} times");
     until("the guest to write its data", patience(60), || {
         Ok((dirty_kib(&guest)? < before_kib / 10).then_some(()))
     })?;

@@ -31,7 +31,7 @@ pub use fathom_insight::event::{Event, Labels};
 pub use snapshot::{OperationSnapshot, SizeSnapshot, TapSnapshot};
 
 use crate::kind::{LayerContext, LayerOptions};
-use counters::Counters;
+use counters::{Counters, OPERATIONS};
 use ring::Ring;
 
 /// The configuration of the layer `tap`. Only its position among the layers can be chosen.
@@ -173,6 +173,47 @@ impl Tap {
             snapshot.add(&shard.counters);
         }
         snapshot
+    }
+
+    /// The counts since the tap was made. This costs far less than a [snapshot](Self::snapshot), which
+    /// copies the distributions of latencies.
+    pub fn counts(&self) -> TapCounts {
+        let shards = self.shared.shards();
+        let mut counts = TapCounts::default();
+        counts.add(&shards.past);
+        shards.open.iter().for_each(|shard| counts.add(&shard.counters));
+        counts
+    }
+}
+
+/// The counts of a tap without times and sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TapCounts {
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Completed requests of each operation, including failed ones.
+    pub completed: [u64; OPERATIONS],
+    /// The bytes of successful requests of each operation.
+    pub bytes: [u64; OPERATIONS],
+}
+
+impl TapCounts {
+    /// Completed requests of all operations.
+    pub fn total(&self) -> u64 {
+        self.completed.iter().sum()
+    }
+
+    fn add(&mut self, counters: &Counters) {
+        self.in_flight += counters.in_flight.load(Ordering::Relaxed);
+        for index in 0..OPERATIONS {
+            for cell in &counters.cells[index] {
+                self.completed[index] += cell.count.load(Ordering::Relaxed);
+                self.bytes[index] += cell.bytes.load(Ordering::Relaxed);
+            }
+            for errors in &counters.errors[index] {
+                self.completed[index] += errors.load(Ordering::Relaxed);
+            }
+        }
     }
 }
 

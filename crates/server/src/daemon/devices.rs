@@ -158,7 +158,7 @@ impl Daemon {
             let name = served.disk.name();
             let (image, log) = served.placements();
             let tap = served.live().watchers.tap.clone();
-            let in_flight = tap.map_or(0, |tap| tap.snapshot(time_ns).in_flight);
+            let in_flight = tap.map_or(0, |tap| tap.counts().in_flight);
             for medium in &image.media {
                 let device = found.entry(medium.clone()).or_default();
                 device.disks.push(name.to_owned());

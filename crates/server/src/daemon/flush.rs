@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fathom_block::{Clock, Operation};
+use fathom_block::Operation;
 use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::Kernel;
 
@@ -16,7 +16,7 @@ use crate::wiring::refusal;
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a guest may take to react to the keys.
 const REACTION_TIME_MAX: Duration = Duration::from_secs(5);
-/// The interval between two looks at the guest's counters.
+/// The interval between two samples of the guest's counters.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 /// How long a guest that has flushed must not write, so that the last write is known.
 const QUIET_TIME: Duration = Duration::from_millis(100);
@@ -107,7 +107,7 @@ impl Daemon {
                 report.last_write_ns = Some(at_ns);
             }
             last = now;
-            // A guest writes a little, such as a journal, without being told to.
+            // A guest also writes a little by itself, such as a journal.
             let begun_bytes = (now.written - before.written).max(now.writeback);
             has_reacted |= begun_bytes > before.dirty.unwrap_or_default() / 10;
             report.written_bytes = now.written - before.written;
@@ -177,10 +177,9 @@ impl Daemon {
         let mut sample = Sample { dirty, writeback, writes: 0, written: 0 };
         for served in self.served_of(vm) {
             let Some(tap) = served.live().watchers.tap.clone() else { continue };
-            let snapshot = tap.snapshot(Clock::System.now_ns());
-            let writes = snapshot.operation(Operation::Write);
-            sample.writes += writes.count();
-            sample.written += writes.bytes();
+            let counts = tap.counts();
+            sample.writes += counts.completed[Operation::Write as usize];
+            sample.written += counts.bytes[Operation::Write as usize];
         }
         sample
     }

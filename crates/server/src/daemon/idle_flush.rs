@@ -1,6 +1,6 @@
 //! Makes the guest with the most dirty data for a device write it while the device is idle.
 //!
-//! A thread looks at the devices of the guests whose configuration allows it, some times a second; it
+//! A thread samples the devices of the guests whose configuration allows it, some times a second. It
 //! sleeps while there is no such guest. A device is idle when no request of any program has been in
 //! flight or completed for some time. A flush by `tunables` ends early when other requests come.
 
@@ -9,17 +9,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use fathom_block::{Clock, Operation};
+use fathom_block::Operation;
 use fathom_control::GuestDirty;
 use fathom_devices::{Medium, MediumKind, SysDevices};
 
 use super::{Daemon, Served};
 use crate::configuration::GuestOptions;
 
-/// The interval between two looks at the devices.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// The interval between two samples of the devices' counters.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a device must have been idle before a guest is made to write.
 const IDLE_TIME: Duration = Duration::from_secs(1);
+/// The interval between two counts of the dirty data of an idle device's guests.
+const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval between two searches for the devices beneath the disks.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -27,6 +29,14 @@ const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 struct Watched {
     completed: u64,
     idle_since: Instant,
+    /// When the dirty data of its guests was last counted.
+    counted: Option<Instant>,
+}
+
+impl Watched {
+    fn new(completed: u64, now: Instant) -> Self {
+        Self { completed, idle_since: now, counted: None }
+    }
 }
 
 /// A guest that may be made to write to a device.
@@ -89,9 +99,9 @@ impl Daemon {
         let mut sum = Requests::default();
         for served in self.served_on(medium) {
             let tap = served.live().watchers.tap.clone()?;
-            let snapshot = tap.snapshot(Clock::System.now_ns());
-            sum.in_flight += snapshot.in_flight;
-            sum.completed += snapshot.count() + snapshot.failed();
+            let counts = tap.counts();
+            sum.in_flight += counts.in_flight;
+            sum.completed += counts.total();
         }
         if medium.kind == MediumKind::Device {
             let host = sys.activity(&medium.name)?;
@@ -114,11 +124,11 @@ impl Daemon {
         let mut sum = 0;
         for served in self.served_on(medium) {
             let Some(tap) = served.live().watchers.tap.clone() else { continue };
-            let snapshot = tap.snapshot(Clock::System.now_ns());
+            let counts = tap.counts();
             sum += if served.disk.vm() == vm {
-                snapshot.operation(Operation::Read).count()
+                counts.completed[Operation::Read as usize]
             } else {
-                snapshot.count() + snapshot.failed() + snapshot.in_flight
+                counts.total() + counts.in_flight
             };
         }
         sum
@@ -177,17 +187,18 @@ fn run(daemon: &Weak<Daemon>) {
                 continue;
             }
             let Some(requests) = daemon.requests_of(&medium, &sys) else { continue };
-            let known = watched
-                .entry(medium.clone())
-                .or_insert(Watched { completed: u64::MAX, idle_since: now });
+            let known =
+                watched.entry(medium.clone()).or_insert_with(|| Watched::new(u64::MAX, now));
             if requests.in_flight > 0 || requests.completed != known.completed {
-                *known = Watched { completed: requests.completed, idle_since: now };
+                *known = Watched::new(requests.completed, now);
                 continue;
             }
             let idle = now - known.idle_since;
-            if idle < IDLE_TIME {
+            let is_counted = known.counted.is_some_and(|at| now - at < COUNT_INTERVAL);
+            if idle < IDLE_TIME || is_counted {
                 continue;
             }
+            known.counted = Some(now);
             let candidates: Vec<Candidate> = guests
                 .iter()
                 .filter_map(|guest| daemon.candidate(guest, &medium, &flushed))
@@ -199,7 +210,7 @@ fn run(daemon: &Weak<Daemon>) {
         }
         flushed.retain(|vm, _| guests.iter().any(|guest| guest.vm == *vm));
         drop(daemon);
-        thread::park_timeout(LOOK_INTERVAL);
+        thread::park_timeout(SAMPLE_INTERVAL);
     }
 }
 

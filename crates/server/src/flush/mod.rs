@@ -23,10 +23,10 @@ use record::Record;
 
 /// How long QEMU may take to accept the keys.
 const KEYS_TIME_MAX: Duration = Duration::from_secs(3);
-/// The interval between two looks at the running flushes during a shutdown.
+/// The interval at which a shutdown checks whether flushes have ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
-/// The `vm.dirty_expire_centisecs` of a guest that is to flush, in centiseconds. The value is not 0,
-/// which an administrator might choose.
+/// The `vm.dirty_expire_centisecs` of a guest during a flush, in centiseconds. The value is not 0, which
+/// an administrator might choose.
 const EXPIRE_NOW: u32 = 1;
 /// How long a shutdown waits for the tunables to be put back.
 const RESTORE_TIME_MAX: Duration = Duration::from_secs(2);
