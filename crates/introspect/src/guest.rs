@@ -185,6 +185,18 @@ impl Guest {
         self.inner().kernel.clone()
     }
 
+    /// Whether a process waits until one of the pages with these guest-physical addresses has been
+    /// written back. False without a kernel.
+    pub fn is_awaited(&self, pages: &mut dyn Iterator<Item = u64>) -> bool {
+        let Some(kernel) = self.kernel() else { return false };
+        for page in pages {
+            if kernel.is_awaited(page) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// The table of the texts in the guest's insights.
     pub fn names(&self) -> &Arc<Names> {
         &self.names

@@ -130,6 +130,8 @@ pub(crate) struct Places {
     pub locked_bit: Option<u64>,
     pub uptodate_bit: Option<u64>,
     pub writeback_bit: Option<u64>,
+    /// The bit of `page.flags` of a page that a task waits for.
+    pub waiters_bit: Option<u64>,
     /// The operations of an inode that cannot be opened.
     pub no_operations: Option<u64>,
     /// The value of the highest byte of `page.page_type` that marks a page of a slab.
@@ -392,6 +394,7 @@ impl Kernel {
             locked_bit: types.enumerator("pageflags", "PG_locked").filter(|bit| *bit < 64),
             uptodate_bit: types.enumerator("pageflags", "PG_uptodate").filter(|bit| *bit < 64),
             writeback_bit: types.enumerator("pageflags", "PG_writeback").filter(|bit| *bit < 64),
+            waiters_bit: types.enumerator("pageflags", "PG_waiters").filter(|bit| *bit < 64),
             no_operations: symbol("no_open_fops"),
             slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
             journal_bit: types.enumerator("jbd_state_bits", "BH_JWrite").filter(|bit| *bit < 64),

@@ -1,6 +1,7 @@
 //! Pages: the inode whose content a page of guest memory caches.
 
 use crate::kernel::Kernel;
+use crate::memory::Window;
 use crate::vmcoreinfo::PAGE;
 
 /// The number of pages of page structures in a queue's cache of addresses; a power of two. One
@@ -99,25 +100,9 @@ impl PageCache {
 
     /// The use of the page whose structure is at `address`; `None` if the structure is torn or
     /// invalid.
-    pub fn page(&mut self, kernel: &Kernel, mut address: u64) -> Option<Page> {
+    pub fn page(&mut self, kernel: &Kernel, address: u64) -> Option<Page> {
         let layout = &kernel.layout;
-        if !kernel.is_page(address) {
-            return None;
-        }
-        let mut page = kernel.memory.window(self.physical(kernel, address)?);
-        let head = page.u64(layout.page_compound_head)?;
-        if let Some(head) = head_of(address, head) {
-            address = head;
-            if !kernel.is_page(address) {
-                return None;
-            }
-            page = kernel.memory.window(self.physical(kernel, address)?);
-        }
-        let flags = page.u64(layout.page_flags)?;
-        // The flags of a head mark it as one.
-        if head & 1 != 0 && kernel.places.head_bit.is_some_and(|bit| flags >> bit & 1 == 0) {
-            return None;
-        }
+        let (page, flags) = kernel.head(address, |address| self.physical(kernel, address))?;
         if kernel.places.slab_type.is_none() {
             if kernel.places.slab_bit.is_some_and(|bit| flags >> bit & 1 != 0) {
                 return Some(Page::Other);
@@ -164,6 +149,44 @@ impl Kernel {
     /// The address of the `struct page` of a guest-physical address.
     pub(crate) fn page_of(&self, physical: u64) -> u64 {
         self.places.pages.wrapping_add((physical / PAGE).wrapping_mul(self.layout.page_size))
+    }
+
+    /// The structure of the page at `address`, or of the first page if that is a part of a larger page,
+    /// and its flags; `None` if the structure is torn or invalid. `place` returns the physical address
+    /// of a structure.
+    #[inline]
+    fn head(
+        &self,
+        mut address: u64,
+        mut place: impl FnMut(u64) -> Option<u64>,
+    ) -> Option<(Window<'_>, u64)> {
+        if !self.is_page(address) {
+            return None;
+        }
+        let mut page = self.memory.window(place(address)?);
+        let head = page.u64(self.layout.page_compound_head)?;
+        if let Some(head) = head_of(address, head) {
+            address = head;
+            if !self.is_page(address) {
+                return None;
+            }
+            page = self.memory.window(place(address)?);
+        }
+        let flags = page.u64(self.layout.page_flags)?;
+        // The flags of a head mark it as one.
+        if head & 1 != 0 && self.places.head_bit.is_some_and(|bit| flags >> bit & 1 == 0) {
+            return None;
+        }
+        Some((page, flags))
+    }
+
+    /// Whether a task waits until the page with this guest-physical address has been written back.
+    pub(crate) fn is_awaited(&self, physical: u64) -> bool {
+        let place = |address| self.space.walk(&self.memory, address);
+        let has = |flags: u64, bit: Option<u64>| bit.is_some_and(|bit| flags >> bit & 1 != 0);
+        self.head(self.page_of(physical), place).is_some_and(|(_, flags)| {
+            has(flags, self.places.waiters_bit) && has(flags, self.places.writeback_bit)
+        })
     }
 
     /// Whether an address is a possible address of a `struct page`.

@@ -17,5 +17,6 @@ mod reboot;
 mod reconnect;
 mod resize;
 mod scene;
+mod schedule;
 mod truth;
 mod two_guests;

@@ -103,7 +103,7 @@ pub(crate) const EARLY: &str = "
     kernfs_node 128: count 0, parent 8 *kernfs_node, name 16, priv 96
     md_io_acct 160: orig_bio 0 *bio, start_time 8
     bd_holder_disk 32: list 0 list_head, bdev 16 *block_device, refcnt 24
-    enum pageflags: PG_locked 0, PG_uptodate 2, PG_dirty 3, PG_slab 9, PG_writeback 15, PG_head 16
+    enum pageflags: PG_locked 0, PG_uptodate 2, PG_dirty 3, PG_waiters 7, PG_slab 9, PG_writeback 15, PG_head 16
 ";
 
 /// The corresponding types of kernels like 6.12.
@@ -111,7 +111,7 @@ pub(crate) const RECENT: &str = "
     kernfs_node 128: count 0, __parent 8 *kernfs_node, name 16, priv 96
     md_io_clone 176: mddev 0, orig_bio 8 *bio
     bd_holder_disk 32: list 0 list_head, holder_dir 16 *kobject, refcnt 24
-    enum pageflags: PG_locked 0, PG_writeback 1, PG_uptodate 3, PG_dirty 4, PG_head 6
+    enum pageflags: PG_locked 0, PG_writeback 1, PG_uptodate 3, PG_dirty 4, PG_waiters 7, PG_head 6
     enum64 pagetype: PGTY_buddy 240, PGTY_slab 245
 ";
 

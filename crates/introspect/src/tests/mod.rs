@@ -16,6 +16,7 @@ mod plugged;
 mod reuse;
 mod scribble;
 mod tunables;
+mod waiters;
 
 use std::sync::Arc;
 

@@ -1,8 +1,10 @@
 //! The slot with the guest of a disk, in whose memory the disk's requests are.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use fathom_insight::Waiters;
 use fathom_introspect::{DiskObject, Guest};
 
 /// The current guest of a disk. The owner of the front end sets it. The disk's queues notice a
@@ -51,5 +53,13 @@ impl GuestSlot {
     pub(super) fn try_guest(&self) -> Option<(u64, Option<Arc<Guest>>)> {
         let place = self.guest.try_lock().ok()?;
         Some((self.generation(), place.clone()))
+    }
+}
+
+impl Waiters for GuestSlot {
+    /// Without a guest, or while it changes, no process is known to wait.
+    fn is_awaited(&self, pages: &mut dyn Iterator<Item = u64>) -> bool {
+        let Some((_, Some(guest))) = self.try_guest() else { return false };
+        catch_unwind(AssertUnwindSafe(|| guest.is_awaited(pages))).unwrap_or(false)
     }
 }

@@ -110,6 +110,11 @@ impl HeldList {
         places.min().map(|(_, index)| index)
     }
 
+    /// The request that begins where the last released one ends.
+    pub(super) fn adjoining(&self) -> Option<usize> {
+        self.list.iter().position(|held| held.request.offset == self.position)
+    }
+
     /// The length of the request at `index`, in bytes.
     pub(super) fn length(&self, index: usize) -> u64 {
         self.list.get(index).map_or(0, |held| length(&held.request))

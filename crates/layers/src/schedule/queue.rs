@@ -16,8 +16,12 @@ use super::{Inner, Weights};
 const REVIEW_NS: u64 = 10_000_000;
 /// The interval at which held requests are checked for processes that wait for them, in nanoseconds.
 const PROBE_NS: u64 = 2_000_000;
+/// The most bytes of adjoining background requests that follow the first one of a step.
+const RUN_BYTES_MAX: u64 = 2 << 20;
 /// The most held requests that are checked at a time.
 const PROBES_MAX: usize = 64;
+/// The most pages of a request that are examined at a time, besides the first.
+const PAGES_MAX: usize = 3;
 /// The number of control groups from which unused ones are dropped.
 const GROUPS_KEPT: usize = 64;
 /// The bits of a request's word with the class, plus 1. The other bits have the time at which the
@@ -54,6 +58,8 @@ struct Requests {
     /// The held requests that a process waits for by now.
     marked: Vec<(u64, Release)>,
     admitted: Vec<Admitted>,
+    /// The number of checks for processes that wait.
+    probes: usize,
 }
 
 impl Requests {
@@ -143,16 +149,41 @@ impl Requests {
             };
             let Some(held) = self.held.take(index) else { break };
             self.release(held, release);
+            if release == Release::Quiet {
+                self.continue_run(gate);
+            }
         }
         wait_ns.into_iter().chain(due(&self.held)).min()
     }
 
+    /// Admits the requests that adjoin the last released one, as parts of the same step: on a hard disk
+    /// they take little longer than the first.
+    fn continue_run(&mut self, gate: &mut Gate<'_>) {
+        let mut left = RUN_BYTES_MAX;
+        while let Some(index) = self.held.adjoining() {
+            let length = self.held.length(index);
+            left = match left.checked_sub(length) {
+                Some(left) if length > 0 => left,
+                _ => break,
+            };
+            gate.pass(BACKGROUND, cost(length), Flow::WHOLE);
+            let Some(held) = self.held.take(index) else { break };
+            self.release(held, Release::Quiet);
+        }
+    }
+
     /// Marks the held requests for which processes of the guest wait.
     fn probe(&mut self) {
+        self.probes = self.probes.wrapping_add(1);
         let Some(waiters) = &self.inner.waiters else { return };
         for held in self.held.iter().take(PROBES_MAX) {
             let addresses = held.request.buffers.addresses();
-            let mut pages = addresses.iter().flatten().map(|address| address.0);
+            // `fsync` waits for the pages of a file in order: the first one of a request is the most
+            // likely. Other processes wait for any page, so others are examined in turn.
+            let start = self.probes.wrapping_mul(PAGES_MAX) % addresses.len().max(1);
+            let others = addresses.iter().skip(start.max(1)).take(PAGES_MAX);
+            let pages = addresses.first().into_iter().chain(others);
+            let mut pages = pages.flatten().map(|address| address.0);
             if waiters.is_awaited(&mut pages) {
                 self.inner.index.meet_waiter(self.number, held.request.id);
                 // The other requests of the file are marked with it.
@@ -195,6 +226,7 @@ impl ScheduleQueue {
             held: HeldList::default(),
             marked: Vec::new(),
             admitted: Vec::new(),
+            probes: 0,
             inner: Arc::clone(inner),
         };
         Self {

@@ -8,6 +8,7 @@ use fathom_block::{ErrorKind, Layer};
 use fathom_control::{
     BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition,
 };
+use fathom_insight::Waiters;
 use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
 use serde_json::{Map, Value};
 
@@ -159,6 +160,7 @@ pub(crate) fn make_layers(
         })
     };
     let device = device_name(definition);
+    let waiters = watchers.classify.as_ref().map(|_| Arc::clone(guest.slot()) as Arc<dyn Waiters>);
     let context = LayerContext {
         disk: &definition.name,
         names: guest.names(),
@@ -166,7 +168,7 @@ pub(crate) fn make_layers(
         limits: &common.limits,
         device: &device,
         devices: &common.devices,
-        waiters: None,
+        waiters: waiters.as_ref(),
         shared: &shared,
     };
     let listed: Vec<LayerDefinition> = implied.chain(definition.layers.iter().cloned()).collect();
