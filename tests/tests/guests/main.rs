@@ -13,6 +13,7 @@ mod introspection_systems;
 mod memory_hotplug;
 mod migration;
 mod not_shared;
+mod pull;
 mod reboot;
 mod reconnect;
 mod resize;
