@@ -3,16 +3,24 @@
 //! | part | question |
 //! |---|---|
 //! | [`resolve`] | Which physical devices does an image lie on? |
+//! | [`IdleTracker`], [`Predictor`] | When is it idle, and for how long will it stay idle? |
 //! | [`HostActivity`] | What does a device do now, for all programs of the host? |
+//! | [`Schedule`] | When does background work begin? |
 //!
 //! All files of `/sys` and `/proc` are read up to a limit, and parsed as if they were hostile.
 
 #![forbid(unsafe_code)]
 
 mod activity;
+mod idle;
 mod mounts;
+pub mod predict;
 pub mod resolve;
+mod schedule;
 mod text;
 
 pub use activity::{DeviceFacts, HostActivity, SysDevices};
+pub use idle::{IdleOptions, IdleTracker};
+pub use predict::Predictor;
 pub use resolve::{Medium, MediumKind, Placement, resolve_within};
+pub use schedule::{Offer, Schedule, Work};
