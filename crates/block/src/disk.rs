@@ -2,11 +2,12 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use fathom_reactor::Reactor;
 
 use crate::backend::Backend;
+use crate::background::BackgroundScheduler;
 use crate::change::Life;
 use crate::clock::Clock;
 use crate::failures::Failures;
@@ -58,6 +59,8 @@ pub struct Disk {
     counters: StackCounters,
     failures: Failures,
     queues: AtomicU64,
+    /// Decides when the layers' background work is done.
+    scheduler: OnceLock<Arc<dyn BackgroundScheduler>>,
 }
 
 impl Disk {
@@ -91,6 +94,7 @@ impl Disk {
             counters: StackCounters::default(),
             failures: Failures::default(),
             queues: AtomicU64::new(0),
+            scheduler: OnceLock::new(),
         };
         let top = disk.ladder(&layers)[0];
         disk.capacity = AtomicU64::new(top.capacity);
@@ -210,6 +214,15 @@ impl Disk {
             self.announce(DiskChange::Resized);
         }
         resized
+    }
+
+    /// Sets the scheduler of the layers' background work, once, before the first queue is opened.
+    pub fn schedule_background(&self, scheduler: Arc<dyn BackgroundScheduler>) {
+        let _ = self.scheduler.set(scheduler);
+    }
+
+    pub(crate) fn scheduler(&self) -> Option<Arc<dyn BackgroundScheduler>> {
+        self.scheduler.get().cloned()
     }
 
     /// State that the queues share with a change of the layers.

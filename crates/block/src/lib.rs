@@ -15,6 +15,7 @@
 
 mod aside;
 mod backend;
+mod background;
 mod buffer;
 mod change;
 mod clock;
@@ -38,6 +39,7 @@ mod work;
 
 pub use aside::StoreId;
 pub use backend::{Backend, BackendContext, BackendQueue};
+pub use background::{Background, BackgroundScheduler, BackgroundStep, Permission};
 pub use buffer::{Buffers, GuestAddress};
 pub use change::{CHANGE_TIME_MAX, RestackError};
 pub use clock::Clock;

@@ -7,7 +7,9 @@ use fathom_reactor::{Pending, Reactor};
 
 use crate::aside::{Aside, StoreId};
 use crate::backend::Backend;
+use crate::background::Background;
 use crate::clock::Clock;
+use crate::disk::Disk;
 use crate::geometry::{Capabilities, Geometry};
 use crate::waker::{Alarm, Waker};
 use crate::work::{Urgency, Work};
@@ -25,6 +27,7 @@ pub struct Offer {
 
 /// The context in which a layer's part is opened in a queue.
 pub struct OpenContext<'a> {
+    pub(crate) disk: &'a Disk,
     pub(crate) queue: u64,
     pub(crate) level: usize,
     pub(crate) below: Offer,
@@ -76,6 +79,16 @@ impl OpenContext<'_> {
         }
         let alarm = self.aside.alarm.as_ref().ok_or(io::ErrorKind::Other)?;
         Ok(alarm.waker(self.level))
+    }
+
+    /// The background work of this part of the layer `layer`: the scheduler of the disk, if it has one,
+    /// decides when a step begins.
+    ///
+    /// # Errors
+    /// When no descriptor is available.
+    pub fn background(&mut self, layer: &'static str) -> io::Result<Background> {
+        let waker = self.waker()?;
+        Ok(Background::new(self.disk.scheduler(), self.disk.name(), layer, waker))
     }
 
     /// A handle to run computations of this part on other threads. A queue is drained only when the

@@ -134,6 +134,7 @@ impl Stack {
         let mut layers = Vec::with_capacity(members.len());
         for (level, layer) in members.iter().enumerate() {
             let mut context = OpenContext {
+                disk: &disk,
                 queue,
                 level,
                 below: offers[level + 1],

@@ -7,6 +7,7 @@
 
 #![allow(clippy::format_push_string, reason = "it keeps the code that builds output readable")]
 
+mod background;
 mod bench;
 mod connection;
 mod devices;
@@ -43,6 +44,8 @@ pub enum Command {
     Top(top::TopOptions),
     /// Show the devices beneath the disks, and how busy they are
     Devices(devices::DevicesOptions),
+    /// Show the work that layers do while their devices are idle
+    Background(background::BackgroundOptions),
     /// Show the files that a disk is busy with
     Files(usage::FilesOptions),
     /// Show data in guests' memory that they have not written yet
@@ -91,6 +94,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Disk(command) => disk::run(command).map(done),
         Command::Top(options) => top::run(options).map(done),
         Command::Devices(options) => devices::run(options).map(done),
+        Command::Background(options) => background::run(options).map(done),
         Command::Files(options) => usage::files(options).map(done),
         Command::Dirty(options) => dirty::run(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),

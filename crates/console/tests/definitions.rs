@@ -132,6 +132,7 @@ fn every_help_has_examples() {
         "files",
         "devices",
         "dirty",
+        "background",
         "explain-io",
         "query",
         "explain",

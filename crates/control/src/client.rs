@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use crate::background::BackgroundList;
 use crate::daemon::{DaemonInfo, Done, EventList, ReloadReport};
 use crate::definition::{DiskChange, DiskDefinition};
 use crate::device::DeviceList;
@@ -258,6 +259,14 @@ impl Client {
     /// When there is no answer.
     pub fn devices(&self) -> Result<DeviceList, ClientError> {
         self.get("/v1/devices")
+    }
+
+    /// The background work of the disks' layers.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn background(&self) -> Result<BackgroundList, ClientError> {
+        self.get("/v1/background")
     }
 
     /// The usage by file, control group and process: of all disks, of the disk `disk`, or of the

@@ -14,6 +14,7 @@
 //! | `DELETE /v1/disks/{name}` | | [`Done`] |
 //! | `GET /v1/statistics` | | [`Statistics`] |
 //! | `GET /v1/devices` | | [`DeviceList`] |
+//! | `GET /v1/background` | | [`BackgroundList`] |
 //! | `GET /v1/usage?disk=NAME&vm=NAME` | | [`UsageReport`] |
 //! | `GET /v1/slow?disk=NAME&count=N` | | [`SlowReport`] |
 //! | `GET /v1/guests` | | [`GuestList`] |
@@ -29,6 +30,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod background;
 mod client;
 mod daemon;
 mod definition;
@@ -46,6 +48,7 @@ mod statistics;
 mod stream;
 mod usage;
 
+pub use background::{BackgroundDevice, BackgroundList, WaitingWork};
 pub use client::{Client, ClientError};
 pub use daemon::{
     DaemonEvent, DaemonInfo, DaemonState, Done, EventLevel, EventList, ListenerStatus, ReloadReport,

@@ -1,13 +1,16 @@
 //! Runs the write-ahead log, by seed, over a faulty log volume and a faulty disk. Whenever both
 //! crash, all acknowledged changes survive.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fathom_block::{
-    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, Disk, DiskOptions,
-    ErrorKind, Flags, Geometry, Layer, Operation, Request,
+    Backend, BackendContext, BackendProblem, BackendQueue, BackgroundScheduler, BackgroundStep,
+    Capabilities, Disk, DiskOptions, ErrorKind, Flags, Geometry, Layer, Operation, Permission,
+    Request, Waker,
 };
 use fathom_layers::tap::{EventType, Labels};
 use fathom_layers::wal::{LogVolume, WalError, WalOptions};
@@ -64,13 +67,67 @@ fn recovered(images: &Images) -> Vec<u8> {
     disk
 }
 
-/// A disk with a log, over two stores that crash together.
+/// A scheduler of background work that allows steps by seed, and each step at its deadline.
+struct RandomScheduler {
+    random: Mutex<fastrand::Rng>,
+    opened: AtomicU64,
+    /// The parts that have a step in flight.
+    running: Mutex<BTreeSet<u64>>,
+    /// Offers that had to wait.
+    waits: AtomicU64,
+}
+
+impl RandomScheduler {
+    fn new(seed: u64) -> Self {
+        Self {
+            random: Mutex::new(fastrand::Rng::with_seed(seed)),
+            opened: AtomicU64::new(0),
+            running: Mutex::default(),
+            waits: AtomicU64::new(0),
+        }
+    }
+}
+
+impl BackgroundScheduler for RandomScheduler {
+    fn open(&self, _: &str, layer: &'static str, _: Waker) -> u64 {
+        assert_eq!(layer, "wal");
+        self.opened.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn ask(&self, part: u64, step: BackgroundStep, now_ns: u64) -> Permission {
+        assert!(!self.running.lock().unwrap().contains(&part), "a part has one step at a time");
+        let mut random = self.random.lock().unwrap();
+        if now_ns < step.deadline_ns && random.u8(..4) > 0 {
+            self.waits.fetch_add(1, Ordering::Relaxed);
+            let until_ns = now_ns + random.u64(1..10_000);
+            return Permission::Wait(until_ns.min(step.deadline_ns));
+        }
+        self.running.lock().unwrap().insert(part);
+        Permission::Begin
+    }
+
+    fn end(&self, part: u64, _: u64) {
+        assert!(self.running.lock().unwrap().remove(&part), "a step ends once");
+    }
+
+    fn rest(&self, part: u64) {
+        assert!(!self.running.lock().unwrap().contains(&part), "its step has not ended");
+    }
+
+    fn close(&self, part: u64) {
+        self.running.lock().unwrap().remove(&part);
+    }
+}
+
+/// A disk with a log, over two stores that crash together. Every second seed has a scheduler of
+/// background work.
 struct Rig {
     record: SimRecord,
     _log: Arc<SimBackend>,
     home: Arc<SimBackend>,
     wal: Wal,
     disk: Arc<Disk>,
+    scheduler: Option<Arc<RandomScheduler>>,
 }
 
 impl Rig {
@@ -88,8 +145,12 @@ impl Rig {
         let wal = Wal::open(&volume, &options()).unwrap();
         let layers = vec![Arc::new(wal.clone()) as _];
         let disk = Disk::new(DiskOptions::default(), layers, Arc::clone(&home) as _).unwrap();
+        let scheduler = (seed % 2 == 1).then(|| Arc::new(RandomScheduler::new(seed)));
+        if let Some(scheduler) = &scheduler {
+            disk.schedule_background(Arc::<RandomScheduler>::clone(scheduler));
+        }
         record.crashes();
-        Self { record, _log: log, home, wal, disk }
+        Self { record, _log: log, home, wal, disk, scheduler }
     }
 
     /// Checks the content after each crash since the last call.
@@ -116,7 +177,7 @@ fn harness(rig: &Rig, seed: u64) -> Harness {
 
 #[test]
 fn acknowledged_changes_survive_a_crash_of_both_stores() {
-    let (mut cases, mut crashes, mut rounds) = (0, 0, 0);
+    let (mut cases, mut crashes, mut rounds, mut waits) = (0, 0, 0, 0);
     each_seed(1000, |seed| {
         cases += 1;
         let rig = Rig::new(seed, 0.1, blank());
@@ -127,6 +188,7 @@ fn acknowledged_changes_survive_a_crash_of_both_stores() {
         harness.verify(CAPACITY);
         harness.rest(|_| {});
         rounds += rig.wal.status().rounds;
+        waits += rig.scheduler.as_ref().map_or(0, |found| found.waits.load(Ordering::Relaxed));
         // Everything is written back before the layer leaves.
         rig.wal.drain(&rig.disk, Duration::from_secs(20)).unwrap();
         assert_eq!(harness.model().check_now(&rig.home.image()), Ok(()));
@@ -137,6 +199,7 @@ fn acknowledged_changes_survive_a_crash_of_both_stores() {
         rounds > cases && crashes > 20 * cases as usize,
         "{rounds} rounds home, {crashes} crashes"
     );
+    assert!(waits > cases / 2, "write-back waited {waits} times for an idle time");
 }
 
 /// Every change is durable when it completes, with or without a flush.

@@ -15,6 +15,7 @@
 
 #![warn(missing_docs)]
 
+mod background;
 mod command;
 pub mod configuration;
 mod daemon;

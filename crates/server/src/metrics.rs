@@ -1,5 +1,6 @@
 //! `/metrics`: Prometheus' text format, version 0.0.4.
 
+mod background;
 mod devices;
 mod dirty;
 mod layers;
@@ -11,8 +12,9 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 use fathom_control::{
-    DaemonInfo, DeviceList, DirtyReport, DiskList, DiskStatistics, DiskStatus, FrontendStatus,
-    ListenerStatus, MonitorStatus, OperationStatistics, Problem, Statistics, VhostUserStatus,
+    BackgroundList, DaemonInfo, DeviceList, DirtyReport, DiskList, DiskStatistics, DiskStatus,
+    FrontendStatus, ListenerStatus, MonitorStatus, OperationStatistics, Problem, Statistics,
+    VhostUserStatus,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -59,6 +61,7 @@ pub(crate) struct Facts<'f> {
     pub disks: &'f DiskList,
     pub statistics: &'f Statistics,
     pub devices: &'f DeviceList,
+    pub background: &'f BackgroundList,
     pub groups: &'f [DiskGroups],
     pub dirty: &'f DirtyReport,
     pub flushes: &'f BTreeMap<String, FlushCounts>,
@@ -68,8 +71,18 @@ pub(crate) struct Facts<'f> {
 
 /// All metrics as text.
 pub(crate) fn text(facts: &Facts<'_>) -> String {
-    let Facts { info, disks, statistics, devices, groups, dirty, flushes, queries, monitor } =
-        *facts;
+    let Facts {
+        info,
+        disks,
+        statistics,
+        devices,
+        background,
+        groups,
+        dirty,
+        flushes,
+        queries,
+        monitor,
+    } = *facts;
     let mut page = Page::default();
     of_daemon(&mut page, info);
     of_process(&mut page, info);
@@ -77,6 +90,7 @@ pub(crate) fn text(facts: &Facts<'_>) -> String {
     of_operations(&mut page, statistics);
     layers::of_layers(&mut page, disks);
     devices::of_devices(&mut page, devices);
+    background::of_background(&mut page, background);
     of_guests(&mut page, disks);
     usage::of_insight(&mut page, disks);
     usage::of_groups(&mut page, groups);
@@ -411,6 +425,7 @@ mod tests {
             disks: &disks,
             statistics: &statistics,
             devices: &DeviceList { devices: vec![device], ..DeviceList::default() },
+            background: &BackgroundList::default(),
             groups: &[],
             dirty: &DirtyReport::default(),
             flushes: &BTreeMap::default(),

@@ -76,6 +76,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/disks/{name}/recover", post(recover_disk))
         .route("/v1/statistics", get(statistics))
         .route("/v1/devices", get(devices))
+        .route("/v1/background", get(background))
         .route("/v1/usage", get(usage))
         .route("/v1/slow", get(slow))
         .route("/v1/guests", get(guests))
@@ -165,6 +166,10 @@ async fn statistics(State(app): State<App>) -> Answer<fathom_control::Statistics
 async fn devices(State(app): State<App>) -> Answer<fathom_control::DeviceList> {
     // The search waits for file systems, for a limited time.
     blocking(move || Ok(app.daemon.devices())).await
+}
+
+async fn background(State(app): State<App>) -> Answer<fathom_control::BackgroundList> {
+    Ok(axum::Json(app.daemon.common.background.list()))
 }
 
 #[derive(Default, Deserialize)]
@@ -346,6 +351,7 @@ async fn metrics_text(daemon: &Arc<Daemon>) -> String {
         disks: &daemon.disk_list(),
         statistics: &daemon.statistics(),
         devices: &devices,
+        background: &daemon.common.background.list(),
         groups: &daemon.groups(),
         dirty: &dirty,
         flushes: &daemon.flush_counts(),

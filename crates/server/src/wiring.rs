@@ -24,7 +24,9 @@ use fathom_options::Problems;
 use fathom_reactor::Reactor;
 use fathom_tls::{Certificates, Tls};
 
-use crate::configuration::{Address, parse_address};
+use crate::background::{BackgroundWork, Scheduled};
+use crate::configuration::{Address, layers as layers_of, parse_address};
+use crate::daemon::placement_within;
 use crate::group::admit;
 use crate::introspection::DiskGuest;
 use crate::logs::{DiskLog, LogVolumes};
@@ -58,6 +60,8 @@ pub(crate) struct Watchers {
     pub room: Option<WaitForRoom>,
     /// Makes changes durable in a log first.
     pub log: Option<DiskLog>,
+    /// Schedules background work on the disk's devices.
+    pub background: Option<Arc<Scheduled>>,
     /// All layers of the disk, the uppermost first.
     pub layers: Vec<KeyedLayer>,
 }
@@ -84,6 +88,8 @@ pub(crate) struct Common {
     pub devices: ScheduleDevices,
     /// The modelled devices.
     pub models: ModelDevices,
+    /// The background work of all disks.
+    pub background: BackgroundWork,
 }
 
 /// Opens the back end of `definition`, with its layers above it. `number` is the disk's number in
@@ -102,6 +108,7 @@ pub(crate) fn open_disk(
         classify: make_classify(definition, guest)?,
         room: (definition.when_full == WhenFull::Wait).then(WaitForRoom::new),
         log: common.logs.open(definition, backend.capacity(), records, &common.models)?,
+        background: background_of(definition, common),
         layers: Vec::new(),
     };
     let disk = stack(definition, &mut watchers, guest, common, backend).inspect_err(|_| {
@@ -138,7 +145,34 @@ fn stack(
         serial: serial.clone(),
         read_only: definition.read_only,
     };
-    Disk::new(options, layers, backend).map_err(too_many_layers)
+    let disk = Disk::new(options, layers, backend).map_err(too_many_layers)?;
+    schedule(&disk, watchers);
+    Ok(disk)
+}
+
+/// How long the search for the devices beneath a new disk may take.
+const SEARCH_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The scheduler of background work for a disk that has such work, or whose devices are shared with one
+/// that has. Without a scheduler, work is done when it is due.
+pub(crate) fn background_of(
+    definition: &DiskDefinition,
+    common: &Common,
+) -> Option<Arc<Scheduled>> {
+    let has_work = layers_of::wal(definition).is_some();
+    if !has_work && common.background.is_empty() {
+        return None;
+    }
+    let placement = placement_within(definition, SEARCH_TIME_MAX);
+    let is_known = placement.problem.is_none();
+    is_known.then(|| common.background.of(&placement, has_work)).flatten()
+}
+
+/// Gives a disk the scheduler of its background work. A disk keeps its scheduler.
+pub(crate) fn schedule(disk: &Disk, watchers: &Watchers) {
+    if let Some(background) = &watchers.background {
+        disk.schedule_background(Arc::<Scheduled>::clone(background));
+    }
 }
 
 fn too_many_layers(_: ErrorKind) -> ErrorBody {

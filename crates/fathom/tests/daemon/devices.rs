@@ -107,3 +107,68 @@ fn a_hung_file_system_delays_no_report_and_the_others_are_shown() {
         beneath(&client.devices().unwrap().devices, "a")[0].0 == "network"
     });
 }
+
+/// A disk with a log on `device`, whose changes stay in the log for `age`.
+fn logged(name: &str, age: &str) -> String {
+    format!(
+        "[[disk]]\nname = \"{name}\"\nimage = \"{name}.img\"\n\
+         model = {{ kind = \"hdd\", device = \"slow\" }}\n\
+         layers = [{{ kind = \"wal\", log = \"{name}.log\", size = \"16M\", age = \"{age}\" }}]\n"
+    )
+}
+
+#[test]
+fn a_log_is_written_back_in_idle_time_long_before_its_age() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a.img", "b.img"] {
+        image(folder.path(), name, 8 << 20);
+    }
+    let configuration = format!(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n{}{}[[disk]]\nname = \"c\"\nmemory = \"1M\"\n",
+        logged("a", "8s"),
+        logged("b", "1h"),
+    );
+    let daemon = Daemon::start_in(folder, &configuration);
+    let client = daemon.client();
+    // The two disks share a device; the third one has no background work.
+    let list = client.background().unwrap();
+    assert_eq!(list.devices.len(), 1, "{list:?}");
+    assert_eq!(list.devices[0].devices, ["slow"]);
+    assert_eq!(list.devices[0].steps, 0);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let mut other = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    for cookie in 0..16 {
+        for nbd in [&mut nbd, &mut other] {
+            nbd.send(WRITE, cookie, cookie * 65536, 65536, &vec![cookie as u8; 65536]);
+            nbd.read_reply(0);
+        }
+    }
+    let used = |disk| client.disk(disk).unwrap().figure("wal", "used_bytes").unwrap();
+    assert!(used("a") > 1 << 20 && used("b") > 1 << 20);
+    let begun = std::time::Instant::now();
+    daemon.until("the log of a to be written back", || used("a") == 0);
+    println!("written back after {:?}", begun.elapsed());
+    let device = &client.background().unwrap().devices[0];
+    assert!(device.steps > 0 && device.bytes >= 1 << 20, "{device:?}");
+    assert!(device.used_ns > 0 && device.used_ns <= device.offered_ns, "{device:?}");
+    assert!(used("b") > 1 << 20, "half of its age has not passed");
+    let text = client.metrics().unwrap();
+    assert!(text.contains("fathom_background_steps_total{device=\"slow\"}"), "{text}");
+
+    // A disk that is emptied does not wait for idle time.
+    client
+        .change_disk(
+            "b",
+            &fathom_control::DiskChange { remove_layer: Some("wal".into()), ..Default::default() },
+        )
+        .unwrap();
+    let mut command = command(daemon.path(".").as_path());
+    let output = command
+        .args(["background", "--control"])
+        .arg(daemon.path("control.sock"))
+        .stdout(Stdio::piped())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("slow") && text.contains("No work waits"), "{text}");
+}

@@ -3,11 +3,15 @@
 //! A round copies the newest content of the oldest records home, flushes home, and writes a
 //! checkpoint. One queue has the round; the other queues continue to serve. Changes written
 //! meanwhile are in later records, which stay in the log.
+//!
+//! A disk with a scheduler of background work writes back in idle time: a round may begin when half of
+//! the age has passed, and each copy is a step that the scheduler allows. All copies begin in time for
+//! the age. If changes wait for space, or the log is half full or has to be emptied, copies do not wait.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use fathom_block::{Crossing, ErrorKind, Operation, Outcome, Request};
+use fathom_block::{BackgroundStep, Crossing, ErrorKind, Operation, Outcome, Permission, Request};
 use fathom_wal::{Round, Segment, Source};
 
 use super::queue::{WalQueue, purpose};
@@ -28,6 +32,14 @@ pub(super) struct WriteBack {
     in_flight: usize,
     is_flushing: bool,
     failed: Option<ErrorKind>,
+    /// The bytes that are not home.
+    left: u64,
+    /// When the round has to be done, in nanoseconds.
+    deadline_ns: u64,
+    /// Whether the scheduler has allowed a step that has not begun.
+    is_allowed: bool,
+    /// Whether a copy or the flush in flight is a step that the scheduler has allowed.
+    is_step: bool,
 }
 
 impl WalQueue {
@@ -41,7 +53,12 @@ impl WalQueue {
             let Some(write_back) = &mut self.write_back else { return };
             let may_copy = write_back.failed.is_none() && !is_closed;
             if may_copy && write_back.in_flight < COPIES_MAX && !write_back.segments.is_empty() {
-                write_back.in_flight += 1;
+                if !self.may_step(COPY_LENGTH_MAX, next) {
+                    return;
+                }
+                if let Some(write_back) = &mut self.write_back {
+                    write_back.in_flight += 1;
+                }
                 self.copy(next);
                 continue;
             }
@@ -54,24 +71,84 @@ impl WalQueue {
             if !may_copy {
                 return self.abandon_round(next);
             }
-            write_back.is_flushing = true;
-            write_back.in_flight = 1;
+            if !self.may_step(0, next) {
+                return;
+            }
+            if let Some(write_back) = &mut self.write_back {
+                write_back.is_flushing = true;
+                write_back.in_flight = 1;
+            }
             let mut own = next.request();
             (own.operation, own.token) = (Operation::Flush, purpose::HOME_FLUSH);
+            own.flags.background = true;
             next.submit(own);
         }
     }
 
-    fn begin_round(&self, next: &mut Crossing<'_>) -> Option<WriteBack> {
+    /// Whether a copy of at most `bytes`, or the flush, may begin now. A disk with a scheduler has one
+    /// of them in flight at a time, when the scheduler allows it, unless changes wait for the round.
+    fn may_step(&mut self, bytes: u64, next: &mut Crossing<'_>) -> bool {
+        let Some(write_back) = &mut self.write_back else { return false };
+        let is_pressed = self.inner.shared.access(|state| self.inner.is_pressed(state));
+        if is_pressed || !self.background.is_scheduled() {
+            return true;
+        }
+        if write_back.in_flight > 0 {
+            return false;
+        }
+        let (waiting_bytes, deadline_ns) = (write_back.left, write_back.deadline_ns);
+        let step = BackgroundStep { bytes: bytes.min(waiting_bytes), waiting_bytes, deadline_ns };
+        let is_allowed = std::mem::take(&mut write_back.is_allowed) || self.ask(step, next);
+        if let Some(write_back) = &mut self.write_back {
+            write_back.is_step = is_allowed;
+        }
+        is_allowed
+    }
+
+    /// Asks the scheduler for a step. Before the time that it has named, it is not asked again.
+    fn ask(&mut self, step: BackgroundStep, next: &mut Crossing<'_>) -> bool {
+        if next.round_ns() >= self.ask_ns {
+            match self.background.ask(step, next.now_ns()) {
+                Permission::Begin => return true,
+                Permission::Wait(until_ns) => self.ask_ns = until_ns,
+            }
+        }
+        next.wake_at(self.ask_ns);
+        false
+    }
+
+    /// Whether the scheduler lets a round begin before it is due, now that there are changes of
+    /// `waiting_bytes` since `since_ns`.
+    fn begins_early(&mut self, since_ns: u64, waiting_bytes: u64, next: &mut Crossing<'_>) -> bool {
         let age_ns = self.inner.age_ns.load(Ordering::Relaxed);
+        let due_ns = since_ns.saturating_add(age_ns);
+        next.wake_at(due_ns);
+        if !self.background.is_scheduled() {
+            return false;
+        }
+        // Changes that are overwritten soon need not be written back.
+        let early_ns = since_ns.saturating_add(age_ns / 2);
+        if next.now_ns() < early_ns {
+            self.background.rest();
+            next.wake_at(early_ns);
+            return false;
+        }
+        let bytes = COPY_LENGTH_MAX.min(waiting_bytes);
+        self.ask(BackgroundStep { bytes, waiting_bytes, deadline_ns: due_ns }, next)
+    }
+
+    fn begin_round(&mut self, next: &mut Crossing<'_>) -> Option<WriteBack> {
         let size = self.inner.superblock.ring_length;
+        let age_ns = self.inner.age_ns.load(Ordering::Relaxed);
         let limit = ROUND_LENGTH_MAX.min(size / 2);
         let mut wake_ns = None;
         if self.inner.shared.access(|state| state.log.is_empty()) {
+            self.background.rest();
             return None;
         }
         let now_ns = next.now_ns();
-        let round = self.inner.shared.access(|state| {
+        // Whether the round may begin, and what it would write back.
+        let ready = self.inner.shared.access(|state| {
             if state.failed.is_some() {
                 return None;
             }
@@ -80,30 +157,50 @@ impl WalQueue {
                 wake_ns = Some(now_ns.saturating_add(age_ns.max(RETRY_NS)));
                 return None;
             }
-            let is_due =
-                state.is_draining || state.is_space_awaited || state.log.used() >= size / 2;
-            let mut due_ns = if is_due { 0 } else { state.since_ns.saturating_add(age_ns) };
-            if state.home_failed.is_some() {
-                due_ns = due_ns.max(state.retry_ns);
+            if state.home_failed.is_some() && now_ns < state.retry_ns {
+                wake_ns = Some(state.retry_ns);
+                return None;
             }
-            if now_ns < due_ns {
-                wake_ns = Some(due_ns);
+            let is_due =
+                self.inner.is_pressed(state) || now_ns >= state.since_ns.saturating_add(age_ns);
+            Some((is_due, state.since_ns, state.log.used().min(limit)))
+        });
+        if let Some(wake_ns) = wake_ns {
+            next.wake_at(wake_ns);
+        }
+        let Some((is_due, since_ns, waiting_bytes)) = ready else {
+            self.background.rest();
+            return None;
+        };
+        let is_allowed = !is_due && self.begins_early(since_ns, waiting_bytes, next);
+        if !is_due && !is_allowed {
+            return None;
+        }
+        let deadline_ns = if is_due { now_ns } else { since_ns.saturating_add(age_ns) };
+        let round = self.inner.shared.access(|state| {
+            // Another queue may have begun a round meanwhile.
+            if state.is_writing_back || state.failed.is_some() {
                 return None;
             }
             let round = state.log.round(limit)?;
             (state.is_writing_back, state.is_space_awaited, state.since_ns) = (true, false, now_ns);
             Some(round)
         });
-        if let Some(wake_ns) = wake_ns {
-            next.wake_at(wake_ns);
+        if round.is_none() && is_allowed {
+            self.background.end(now_ns);
         }
         let Round { last, segments } = round?;
+        let left = segments.iter().map(|segment| segment.length).sum();
         Some(WriteBack {
             last,
             segments: segments.into(),
             in_flight: 0,
             is_flushing: false,
             failed: None,
+            left,
+            deadline_ns,
+            is_allowed,
+            is_step: false,
         })
     }
 
@@ -138,6 +235,7 @@ impl WalQueue {
                     write_back.segments.push_front(first);
                 }
             }
+            write_back.left = write_back.left.saturating_sub(own.length);
             return next.submit(own);
         }
         let mut run = vec![first];
@@ -153,6 +251,7 @@ impl WalQueue {
             own.length += segment.length;
             run.push(segment);
         }
+        write_back.left = write_back.left.saturating_sub(own.length);
         own.operation = Operation::Write;
         own.buffers.allocate(own.length as usize);
         let start = own.offset;
@@ -178,14 +277,17 @@ impl WalQueue {
             return next.submit(parent);
         }
         next.recycle(parent);
-        self.part_completed(outcome);
+        self.part_completed(outcome, next.now_ns());
         self.bring_home(next);
     }
 
     /// A request of the round has completed.
-    pub(super) fn part_completed(&mut self, outcome: Outcome) {
+    pub(super) fn part_completed(&mut self, outcome: Outcome, now_ns: u64) {
         let Some(write_back) = &mut self.write_back else { return };
         write_back.in_flight -= 1;
+        if std::mem::take(&mut write_back.is_step) {
+            self.background.end(now_ns);
+        }
         if let Err(kind) = outcome {
             write_back.failed.get_or_insert(kind);
         }
@@ -206,8 +308,11 @@ impl WalQueue {
 
     /// The round failed, or its queue closes. The log keeps its content.
     fn abandon_round(&mut self, next: &mut Crossing<'_>) {
-        let Some(WriteBack { failed, .. }) = self.write_back.take() else { return };
+        let Some(WriteBack { failed, is_allowed, .. }) = self.write_back.take() else { return };
         let retry_ns = next.now_ns() + RETRY_NS;
+        if is_allowed {
+            self.background.end(next.now_ns());
+        }
         self.inner.shared.access(|state| {
             state.is_writing_back = false;
             if failed.is_some() {

@@ -78,6 +78,15 @@ struct State {
     is_draining: bool,
 }
 
+impl State {
+    /// Wakes all queues: the one with a write-back round in progress may have to continue.
+    fn wake_queues(&self) {
+        for (_, waker) in &self.queues {
+            waker.wake();
+        }
+    }
+}
+
 struct Inner {
     volume: Arc<LogVolume>,
     /// Where the region begins in the volume, in bytes.
@@ -91,6 +100,12 @@ struct Inner {
 }
 
 impl Inner {
+    /// Whether changes have to be written back without a wait for an idle time.
+    fn is_pressed(&self, state: &State) -> bool {
+        let is_full = state.log.used() >= self.superblock.ring_length / 2;
+        state.is_draining || state.is_space_awaited || is_full
+    }
+
     /// The place of a ring's position in the volume, in bytes.
     fn place(&self, position: u64) -> u64 {
         self.base + fathom_wal::RING_OFFSET + position % self.superblock.ring_length
@@ -161,6 +176,7 @@ impl Wal {
         // An earlier failure need not occur again.
         shared.access(|state| {
             (state.is_draining, state.home_failed, state.retry_ns) = (true, None, 0);
+            state.wake_queues();
         });
         let drained = self.bring_home(is_done, &mut stack, &mut reactor, end);
         shared.access(|state| state.is_draining = false);
@@ -287,8 +303,9 @@ impl Layer for Wal {
         let store = context.open_store(self.inner.volume.backend())?;
         let waker = context.waker()?;
         let pending = context.pending();
-        let queue =
-            WalQueue::new(Arc::clone(&self.inner), store, waker, pending, below.capabilities);
+        let background = context.background("wal")?;
+        let inner = Arc::clone(&self.inner);
+        let queue = WalQueue::new(inner, store, waker, pending, below.capabilities, background);
         Ok(LayerPart::queue(queue))
     }
 }

@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use fathom_block::{
-    Allocation, CacheHit, Capabilities, Crossing, ErrorKind, Extent, LayerQueue, Operation,
-    Outcome, Request, StoreId, Waker, faults,
+    Allocation, Background, CacheHit, Capabilities, Crossing, ErrorKind, Extent, LayerQueue,
+    Operation, Outcome, Request, StoreId, Waker, faults,
 };
 use fathom_reactor::Pending;
 use fathom_wal::{
@@ -67,6 +67,10 @@ pub(super) struct WalQueue {
     flushing: Option<u64>,
     pub(super) checkpoint_in_flight: Option<Checkpoint>,
     pub(super) write_back: Option<WriteBack>,
+    /// Decides when copies begin that nothing waits for.
+    pub(super) background: Background,
+    /// The scheduler is not asked again before this time, in nanoseconds.
+    pub(super) ask_ns: u64,
     pub(super) is_closed: bool,
     /// The pins of reads, and the requests for extents that wait for an answer of the disk beneath,
     /// by number.
@@ -84,6 +88,7 @@ impl WalQueue {
         waker: Waker,
         pending_in_kernel: Pending,
         below: Capabilities,
+        background: Background,
     ) -> Self {
         // Write-back of recovered records begins without a request.
         waker.wake();
@@ -106,6 +111,8 @@ impl WalQueue {
             flushing: None,
             checkpoint_in_flight: None,
             write_back: None,
+            background,
+            ask_ns: 0,
             is_closed: false,
             pins: HashMap::new(),
             extent_requests: HashMap::new(),
@@ -198,11 +205,17 @@ impl WalQueue {
                 if state.log.is_empty() {
                     state.since_ns = now_ns;
                 }
-                if let Ok(reservation) = state.log.reserve(prepared.entries.clone()) {
-                    return Some(Ok(reservation));
+                let was_pressed = self.inner.is_pressed(state);
+                let reserved = state.log.reserve(prepared.entries.clone());
+                state.is_space_awaited |= reserved.is_err();
+                if self.inner.is_pressed(state) && !was_pressed {
+                    // A round may wait for an idle time.
+                    state.wake_queues();
                 }
-                state.is_space_awaited = true;
-                state.home_failed.map(Err)
+                match reserved {
+                    Ok(reservation) => Some(Ok(reservation)),
+                    Err(_) => state.home_failed.map(Err),
+                }
             });
             match reserved {
                 None => {
@@ -509,7 +522,7 @@ impl LayerQueue for WalQueue {
                 self.inner.volume.end(number, outcome);
             }
             purpose::CHECKPOINT => self.checkpoint_written(outcome),
-            purpose::COPY | purpose::HOME_FLUSH => self.part_completed(outcome),
+            purpose::COPY | purpose::HOME_FLUSH => self.part_completed(outcome, next.now_ns()),
             purpose::EXTENTS => {
                 if let Some(mut parent) = self.extent_requests.remove(&number) {
                     parent.extents.extend_from_slice(&request.extents);

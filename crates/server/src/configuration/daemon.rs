@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use fathom_control::{Bytes, Nanoseconds, SOCKET_DEFAULT};
+use fathom_devices::IdleOptions;
 use fathom_frontend::nbd::BUDGET_MIN;
 use fathom_options::{Check, Key, Section};
 use serde::de::Error as _;
@@ -11,6 +12,11 @@ use serde::{Deserialize, Deserializer};
 
 /// The highest value of `metrics_cgroups_max`.
 const CGROUPS_MAX: usize = 10_000;
+
+/// The highest value of `idle_requests`.
+const IDLE_REQUESTS_MAX: u64 = 1024;
+/// The highest value of `idle_time`.
+const IDLE_TIME_MAX: Nanoseconds = Nanoseconds(10_000_000_000);
 
 /// The settings of the daemon itself.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -31,6 +37,17 @@ pub struct DaemonOptions {
     pub nbd_client_memory: Bytes,
     /// How long a shutdown waits for requests in flight.
     pub shutdown_time_max: Nanoseconds,
+    /// A device is idle while fewer requests than this are in flight.
+    pub idle_requests: u64,
+    /// How long a device must have been idle before background work begins.
+    pub idle_time: Nanoseconds,
+}
+
+impl DaemonOptions {
+    /// When a device counts as idle.
+    pub(crate) fn idle(&self) -> IdleOptions {
+        IdleOptions { threshold: self.idle_requests, dwell_ns: self.idle_time.0 }
+    }
 }
 
 impl Default for DaemonOptions {
@@ -43,6 +60,8 @@ impl Default for DaemonOptions {
             nbd_memory: Bytes(256 << 20),
             nbd_client_memory: Bytes(64 << 20),
             shutdown_time_max: Nanoseconds(15_000_000_000),
+            idle_requests: IdleOptions::default().threshold,
+            idle_time: Nanoseconds(IdleOptions::default().dwell_ns),
         }
     }
 }
@@ -85,6 +104,17 @@ impl Section for DaemonOptions {
             "how long a shutdown waits for requests in flight. The daemon then ends without the \
              disks whose requests have not completed. The log names them, and the exit status is 1",
         ),
+        Key::new(
+            "idle_requests",
+            "1",
+            "a device is idle while fewer requests than this are in flight, up to 1024. See \
+             [shared-disks.md](shared-disks.md#idle-time)",
+        ),
+        Key::new(
+            "idle_time",
+            "\"1ms\"",
+            "how long a device must have been idle before background work begins, up to `\"10s\"`",
+        ),
     ];
 
     fn check(&self, check: &mut Check<'_>) {
@@ -93,6 +123,20 @@ impl Section for DaemonOptions {
                 "metrics_cgroups_max",
                 "`metrics_cgroups_max` of [daemon] is out of range",
                 format!("choose a number from 0 to {CGROUPS_MAX}"),
+            );
+        }
+        if !(1..=IDLE_REQUESTS_MAX).contains(&self.idle_requests) {
+            check.problem(
+                "idle_requests",
+                "`idle_requests` of [daemon] is out of range",
+                format!("choose a number from 1 to {IDLE_REQUESTS_MAX}"),
+            );
+        }
+        if self.idle_time.0 > IDLE_TIME_MAX.0 {
+            check.problem(
+                "idle_time",
+                "`idle_time` of [daemon] is too long",
+                format!("choose {IDLE_TIME_MAX} or less"),
             );
         }
         if self.nbd_memory.0 < BUDGET_MIN {

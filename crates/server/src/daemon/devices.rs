@@ -10,7 +10,7 @@ use fathom_block::Clock;
 use fathom_control::{
     BackendDefinition, DeviceActivity, DeviceList, DeviceStatus, DiskDefinition, ModelDefinition,
 };
-use fathom_devices::{Medium, MediumKind, Placement, SysDevices, resolve};
+use fathom_devices::{Medium, MediumKind, Placement, SysDevices, resolve, resolve_within};
 
 use super::{Daemon, Served};
 use crate::configuration::layers;
@@ -53,6 +53,13 @@ impl Place {
         }
     }
 
+    fn find_within(&self, limit: Duration) -> Placement {
+        match self {
+            Self::Known(placement) => placement.clone(),
+            Self::Path(path) => resolve_within(path, limit),
+        }
+    }
+
     /// May hang with the file system.
     fn find(&self) -> Placement {
         match self {
@@ -81,6 +88,11 @@ fn places(definition: &DiskDefinition) -> (Place, Option<Place>) {
     let log = layers::wal(definition)
         .map(|wal| Place::new(&wal.log, wal.model.as_ref(), &format!("log of {name}")));
     (image, log)
+}
+
+/// What the image of a disk lies on, as far as it is found within `limit`.
+pub(crate) fn placement_within(definition: &DiskDefinition, limit: Duration) -> Placement {
+    places(definition).0.find_within(limit)
 }
 
 impl Served {

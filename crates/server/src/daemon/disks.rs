@@ -207,8 +207,13 @@ impl Daemon {
             classify: wiring::make_classify(&definition, &served.guest)?,
             room: kept.room.clone(),
             log: None,
+            background: kept
+                .background
+                .clone()
+                .or_else(|| wiring::background_of(&definition, &self.common)),
             layers: Vec::new(),
         };
+        wiring::schedule(&served.disk, &watchers);
         let had = layers::wal(&served.live().definition);
         let wanted = layers::wal(&definition);
         let mut new_log = None;

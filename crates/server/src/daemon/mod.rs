@@ -32,6 +32,7 @@ use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
 use fathom_frontend::{nbd, vhost_user};
 
+pub(crate) use devices::placement_within;
 pub(crate) use status::unix_time_ns;
 pub(crate) use usage::DiskGroups;
 
@@ -202,6 +203,7 @@ impl Daemon {
                 daemon.restore_tunables();
             }
         });
+        daemon.common.background.set_options(daemon.options.idle());
         let (mut refusals, mut unserved) = (Vec::new(), Vec::new());
         for disk in &configuration.disks {
             match daemon.serve_configured(&disk.definition) {

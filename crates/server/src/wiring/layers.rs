@@ -13,6 +13,7 @@ use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
 use serde_json::{Map, Value};
 
 use super::{Common, Watchers, names_layer, refusal, too_many_layers};
+use crate::background::Activity;
 use crate::configuration;
 use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
@@ -23,6 +24,8 @@ use crate::logs::WalDefinition;
 pub(crate) enum LayerKey {
     /// A listed layer.
     Listed(LayerDefinition),
+    /// The layer that reports requests at a device with background work.
+    Activity,
     /// The disk's model.
     Model(ModelDefinition),
     /// The layer in which writes wait for space.
@@ -42,7 +45,7 @@ impl LayerKey {
     /// The definition in the status of a layer that is not listed.
     pub(crate) fn definition(&self) -> Option<LayerDefinition> {
         let options = match self {
-            Self::Listed(_) => return None,
+            Self::Listed(_) | Self::Activity => return None,
             Self::Model(model) => serde_json::json!({ "model": model }),
             Self::Room => serde_json::Value::Null,
         };
@@ -53,6 +56,7 @@ impl LayerKey {
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Listed(definition) => definition.name(),
+            Self::Activity => "activity",
             Self::Model(_) => "model",
             Self::Room => "wait-for-room",
         }
@@ -198,6 +202,15 @@ pub(crate) fn make_layers(
         })?;
         made.layers.extend(new.map(|new| (key.clone(), new)));
     }
+    // Above the model, which is a part of the device.
+    let place = made.layers.len();
+    let activity = watchers.background.as_ref().map(|background| {
+        let key = LayerKey::Activity;
+        match kept.iter().position(|(other, _)| *other == key) {
+            Some(index) => kept.remove(index),
+            None => (key, Arc::new(Activity::new(Arc::clone(background))) as Arc<dyn Layer>),
+        }
+    });
     let mut add = |key: LayerKey, make: &dyn Fn() -> Result<Arc<dyn Layer>, ErrorBody>| {
         let layer = match kept.iter().position(|(other, _)| *other == key) {
             Some(index) => kept.remove(index).1,
@@ -212,6 +225,10 @@ pub(crate) fn make_layers(
     }
     if let Some(room) = &watchers.room {
         add(LayerKey::Room, &|| Ok(Arc::new(room.clone())))?;
+    }
+    // Without it, the requests are seen like those of other programs.
+    if made.layers.len() < fathom_block::LAYERS_MAX {
+        made.layers.splice(place..place, activity);
     }
     if made.layers.len() > fathom_block::LAYERS_MAX {
         return Err(too_many_layers(ErrorKind::TooLong));
