@@ -1,7 +1,8 @@
 //! `fathom dirty`: the dirty pages of guests, the disks that will get them, and their files.
 use clap::Args;
 use fathom_control::{
-    Bytes, DeviceDirty, DirtyReport, FilesDirty, GuestDirty, InsightState, MappedDirty,
+    Bytes, DeviceDirty, DirtyReport, DirtyRequest, FilesDirty, GuestDirty, InsightState,
+    MappedDirty,
 };
 
 use crate::{
@@ -41,6 +42,10 @@ pub struct DirtyOptions {
     /// Also count the pages of files that processes have changed through mappings
     #[arg(long)]
     mapped: bool,
+    /// Estimate the pages that programs have written from every Nth page of the memory, also of a
+    /// guest that is not understood
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", require_equals = true)]
+    tables: Option<u64>,
     /// The most files to list of each guest
     #[arg(long, short = 'n', value_name = "N", default_value_t = FILES, requires = "files")]
     limit: usize,
@@ -52,8 +57,12 @@ pub struct DirtyOptions {
 
 /// Carries out the command.
 pub fn run(options: &DirtyOptions) -> Outcome {
-    let files = options.files.then_some(options.limit);
-    let report = options.control.client().dirty(options.guest.as_deref(), files, options.mapped)?;
+    let request = DirtyRequest {
+        files: options.files.then_some(options.limit),
+        mapped: options.mapped,
+        tables: options.tables,
+    };
+    let report = options.control.client().dirty(options.guest.as_deref(), request)?;
     if options.format.json {
         return output::json(&report);
     }
@@ -70,6 +79,16 @@ pub fn run(options: &DirtyOptions) -> Outcome {
             let line = format!(
                 "{}: its dirty pages by device are not known: the guest changes its lists, or its \
                  kernel's structures are unknown. Try again.",
+                name(guest)
+            );
+            output::text_line(&line)?;
+        }
+        if let Some(tables) = &guest.tables {
+            let marked = Bytes(tables.marked_bytes);
+            let (stride, found) = (tables.stride, tables.tables);
+            let line = format!(
+                "{}: {marked} written by programs since the pages were mapped, private memory \
+                 included, by {found} page tables (stride {stride})",
                 name(guest)
             );
             output::text_line(&line)?;

@@ -14,7 +14,7 @@ use crate::background::BackgroundList;
 use crate::daemon::{DaemonInfo, Done, EventList, ReloadReport};
 use crate::definition::{DiskChange, DiskDefinition};
 use crate::device::DeviceList;
-use crate::dirty::DirtyReport;
+use crate::dirty::{DirtyReport, DirtyRequest};
 use crate::disk::{DiskList, DiskStatus};
 use crate::error::{ErrorBody, ErrorReply};
 use crate::flush::{FlushReport, FlushRequest, FlushWay};
@@ -295,22 +295,26 @@ impl Client {
         self.get("/v1/guests")
     }
 
-    /// Counts the dirty pages of all guests, or of the guest with this name, number or disk; with
-    /// the `files` that have the most of them, and with the pages that processes have changed
-    /// through mappings.
+    /// Counts the dirty pages of all guests, or of the guest with this name, number or disk.
     ///
     /// # Errors
     /// When there is no answer, or no such guest.
     pub fn dirty(
         &self,
         guest: Option<&str>,
-        files: Option<usize>,
-        mapped: bool,
+        request: DirtyRequest,
     ) -> Result<DirtyReport, ClientError> {
-        let files = files.map(|count| count.to_string());
-        let parameters =
-            [("guest", guest), ("files", files.as_deref()), ("mapped", mapped.then_some("true"))];
-        self.get(&with_query("/v1/dirty", &parameters))
+        let files = request.files.map(|count| count.to_string());
+        let tables = request.tables.map(|stride| stride.to_string());
+        self.get(&with_query(
+            "/v1/dirty",
+            &[
+                ("guest", guest),
+                ("files", files.as_deref()),
+                ("mapped", request.mapped.then_some("true")),
+                ("tables", tables.as_deref()),
+            ],
+        ))
     }
 
     /// Makes the guest of `vm` write its dirty data, and waits for it.

@@ -4,6 +4,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::InsightStatus;
 
+/// What is counted beside the dirty pages of guests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirtyRequest {
+    /// The number of files to list of each guest.
+    pub files: Option<usize>,
+    /// Whether the pages that processes have changed through mappings are counted.
+    pub mapped: bool,
+    /// The stride with which the marks in page tables are counted.
+    pub tables: Option<u64>,
+}
+
 /// A count of the dirty pages of guests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirtyReport {
@@ -52,6 +63,10 @@ pub struct GuestDirty {
     /// The pages of files that processes have changed through mappings, if they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mapped: Option<MappedDirty>,
+    /// The pages that programs have written by the marks in page tables, if they were requested; also
+    /// for guests that are not understood.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tables: Option<TablesDirty>,
     /// The files with dirty pages, if they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FilesDirty>,
@@ -89,6 +104,23 @@ pub struct MappedDirty {
     /// Whether all mappings were examined. Otherwise the guest changed them meanwhile, or there are
     /// too many.
     pub is_whole: bool,
+    /// The time of this count, in nanoseconds.
+    pub count_ns: u64,
+}
+
+/// The pages that the programs of a guest have written, by the marks in its page tables, including
+/// private memory and pages that have been written to a disk since.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TablesDirty {
+    /// The marked entries, in bytes of their pages, multiplied by the stride.
+    pub marked_bytes: u64,
+    /// One page of so many was examined.
+    pub stride: u64,
+    /// The number of page tables that were found.
+    pub tables: u64,
+    /// The number of pages of memory that were examined.
+    pub examined: u64,
     /// The time of this count, in nanoseconds.
     pub count_ns: u64,
 }

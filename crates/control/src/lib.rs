@@ -18,7 +18,7 @@
 //! | `GET /v1/usage?disk=NAME&vm=NAME` | | [`UsageReport`] |
 //! | `GET /v1/slow?disk=NAME&count=N` | | [`SlowReport`] |
 //! | `GET /v1/guests` | | [`GuestList`] |
-//! | `GET /v1/dirty?guest=NAME&files=N&mapped=true` | | [`DirtyReport`] |
+//! | `GET /v1/dirty?guest=NAME&files=N&mapped=true&tables=STRIDE` | | [`DirtyReport`] |
 //! | `GET /v1/queries` | | [`QueryList`] |
 //! | `GET /v1/events?after=N&wait_ms=T` | | [`EventList`] |
 //! | `GET /v1/recording?disk=NAME&pulse_ms=T` | | a recording: events as they occur |
@@ -59,7 +59,10 @@ pub use definition::{
     TlsDefinition, VhostUserDefinition, WhenFull,
 };
 pub use device::{DeviceActivity, DeviceList, DeviceStatus};
-pub use dirty::{DeviceDirty, DirtyReport, FileDirty, FilesDirty, GuestDirty, MappedDirty};
+pub use dirty::{
+    DeviceDirty, DirtyReport, DirtyRequest, FileDirty, FilesDirty, GuestDirty, MappedDirty,
+    TablesDirty,
+};
 pub use disk::{
     BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,
     LayerFigure, LayerFigures, LayerStatus, NbdStatus, VhostUserStatus,

@@ -41,7 +41,7 @@ mod tunables;
 mod vmcoreinfo;
 
 pub use counters::Counters;
-pub use dirty::{Dirty, DirtyDevice, DirtyFile, DirtyFiles, DiskObject, MappedDirty};
+pub use dirty::{Dirty, DirtyDevice, DirtyFile, DirtyFiles, DiskObject, MappedDirty, WrittenPages};
 pub use guest::{COPIED_REQUESTS, Guest, GuestState, GuestStatus};
 pub use kernel::{AttachError, Kernel};
 pub use memory::{GuestMemory, Region};

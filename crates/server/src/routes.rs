@@ -226,6 +226,7 @@ struct DirtyQuery {
     guest: Option<String>,
     files: Option<usize>,
     mapped: bool,
+    tables: Option<u64>,
 }
 
 async fn dirty(
@@ -236,10 +237,12 @@ async fn dirty(
         refusal(
             ErrorCode::Invalid,
             error.body_text(),
-            "use a path like /v1/dirty?guest=NAME&files=20&mapped=true",
+            "use a path like /v1/dirty?guest=NAME&files=20&mapped=true&tables=20",
         )
     })?;
-    blocking(move || app.daemon.dirty(query.guest.as_deref(), query.files, query.mapped)).await
+    let DirtyQuery { guest, files, mapped, tables } = query;
+    let request = fathom_control::DirtyRequest { files, mapped, tables };
+    blocking(move || app.daemon.dirty(guest.as_deref(), request)).await
 }
 
 async fn flush_guest(
@@ -343,8 +346,12 @@ async fn metrics_text(daemon: &Arc<Daemon>) -> String {
     let monitor = daemon.monitor_status();
     let for_devices = Arc::clone(daemon);
     // Without a name of a guest, a count of dirty pages does not fail.
-    let both =
-        move || (for_devices.devices(), for_devices.dirty(None, None, false).unwrap_or_default());
+    let both = move || {
+        (
+            for_devices.devices(),
+            for_devices.dirty(None, fathom_control::DirtyRequest::default()).unwrap_or_default(),
+        )
+    };
     let (devices, dirty) = tokio::task::spawn_blocking(both).await.unwrap_or_default();
     let page = metrics::Facts {
         info: &daemon.info(),

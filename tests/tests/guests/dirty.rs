@@ -1,7 +1,7 @@
 //! The dirty pages of a guest as the daemon counts them from outside, compared with the guest's own
 //! counters: on ext4, on XFS on a logical volume, and on Btrfs over two disks.
 
-use fathom_control::GuestDirty;
+use fathom_control::{DirtyRequest, GuestDirty};
 use fathom_tests::{Assets, Daemon, Disk, Error, Guest, Result, Served};
 
 const PAGE: u64 = 4096;
@@ -45,7 +45,8 @@ impl Scene {
 
     /// The daemon's count.
     fn count(&self, files: Option<usize>) -> Result<GuestDirty> {
-        let report = self.daemon.client().dirty(Some("a"), files, true);
+        let request = DirtyRequest { files, mapped: true, tables: Some(20) };
+        let report = self.daemon.client().dirty(Some("a"), request);
         let mut report = report.map_err(|error| Error::new(error.to_string()))?;
         assert_eq!(report.guests.len(), 1);
         Ok(report.guests.remove(0))

@@ -22,6 +22,7 @@ mod devices;
 mod files;
 mod list;
 mod mapped;
+mod tables;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +33,7 @@ use crate::vmcoreinfo::PAGE;
 
 pub use files::{DirtyFile, DirtyFiles};
 pub use mapped::MappedDirty;
+pub use tables::WrittenPages;
 
 /// The most processors of a guest.
 const PROCESSORS_MAX: u32 = 8192;

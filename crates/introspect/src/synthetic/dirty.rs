@@ -30,6 +30,9 @@ pub const FILES: [(&str, u64); 5] = [
 /// count.
 pub const MAPPED: (u64, u64) = (2, 1);
 
+/// The marked entries of page tables of programs.
+pub const ENTRIES: u64 = 5;
+
 /// The variables of the image.
 pub(crate) struct Globals {
     /// The addresses of the array of nodes or of the only node.

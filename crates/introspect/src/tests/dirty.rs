@@ -9,7 +9,7 @@ use super::SyntheticGuest;
 use crate::dirty::{Dirty, DirtyDevice, DirtyFiles, DiskObject};
 use crate::kernel::Kernel;
 use crate::memory::recording;
-use crate::synthetic::dirty::{DEVICES, DIRTY, FILES, MAPPED};
+use crate::synthetic::dirty::{DEVICES, DIRTY, ENTRIES, FILES, MAPPED};
 use crate::synthetic::{COUNTS, Shape};
 
 const PAGE: u64 = 4096;
@@ -356,6 +356,25 @@ fn mappings_that_mislead() {
             subject.guest.store.write_u64(top + index * 8, entry);
         }
         assert!(subject.kernel.mapped_dirty().unwrap().is_whole);
+    }
+}
+
+#[test]
+fn written_pages_are_found_by_page_tables_alone() {
+    for shape in shapes() {
+        let guest = SyntheticGuest::new(&shape);
+        let whole = guest.memory.written_pages(1, 0);
+        assert_eq!((whole.marked, whole.tables), (ENTRIES * PAGE, 2), "{}", shape.release);
+        // The samples of all beginnings together are the whole.
+        for stride in [2, 3, 20] {
+            let samples = (0..stride).map(|first| guest.memory.written_pages(stride, first));
+            let sums = samples.fold((0, 0), |(marked, tables), sample| {
+                (marked + sample.marked, tables + sample.tables)
+            });
+            assert_eq!(sums, (whole.marked * stride, whole.tables));
+        }
+        assert_eq!(guest.memory.written_pages(0, 7).marked, whole.marked, "a stride of 0 is 1");
+        assert_eq!(guest.memory.written_pages(u64::MAX, 1 << 63).tables, 0);
     }
 }
 

@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use fathom_block::Clock;
 use fathom_control::{
-    DeviceDirty, DirtyReport, ErrorBody, ErrorCode, FileDirty, FilesDirty, GuestDirty, MappedDirty,
+    DeviceDirty, DirtyReport, DirtyRequest, ErrorBody, ErrorCode, FileDirty, FilesDirty,
+    GuestDirty, MappedDirty, TablesDirty,
 };
 use fathom_insight::Names;
-use fathom_introspect::{Dirty, DirtyFile, DiskObject, Kernel};
+use fathom_introspect::{Dirty, DirtyFile, DiskObject, GuestMemory, Kernel};
 
 use super::status::unix_time_ns;
 use super::usage::insight_of;
@@ -21,13 +22,11 @@ use crate::wiring::refusal;
 const FILES_MAX: usize = 10_000;
 
 impl Daemon {
-    /// Counts the dirty pages of all guests, or of the guests with a name or a disk `selected`; with
-    /// the `files` that have the most of them, and with the pages changed through mappings.
+    /// Counts the dirty pages of all guests, or of the guests with a name or a disk `selected`.
     pub(crate) fn dirty(
         &self,
         selected: Option<&str>,
-        files: Option<usize>,
-        mapped: bool,
+        request: DirtyRequest,
     ) -> Result<DirtyReport, ErrorBody> {
         let served = self.served();
         let mut guests = Vec::new();
@@ -45,7 +44,7 @@ impl Daemon {
                     || view.number.to_string() == name
             });
             if is_selected {
-                guests.push(count(view, vm, &disks, self.introspection.names(), files, mapped));
+                guests.push(count(view, vm, &disks, self.introspection.names(), request));
             }
         }
         if let Some(name) = selected.filter(|_| guests.is_empty()) {
@@ -67,8 +66,7 @@ fn count(
     vm: &str,
     disks: &[&Arc<Served>],
     names: &Names,
-    files: Option<usize>,
-    mapped: bool,
+    request: DirtyRequest,
 ) -> GuestDirty {
     let objects: Vec<Arc<DiskObject>> =
         disks.iter().map(|served| Arc::clone(served.guest.slot().object())).collect();
@@ -80,14 +78,19 @@ fn count(
         disks: view.disks,
         ..GuestDirty::default()
     };
+    let tables = request.tables.map(|stride| {
+        let memory = view.memory.clone();
+        catch_unwind(AssertUnwindSafe(move || tables_of(&memory, stride)))
+    });
+    found.tables = tables.and_then(Result::ok);
     let Some(kernel) = view.kernel else { return found };
     // A failure while one guest's memory is read must not affect the answer about other guests.
     let counted = catch_unwind(AssertUnwindSafe(|| {
         let begun = Instant::now();
         let dirty = kernel.dirty(&objects);
         let count_ns = begun.elapsed().as_nanos() as u64;
-        let files = files.and_then(|max| files_of(&kernel, names, max.min(FILES_MAX)));
-        let mapped = if mapped { mapped_of(&kernel) } else { None };
+        let files = request.files.and_then(|max| files_of(&kernel, names, max.min(FILES_MAX)));
+        let mapped = if request.mapped { mapped_of(&kernel) } else { None };
         (dirty, count_ns, files, mapped)
     }));
     let Ok((dirty, count_ns, files, mapped)) = counted else { return found };
@@ -123,6 +126,19 @@ fn mapped_of(kernel: &Kernel) -> Option<MappedDirty> {
         is_whole: found.is_whole,
         count_ns: begun.elapsed().as_nanos() as u64,
     })
+}
+
+/// The pages that a guest's page tables mark as written.
+fn tables_of(memory: &GuestMemory, stride: u64) -> TablesDirty {
+    let begun = Instant::now();
+    let found = memory.written_pages(stride, 0);
+    TablesDirty {
+        marked_bytes: found.marked,
+        stride: stride.max(1),
+        tables: found.tables,
+        examined: found.examined,
+        count_ns: begun.elapsed().as_nanos() as u64,
+    }
 }
 
 /// The files of a guest with the most dirty pages.

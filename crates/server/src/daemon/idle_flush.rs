@@ -221,7 +221,7 @@ impl Daemon {
         medium: &Medium,
         flushed: &BTreeMap<String, Instant>,
     ) -> Option<Candidate> {
-        let report = self.dirty(Some(&guest.vm), None, false).ok()?;
+        let report = self.dirty(Some(&guest.vm), fathom_control::DirtyRequest::default()).ok()?;
         let guests = report.guests.iter().filter(|found| found.vm == guest.vm);
         let dirty = guests.filter_map(|found| self.dirty_on(found, medium)).max()?;
         Some(Candidate {

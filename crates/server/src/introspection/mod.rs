@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use fathom_frontend::vhost_user::Memory;
 use fathom_insight::Names;
-use fathom_introspect::{Guest, GuestState, GuestStatus, Kernel};
+use fathom_introspect::{Guest, GuestMemory, GuestState, GuestStatus, Kernel};
 
 pub(crate) use disk::DiskGuest;
 
@@ -74,6 +74,8 @@ pub(crate) struct GuestView {
     pub status: GuestStatus,
     /// The size of its memory, in bytes.
     pub memory_bytes: u64,
+    /// Its memory.
+    pub memory: GuestMemory,
     /// Its kernel, if known.
     pub kernel: Option<Arc<Kernel>>,
 }
@@ -253,6 +255,7 @@ impl Followed {
             disks,
             status: self.status(),
             memory_bytes: self.guest.memory().length(),
+            memory: self.guest.memory().clone(),
             kernel: self.guest.kernel(),
         }
     }
