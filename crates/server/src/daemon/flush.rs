@@ -107,10 +107,11 @@ impl Daemon {
                 report.last_write_ns = Some(at_ns);
             }
             last = now;
+            // The sum falls if a disk is removed meanwhile.
+            report.written_bytes = now.written.saturating_sub(before.written);
+            let begun_bytes = report.written_bytes.max(now.writeback);
             // A guest also writes a little by itself, such as a journal.
-            let begun_bytes = (now.written - before.written).max(now.writeback);
             has_reacted |= begun_bytes > before.dirty.unwrap_or_default() / 10;
-            report.written_bytes = now.written - before.written;
             report.dirty_after_bytes = now.dirty;
             report.time_ns = elapsed.as_nanos() as u64;
             let quiet = elapsed
@@ -141,8 +142,8 @@ impl Daemon {
             return;
         }
         for (vm, kernel) in self.kernels() {
-            if !self.flusher.is_active(&vm) {
-                self.flusher.restore(&vm, &kernel);
+            if !self.flusher.is_active(&vm) && self.flusher.restore(&vm, &kernel) {
+                tracing::info!(vm, "the guest has its own vm.dirty_expire_centisecs again");
             }
         }
     }

@@ -130,21 +130,16 @@ impl Flusher {
         !lock(&self.replaced).is_empty()
     }
 
-    /// Puts the tunable of the guest of `vm` back, if an earlier daemon has replaced it. `kernel` is
-    /// the guest's kernel.
-    pub(crate) fn restore(&self, vm: &str, kernel: &Kernel) {
-        let Some(record) = lock(&self.replaced).get(vm).cloned() else { return };
-        match kernel.replace_dirty_expire(EXPIRE_NOW, record.dirty_expire) {
-            Ok(()) => tracing::info!(
-                vm,
-                "the guest's vm.dirty_expire_centisecs is {} again",
-                record.dirty_expire
-            ),
-            // The guest has booted again, or its administrator has set another value.
-            Err(TunableError::Other(_)) => {}
-            Err(TunableError::Unknown) => return,
+    /// Puts the tunable of the guest of `vm` back, if it is replaced. `kernel` is the guest's kernel.
+    /// Returns whether the guest's value was written.
+    pub(crate) fn restore(&self, vm: &str, kernel: &Kernel) -> bool {
+        let Some(record) = lock(&self.replaced).get(vm).cloned() else { return false };
+        let restored = kernel.replace_dirty_expire(EXPIRE_NOW, record.dirty_expire);
+        // With another value, the guest has booted again, or its administrator has set the value.
+        if restored != Err(TunableError::Unknown) {
+            self.forget(&record);
         }
-        self.forget(&record);
+        restored.is_ok()
     }
 
     /// Removes a record whose tunable needs no restoration.
@@ -209,7 +204,7 @@ pub(crate) struct Lowered<'a> {
 
 impl Drop for Lowered<'_> {
     fn drop(&mut self) {
-        self.flusher.restore(&self.vm, self.kernel);
+        let _ = self.flusher.restore(&self.vm, self.kernel);
     }
 }
 
