@@ -134,7 +134,7 @@ fn tables_of(memory: &GuestMemory, stride: u64) -> TablesDirty {
     let found = memory.written_pages(stride, 0);
     TablesDirty {
         marked_bytes: found.marked,
-        stride: stride.max(1),
+        stride: stride.clamp(1, 1 << 20),
         tables: found.tables,
         examined: found.examined,
         count_ns: begun.elapsed().as_nanos() as u64,
