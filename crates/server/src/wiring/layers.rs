@@ -1,20 +1,18 @@
 //! The layers of a disk, made from its definition.
 
-use std::fs;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::sync::Arc;
 
 use fathom_block::{ErrorKind, Layer};
-use fathom_control::{
-    BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition,
-};
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
+use fathom_devices::MediumKind;
 use fathom_insight::Waiters;
 use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
 use serde_json::{Map, Value};
 
-use super::{Common, Watchers, names_layer, refusal, too_many_layers};
+use super::{Common, SEARCH_TIME_MAX, Watchers, names_layer, refusal, too_many_layers};
 use crate::background::Activity;
 use crate::configuration;
+use crate::daemon::placement_within;
 use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
 use crate::logs::WalDefinition;
@@ -122,18 +120,20 @@ impl NewLayers {
     }
 }
 
-/// The name of the device on which a disk lies; empty if it shares its device with no other disk. The
-/// device is the disk's modelled device, or else the host's device with the image.
+/// The names of the devices on which a disk lies, for its layer `schedule`; empty if it shares its
+/// devices with no other disk, or if they cannot be found.
 fn device_name(definition: &DiskDefinition) -> String {
-    if let Some(model) = &definition.model {
-        let name = &model.device;
-        return if name.is_empty() { String::new() } else { format!("model {name}") };
+    if !names_layer(definition, "schedule") {
+        return String::new();
     }
-    let Some(BackendDefinition::Image(path)) = definition.backend() else { return String::new() };
-    let Ok(metadata) = fs::metadata(path) else { return String::new() };
-    let is_device = metadata.file_type().is_block_device();
-    let number = if is_device { metadata.rdev() } else { metadata.dev() };
-    format!("host {}:{}", rustix::fs::major(number), rustix::fs::minor(number))
+    let placement = placement_within(definition, SEARCH_TIME_MAX);
+    let media: Vec<String> = placement
+        .media
+        .iter()
+        .filter(|medium| !matches!(medium.kind, MediumKind::Memory | MediumKind::Unknown))
+        .map(|medium| format!("{} {}", medium.kind.name(), medium.name))
+        .collect();
+    media.join(", ")
 }
 
 /// The layers of a disk, the uppermost first. The watchers of the definition are uppermost, unless

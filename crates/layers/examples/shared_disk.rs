@@ -1,0 +1,251 @@
+//! Two clients of one modelled device, in simulated time: steady reads of one against buffered writes of
+//! the other, with and without the layer `schedule`. Prints a line of JSON for each case.
+//!
+//! ```text
+//! cargo run --release -p fathom-layers --example shared_disk
+//! ```
+//!
+//! The layer and the model of the device are those of the daemon. The writes have the marks of
+//! background write-back.
+
+use std::cell::Cell;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fathom_backend::Null;
+use fathom_backend::model::{HddParameters, Model, SsdParameters};
+use fathom_block::{Clock, Disk, DiskOptions, Kind, Layer, Operation, Stack};
+use fathom_layers::{Schedule, ScheduleDevices, ScheduleOptions};
+use fathom_reactor::Reactor;
+
+const SECOND: u64 = 1_000_000_000;
+const CAPACITY: u64 = 16 << 30;
+/// The time before the measurement, and the time of the measurement, in nanoseconds.
+const WARMUP_NS: u64 = 2 * SECOND;
+const MEASURED_HDD_NS: u64 = 60 * SECOND;
+const MEASURED_SSD_NS: u64 = 2 * SECOND;
+/// The length of a write, in bytes, and the most writes of a guest in flight.
+const WRITE_LENGTH: u64 = 256 << 10;
+const WRITES_MAX: usize = 128;
+
+/// The load of a client.
+#[derive(Clone, Copy)]
+enum Load {
+    /// Random reads of 4 KiB with these requests in flight, and a pause after each number of them.
+    Reads { depth: usize, run: u64, pause_ns: u64 },
+    /// Each second, the write-back of a part of a file with this number of requests.
+    WriteBack { count: u64 },
+}
+
+struct Client {
+    stack: Stack,
+    reactor: Reactor,
+    load: Load,
+    random: fastrand::Rng,
+    next_ns: BinaryHeap<Reverse<u64>>,
+    sent_ns: HashMap<u64, u64>,
+    tokens: u64,
+    /// The offsets of the next writes.
+    writes: std::ops::Range<u64>,
+    measured_ns: u64,
+    /// The times of the requests completed in the measured time, in nanoseconds, and their bytes.
+    times_ns: Vec<u64>,
+    bytes: u64,
+}
+
+impl Client {
+    fn new(disk: &Arc<Disk>, load: Load, time: &Rc<Cell<u64>>, measured_ns: u64) -> Self {
+        let mut reactor = Reactor::new(8).expect("an io_uring");
+        let clock = Clock::Simulated(Rc::clone(time));
+        let stack = disk.open_queue(&mut reactor, clock).expect("a queue");
+        let first = match load {
+            Load::Reads { depth, .. } => depth,
+            Load::WriteBack { .. } => 1,
+        };
+        Self {
+            stack,
+            reactor,
+            load,
+            random: fastrand::Rng::with_seed(1),
+            next_ns: std::iter::repeat_n(Reverse(SECOND), first).collect(),
+            sent_ns: HashMap::new(),
+            tokens: 0,
+            writes: 0..0,
+            measured_ns,
+            times_ns: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    fn submit(&mut self, operation: Operation, offset: u64, length: u64, now_ns: u64) {
+        let mut request = self.stack.request();
+        (request.operation, request.offset, request.length) = (operation, offset, length);
+        request.buffers.allocate(length as usize);
+        request.insight.facts.kind = Kind::Data;
+        request.insight.facts.inode = 1;
+        request.token = self.tokens;
+        self.sent_ns.insert(self.tokens, now_ns);
+        self.tokens += 1;
+        self.stack.submit(request, &mut self.reactor);
+    }
+
+    fn begin(&mut self, now_ns: u64) {
+        match self.load {
+            Load::Reads { .. } => {
+                let offset = self.random.u64(0..CAPACITY / 4096) * 4096;
+                self.submit(Operation::Read, offset, 4096, now_ns);
+            }
+            Load::WriteBack { count } => {
+                // What is left of the last second is lost.
+                let first = self.random.u64(0..CAPACITY / WRITE_LENGTH - count);
+                self.writes = first..first + count;
+                self.next_ns.push(Reverse(now_ns + SECOND));
+            }
+        }
+    }
+
+    /// Submits further writes, as many as a guest has in flight.
+    fn write(&mut self, now_ns: u64) {
+        while self.stack.in_flight() < WRITES_MAX {
+            let Some(number) = self.writes.next() else { return };
+            self.submit(Operation::Write, number * WRITE_LENGTH, WRITE_LENGTH, now_ns);
+        }
+    }
+
+    fn round(&mut self, now_ns: u64) -> bool {
+        self.stack.advance(&mut self.reactor);
+        let mut is_busy = false;
+        while self.next_ns.peek().is_some_and(|Reverse(time_ns)| *time_ns <= now_ns) {
+            self.next_ns.pop();
+            self.begin(now_ns);
+            is_busy = true;
+        }
+        while let Some((request, outcome)) = self.stack.completed() {
+            outcome.expect("a request without an error");
+            let sent_ns = self.sent_ns.remove(&request.token).unwrap_or(now_ns);
+            let from_ns = SECOND + WARMUP_NS;
+            if (from_ns..from_ns + self.measured_ns).contains(&now_ns) {
+                self.times_ns.push(now_ns - sent_ns);
+                self.bytes += request.length;
+            }
+            self.stack.recycle(request);
+            if let Load::Reads { run, pause_ns, .. } = self.load {
+                let is_end = self.tokens % run == 0;
+                self.next_ns.push(Reverse(now_ns + if is_end { pause_ns } else { 0 }));
+            }
+            is_busy = true;
+        }
+        self.write(now_ns);
+        if is_busy {
+            return true;
+        }
+        let mut events = Vec::new();
+        self.reactor.wait(Some(Duration::ZERO)).expect("an io_uring");
+        self.reactor.collect(&mut events).expect("an io_uring");
+        for event in &events {
+            self.stack.event(event, &mut self.reactor);
+        }
+        !events.is_empty()
+    }
+}
+
+fn run(clients: &mut [Client], time: &Rc<Cell<u64>>, measured_ns: u64) {
+    let end_ns = SECOND + WARMUP_NS + measured_ns;
+    loop {
+        let mut is_busy = false;
+        for client in &mut *clients {
+            is_busy |= client.round(time.get());
+        }
+        if is_busy {
+            continue;
+        }
+        let stacks = clients.iter().filter_map(|client| client.stack.deadline_ns());
+        let loads = clients.iter().filter_map(|client| client.next_ns.peek().map(|next| next.0));
+        let next_ns = stacks.chain(loads).min().unwrap_or(u64::MAX).max(time.get() + 1);
+        if next_ns > end_ns {
+            return;
+        }
+        time.set(next_ns);
+    }
+}
+
+fn device(name: &str) -> Model {
+    match name {
+        "hdd" => Model::hdd(HddParameters::spanning(2 * CAPACITY), 1),
+        _ => Model::ssd(SsdParameters::nvme(), 1),
+    }
+}
+
+/// Runs some loads, each on a disk of its own with a weight. Returns for each the requests a second, the
+/// mean time of a request in µs, the 99th percentile in µs, and the bytes a second.
+fn measure(name: &str, loads: &[(Load, u32)], is_scheduled: bool) -> Vec<[f64; 4]> {
+    let (time, devices, model) =
+        (Rc::new(Cell::new(SECOND)), ScheduleDevices::default(), device(name));
+    let measured_ns = if name == "hdd" { MEASURED_HDD_NS } else { MEASURED_SSD_NS };
+    let mut clients: Vec<Client> = loads
+        .iter()
+        .zip(0..)
+        .map(|((load, weight), number)| {
+            let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
+            if is_scheduled {
+                let options = ScheduleOptions { weight: *weight, ..ScheduleOptions::default() };
+                let names = Arc::default();
+                layers.push(Arc::new(Schedule::new(&options, name, &devices, &names, None)));
+            }
+            layers.push(Arc::new(model.at(number * CAPACITY)));
+            let backend = Arc::new(Null::new(CAPACITY));
+            let disk = Disk::new(DiskOptions::default(), layers, backend).expect("a disk");
+            Client::new(&disk, *load, &time, measured_ns)
+        })
+        .collect();
+    run(&mut clients, &time, measured_ns);
+    let seconds = measured_ns as f64 / 1e9;
+    let result = |client: &mut Client| {
+        client.times_ns.sort_unstable();
+        let times = &client.times_ns;
+        let count = times.len().max(1);
+        let mean_ns = times.iter().sum::<u64>() as f64 / count as f64;
+        let late_ns = times.get(count * 99 / 100).copied().unwrap_or_default() as f64;
+        [times.len() as f64 / seconds, mean_ns / 1e3, late_ns / 1e3, client.bytes as f64 / seconds]
+    };
+    clients.iter_mut().map(result).collect()
+}
+
+fn print(device: &str, case: &str, client: &str, [requests, mean_us, late_us, bytes]: [f64; 4]) {
+    println!(
+        "{{\"device\":\"{device}\",\"case\":\"{case}\",\"client\":\"{client}\",\"requests\":{requests:.3},\
+         \"mean_us\":{mean_us:.3},\"p99_us\":{late_us:.3},\"bytes\":{bytes:.0}}}"
+    );
+}
+
+fn main() {
+    for (name, depth, count) in [("hdd", 1, 64), ("ssd", 1, 400)] {
+        let writes = (Load::WriteBack { count }, 100);
+        print(name, "alone", "writes", measure(name, &[writes], false)[0]);
+        let steady = (Load::Reads { depth, run: 1, pause_ns: 0 }, 100);
+        let mean_us = measure(name, &[steady], false)[0][1];
+        // Reads that leave the device a third of its time: after each read, or after each fifty.
+        let pausing = |run: u64| {
+            let pause_ns = (mean_us * 500.0) as u64 * run;
+            (Load::Reads { depth, run, pause_ns }, 100)
+        };
+        let cases = [("pausing", pausing(50)), ("shortly pausing", pausing(1)), ("steady", steady)];
+        for (reads, load) in cases {
+            print(name, "alone", reads, measure(name, &[load], false)[0]);
+            for (case, is_scheduled) in [("neither", false), ("schedule", true)] {
+                let both = measure(name, &[load, writes], is_scheduled);
+                print(name, case, reads, both[0]);
+                print(name, case, &format!("writes beside {reads}"), both[1]);
+            }
+        }
+        for (case, weights) in [("equal", [100, 100]), ("1:3", [100, 300])] {
+            let reads = |weight| (Load::Reads { depth: 64, run: 1, pause_ns: 0 }, weight);
+            let both = measure(name, &weights.map(reads), true);
+            print(name, case, "first", both[0]);
+            print(name, case, "second", both[1]);
+        }
+    }
+}
