@@ -118,7 +118,7 @@ struct Inner {
     /// The sum of the counts of the dropped resolvers.
     past: Counts,
     kernel: Option<Arc<Kernel>>,
-    /// The objects of the guest's disks, for as long as somebody else has them too.
+    /// The objects of the guest's disks, for as long as another owner has them too.
     disks: Vec<Arc<DiskObject>>,
     status: GuestStatus,
     last_search: Option<Instant>,

@@ -265,7 +265,7 @@ struct ActivityQueue {
     in_flight: u64,
 }
 
-/// Whether a request occupies the device, and somebody may wait for it.
+/// Whether a request occupies the device, and a process may wait for it.
 fn counts(request: &Request) -> bool {
     let is_io = !matches!(request.operation, Operation::GetId | Operation::Extents);
     is_io && !request.flags.background

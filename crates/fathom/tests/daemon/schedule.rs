@@ -93,13 +93,16 @@ fn drained_queues_do_not_wait_for_their_share() {
     let waiting = |disk: &str| client.disk(disk).unwrap().figure("schedule", "waiting").unwrap();
     let connect = |disk| Nbd::connect(&daemon.path("nbd.sock"), disk);
     let mut clients = ["a", "b"].map(connect);
-    // They compete after some requests of each.
+    // They compete after some requests of each; the requests before are passed on at once.
     for _ in 0..3 {
         compete(&mut clients, 2);
     }
     let [mut first, mut second] = clients;
-    send_reads(&mut first, 200);
-    send_reads(&mut second, 200);
+    for _ in 0..20 {
+        send_reads(&mut first, 10);
+        send_reads(&mut second, 10);
+        std::thread::sleep(Duration::from_millis(5));
+    }
     daemon.until("requests to wait", || waiting("a") > 100 && waiting("b") > 100);
     // A change of the layers passes on the waiting requests, which would take 20 s in turn.
     let layers = vec![LayerDefinition::new("delay", json!({ "time": "1us" }))];

@@ -14,7 +14,7 @@
 //!                                └─ slave_bdevs ─▶ the disks beneath (device mapper, md, bcache)
 //! ```
 //!
-//! Nothing is counted until somebody asks. The kernel changes the lists meanwhile: every link must
+//! Nothing is counted until a count is requested. The kernel changes the lists meanwhile: every link must
 //! point back, every writer must name its device, and a walk that finds a contradiction is repeated
 //! and then reports that the answer is unknown.
 

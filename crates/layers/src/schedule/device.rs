@@ -2,8 +2,8 @@
 //!
 //! Each queue of a disk is a **lane**. A lane counts its requests in flight itself and publishes the
 //! counts. While the requests of only one disk are at the device, and a process waits for each of
-//! them, no lane takes the lock for a request: it looks at the device once a millisecond
-//! ([`Lane::look`]). Otherwise the device is **attentive**, and each lane takes a **turn** under the
+//! them, no lane takes the lock for a request: it checks the device once a millisecond
+//! ([`Lane::check`]). Otherwise the device is **attentive**, and each lane takes a **turn** under the
 //! lock for each request and each completion ([`Lane::turn`]). In a turn, a [`Gate`] admits requests:
 //!
 //! - **Waited-for requests** by start-time fair queueing. Each disk has a tag: the service that it has
@@ -28,8 +28,8 @@ use super::state::{
     WAITED,
 };
 
-/// The shortest time between two looks of a lane, in nanoseconds.
-const LOOK_NS: u64 = 1_000_000;
+/// The shortest time between two checks by a lane, in nanoseconds.
+const CHECK_NS: u64 = 1_000_000;
 
 /// A device on which disks lie.
 pub(super) struct Device {
@@ -98,7 +98,7 @@ pub(super) struct Lane {
     index: usize,
     flight: [u32; 2],
     published: Arc<AtomicU64>,
-    looked_ns: u64,
+    checked_ns: u64,
 }
 
 impl Lane {
@@ -126,7 +126,7 @@ impl Lane {
                 state.lanes.len() - 1
             }
         });
-        Self { place, index, flight: [0; 2], published, looked_ns: 0 }
+        Self { place, index, flight: [0; 2], published, checked_ns: 0 }
     }
 
     /// Whether each request needs a turn.
@@ -155,14 +155,14 @@ impl Lane {
         self.published.store(background << 32 | waited, Ordering::Relaxed);
     }
 
-    /// Looks whether other disks use the device, if the last look was long ago.
+    /// Checks whether other disks use the device, if the last check was long ago.
     #[inline]
-    pub(super) fn look(&mut self, now_ns: u64) {
-        if now_ns >= self.looked_ns.saturating_add(LOOK_NS) {
-            self.looked_ns = now_ns;
+    pub(super) fn check(&mut self, now_ns: u64) {
+        if now_ns >= self.checked_ns.saturating_add(CHECK_NS) {
+            self.checked_ns = now_ns;
             let (device, member) = (&self.place.device, self.place.index);
             device.state.access(|state| {
-                state.looked_ns = state.looked_ns.max(now_ns);
+                state.checked_ns = state.checked_ns.max(now_ns);
                 state.note_flow(member, 0, now_ns);
                 device.is_attentive.store(state.is_attentive, Ordering::Release);
             });

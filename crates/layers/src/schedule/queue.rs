@@ -352,7 +352,7 @@ impl LayerQueue for ScheduleQueue {
             }
             Need::Waited | Need::None => {
                 if self.weights.is_none() && !self.lane.is_attentive() {
-                    self.lane.look(now_ns);
+                    self.lane.check(now_ns);
                     if !self.lane.is_attentive() {
                         self.lane.begin(WAITED);
                         return Self::pass(request, WAITED, now_ns, next);

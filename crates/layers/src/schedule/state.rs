@@ -131,8 +131,8 @@ pub(super) struct State {
     /// Whether the device is attentive, and until when at least, in nanoseconds.
     pub is_attentive: bool,
     pub until_ns: u64,
-    /// The time of the last look of any lane, in nanoseconds.
-    pub looked_ns: u64,
+    /// The time of the last check by any lane, in nanoseconds.
+    pub checked_ns: u64,
     pub expired_ns: u64,
     /// The time of the last turn, in nanoseconds.
     pub time_ns: u64,
@@ -175,7 +175,7 @@ impl State {
             }
         }
         if self.flight[WAITED] == 0 {
-            self.quiet_ns = self.looked_ns;
+            self.quiet_ns = self.checked_ns;
         }
     }
 

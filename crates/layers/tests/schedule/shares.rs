@@ -139,7 +139,7 @@ fn a_disk_that_hangs_does_not_stop_its_neighbours() {
     let count = reader.done_within(3 * SECOND, 4 * SECOND);
     assert!(count >= 15_900, "{count} of 16,000");
     assert!(figure(&layer, "stuck_total") >= 1);
-    // Its background requests are held by nobody either.
+    // Its background requests are not held either.
     let mut writer = bench.client(&healthy, WRITE_BACK, 0);
     reader.stop();
     run(&mut [&mut reader, &mut stuck], &bench.time, 6 * SECOND);

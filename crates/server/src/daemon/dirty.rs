@@ -1,4 +1,4 @@
-//! Counts of the guests' dirty pages, made when somebody asks for them.
+//! Counts of the guests' dirty pages, made when they are requested.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
